@@ -1,0 +1,71 @@
+"""How much two results may differ: one table by element type, read by every check."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from .errors import UsageError
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """The criterion `|a - e| ≤ atol + rtol·|e|` everywhere and `cosine(a, e) ≥ cosine`.
+
+    Args:
+        atol: absolute part, ≥ 0.
+        rtol: part relative to the expected value, ≥ 0.
+        cosine: floor of the cosine similarity; None where the cosine is not judged.
+
+    Raises:
+        UsageError: a negative or non-finite part, or a floor outside [-1, 1].
+    """
+
+    atol: float
+    rtol: float
+    cosine: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("atol", self.atol), ("rtol", self.rtol)):
+            # Written so that NaN fails too: a NaN tolerance would accept or refuse everything.
+            if not (math.isfinite(value) and value >= 0):
+                raise UsageError(f"{name} is {value}.", why="A tolerance is a finite number.", fix="Give 0 or more.")
+        if self.cosine is not None and not -1 <= self.cosine <= 1:
+            raise UsageError(f"The cosine floor is {self.cosine}.", why="A cosine lies between -1 and 1.")
+
+    def describe(self) -> str:
+        """The criterion in words, for reports."""
+        floor = "" if self.cosine is None else f", cosine ≥ {self.cosine:g}"
+        return f"atol {self.atol:g}, rtol {self.rtol:g}{floor}"
+
+
+# Half precision gets a cosine floor: 1e-2 absolute alone would pass small outputs that are all wrong.
+TOLERANCES = {
+    "fp32": Tolerance(1e-4, 1e-4),
+    "fp16": Tolerance(1e-2, 1e-2, cosine=0.999),
+    "bf16": Tolerance(5e-2, 2e-2, cosine=0.995),
+}
+
+
+def tolerance_for(dtype: str, atol: float | None = None, rtol: float | None = None) -> Tolerance:
+    """The tolerance of a model's element type, with the parts the user set replaced.
+
+    Args:
+        dtype: "fp32", "fp16" or "bf16".
+        atol: replaces the table's absolute part.
+        rtol: replaces the table's relative part.
+
+    Raises:
+        UsageError: an unknown element type or a value that is no tolerance.
+    """
+    try:
+        tolerance = TOLERANCES[dtype]
+    except KeyError:
+        raise UsageError(
+            f"There is no tolerance for element type {dtype!r}.", fix=f"Known: {', '.join(TOLERANCES)}."
+        ) from None
+    return replace(
+        tolerance,
+        atol=tolerance.atol if atol is None else atol,
+        rtol=tolerance.rtol if rtol is None else rtol,
+    )
