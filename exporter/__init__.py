@@ -1,0 +1,1 @@
+"""From a checkpoint to a checked ONNX file: what knows torch and the ONNX exporter."""

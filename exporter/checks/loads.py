@@ -1,0 +1,30 @@
+"""Check: ONNX's full checker accepts the file and onnxruntime loads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...core.sidecar import CheckRecord
+from ...runtime.session import Session, load
+
+
+def check_model(path: Path) -> CheckRecord:
+    """ONNX's full checker, shape inference included; by path, so that external data is found."""
+    import onnx
+
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        return CheckRecord(name="onnx checker", status="failed", detail=str(error).strip().splitlines()[0])
+    return CheckRecord(name="onnx checker", status="passed", detail="full check, with shape inference")
+
+
+def check_loads(path: Path) -> tuple[CheckRecord, Session]:
+    """Open the file on the CPU, where every machine can; the session serves the other checks.
+
+    Raises:
+        MissingDependency: onnxruntime is not installed.
+        UsageError: onnxruntime refuses the file.
+    """
+    session = load(path, provider="cpu")
+    return CheckRecord(name="onnxruntime loads", status="passed", detail=f"provider {session.provider}"), session

@@ -1,0 +1,137 @@
+"""One attention node of a written file, alone in a model of its own, body and all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.inliner
+from numpy.typing import NDArray
+
+from ...core.geometry import WindowGeometry
+from ...core.node import DOMAIN, VARIANT_BY_OP_TYPE, NodeVariant, geometry_of
+from ...core.tensors import TensorSpec
+from ...runtime.onnxruntime_session import open_bytes
+from ...runtime.session import Session
+
+_ELEMENT = {
+    "float32": onnx.TensorProto.FLOAT,
+    "float16": onnx.TensorProto.FLOAT16,
+    "bool": onnx.TensorProto.BOOL,
+}
+
+
+@dataclass(frozen=True)
+class NodeProbe:
+    """A node, the function it calls, and the sizes it was exported with.
+
+    Args:
+        model: the file's model (weights may be absent).
+        node: one of its attention nodes.
+        length: sequence length of the node's inputs, its own padding included.
+        head_dim: head size.
+        dtype: "float32" or "float16".
+    """
+
+    model: onnx.ModelProto
+    node: onnx.NodeProto
+    length: int
+    head_dim: int
+    dtype: str
+
+    @cached_property
+    def attributes(self) -> dict[str, Any]:
+        """The node's attributes as Python values."""
+        return {a.name: onnx.helper.get_attribute_value(a) for a in self.node.attribute}
+
+    @property
+    def geometry(self) -> WindowGeometry:
+        """The window that the node's attributes describe."""
+        return geometry_of(self.attributes)
+
+    @property
+    def variant(self) -> NodeVariant:
+        """The node's op type."""
+        return VARIANT_BY_OP_TYPE[self.node.op_type]
+
+    def inputs(self, heads: int = 1, head_dim: int | None = None) -> list[TensorSpec]:
+        """The node's inputs for a batch of one."""
+        perm, geometry = self.attributes["perm"], self.geometry
+        sizes = (1, heads, self.length, head_dim or self.head_dim)
+        data = tuple(sizes[axis] for axis in perm)  # the permutation is its own inverse
+        shapes: dict[str, tuple[str, tuple[int | str, ...]]] = dict.fromkeys(
+            ("query", "key", "value"), (self.dtype, data)
+        )
+        if self.variant.has_mask:
+            shapes["key_mask"] = ("bool", (1, self.length))
+        if self.variant.has_bias:
+            bias = (heads, geometry.window_size, geometry.keys_per_window)
+            shapes["attn_bias"] = (self.dtype, bias)
+        return [TensorSpec(name, dtype, shape) for name, (dtype, shape) in shapes.items()]
+
+    def proto(self, inputs: Sequence[TensorSpec]) -> onnx.ModelProto:
+        """A model of this node alone."""
+        node = onnx.NodeProto()
+        node.CopyFrom(self.node)
+        del node.input[:], node.output[:]
+        node.input.extend(spec.name for spec in inputs)
+        node.output.append("out")
+        values = [onnx.helper.make_tensor_value_info(x.name, _ELEMENT[x.dtype], x.shape) for x in inputs]
+        out = onnx.helper.make_tensor_value_info("out", _ELEMENT[self.dtype], inputs[0].shape)
+        graph = onnx.helper.make_graph([node], "probe", values, [out])
+        bodies = [f for f in self.model.functions if (f.domain, f.name) == (DOMAIN, node.op_type)]
+        return onnx.helper.make_model(
+            graph, opset_imports=self.model.opset_import, functions=bodies, ir_version=self.model.ir_version
+        )
+
+    def session(self, inputs: Sequence[TensorSpec]) -> Session:
+        """The node alone in onnxruntime."""
+        return open_bytes(self.proto(inputs).SerializeToString(), provider="cpu")
+
+    def measured_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every tensor inside the body, as onnxruntime really computed it.
+
+        One head of a size unlike the length, so that no dimension looks like the length by chance.
+        """
+        head_dim = next(size for size in (8, 16) if size != self.length)
+        inputs = self.inputs(head_dim=head_dim)
+        inlined = onnx.inliner.inline_local_functions(self.proto(inputs))
+        known = {value.name for value in inlined.graph.output}
+        for node in inlined.graph.node:
+            if node.op_type != "Constant":
+                extra = [name for name in node.output if name and name not in known]
+                inlined.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in extra)
+        arrays = {x.name: np.ones([int(size) for size in x.shape], dtype=x.dtype) for x in inputs}
+        outputs: dict[str, NDArray[Any]] = open_bytes(inlined.SerializeToString(), provider="cpu").run(arrays)
+        return {name: value.shape for name, value in outputs.items()}
+
+
+def probes(model: onnx.ModelProto) -> list[NodeProbe]:
+    """One probe for each different attention node of a model; equal ones are tried once.
+
+    Raises:
+        ValueError: the file does not say what shape a node's query has.
+    """
+    found: dict[str, NodeProbe] = {}
+    values = {v.name: v for v in (*model.graph.value_info, *model.graph.input)}
+    for node in model.graph.node:
+        if node.domain != DOMAIN or node.op_type not in VARIANT_BY_OP_TYPE:
+            continue
+        query = values.get(node.input[0])
+        if query is None:
+            raise ValueError(f"no shape is recorded for {node.input[0]}")
+        probe = _probe(model, node, query.type.tensor_type)
+        key = repr((node.op_type, sorted(probe.attributes.items()), probe.length, probe.head_dim))
+        found.setdefault(key, probe)
+    return list(found.values())
+
+
+def _probe(model: onnx.ModelProto, node: onnx.NodeProto, query: onnx.TypeProto.Tensor) -> NodeProbe:
+    sizes = [dim.dim_value for dim in query.shape.dim]
+    perm = next(list(a.ints) for a in node.attribute if a.name == "perm")
+    dtype = next(name for name, element in _ELEMENT.items() if element == query.elem_type)
+    return NodeProbe(model, node, length=sizes[perm[2]], head_dim=sizes[perm[3]], dtype=dtype)

@@ -1,0 +1,178 @@
+"""Check: a window witness. A key just inside a query's window matters, one outside does not.
+
+The commonest silent fault of other exporters is a lost window: validated at a length that fits in one
+window, a file that attends to everything looks right. Here every different attention node of the
+written file is run alone, and then the whole model through its receptive field.
+
+Outside means bit for bit: changing everything a query must not see leaves its output exactly as it
+was. Inside means a difference. Through many layers the very edge of the receptive field may weigh
+less than fp32 resolves; then the nearest position that does is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from ...core.sidecar import CheckRecord
+from ...runtime.arrays import random_inputs
+from ...runtime.session import Session
+from ..source import SourceModel
+from .probe import NodeProbe, probes
+
+Arrays = dict[str, NDArray[Any]]
+_NAME = "window witness"
+
+
+@dataclass
+class _Findings:
+    """What the probes saw."""
+
+    boundaries: int = 0
+    faults: list[str] = field(default_factory=list)
+    back: bool = False
+    ahead: bool = False
+
+    def expect(self, condition: bool, fault: str) -> None:
+        """Count one boundary, and note the fault if it is not as it must be."""
+        self.boundaries += 1
+        if not condition:
+            self.faults.append(fault)
+
+
+def check_witness(model: onnx.ModelProto, session: Session, source: SourceModel, dtype: str) -> CheckRecord:
+    """Witness for every different node of a file, and for the file as a whole.
+
+    Args:
+        model: the written file, weights may be absent.
+        session: the written file in onnxruntime.
+        source: what it was exported from.
+        dtype: "fp32" or "fp16".
+    """
+    findings = _Findings()
+    different = probes(model)
+    for probe in different:
+        _witness_node(probe, findings)
+    through = _witness_model(session, source, dtype, findings)
+    figures: dict[str, float | int | str] = {"boundaries": findings.boundaries, "nodes": len(different)}
+    if findings.faults:
+        return CheckRecord(name=_NAME, status="failed", detail="; ".join(findings.faults[:3]), figures=figures)
+    if not (findings.back and findings.ahead):
+        reach = max(source.geometry.backward_reach, source.geometry.forward_reach) + source.geometry.window_size
+        return CheckRecord(
+            name=_NAME,
+            status="not proven",
+            detail=(
+                f"length {source.shapes.seq_len} fits in one window, which proves nothing about it; "
+                f"lengths from {reach + 1} on do"
+            ),
+            figures=figures,
+        )
+    detail = f"{findings.boundaries} boundaries hold, {len(different)} different node(s); {through}"
+    return CheckRecord(name=_NAME, status="passed", detail=detail, figures=figures)
+
+
+def _queries(length: int, window: int) -> list[int]:
+    """Query positions at the edges and in the middle of windows, first and last included."""
+    middle = length // 2 // window * window
+    wanted = {0, window - 1, window, middle - 1, middle, middle + window // 2, length - 1}
+    return sorted(t for t in wanted if 0 <= t < length)
+
+
+def _witness_node(probe: NodeProbe, findings: _Findings) -> None:
+    """Perturb keys and values of one node around the windows of some queries."""
+    geometry, length = probe.geometry, probe.length
+    session = probe.session(probe.inputs())
+    inputs = _witness_inputs(session, None)
+    rows = list(probe.attributes["perm"])[2]
+    baseline = session.run(inputs)["out"]
+    generator = np.random.default_rng(1)
+
+    def changes(query: int, keys: NDArray[np.int64]) -> bool:
+        perturbed = dict(inputs)
+        for name in ("key", "value"):
+            array = np.moveaxis(inputs[name].copy(), rows, 0)
+            array[keys] += (4 * generator.standard_normal(array[keys].shape)).astype(array.dtype)
+            perturbed[name] = np.ascontiguousarray(np.moveaxis(array, 0, rows))
+        out = session.run(perturbed)["out"]
+        return not np.array_equal(np.take(out, query, rows), np.take(baseline, query, rows))
+
+    position = np.arange(length)
+    for query in _queries(length, geometry.window_size):
+        first, end = (int(x[0]) for x in geometry.visible_interval(np.array([query]), length))
+        findings.back |= first > 0
+        findings.ahead |= end < length
+        outside = position[(position < first) | (position >= end)]
+        if len(outside):
+            findings.expect(
+                not changes(query, outside), f"{probe.node.name}: query {query} sees outside [{first}, {end})"
+            )
+        for key in {first, end - 1}:
+            if probe.attributes["shared_qk"] and key == query:
+                continue  # a token's own weight is next to nothing by design
+            findings.expect(changes(query, np.array([key])), f"{probe.node.name}: query {query} does not see key {key}")
+
+
+def _witness_model(session: Session, source: SourceModel, dtype: str, findings: _Findings) -> str:
+    """The same through the whole model; a sentence for the report."""
+    length, depth = source.shapes.seq_len, source.depth
+    inputs = _witness_inputs(session, source.token_limit)
+    names = [name for name in inputs if name in ("tokens", "x", "k", "v")]
+    if source.token_limit == 1:
+        return "a vocabulary of one token leaves nothing to change"
+    baseline = session.run(inputs)[source.output_name]
+    sentence = f"the receptive field of {depth} layer(s) covers all {length} positions"
+    for query in (length // 2, length - 1):
+        first, end = source.geometry.receptive_interval(query, length, depth)
+        position = np.arange(length)
+        outside = position[(position < first) | (position >= end)]
+        if not len(outside):
+            continue
+
+        def difference(keys: NDArray[np.int64], query: int = query) -> float:
+            changed = session.run(_changed(inputs, names, keys, source))[source.output_name]
+            axis = changed.ndim - 2
+            return float(np.abs(np.take(changed, query, axis) - np.take(baseline, query, axis)).max())
+
+        leak = difference(outside)
+        findings.expect(leak == 0, f"the model: query {query} changes by {leak:.1e} from outside [{first}, {end})")
+        if first == 0:
+            sentence = f"through {depth} layer(s) query {query} sees nothing from {end} on"
+            continue
+        seen = first
+        while seen < query and difference(np.array([seen])) == 0:
+            seen += max(1, (query - seen) // 4)
+        findings.expect(seen < query, f"the model: query {query} sees nothing before itself")
+        edge = "the first" if seen == first else f"token {seen} the first to weigh"
+        sentence = f"through {depth} layer(s) query {query} sees token {first} on, {edge}, and none before"
+    return sentence
+
+
+def _witness_inputs(session: Session, token_limit: int | None) -> Arrays:
+    """Random inputs with every key kept."""
+    inputs = random_inputs(session.inputs, seed=0, token_limit=token_limit)
+    return {name: np.ones_like(x) if x.dtype == np.bool_ else x for name, x in inputs.items()}
+
+
+def _changed(
+    inputs: Mapping[str, NDArray[Any]], names: list[str], keys: NDArray[np.int64], source: SourceModel
+) -> Arrays:
+    """The inputs with other tokens, or other vectors, at the positions `keys`."""
+    generator = np.random.default_rng(2)
+    changed = dict(inputs)
+    for name in names:
+        array = inputs[name].copy()
+        if array.dtype.kind == "i":
+            assert source.token_limit is not None
+            shift = generator.integers(1, source.token_limit, (array.shape[0], len(keys)))
+            array[:, keys] = (array[:, keys] + shift) % source.token_limit
+        else:  # [..., N, D]
+            noise = 4 * generator.standard_normal((*array.shape[:-2], len(keys), array.shape[-1]))
+            array[..., keys, :] += noise.astype(array.dtype)
+        changed[name] = array
+    return changed

@@ -1,0 +1,256 @@
+"""`export`: from a checkpoint to an ONNX file that has passed its checks, with its sidecar.
+
+The file is written to a temporary folder, checked there, and only then moved to its place: it appears
+whole and checked, or not at all.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal, cast
+
+import onnx
+import onnx_ir as ir
+
+from ..core.errors import CheckFailed, UsageError
+from ..core.files import publish, sha256, staging
+from ..core.node import geometry_of
+from ..core.sidecar import CheckRecord, Sidecar, WindowFacts, sidecar_path
+from ..core.tensors import TensorSpec
+from ..core.tolerance import tolerance_for
+from . import graph
+from .checks.audit import Shape, check_audit, graph_shapes
+from .checks.loads import check_loads, check_model
+from .checks.parity import check_parity
+from .checks.witness import check_witness
+from .open import OpenedCheckpoint, open_checkpoint
+from .source import TORCH_DTYPE, ShapeRequest, SourceModel
+
+DEFAULT_OPSET = 20
+# A protobuf message ends at 2 GiB; some room is left for the graph itself.
+EXTERNAL_DATA_FROM = 1_900_000_000
+_PACKAGES = ("localattn", "torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "numpy")
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """What to export and how.
+
+    Args:
+        checkpoint: the weights.
+        output: the ONNX file to write.
+        config: configuration file; by default the one beside the checkpoint.
+        shapes: static shapes and optional inputs.
+        dtype: "fp32" or "fp16".
+        opset: ONNX opset.
+        function_body: carry the attention node's function; without it only a runtime with a plugin or
+            a kernel for the node can run the file (TensorRT 10.3 needs it so).
+        overwrite: replace an existing file.
+        seeds: seeds of the parity check.
+        allow_quadratic: accept tensors that are square in the sequence length.
+        external_data_from: bytes of weights from which they go into a file of their own.
+    """
+
+    checkpoint: Path
+    output: Path
+    config: Path | None = None
+    shapes: ShapeRequest = field(default_factory=ShapeRequest)
+    dtype: str = "fp32"
+    opset: int = DEFAULT_OPSET
+    function_body: bool = True
+    overwrite: bool = False
+    seeds: tuple[int, ...] = (0, 1)
+    allow_quadratic: bool = False
+    external_data_from: int = EXTERNAL_DATA_FROM
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What was written.
+
+    Args:
+        path: the ONNX file.
+        sidecar: the facts beside it, checks included.
+        notes: what was assumed on the way.
+    """
+
+    path: Path
+    sidecar: Sidecar
+    notes: list[str]
+
+
+Progress = Callable[[str], None]
+
+
+def open_request(request: ExportRequest) -> tuple[OpenedCheckpoint, SourceModel]:
+    """Everything that can be refused before work begins.
+
+    Raises:
+        UsageError: the request or one of its files cannot be used.
+    """
+    if request.dtype not in TORCH_DTYPE:
+        raise UsageError(f"Unknown dtype {request.dtype!r}.", fix=f"Known: {', '.join(TORCH_DTYPE)}.")
+    graph.check_opset(request.opset)
+    if request.output.exists() and not request.overwrite:
+        raise UsageError(f"{request.output} exists.", why="Nothing is replaced unasked.", fix="Add --force.")
+    sizes = {"heads": request.shapes.heads, "dim_head": request.shapes.dim_head}
+    overrides = {name: size for name, size in sizes.items() if size is not None}
+    opened = open_checkpoint(request.checkpoint, request.config, overrides)
+    return opened, opened.source(request.shapes)
+
+
+def export(request: ExportRequest, progress: Progress = lambda _: None) -> ExportReport:
+    """Export, check, publish.
+
+    Args:
+        request: what to export.
+        progress: told each step as it begins.
+
+    Raises:
+        UsageError: the request or one of its files cannot be used.
+        ExportFailed: the graph could not be made.
+        CheckFailed: a check found a fault; nothing was written.
+    """
+    progress("Reading the checkpoint")
+    opened, source = open_request(request)
+    with staging(request.output) as folder:
+        progress("Tracing the model")
+        model = graph.trace(source, request.dtype, request.opset)
+        graph.attach_bodies(model)
+        staged = folder / request.output.name
+        data = _save(model, staged, request)
+        checks = []
+        for record in _run_checks(staged, source, request, progress):
+            checks.append(record)
+            if record.status == "failed":
+                raise CheckFailed(
+                    f"The exported file failed its check: {record.name}.",
+                    why=record.detail,
+                    fix="Nothing was written. Run again with -v for more, or report the model's configuration.",
+                )
+        if not request.function_body:
+            progress("Removing the function body")
+            model.functions.clear()
+            data = _save(model, staged, request)
+            checks.append(
+                check_model(staged).model_copy(
+                    update={"name": "onnx checker, no body", "detail": "checked above with the body attached"}
+                )
+            )
+        progress("Writing")
+        sidecar = _sidecar(request, opened, source, model, staged, data, checks)
+        if data is not None:
+            publish(folder / data, request.output.parent / data)
+        publish(staged, request.output)
+        described = folder / "sidecar.json"
+        described.write_text(sidecar.to_json(), encoding="utf-8")
+        publish(described, sidecar_path(request.output))
+    return ExportReport(request.output, sidecar, opened.notes)
+
+
+def _save(model: ir.Model, path: Path, request: ExportRequest) -> str | None:
+    """Write the model, large weights beside it; the name of that file, if there is one.
+
+    Its name carries a fingerprint of the weights, so that an older model keeps its own until the new
+    one is in place.
+    """
+    weights = sum(x.const_value.nbytes for x in model.graph.initializers.values() if x.const_value is not None)
+    if weights < request.external_data_from:
+        ir.save(model, path)
+        return None
+    temporary = path.parent / "weights"
+    ir.save(model, path, external_data=temporary.name)
+    name = f"{path.name}.{sha256(temporary)[:12]}.data"
+    temporary.rename(path.parent / name)
+    written = onnx.load(path, load_external_data=False)
+    for tensor in written.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = name
+    onnx.save(written, path)
+    return name
+
+
+def _run_checks(path: Path, source: SourceModel, request: ExportRequest, progress: Progress) -> Iterator[CheckRecord]:
+    """Each check of a written file, cheapest first."""
+    progress("Checking: ONNX")
+    yield check_model(path)
+    progress("Checking: onnxruntime")
+    record, session = check_loads(path)
+    yield record
+    progress("Checking: parity with the float64 oracle")
+    yield check_parity(session, source, request.dtype, tolerance_for(request.dtype), request.seeds)
+    model = onnx.load(path, load_external_data=False)
+    progress("Checking: window witness")
+    yield check_witness(model, session, source, request.dtype)
+    progress("Checking: memory audit")
+    audit = check_audit(model, source, lambda length: _retrace(request, source, length))
+    if audit.status == "failed" and request.allow_quadratic:
+        audit = audit.model_copy(update={"status": "skipped", "detail": f"allowed: {audit.detail}"})
+    yield audit
+
+
+def _retrace(request: ExportRequest, source: SourceModel, length: int) -> dict[str, Shape]:
+    """Shapes of the same model's graph at another length."""
+    other = SourceModel(
+        source.class_name,
+        source.args,
+        source.state,
+        source.mixes_residuals,
+        replace(request.shapes, seq_len=length),
+    )
+    return graph_shapes(ir.serde.serialize_model(graph.trace(other, request.dtype, request.opset)))
+
+
+def _sidecar(
+    request: ExportRequest,
+    opened: OpenedCheckpoint,
+    source: SourceModel,
+    model: ir.Model,
+    staged: Path,
+    data: str | None,
+    checks: list[CheckRecord],
+) -> Sidecar:
+    """What is known about the file, for those who find it later."""
+    outputs = [TensorSpec(x.name or "", x.dtype.numpy().name, tuple(x.shape)) for x in model.graph.outputs]  # type: ignore[union-attr, arg-type]
+    return Sidecar(
+        class_name=source.class_name,
+        kwargs=source.args.model_dump(mode="json"),
+        hyper_connections=opened.resolved.hyper_connections,
+        inputs=source.inputs(request.dtype),
+        outputs=outputs,
+        seq_len=source.shapes.seq_len,
+        batch=source.shapes.batch,
+        dtype=cast(Literal["fp32", "fp16"], request.dtype),
+        opset=request.opset,
+        windows=[_window_facts(node) for node in graph.attention_nodes(model)],
+        function_body=request.function_body,
+        external_data=data,
+        versions=_versions(),
+        checkpoint_sha256=opened.loaded.sha256,
+        checkpoint_name=request.checkpoint.name,
+        model_sha256=sha256(staged),
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        checks=checks,
+    )
+
+
+def _window_facts(node: ir.Node) -> WindowFacts:
+    geometry = geometry_of({name: attribute.value for name, attribute in node.attributes.items()})
+    return WindowFacts(name=node.name or "", op_type=node.op_type, **asdict(geometry))
+
+
+def _versions() -> dict[str, str]:
+    """Releases of what took part; a package may be installed under another name (onnxruntime-gpu)."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,1 @@
+"""Export-friendly, static-shape versions of the upstream modules: one file per upstream class."""

@@ -1,0 +1,54 @@
+"""`local_attention.LocalMHA` (and zeta's copy of it) with static shapes.
+
+    x → LayerNorm? → q, k, v = W_qkv x → (qk_rmsnorm: q = q_scale·q/‖q‖, k = k_scale·k/‖k‖) → LocalAttention
+      → (·σ(W_gate x) per head) → W_out
+
+Source: `local_attention.transformer.LocalMHA.forward`, local-attention 1.11.2.
+"""
+
+from __future__ import annotations
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from ...core.arguments import LocalMHAArgs
+from .local_attention import LocalAttention
+from .unit_norm import unit_norm
+
+
+class LocalMHA(nn.Module):
+    """Multi-head local self-attention, `[B, N, dim]` → `[B, N, dim]`.
+
+    Args:
+        args: upstream's arguments.
+        length: sequence length `N`.
+    """
+
+    def __init__(self, args: LocalMHAArgs, length: int) -> None:
+        super().__init__()
+        inner = args.dim_head * args.heads
+        self.heads, self.qk_rmsnorm = args.heads, args.qk_rmsnorm
+        self.norm = nn.LayerNorm(args.dim) if args.prenorm else None
+        self.to_qkv = nn.Linear(args.dim, inner * 3, bias=False)
+        if args.qk_rmsnorm:
+            self.q_scale = nn.Parameter(torch.ones(args.dim_head))
+            self.k_scale = nn.Parameter(torch.ones(args.dim_head))
+        self.attn_fn = LocalAttention(args.attention_args(), length, args.dim_head, sequence_first=True)
+        self.to_v_gate = nn.Sequential(nn.Linear(args.dim, args.heads)) if args.gate_values_per_head else None
+        self.to_out = nn.Linear(inner, args.dim, bias=False)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, attn_bias: Tensor | None = None) -> Tensor:
+        """Mask bool `[B, N]`, True = keep; attn_bias `[H, w, K]`."""
+        if self.norm is not None:
+            x = self.norm(x.float())
+        x = x.to(self.to_qkv.weight.dtype)
+        q, k, v = (rearrange(part, "b n (h d) -> b n h d", h=self.heads) for part in self.to_qkv(x).chunk(3, dim=-1))
+        if self.qk_rmsnorm:
+            q = (unit_norm(q) * self.q_scale).to(v.dtype)
+            k = (unit_norm(k) * self.k_scale).to(v.dtype)
+        out = self.attn_fn(q, k, v, mask=mask, attn_bias=attn_bias)
+        if self.to_v_gate is not None:
+            out = out * self.to_v_gate(x).sigmoid().unsqueeze(-1)
+        projected: Tensor = self.to_out(rearrange(out, "b n h d -> b n (h d)"))
+        return projected

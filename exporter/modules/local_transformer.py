@@ -1,0 +1,125 @@
+"""`local_attention.LocalTransformer` with static shapes.
+
+    token_emb + pos_emb → S residual streams → depth × [LocalMHA, feed-forward] → sum of the streams
+      → LayerNorm → Linear
+
+`num_tokens = None` takes embeddings and gives embeddings. Feed-forward: LayerNorm, Linear, `x·gelu(gate)`,
+Linear. The dynamic position bias is an MLP over `|w + i - j|`; with fixed weights it is a constant.
+
+Source: `local_attention.transformer.LocalTransformer`, `FeedForward` and `DynamicPositionBias`,
+local-attention 1.11.2.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...core.arguments import LocalTransformerArgs
+from .hyper_connections import HyperConnection, Residual
+from .local_mha import LocalMHA
+
+
+class FeedForward(nn.Sequential):
+    """`x, gate = W₁·LayerNorm(x);  W₂·(x·gelu(gate))`, `[…, dim]` → `[…, dim]`, with the exact (erf) gelu.
+
+    Args:
+        dim: width.
+        inner: width between the two matrices.
+    """
+
+    def __init__(self, dim: int, inner: int) -> None:
+        # Two places have no weights (upstream's activation and dropout): the keys count them.
+        super().__init__(
+            nn.LayerNorm(dim),
+            nn.Linear(dim, inner * 2, bias=False),
+            nn.Identity(),
+            nn.Identity(),
+            nn.Linear(inner, dim, bias=False),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The norm is in fp32, the matrices in their own dtype."""
+        norm, expand, _, _, contract = self
+        x, gate = expand(norm(x.float()).to(expand.weight.dtype)).chunk(2, dim=-1)
+        output: Tensor = contract(x * F.gelu(gate))
+        return output
+
+
+class DynamicPositionBias(nn.Module):
+    """Additive bias `[H, w, 2w]` from an MLP over the distance of query and key."""
+
+    bias: Tensor
+
+    def __init__(self, dim: int, heads: int, window_size: int) -> None:
+        super().__init__()
+        self.window_size = window_size
+        self.mlp = nn.Sequential(nn.Linear(1, dim), nn.SiLU(), nn.Linear(dim, dim), nn.SiLU(), nn.Linear(dim, heads))
+
+    @torch.no_grad()
+    def prepare(self) -> None:
+        """Evaluate the MLP once, `bias[h, i, j] = mlp(|w + i - j|)[h]`."""
+        window = self.window_size
+        by_distance = self.mlp(torch.arange(2 * window, dtype=torch.float32)[:, None])  # [2w, H]
+        query, key = torch.arange(window) + window, torch.arange(2 * window)
+        distance = (query[:, None] - key[None, :]).abs()
+        self.register_buffer("bias", by_distance[distance].permute(2, 0, 1).contiguous(), persistent=False)
+
+    def forward(self) -> Tensor:
+        """`[H, w, 2w]`."""
+        return self.bias
+
+
+class LocalTransformer(nn.Module):
+    """Tokens `[B, N]` int64 → logits `[B, N, num_tokens]`, or embeddings `[B, N, dim]` → the same.
+
+    Args:
+        args: upstream's arguments.
+        length: sequence length `N`.
+        mixes_residuals: which hyper-connections the weights were trained with.
+    """
+
+    positions: Tensor
+
+    def __init__(self, args: LocalTransformerArgs, length: int, *, mixes_residuals: bool = True) -> None:
+        super().__init__()
+        self.length, self.streams = length, args.num_residual_streams
+        self.has_embeddings = args.num_tokens is not None
+        if args.num_tokens is not None and args.max_seq_len is not None:
+            self.token_emb = nn.Embedding(args.num_tokens, args.dim)
+            self.pos_emb = nn.Embedding(args.max_seq_len, args.dim)
+            self.to_logits = nn.Sequential(nn.LayerNorm(args.dim), nn.Linear(args.dim, args.num_tokens, bias=False))
+        self.dynamic_pos_bias = (
+            DynamicPositionBias(args.dim // 2, args.heads, args.local_attn_window_size)
+            if args.use_dynamic_pos_bias
+            else None
+        )
+
+        def connect(branch: nn.Module) -> nn.Module:
+            if self.streams == 1:
+                return Residual(branch)
+            return HyperConnection(branch, self.streams, args.dim, mixes_residuals=mixes_residuals)
+
+        self.layers = nn.ModuleList(
+            nn.ModuleList((connect(LocalMHA(args.mha_args(), length)), connect(FeedForward(args.dim, args.ff_inner))))
+            for _ in range(args.depth)
+        )
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Mask bool `[B, N]`, True = keep."""
+        given = x.dtype
+        x = self.token_emb(x).float() + self.pos_emb.weight[: self.length] if self.has_embeddings else x.float()
+        bias = self.dynamic_pos_bias() if self.dynamic_pos_bias is not None else None
+        if self.streams > 1:
+            x = x.unsqueeze(2).expand(-1, -1, self.streams, -1)
+        for layer in self.layers:
+            attention, feed_forward = layer.children()
+            x = feed_forward(attention(x, mask, bias))
+        if self.streams > 1:
+            x = x.sum(dim=2)
+        if not self.has_embeddings:
+            return x.to(given)
+        norm, project = self.to_logits
+        logits: Tensor = project(norm(x).to(project.weight.dtype))
+        return logits

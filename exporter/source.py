@@ -1,0 +1,279 @@
+"""The model to export: its resolved configuration, its weights, and the shapes asked for.
+
+One entry of `KINDS` per sort of model says what goes in, what comes out, which module computes it and which
+reference judges it. Export and parity ask a `SourceModel` and never look at the class themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ..core.arguments import LocalAttentionArgs, LocalMHAArgs, LocalTransformerArgs
+from ..core.config import CLASSES
+from ..core.errors import UsageError
+from ..core.geometry import WindowGeometry
+from ..core.tensors import TensorSpec
+from . import oracle
+from .modules.local_attention import LocalAttention
+from .modules.local_mha import LocalMHA
+from .modules.local_transformer import LocalTransformer
+from .modules.rotary import RotaryTable
+
+Arrays = Mapping[str, NDArray[Any]]
+
+NUMPY_DTYPE = {"fp32": "float32", "fp16": "float16"}
+TORCH_DTYPE = {"fp32": torch.float32, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class ShapeRequest:
+    """What the user asked the exported file's static shapes to be; None means: as the model says.
+
+    Args:
+        seq_len: sequence length `N`.
+        batch: batch size `B`.
+        heads: heads `H`, for the bare LocalAttention only.
+        dim_head: head size `D`, for the bare LocalAttention only.
+        mask: add the input `mask`, bool `[B, N]`, True = keep.
+        attn_bias: add the input `attn_bias`, `[H, w, K]`.
+    """
+
+    seq_len: int | None = None
+    batch: int = 1
+    heads: int | None = None
+    dim_head: int | None = None
+    mask: bool = False
+    attn_bias: bool = False
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The same, decided."""
+
+    seq_len: int
+    batch: int
+    heads: int
+    dim_head: int
+    mask: bool
+    attn_bias: bool
+
+
+@dataclass(frozen=True)
+class ModelKind:
+    """How one sort of model is exported and judged.
+
+    Args:
+        shapes: decides what the request left open.
+        inputs: names, shapes and element types ("float", "int64", "bool") of the data inputs.
+        output: name of the output.
+        module: the export-friendly module, weights not yet loaded.
+        reference: the fp64 oracle, on fp64 (or int64, bool) tensors by input name.
+    """
+
+    shapes: Callable[[Any, ShapeRequest], Shapes]
+    inputs: Callable[[Any, Shapes], dict[str, tuple[str, tuple[int, ...]]]]
+    output: Callable[[Any], str]
+    module: Callable[[Any, Shapes, bool], nn.Module]
+    reference: Callable[[Any, bool, Mapping[str, Tensor], Mapping[str, Tensor]], Tensor]
+
+
+def _needs(option: str, why: str) -> UsageError:
+    return UsageError(f"{option} is needed.", why=why, fix=f"Add {option}.")
+
+
+def _attention_shapes(args: LocalAttentionArgs, request: ShapeRequest) -> Shapes:
+    dim_head = request.dim_head or args.rotary_dim
+    if args.rotary_dim is not None and dim_head != args.rotary_dim:
+        raise UsageError(
+            f"--dim-head is {dim_head}, but the rotary embedding is {args.rotary_dim} wide.",
+            why="Rotary turns the whole head.",
+            fix=f"Use --dim-head {args.rotary_dim}.",
+        )
+    if dim_head is None:
+        raise _needs("--dim-head", "LocalAttention without rotary has no weights that tell the head size.")
+    if request.heads is None:
+        raise _needs("--heads", "LocalAttention has no weights that tell the number of heads.")
+    length = _length(request, None)
+    if not args.autopad and length % args.window_size:
+        raise UsageError(
+            f"--seq-len {length} is no multiple of the window size {args.window_size}.",
+            why="This LocalAttention has autopad=False and refuses such a length.",
+            fix="Use a multiple, or autopad=true in the config.",
+        )
+    return Shapes(length, request.batch, request.heads, dim_head, request.mask, request.attn_bias)
+
+
+def _mha_shapes(args: LocalMHAArgs, request: ShapeRequest) -> Shapes:
+    length = _length(request, None)
+    return Shapes(length, request.batch, args.heads, args.dim_head, request.mask, request.attn_bias)
+
+
+def _transformer_shapes(args: LocalTransformerArgs, request: ShapeRequest) -> Shapes:
+    if request.attn_bias:
+        raise UsageError(
+            "--attn-bias does not apply to LocalTransformer.",
+            why="Its forward takes no attention bias; a dynamic position bias is part of its weights.",
+        )
+    length = _length(request, args.max_seq_len)
+    if args.num_tokens is not None and args.max_seq_len is not None and length > args.max_seq_len:
+        raise UsageError(
+            f"--seq-len {length} is beyond the model's max_seq_len {args.max_seq_len}.",
+            why="There is no learned position embedding past it.",
+            fix=f"Use --seq-len {args.max_seq_len} or less.",
+        )
+    return Shapes(length, request.batch, args.heads, args.dim_head, request.mask, False)
+
+
+def _length(request: ShapeRequest, default: int | None) -> int:
+    length = request.seq_len if request.seq_len is not None else default
+    if length is None:
+        raise _needs("--seq-len", "The file has static shapes and nothing in this model tells the length.")
+    for name, value in (("--seq-len", length), ("--batch", request.batch), ("--heads", request.heads)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} is {value}.", why="It must be at least 1.")
+    if request.dim_head is not None and request.dim_head < 1:
+        raise UsageError(f"--dim-head is {request.dim_head}.", why="It must be at least 1.")
+    return length
+
+
+def _extras(geometry: WindowGeometry, shapes: Shapes) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The optional inputs, in upstream's order."""
+    extras: dict[str, tuple[str, tuple[int, ...]]] = {}
+    if shapes.mask:
+        extras["mask"] = ("bool", (shapes.batch, shapes.seq_len))
+    if shapes.attn_bias:
+        extras["attn_bias"] = ("float", (shapes.heads, geometry.window_size, geometry.keys_per_window))
+    return extras
+
+
+def _attention_inputs(args: LocalAttentionArgs, shapes: Shapes) -> dict[str, tuple[str, tuple[int, ...]]]:
+    shape = (shapes.batch, shapes.heads, shapes.seq_len, shapes.dim_head)
+    return dict.fromkeys(("q", "k", "v"), ("float", shape)) | _extras(args.geometry(), shapes)
+
+
+def _mha_inputs(args: LocalMHAArgs, shapes: Shapes) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {"x": ("float", (shapes.batch, shapes.seq_len, args.dim))} | _extras(args.geometry(), shapes)
+
+
+def _transformer_inputs(args: LocalTransformerArgs, shapes: Shapes) -> dict[str, tuple[str, tuple[int, ...]]]:
+    rows = (shapes.batch, shapes.seq_len)
+    data = {"x": ("float", (*rows, args.dim))} if args.num_tokens is None else {"tokens": ("int64", rows)}
+    return data | _extras(args.geometry(), shapes)
+
+
+KINDS: Mapping[str, ModelKind] = {
+    "attention": ModelKind(
+        shapes=_attention_shapes,
+        inputs=_attention_inputs,
+        output=lambda args: "out",
+        module=lambda args, shapes, _: LocalAttention(args, shapes.seq_len, shapes.dim_head),
+        reference=lambda args, _, state, x: oracle.local_attention(
+            args, state, x["q"], x["k"], x["v"], x.get("mask"), x.get("attn_bias")
+        ),
+    ),
+    "mha": ModelKind(
+        shapes=_mha_shapes,
+        inputs=_mha_inputs,
+        output=lambda args: "out",
+        module=lambda args, shapes, _: LocalMHA(args, shapes.seq_len),
+        reference=lambda args, _, state, x: oracle.local_mha(args, state, x["x"], x.get("mask"), x.get("attn_bias")),
+    ),
+    "transformer": ModelKind(
+        shapes=_transformer_shapes,
+        inputs=_transformer_inputs,
+        output=lambda args: "out" if args.num_tokens is None else "logits",
+        module=lambda args, shapes, mixes: LocalTransformer(args, shapes.seq_len, mixes_residuals=mixes),
+        reference=lambda args, mixes, state, x: oracle.local_transformer(
+            args, mixes, state, x["x"] if args.num_tokens is None else x["tokens"], x.get("mask")
+        ),
+    ),
+}
+
+
+class SourceModel:
+    """A model at one choice of shapes.
+
+    Args:
+        class_name: a key of `core.config.CLASSES`.
+        args: the class's arguments.
+        state: its state dict, upstream's names, fp32.
+        mixes_residuals: which hyper-connections the weights were trained with.
+        request: the shapes asked for.
+    """
+
+    def __init__(
+        self,
+        class_name: str,
+        args: LocalAttentionArgs | LocalMHAArgs | LocalTransformerArgs,
+        state: Mapping[str, Tensor],
+        mixes_residuals: bool,
+        request: ShapeRequest,
+    ) -> None:
+        self.class_name, self.args, self.state = class_name, args, state
+        self.mixes_residuals = mixes_residuals
+        self.kind = KINDS[CLASSES[class_name].kind]
+        self.shapes = self.kind.shapes(args, request)
+
+    @property
+    def geometry(self) -> WindowGeometry:
+        """The window of every attention layer."""
+        return self.args.geometry()
+
+    @property
+    def depth(self) -> int:
+        """How many attention layers stand one after another."""
+        return getattr(self.args, "depth", 1)
+
+    @property
+    def token_limit(self) -> int | None:
+        """Number of tokens in the vocabulary, or None where embeddings go in."""
+        return getattr(self.args, "num_tokens", None)
+
+    @property
+    def output_name(self) -> str:
+        """Name of the output."""
+        return self.kind.output(self.args)
+
+    def inputs(self, dtype: str) -> list[TensorSpec]:
+        """The file's inputs when it is exported in `dtype` ("fp32" or "fp16")."""
+        element = {"float": NUMPY_DTYPE[dtype]}
+        return [
+            TensorSpec(name, element.get(kind, kind), shape)
+            for name, (kind, shape) in self.kind.inputs(self.args, self.shapes).items()
+        ]
+
+    def module(self, dtype: str) -> nn.Module:
+        """The export-friendly module with its weights and constants, in `dtype`."""
+        with torch.device("meta"):
+            module = self.kind.module(self.args, self.shapes, self.mixes_residuals)
+        state = {name: tensor.float() for name, tensor in self.state.items()}
+        for name, buffer in module.named_buffers():
+            if name.endswith("inv_freq") and name not in state:  # old checkpoints lack it; the formula is fixed
+                dim = 2 * buffer.shape[0]
+                state[name] = 1.0 / (10000 ** (torch.arange(0, dim, 2).float() / dim))
+        module.load_state_dict(state, strict=True, assign=True)
+        for part in module.modules():
+            prepare = getattr(part, "prepare", None)
+            if prepare is not None:
+                prepare()
+            # Matrices, embeddings and rotary tables take the file's dtype. Norms, residual streams and
+            # the few numbers that steer them stay fp32: in fp16 they cost most of the accuracy.
+            if isinstance(part, (nn.Linear, nn.Embedding, RotaryTable)):
+                part.to(TORCH_DTYPE[dtype])
+        return module.requires_grad_(False).eval()
+
+    def reference(self, inputs: Arrays) -> dict[str, NDArray[np.float64]]:
+        """The fp64 oracle's outputs on the file's inputs, by name."""
+        tensors = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in inputs.items()}
+        tensors = {name: x.double() if x.is_floating_point() else x for name, x in tensors.items()}
+        state = {name: tensor.double() for name, tensor in self.state.items()}
+        with torch.no_grad():
+            output = self.kind.reference(self.args, self.mixes_residuals, state, tensors)
+        return {self.output_name: output.numpy()}

@@ -1,0 +1,1 @@
+"""The windowed attention operator and its implementations."""

@@ -1,0 +1,129 @@
+"""The windowed attention operator as PyTorch sees it, with its plain reference.
+
+`torch.ops.localattn.windowed_attention` is what the export-friendly modules call. The reference below
+runs wherever no kernel is registered; it takes a few windows of queries at a time, so that memory
+stays linear in the sequence length.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core.geometry import WindowGeometry
+from ..core.node import SELF_SCORE
+
+# Queries per step of the reference: enough to keep matrix products busy, few enough to keep scores small.
+_REFERENCE_BLOCK = 512
+
+
+@torch.library.custom_op("localattn::windowed_attention", mutates_args=())
+def windowed_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    attn_bias: Tensor | None,
+    window_size: int,
+    look_backward: int,
+    look_forward: int,
+    causal: bool,
+    exact_windowsize: bool,
+    scale: float,
+    shared_qk: bool,
+    sequence_first: bool,
+    xpos_scale_base: float,
+) -> Tensor:
+    """Attention of every query to its visible keys; shapes and meaning as in `core.node`.
+
+    Args:
+        query: `[B, N, H, D]` if `sequence_first`, else `[B, H, N, D]`; key and value alike.
+        key: as query; already rotated and, for shared_qk, normalised.
+        value: as query.
+        key_mask: bool `[B, N]`, True = keep.
+        attn_bias: `[H, window_size, K]`.
+        window_size: queries per window.
+        look_backward: windows seen before a query's own.
+        look_forward: windows seen after it.
+        causal: no later key is seen.
+        exact_windowsize: limit distances instead of whole windows.
+        scale: factor of the scores.
+        shared_qk: a token's score with itself is `SELF_SCORE` lower.
+        sequence_first: layout, see query.
+        xpos_scale_base: base of the xpos decay, 0 without.
+    """
+    geometry = WindowGeometry(window_size, look_backward, look_forward, causal, exact_windowsize)
+    if sequence_first:
+        query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    length = query.shape[2]
+    output = torch.empty_like(query, memory_format=torch.contiguous_format)
+    for start in range(0, length, _REFERENCE_BLOCK):
+        rows = torch.arange(start, min(start + _REFERENCE_BLOCK, length))
+        first, end = geometry.visible_interval(rows.numpy(), length)
+        columns = torch.arange(int(first[0]), int(end[-1]))
+        output[:, :, rows] = _attend(
+            query[:, :, rows],
+            key[:, :, columns],
+            value[:, :, columns],
+            None if key_mask is None else key_mask[:, columns],
+            attn_bias,
+            rows,
+            columns,
+            geometry,
+            length,
+            scale,
+            shared_qk,
+            xpos_scale_base,
+        )
+    return output.transpose(1, 2).contiguous() if sequence_first else output
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    attn_bias: Tensor | None,
+    rows: Tensor,
+    columns: Tensor,
+    geometry: WindowGeometry,
+    length: int,
+    scale: float,
+    shared_qk: bool,
+    xpos_scale_base: float,
+) -> Tensor:
+    """Dense attention of some queries to a span of keys, scores and softmax in at least fp32."""
+    precise = torch.promote_types(query.dtype, torch.float32)
+    query, key = query.to(precise), key.to(precise)
+    if xpos_scale_base:
+        centre = 0.5 * float(rows[0] + rows[-1])
+        query = query * xpos_factor(query.shape[-1], rows + geometry.forward_reach - centre, xpos_scale_base).to(query)
+        key = key * xpos_factor(key.shape[-1], centre - columns, xpos_scale_base).to(key)
+    scores = query @ key.transpose(-1, -2) * scale
+    window = geometry.window_size
+    if attn_bias is not None:
+        slot = columns[None, :] - (rows[:, None] // window - geometry.look_backward) * window
+        slot = slot.clamp(0, geometry.keys_per_window - 1)
+        scores = scores + attn_bias.to(precise)[:, (rows % window)[:, None], slot]
+    itself = columns[None, :] == rows[:, None]
+    if shared_qk:
+        scores = scores.masked_fill(itself.to(scores.device), SELF_SCORE)
+    visible = torch.from_numpy(geometry.visibility(rows.numpy(), columns.numpy(), length)).to(scores.device)
+    if key_mask is not None:
+        visible = visible & key_mask[:, None, None, :]
+    weights = torch.softmax(scores.masked_fill(~visible, float("-inf")), dim=-1)
+    weights = weights.masked_fill(~visible, 0.0)  # a row without visible keys is all NaN: make it zeros
+    return (weights @ value.to(precise)).to(value.dtype)
+
+
+def xpos_factor(head_dim: int, distance: Tensor, base: float) -> Tensor:
+    """`ζ_c^(distance / base)`, fp64 `[len(distance), head_dim]`; formula in `core.node.NodeAttributes`."""
+    channel = torch.arange(0, head_dim, 2, dtype=torch.float64)
+    zeta = (channel + 0.4 * head_dim) / (1.4 * head_dim)
+    factor = zeta ** (distance.double()[:, None] / base)
+    return torch.cat((factor, factor), dim=-1)
+
+
+@windowed_attention.register_fake
+def _(query: Tensor, *_rest: object, **_options: object) -> Tensor:
+    return torch.empty_like(query, memory_format=torch.contiguous_format)
