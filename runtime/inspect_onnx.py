@@ -1,0 +1,239 @@
+"""The facts of an ONNX file, read without running it and without its external data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import UsageError
+from ..core.files import sha256
+from ..core.node import DOMAIN
+from ..core.tensors import UNNAMED_DIMENSION, TensorSpec
+
+if TYPE_CHECKING:
+    from ..core.sidecar import Sidecar
+
+
+@dataclass(frozen=True)
+class WindowedNode:
+    """One windowed attention node: its name, op type and attributes as Python values."""
+
+    name: str
+    op_type: str
+    attributes: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FunctionFacts:
+    """One model-local function: its domain, name and the number of nodes in its body."""
+
+    domain: str
+    name: str
+    nodes: int
+
+
+@dataclass(frozen=True)
+class OnnxFacts:
+    """What an ONNX file says about itself.
+
+    Args:
+        path: the file.
+        file_bytes: its size, without external data.
+        ir_version: version of the file format.
+        producer: name and version of the program that wrote it.
+        opsets: operator set versions by domain; the standard one is "ai.onnx".
+        inputs: what the graph takes; initializers are left out.
+        outputs: what it returns.
+        nodes: how often each op type stands in the graph and its subgraphs; other domains than the
+            standard one are prefixed ("localattn::WindowedAttention"). Function bodies are not counted.
+        functions: the model-local functions.
+        windowed: the windowed attention nodes.
+        weight_bytes: bytes of the initializers by numpy dtype name, external data included.
+        external_data: files beside the model that hold weights.
+        missing_external_data: those of them that are not there.
+        sidecar: the facts beside the model; None where there is no sidecar.
+        sidecar_matches: whether the sidecar was written for exactly this file; None without one.
+    """
+
+    path: str
+    file_bytes: int
+    ir_version: int
+    producer: str
+    opsets: dict[str, int]
+    inputs: list[TensorSpec]
+    outputs: list[TensorSpec]
+    nodes: dict[str, int]
+    functions: list[FunctionFacts]
+    windowed: list[WindowedNode]
+    weight_bytes: dict[str, int]
+    external_data: list[str]
+    missing_external_data: list[str]
+    sidecar: Sidecar | None
+    sidecar_matches: bool | None
+
+    @property
+    def initializer_bytes(self) -> int:
+        """Bytes of all initializers."""
+        return sum(self.weight_bytes.values())
+
+    @property
+    def weight_dtype(self) -> str | None:
+        """The floating-point type most of the weights have, by bytes; None without weights."""
+        floats = {name: size for name, size in self.weight_bytes.items() if "float" in name}
+        return max(floats, key=lambda name: floats[name], default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types."""
+        shallow = {name: value for name, value in vars(self).items() if name != "sidecar"}
+        lists = {
+            name: [asdict(item) for item in shallow[name]] for name in ("inputs", "outputs", "functions", "windowed")
+        }
+        return {
+            **shallow,
+            **lists,
+            "initializer_bytes": self.initializer_bytes,
+            "weight_dtype": self.weight_dtype,
+            "sidecar": None if self.sidecar is None else self.sidecar.to_dict(),
+        }
+
+
+def inspect_onnx(path: Path) -> OnnxFacts:
+    """Read the facts of an ONNX file and of its sidecar.
+
+    Raises:
+        UsageError: no such file, no ONNX model in it, or a sidecar that is broken.
+    """
+    from ..core.sidecar import read_sidecar
+
+    model = read_model(path)
+    graph = model.graph
+    sidecar = read_sidecar(path)
+    initial = {tensor.name for tensor in graph.initializer}
+    nodes = list(_all_nodes(graph))
+    external = _external_files(graph)
+    return OnnxFacts(
+        path=str(path),
+        file_bytes=path.stat().st_size,
+        ir_version=model.ir_version,
+        producer=f"{model.producer_name} {model.producer_version}".strip(),
+        opsets={entry.domain or "ai.onnx": entry.version for entry in model.opset_import},
+        inputs=[_spec(value) for value in graph.input if value.name not in initial],
+        outputs=[_spec(value) for value in graph.output],
+        nodes=dict(Counter(_qualified(node) for node in nodes).most_common()),
+        functions=[FunctionFacts(f.domain, f.name, len(f.node)) for f in model.functions],
+        windowed=[
+            WindowedNode(node.name, node.op_type, {a.name: _value(a) for a in node.attribute})
+            for node in nodes
+            if node.domain == DOMAIN
+        ],
+        weight_bytes=_weight_bytes(graph),
+        external_data=external,
+        missing_external_data=[name for name in external if not (path.parent / name).is_file()],
+        sidecar=sidecar,
+        sidecar_matches=None if sidecar is None else sidecar.model_sha256 == sha256(path),
+    )
+
+
+def read_model(path: Path) -> Any:
+    """The `onnx.ModelProto` of a file, without its external data.
+
+    Raises:
+        UsageError: no such file, or no ONNX model in it.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    try:
+        # Not `onnx.load(path)`, which takes a file named .json or .txt for another format.
+        model = onnx.load_model_from_string(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"Cannot read {path}.", why=error.strerror or str(error)) from error
+    except (DecodeError, ValueError) as error:
+        raise _no_model(path, "It is cut, or is another kind of file.") from error
+    if not model.HasField("graph") or not model.ir_version:
+        # An empty file, and some others, parse as an empty message.
+        raise _no_model(path, "It holds no graph.")
+    return model
+
+
+def _no_model(path: Path, why: str) -> UsageError:
+    return UsageError(f"{path} is not an ONNX model.", why=why, fix="Copy it again, or export it again.")
+
+
+def _all_nodes(graph: Any) -> Iterator[Any]:
+    """Nodes of a graph and of the graphs inside its If, Loop and Scan."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
+                yield from _all_nodes(inner)
+
+
+def _qualified(node: Any) -> str:
+    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
+
+
+def _value(attribute: Any) -> Any:
+    """A node attribute as a Python value; what is neither number nor text is only named."""
+    import onnx
+
+    kinds = onnx.AttributeProto
+    if attribute.type == kinds.STRING:
+        return attribute.s.decode("utf-8", "replace")
+    if attribute.type in (kinds.INT, kinds.FLOAT):
+        return onnx.helper.get_attribute_value(attribute)
+    if attribute.type in (kinds.INTS, kinds.FLOATS):
+        return list(onnx.helper.get_attribute_value(attribute))
+    return f"<{kinds.AttributeType.Name(attribute.type).lower()}>"
+
+
+def _dtype_name(element_type: int) -> str:
+    import onnx
+
+    try:
+        return onnx.helper.tensor_dtype_to_np_dtype(element_type).name
+    except KeyError:
+        return f"type {element_type}"
+
+
+def _spec(value: Any) -> TensorSpec:
+    kind = value.type.WhichOneof("value")
+    if kind != "tensor_type":
+        return TensorSpec(value.name, (kind or "unknown").removesuffix("_type"), ())
+    tensor = value.type.tensor_type
+    shape = tuple(
+        dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or UNNAMED_DIMENSION) for dim in tensor.shape.dim
+    )
+    return TensorSpec(value.name, _dtype_name(tensor.elem_type), shape)
+
+
+def _weight_bytes(graph: Any) -> dict[str, int]:
+    """Bytes of the initializers by dtype, from their sizes, so that external data counts too."""
+    import onnx
+
+    total: Counter[str] = Counter()
+    for tensor in graph.initializer:
+        name = _dtype_name(tensor.data_type)
+        count = 1
+        for size in tensor.dims:
+            count *= max(size, 0)
+        known = not name.startswith("type ")
+        total[name] += count * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize if known else 0
+    return dict(total.most_common())
+
+
+def _external_files(graph: Any) -> list[str]:
+    import onnx
+
+    return sorted(
+        {
+            entry.value
+            for tensor in graph.initializer
+            if tensor.data_location == onnx.TensorProto.EXTERNAL
+            for entry in tensor.external_data
+            if entry.key == "location"
+        }
+    )

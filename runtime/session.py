@@ -1,0 +1,212 @@
+"""One way to run a model whatever engine runs it: `load` finds the backend by the file's suffix.
+
+A backend is a module that defines a `Session` and one entry in `BACKENDS`; nothing else changes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.errors import MissingDependency, UsageError
+from ..core.tensors import UNNAMED_DIMENSION, TensorSpec, format_shape
+
+__all__ = ["BACKENDS", "Arrays", "Backend", "Session", "TensorSpec", "check_inputs", "load"]
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class Session(ABC):
+    """A model that is ready to run.
+
+    Attributes:
+        backend: name of the engine's entry in `BACKENDS`.
+        provider: what really runs ("cpu", "cuda", …), which under "auto" may be less than hoped for.
+        inputs: what `run` takes, in the file's order.
+        outputs: what `run` returns, in the file's order.
+    """
+
+    backend: str
+    provider: str
+    inputs: list[TensorSpec]
+    outputs: list[TensorSpec]
+
+    def run(self, inputs: Mapping[str, NDArray[Any]]) -> Arrays:
+        """Run the model once.
+
+        Args:
+            inputs: one array for each of `self.inputs`, of its dtype and shape. Nothing is cast, with
+                two exact exceptions: a narrower integer where a wider one is wanted (int32 tokens for
+                int64), and bool for uint8 or uint8 holding only 0 and 1 for bool.
+
+        Returns:
+            One array for each of `self.outputs`, by name.
+
+        Raises:
+            UsageError: an input is missing, unknown, or of the wrong dtype or shape, or the engine
+                refuses its values.
+        """
+        return self._execute(check_inputs(self.inputs, inputs))
+
+    @abstractmethod
+    def _execute(self, inputs: Arrays) -> Arrays:
+        """Run on inputs that already fit the model."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """An engine that runs one kind of file.
+
+    Args:
+        name: as reports call it.
+        module: module of this package that defines it, imported only when such a file is opened.
+        opener: its function `(path, provider, threads) -> Session`.
+        needs: the import name it cannot do without.
+        has: something that import must define; a package that was half removed still imports.
+        install: the command that brings it.
+    """
+
+    name: str
+    module: str
+    opener: str
+    needs: str
+    has: str
+    install: str
+
+    def require(self) -> Any:
+        """Import and return what the backend needs.
+
+        Raises:
+            MissingDependency: it is not installed, or is installed and broken.
+        """
+        try:
+            module = import_module(self.needs)
+        except ImportError as error:
+            raise self._missing(str(error)) from error
+        if not hasattr(module, self.has):
+            raise self._missing(f"{self.needs} is installed only in part: it has no {self.has}.")
+        return module
+
+    def _missing(self, why: str) -> MissingDependency:
+        return MissingDependency(
+            f"{self.needs} is needed to run this file and cannot be imported.", why=why, fix=self.install
+        )
+
+    def open(self, path: Path, provider: str, threads: int | None) -> Session:
+        """Open a file with this backend."""
+        self.require()
+        opener = getattr(import_module(self.module, __package__), self.opener)
+        return cast("Session", opener(path, provider, threads))
+
+
+BACKENDS: dict[str, Backend] = {
+    ".onnx": Backend(
+        name="onnxruntime",
+        module=".onnxruntime_session",
+        opener="open_file",
+        needs="onnxruntime",
+        has="InferenceSession",
+        install="Install it: pip install onnxruntime (CPU), or pip install 'onnxruntime-gpu[cuda,cudnn]'.",
+    ),
+}
+
+
+def load(path: str | Path, provider: str = "auto", threads: int | None = None) -> Session:
+    """Open an exported model.
+
+    Args:
+        path: the model file; its suffix chooses the backend.
+        provider: where to run it; "auto" takes the best that really starts (see `Session.provider`),
+            any other name is used or refused.
+        threads: CPU threads for one operator, ≥ 1; None leaves it to the engine.
+
+    Raises:
+        UsageError: no such file, a suffix no backend runs, a broken model, an unknown provider.
+        MissingDependency: the engine is not installed, or the provider asked for does not start.
+    """
+    path = Path(path)
+    backend = BACKENDS.get(path.suffix.lower())
+    if backend is None:
+        raise UsageError(
+            f"Cannot run {path}.",
+            why=f"No backend runs files named {path.suffix or 'without a suffix'}.",
+            fix=f"Known: {', '.join(BACKENDS)}.",
+        )
+    if not path.is_file():
+        why = "It is a folder." if path.is_dir() else "There is no such file."
+        raise UsageError(f"Cannot run {path}.", why=why, fix="Give the path of an exported model.")
+    if threads is not None and threads < 1:
+        raise UsageError(f"threads is {threads}.", why="An operator runs on at least one thread.")
+    return backend.open(path, provider, threads)
+
+
+def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, NDArray[Any]]) -> Arrays:
+    """The inputs as the engine wants them: in order, contiguous, in native byte order.
+
+    Raises:
+        UsageError: a name, dtype or shape that does not fit `specs`; it says what came and what is
+            wanted. Sizes that the model leaves open must agree wherever the same name stands.
+    """
+    known = {spec.name for spec in specs}
+    unknown = [name for name in inputs if name not in known]
+    missing = [spec.describe() for spec in specs if spec.name not in inputs]
+    if missing or unknown:
+        wrong = [f"Missing: {', '.join(missing)}."] if missing else []
+        wrong += [f"Unknown: {', '.join(map(repr, unknown))}."] if unknown else []
+        raise UsageError(
+            "The inputs do not match the model's.",
+            why=" ".join(wrong),
+            fix=f"The model takes: {'; '.join(spec.describe() for spec in specs) or 'nothing'}.",
+        )
+    open_sizes: dict[str, int] = {}
+    ready: Arrays = {}
+    for spec in specs:
+        array = inputs[spec.name]
+        if not isinstance(array, np.ndarray):
+            raise _misfit(spec, f"a {type(array).__name__}, not a numpy array")
+        _check_shape(spec, array, open_sizes)
+        ready[spec.name] = _exact(spec, array)
+    return ready
+
+
+def _check_shape(spec: TensorSpec, array: NDArray[Any], open_sizes: dict[str, int]) -> None:
+    """Compare sizes; `open_sizes` remembers what each named dimension was first seen to be."""
+    fits = len(array.shape) == len(spec.shape)
+    for wanted, size in zip(spec.shape, array.shape, strict=False):
+        if isinstance(wanted, str) and wanted != UNNAMED_DIMENSION:
+            wanted = open_sizes.setdefault(wanted, size)
+        fits = fits and wanted in (size, UNNAMED_DIMENSION)
+    if not fits:
+        sizes = ", ".join(f"{name} = {size}" for name, size in open_sizes.items())
+        raise _misfit(spec, f"shape {format_shape(array.shape)}" + (f" (with {sizes})" if sizes else ""))
+
+
+_INTEGERS = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+
+
+def _exact(spec: TensorSpec, array: NDArray[Any]) -> NDArray[Any]:
+    """The array in the wanted dtype, if that changes no value."""
+    came, wanted = array.dtype.name, spec.dtype
+    if came != wanted:
+        widens = {came, wanted} <= _INTEGERS and np.can_cast(came, wanted)
+        flags = {came, wanted} == {"bool", "uint8"} and bool((array <= 1).all())
+        if not (widens or flags):
+            raise _misfit(spec, f"dtype {came}")
+        array = array.astype(wanted)
+    # Not `ascontiguousarray`, which turns a scalar into a vector.
+    return np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
+
+
+def _misfit(spec: TensorSpec, came: str) -> UsageError:
+    return UsageError(
+        f"Input {spec.name!r} does not fit the model.",
+        why=f"It came as {came}; wanted: {spec.dtype} {format_shape(spec.shape)}.",
+        fix="Convert the array, or export the model for these shapes.",
+    )
