@@ -1,0 +1,89 @@
+"""The command line: one verb a file in `commands/`, put together here.
+
+Errors end with the exit codes of `core.errors.ExitCode`. Nothing heavy is imported until a command runs.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if not __package__:  # `python cli.py` in a source tree: make the tree the package `localattn`
+    import importlib.util
+    from pathlib import Path
+
+    _root = Path(__file__).resolve().parent
+    sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != _root]
+    _spec = importlib.util.spec_from_file_location(
+        "localattn", _root / "__init__.py", submodule_search_locations=[str(_root)]
+    )
+    assert _spec is not None and _spec.loader is not None
+    sys.modules["localattn"] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(sys.modules["localattn"])
+    __package__ = "localattn"
+
+import os
+from typing import Annotated
+
+import typer
+
+from .commands import demo, export, inspect, parity, run
+from .commands.console import Verbosity, print_error
+from .core.errors import ExitCode, LocalAttnError
+
+_EPILOG = (
+    "Exit codes: 0 good, 1 a check failed, 2 wrong usage or input, 3 something is missing from this machine, "
+    "4 the export failed, 5 a build failed."
+)
+
+app = typer.Typer(
+    name="localattn",
+    help="Trained local-attention models as ONNX files that are proven equal and run anywhere.",
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(export.export)
+app.command()(parity.parity)
+app.command()(run.run)
+app.command()(inspect.inspect)
+app.command()(demo.demo)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from . import __version__
+
+        typer.echo(f"localattn {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line and leave with its exit code."""
+    try:
+        app()
+    except LocalAttnError as error:
+        print_error(error)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:  # the reader of our output went away (`| head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(ExitCode.OK)
+    except Exception as error:
+        if Verbosity.verbose:
+            raise
+        typer.secho(f"Error: {type(error).__name__}: {error}".splitlines()[0], fg="red", bold=True, err=True)
+        typer.echo("  This is a fault of localattn. Run again with -v and report what it prints.", err=True)
+        sys.exit(ExitCode.INTERNAL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""What every command shares on the terminal: output formats, verbosity, errors, the table of checks."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..core.errors import LocalAttnError
+    from ..core.sidecar import CheckRecord
+
+
+class Format(str, Enum):
+    """How a result is printed."""
+
+    console = "console"
+    json = "json"
+
+
+class Verbosity:
+    """How much the command line says; set by the options, read everywhere."""
+
+    verbose = False
+    quiet = False
+
+
+def _set_verbose(value: bool) -> bool:
+    Verbosity.verbose = Verbosity.verbose or value
+    return value
+
+
+def _set_quiet(value: bool) -> bool:
+    Verbosity.quiet = Verbosity.quiet or value
+    return value
+
+
+FormatOption = Annotated[Format, typer.Option("--format", help="console, or json: nothing but JSON on stdout.")]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", callback=_set_verbose, help="Show tracebacks and details.")
+]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", callback=_set_quiet, help="No progress.")]
+
+
+def say(text: str) -> None:
+    """A line of the result, on stdout."""
+    typer.echo(text)
+
+
+def note(text: str) -> None:
+    """A line about the work, on stderr; nothing under -q."""
+    if not Verbosity.quiet:
+        typer.echo(text, err=True)
+
+
+def print_json(document: Any) -> None:
+    """The result as JSON and nothing else, on stdout."""
+    typer.echo(json.dumps(document, indent=2, allow_nan=False))
+
+
+def print_error(error: LocalAttnError) -> None:
+    """What happened, why, and what to do: three lines on stderr; the traceback under -v."""
+    if Verbosity.verbose:
+        traceback.print_exception(error)
+    typer.secho(f"Error: {error.what}", fg="red", bold=True, err=True)
+    for line in (error.why, error.fix):
+        if line:
+            typer.echo(f"  {line}", err=True)
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """A spinner on stderr that names the step under way; plain silence where stderr is no terminal."""
+    if Verbosity.quiet or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("Starting") as status:
+        yield lambda step: status.update(f"{step} …")
+
+
+_SIGNS = {
+    "passed": ("✓", "green"),
+    "failed": ("✗", "red"),
+    "not proven": ("?", "yellow"),
+    "skipped": ("-", "yellow"),
+}
+
+
+def print_checks(checks: Sequence[CheckRecord]) -> None:
+    """One line a check."""
+    width = max((len(check.name) for check in checks), default=0)
+    for check in checks:
+        sign, colour = _SIGNS[check.status]
+        outcome = "" if check.status == "passed" else f"{check.status.upper()}: "
+        say(f"  {typer.style(sign, fg=colour)} {check.name:<{width}}  {outcome}{check.detail}")
+
+
+def bytes_text(size: int) -> str:
+    """A size a person reads: `14.8 MB`."""
+    value = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000 or unit == "GB":
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    raise AssertionError("unreachable")

@@ -1,0 +1,67 @@
+"""`localattn demo`: the main job in one command, with nothing else needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .console import (
+    Format,
+    FormatOption,
+    QuietOption,
+    VerboseOption,
+    bytes_text,
+    print_checks,
+    print_json,
+    progress,
+    say,
+)
+
+
+def demo(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the exported file.")] = Path(
+        "localattn-demo"
+    ),
+    prompt: Annotated[str, typer.Option(help="What the model goes on from.")] = "import os\n\n\ndef ",
+    length: Annotated[int, typer.Option(min=0, max=2000, help="Bytes to write.")] = 240,
+    temperature: Annotated[float, typer.Option(min=0.01, help="Lower is safer, higher is bolder.")] = 0.5,
+    rows: Annotated[int, typer.Option(min=1, help="Rows of held-out text to measure, of 64.")] = 64,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0,
+    output_format: FormatOption = Format.console,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Export a small trained model that ships with the package, check it, run it.
+
+    The model is a byte-level LocalTransformer trained on Python's standard library.
+    """
+    with progress() as step:
+        step("Loading PyTorch")
+        from ..demo.run import run_demo, write_on
+
+        result = run_demo(output, rows, step)
+        text = write_on(result.session, prompt.encode(), length, seed, temperature)
+    model = result.report.path
+    if output_format is Format.json:
+        document = {
+            "model": str(model),
+            "checks": [check.model_dump() for check in result.report.sidecar.checks],
+            "bits_per_byte": result.bits_per_byte,
+            "bits_per_byte_in_pytorch": result.stated,
+            "text": prompt + bytes(text).decode(errors="replace"),
+        }
+        print_json(document)
+        return
+    say(f"Exported a trained LocalTransformer to {model} ({bytes_text(model.stat().st_size)}). Checks:")
+    print_checks(result.report.sidecar.checks)
+    say(
+        f"Held-out text: {result.bits_per_byte:.4f} bits per byte from the file over {result.rows} rows; "
+        f"{result.stated:.4f} over 64 when it was trained in PyTorch."
+    )
+    say("It goes on from your prompt, byte by byte, in onnxruntime:\n")
+    typer.echo(typer.style(prompt, bold=True), nl=False)
+    for byte in text:
+        typer.echo(bytes([byte]).decode("latin-1"), nl=False)
+    say(f"\n\nNext: localattn inspect {model}")

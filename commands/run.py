@@ -1,0 +1,155 @@
+"""`localattn run`: run an exported model once and say what came out."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .console import Format, FormatOption, QuietOption, VerboseOption
+
+if TYPE_CHECKING:
+    from ..runtime.session import Arrays, Session
+
+
+def run(
+    model: Annotated[Path, typer.Argument(help="The exported model (model.onnx).", show_default=False)],
+    load_inputs: Annotated[
+        Path | None,
+        typer.Option(help="Inputs as .npz, one array an input. Without it: random inputs."),
+    ] = None,
+    save_outputs: Annotated[Path | None, typer.Option(help="Write the outputs to this .npz file.")] = None,
+    provider: Annotated[
+        str, typer.Option(help="Where to run: auto (the best that starts), cpu, cuda or tensorrt.")
+    ] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")] = None,
+    iterations: Annotated[int, typer.Option(min=1, help="How often to run.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
+    output_format: FormatOption = Format.console,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Run an exported model and show what it returns."""
+    from ..runtime.arrays import load_arrays, save_arrays
+    from ..runtime.session import load
+
+    session = load(model, provider, threads)
+    vocabulary = _vocabulary_size(model)
+    if load_inputs is None:
+        inputs, source = _random(session, seed, vocabulary), f"random, seed {seed}"
+    else:
+        inputs, source = load_arrays(load_inputs), str(load_inputs)
+    _check_tokens(inputs, vocabulary)
+    outputs, milliseconds = _timed(session, inputs, iterations)
+    if save_outputs is not None:
+        save_arrays(save_outputs, outputs)
+    report = {
+        "model": str(model),
+        "backend": session.backend,
+        "provider": session.provider,
+        "input_source": source,
+        "inputs": [_facts(name, array) for name, array in inputs.items()],
+        "outputs": [_facts(name, array) for name, array in outputs.items()],
+        "saved_outputs": None if save_outputs is None else str(save_outputs),
+        "milliseconds": milliseconds,
+    }
+    _warn_not_finite("Input", report["inputs"])
+    _warn_not_finite("Output", report["outputs"])
+    typer.echo(json.dumps(report, allow_nan=False) if output_format is Format.json else _as_text(report))
+
+
+def _vocabulary_size(model: Path) -> int | None:
+    """`num_tokens` of the exported model; None without a sidecar or for embeddings."""
+    from ..core.sidecar import read_sidecar
+
+    sidecar = read_sidecar(model)
+    size = None if sidecar is None else sidecar.kwargs.get("num_tokens")
+    return size if isinstance(size, int) else None
+
+
+def _random(session: Session, seed: int, vocabulary: int | None) -> Arrays:
+    from ..runtime.arrays import random_inputs
+
+    return random_inputs(session.inputs, seed, token_limit=vocabulary)
+
+
+def _check_tokens(inputs: Mapping[str, Any], vocabulary: int | None) -> None:
+    """Refuse tokens outside the vocabulary.
+
+    The graph would not: a negative index counts from the end of the embedding, a GPU may read zeros.
+    """
+    from ..core.errors import UsageError
+
+    if vocabulary is None:
+        return
+    for name, array in inputs.items():
+        if array.dtype.kind in "iu" and array.size and not 0 <= array.min() <= array.max() < vocabulary:
+            raise UsageError(
+                f"Input {name!r} holds tokens outside the vocabulary.",
+                why=f"They range from {array.min()} to {array.max()}; the model has {vocabulary} tokens.",
+                fix=f"Use tokens from 0 to {vocabulary - 1}.",
+            )
+
+
+def _timed(session: Session, inputs: Arrays, iterations: int) -> tuple[Arrays, dict[str, float | int]]:
+    """The outputs, and how long the runs took."""
+    import statistics
+
+    times: list[float] = []
+    outputs: Arrays = {}
+    for _ in range(iterations):
+        start = time.perf_counter()
+        outputs = session.run(inputs)
+        times.append((time.perf_counter() - start) * 1e3)
+    return outputs, {"first": times[0], "median": statistics.median(times), "iterations": iterations}
+
+
+def _facts(name: str, array: Any) -> dict[str, Any]:
+    """What a reader wants to know of an array; the range is that of its finite values."""
+    import numpy as np
+
+    finite = np.isfinite(array)
+    values = array[finite]
+    return {
+        "name": name,
+        "dtype": array.dtype.name,
+        "shape": list(array.shape),
+        "finite": bool(finite.all()),
+        "min": float(values.min()) if values.size else None,
+        "max": float(values.max()) if values.size else None,
+    }
+
+
+def _warn_not_finite(kind: str, facts: Any) -> None:
+    for fact in facts:
+        if not fact["finite"]:
+            typer.echo(f"Warning: {kind.lower()} {fact['name']!r} holds NaN or Inf.", err=True)
+
+
+def _as_text(report: dict[str, Any]) -> str:
+    spent = report["milliseconds"]
+    runs = f"median of {spent['iterations']} runs" if spent["iterations"] > 1 else "one run"
+    lines = [
+        f"{report['model']} ran on {report['provider']} ({report['backend']}): {spent['median']:.2f} ms, {runs}",
+        f"Inputs ({report['input_source']}):",
+        *_table(report["inputs"]),
+        "Outputs:",
+        *_table(report["outputs"]),
+    ]
+    if report["saved_outputs"] is not None:
+        lines.append(f"Outputs saved to {report['saved_outputs']}")
+    return "\n".join(lines)
+
+
+def _table(facts: Sequence[dict[str, Any]]) -> list[str]:
+    width = max((len(fact["name"]) for fact in facts), default=0)
+    lines = []
+    for fact in facts:
+        span = "" if fact["min"] is None else f", from {fact['min']:.6g} to {fact['max']:.6g}"
+        finite = "finite" if fact["finite"] else "NOT FINITE"
+        lines.append(f"  {fact['name']:<{width}}  {fact['dtype']} {fact['shape']}  {finite}{span}")
+    return lines
