@@ -1,0 +1,181 @@
+"""Comparison figures against plain numpy, and the frontier against the criterion itself."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localattn.core.errors import CheckFailed, UsageError
+from localattn.core.tolerance import TOLERANCES, Tolerance, tolerance_for
+from localattn.runtime import compare
+from localattn.runtime.compare import Comparison, compare_arrays
+
+FP32 = tolerance_for("fp32")
+
+
+def pair(seed=0, shape=(3, 50, 7), noise=1e-3):
+    generator = np.random.default_rng(seed)
+    expected = generator.standard_normal(shape).astype(np.float32)
+    return expected + (noise * generator.standard_normal(shape)).astype(np.float32), expected
+
+
+@pytest.mark.parametrize("chunk", [64, 1 << 18])
+def test_figures_are_those_of_numpy(monkeypatch, chunk):
+    monkeypatch.setattr(compare, "_CHUNK", chunk)
+    actual, expected = pair()
+    got = compare_arrays("out", actual, expected, FP32)
+    a, e = actual.astype(np.float64), expected.astype(np.float64)
+    d = np.abs(a - e)
+    assert got.max_abs == d.max()
+    assert got.max_rel == pytest.approx((d / np.abs(e)).max(), rel=1e-12)
+    assert got.rms == pytest.approx(math.sqrt((d**2).mean()), rel=1e-12)
+    assert got.relative_rms == pytest.approx(math.sqrt((d**2).mean() / (e**2).mean()), rel=1e-12)
+    assert got.cosine == pytest.approx((a * e).sum() / math.sqrt((a * a).sum() * (e * e).sum()), rel=1e-12)
+    assert got.worst_index == np.unravel_index((d - 1e-4 * np.abs(e)).argmax(), d.shape)
+    assert got.count == d.size
+    assert not got.passed
+
+
+def test_the_difference_is_taken_in_float64():
+    # In float16 the two round to the same number.
+    actual, expected = np.float64([1.0 + 2e-4]), np.float16([1.0])
+    assert compare_arrays("out", actual, expected, Tolerance(1e-4, 0)).max_abs == pytest.approx(2e-4)
+    assert not compare_arrays("out", actual, expected, Tolerance(1e-4, 0)).passed
+
+
+@pytest.mark.parametrize(("error", "passes"), [(0.99, True), (1.01, False)])
+@pytest.mark.parametrize("expected", [0.0, 3.0, -3.0, 1000.0])
+def test_the_criterion_at_its_edge(error, passes, expected):
+    tolerance = Tolerance(1e-3, 1e-2)
+    actual = np.array([expected + error * (1e-3 + 1e-2 * abs(expected)), 1.0])
+    assert compare_arrays("out", actual, np.array([expected, 1.0]), tolerance).passed is passes
+
+
+parts = st.lists(st.tuples(st.integers(-40, 40), st.integers(0, 40)), min_size=1, max_size=60)
+
+
+@settings(max_examples=100, deadline=None)
+@given(parts, st.integers(1, 20))
+def test_saved_figures_judge_every_tolerance_like_the_arrays(pairs, chunk):
+    """Sixteenths, so that the criterion is exact: the smallest atol that passes, and the one below."""
+    expected = np.array([e for e, _ in pairs]) / 16
+    actual = expected + np.array([d for _, d in pairs]) / 16
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compare, "_CHUNK", chunk)
+        made = compare_arrays("out", actual, expected, FP32)
+    saved = Comparison.from_dict(json.loads(json.dumps(made.to_dict())))
+    for rtol in np.arange(0, 2, 1 / 16):
+        needed = max(0.0, float((np.abs(actual - expected) - rtol * np.abs(expected)).max()))
+        assert saved.judge(Tolerance(needed, rtol))
+        if needed:
+            assert not saved.judge(Tolerance(needed - 1 / 256, rtol))
+
+
+def test_the_frontier_stays_small():
+    generator = np.random.default_rng(1)
+    expected = generator.standard_normal(1_000_000)
+    # Errors that grow with the value are the worst case: every element is near the frontier.
+    made = compare_arrays("out", expected * (1 + 1e-3 * generator.random(expected.size)), expected, FP32)
+    assert 1 <= len(made.frontier) < 300
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("both", [False, True])
+def test_nan_and_inf_always_fail(poison, both):
+    actual, expected = pair(noise=0)
+    actual[1, 20, 3] = poison
+    if both:
+        expected[1, 20, 3] = poison
+    got = compare_arrays("out", actual, expected, Tolerance(1e9, 1e9))
+    assert got.not_finite == 1 and got.worst_index == (1, 20, 3)
+    assert got.expected_not_finite == both
+    assert not got.passed and not got.judge(Tolerance(1e300, 0))
+    assert got.max_abs == 0  # the figures are those of the rest
+
+
+def test_a_reference_that_is_not_finite_proves_nothing():
+    actual, expected = pair(noise=0)
+    expected[0, 0, 0] = np.nan
+    assert not compare_arrays("out", actual, expected, FP32).passed
+
+
+def test_all_nan_fails_without_a_crash():
+    got = compare_arrays("out", np.full(3, np.nan), np.zeros(3), FP32)
+    assert not got.passed and got.not_finite == 3
+    json.dumps(got.figures(), allow_nan=False)
+
+
+def test_the_cosine_floor_catches_small_outputs_that_are_all_wrong():
+    expected = np.full(100, 5e-3)
+    fp16 = tolerance_for("fp16")
+    got = compare_arrays("out", -expected, expected, fp16)
+    assert got.judge(Tolerance(fp16.atol, fp16.rtol)) and not got.passed
+    assert got.cosine == pytest.approx(-1)
+
+
+def test_cosine_of_null_vectors():
+    zero, one = np.zeros(4), np.ones(4)
+    assert compare_arrays("out", zero, zero, FP32).cosine == 1
+    assert compare_arrays("out", one, zero, FP32).cosine == 0
+    assert compare_arrays("out", one, zero, FP32).figures()["relative_rms"] == "inf"
+
+
+def test_rows_that_do_not_count_are_left_out():
+    actual, expected = pair(noise=0)
+    actual[0, 10:] = np.nan
+    actual[2, 49, 6] += 5
+    rows = np.ones(actual.shape[:2], bool)
+    rows[0, 10:] = False
+    rows[2, 49] = False
+    got = compare_arrays("out", actual, expected, FP32, rows=rows)
+    assert got.passed and got.count == rows.sum() * 7
+    rows[2, 49] = True
+    got = compare_arrays("out", actual, expected, FP32, rows=rows)
+    assert not got.passed and got.worst_index == (2, 49, 6)
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "rows"),
+    [
+        (np.zeros((2, 3)), np.zeros((3, 2)), None),
+        (np.zeros(6), np.zeros((2, 3)), None),
+        (np.zeros((0, 3)), np.zeros((0, 3)), None),
+        (np.zeros((2, 3)), np.zeros((2, 3)), np.zeros(2, bool)),
+        (np.zeros((2, 3)), np.zeros((2, 3)), np.ones(3, bool)),
+        (np.zeros((2, 3)), np.zeros((2, 3)), np.ones(2)),
+    ],
+)
+def test_what_cannot_be_compared_does_not_pass(actual, expected, rows):
+    with pytest.raises(CheckFailed, match="out"):
+        compare_arrays("out", actual, expected, FP32, rows=rows)
+
+
+def test_a_scalar_output_compares():
+    assert compare_arrays("loss", np.float32(1), np.float32(1), FP32).passed
+
+
+def test_the_tolerance_table_is_the_documented_one():
+    table = {name: (t.atol, t.rtol, t.cosine) for name, t in TOLERANCES.items()}
+    assert table == {
+        "fp32": (1e-4, 1e-4, None), "fp16": (1e-2, 1e-2, 0.999), "bf16": (5e-2, 2e-2, 0.995)
+    }  # fmt: skip
+    assert tolerance_for("fp16", atol=0.5) == Tolerance(0.5, 1e-2, 0.999)
+    assert tolerance_for("fp16", rtol=0.0) == Tolerance(1e-2, 0.0, 0.999)
+
+
+@pytest.mark.parametrize("wrong", [-1.0, math.nan, math.inf])
+def test_a_tolerance_is_a_finite_number(wrong):
+    with pytest.raises(UsageError):
+        tolerance_for("fp32", atol=wrong)
+    with pytest.raises(UsageError):
+        tolerance_for("fp32", rtol=wrong)
+
+
+def test_an_unknown_element_type_names_the_known():
+    with pytest.raises(UsageError, match="fp32, fp16, bf16"):
+        tolerance_for("int8")
