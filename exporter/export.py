@@ -195,16 +195,13 @@ def _run_checks(path: Path, source: SourceModel, request: ExportRequest, progres
     yield audit
 
 
-def _retrace(request: ExportRequest, source: SourceModel, length: int) -> dict[str, Shape]:
-    """Shapes of the same model's graph at another length."""
-    other = SourceModel(
-        source.class_name,
-        source.args,
-        source.state,
-        source.mixes_residuals,
-        replace(request.shapes, seq_len=length),
-    )
-    return graph_shapes(ir.serde.serialize_model(graph.trace(other, request.dtype, request.opset)))
+def _retrace(request: ExportRequest, source: SourceModel, length: int) -> tuple[int, dict[str, Shape]]:
+    """Shapes of the same model's graph a token shorter, or a window where it takes whole windows only."""
+    autopad = getattr(source.args, "autopad", True)
+    other = length - (1 if autopad else source.geometry.window_size)
+    shorter = source.at(replace(request.shapes, seq_len=other))
+    model = graph.trace(shorter, request.dtype, request.opset)
+    return other, graph_shapes(ir.serde.serialize_model(model))
 
 
 def _sidecar(

@@ -10,6 +10,7 @@ from typing import Any
 from ..core.config import RawConfig, adds_residual_only, load_config
 from .checkpoint import LoadedCheckpoint, find_config, load_state
 from .infer import Resolved, infer_config
+from .tell import told_kind
 from .source import ShapeRequest, SourceModel
 
 
@@ -69,6 +70,9 @@ def open_checkpoint(
         MissingDependency: a package that the checkpoint's format needs is not installed.
     """
     loaded = load_state(path, key)
+    if told_kind({name: tuple(tensor.shape) for name, tensor in loaded.state.items()}) == "attention":
+        # Heads and their size are shapes of the inputs there, not arguments of the class.
+        overrides = {name: value for name, value in (overrides or {}).items() if name not in ("heads", "dim_head")}
     if config is None and known is not None:
         return OpenedCheckpoint(loaded, infer_config(loaded.state, known, overrides), None)
     found = find_config(path, config)

@@ -73,9 +73,8 @@ def local_attention(
         first, end = geometry.visible_interval(query.numpy(), len(key))
         low, high = int(first[0]), int(end[-1])  # no row of this step sees a key outside
         rows, columns = q[:, :, query], k[:, :, low:high]
-        if (
-            decay is not None and args.xpos_base is not None
-        ):  # only the difference of two exponents matters; this keeps both small
+        if decay is not None and args.xpos_base is not None:
+            # Only the difference of the two exponents matters; counting from here keeps both small.
             base = args.xpos_base
             rows = rows * decay ** ((query - start + geometry.forward_reach) / base)[:, None]
             columns = columns * decay ** ((start - key[low:high]) / base)[:, None]

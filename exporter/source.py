@@ -221,6 +221,10 @@ class SourceModel:
         self.kind = KINDS[CLASSES[class_name].kind]
         self.shapes = self.kind.shapes(args, request)
 
+    def at(self, request: ShapeRequest) -> SourceModel:
+        """The same model at other shapes."""
+        return SourceModel(self.class_name, self.args, self.state, self.mixes_residuals, request)
+
     @property
     def geometry(self) -> WindowGeometry:
         """The window of every attention layer."""

@@ -25,25 +25,24 @@ def check_audit(model: onnx.ModelProto, source: SourceModel, retrace: Callable[[
     Args:
         model: the written file, weights may be absent.
         source: what it was exported from.
-        retrace: the graph's shapes by name, traced at another length.
+        retrace: traces the model at a length unlike the one given; that length, and the shapes by name.
     """
     length, window = source.shapes.seq_len, source.geometry.window_size
-    lengths = {length, length + (-length) % window}
     if length <= window:
         return CheckRecord(
             name=_NAME,
             status="not proven",
             detail=f"length {length} fits in one window of {window}: scores of one window are all there is",
         )
-    shapes = graph_shapes(model)
+    shapes, alone = graph_shapes(model), probes(model)
+    lengths = {length} | {probe.length for probe in alone}  # a node's input may be padded
     suspects = [name for name, shape in shapes.items() if _is_square(shape, lengths)]
     if suspects:
-        suspects = _grown(suspects, source, retrace)
+        suspects = _grown(suspects, length, retrace)
     largest = max((_elements(shape) for shape in shapes.values()), default=0)
-    for probe in probes(model):
+    for probe in alone:
         inside = probe.measured_shapes()
-        own = lengths | {probe.length}
-        suspects += [f"{probe.node.name}: {name}" for name, shape in inside.items() if _is_square(shape, own)]
+        suspects += [f"{probe.node.name}: {name}" for name, shape in inside.items() if _is_square(shape, lengths)]
         heads = source.shapes.batch * source.shapes.heads
         largest = max(largest, heads * max(_elements(shape) for shape in inside.values()))
     if suspects:
@@ -78,10 +77,7 @@ def _elements(shape: Shape) -> int:
     return count
 
 
-def _grown(suspects: list[str], source: SourceModel, retrace: Callable[[int], dict[str, Shape]]) -> list[str]:
+def _grown(suspects: list[str], length: int, retrace: Callable[[int], tuple[int, dict[str, Shape]]]) -> list[str]:
     """Those of the suspects that are square at another length too."""
-    step = source.geometry.window_size
-    other = source.shapes.seq_len - step  # shorter, so that no max_seq_len forbids it; a whole window less
-    elsewhere = retrace(other)
-    lengths = {other, other + (-other) % step}
-    return [name for name in suspects if name not in elsewhere or _is_square(elsewhere[name], lengths)]
+    other, elsewhere = retrace(length)
+    return [name for name in suspects if name not in elsewhere or sum(n == other for n in elsewhere[name]) >= 2]

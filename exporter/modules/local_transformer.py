@@ -106,10 +106,16 @@ class LocalTransformer(nn.Module):
             for _ in range(args.depth)
         )
 
+    @torch.no_grad()
+    def prepare(self) -> None:
+        """The position embeddings of this length are a constant, kept in fp32."""
+        if self.has_embeddings:
+            self.register_buffer("positions", self.pos_emb.weight[: self.length].clone(), persistent=False)
+
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mask bool `[B, N]`, True = keep."""
         given = x.dtype
-        x = self.token_emb(x).float() + self.pos_emb.weight[: self.length] if self.has_embeddings else x.float()
+        x = self.token_emb(x).float() + self.positions if self.has_embeddings else x.float()
         bias = self.dynamic_pos_bias() if self.dynamic_pos_bias is not None else None
         if self.streams > 1:
             x = x.unsqueeze(2).expand(-1, -1, self.streams, -1)

@@ -1,0 +1,73 @@
+"""Checkpoints of small upstream models, and the command line run in this process."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from localattn import cli
+
+TINY = {
+    "num_tokens": 23,
+    "max_seq_len": 64,
+    "dim": 16,
+    "depth": 2,
+    "local_attn_window_size": 4,
+    "dim_head": 8,
+    "heads": 2,
+    "causal": True,
+}
+
+
+def save_upstream(folder: Path, class_name: str, kwargs: dict[str, Any], name: str = "model.pt") -> Path:
+    """An upstream model with random weights, saved with its config beside it."""
+    import local_attention
+
+    torch.manual_seed(0)
+    module = getattr(local_attention, class_name.split(".")[1])(**kwargs)
+    for parameter in module.parameters():
+        parameter.data += 0.2 * torch.randn_like(parameter)
+    path = folder / name
+    torch.save(module.state_dict(), path)
+    path.with_suffix(".json").write_text(json.dumps({"class": class_name, "kwargs": kwargs}))
+    return path
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """A LocalTransformer of two layers with windows of 4, as a checkpoint with its config."""
+    return save_upstream(tmp_path, "local_attention.LocalTransformer", TINY)
+
+
+class Finished(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def localattn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Finished]:
+    """Run the command line in this process: `localattn("export", path)`."""
+
+    def call(*arguments: object) -> Finished:
+        monkeypatch.setattr(sys, "argv", ["localattn", *map(str, arguments)])
+        monkeypatch.setattr("localattn.commands.console.Verbosity.verbose", False)
+        monkeypatch.setattr("localattn.commands.console.Verbosity.quiet", False)
+        capsys.readouterr()
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as exit_:
+            code = exit_.code if isinstance(exit_.code, int) else 1
+        captured = capsys.readouterr()
+        return Finished(code, captured.out, captured.err)
+
+    return call
