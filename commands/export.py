@@ -59,6 +59,12 @@ def export(
             help="Leave out the attention node's function; only a plugin can run the file then (TensorRT 10.3).",
         ),
     ] = False,
+    atol: Annotated[
+        float | None, typer.Option(min=0, help="Absolute tolerance of the parity check. [default: by dtype]")
+    ] = None,
+    rtol: Annotated[
+        float | None, typer.Option(min=0, help="Relative tolerance of the parity check. [default: by dtype]")
+    ] = None,
     allow_quadratic: Annotated[
         bool, typer.Option("--allow-quadratic", help="Accept tensors that are square in the sequence length.")
     ] = False,
@@ -88,6 +94,8 @@ def export(
             function_body=not no_function_body,
             overwrite=force,
             allow_quadratic=allow_quadratic,
+            atol=atol,
+            rtol=rtol,
         )
         if not dry_run:
             report = export(request, step)

@@ -127,16 +127,19 @@ def geometry_of(attributes: Mapping[str, Any]) -> WindowGeometry:
     )
 
 
-def choose_query_block(geometry: WindowGeometry, length: int, *, has_bias: bool) -> int:
+def choose_query_block(geometry: WindowGeometry, length: int | None, *, has_bias: bool) -> int:
     """Queries per block of the function body.
 
     A block-local window needs the whole window's keys, and an additive bias is laid out per window, so
     there the block is the window. Exact windows are free: small blocks waste fewer masked scores and large ones
-    make better matrix products; 64 was fastest on the CPU, and a divisor of the length saves padding.
+    make better matrix products; 64 was fastest on the CPU, and a divisor of the length (if it is known)
+    saves padding.
     """
     if has_bias or not geometry.exact_windowsize:
         return geometry.window_size
     best = 64 if geometry.keys_per_window > 32 else 32
+    if length is None:
+        return best
     if length <= best:
         return length
     divisors = [size for size in range(best // 2, 2 * best + 1) if length % size == 0]

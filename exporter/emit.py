@@ -57,7 +57,9 @@ def attend(
         scale,
         shared_qk=shared_qk,
         perm=SEQUENCE_FIRST if sequence_first else HEADS_FIRST,
-        query_block=choose_query_block(geometry, length, has_bias=attn_bias is not None),
+        query_block=choose_query_block(
+            geometry, length if isinstance(length, int) else None, has_bias=attn_bias is not None
+        ),
         xpos_scale_base=xpos_scale_base,
     )
     inputs = [query, key, value, *(x for x in (key_mask, attn_bias) if x is not None)]

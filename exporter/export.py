@@ -52,6 +52,8 @@ class ExportRequest:
             a kernel for the node can run the file (TensorRT 10.3 needs it so).
         overwrite: replace an existing file.
         seeds: seeds of the parity check.
+        atol: absolute tolerance of the parity check instead of the dtype's.
+        rtol: relative tolerance instead of the dtype's.
         allow_quadratic: accept tensors that are square in the sequence length.
         external_data_from: bytes of weights from which they go into a file of their own.
     """
@@ -65,6 +67,8 @@ class ExportRequest:
     function_body: bool = True
     overwrite: bool = False
     seeds: tuple[int, ...] = (0, 1)
+    atol: float | None = None
+    rtol: float | None = None
     allow_quadratic: bool = False
     external_data_from: int = EXTERNAL_DATA_FROM
 
@@ -184,7 +188,8 @@ def _run_checks(path: Path, source: SourceModel, request: ExportRequest, progres
     record, session = check_loads(path)
     yield record
     progress("Checking: parity with the float64 oracle")
-    yield check_parity(session, source, request.dtype, tolerance_for(request.dtype), request.seeds)
+    tolerance = tolerance_for(request.dtype, request.atol, request.rtol)
+    yield check_parity(session, source, request.dtype, tolerance, request.seeds)
     model = onnx.load(path, load_external_data=False)
     progress("Checking: window witness")
     yield check_witness(model, session, source, request.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -124,6 +125,7 @@ def _finish(model: ir.Model) -> ir.Model:
     """Share equal constants, name attention nodes by their module, drop what only the exporter needs."""
     DeduplicateInitializersPass(size_limit=1 << 62)(model)
     RemoveUnusedNodesPass()(model)
+    calls: Counter[str] = Counter()
 
     for node in model.graph:
         scopes = node.metadata_props.get(_NAME_SCOPES, "")
@@ -132,7 +134,8 @@ def _finish(model: ir.Model) -> ir.Model:
         if path:
             node.metadata_props["module"] = path
         if node.domain == DOMAIN:
-            node.name = f"{path or 'attention'}/{node.op_type}"
+            calls[path] += 1  # one module may be called more than once
+            node.name = f"{path or 'attention'}/{node.op_type}" + (f"_{calls[path]}" if calls[path] > 1 else "")
     for value in (*model.graph.inputs, *model.graph.outputs):
         value.metadata_props.clear()
     model.ir_version = IR_VERSION
@@ -158,21 +161,21 @@ def attach_bodies(model: ir.Model) -> None:
     opset = model.graph.opset_imports[""]
     aligned: dict[str, bool] = {}
     for node in attention_nodes(model):
-        fits = node_length(node) % _integer(node, "query_block") == 0
+        length = node_length(node)
+        fits = length is not None and length % _integer(node, "query_block") == 0
         aligned[node.op_type] = aligned.get(node.op_type, True) and fits
     for op_type, fits in aligned.items():
         body = function_body(VARIANT_BY_OP_TYPE[op_type], opset, aligned=fits)
         model.functions[body.identifier()] = body
 
 
-def node_length(node: ir.Node) -> int:
-    """The sequence length a node was traced at."""
+def node_length(node: ir.Node) -> int | None:
+    """The sequence length a node was traced at; None if it is open."""
     query = node.inputs[0]
     assert query is not None and query.shape is not None
     perm = list(node.attributes["perm"].as_ints())
     length = query.shape[perm[2]]
-    assert isinstance(length, int)
-    return length
+    return length if isinstance(length, int) else None
 
 
 def _integer(node: ir.Node, name: str) -> int:

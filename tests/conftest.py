@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,10 +30,11 @@ def save_upstream(folder: Path, class_name: str, kwargs: dict[str, Any], name: s
     """An upstream model with random weights, saved with its config beside it."""
     import local_attention
 
+    random.seed(0)  # hyper-connections draws a stream from it
     torch.manual_seed(0)
     module = getattr(local_attention, class_name.split(".")[1])(**kwargs)
     for parameter in module.parameters():
-        parameter.data += 0.2 * torch.randn_like(parameter)
+        parameter.data += 0.1 * torch.randn_like(parameter)
     path = folder / name
     torch.save(module.state_dict(), path)
     path.with_suffix(".json").write_text(json.dumps({"class": class_name, "kwargs": kwargs}))

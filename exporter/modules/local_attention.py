@@ -13,6 +13,7 @@ Source: `local_attention.LocalAttention.forward`, local-attention 1.11.2; `zeta.
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -27,22 +28,36 @@ class LocalAttention(nn.Module):
 
     Args:
         args: upstream's arguments.
-        length: sequence length `N`.
+        length: sequence length `N`, or the longest if `open_length`.
         head_dim: head size `D`.
         sequence_first: `q, k, v` are `[B, N, H, D]`, else `[B, H, N, D]` as upstream has them.
+        open_length: the file's length is open, up to `length`.
     """
 
-    def __init__(self, args: LocalAttentionArgs, length: int, head_dim: int, *, sequence_first: bool = False) -> None:
+    def __init__(
+        self,
+        args: LocalAttentionArgs,
+        length: int,
+        head_dim: int,
+        *,
+        sequence_first: bool = False,
+        open_length: bool = False,
+    ) -> None:
         super().__init__()
         self.geometry = args.geometry()
-        self.length, self.sequence_first = length, sequence_first
+        self.sequence_first, self.open_length = sequence_first, open_length
         self.shared_qk = args.shared_qk
         self.scale = args.score_scale(head_dim)
         self.rel_pos: RotaryTable | None = None
         self.xpos_scale_base = 0.0
         if args.rotary_dim is not None:
-            offset = self.geometry.forward_reach
-            self.rel_pos = RotaryTable(args.rotary_dim, length, offset, sequence_first=sequence_first)
+            self.rel_pos = RotaryTable(
+                args.rotary_dim,
+                length,
+                self.geometry.forward_reach,
+                sequence_first=sequence_first,
+                open_length=open_length,
+            )
             self.xpos_scale_base = args.xpos_base or 0.0
 
     def forward(
@@ -53,9 +68,9 @@ class LocalAttention(nn.Module):
             k = unit_norm(k).to(k.dtype)
         if self.rel_pos is not None:
             q, k = self.rel_pos(q, k)
-        padding = 0
-        if not self.geometry.causal and mask is None:
-            padding = -self.length % self.geometry.window_size
+        axis = 1 if self.sequence_first else 2
+        length = q.shape[axis]
+        padding, mask = self._padding(length, q.shape[0], mask)
         if padding:
             after_sequence = (0, 0, 0, 0, 0, padding) if self.sequence_first else (0, 0, 0, padding)
             q, k, v = (F.pad(x, after_sequence) for x in (q, k, v))
@@ -71,4 +86,19 @@ class LocalAttention(nn.Module):
             sequence_first=self.sequence_first,
             xpos_scale_base=self.xpos_scale_base,
         )
-        return out.narrow(1 if self.sequence_first else 2, 0, self.length) if padding else out
+        return out.narrow(axis, 0, length) if padding else out
+
+    def _padding(self, length: int, batch: int, mask: Tensor | None) -> tuple[int, Tensor | None]:
+        """How many zeros follow the sequence, and the key mask.
+
+        An open length cannot say how many zeros it lacks to a whole window. There as many follow as may ever
+        be needed, and a mask hides those that upstream would not have added.
+        """
+        window = self.geometry.window_size
+        if self.geometry.causal or mask is not None:
+            return 0, mask
+        if not self.open_length:
+            return -length % window, None
+        whole = (length + window - 1) // window * window
+        kept = torch.arange(length + window - 1) < whole
+        return window - 1, kept.unsqueeze(0).expand(batch, -1)

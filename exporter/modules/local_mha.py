@@ -22,10 +22,11 @@ class LocalMHA(nn.Module):
 
     Args:
         args: upstream's arguments.
-        length: sequence length `N`.
+        length: sequence length `N`, or the longest if `open_length`.
+        open_length: the file's length is open, up to `length`.
     """
 
-    def __init__(self, args: LocalMHAArgs, length: int) -> None:
+    def __init__(self, args: LocalMHAArgs, length: int, *, open_length: bool = False) -> None:
         super().__init__()
         inner = args.dim_head * args.heads
         self.heads, self.qk_rmsnorm = args.heads, args.qk_rmsnorm
@@ -34,7 +35,9 @@ class LocalMHA(nn.Module):
         if args.qk_rmsnorm:
             self.q_scale = nn.Parameter(torch.ones(args.dim_head))
             self.k_scale = nn.Parameter(torch.ones(args.dim_head))
-        self.attn_fn = LocalAttention(args.attention_args(), length, args.dim_head, sequence_first=True)
+        self.attn_fn = LocalAttention(
+            args.attention_args(), length, args.dim_head, sequence_first=True, open_length=open_length
+        )
         self.to_v_gate = nn.Sequential(nn.Linear(args.dim, args.heads)) if args.gate_values_per_head else None
         self.to_out = nn.Linear(inner, args.dim, bias=False)
 

@@ -76,14 +76,18 @@ class LocalTransformer(nn.Module):
 
     Args:
         args: upstream's arguments.
-        length: sequence length `N`.
+        length: sequence length `N`, or the longest if `open_length`.
         mixes_residuals: which hyper-connections the weights were trained with.
+        open_length: the file's length is open, up to `length`.
     """
 
     positions: Tensor
 
-    def __init__(self, args: LocalTransformerArgs, length: int, *, mixes_residuals: bool = True) -> None:
+    def __init__(
+        self, args: LocalTransformerArgs, length: int, *, mixes_residuals: bool = True, open_length: bool = False
+    ) -> None:
         super().__init__()
+        self.open_length = open_length
         self.length, self.streams = length, args.num_residual_streams
         self.has_embeddings = args.num_tokens is not None
         if args.num_tokens is not None and args.max_seq_len is not None:
@@ -102,7 +106,12 @@ class LocalTransformer(nn.Module):
             return HyperConnection(branch, self.streams, args.dim, mixes_residuals=mixes_residuals)
 
         self.layers = nn.ModuleList(
-            nn.ModuleList((connect(LocalMHA(args.mha_args(), length)), connect(FeedForward(args.dim, args.ff_inner))))
+            nn.ModuleList(
+                (
+                    connect(LocalMHA(args.mha_args(), length, open_length=open_length)),
+                    connect(FeedForward(args.dim, args.ff_inner)),
+                )
+            )
             for _ in range(args.depth)
         )
 
@@ -115,7 +124,11 @@ class LocalTransformer(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mask bool `[B, N]`, True = keep."""
         given = x.dtype
-        x = self.token_emb(x).float() + self.positions if self.has_embeddings else x.float()
+        if self.has_embeddings:
+            positions = self.positions.narrow(0, 0, x.shape[1]) if self.open_length else self.positions
+            x = self.token_emb(x).float() + positions
+        else:
+            x = x.float()
         bias = self.dynamic_pos_bias() if self.dynamic_pos_bias is not None else None
         if self.streams > 1:
             x = x.unsqueeze(2).expand(-1, -1, self.streams, -1)

@@ -22,9 +22,10 @@ class RotaryTable(nn.Module):
 
     Args:
         dim: head size, even.
-        length: positions `0 … length-1`.
+        length: the longest sequence, positions `0 … length-1`.
         offset: how far queries are shifted, `f·w`.
         sequence_first: the tensors to rotate are `[B, N, H, D]`, else `[B, H, N, D]`.
+        open_length: the file's length is open: shorter sequences take the first rows of the tables.
     """
 
     inv_freq: Tensor
@@ -33,9 +34,10 @@ class RotaryTable(nn.Module):
     query_cosine: Tensor
     query_sine: Tensor
 
-    def __init__(self, dim: int, length: int, offset: int, *, sequence_first: bool) -> None:
+    def __init__(self, dim: int, length: int, offset: int, *, sequence_first: bool, open_length: bool = False) -> None:
         super().__init__()
-        self.length, self.offset, self.sequence_first = length, offset, sequence_first
+        self.length, self.offset = length, offset
+        self.sequence_first, self.open_length = sequence_first, open_length
         inv_freq = 1.0 / (10000 ** (torch.arange(0, dim, 2).float() / dim))
         self.register_buffer("inv_freq", inv_freq)
 
@@ -52,7 +54,11 @@ class RotaryTable(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Rotated query and key, shapes unchanged."""
-        return _rotate(query, self.query_cosine, self.query_sine), _rotate(key, self.key_cosine, self.key_sine)
+        tables = [self.query_cosine, self.query_sine, self.key_cosine, self.key_sine]
+        if self.open_length:
+            length = key.shape[1 if self.sequence_first else 2]
+            tables = [table.narrow(0, 0, length) for table in tables]
+        return _rotate(query, *tables[:2]), _rotate(key, *tables[2:])
 
 
 def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
