@@ -27,7 +27,7 @@ from typing import Annotated
 import typer
 
 from .commands import demo, export, inspect, parity, run
-from .commands.console import Verbosity, print_error
+from .commands.console import Verbosity, missing_package, print_error
 from .core.errors import ExitCode, LocalAttnError
 
 _EPILOG = (
@@ -74,15 +74,27 @@ def main() -> None:
     except LocalAttnError as error:
         print_error(error)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        missing = missing_package(error)
+        if missing is None:
+            _leave_with_fault(error)
+        else:
+            print_error(missing)
+            sys.exit(missing.exit_code)
     except BrokenPipeError:  # the reader of our output went away (`| head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitCode.OK)
     except Exception as error:
-        if Verbosity.verbose:
-            raise
-        typer.secho(f"Error: {type(error).__name__}: {error}".splitlines()[0], fg="red", bold=True, err=True)
-        typer.echo("  This is a fault of localattn. Run again with -v and report what it prints.", err=True)
-        sys.exit(ExitCode.INTERNAL)
+        _leave_with_fault(error)
+
+
+def _leave_with_fault(error: Exception) -> None:
+    """Report an error nobody expected."""
+    if Verbosity.verbose:
+        raise error
+    typer.secho(f"Error: {type(error).__name__}: {error}".splitlines()[0], fg="red", bold=True, err=True)
+    typer.echo("  This is a fault of localattn. Run again with -v and report what it prints.", err=True)
+    sys.exit(ExitCode.INTERNAL)
 
 
 if __name__ == "__main__":

@@ -88,6 +88,24 @@ def progress() -> Iterator[Callable[[str], None]]:
         yield lambda step: status.update(f"{step} …")
 
 
+# What the extras of pyproject.toml bring, by import name.
+_EXPORTER_PACKAGES = ("torch", "onnxscript", "onnx_ir", "einops", "safetensors", "yaml")
+
+
+def missing_package(error: ModuleNotFoundError) -> LocalAttnError | None:
+    """The error to show for a package that an extra would have brought; None for any other."""
+    from ..core.errors import MissingDependency
+
+    package = (error.name or "").split(".")[0]
+    if package not in _EXPORTER_PACKAGES:
+        return None
+    return MissingDependency(
+        f"{package} is not installed.",
+        why="Reading checkpoints and exporting need it; running exported models does not.",
+        fix='Install it with: python -m pip install -e ".[cpu]" (or ".[gpu]").',
+    )
+
+
 _SIGNS = {
     "passed": ("✓", "green"),
     "failed": ("✗", "red"),

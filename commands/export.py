@@ -36,14 +36,14 @@ def export(
     checkpoint: Annotated[Path, typer.Argument(help="Weights: .pt, .pth, .bin or .safetensors.", show_default=False)],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The file to write. [default: CHECKPOINT with .onnx]"),
+        typer.Option("--output", "-o", help="The file to write. (Default: CHECKPOINT with .onnx.)"),
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(help="Configuration (JSON, TOML or YAML). [default: found beside the checkpoint]"),
+        typer.Option(help="Configuration (JSON, TOML or YAML). (Default: found beside the checkpoint.)"),
     ] = None,
     seq_len: Annotated[
-        int | None, typer.Option(help="Sequence length of the file. [default: the model's max_seq_len]")
+        int | None, typer.Option(help="Sequence length of the file. (Default: the model's max_seq_len.)")
     ] = None,
     batch: Annotated[int, typer.Option(help="Batch size of the file.")] = 1,
     heads: Annotated[int | None, typer.Option(help="Heads, where the weights do not tell.")] = None,
@@ -60,10 +60,10 @@ def export(
         ),
     ] = False,
     atol: Annotated[
-        float | None, typer.Option(min=0, help="Absolute tolerance of the parity check. [default: by dtype]")
+        float | None, typer.Option(min=0, help="Absolute tolerance of the parity check. (Default: by dtype.)")
     ] = None,
     rtol: Annotated[
-        float | None, typer.Option(min=0, help="Relative tolerance of the parity check. [default: by dtype]")
+        float | None, typer.Option(min=0, help="Relative tolerance of the parity check. (Default: by dtype.)")
     ] = None,
     allow_quadratic: Annotated[
         bool, typer.Option("--allow-quadratic", help="Accept tensors that are square in the sequence length.")

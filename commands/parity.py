@@ -15,12 +15,12 @@ def parity(
     against: Annotated[Path, typer.Option(help="The checkpoint it was exported from.", show_default=False)],
     config: Annotated[
         Path | None,
-        typer.Option(help="Configuration. [default: the sidecar's, else the one beside the checkpoint]"),
+        typer.Option(help="Configuration. (Default: the sidecar's, else the one beside the checkpoint.)"),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many sets of random inputs.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
-    atol: Annotated[float | None, typer.Option(min=0, help="Absolute tolerance. [default: by dtype]")] = None,
-    rtol: Annotated[float | None, typer.Option(min=0, help="Relative tolerance. [default: by dtype]")] = None,
+    atol: Annotated[float | None, typer.Option(min=0, help="Absolute tolerance. (Default: by dtype.)")] = None,
+    rtol: Annotated[float | None, typer.Option(min=0, help="Relative tolerance. (Default: by dtype.)")] = None,
     load_inputs: Annotated[
         Path | None, typer.Option(help="Compare on these inputs (.npz) instead of random ones.")
     ] = None,

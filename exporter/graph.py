@@ -15,6 +15,7 @@ from onnx_ir.passes.common import (
     RemoveUnusedNodesPass,
 )
 
+from .. import __version__
 from ..core.errors import ExportFailed, UsageError
 from ..core.node import DOMAIN, VARIANT_BY_OP_TYPE
 from ..core.tensors import TensorSpec
@@ -139,7 +140,7 @@ def _finish(model: ir.Model) -> ir.Model:
     for value in (*model.graph.inputs, *model.graph.outputs):
         value.metadata_props.clear()
     model.ir_version = IR_VERSION
-    model.producer_name = "localattn"
+    model.producer_name, model.producer_version = "localattn", __version__
     model.metadata_props.clear()
     return model
 

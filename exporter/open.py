@@ -10,8 +10,8 @@ from typing import Any
 from ..core.config import RawConfig, adds_residual_only, load_config
 from .checkpoint import LoadedCheckpoint, find_config, load_state
 from .infer import Resolved, infer_config
-from .tell import told_kind
 from .source import ShapeRequest, SourceModel
+from .tell import told_kind
 
 
 @dataclass(frozen=True)

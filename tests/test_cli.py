@@ -252,3 +252,10 @@ def test_run_needs_the_provider_it_was_asked_for(tiny: Path, localattn: Command)
     if load(model).provider != "cpu":
         pytest.skip("this machine has a GPU provider")
     assert_clear_error(localattn("run", model, "--provider", "cuda"), 3, "cuda")
+
+
+def test_a_missing_package_is_named(tiny: Path, localattn: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("localattn.exporter")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "onnx_ir", None)
+    assert_clear_error(localattn("export", tiny), 3, "onnx_ir", ".[cpu]")
