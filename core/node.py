@@ -34,6 +34,9 @@ PLUGIN_VERSION = "1"
 # TOKEN_SELF_ATTN_VALUE): low enough to vanish beside any other key, above every masked one.
 SELF_SCORE = -5e4
 
+# Lower biases (-inf too) are raised to this: they hide a key beside any other, and make no row NaN.
+LOWEST_BIAS = -1e30
+
 # Permutations from the layout of query, key and value to [B, H, N, D]; each is its own inverse.
 SEQUENCE_FIRST = (0, 2, 1, 3)
 HEADS_FIRST = (0, 1, 2, 3)
@@ -83,7 +86,7 @@ class NodeAttributes:
     Args:
         geometry: which keys a query sees.
         scale: factor of the scores.
-        shared_qk: a token's score with itself is `SELF_SCORE` lower.
+        shared_qk: a token's score with itself becomes `SELF_SCORE`, whatever the bias.
         perm: permutation from the inputs' layout to `[B, H, N, D]`.
         query_block: how many queries the function body takes at a time; kernels ignore it.
         xpos_scale_base: base of the xpos decay, 0 without xpos. Channel `c` of the scores is scaled by

@@ -22,7 +22,7 @@ from typing import Any
 import onnx_ir as ir
 from onnxscript import build_function
 
-from ..core.node import DOMAIN, SELF_SCORE, NodeVariant
+from ..core.node import DOMAIN, LOWEST_BIAS, SELF_SCORE, NodeVariant
 
 # A key hidden by the key mask keeps a higher score than one outside the window: a row all of whose
 # visible keys are masked then spreads over those keys alone, whose values are zero. Finite, so that
@@ -101,6 +101,14 @@ def _window_bias(op: Any, span: _Span) -> Any:
     return op.Where(visible, seen, _real(op, OUTSIDE_SCORE))
 
 
+def _given_bias(op: Any, span: _Span, bias: Any) -> Any:
+    """The additive bias as fp32 `[H, block, keys]`; a token's score with itself takes none under shared_qk."""
+    shared = op.Cast(_attribute(op, "shared_qk"), to=ir.DataType.BOOL)
+    itself = op.And(op.Equal(span.key_offset, span.query_offset), shared)
+    bias = op.Max(op.Cast(bias, to=ir.DataType.FLOAT), _real(op, LOWEST_BIAS))
+    return op.Where(itself, _real(op, 0.0), bias)
+
+
 def _sequence_bias(op: Any, span: _Span, position: Any, index: Any, key_mask: Any | None) -> Any:
     """fp32 `[blocks, 1, keys]`, or `[B, 1, blocks, 1, keys]` with a key mask: hides what is no key."""
     inside = op.And(op.GreaterOrEqual(position, span.zero), op.Less(position, span.length))
@@ -167,7 +175,7 @@ def _body(variant: NodeVariant, *, aligned: bool) -> Any:
         scores = op.MatMul(query, op.Transpose(key, perm=[0, 1, 2, 4, 3]))
         bias = _window_bias(op, span)
         if variant.has_bias:
-            bias = op.Add(op.Unsqueeze(op.Cast(extra["attn_bias"], to=ir.DataType.FLOAT), _integers(op, 1)), bias)
+            bias = op.Add(op.Unsqueeze(_given_bias(op, span, extra["attn_bias"]), _integers(op, 1)), bias)
         scores = op.Add(scores, bias)
         scores = op.Add(scores, _sequence_bias(op, span, position, index, mask))
         output = op.MatMul(op.Softmax(scores, axis=-1), value)

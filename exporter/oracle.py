@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.arguments import LocalAttentionArgs, LocalMHAArgs, LocalTransformerArgs
+from ..core.node import LOWEST_BIAS
 
 State = Mapping[str, Tensor]
 _ROWS = 256  # queries per step; memory only
@@ -83,7 +84,7 @@ def local_attention(
         if attn_bias is not None:
             slot = seen[None, :] - (query[:, None] // window - geometry.look_backward) * window
             slot = slot.clamp(0, geometry.keys_per_window - 1)
-            scores = scores + attn_bias[:, query[:, None] % window, slot]
+            scores = scores + attn_bias[:, query[:, None] % window, slot].clamp_min(LOWEST_BIAS)
         if args.shared_qk:
             scores = scores.masked_fill(seen[None, :] == query[:, None], -5e4)
         visible = torch.from_numpy(geometry.visibility(query.numpy(), seen.numpy(), len(key)))
@@ -161,7 +162,5 @@ def _read_streams(own: State, streams: Tensor, mixes_residuals: bool) -> tuple[T
     u = F.normalize(streams, dim=-1) * streams.shape[-1] ** 0.5 * (own["norm.gamma"] + 1)
     alpha = own["static_alpha"] + torch.tanh(u @ own["dynamic_alpha_fn"]) * own["dynamic_alpha_scale"]
     beta = own["static_beta"] + torch.tanh(u @ own["dynamic_beta_fn"]) * own["dynamic_beta_scale"]
-    mixed = torch.zeros_like(streams[..., :1, :]).repeat_interleave(alpha.shape[-1], dim=-2)
-    for s in range(streams.shape[-2]):  # m_t = Σ_s A[s, t]·r_s
-        mixed = mixed + alpha[..., s, :].unsqueeze(-1) * streams[..., s, :].unsqueeze(-2)
+    mixed = alpha.transpose(-1, -2) @ streams  # m_t = Σ_s A[s, t]·r_s
     return mixed[..., 0, :], mixed[..., 1:, :] if mixes_residuals else streams, beta

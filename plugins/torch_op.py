@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.geometry import WindowGeometry
-from ..core.node import SELF_SCORE
+from ..core.node import LOWEST_BIAS, SELF_SCORE
 
 # Queries per step of the reference: enough to keep matrix products busy, few enough to keep scores small.
 _REFERENCE_BLOCK = 512
@@ -48,7 +48,7 @@ def windowed_attention(
         causal: no later key is seen.
         exact_windowsize: limit distances instead of whole windows.
         scale: factor of the scores.
-        shared_qk: a token's score with itself is `SELF_SCORE` lower.
+        shared_qk: a token's score with itself becomes `SELF_SCORE`.
         sequence_first: layout, see query.
         xpos_scale_base: base of the xpos decay, 0 without.
     """
@@ -104,7 +104,8 @@ def _attend(
     if attn_bias is not None:
         slot = columns[None, :] - (rows[:, None] // window - geometry.look_backward) * window
         slot = slot.clamp(0, geometry.keys_per_window - 1)
-        scores = scores + attn_bias.to(precise)[:, (rows % window)[:, None], slot]
+        bias = attn_bias.to(precise).clamp_min(LOWEST_BIAS)
+        scores = scores + bias[:, (rows % window)[:, None], slot]
     itself = columns[None, :] == rows[:, None]
     if shared_qk:
         scores = scores.masked_fill(itself.to(scores.device), SELF_SCORE)

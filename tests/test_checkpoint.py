@@ -79,9 +79,7 @@ def test_a_wrong_suffix_is_noted_not_fatal(tmp_path):
         lambda s: {f"module._orig_mod.{k}": v for k, v in s.items()},
         lambda s: {k.replace(".weight", "._orig_mod.weight"): v for k, v in s.items()},
         lambda s: {"state_dict": {f"model.net.{k}": v for k, v in s.items()}},
-        lambda s: {
-            "state_dict": {**{f"model.{k}": v for k, v in s.items()}, "criterion.weight": torch.ones(2)}
-        },
+        lambda s: {"state_dict": {**{f"model.{k}": v for k, v in s.items()}, "criterion.weight": torch.ones(2)}},
         lambda s: {**s, "epoch": 3},
         lambda s: {k: torch.nn.Parameter(v) for k, v in s.items()},
     ],
@@ -195,9 +193,7 @@ def test_a_pickled_module_says_what_to_do(tmp_path):
         with pytest.raises(UsageError, match="Python objects") as caught:
             load_state(path)
         assert "Linear" in caught.value.what
-        assert (
-            caught.value.fix == "Where the model was made, run: torch.save(model.state_dict(), 'weights.pt')"
-        )
+        assert caught.value.fix == "Where the model was made, run: torch.save(model.state_dict(), 'weights.pt')"
         assert caught.value.exit_code == ExitCode.USAGE
 
 

@@ -158,9 +158,7 @@ def test_position_bias_fits_two_windows_either_way():
         "LocalTransformer", {**TRANSFORMER, "use_dynamic_pos_bias": True, "causal": False, "look_forward": 0}
     )
     assert args.rotary_dim is None
-    parse_args(
-        "LocalTransformer", {**TRANSFORMER, "use_dynamic_pos_bias": True, "causal": False, "look_backward": 0}
-    )
+    parse_args("LocalTransformer", {**TRANSFORMER, "use_dynamic_pos_bias": True, "causal": False, "look_backward": 0})
 
 
 def test_unsupported_arguments_that_ask_for_nothing_are_dropped():
@@ -183,9 +181,7 @@ def test_class_aliases(alias, name):
     assert resolve_class(alias).name == name
 
 
-@pytest.mark.parametrize(
-    "name", ["LocalTransformr", "zeta.LocalTransformer", "torch.nn.Linear", "", ".", 3, None]
-)
+@pytest.mark.parametrize("name", ["LocalTransformr", "zeta.LocalTransformer", "torch.nn.Linear", "", ".", 3, None])
 def test_unknown_classes_list_the_known_ones(name):
     with pytest.raises(UsageError) as caught:
         resolve_class(name)

@@ -16,8 +16,7 @@ import torch
 from localattn.core.errors import CheckFailed, UsageError
 from localattn.core.sidecar import read_sidecar
 from localattn.core.tolerance import Tolerance
-from localattn.exporter import export as export_module
-from localattn.exporter import function_body, graph
+from localattn.exporter import artefact, function_body, graph
 from localattn.exporter.checks.audit import check_audit
 from localattn.exporter.checks.parity import check_parity
 from localattn.exporter.checks.witness import check_witness
@@ -302,5 +301,5 @@ def test_the_real_checkpoint_equals_upstream(tmp_path: Path, length: int) -> Non
 
 
 def test_versions_survive_a_package_of_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export_module, "_PACKAGES", ("torch", "no-such-package"))
-    assert set(export_module._versions()) == {"python", "torch"}
+    monkeypatch.setattr(artefact, "_PACKAGES", ("torch", "no-such-package"))
+    assert set(artefact.package_versions()) == {"python", "torch"}

@@ -149,9 +149,7 @@ def test_zeta(zeta):
         kwargs = {**MHA, **options}
         module = zeta.LocalMHA(**kwargs)
         assert expected_shapes("zeta.LocalMHA", parse_args("zeta.LocalMHA", kwargs)) == shapes_of(module)
-        config = parse_config(
-            {"class": "zeta.LocalMHA", "kwargs": {"window_size": 4, "heads": options["heads"]}}
-        )
+        config = parse_config({"class": "zeta.LocalMHA", "kwargs": {"window_size": 4, "heads": options["heads"]}})
         resolved = infer_config(module.state_dict(), config)
         assert resolved.class_name == "zeta.LocalMHA"
         assert resolved.args == parse_args("zeta.LocalMHA", kwargs)
@@ -246,9 +244,7 @@ def test_contradictions_name_the_tensor(override, parts):
 def test_rotary_off_contradicts_frequencies():
     for class_name, kwargs in (("LocalMHA", MHA), ("LocalAttention", {"window_size": 4, "dim": 8})):
         with pytest.raises(UsageError, match="use_rotary_pos_emb is given as False"):
-            infer_config(
-                build(class_name, kwargs).state_dict(), None, {"window_size": 4, "use_rotary_pos_emb": False}
-            )
+            infer_config(build(class_name, kwargs).state_dict(), None, {"window_size": 4, "use_rotary_pos_emb": False})
 
 
 def test_tensors_that_do_not_fit_each_other():

@@ -1,0 +1,273 @@
+"""The node's ONNX body in onnxruntime, and the torch operator, against a dense float64 reference."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from numpy.typing import NDArray
+from onnx.reference import ReferenceEvaluator
+
+from localattn.core.geometry import WindowGeometry
+from localattn.core.node import (
+    HEADS_FIRST,
+    SEQUENCE_FIRST,
+    VARIANT_BY_OP_TYPE,
+    VARIANTS,
+    NodeAttributes,
+    NodeVariant,
+    choose_query_block,
+)
+from localattn.plugins.torch_op import windowed_attention
+
+from . import reference
+from .node_model import HEAD_DIM, Feed, data_shape, feed_for, one_node, run, session
+
+TOLERANCE = {"fp32": 1e-5, "fp16": 5e-3}
+OPSETS = (18, 20, 23, 24)
+GEOMETRIES = (
+    WindowGeometry(5, causal=True, exact_windowsize=True),
+    WindowGeometry(4, 2, 0, causal=True),
+    WindowGeometry(3, 0, 0, causal=True),
+    WindowGeometry(4, 1, 1),
+    WindowGeometry(5, 1, 2, exact_windowsize=True),
+    WindowGeometry(3, 0, 1, exact_windowsize=True),
+    WindowGeometry(4, 2, 0),
+    WindowGeometry(1, 2, 1, exact_windowsize=True),
+)
+# Small windows alone would never run a block of 64.
+WIDE = WindowGeometry(32, 2, 0, causal=True, exact_windowsize=True)
+
+each_variant = pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.op_type)
+each_geometry = pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda g: g.describe().replace(" ", "_"))
+
+
+def lengths(window: int) -> list[int]:
+    """Around the multiples of the window."""
+    around = {window - 1, window, window + 1, 2 * window, 3 * window + 1, 5 * window - 1}
+    return sorted(length for length in around if length)
+
+
+def attributes_for(
+    variant: NodeVariant, geometry: WindowGeometry, length: int, rng: random.Random, **fixed: Any
+) -> NodeAttributes:
+    """Random attributes that fit the geometry."""
+    free = geometry.exact_windowsize and not variant.has_bias
+    block = rng.choice([1, 3, 7, 16, length]) if free else geometry.window_size
+    if rng.random() < 0.3:
+        block = choose_query_block(geometry, length, has_bias=variant.has_bias)
+    choice = {
+        "scale": rng.choice([HEAD_DIM**-0.5, 0.3]),
+        "shared_qk": rng.random() < 0.4,
+        "perm": rng.choice([SEQUENCE_FIRST, HEADS_FIRST]),
+        "query_block": block,
+        "xpos_scale_base": rng.choice([2.0, max(1, geometry.window_size // 2)]) if variant.has_xpos else 0.0,
+    }
+    return NodeAttributes(geometry, **(choice | fixed))
+
+
+def expected(attributes: NodeAttributes, feed: Feed) -> NDArray[np.float64]:
+    return reference.windowed_attention(attributes, **feed)
+
+
+def check(actual: NDArray[Any], attributes: NodeAttributes, feed: Feed, dtype: str) -> None:
+    assert np.isfinite(actual).all()
+    np.testing.assert_allclose(actual, expected(attributes, feed), rtol=0, atol=TOLERANCE[dtype])
+    if "key_mask" in feed:
+        dead = reference.rows_without_keys(attributes.geometry, feed["key_mask"])
+        rows = actual if attributes.perm == SEQUENCE_FIRST else actual.transpose(0, 2, 1, 3)
+        assert not rows[dead].any()
+
+
+def seeded(*parts: object) -> random.Random:
+    return random.Random(zlib.crc32(repr(parts).encode()))
+
+
+@each_geometry
+@each_variant
+def test_body_equals_reference(variant: NodeVariant, geometry: WindowGeometry) -> None:
+    rng = seeded(variant.op_type, geometry)
+    for index, length in enumerate(lengths(geometry.window_size)):
+        attributes = attributes_for(variant, geometry, length, rng)
+        dtype = "fp16" if rng.random() < 0.35 else "fp32"
+        model = one_node(variant, attributes, length, dtype=dtype, opset=rng.choice(OPSETS))
+        feed = feed_for(variant, attributes, length, dtype=dtype, seed=index)
+        check(run(model, feed), attributes, feed, dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("perm", [SEQUENCE_FIRST, HEADS_FIRST], ids=["sequence_first", "heads_first"])
+@pytest.mark.parametrize("opset", OPSETS)
+def test_body_in_every_opset_layout_and_dtype(opset: int, perm: tuple[int, ...], dtype: str) -> None:
+    geometry = WindowGeometry(4, 1, 1, exact_windowsize=True)
+    for variant in (VARIANT_BY_OP_TYPE["WindowedAttention"], VARIANT_BY_OP_TYPE["WindowedAttentionMaskBiasXpos"]):
+        attributes = attributes_for(variant, geometry, 13, random.Random(opset), perm=perm)
+        feed = feed_for(variant, attributes, 13, dtype=dtype, seed=opset)
+        model = one_node(variant, attributes, 13, dtype=dtype, opset=opset)
+        check(run(model, feed), attributes, feed, dtype)
+
+
+@pytest.mark.parametrize("block", [1, 2, 5, 16, 32, 64, 96, 100, 128, 200])
+def test_any_query_block_gives_the_same(block: int) -> None:
+    for op_type in ("WindowedAttention", "WindowedAttentionMaskXpos"):
+        variant = VARIANT_BY_OP_TYPE[op_type]
+        base = 16.0 if variant.has_xpos else 0.0
+        attributes = NodeAttributes(WIDE, 0.3, query_block=block, xpos_scale_base=base)
+        feed = feed_for(variant, attributes, 200, batch=1)
+        check(run(one_node(variant, attributes, 200, 1), feed), attributes, feed, "fp32")
+
+
+@each_variant
+def test_one_session_at_many_sizes(variant: NodeVariant) -> None:
+    for geometry in (WindowGeometry(4, 1, 1), WindowGeometry(4, 2, 0, causal=True, exact_windowsize=True)):
+        attributes = attributes_for(variant, geometry, 8, random.Random(1))
+        opened = session(one_node(variant, attributes, "length", "batch"))
+        for batch, length in ((1, 1), (2, 3), (1, 4), (3, 5), (2, 8), (1, 21), (2, 64)):
+            feed = feed_for(variant, attributes, length, batch, seed=length)
+            check(opened.run(feed)["out"], attributes, feed, "fp32")
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v.has_mask], ids=lambda v: v.op_type)
+def test_fully_masked_rows_are_zeros(variant: NodeVariant, dtype: str) -> None:
+    for geometry in GEOMETRIES:
+        attributes = attributes_for(variant, geometry, 11, seeded(geometry), shared_qk=False)
+        feed = feed_for(variant, attributes, 11, dtype=dtype)
+        feed["key_mask"][0] = False
+        feed["key_mask"][1] = [True, *[False] * 10]
+        if variant.has_bias:
+            feed["attn_bias"] *= 500
+        feed["query"] *= 50
+        output = run(one_node(variant, attributes, 11, dtype=dtype), feed)
+        check(output, attributes, feed, dtype)
+        assert not output[0].any()
+        assert output[1].any()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("geometry", [GEOMETRIES[1], GEOMETRIES[4]], ids=["block_local", "exact"])
+def test_a_bias_may_hide_keys(geometry: WindowGeometry, dtype: str) -> None:
+    """-inf, as masks are often written; every query keeps itself."""
+    window, back = geometry.window_size, geometry.look_backward
+    for op_type in ("WindowedAttentionBias", "WindowedAttentionMaskBiasXpos"):
+        variant = VARIANT_BY_OP_TYPE[op_type]
+        attributes = attributes_for(variant, geometry, 17, seeded(op_type), shared_qk=False)
+        feed = feed_for(variant, attributes, 17, dtype=dtype)
+        hidden = np.random.default_rng(5).random(feed["attn_bias"].shape) < 0.5
+        hidden[:, np.arange(window), back * window + np.arange(window)] = False
+        feed["attn_bias"][hidden] = -np.inf
+        if variant.has_mask:
+            feed["key_mask"][:] = True
+        model = one_node(variant, attributes, 17, dtype=dtype)
+        check(run(model, feed), attributes, feed, dtype)
+        check(call_operator(attributes, feed).numpy(), attributes, feed, dtype)
+
+
+def test_the_self_score_replaces_the_bias() -> None:
+    """A bias that hides every key of a row leaves a shared_qk token its own value."""
+    variant = VARIANT_BY_OP_TYPE["WindowedAttentionBias"]
+    attributes = NodeAttributes(GEOMETRIES[1], 0.3, shared_qk=True, query_block=4)
+    feed = feed_for(variant, attributes, 9)
+    feed["attn_bias"][:] = -1e9
+    np.testing.assert_allclose(expected(attributes, feed), feed["value"], atol=1e-6)
+    check(call_operator(attributes, feed).numpy(), attributes, feed, "fp32")
+    check(run(one_node(variant, attributes, 9), feed), attributes, feed, "fp32")
+
+
+def test_a_bias_that_hides_everything_gives_no_nan() -> None:
+    variant = VARIANT_BY_OP_TYPE["WindowedAttentionBias"]
+    attributes = NodeAttributes(GEOMETRIES[1], 0.3, query_block=4)
+    feed = feed_for(variant, attributes, 9)
+    feed["attn_bias"][:] = -np.inf
+    body = run(one_node(variant, attributes, 9), feed)
+    assert np.isfinite(body).all()
+    np.testing.assert_allclose(call_operator(attributes, feed).numpy(), body, atol=1e-5)
+
+
+def test_reference_evaluator_agrees() -> None:
+    geometry = WindowGeometry(3, 1, 1, exact_windowsize=True)
+    for op_type in ("WindowedAttention", "WindowedAttentionMaskBias", "WindowedAttentionMaskBiasXpos"):
+        variant = VARIANT_BY_OP_TYPE[op_type]
+        attributes = attributes_for(variant, geometry, 7, random.Random(3), shared_qk=True)
+        feed = feed_for(variant, attributes, 7)
+        (output,) = ReferenceEvaluator(one_node(variant, attributes, 7)).run(None, feed)
+        check(output, attributes, feed, "fp32")
+
+
+def test_body_keeps_no_quadratic_tensor() -> None:
+    """The mask is not baked: nothing in the file grows with the length."""
+    variant = VARIANT_BY_OP_TYPE["WindowedAttentionMask"]
+    sizes = {
+        length: one_node(variant, NodeAttributes(WIDE, 1.0, query_block=64), length).ByteSize()
+        for length in (128, 1 << 20)
+    }
+    assert abs(sizes[128] - sizes[1 << 20]) < 64
+
+
+def call_operator(attributes: NodeAttributes, feed: Feed) -> torch.Tensor:
+    return windowed_attention(*operator_arguments(attributes, feed))
+
+
+def operator_arguments(attributes: NodeAttributes, feed: Feed) -> tuple[Any, ...]:
+    g = attributes.geometry
+    tensors = {name: torch.from_numpy(array) for name, array in feed.items()}
+    return (
+        *(tensors[name] for name in ("query", "key", "value")),
+        tensors.get("key_mask"),
+        tensors.get("attn_bias"),
+        g.window_size,
+        g.look_backward,
+        g.look_forward,
+        g.causal,
+        g.exact_windowsize,
+        attributes.scale,
+        attributes.shared_qk,
+        attributes.perm == SEQUENCE_FIRST,
+        attributes.xpos_scale_base,
+    )
+
+
+@each_geometry
+@each_variant
+def test_torch_operator_equals_reference(variant: NodeVariant, geometry: WindowGeometry) -> None:
+    rng = seeded(geometry, variant.op_type)
+    for index, length in enumerate(lengths(geometry.window_size)):
+        for dtype in TOLERANCE:
+            attributes = attributes_for(variant, geometry, length, rng)
+            feed = feed_for(variant, attributes, length, dtype=dtype, seed=index)
+            output = call_operator(attributes, feed)
+            assert output.dtype == torch.from_numpy(feed["query"]).dtype
+            check(output.numpy(), attributes, feed, dtype)
+
+
+@pytest.mark.parametrize("length", [511, 513, 1100])
+def test_torch_operator_beyond_its_own_block(length: int) -> None:
+    variant = VARIANT_BY_OP_TYPE["WindowedAttentionMaskXpos"]
+    for geometry in (WIDE, WindowGeometry(48, 1, 1)):
+        attributes = NodeAttributes(geometry, 0.3, xpos_scale_base=24.0)
+        feed = feed_for(variant, attributes, length, batch=1)
+        check(call_operator(attributes, feed).numpy(), attributes, feed, "fp32")
+
+
+@each_variant
+def test_torch_operator_is_well_formed(variant: NodeVariant) -> None:
+    for perm in (SEQUENCE_FIRST, HEADS_FIRST):
+        base = 2.0 if variant.has_xpos else 0.0
+        attributes = NodeAttributes(GEOMETRIES[3], 0.3, perm=perm, xpos_scale_base=base)
+        feed = feed_for(variant, attributes, 9)
+        assert list(feed["query"].shape) == data_shape(attributes, 2, 9)
+        torch.library.opcheck(torch.ops.localattn.windowed_attention.default, operator_arguments(attributes, feed))
+
+
+def test_models_are_checked_for_real() -> None:
+    """`one_node` runs onnx's full check; a wrong output shape must not pass it."""
+    variant = VARIANT_BY_OP_TYPE["WindowedAttention"]
+    model = one_node(variant, NodeAttributes(GEOMETRIES[0], 1.0, query_block=5), 10)
+    model.functions[0].node[0].op_type = "NoSuchOperator"
+    with pytest.raises(onnx.checker.ValidationError):
+        onnx.checker.check_model(model, full_check=True)
