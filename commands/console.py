@@ -61,6 +61,11 @@ def note(text: str) -> None:
         typer.echo(text, err=True)
 
 
+def warn(text: str) -> None:
+    """A danger, on stderr, under -q too."""
+    typer.secho(f"Warning: {text}", fg="yellow", err=True)
+
+
 def print_json(document: Any) -> None:
     """The result as JSON and nothing else, on stdout."""
     typer.echo(json.dumps(document, indent=2, allow_nan=False))

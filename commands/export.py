@@ -20,9 +20,26 @@ from .console import (
     progress,
     say,
 )
+from .export_module import ModuleRequest, export_users_module, open_axes, print_module, refuse_options
 
 if TYPE_CHECKING:
     from ..exporter.export import ExportReport, ExportRequest
+
+
+# Options that mean something only for a checkpoint of a known class, and only for the user's own module.
+CHECKPOINT_ONLY = {
+    "config",
+    "seq_len",
+    "batch",
+    "heads",
+    "dim_head",
+    "mask",
+    "attn_bias",
+    "causal",
+    "full_mask",
+    "dtype",
+}
+MODULE_ONLY = {"weights", "factory_args", "module_input", "load_inputs"}
 
 
 class Dtype(str, Enum):
@@ -33,7 +50,10 @@ class Dtype(str, Enum):
 
 
 def export(
-    checkpoint: Annotated[Path, typer.Argument(help="Weights: .pt, .pth, .bin or .safetensors.", show_default=False)],
+    context: typer.Context,
+    checkpoint: Annotated[
+        Path | None, typer.Argument(help="Weights: .pt, .pth, .bin or .safetensors.", show_default=False)
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="The file to write. (Default: CHECKPOINT with .onnx.)"),
@@ -50,6 +70,10 @@ def export(
     dim_head: Annotated[int | None, typer.Option(help="Head size, where the weights do not tell.")] = None,
     mask: Annotated[bool, typer.Option("--mask", help="Add the input mask: bool, True = keep.")] = False,
     attn_bias: Annotated[bool, typer.Option("--attn-bias", help="Add the input attn_bias [H, w, K].")] = False,
+    causal: Annotated[bool, typer.Option("--causal", help="AFTLocal: the model was run with a causal mask.")] = False,
+    full_mask: Annotated[
+        bool, typer.Option("--full-mask", help="AFTLocal: add the input full_mask [T, T]; costs O(T²) time.")
+    ] = False,
     dtype: Annotated[Dtype, typer.Option(help="Element type of the file.")] = Dtype.fp32,
     opset: Annotated[int, typer.Option(help="ONNX opset, 18 to 24; TensorRT 10.3 reads up to 20.")] = 20,
     no_function_body: Annotated[
@@ -68,17 +92,65 @@ def export(
     allow_quadratic: Annotated[
         bool, typer.Option("--allow-quadratic", help="Accept tensors that are square in the sequence length.")
     ] = False,
+    dynamic: Annotated[
+        str | None, typer.Option(help="Axes that stay open: batch,seq. (Default: none, static shapes.)")
+    ] = None,
+    max_seq_len: Annotated[
+        int | None, typer.Option(help="Longest sequence with --dynamic seq. (Default: the example's, or the model's.)")
+    ] = None,
+    factory: Annotated[
+        str | None,
+        typer.Option(help="A function that returns your own module: package.module:function or file.py:function."),
+    ] = None,
+    factory_args: Annotated[str | None, typer.Option(help="Its keyword arguments, a JSON object.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Its weights. (Default: those it is made with.)")] = None,
+    module_input: Annotated[
+        list[str] | None,
+        typer.Option("--input", help="An input of the module, name:dtype:[sizes], as tokens:int64:[1,128]. Repeat."),
+    ] = None,
+    load_inputs: Annotated[Path | None, typer.Option(help="An .npz with the module's inputs instead.")] = None,
+    allow_pickle: Annotated[
+        bool,
+        typer.Option("--allow-pickle", help="Open a pickled module. DANGER: runs any code that is in the file."),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be exported, and stop.")] = False,
     output_format: FormatOption = Format.console,
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Export a checkpoint to an ONNX file and check it.
+    """Export a checkpoint, or your own module (--factory), to an ONNX file and check it.
 
     The file is checked before it appears: ONNX's checker, onnxruntime, parity with an independent float64
     reference, a witness of its window, and an audit of its memory. A JSON sidecar beside it records everything.
     """
+    axes, source = open_axes(dynamic), weights if checkpoint is None else checkpoint
+    given = {name for name in context.params if _is_given(context, name)}
+    if factory is not None or (allow_pickle and source is not None):
+        refuse_options(given, CHECKPOINT_ONLY | ({"weights"} if checkpoint is not None else set()), "your own module")
+        asked = ModuleRequest(factory, factory_args, source, module_input or [], load_inputs, allow_pickle, output)
+        with progress() as step:
+            step("Loading PyTorch")
+            from ..exporter.module_export import ModuleOptions
+
+            options = ModuleOptions(
+                dynamic=axes,
+                max_seq_len=max_seq_len,
+                opset=opset,
+                function_body=not no_function_body,
+                overwrite=force,
+                allow_quadratic=allow_quadratic,
+                atol=atol,
+                rtol=rtol,
+            )
+            written, outcome = export_users_module(asked, options, step, dry_run=dry_run)
+        print_module(written, outcome, as_json=output_format is Format.json)
+        return
+    refuse_options(given, MODULE_ONLY, "a checkpoint alone: name the function that makes your module with --factory")
+    if max_seq_len is not None and (seq_len is not None or "seq" not in axes):
+        raise typer.BadParameter("it goes with --dynamic seq, and without --seq-len", param_hint="--max-seq-len")
+    if checkpoint is None:
+        raise typer.BadParameter("give a checkpoint, or --factory", param_hint="CHECKPOINT")
     with progress() as step:
         step("Loading PyTorch")
         from ..exporter.export import ExportRequest, export
@@ -88,9 +160,12 @@ def export(
             checkpoint=checkpoint,
             output=output or checkpoint.with_suffix(".onnx"),
             config=config,
-            shapes=ShapeRequest(seq_len, batch, heads, dim_head, mask, attn_bias),
+            shapes=ShapeRequest(
+                max_seq_len if seq_len is None else seq_len, batch, heads, dim_head, mask, attn_bias, causal, full_mask
+            ),
             dtype=dtype.value,
             opset=opset,
+            dynamic=axes,
             function_body=not no_function_body,
             overwrite=force,
             allow_quadratic=allow_quadratic,
@@ -108,17 +183,24 @@ def export(
         _print_report(report)
 
 
+def _is_given(context: typer.Context, name: str) -> bool:
+    """Whether an option is on the command line, rather than at its default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def _print_plan(request: ExportRequest) -> None:
     from ..exporter.export import open_request
+    from ..exporter.open_sizes import open_specs
 
     opened, source = open_request(request)
     for line in opened.notes:
         note(f"Note: {line}")
     say(f"Would export {source.class_name} to {request.output} ({request.dtype}, opset {request.opset}):")
-    for spec in source.inputs(request.dtype):
+    for spec in open_specs(source, request.dtype, request.dynamic):
         say(f"  input   {spec.describe()}")
     say(f"  output  {source.output_name}")
-    say(f"  window  {source.geometry.describe()}, {source.depth} attention layer(s)")
+    say(f"  window  {source.describe_window()}, {source.depth} attention layer(s)")
 
 
 def _print_report(report: ExportReport) -> None:
@@ -133,5 +215,7 @@ def _print_report(report: ExportReport) -> None:
         say(f"  input   {spec.describe()}")
     for spec in sidecar.outputs:
         say(f"  output  {spec.describe()}")
+    if sidecar.dynamic:
+        say(f"  open    {', '.join(sidecar.dynamic)}; sequences up to {sidecar.seq_len}")
     say("Checks:")
     print_checks(sidecar.checks)

@@ -29,6 +29,10 @@ def parity(
         Path | None,
         typer.Option(help="Write the worst seed's outputs to this .npz; NAME.reference is the float64 one."),
     ] = None,
+    causal: Annotated[
+        bool | None,
+        typer.Option("--causal/--not-causal", help="AFTLocal: how it was exported. (Default: the sidecar's word.)"),
+    ] = None,
     provider: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or tensorrt.")] = "auto",
     output_format: FormatOption = Format.console,
     verbose: VerboseOption = False,
@@ -53,6 +57,8 @@ def parity(
             atol=atol,
             rtol=rtol,
             provider=provider,
+            causal=causal,
+            keep_reference=save_outputs is not None,
         )
         report = run_parity(request, step)
         report.save(save_inputs, save_outputs)

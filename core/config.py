@@ -26,6 +26,7 @@ from .arguments import (
     close_match,
     shown,
 )
+from .arguments_aft import AFTLocalArgs
 from .errors import MissingDependency, UsageError
 
 __all__ = [
@@ -48,8 +49,8 @@ __all__ = [
     "resolve_class",
 ]
 
-AnyArgs = LocalAttentionArgs | LocalMHAArgs | LocalTransformerArgs
-Kind = Literal["attention", "mha", "transformer"]
+AnyArgs = LocalAttentionArgs | LocalMHAArgs | LocalTransformerArgs | AFTLocalArgs
+Kind = Literal["attention", "mha", "transformer", "aft"]
 
 CONFIG_SUFFIXES = (".json", ".toml", ".yaml", ".yml")
 _LARGEST_FILE = 1 << 20
@@ -73,7 +74,7 @@ class ClassEntry:
     """
 
     name: str
-    args: type[LocalAttentionArgs] | type[LocalMHAArgs] | type[LocalTransformerArgs]
+    args: type[LocalAttentionArgs] | type[LocalMHAArgs] | type[LocalTransformerArgs] | type[AFTLocalArgs]
     kind: Kind
     package: str
     unsupported: Mapping[str, str]
@@ -93,7 +94,7 @@ _TRANSFORMER_SETS_ITSELF = {
 }
 _ZETA_MHA = {**_MHA_SETS_ITSELF, "gate_values_per_head": "zeta's LocalMHA has no value gates."}
 
-_UPSTREAM, _ZETA = "local_attention", "zeta"
+_UPSTREAM, _ZETA, _LABML = "local_attention", "zeta", "labml_nn"
 _ENTRIES = (
     ClassEntry("local_attention.LocalAttention", LocalAttentionArgs, "attention", _UPSTREAM, {}),
     ClassEntry("local_attention.LocalMHA", LocalMHAArgs, "mha", _UPSTREAM, _MHA_SETS_ITSELF),
@@ -106,6 +107,7 @@ _ENTRIES = (
     ),
     ClassEntry("zeta.LocalAttention", LocalAttentionArgs, "attention", _ZETA, {}),
     ClassEntry("zeta.LocalMHA", LocalMHAArgs, "mha", _ZETA, _ZETA_MHA),
+    ClassEntry("labml_nn.AFTLocal", AFTLocalArgs, "aft", _LABML, {}),
 )
 CLASSES: Mapping[str, ClassEntry] = MappingProxyType({entry.name: entry for entry in _ENTRIES})
 # The names a package goes by: on PyPI, and in an import.
@@ -114,6 +116,8 @@ _PACKAGES = {
     "local-attention": _UPSTREAM,
     "zeta": _ZETA,
     "zetascale": _ZETA,
+    "labml_nn": _LABML,
+    "labml-nn": _LABML,
 }
 
 
@@ -144,7 +148,7 @@ def resolve_class(name: object) -> ClassEntry:
         raise UsageError(f"The class is {shown(name)}.", fix=f"Give one of {', '.join(CLASSES)}.")
     first, *rest = name.strip().split(".")
     # A full path such as local_attention.transformer.LocalMHA: the modules between do not matter.
-    path = f"{_PACKAGES.get(first, first)}.{rest[-1]}" if rest else f"local_attention.{first}"
+    path = f"{_PACKAGES.get(first, first)}.{rest[-1]}" if rest else _bare(first)
     if path not in CLASSES:
         raise UsageError(
             f"Unknown class {shown(name)}.",
@@ -152,6 +156,11 @@ def resolve_class(name: object) -> ClassEntry:
             fix=close_match(path, CLASSES),
         )
     return CLASSES[path]
+
+
+def _bare(name: str) -> str:
+    """The first class of that name, whatever its package."""
+    return next((path for path in CLASSES if path.endswith(f".{name}")), f"local_attention.{name}")
 
 
 def check_names(entry: ClassEntry, kwargs: Mapping[str, Any]) -> dict[str, Any]:

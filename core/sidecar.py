@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from .errors import UsageError
 from .tensors import TensorSpec
 
-__all__ = ["CheckRecord", "Sidecar", "TensorSpec", "WindowFacts", "read_sidecar", "sidecar_path"]
+__all__ = ["CheckRecord", "LayerFacts", "Sidecar", "TensorSpec", "WindowFacts", "read_sidecar", "sidecar_path"]
 
 # A sidecar is a few kilobytes; a larger file beside the model is something else.
 MAX_BYTES = 16 << 20
@@ -38,6 +38,20 @@ class WindowFacts(BaseModel):
     exact_windowsize: bool
 
 
+class LayerFacts(BaseModel):
+    """What became of one upstream layer of a user's own module.
+
+    `detail` is its window if it was replaced, else why it was left as it is.
+    """
+
+    model_config = _SCHEMA
+
+    path: str
+    class_name: str = Field(validation_alias="class", serialization_alias="class")
+    replaced: bool
+    detail: str = ""
+
+
 class CheckRecord(BaseModel):
     """What one check found.
 
@@ -58,20 +72,24 @@ class Sidecar(BaseModel):
     Args:
         format: always "localattn-sidecar".
         format_version: 1; a reader refuses other versions.
-        class_name: the exported class ("local_attention.LocalTransformer"); JSON key `class`.
-        kwargs: its constructor arguments.
+        class_name: the exported class ("local_attention.LocalTransformer"), or the function that made the module
+            ("package.module:function"); JSON key `class`.
+        kwargs: its arguments.
         hyper_connections: release of hyper-connections whose numbers the export reproduces.
+        options: what was said at export and is no argument of the class (AFTLocal's causal).
         inputs: inputs of the graph, in order.
         outputs: outputs of the graph, in order.
-        seq_len: tokens a sequence; the shapes are static.
-        batch: sequences a call.
+        seq_len: tokens a sequence; where the length is open, the longest.
+        batch: sequences a call; where it is open, the one of the example.
+        dynamic: names of the open dimensions; none in a file with static shapes.
         dtype: element type of the weights and activations.
         opset: version of the standard operators.
         windows: one entry a windowed attention node.
+        layers: one entry an upstream layer of a user's own module.
         function_body: the file carries the node's function in standard operators.
         external_data: name of the file beside the model that holds the weights.
         versions: release of each package that took part.
-        checkpoint_sha256: SHA-256 of the checkpoint.
+        checkpoint_sha256: SHA-256 of the checkpoint; "" where a function made the weights too.
         checkpoint_name: its file name.
         model_sha256: SHA-256 of the ONNX file, without external data.
         created: time of the export, ISO 8601.
@@ -85,13 +103,16 @@ class Sidecar(BaseModel):
     class_name: str = Field(validation_alias="class", serialization_alias="class")
     kwargs: dict[str, Any]
     hyper_connections: str | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
     inputs: list[TensorSpec]
     outputs: list[TensorSpec]
     seq_len: int = Field(ge=1)
     batch: int = Field(ge=1)
+    dynamic: list[str] = Field(default_factory=list)
     dtype: Literal["fp32", "fp16", "bf16"]
     opset: int = Field(ge=1)
     windows: list[WindowFacts] = Field(default_factory=list)
+    layers: list[LayerFacts] = Field(default_factory=list)
     function_body: bool
     external_data: str | None = None
     versions: dict[str, str] = Field(default_factory=dict)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -49,13 +49,14 @@ class LoadedCheckpoint:
     notes: list[str]
 
 
-def load_state(path: Path, key: str | None = None) -> LoadedCheckpoint:
+def load_state(path: Path, key: str | None = None, roots: Collection[str] | None = None) -> LoadedCheckpoint:
     """Read the state dict of a checkpoint.
 
     Args:
         path: a file of `torch.save` (zip or legacy) or of safetensors.
         key: the entry (`ema`, `model.state_dict`) or name prefix (`encoder.`) that holds the weights;
             by default it is found in the order that `unwrap` states.
+        roots: first parts of the model's own names, where it is none of the supported classes.
 
     Raises:
         UsageError: no such file, a folder, an empty, cut or foreign file, pickled objects, no tensors,
@@ -75,7 +76,7 @@ def load_state(path: Path, key: str | None = None) -> LoadedCheckpoint:
     if (kind == "safetensors") != (path.suffix.lower() == ".safetensors"):
         notes.append(f"{path.name} is a {kind} file, whatever its name says")
     loaded = _read_safetensors(path) if kind == "safetensors" else _read_torch(path, kind == "torch zip")
-    state = plain_state(loaded, key, path, notes)
+    state = plain_state(loaded, key, path, notes, *([] if roots is None else [roots]))
     file_size = path.stat().st_size
     converted = {name: _plain_tensor(name, tensor, file_size) for name, tensor in state.items()}
     notes += _conversions(state) + _non_finite(converted)

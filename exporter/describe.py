@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..core.config import load_config
+from ..core.arguments_aft import AFTLocalArgs
+from ..core.config import AnyArgs, load_config
 from ..core.errors import UsageError
 from .checkpoint import find_config, load_state
 from .infer import canonical_state, infer_config
@@ -51,8 +52,15 @@ def describe_checkpoint(path: Path, config: Path | None = None) -> dict[str, Any
         "inferred": inferred,
         "missing": resolved.missing,
         "unexpected": resolved.unexpected,
-        "window": resolved.args.geometry().describe(),
+        "window": _window(resolved.args),
     }
+
+
+def _window(args: AnyArgs) -> str:
+    """The window in words."""
+    if isinstance(args, AFTLocalArgs):
+        return f"learned biases up to {args.local_window_size - 1} positions away, 0 beyond"
+    return args.geometry().describe()
 
 
 def _entries(values: Any, source: str) -> dict[str, dict[str, Any]]:

@@ -6,35 +6,40 @@ whole and checked, or not at all.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal, cast
 
 import onnx
 import onnx_ir as ir
 
-from ..core.errors import CheckFailed, UsageError
-from ..core.files import publish, sha256, staging
-from ..core.node import geometry_of
-from ..core.sidecar import CheckRecord, Sidecar, WindowFacts, sidecar_path
-from ..core.tensors import TensorSpec
+from ..core.errors import UsageError
+from ..core.files import sha256, staging
+from ..core.sidecar import CheckRecord, Sidecar
 from ..core.tolerance import tolerance_for
 from . import graph
+from .artefact import (
+    EXTERNAL_DATA_FROM,
+    demand,
+    output_specs,
+    package_versions,
+    publish_model,
+    save_model,
+    window_facts,
+)
 from .checks.audit import Shape, check_audit, graph_shapes
 from .checks.loads import check_loads, check_model
 from .checks.parity import check_parity
 from .checks.witness import check_witness
 from .open import OpenedCheckpoint, open_checkpoint
+from .open_sizes import at_open_sizes, check_axes, dimensions, open_checks, open_specs
 from .source import TORCH_DTYPE, ShapeRequest, SourceModel
 
 DEFAULT_OPSET = 20
-# A protobuf message ends at 2 GiB; some room is left for the graph itself.
-EXTERNAL_DATA_FROM = 1_900_000_000
-_PACKAGES = ("localattn", "torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "numpy")
+# Sequence length from which one set of random inputs has to do.
+LONG_INPUT = 2048
 
 
 @dataclass(frozen=True)
@@ -48,10 +53,11 @@ class ExportRequest:
         shapes: static shapes and optional inputs.
         dtype: "fp32" or "fp16".
         opset: ONNX opset.
+        dynamic: names of the axes that stay open, of "batch" and "seq"; the length is then the longest.
         function_body: carry the attention node's function; without it only a runtime with a plugin or
             a kernel for the node can run the file (TensorRT 10.3 needs it so).
         overwrite: replace an existing file.
-        seeds: seeds of the parity check.
+        seeds: seeds of the parity check; by default two, or one for long inputs, whose reference is slow.
         atol: absolute tolerance of the parity check instead of the dtype's.
         rtol: relative tolerance instead of the dtype's.
         allow_quadratic: accept tensors that are square in the sequence length.
@@ -64,9 +70,10 @@ class ExportRequest:
     shapes: ShapeRequest = field(default_factory=ShapeRequest)
     dtype: str = "fp32"
     opset: int = DEFAULT_OPSET
+    dynamic: tuple[str, ...] = ()
     function_body: bool = True
     overwrite: bool = False
-    seeds: tuple[int, ...] = (0, 1)
+    seeds: tuple[int, ...] | None = None
     atol: float | None = None
     rtol: float | None = None
     allow_quadratic: bool = False
@@ -105,7 +112,9 @@ def open_request(request: ExportRequest) -> tuple[OpenedCheckpoint, SourceModel]
     sizes = {"heads": request.shapes.heads, "dim_head": request.shapes.dim_head}
     overrides = {name: size for name, size in sizes.items() if size is not None}
     opened = open_checkpoint(request.checkpoint, request.config, overrides)
-    return opened, opened.source(request.shapes)
+    source = opened.source(request.shapes)
+    check_axes(source, request.dynamic)
+    return opened, at_open_sizes(source, request.shapes, request.dynamic) if request.dynamic else source
 
 
 def export(request: ExportRequest, progress: Progress = lambda _: None) -> ExportReport:
@@ -124,23 +133,16 @@ def export(request: ExportRequest, progress: Progress = lambda _: None) -> Expor
     opened, source = open_request(request)
     with staging(request.output) as folder:
         progress("Tracing the model")
-        model = graph.trace(source, request.dtype, request.opset)
+        axes = dimensions(source, request.dynamic) if request.dynamic else None
+        model = graph.trace(source, request.dtype, request.opset, axes)
         graph.attach_bodies(model)
         staged = folder / request.output.name
-        data = _save(model, staged, request)
-        checks = []
-        for record in _run_checks(staged, source, request, progress):
-            checks.append(record)
-            if record.status == "failed":
-                raise CheckFailed(
-                    f"The exported file failed its check: {record.name}.",
-                    why=record.detail,
-                    fix="Nothing was written. Run again with -v for more, or report the model's configuration.",
-                )
+        data = save_model(model, staged, request.external_data_from)
+        checks = demand(_run_checks(staged, source, request, progress))
         if not request.function_body:
             progress("Removing the function body")
             model.functions.clear()
-            data = _save(model, staged, request)
+            data = save_model(model, staged, request.external_data_from)
             checks.append(
                 check_model(staged).model_copy(
                     update={"name": "onnx checker, no body", "detail": "checked above with the body attached"}
@@ -148,40 +150,17 @@ def export(request: ExportRequest, progress: Progress = lambda _: None) -> Expor
             )
         progress("Writing")
         sidecar = _sidecar(request, opened, source, model, staged, data, checks)
-        if data is not None:
-            publish(folder / data, request.output.parent / data)
-        publish(staged, request.output)
-        described = folder / "sidecar.json"
-        described.write_text(sidecar.to_json(), encoding="utf-8")
-        publish(described, sidecar_path(request.output))
+        publish_model(staged, data, sidecar, request.output)
     return ExportReport(request.output, sidecar, opened.notes)
-
-
-def _save(model: ir.Model, path: Path, request: ExportRequest) -> str | None:
-    """Write the model, large weights beside it; the name of that file, if there is one.
-
-    Its name carries a fingerprint of the weights, so that an older model keeps its own until the new
-    one is in place.
-    """
-    weights = sum(x.const_value.nbytes for x in model.graph.initializers.values() if x.const_value is not None)
-    if weights < request.external_data_from:
-        ir.save(model, path)
-        return None
-    temporary = path.parent / "weights"
-    ir.save(model, path, external_data=temporary.name)
-    name = f"{path.name}.{sha256(temporary)[:12]}.data"
-    temporary.rename(path.parent / name)
-    written = onnx.load(path, load_external_data=False)
-    for tensor in written.graph.initializer:
-        for entry in tensor.external_data:
-            if entry.key == "location":
-                entry.value = name
-    onnx.save(written, path)
-    return name
 
 
 def _run_checks(path: Path, source: SourceModel, request: ExportRequest, progress: Progress) -> Iterator[CheckRecord]:
     """Each check of a written file, cheapest first."""
+    if request.dynamic:
+        progress("Checking, over a sweep of sizes")
+        tolerance = tolerance_for(request.dtype, request.atol, request.rtol)
+        yield from open_checks(path, source, request.dtype, request.dynamic, tolerance)
+        return
     progress("Checking: ONNX")
     yield check_model(path)
     progress("Checking: onnxruntime")
@@ -189,7 +168,8 @@ def _run_checks(path: Path, source: SourceModel, request: ExportRequest, progres
     yield record
     progress("Checking: parity with the float64 oracle")
     tolerance = tolerance_for(request.dtype, request.atol, request.rtol)
-    yield check_parity(session, source, request.dtype, tolerance, request.seeds)
+    seeds = request.seeds or ((0, 1) if source.shapes.seq_len <= LONG_INPUT else (0,))
+    yield check_parity(session, source, request.dtype, tolerance, seeds)
     model = onnx.load(path, load_external_data=False)
     progress("Checking: window witness")
     yield check_witness(model, session, source, request.dtype)
@@ -203,7 +183,7 @@ def _run_checks(path: Path, source: SourceModel, request: ExportRequest, progres
 def _retrace(request: ExportRequest, source: SourceModel, length: int) -> tuple[int, dict[str, Shape]]:
     """Shapes of the same model's graph a token shorter, or a window where it takes whole windows only."""
     autopad = getattr(source.args, "autopad", True)
-    other = length - (1 if autopad else source.geometry.window_size)
+    other = length - (1 if autopad else source.window_size)
     shorter = source.at(replace(request.shapes, seq_len=other))
     model = graph.trace(shorter, request.dtype, request.opset)
     return other, graph_shapes(ir.serde.serialize_model(model))
@@ -219,40 +199,25 @@ def _sidecar(
     checks: list[CheckRecord],
 ) -> Sidecar:
     """What is known about the file, for those who find it later."""
-    outputs = [TensorSpec(x.name or "", x.dtype.numpy().name, tuple(x.shape)) for x in model.graph.outputs]  # type: ignore[union-attr, arg-type]
     return Sidecar(
         class_name=source.class_name,
         kwargs=source.args.model_dump(mode="json"),
         hyper_connections=opened.resolved.hyper_connections,
-        inputs=source.inputs(request.dtype),
-        outputs=outputs,
+        inputs=open_specs(source, request.dtype, request.dynamic),
+        outputs=output_specs(model),
         seq_len=source.shapes.seq_len,
         batch=source.shapes.batch,
+        dynamic=list(request.dynamic),
         dtype=cast(Literal["fp32", "fp16"], request.dtype),
+        options={"causal": True} if source.shapes.causal else {},
         opset=request.opset,
-        windows=[_window_facts(node) for node in graph.attention_nodes(model)],
+        windows=[window_facts(node) for node in graph.attention_nodes(model)],
         function_body=request.function_body,
         external_data=data,
-        versions=_versions(),
+        versions=package_versions(),
         checkpoint_sha256=opened.loaded.sha256,
         checkpoint_name=request.checkpoint.name,
         model_sha256=sha256(staged),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         checks=checks,
     )
-
-
-def _window_facts(node: ir.Node) -> WindowFacts:
-    geometry = geometry_of({name: attribute.value for name, attribute in node.attributes.items()})
-    return WindowFacts(name=node.name or "", op_type=node.op_type, **asdict(geometry))
-
-
-def _versions() -> dict[str, str]:
-    """Releases of what took part; a package may be installed under another name (onnxruntime-gpu)."""
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import onnx_ir as ir
@@ -16,7 +16,7 @@ from onnx_ir.passes.common import (
 )
 
 from .. import __version__
-from ..core.errors import ExportFailed, UsageError
+from ..core.errors import ExportFailed, LocalAttnError, UsageError
 from ..core.node import DOMAIN, VARIANT_BY_OP_TYPE
 from ..core.tensors import TensorSpec
 from .function_body import function_body
@@ -27,6 +27,8 @@ OPSETS = range(18, 25)
 # The newest IR that TensorRT 10.3 and onnxruntime 1.17 still read; it has all that is used here.
 IR_VERSION = 10
 
+# Loggers that tell users of packages they did not ask for, and of attributes without meaning here.
+_CHATTY = ("torch.onnx._internal.exporter._registration", "onnx_ir._convenience")
 _NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 _DTYPE = {
     "float32": torch.float32,
@@ -50,41 +52,85 @@ def check_opset(opset: int) -> None:
         )
 
 
-def trace(source: SourceModel, dtype: str, opset: int) -> ir.Model:
+def trace(
+    source: SourceModel, dtype: str, opset: int, open_axes: Sequence[Mapping[int, object]] | None = None
+) -> ir.Model:
     """The model as ONNX, windowed attention nodes without a function body.
 
     Args:
         source: the model and its shapes.
         dtype: "fp32" or "fp16".
         opset: ONNX opset of the file.
+        open_axes: as of `trace_module`.
+
+    Raises:
+        UsageError: an opset out of range.
+        ExportFailed: PyTorch's exporter gave up.
+    """
+    specs = source.inputs(dtype)
+    return trace_module(
+        _Entry(source.module(dtype), [spec.name for spec in specs]),
+        tuple(_example(spec) for spec in specs),
+        [spec.name for spec in specs],
+        [source.output_name],
+        opset,
+        open_axes,
+    )
+
+
+def trace_module(
+    entry: torch.nn.Module,
+    examples: tuple[torch.Tensor, ...],
+    input_names: Sequence[str],
+    output_names: Sequence[str],
+    opset: int,
+    open_axes: Sequence[Mapping[int, object]] | None = None,
+) -> ir.Model:
+    """A module as ONNX, windowed attention nodes without a function body.
+
+    Args:
+        entry: takes the inputs by position; the model is its attribute `model`.
+        examples: one for each input.
+        input_names: names of the inputs.
+        output_names: names of the outputs.
+        opset: ONNX opset of the file.
+        open_axes: for each input the `torch.export.Dim` of its open axes; by default none is open.
 
     Raises:
         UsageError: an opset out of range.
         ExportFailed: PyTorch's exporter gave up.
     """
     check_opset(opset)
-    module = _Entry(source.module(dtype), [spec.name for spec in source.inputs(dtype)])
-    examples = tuple(_example(spec) for spec in source.inputs(dtype))
     with _quiet(), torch.no_grad():
         try:
             program = torch.onnx.export(
-                module,
+                entry,
                 examples,
                 dynamo=True,
                 opset_version=opset,
-                input_names=[spec.name for spec in source.inputs(dtype)],
-                output_names=[source.output_name],
+                input_names=list(input_names),
+                output_names=list(output_names),
+                dynamic_shapes=None if open_axes is None else (tuple(dict(axes) for axes in open_axes),),
                 verbose=False,
             )
         except Exception as error:
-            raise ExportFailed(
-                "PyTorch could not export the model.",
-                why=str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__,
-                fix="Run again with -v for the whole message.",
-            ) from error
+            raise _export_failed(error) from error
     if program is None:
         raise ExportFailed("PyTorch could not export the model.", why="It returned no program.")
     return _finish(program.model)
+
+
+def _export_failed(error: Exception) -> ExportFailed:
+    """The first line of what PyTorch says, or of what it found behind that."""
+    causes = [error]
+    while (cause := causes[-1].__cause__) is not None and len(causes) < 10:
+        causes.append(cause)  # type: ignore[arg-type]
+    inner = next((c for c in causes if isinstance(c, LocalAttnError)), None)
+    if inner is not None:
+        why = " ".join(filter(None, (inner.what, inner.why)))
+    else:
+        why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return ExportFailed("PyTorch could not export the model.", why=why, fix="Run again with -v for the whole message.")
 
 
 class _Entry(torch.nn.Module):
@@ -111,15 +157,17 @@ def _example(spec: TensorSpec) -> torch.Tensor:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep the exporter's notes about itself away from the user's terminal."""
-    registration = logging.getLogger("torch.onnx._internal.exporter._registration")
-    level = registration.level
-    registration.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in _CHATTY]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             yield
         finally:
-            registration.setLevel(level)
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
 
 
 def _finish(model: ir.Model) -> ir.Model:
@@ -128,7 +176,7 @@ def _finish(model: ir.Model) -> ir.Model:
     RemoveUnusedNodesPass()(model)
     calls: Counter[str] = Counter()
 
-    for node in model.graph:
+    for node in model.graph.all_nodes():  # those in the bodies of Scan too
         scopes = node.metadata_props.get(_NAME_SCOPES, "")
         node.metadata_props.clear()  # stack traces hold the paths of this machine
         path = _module_path(scopes)

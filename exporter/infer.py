@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..core.arguments import shown
+from ..core.arguments_aft import AFTLocalArgs
 from ..core.config import (
     CLASSES,
     AnyArgs,
     ClassEntry,
+    Kind,
     RawConfig,
     adds_residual_only,
     check_names,
@@ -24,7 +26,7 @@ from ..core.config import (
 )
 from ..core.errors import UsageError
 from .shapes import INV_FREQ, Shapes, expected_shapes
-from .tell import Findings, bounded, tell, told_kind
+from .tell import Findings, Told, bounded, tell, told_kind
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +51,15 @@ _SILENT = (
     "dim_head",
     "use_xpos",
 )
+
+
+# What each kind of class calls its window.
+_WINDOW_ARGUMENT: Mapping[Kind, str] = {
+    "attention": "window_size",
+    "mha": "window_size",
+    "transformer": "local_attn_window_size",
+    "aft": "local_window_size",
+}
 
 
 @dataclass(frozen=True)
@@ -108,7 +119,7 @@ def infer_config(
     """Complete a configuration from the weights.
 
     Args:
-        state: name to tensor; only the shapes are looked at.
+        state: name to tensor; only the shapes are looked at, and AFTLocal's `local_mask`.
         config: what is known about the model, or None.
         overrides: arguments that replace the config's; `class` and `hyper_connections` too.
 
@@ -125,6 +136,9 @@ def infer_config(
     entry = _entry(class_name, shapes)
     given = check_names(entry, given)
     findings = tell(entry.kind, shapes, given)
+    if canonical.get("local_mask") is not None and canonical["local_mask"].ndim == 2:
+        kept = int(canonical["local_mask"][0].count_nonzero())  # the one size that no shape, but a value, tells
+        findings["local_window_size"] = Told(kept, "local_mask", f"the first row of local_mask keeps {kept} biases")
     _check_given(entry, given, findings, shapes, relies_on_defaults=config is not None)
     # What zeta's LocalMHA lacks stays off; tensors that say otherwise are listed as unexpected.
     values = {name: told.value for name, told in findings.items() if name not in entry.unsupported} | given
@@ -177,10 +191,10 @@ def _check_given(
     A config stands for the constructor call, so what it leaves out has upstream's default; without
     one the window would be a guess that no later check could catch.
     """
-    window = "local_attn_window_size" if entry.kind == "transformer" else "window_size"
-    if window not in given and (entry.kind != "transformer" or not relies_on_defaults):
+    window = _WINDOW_ARGUMENT[entry.kind]
+    if window not in {**findings, **given} and (entry.kind != "transformer" or not relies_on_defaults):
         raise _untold(entry, window, 128)
-    if entry.kind == "attention" or "heads" in {**findings, **given}:
+    if "heads" not in entry.args.model_fields or "heads" in {**findings, **given}:
         return
     to_qkv = next(name for name in shapes if name.endswith("to_qkv.weight"))
     fields = entry.args.model_fields
@@ -229,7 +243,7 @@ def _assumptions(args: AnyArgs, known: set[str], release: str | None, buffers_ab
     """Notes on what neither the weights nor the config said."""
     notes = []
     silent = [*_SILENT, *(["qk_scale"] if getattr(args, "qk_rmsnorm", False) else [])]
-    fields, geometry = type(args).model_fields, args.geometry()
+    fields, geometry = type(args).model_fields, None if isinstance(args, AFTLocalArgs) else args.geometry()
     # The geometry shows what a default of None stands for.
     assumed = [
         f"{name} = {getattr(geometry, name, getattr(args, name))}"
@@ -240,7 +254,7 @@ def _assumptions(args: AnyArgs, known: set[str], release: str | None, buffers_ab
         notes.append(f"not given, so upstream's defaults: {', '.join(assumed)}")
     if buffers_absent:
         notes.append("rotary frequencies are not in the checkpoint: 10000^(-2c/d) is used")
-    elif args.rotary_dim is None and not getattr(args, "use_dynamic_pos_bias", False):
+    elif getattr(args, "rotary_dim", 0) is None and not getattr(args, "use_dynamic_pos_bias", False):
         notes.append("rotary is off: no frequencies in the checkpoint, and no argument that turns it on")
     if getattr(args, "num_residual_streams", 1) > 1 and release is None:
         notes.append("hyper_connections is not given: residuals are mixed as in releases since 0.3.10")

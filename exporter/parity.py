@@ -17,7 +17,7 @@ from ..core.tolerance import tolerance_for
 from ..runtime.arrays import load_arrays, random_inputs, save_arrays
 from ..runtime.compare import Comparison
 from ..runtime.session import Session, load
-from .checks.parity import compare_outputs
+from .checks.parity import compare_with_oracle
 from .open import open_checkpoint
 from .source import NUMPY_DTYPE, ShapeRequest, SourceModel
 
@@ -37,6 +37,8 @@ class ParityRequest:
         atol: absolute tolerance instead of the dtype's.
         rtol: relative tolerance instead of the dtype's.
         provider: where to run the file.
+        causal: AFTLocal only, whether it was exported as causal; by default the sidecar's word.
+        keep_reference: keep the reference's outputs on the worst inputs too.
     """
 
     model: Path
@@ -47,6 +49,8 @@ class ParityRequest:
     atol: float | None = None
     rtol: float | None = None
     provider: str = "auto"
+    causal: bool | None = None
+    keep_reference: bool = False
 
 
 @dataclass
@@ -117,13 +121,15 @@ def run_parity(request: ParityRequest, progress: Callable[[str], None] = lambda 
     worst = -np.inf
     for name, inputs in _input_sets(request, source, dtype):
         progress(f"Comparing: {name}")
-        outputs, expected = session.run(inputs), source.reference(inputs)
-        for comparison in compare_outputs(outputs, expected, tolerance):
+        outputs = session.run(inputs)
+        for comparison in compare_with_oracle(outputs, source, inputs, tolerance):
             report.comparisons.append((name, comparison))
             if not report.outputs or comparison.excess(tolerance) > worst:
                 worst = comparison.excess(tolerance)
-                references = {f"{output}.reference": array for output, array in expected.items()}
-                report.inputs, report.outputs = inputs, outputs | references
+                report.inputs, report.outputs = inputs, outputs
+    if request.keep_reference:
+        expected = source.reference(report.inputs)
+        report.outputs = report.outputs | {f"{name}.reference": x for name, x in expected.items()}
     return report
 
 
@@ -140,14 +146,19 @@ def _source(request: ParityRequest, session: Session, sidecar: Sidecar | None) -
     data = session.inputs[0]
     if not all(isinstance(size, int) for spec in session.inputs for size in spec.shape):
         raise UsageError(f"{request.model} has open dimensions.", why="Parity needs a file with static shapes.")
-    is_attention = len(data.shape) == 4
+    is_attention, is_aft = "q" in inputs, "query" in inputs
+    causal = request.causal
+    if causal is None:
+        causal = bool(sidecar is not None and sidecar.options.get("causal"))
     shapes = ShapeRequest(
-        batch=int(data.shape[0]),
-        seq_len=int(data.shape[2 if is_attention else 1]),
+        batch=int(data.shape[1 if is_aft else 0]),
+        seq_len=int(data.shape[2 if is_attention else 0 if is_aft else 1]),
         heads=int(data.shape[1]) if is_attention else None,
         dim_head=int(data.shape[3]) if is_attention else None,
         mask="mask" in inputs,
         attn_bias="attn_bias" in inputs,
+        causal=causal,
+        full_mask="full_mask" in inputs,
     )
     return opened.source(shapes), notes + opened.notes
 

@@ -1,7 +1,8 @@
-"""Every tensor of every supported class, by local-attention 1.11.2's names: the one table of shapes."""
+"""Every tensor of every supported class, by its package's names (local-attention 1.11.2, labml-nn 0.5.1): the one table of shapes."""
 
 from __future__ import annotations
 
+from ..core.arguments_aft import AFTLocalArgs
 from ..core.config import AnyArgs, LocalAttentionArgs, LocalMHAArgs, LocalTransformerArgs
 
 Shape = tuple[int, ...]
@@ -16,9 +17,19 @@ def expected_shapes(class_name: str, args: AnyArgs) -> Shapes:
     zeta's classes have the same entries, so `class_name` decides nothing today; it is what a class
     with other names would be told apart by.
     """
+    if isinstance(args, AFTLocalArgs):
+        return _aft(args)
     if isinstance(args, LocalTransformerArgs):
         return _transformer(args)
     return _mha(args) if isinstance(args, LocalMHAArgs) else _attention(args)
+
+
+def _aft(args: AFTLocalArgs) -> Shapes:
+    square, table = (args.d_model, args.d_model), (args.seq_len, args.seq_len)
+    shapes: Shapes = {"pos_bias": table, "local_mask": table, "output.weight": square, "output.bias": square[:1]}
+    for name in ("query", "key", "value"):
+        shapes |= {f"{name}.weight": square} | ({f"{name}.bias": square[:1]} if args.bias else {})
+    return shapes
 
 
 def _attention(args: LocalAttentionArgs) -> Shapes:

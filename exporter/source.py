@@ -7,7 +7,7 @@ reference judges it. Export and parity ask a `SourceModel` and never look at the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,15 +16,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..core.arguments import LocalAttentionArgs, LocalMHAArgs, LocalTransformerArgs
-from ..core.config import CLASSES
+from ..core.arguments_aft import AFTLocalArgs
+from ..core.config import CLASSES, AnyArgs
 from ..core.errors import UsageError
 from ..core.geometry import WindowGeometry
 from ..core.tensors import TensorSpec
 from . import oracle
+from .modules.aft_local import AFTLocal
 from .modules.local_attention import LocalAttention
 from .modules.local_mha import LocalMHA
 from .modules.local_transformer import LocalTransformer
 from .modules.rotary import RotaryTable
+from .oracle_aft import aft_local
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -43,6 +46,9 @@ class ShapeRequest:
         dim_head: head size `D`, for the bare LocalAttention only.
         mask: add the input `mask`, bool `[B, N]`, True = keep.
         attn_bias: add the input `attn_bias`, `[H, w, K]`.
+        causal: AFTLocal only: the model was run with a causal mask.
+        full_mask: AFTLocal only: add the input `full_mask`, bool `[T, T]`; costs O(T²) time.
+        open_length: the sequence length is open, up to `seq_len`.
     """
 
     seq_len: int | None = None
@@ -51,6 +57,9 @@ class ShapeRequest:
     dim_head: int | None = None
     mask: bool = False
     attn_bias: bool = False
+    causal: bool = False
+    full_mask: bool = False
+    open_length: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,9 @@ class Shapes:
     dim_head: int
     mask: bool
     attn_bias: bool
+    causal: bool = False
+    full_mask: bool = False
+    open_length: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,14 +86,18 @@ class ModelKind:
         inputs: names, shapes and element types ("float", "int64", "bool") of the data inputs.
         output: name of the output.
         module: the export-friendly module, weights not yet loaded.
-        reference: the fp64 oracle, on fp64 (or int64, bool) tensors by input name.
+        reference: the fp64 oracle, on fp64 (or int64, bool) tensors by input name; with positions, only there.
+        batch_axis: which axis of data inputs and output is the batch.
+        samples: the reference can compute single positions, which long sequences need.
     """
 
     shapes: Callable[[Any, ShapeRequest], Shapes]
     inputs: Callable[[Any, Shapes], dict[str, tuple[str, tuple[int, ...]]]]
     output: Callable[[Any], str]
     module: Callable[[Any, Shapes, bool], nn.Module]
-    reference: Callable[[Any, bool, Mapping[str, Tensor], Mapping[str, Tensor]], Tensor]
+    reference: Callable[[Any, SourceModel, Mapping[str, Tensor], Mapping[str, Tensor], Tensor | None], Tensor]
+    batch_axis: int = 0
+    samples: bool = False
 
 
 def _needs(option: str, why: str) -> UsageError:
@@ -131,6 +147,29 @@ def _transformer_shapes(args: LocalTransformerArgs, request: ShapeRequest) -> Sh
     return Shapes(length, request.batch, args.heads, args.dim_head, request.mask, False)
 
 
+def _aft_shapes(args: AFTLocalArgs, request: ShapeRequest) -> Shapes:
+    if request.attn_bias:
+        raise UsageError("--attn-bias does not apply to AFTLocal.", why="Its biases are part of its weights.")
+    length = _length(request, args.seq_len)
+    if length > args.seq_len:
+        raise UsageError(
+            f"--seq-len {length} is beyond the model's seq_len {args.seq_len}.",
+            why="There are no learned biases past it.",
+            fix=f"Use --seq-len {args.seq_len} or less.",
+        )
+    return Shapes(length, request.batch, 1, args.d_model, request.mask, False, request.causal, request.full_mask)
+
+
+def _aft_inputs(args: AFTLocalArgs, shapes: Shapes) -> dict[str, tuple[str, tuple[int, ...]]]:
+    data = (shapes.seq_len, shapes.batch, args.d_model)
+    inputs: dict[str, tuple[str, tuple[int, ...]]] = dict.fromkeys(("query", "key", "value"), ("float", data))
+    if shapes.mask:
+        inputs["mask"] = ("bool", (shapes.batch, shapes.seq_len))
+    if shapes.full_mask:
+        inputs["full_mask"] = ("bool", (shapes.seq_len, shapes.seq_len))
+    return inputs
+
+
 def _length(request: ShapeRequest, default: int | None) -> int:
     length = request.seq_len if request.seq_len is not None else default
     if length is None:
@@ -173,8 +212,10 @@ KINDS: Mapping[str, ModelKind] = {
         shapes=_attention_shapes,
         inputs=_attention_inputs,
         output=lambda args: "out",
-        module=lambda args, shapes, _: LocalAttention(args, shapes.seq_len, shapes.dim_head),
-        reference=lambda args, _, state, x: oracle.local_attention(
+        module=lambda args, shapes, _: LocalAttention(
+            args, shapes.seq_len, shapes.dim_head, open_length=shapes.open_length
+        ),
+        reference=lambda args, _, state, x, __: oracle.local_attention(
             args, state, x["q"], x["k"], x["v"], x.get("mask"), x.get("attn_bias")
         ),
     ),
@@ -182,17 +223,40 @@ KINDS: Mapping[str, ModelKind] = {
         shapes=_mha_shapes,
         inputs=_mha_inputs,
         output=lambda args: "out",
-        module=lambda args, shapes, _: LocalMHA(args, shapes.seq_len),
-        reference=lambda args, _, state, x: oracle.local_mha(args, state, x["x"], x.get("mask"), x.get("attn_bias")),
+        module=lambda args, shapes, _: LocalMHA(args, shapes.seq_len, open_length=shapes.open_length),
+        reference=lambda args, _, state, x, __: oracle.local_mha(
+            args, state, x["x"], x.get("mask"), x.get("attn_bias")
+        ),
     ),
     "transformer": ModelKind(
         shapes=_transformer_shapes,
         inputs=_transformer_inputs,
         output=lambda args: "out" if args.num_tokens is None else "logits",
-        module=lambda args, shapes, mixes: LocalTransformer(args, shapes.seq_len, mixes_residuals=mixes),
-        reference=lambda args, mixes, state, x: oracle.local_transformer(
-            args, mixes, state, x["x"] if args.num_tokens is None else x["tokens"], x.get("mask")
+        module=lambda args, shapes, mixes: LocalTransformer(
+            args, shapes.seq_len, mixes_residuals=mixes, open_length=shapes.open_length
         ),
+        reference=lambda args, source, state, x, _: oracle.local_transformer(
+            args, source.mixes_residuals, state, next(iter(x.values())), x.get("mask")
+        ),
+    ),
+    "aft": ModelKind(
+        shapes=_aft_shapes,
+        inputs=_aft_inputs,
+        output=lambda args: "out",
+        module=lambda args, shapes, _: AFTLocal(args, shapes.seq_len, causal=shapes.causal, full_mask=shapes.full_mask),
+        reference=lambda args, source, state, x, rows: aft_local(
+            args,
+            state,
+            x["query"],
+            x["key"],
+            x["value"],
+            x.get("mask"),
+            x.get("full_mask"),
+            causal=source.shapes.causal,
+            rows=rows,
+        ),
+        batch_axis=1,
+        samples=True,
     ),
 }
 
@@ -208,10 +272,17 @@ class SourceModel:
         request: the shapes asked for.
     """
 
+    class_name: str
+    args: AnyArgs
+    state: Mapping[str, Tensor]
+    mixes_residuals: bool
+    kind: ModelKind
+    shapes: Shapes
+
     def __init__(
         self,
         class_name: str,
-        args: LocalAttentionArgs | LocalMHAArgs | LocalTransformerArgs,
+        args: AnyArgs,
         state: Mapping[str, Tensor],
         mixes_residuals: bool,
         request: ShapeRequest,
@@ -219,16 +290,41 @@ class SourceModel:
         self.class_name, self.args, self.state = class_name, args, state
         self.mixes_residuals = mixes_residuals
         self.kind = KINDS[CLASSES[class_name].kind]
-        self.shapes = self.kind.shapes(args, request)
+        if (request.causal or request.full_mask) and not isinstance(args, AFTLocalArgs):
+            raise UsageError(
+                f"--causal and --full-mask do not apply to {class_name}.",
+                why="Whether it is causal is an argument of the class; AFTLocal gets a mask instead.",
+                fix="Say it in the config.",
+            )
+        self.shapes = replace(self.kind.shapes(args, request), open_length=request.open_length)
 
     def at(self, request: ShapeRequest) -> SourceModel:
         """The same model at other shapes."""
         return SourceModel(self.class_name, self.args, self.state, self.mixes_residuals, request)
 
     @property
-    def geometry(self) -> WindowGeometry:
-        """The window of every attention layer."""
-        return self.args.geometry()
+    def geometry(self) -> WindowGeometry | None:
+        """The window of every attention layer; None for AFTLocal, which sums over the whole sequence."""
+        return None if isinstance(self.args, AFTLocalArgs) else self.args.geometry()
+
+    @property
+    def window_size(self) -> int:
+        """Tokens a window; for AFTLocal the reach of its learned biases."""
+        return self.args.local_window_size if isinstance(self.args, AFTLocalArgs) else self.args.geometry().window_size
+
+    def receptive_interval(self, query: int) -> tuple[int, int]:
+        """The positions that can change the output at `query`: `[first, end)`."""
+        length = self.shapes.seq_len
+        if self.geometry is not None:
+            return self.geometry.receptive_interval(query, length, self.depth)
+        return 0, query + 1 if self.shapes.causal else length
+
+    def describe_window(self) -> str:
+        """The window in words, for reports."""
+        if self.geometry is not None:
+            return self.geometry.describe()
+        reach = f"learned biases up to {self.window_size - 1} positions away, 0 beyond"
+        return f"{'causal' if self.shapes.causal else 'non-causal'}, {reach}"
 
     @property
     def depth(self) -> int:
@@ -273,11 +369,12 @@ class SourceModel:
                 part.to(TORCH_DTYPE[dtype])
         return module.requires_grad_(False).eval()
 
-    def reference(self, inputs: Arrays) -> dict[str, NDArray[np.float64]]:
-        """The fp64 oracle's outputs on the file's inputs, by name."""
+    def reference(self, inputs: Arrays, positions: NDArray[np.int64] | None = None) -> dict[str, NDArray[np.float64]]:
+        """The fp64 oracle's outputs on the file's inputs, by name; at some positions only, if the kind can."""
         tensors = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in inputs.items()}
         tensors = {name: x.double() if x.is_floating_point() else x for name, x in tensors.items()}
         state = {name: tensor.double() for name, tensor in self.state.items()}
         with torch.no_grad():
-            output = self.kind.reference(self.args, self.mixes_residuals, state, tensors)
+            rows = None if positions is None else torch.from_numpy(positions)
+            output = self.kind.reference(self.args, self, state, tensors, rows)
         return {self.output_name: output.numpy()}

@@ -43,11 +43,14 @@ def told_kind(shapes: Shapes) -> Kind:
         return "transformer"
     if "to_qkv.weight" in shapes:
         return "mha"
+    if "pos_bias" in shapes:
+        return "aft"
     if set(shapes) <= {INV_FREQ}:
         return "attention"
     raise UsageError(
         f"The checkpoint is of no supported class: it has {bounded(list(shapes), 5)}.",
-        why="LocalTransformer has layers.*, LocalMHA to_qkv.weight, LocalAttention at most rel_pos.inv_freq.",
+        why="LocalTransformer has layers.*, LocalMHA to_qkv.weight, AFTLocal pos_bias, "
+        "LocalAttention at most rel_pos.inv_freq.",
         fix="If the model is a part of a larger one, name the prefix of its weights.",
     )
 
@@ -62,6 +65,7 @@ def tell(kind: Kind, shapes: Shapes, given: Mapping[str, Any]) -> Findings:
         "attention": _tell_attention,
         "mha": _tell_mha,
         "transformer": _tell_transformer,
+        "aft": _tell_aft,
     }
     return tellers[kind](shapes, given)
 
@@ -104,6 +108,14 @@ def _tell_attention(shapes: Shapes, given: Mapping[str, Any]) -> Findings:
     if given.get("rel_pos_emb_config") is None:
         findings["dim"] = _sized(shapes, INV_FREQ, 1, 0, per_unit=2)
     return findings
+
+
+def _tell_aft(shapes: Shapes, given: Mapping[str, Any]) -> Findings:
+    return {
+        "d_model": _sized(shapes, "query.weight", 2, 1),
+        "seq_len": _sized(shapes, "pos_bias", 2, 0),
+        "bias": _present(shapes, "query.bias"),
+    }
 
 
 def _tell_mha(shapes: Shapes, given: Mapping[str, Any], prefix: str = "") -> Findings:

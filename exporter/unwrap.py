@@ -10,7 +10,7 @@ what it was saved for, so it wins there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -57,14 +57,29 @@ _ROOTS = frozenset(
         "rel_pos",
         "to_v_gate",
         "to_out",
+        "query",
+        "key",
+        "value",
+        "output",
+        "pos_bias",
+        "local_mask",
     }
 )
 _NOT_WEIGHTS = ("optim", "sched", "scaler", "rng", "grad", "loss", "callbacks", "loops")
 _DEEPEST = 8
 
 
-def plain_state(loaded: object, key: str | None, path: Path, notes: list[str]) -> dict[str, torch.Tensor]:
+def plain_state(
+    loaded: object, key: str | None, path: Path, notes: list[str], roots: Collection[str] = _ROOTS
+) -> dict[str, torch.Tensor]:
     """The state dict inside what a file holds; `notes` gets a line for every choice.
+
+    Args:
+        loaded: what the file holds.
+        key: the entry or name prefix that holds the weights.
+        path: of the file, for messages.
+        notes: gets a line for every choice.
+        roots: first parts of the model's own names.
 
     Raises:
         UsageError: no tensors in it, `key` names nothing, or several entries could be meant.
@@ -76,7 +91,7 @@ def plain_state(loaded: object, key: str | None, path: Path, notes: list[str]) -
             why="A state dict is a table from names to tensors.",
             fix="Save model.state_dict().",
         )
-    chosen = _entry(loaded if key is None else _explicit(loaded, key, path), path, notes)
+    chosen = _entry(loaded if key is None else _explicit(loaded, key, path), path, notes, roots)
     state = {name: value for name, value in chosen.items() if isinstance(name, str) and _is_tensor(value)}
     others = [str(name) for name in chosen if name not in state]
     if others:
@@ -87,7 +102,7 @@ def plain_state(loaded: object, key: str | None, path: Path, notes: list[str]) -
             why=f"It holds {_listed([str(name) for name in chosen])}.",
             fix="Save model.state_dict(), or name the entry that holds the weights.",
         )
-    return _without_prefixes(_without_infixes(state, path, notes), notes)
+    return _without_prefixes(_without_infixes(state, path, notes), notes, roots)
 
 
 def _is_tensor(value: object) -> TypeGuard[torch.Tensor]:
@@ -112,18 +127,17 @@ def _holds_weights(value: object) -> bool:
     return False
 
 
-def _is_model_state(table: Mapping[Any, Any]) -> bool:
-    """Whether a table holds tensors under the names of a supported class."""
+def _is_model_state(table: Mapping[Any, Any], roots: Collection[str]) -> bool:
+    """Whether a table holds tensors under the names of the model."""
     return any(
-        isinstance(name, str) and name.partition(".")[0] in _ROOTS and _is_tensor(value)
-        for name, value in table.items()
+        isinstance(name, str) and name.partition(".")[0] in roots and _is_tensor(value) for name, value in table.items()
     )
 
 
-def _entry(table: Mapping[Any, Any], path: Path, notes: list[str]) -> Mapping[Any, Any]:
+def _entry(table: Mapping[Any, Any], path: Path, notes: list[str], roots: Collection[str]) -> Mapping[Any, Any]:
     """The table that holds the weights, found by the documented order, through any nesting."""
     for _ in range(_DEEPEST):
-        candidates = [] if _is_model_state(table) else _candidates(table, path)
+        candidates = [] if _is_model_state(table, roots) else _candidates(table, path)
         if not candidates:
             return table
         other = f"; it also holds {_listed(candidates[1:])}" if len(candidates) > 1 else ""
@@ -186,9 +200,11 @@ def _without_infixes(state: dict[str, torch.Tensor], path: Path, notes: list[str
     return state
 
 
-def _without_prefixes(state: dict[str, torch.Tensor], notes: list[str]) -> dict[str, torch.Tensor]:
+def _without_prefixes(
+    state: dict[str, torch.Tensor], notes: list[str], roots: Collection[str]
+) -> dict[str, torch.Tensor]:
     """Strip wrappers' prefixes until the names are the model's own, or no known wrapper is left."""
-    while state and not any(name.partition(".")[0] in _ROOTS for name in state):
+    while state and not any(name.partition(".")[0] in roots for name in state):
         prefix = next((known for known in PREFIXES if any(name.startswith(known) for name in state)), None)
         if prefix is None:
             return state

@@ -259,3 +259,35 @@ def test_a_missing_package_is_named(tiny: Path, localattn: Command, monkeypatch:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "onnx_ir", None)
     assert_clear_error(localattn("export", tiny), 3, "onnx_ir", ".[cpu]")
+
+
+def test_aft_local_from_checkpoint_to_parity(tmp_path: Path, localattn: Command) -> None:
+    side, dim, window = 40, 8, 5
+    generator = torch.Generator().manual_seed(0)
+    state = {
+        f"{name}.weight": torch.randn(dim, dim, generator=generator) for name in ("query", "key", "value", "output")
+    }
+    state |= {"output.bias": torch.zeros(dim), "pos_bias": torch.randn(side, side, generator=generator)}
+    position = torch.arange(side)
+    state["local_mask"] = (position[:, None] - position).abs() < window
+    checkpoint, model = tmp_path / "aft.pt", tmp_path / "aft.onnx"
+    torch.save(state, checkpoint)
+
+    inspected = json.loads(localattn("inspect", checkpoint, "--format", "json").out)
+    assert inspected["class"] == "labml_nn.AFTLocal"
+    assert {name: entry["value"] for name, entry in inspected["inferred"].items()} == {
+        "d_model": dim,
+        "seq_len": side,
+        "bias": False,
+        "local_window_size": window,
+    }
+    exported = localattn("export", checkpoint, "-o", model, "--causal", "--mask", "--seq-len", 31, "--batch", 2)
+    assert exported.code == 0, exported.err
+    assert "query 15 sees nothing from 16 on" in exported.out
+    assert localattn("parity", model, "--against", checkpoint).code == 0
+    assert localattn("parity", model, "--against", checkpoint, "--not-causal").code == 1
+    assert_clear_error(localattn("export", checkpoint, "-o", model, "--force", "--seq-len", 41), 2, "seq_len 40")
+
+
+def test_causal_is_an_option_of_aft_local_alone(tiny: Path, localattn: Command) -> None:
+    assert_clear_error(localattn("export", tiny, "-o", tiny.with_name("m.onnx"), "--causal"), 2, "--causal")

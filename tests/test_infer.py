@@ -302,7 +302,7 @@ def test_names_from_before_1_10():
     ("shapes", "message"),
     [
         ({"global_layers.0.branch.weight": (2,)}, "global attention layers"),
-        ({"query.weight": (4, 4), "pos_bias": (4, 4)}, "no supported class"),
+        ({"encoder.weight": (4, 4), "encoder.bias": (4,)}, "no supported class"),
         ({"layers.0.0.branch.norm.weight": (4,)}, "no layers.0.0.branch.to_qkv.weight"),
         ({"layers.1.0.branch.to_qkv.weight": (6, 4)}, "no layer 0"),
         ({"layers.999999.0.branch.to_qkv.weight": (6, 4)}, "no layer 0"),

@@ -7,7 +7,7 @@ traced at another length, and only what grew in both dimensions is a fault.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import onnx
 
@@ -19,7 +19,9 @@ _NAME = "memory audit"
 Shape = tuple[int, ...]
 
 
-def check_audit(model: onnx.ModelProto, source: SourceModel, retrace: Callable[[int], dict[str, Shape]]) -> CheckRecord:
+def check_audit(
+    model: onnx.ModelProto, source: SourceModel, retrace: Callable[[int], tuple[int, dict[str, Shape]]]
+) -> CheckRecord:
     """Look for tensors that are quadratic in the sequence length.
 
     Args:
@@ -27,7 +29,9 @@ def check_audit(model: onnx.ModelProto, source: SourceModel, retrace: Callable[[
         source: what it was exported from.
         retrace: traces the model at a length unlike the one given; that length, and the shapes by name.
     """
-    length, window = source.shapes.seq_len, source.geometry.window_size
+    length, window = source.shapes.seq_len, source.window_size
+    if source.shapes.full_mask:
+        return CheckRecord(name=_NAME, status="skipped", detail=f"a mask {length} × {length} was asked for")
     if length <= window:
         return CheckRecord(
             name=_NAME,
@@ -36,15 +40,15 @@ def check_audit(model: onnx.ModelProto, source: SourceModel, retrace: Callable[[
         )
     shapes, alone = graph_shapes(model), probes(model)
     lengths = {length} | {probe.length for probe in alone}  # a node's input may be padded
-    suspects = [name for name, shape in shapes.items() if _is_square(shape, lengths)]
+    suspects = [name for name, shape in shapes.items() if is_square(shape, lengths)]
     if suspects:
-        suspects = _grown(suspects, length, retrace)
-    largest = max((_elements(shape) for shape in shapes.values()), default=0)
+        suspects = grown(suspects, length, retrace)
+    largest = max((elements(shape) for shape in shapes.values()), default=0)
     for probe in alone:
         inside = probe.measured_shapes()
-        suspects += [f"{probe.node.name}: {name}" for name, shape in inside.items() if _is_square(shape, lengths)]
+        suspects += [f"{probe.node.name}: {name}" for name, shape in inside.items() if is_square(shape, lengths)]
         heads = source.shapes.batch * source.shapes.heads
-        largest = max(largest, heads * max(_elements(shape) for shape in inside.values()))
+        largest = max(largest, heads * max(elements(shape) for shape in inside.values()))
     if suspects:
         return CheckRecord(
             name=_NAME,
@@ -60,24 +64,38 @@ def check_audit(model: onnx.ModelProto, source: SourceModel, retrace: Callable[[
 
 
 def graph_shapes(model: onnx.ModelProto) -> dict[str, Shape]:
-    """Shapes of all tensors of a graph but its initializers that are weights, by name."""
-    values = (*model.graph.value_info, *model.graph.input, *model.graph.output)
-    shapes = {v.name: tuple(d.dim_value for d in v.type.tensor_type.shape.dim) for v in values}
-    return shapes | {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    """Shapes of all tensors of a model, those of its subgraphs included, by name."""
+    shapes: dict[str, Shape] = {}
+    for graph in _graphs(model.graph):
+        values = (*graph.value_info, *graph.input, *graph.output)
+        shapes |= {v.name: tuple(d.dim_value for d in v.type.tensor_type.shape.dim) for v in values}
+        shapes |= {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    return shapes
 
 
-def _is_square(shape: Iterable[int], lengths: set[int]) -> bool:
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """The graph and those inside its nodes (the bodies of Scan)."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from _graphs(attribute.g)
+
+
+def is_square(shape: Iterable[int], lengths: set[int]) -> bool:
+    """Whether two dimensions have one of these sizes."""
     return sum(size in lengths for size in shape) >= 2
 
 
-def _elements(shape: Shape) -> int:
+def elements(shape: Shape) -> int:
+    """How many numbers a tensor holds."""
     count = 1
     for size in shape:
         count *= size
     return count
 
 
-def _grown(suspects: list[str], length: int, retrace: Callable[[int], tuple[int, dict[str, Shape]]]) -> list[str]:
+def grown(suspects: list[str], length: int, retrace: Callable[[int], tuple[int, dict[str, Shape]]]) -> list[str]:
     """Those of the suspects that are square at another length too."""
     other, elsewhere = retrace(length)
     return [name for name in suspects if name not in elsewhere or sum(n == other for n in elsewhere[name]) >= 2]

@@ -1,0 +1,102 @@
+"""An exported model on disk: the file, large weights beside it, and the facts both pipelines record about it."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from ..core.errors import CheckFailed
+from ..core.files import publish, sha256
+from ..core.node import geometry_of
+from ..core.sidecar import CheckRecord, Sidecar, WindowFacts, sidecar_path
+from ..core.tensors import TensorSpec
+
+# A protobuf message ends at 2 GiB; some room is left for the graph itself.
+EXTERNAL_DATA_FROM = 1_900_000_000
+_PACKAGES = ("localattn", "torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "numpy")
+
+
+def save_model(model: ir.Model, path: Path, external_data_from: int) -> str | None:
+    """Write the model, large weights beside it; the name of that file, if there is one.
+
+    Its name carries a fingerprint of the weights, so that an older model keeps its own until the new
+    one is in place.
+    """
+    weights = sum(x.const_value.nbytes for x in model.graph.initializers.values() if x.const_value is not None)
+    if weights < external_data_from:
+        ir.save(model, path)
+        return None
+    temporary = path.parent / "weights"
+    ir.save(model, path, external_data=temporary.name)
+    name = f"{path.name}.{sha256(temporary)[:12]}.data"
+    temporary.rename(path.parent / name)
+    written = onnx.load(path, load_external_data=False)
+    for tensor in written.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = name
+    onnx.save(written, path)
+    return name
+
+
+def demand(records: Iterable[CheckRecord]) -> list[CheckRecord]:
+    """The records of checks that run one after the other, up to the first that fails.
+
+    Raises:
+        CheckFailed: that one.
+    """
+    passed = []
+    for record in records:
+        if record.status == "failed":
+            raise CheckFailed(
+                f"The exported file failed its check: {record.name}.",
+                why=record.detail,
+                fix="Nothing was written. Run again with -v for more, or report the model's configuration.",
+            )
+        passed.append(record)
+    return passed
+
+
+def publish_model(staged: Path, data: str | None, sidecar: Sidecar, output: Path) -> None:
+    """Move a checked model and what belongs to it to its place."""
+    if data is not None:
+        publish(staged.parent / data, output.parent / data)
+    publish(staged, output)
+    described = staged.parent / "sidecar.json"
+    described.write_text(sidecar.to_json(), encoding="utf-8")
+    publish(described, sidecar_path(output))
+
+
+def window_facts(node: ir.Node) -> WindowFacts:
+    """What the sidecar says of one attention node."""
+    geometry = geometry_of({name: attribute.value for name, attribute in node.attributes.items()})
+    return WindowFacts(name=node.name or "", op_type=node.op_type, **asdict(geometry))
+
+
+def output_specs(model: ir.Model) -> list[TensorSpec]:
+    """Names, element types and shapes of a graph's outputs; open dimensions by name."""
+    return [
+        TensorSpec(
+            x.name or "",
+            x.dtype.numpy().name,  # type: ignore[union-attr]
+            tuple(size if isinstance(size, int) else str(size.value or "?") for size in x.shape),  # type: ignore[union-attr]
+        )
+        for x in model.graph.outputs
+    ]
+
+
+def package_versions() -> dict[str, str]:
+    """Releases of what took part; a package may be installed under another name (onnxruntime-gpu)."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,121 @@
+"""Checks of every replaced layer of a user's module: its window is a window, and its memory is linear.
+
+The rest of the module is the user's own, so nothing is known about what it may see. Each different attention node is
+run alone; where its length is open, at a length that its window does not cover.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import onnx
+
+from ...core.sidecar import CheckRecord
+from .audit import Shape, elements, grown
+from .probe import NodeProbe, probes
+from .witness import Findings, witness_node
+
+_WITNESS, _AUDIT = "window witness", "memory audit"
+# Twice the length takes twice the memory, and a little for what does not divide; four times would be quadratic.
+_LINEAR = 3.0
+
+
+def check_layer_windows(model: onnx.ModelProto, absent: Sequence[str]) -> CheckRecord:
+    """The window witness of every different node.
+
+    Args:
+        model: the written file, weights may be absent.
+        absent: layers that were replaced and left no node in the file.
+    """
+    different = probes(model)
+    if not different:
+        return CheckRecord(name=_WITNESS, status="skipped", detail="no layer was replaced by windowed attention")
+    findings, small = Findings(), []
+    for probe in different:
+        one = Findings()
+        witness_node(_at_some_length(probe), one)
+        findings.boundaries += one.boundaries
+        findings.faults += one.faults
+        if not (one.back or one.ahead):
+            small.append(f"{probe.node.name} has {probe.length} tokens, which one window of its covers")
+    figures: dict[str, float | int | str] = {"boundaries": findings.boundaries, "nodes": len(different)}
+    detail = f"{findings.boundaries} boundaries hold, {len(different)} different node(s)"
+    status = "passed"
+    if findings.faults:
+        status, detail = "failed", "; ".join(findings.faults[:3])
+    elif absent:
+        status = "not proven"
+        detail = f"{', '.join(absent)}: called, but not in the file; the result is unused, or a closure holds the layer"
+    elif small:
+        status, detail = "not proven", "; ".join(small[:3])
+    return CheckRecord(name=_WITNESS, status=status, detail=detail, figures=figures)  # type: ignore[arg-type]
+
+
+def check_layer_memory(
+    model: onnx.ModelProto,
+    lengths: set[int],
+    open_axis: str,
+    retrace: Callable[[], tuple[int, dict[str, Shape]]] | None,
+) -> CheckRecord:
+    """Memory of every different node, and tensors of the rest that are square in the sequence length.
+
+    Args:
+        model: the written file, weights may be absent.
+        lengths: of the sequences, where they are fixed.
+        open_axis: name of the sequence axis where it is open, else "".
+        retrace: the same module at another length, and that length; None where the sequence axis is not known.
+    """
+    different = {repr((p.node.op_type, sorted(p.attributes.items()))): p for p in probes(model)}
+    suspects = [fault for probe in different.values() for fault in _superlinear(probe)]
+    if suspects:
+        return CheckRecord(name=_AUDIT, status="failed", detail=f"not linear in the length: {', '.join(suspects[:5])}")
+    shapes = _shapes(model)
+    square = [name for name, shape in shapes.items() if _is_square(shape, lengths, open_axis)]
+    if square and not open_axis:
+        if retrace is None:
+            detail = f"{', '.join(square[:5])} may be square in the length, or as wide by chance"
+            return CheckRecord(name=_AUDIT, status="not proven", detail=detail)
+        longest = max(lengths)
+        square = grown(square, longest, lambda _: retrace())
+    if square:
+        detail = f"{len(square)} tensors outside the replaced layers are square in the length: {', '.join(square[:5])}"
+        return CheckRecord(name=_AUDIT, status="failed", detail=detail)
+    detail = f"{len(different)} different node(s) take memory linear in the length, and no other tensor is square in it"
+    return CheckRecord(name=_AUDIT, status="passed", detail=detail, figures={"tensors": len(shapes)})
+
+
+def _at_some_length(probe: NodeProbe) -> NodeProbe:
+    """The probe, at a length that shows its window if its own is open."""
+    geometry = probe.geometry
+    if probe.length:
+        return probe
+    return replace(probe, length=geometry.keys_per_window + 2 * geometry.window_size + 1)
+
+
+def _superlinear(probe: NodeProbe) -> list[str]:
+    """Tensors of a node that grow faster than its length, as onnxruntime really computed them."""
+    block = max(probe.geometry.keys_per_window, int(probe.attributes["query_block"]))
+    once, twice = (replace(probe, length=n * block).measured_shapes() for n in (4, 8))
+    return [
+        f"{probe.node.name}: {name}"
+        for name, shape in once.items()
+        if elements(twice.get(name, ())) > _LINEAR * max(elements(shape), 1)
+    ]
+
+
+def _shapes(model: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
+    """Shapes of all tensors of a graph, open dimensions by their expression."""
+    values = (*model.graph.value_info, *model.graph.input, *model.graph.output)
+    shapes: dict[str, tuple[int | str, ...]] = {
+        v.name: tuple(d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim) for v in values
+    }
+    return shapes | {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+
+
+def _is_square(shape: tuple[int | str, ...], lengths: set[int], open_axis: str) -> bool:
+    if open_axis:
+        return sum(isinstance(size, str) and open_axis in size for size in shape) >= 2
+    sizes = [size for size in shape if isinstance(size, int)]
+    return sum(size in lengths for size in sizes) >= 2 and math.prod(sizes) > 1

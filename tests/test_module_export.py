@@ -1,0 +1,449 @@
+"""Export of the user's own module: what is written, what is compared, and that planted faults are found."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from local_attention import LocalMHA, LocalTransformer
+from torch import Tensor, nn
+
+from localattn.core.errors import CheckFailed, ExportFailed, UsageError
+from localattn.core.sidecar import read_sidecar
+from localattn.exporter import function_body, graph
+from localattn.exporter.checks.layers import check_layer_windows
+from localattn.exporter.checks.untouched import sweep
+from localattn.exporter.module_export import ModuleExportReport, ModuleOptions, export_module
+from localattn.exporter.module_inputs import parse_input
+from localattn.exporter.modules import local_attention
+from localattn.runtime import load
+
+from .conftest import Finished
+from .test_replace import AFT, Mixer, Packed, Twice, randomised
+
+Command = Callable[..., Finished]
+TOKENS = ("--input", "tokens:int64:[1,24]")
+OPEN = ModuleOptions(dynamic=("batch", "seq"))
+NET = """
+import torch
+from torch import nn
+from local_attention import LocalMHA
+
+
+class Net(nn.Module):
+    def __init__(self, dim: int, window: int) -> None:
+        super().__init__()
+        self.model = nn.Embedding(11, dim)  # a name that is a wrapper's prefix elsewhere
+        self.attn = LocalMHA(dim=dim, window_size=window, dim_head=8, heads=2, causal=True)
+        self.out = nn.Linear(dim, 11)
+
+    def forward(self, tokens):
+        x = self.model(tokens)
+        return self.out(x + self.attn(x))
+
+
+def make(dim=16, window=4):
+    return Net(dim, window)
+
+
+def list_of_nothing():
+    return []
+
+
+def broken():
+    raise RuntimeError("no such data set")
+
+
+number = 3
+"""
+
+
+def statuses(report: ModuleExportReport) -> dict[str, str]:
+    return {check.name: check.status for check in report.sidecar.checks}
+
+
+def assert_equals(report: ModuleExportReport, model: nn.Module, **inputs: Tensor) -> None:
+    """The file's first output is the model's."""
+    expected = model(**inputs)
+    session = load(report.path)
+    actual = session.run({name: x.numpy() for name, x in inputs.items()})
+    np.testing.assert_allclose(next(iter(actual.values())), expected.numpy(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [
+        (Mixer(causal=True, prenorm=True), ["x:float32:[2,18,16]"]),
+        (Mixer(causal=False), ["x:float32:[1,17,16]", "mask:bool:[1,17]"]),
+        (Packed(), ["x:float32:[2,18,16]"]),
+        (Packed(), ["x:float32:[2,18,16]", "mask:bool:[2,18]", "attn_bias:float32:[2,4,12]"]),
+        (Twice(), ["x:float32:[2,24,16]"]),
+        (LocalMHA(dim=16, window_size=4, dim_head=8, heads=2), ["x:float32:[2,18,16]"]),
+    ],
+    ids=["mixer", "mixer, mask", "packed", "packed, mask, bias", "twice", "the layer itself"],
+)
+def test_a_model_passes_its_checks(tmp_path: Path, model: nn.Module, inputs: list[str]) -> None:
+    report = export_module(randomised(model), inputs, tmp_path / "m.onnx")
+    assert set(statuses(report).values()) == {"passed"}
+    drawn = {x.name: torch.from_numpy(x.draw(5, {})) for x in map(parse_input, inputs)}
+    assert_equals(report, model, **drawn)
+    assert {path.name for path in tmp_path.iterdir()} == {"m.onnx", "m.onnx.json"}
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [
+        (Mixer(causal=True), ["x:float32:[2,30,16]"]),
+        (Mixer(causal=False, exact_windowsize=False), ["x:float32:[2,30,16]"]),
+        (Mixer(causal=False), ["x:float32:[2,30,16]", "mask:bool:[2,30]"]),
+        (Packed(causal=True), ["x:float32:[2,30,16]"]),
+        (Packed(autopad=False), ["x:float32:[2,32,16]"]),
+        (Twice(), ["x:float32:[2,30,16]"]),
+    ],
+    ids=["causal", "padded", "mask", "packed", "whole windows only", "twice"],
+)
+def test_open_sizes(tmp_path: Path, model: nn.Module, inputs: list[str]) -> None:
+    report = export_module(randomised(model), inputs, tmp_path / "m.onnx", OPEN)
+    assert set(statuses(report).values()) == {"passed"}
+    specs = list(map(parse_input, inputs))
+    assert load(report.path).inputs[0].shape == ("batch", "seq", 16)
+    for batch, length in ((1, 4), (3, 16), (1, 28)):
+        shapes = {x.name: (batch, length, *x.shape[2:]) for x in specs}
+        drawn = {x.name: dataclasses.replace(x, shape=shapes[x.name]) for x in specs}
+        assert_equals(report, model, **{name: torch.from_numpy(x.draw(1, {})) for name, x in drawn.items()})
+
+
+def test_a_transformer_inside_with_open_sizes(tmp_path: Path) -> None:
+    kwargs = {"num_tokens": 11, "max_seq_len": 32, "dim": 16, "depth": 1, "dim_head": 8, "heads": 2}
+    model = randomised(nn.Sequential(LocalTransformer(**kwargs, local_attn_window_size=5, causal=False)))
+    report = export_module(model, ["input:int64:[1,32]"], tmp_path / "m.onnx", OPEN)
+    assert set(statuses(report).values()) == {"passed"}
+    parity = report.sidecar.checks[2]
+    assert parity.figures["trials"] > 12
+    assert (report.sidecar.seq_len, report.sidecar.dynamic) == (32, ["batch", "seq"])
+    assert [spec.shape for spec in report.sidecar.outputs] == [("batch", "seq", 11)]
+
+
+def test_sequence_axes_may_be_named(tmp_path: Path) -> None:
+    class Channels(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = LocalMHA(dim=16, window_size=4, dim_head=8, heads=2, causal=True)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor | None]:
+            y = self.attention(x.transpose(1, 2)).transpose(1, 2)
+            return {"y": y, "nothing": None, "mean": y.mean(-1)}
+
+    model = randomised(Channels())
+    report = export_module(model, ["x:float32:[2,16,seq=20]"], tmp_path / "m.onnx", ModuleOptions(dynamic=("seq",)))
+    assert [(spec.name, spec.shape) for spec in report.sidecar.outputs] == [("y", (2, 16, "seq")), ("mean", (2, 16))]
+    x = torch.randn(2, 16, 7)
+    np.testing.assert_allclose(load(report.path).run({"x": x.numpy()})["y"], model(x)["y"].numpy(), atol=1e-5)
+
+
+def test_the_users_own_numbers_are_compared(tmp_path: Path) -> None:
+    x = torch.randn(2, 18, 16)
+    report = export_module(randomised(Mixer()), {"x": x}, tmp_path / "m.onnx")
+    assert report.sidecar.checks[2].figures["trials"] == 3
+    report = export_module(Mixer(), {"x": x}, tmp_path / "n.onnx", dataclasses.replace(OPEN, max_seq_len=40))
+    assert report.sidecar.seq_len == 40
+
+
+def test_aft_local_inside(tmp_path: Path) -> None:
+    model = randomised(AFT(torch.ones(17, 17).tril().bool()[:, :, None]))
+    report = export_module(model, ["x:float32:[2,17,16]"], tmp_path / "m.onnx")
+    assert {"parity": "passed", "memory audit": "passed"}.items() <= statuses(report).items()
+    assert_equals(report, model, x=torch.randn(2, 17, 16))
+
+
+def test_the_sidecar_lists_every_layer(tmp_path: Path) -> None:
+    export_module(randomised(Twice()), ["x:float32:[2,24,16]"], tmp_path / "m.onnx")
+    sidecar = read_sidecar(tmp_path / "m.onnx")
+    assert sidecar is not None
+    assert [(layer.path, layer.replaced) for layer in sidecar.layers] == [("first", True)]
+    assert "causal exact, window 4" in sidecar.layers[0].detail
+    assert [window.name for window in sidecar.windows] == [
+        "first/WindowedAttentionXpos",
+        "again/WindowedAttentionXpos",
+    ]
+    assert sidecar.class_name.endswith("test_replace.Twice")
+
+
+def test_a_module_in_training_and_half_precision(tmp_path: Path) -> None:
+    model = randomised(Mixer(dropout=0.5)).half().train()
+    report = export_module(model, ["x:float32:[2,18,16]"], tmp_path / "m.onnx")
+    assert set(statuses(report).values()) == {"passed"}
+    assert model.training
+    assert model.out.weight.dtype == torch.float16
+
+
+# Planted faults: each has to be found.
+
+
+def test_a_lost_window_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(function_body, "OUTSIDE_SCORE", 0.0)
+    with pytest.raises(CheckFailed, match="parity"):
+        export_module(randomised(Mixer()), ["x:float32:[2,18,16]"], tmp_path / "m.onnx")
+    # The layer's own check finds it too, where the outputs would not tell.
+    with pytest.raises(CheckFailed, match="window witness"):
+        loose = ModuleOptions(atol=1e3)
+        export_module(randomised(Mixer()), ["x:float32:[2,18,16]"], tmp_path / "m.onnx", loose)
+    assert not list(tmp_path.iterdir())
+
+
+def test_wrong_padding_of_an_open_length_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right at every multiple of the window, wrong between: only the sweep sees it."""
+    monkeypatch.setattr(local_attention.LocalAttention, "_padding", lambda self, length, batch, mask: (0, mask))
+    with pytest.raises(CheckFailed, match="parity") as failure:
+        export_module(randomised(Mixer()), ["x:float32:[2,32,16]"], tmp_path / "m.onnx", OPEN)
+    assert "seq=7" in failure.value.why
+    assert "seq=8" not in failure.value.why.split(";")[0]
+
+
+def test_a_wrong_weight_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = graph.attach_bodies
+
+    def spoil(model: ir.Model) -> None:
+        original(model)
+        weight = next(x for name, x in model.graph.initializers.items() if name.endswith("out.bias"))
+        weight.const_value = ir.tensor(weight.const_value.numpy() + 0.01, name=weight.name)
+
+    monkeypatch.setattr(graph, "attach_bodies", spoil)
+    with pytest.raises(CheckFailed, match="parity"):
+        export_module(randomised(Mixer()), ["x:float32:[2,18,16]"], tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize(("attribute", "value"), [("window_size", 3), ("exact_windowsize", 0)])
+def test_a_wrong_window_is_found(tmp_path: Path, attribute: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = graph.attach_bodies
+
+    def spoil(model: ir.Model) -> None:
+        original(model)
+        for node in graph.attention_nodes(model):
+            node.attributes[attribute] = ir.AttrInt64(attribute, value)
+
+    monkeypatch.setattr(graph, "attach_bodies", spoil)
+    with pytest.raises(CheckFailed, match="parity"):
+        export_module(randomised(Mixer(causal=True)), ["x:float32:[2,18,16]"], tmp_path / "m.onnx", OPEN)
+
+
+def test_a_square_tensor_of_the_rest_is_found(tmp_path: Path) -> None:
+    class Global(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.local = LocalMHA(dim=16, window_size=4, dim_head=8, heads=2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.local(x)
+            return (x @ x.transpose(1, 2)).softmax(-1) @ x
+
+    for name, options in (("m", ModuleOptions()), ("n", OPEN)):
+        with pytest.raises(CheckFailed, match="memory audit"):
+            export_module(randomised(Global()), ["x:float32:[2,18,16]"], tmp_path / f"{name}.onnx", options)
+        options = dataclasses.replace(options, allow_quadratic=True)
+        report = export_module(randomised(Global()), ["x:float32:[2,18,16]"], tmp_path / f"{name}.onnx", options)
+        assert statuses(report)["memory audit"] == "skipped"
+
+
+def test_a_module_as_wide_as_the_sequence_is_no_fault(tmp_path: Path) -> None:
+    report = export_module(randomised(Mixer()), ["x:float32:[1,16,16]"], tmp_path / "m.onnx")
+    assert statuses(report)["memory audit"] == "passed"
+
+
+def test_a_mask_that_depends_on_the_inputs_is_not_built_in(tmp_path: Path) -> None:
+    class Sly(AFT):
+        """Causal for the first random inputs, and not for others."""
+
+        limit = 0.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.mask = (torch.ones(17, 17).tril() > 0)[:, :, None] | ((x.sum() - self.limit).abs() > 1e-2)
+            return super().forward(x)
+
+    model = randomised(Sly(torch.ones(17, 17, 1, dtype=torch.bool)))
+    model.limit = float(parse_input("x:float32:[1,17,16]").draw(0, {}).sum())
+    with pytest.raises(CheckFailed, match="parity"):
+        seeds = ModuleOptions(seeds=tuple(range(6)))
+        export_module(model, ["x:float32:[1,17,16]"], tmp_path / "m.onnx", seeds)
+
+
+def test_layers_without_a_node_are_named(tmp_path: Path) -> None:
+    report = export_module(randomised(Mixer()), ["x:float32:[2,18,16]"], tmp_path / "m.onnx")
+    record = check_layer_windows(onnx.load(report.path), ["encoder.attention"])
+    assert record.status == "not proven"
+    assert "encoder.attention" in record.detail
+
+
+def test_one_window_proves_nothing_and_says_so(tmp_path: Path) -> None:
+    report = export_module(randomised(Mixer()), ["x:float32:[2,4,16]"], tmp_path / "m.onnx")
+    assert statuses(report)["window witness"] == "not proven"
+
+
+def test_modules_that_cannot_be_compared(tmp_path: Path) -> None:
+    class Random(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.rand_like(x)
+
+    class Nothing(nn.Module):
+        def forward(self, x: Tensor) -> int:
+            return 3
+
+    for model, words in ((Random(), "two answers"), (Nothing(), "without tensors"), (3, "no torch.nn.Module")):
+        with pytest.raises(UsageError, match=words):
+            export_module(model, ["x:float32:[2,8]"], tmp_path / "m.onnx")  # type: ignore[arg-type]
+
+
+def test_what_pytorch_cannot_export_is_one_error(tmp_path: Path) -> None:
+    class Branching(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(ExportFailed, match="PyTorch could not export"):
+        export_module(Branching(), ["x:float32:[2,8]"], tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tokens", "cannot be read"),
+        ("x:float32", "cannot be read"),
+        ("x:float16:[1]", "dtype"),
+        ("x:int64:[1,-2]", "shape"),
+        ("x:int64:[0]", "shape"),
+        ("x:int64:[a]", "shape"),
+    ],
+)
+def test_inputs_that_cannot_be_read(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        parse_input(text)
+
+
+def test_the_sweep_goes_around_every_multiple() -> None:
+    from localattn.core.geometry import WindowGeometry
+
+    lengths = sweep([WindowGeometry(8, 1, 0, causal=True)], 40)
+    assert {1, 7, 8, 9, 15, 16, 17, 23, 24, 25, 39, 40} <= set(lengths)
+    assert max(lengths) == 40
+
+
+# The command line.
+
+
+@pytest.fixture
+def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, with a module and its weights."""
+    monkeypatch.chdir(tmp_path)
+    name = f"net_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(NET)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    module = __import__(name).make()
+    torch.save({"state_dict": {f"module.{k}": v for k, v in module.state_dict().items()}}, tmp_path / "w.pt")
+    torch.save(module, tmp_path / "whole.pt")
+    return tmp_path / f"{name}.py"
+
+
+def test_factory(net: Path, localattn: Command) -> None:
+    done = localattn("export", "--factory", f"{net.stem}:make", "--weights", "w.pt", *TOKENS)
+    assert done.code == 0, done
+    assert "replaced  attn: local_attention.transformer.LocalMHA, causal exact, window 4" in done.out
+    assert "✓ parity" in done.out
+    sidecar = read_sidecar(Path("w.onnx"))
+    assert sidecar is not None
+    assert (sidecar.class_name, sidecar.checkpoint_name, sidecar.seq_len) == (f"{net.stem}:make", "w.pt", 24)
+    assert localattn("run", "w.onnx", "--load-inputs", "none.npz").code == 2
+    assert localattn("inspect", "w.onnx").code == 0
+
+
+def test_factory_in_a_file_with_arguments_and_open_axes(net: Path, localattn: Command) -> None:
+    arguments = ("--factory", f"{net}:make", "--factory-args", '{"window": 6}', "--dynamic", "batch,seq")
+    done = localattn("export", *arguments, *TOKENS, "--max-seq-len", 30, "--format", "json")
+    assert done.code == 0, done
+    document = json.loads(done.out)
+    assert document["kwargs"] == {"window": 6}
+    assert document["dynamic"] == ["batch", "seq"]
+    assert document["windows"][0]["window_size"] == 6
+    assert "no --weights" in document["notes"][0]
+    assert Path("make.onnx").exists()
+
+
+def test_inputs_from_a_file(net: Path, localattn: Command) -> None:
+    np.savez("in.npz", tokens=np.arange(20, dtype=np.int64)[None] % 11)
+    done = localattn("export", "--factory", f"{net.stem}:make", "--weights", "w.pt", "--load-inputs", "in.npz")
+    assert done.code == 0, done
+    assert "3 sets of inputs" in done.out
+
+
+def test_pickled_modules_need_permission(net: Path, localattn: Command) -> None:
+    refused = localattn("export", "--factory", f"{net.stem}:make", "--weights", "whole.pt", *TOKENS)
+    assert refused.code == 2
+    assert "Python objects" in refused.err
+    for arguments in (("--factory", f"{net.stem}:make", "--weights", "whole.pt"), ("whole.pt",)):
+        allowed = localattn("export", *arguments, *TOKENS, "--allow-pickle", "--force")
+        assert allowed.code == 0, allowed
+        assert "runs whatever code" in allowed.err
+    wrong = localattn("export", "w.pt", *TOKENS, "--allow-pickle", "--force")
+    assert wrong.code == 2
+    assert "holds a dict" in wrong.err
+
+
+def test_dry_run_of_a_module(net: Path, localattn: Command) -> None:
+    done = localattn("export", "--factory", f"{net.stem}:make", *TOKENS, "--dry-run")
+    assert done.code == 0
+    assert "replaced  attn" in done.out
+    assert not Path("make.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--factory", "no_such_module_here:make"], "There is no module"),
+        (["--factory", "no_such_file.py:make"], "There is no file"),
+        (["--factory", "NET"], "names no function"),
+        (["--factory", "NET:other"], "has no other"),
+        (["--factory", "NET:number"], "is a int"),
+        (["--factory", "NET:list_of_nothing"], "returned a list"),
+        (["--factory", "NET:broken"], "no such data set"),
+        (["--factory", "NET:make", "--factory-args", "{"], "not JSON"),
+        (["--factory", "NET:make", "--factory-args", "[1]"], "is a list"),
+        (["--factory", "NET:make", "--factory-args", '{"width": 3}'], "width"),
+        (["--factory", "NET:make", "--factory-args", '{"dim": 24}', "--weights", "w.pt"], "expected [11, 24]"),
+        (["--factory", "NET:make", "--weights", "none.pt"], "none.pt"),
+        (["--factory", "NET:make", "--weights", "other.pt"], "lacks 3 tensors: attn.to_qkv.weight"),
+        (["--factory", "NET:make", *TOKENS, "--input", "x:float32:[1]"], "does not take"),
+        (["--factory", "NET:make", "--input", "tokens:float32:[1,24]"], "fails on the example"),
+        (["--factory", "NET:make", "--dynamic", "length"], "no input has an axis"),
+        (["--factory", "NET:make", "--dynamic", "seq,seq"], "--dynamic"),
+        (["--factory", "NET:make", "--max-seq-len", "30"], "--dynamic seq"),
+        (["--factory", "NET:make", "--dtype", "fp16"], "--dtype"),
+        (["--factory", "NET:make", "--mask"], "--mask"),
+        (["--factory", "NET:make", "--load-inputs", "in.npz"], "both given"),
+        (["--weights", "w.pt"], "--input"),
+        ([], "--input"),
+    ],
+    ids=lambda value: " ".join(value[1:]) if isinstance(value, list) else "",
+)
+def test_impossible_module_requests(net: Path, localattn: Command, arguments: list[str], words: str) -> None:
+    torch.save({"model.weight": torch.zeros(11, 16), "out.weight": torch.zeros(11, 16)}, "other.pt")
+    given = [part.replace("NET", net.stem) for part in arguments]
+    inputs = () if "--input" in arguments else TOKENS
+    finished = localattn("export", *given, *inputs, "-o", "m.onnx")
+    assert finished.code == 2, finished
+    assert words in finished.err, finished.err
+    assert "Traceback" not in finished.err
+    assert not Path("m.onnx").exists()
+    assert finished.out == ""
+
+
+def test_a_module_needs_inputs(net: Path, localattn: Command) -> None:
+    finished = localattn("export", "--factory", f"{net.stem}:make")
+    assert finished.code == 2
+    assert "--input" in finished.err
