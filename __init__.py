@@ -1,12 +1,39 @@
-"""localattn: trained local-attention models as checked ONNX files that run anywhere."""
+"""localattn: trained local-attention models as checked ONNX files that run anywhere.
+
+    from localattn import load                  # run an exported file; needs no torch
+    from localattn import export, export_module, replace_local_attention
+
+Importing this package imports nothing heavy; each name brings what it needs.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 try:
     __version__ = version("localattn")
 except PackageNotFoundError:  # a source tree on the path that was never installed
     __version__ = "0+unknown"
 
-__all__ = ["__version__"]
+# Public name → the module that defines it.
+_PUBLIC = {
+    "ExportRequest": ".exporter.export",
+    "export": ".exporter.export",
+    "ModuleOptions": ".exporter.module_export",
+    "export_module": ".exporter.module_export",
+    "replace_local_attention": ".exporter.replace",
+    "load": ".runtime.session",
+}
+__all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(import_module(_PUBLIC[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

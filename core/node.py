@@ -138,7 +138,8 @@ def choose_query_block(geometry: WindowGeometry, length: int | None, *, has_bias
     make better matrix products; 64 was fastest on the CPU, and a divisor of the length (if it is known)
     saves padding.
     """
-    if has_bias or not geometry.exact_windowsize:
+    reaches = geometry.keys_per_window > geometry.window_size
+    if has_bias or not geometry.exact_windowsize or not reaches:
         return geometry.window_size
     best = 64 if geometry.keys_per_window > 32 else 32
     if length is None:

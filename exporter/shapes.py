@@ -1,4 +1,7 @@
-"""Every tensor of every supported class, by its package's names (local-attention 1.11.2, labml-nn 0.5.1): the one table of shapes."""
+"""Every tensor of every supported class: the one table of shapes.
+
+Names are those of local-attention 1.11.2 and labml-nn 0.5.1.
+"""
 
 from __future__ import annotations
 

@@ -63,3 +63,12 @@ def test_imports_are_light(module: str, forbidden: tuple[str, ...]) -> None:
     code = f"import sys, {module}; print([name for name in {forbidden!r} if name in sys.modules])"
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert finished.stdout.strip() == "[]"
+
+
+def test_public_names_exist() -> None:
+    import localattn
+
+    for name in localattn.__all__:
+        assert getattr(localattn, name) is not None
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = localattn.no_such_name
