@@ -26,7 +26,7 @@ _PUBLIC = {
     "replace_local_attention": ".exporter.replace",
     "load": ".runtime.session",
 }
-__all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604
+__all__ = ["__version__", *_PUBLIC]
 
 
 def __getattr__(name: str) -> Any:

@@ -117,7 +117,26 @@ def trace_module(
             raise _export_failed(error) from error
     if program is None:
         raise ExportFailed("PyTorch could not export the model.", why="It returned no program.")
-    return _finish(program.model)
+    model = _finish(program.model)
+    if open_axes is not None:
+        _check_open(model, open_axes)
+    return model
+
+
+def _check_open(model: ir.Model, open_axes: Sequence[Mapping[int, object]]) -> None:
+    """The exporter closes an axis without a word where the module's own code fixes its size.
+
+    Raises:
+        ExportFailed: an axis that was to stay open is closed.
+    """
+    for value, axes in zip(model.graph.inputs, open_axes, strict=True):
+        for axis in axes:
+            if value.shape is not None and isinstance(value.shape[axis], int):
+                raise ExportFailed(
+                    f"Axis {axis} of input {value.name!r} cannot stay open: it is always {value.shape[axis]}.",
+                    why="The module's own code builds something of that size, a mask for one length perhaps.",
+                    fix="Export it without --dynamic, at the length you need.",
+                )
 
 
 def _export_failed(error: Exception) -> ExportFailed:

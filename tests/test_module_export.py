@@ -302,3 +302,28 @@ def test_memory_is_checked_whatever_divides_the_length(tmp_path: Path, length: i
     layer = LocalMHA(dim=16, window_size=16, dim_head=8, heads=2, causal=True)  # 100 goes in blocks of 25
     report = export_module(randomised(layer), [f"x:float32:[1,{length},16]"], tmp_path / "m.onnx")
     assert set(statuses(report).values()) == {"passed"}
+
+
+def test_a_large_scale_hides_no_key_from_the_witness(tmp_path: Path) -> None:
+    layer = LocalMHA(dim=64, heads=2, dim_head=16, window_size=32, causal=True, qk_rmsnorm=True)  # scores up to 8
+    report = export_module(randomised(layer), ["x:float32:[1,128,64]"], tmp_path / "m.onnx")
+    assert statuses(report)["window witness"] == "passed"
+
+
+class OwnMask(nn.Module):
+    """Adds something that was built for one length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = LocalMHA(dim=16, window_size=4, dim_head=8, heads=2, causal=True)
+        self.register_buffer("table", torch.ones(24, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self.table
+
+
+def test_an_axis_that_the_module_closes_is_named(tmp_path: Path) -> None:
+    with pytest.raises((ExportFailed, UsageError), match=r"cannot stay open|24") as failure:
+        export_module(OwnMask(), ["x:float32:[2,24,16]"], tmp_path / "m.onnx", OPEN)
+    assert "Input 'x' does not fit" not in str(failure.value)
+    assert not list(tmp_path.iterdir())

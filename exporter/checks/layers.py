@@ -117,6 +117,8 @@ def _shapes(model: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
 
 def _is_square(shape: tuple[int | str, ...], lengths: set[int], open_axis: str) -> bool:
     if open_axis:
-        return sum(isinstance(size, str) and open_axis in size for size in shape) >= 2
+        # `Min(32, seq)` does not grow with the sequence: its number bounds it.
+        growing = [size for size in shape if isinstance(size, str) and open_axis in size]
+        return sum(not size.startswith("Min(") for size in growing) >= 2
     sizes = [size for size in shape if isinstance(size, int)]
     return sum(size in lengths for size in sizes) >= 2 and math.prod(sizes) > 1

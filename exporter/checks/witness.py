@@ -96,6 +96,9 @@ def witness_node(probe: NodeProbe, findings: Findings) -> None:
     geometry, length = probe.geometry, probe.length
     session = probe.session(probe.inputs())
     inputs = _witness_inputs(session, None)
+    # Scores of about 1, whatever the scale: a saturated softmax would hide keys that are seen.
+    spread = max(1.0, abs(probe.attributes["scale"]) * probe.head_dim**0.5)
+    inputs["query"] = (inputs["query"] / spread).astype(inputs["query"].dtype)
     rows = list(probe.attributes["perm"])[2]
     baseline = session.run(inputs)["out"]
     generator = np.random.default_rng(1)
