@@ -14,9 +14,10 @@ import typer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from ..core.errors import LocalAttnError
-    from ..core.sidecar import CheckRecord
+    from ..core.sidecar import CheckRecord, Sidecar
 
 
 class Format(str, Enum):
@@ -126,6 +127,26 @@ def print_checks(checks: Sequence[CheckRecord]) -> None:
         sign, colour = _SIGNS[check.status]
         outcome = "" if check.status == "passed" else f"{check.status.upper()}: "
         say(f"  {typer.style(sign, fg=colour)} {check.name:<{width}}  {outcome}{check.detail}")
+
+
+def print_exported(path: Path, sidecar: Sidecar, notes: Sequence[str], details: Sequence[str] = ()) -> None:
+    """What an export wrote: notes, the file and its signature, details of the case, the checks."""
+    for line in notes:
+        note(f"Note: {line}")
+    size = path.stat().st_size
+    if sidecar.external_data is not None:
+        size += path.with_name(sidecar.external_data).stat().st_size
+    say(f"{path}  {sidecar.class_name}, {sidecar.dtype}, opset {sidecar.opset}, {bytes_text(size)}")
+    for spec in sidecar.inputs:
+        say(f"  input   {spec.describe()}")
+    for spec in sidecar.outputs:
+        say(f"  output  {spec.describe()}")
+    if sidecar.dynamic:
+        say(f"  open    {', '.join(sidecar.dynamic)}; sequences up to {sidecar.seq_len}")
+    for line in details:
+        say(f"  {line}")
+    say("Checks:")
+    print_checks(sidecar.checks)
 
 
 def bytes_text(size: int) -> str:

@@ -13,9 +13,8 @@ from .console import (
     FormatOption,
     QuietOption,
     VerboseOption,
-    bytes_text,
     note,
-    print_checks,
+    print_exported,
     print_json,
     progress,
     say,
@@ -23,7 +22,7 @@ from .console import (
 from .export_module import ModuleRequest, export_users_module, open_axes, print_module, refuse_options
 
 if TYPE_CHECKING:
-    from ..exporter.export import ExportReport, ExportRequest
+    from ..exporter.export import ExportRequest
 
 
 # Options that mean something only for a checkpoint of a known class, and only for the user's own module.
@@ -180,7 +179,7 @@ def export(
     if output_format is Format.json:
         print_json({"model": str(report.path), "notes": report.notes, **report.sidecar.to_dict()})
     else:
-        _print_report(report)
+        print_exported(report.path, report.sidecar, report.notes)
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
@@ -201,21 +200,3 @@ def _print_plan(request: ExportRequest) -> None:
         say(f"  input   {spec.describe()}")
     say(f"  output  {source.output_name}")
     say(f"  window  {source.describe_window()}, {source.depth} attention layer(s)")
-
-
-def _print_report(report: ExportReport) -> None:
-    sidecar = report.sidecar
-    for line in report.notes:
-        note(f"Note: {line}")
-    size = report.path.stat().st_size
-    if sidecar.external_data is not None:
-        size += report.path.with_name(sidecar.external_data).stat().st_size
-    say(f"{report.path}  {sidecar.class_name}, {sidecar.dtype}, opset {sidecar.opset}, {bytes_text(size)}")
-    for spec in sidecar.inputs:
-        say(f"  input   {spec.describe()}")
-    for spec in sidecar.outputs:
-        say(f"  output  {spec.describe()}")
-    if sidecar.dynamic:
-        say(f"  open    {', '.join(sidecar.dynamic)}; sequences up to {sidecar.seq_len}")
-    say("Checks:")
-    print_checks(sidecar.checks)

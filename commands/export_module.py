@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .console import bytes_text, note, print_checks, print_json, say, warn
+from .console import print_exported, print_json, say, warn
 
 if TYPE_CHECKING:
     from ..exporter.module_export import Inputs, ModuleExportReport, ModuleOptions
@@ -109,14 +109,14 @@ def print_module(output: Path, outcome: ModuleExportReport | ReplacementReport, 
         _print_report(outcome, as_json=as_json)
         return
     say(f"Would export {type(outcome.module).__name__} to {output} (fp32):")
-    _print_layers(outcome)
+    for line in _layers(outcome):
+        say(f"  {line}")
 
 
-def _print_layers(replacement: ReplacementReport) -> None:
-    for layer in replacement.replaced:
-        say(f"  replaced  {layer.describe()}")
-    for left in replacement.left:
-        say(f"  left      {left.describe()}")
+def _layers(replacement: ReplacementReport) -> list[str]:
+    """A line for each upstream layer."""
+    replaced = [f"replaced  {layer.describe()}" for layer in replacement.replaced]
+    return replaced + [f"left      {layer.describe()}" for layer in replacement.left]
 
 
 def _print_report(report: ModuleExportReport, *, as_json: bool) -> None:
@@ -125,18 +125,4 @@ def _print_report(report: ModuleExportReport, *, as_json: bool) -> None:
         document: dict[str, Any] = {"model": str(report.path), "notes": report.notes, **sidecar.to_dict()}
         print_json(document)
         return
-    for line in report.notes:
-        note(f"Note: {line}")
-    size = report.path.stat().st_size
-    if sidecar.external_data is not None:
-        size += report.path.with_name(sidecar.external_data).stat().st_size
-    say(f"{report.path}  {sidecar.class_name}, {sidecar.dtype}, opset {sidecar.opset}, {bytes_text(size)}")
-    for spec in sidecar.inputs:
-        say(f"  input   {spec.describe()}")
-    for spec in sidecar.outputs:
-        say(f"  output  {spec.describe()}")
-    if sidecar.dynamic:
-        say(f"  open    {', '.join(sidecar.dynamic)}; sequences up to {sidecar.seq_len}")
-    _print_layers(report.replacement)
-    say("Checks:")
-    print_checks(sidecar.checks)
+    print_exported(report.path, sidecar, report.notes, _layers(report.replacement))
