@@ -1,0 +1,4 @@
+"""What localattn costs, measured: `python -m benchmarks` from the repository's root.
+
+Needs `pip install -e ".[cpu,bench]"`. Results go to `benchmarks/results/`, the figure to `docs/images/`.
+"""

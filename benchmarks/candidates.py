@@ -1,0 +1,188 @@
+"""The ways to compute windowed attention that are measured against each other.
+
+Each takes query, key and value `[1, H, N, D]` in fp32 and returns the same. The dense ones get their
+`[N, N]` mask as an input, ready made: neither its making nor its memory is held against them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import torch
+from numpy.typing import NDArray
+
+from localattn.core.geometry import WindowGeometry
+from localattn.core.node import (
+    DOMAIN,
+    DOMAIN_VERSION,
+    HEADS_FIRST,
+    NodeAttributes,
+    choose_query_block,
+    variant_for,
+)
+from localattn.exporter.export import DEFAULT_OPSET
+from localattn.exporter.graph import IR_VERSION, attach_bodies
+
+THREADS = 2
+HEADS, HEAD_DIM = 8, 64
+GEOMETRY = WindowGeometry(256, look_backward=1, look_forward=0, causal=True, exact_windowsize=True)
+SCALE = HEAD_DIM**-0.5
+
+Array = NDArray[np.float32]
+Run = Callable[[], Array]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compute it.
+
+    Args:
+        label: as tables and figures call it.
+        prepare: everything up to the call that is measured, from the inputs.
+        dense: it computes all `N²` scores.
+    """
+
+    label: str
+    prepare: Callable[[dict[str, Array]], Run]
+    dense: bool
+
+
+def random_inputs(length: int) -> dict[str, Array]:
+    """Query, key and value."""
+    rng = np.random.default_rng(0)
+    shape = (1, HEADS, length, HEAD_DIM)
+    return {name: rng.standard_normal(shape, dtype=np.float32) for name in ("query", "key", "value")}
+
+
+def _visible(length: int) -> NDArray[np.bool_]:
+    """The mask `[N, N]`, True where a query sees a key."""
+    positions = np.arange(length)
+    return GEOMETRY.visibility(positions, positions, length)
+
+
+def _value(name: str, shape: list[int], dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:
+    return ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
+
+
+def _in_onnxruntime(inputs: list[ir.Value], nodes: list[ir.Node], feed: dict[str, Any], *, opset: int) -> Run:
+    """A session of a graph of these nodes, ready to run; the last node gives the output."""
+    output = nodes[-1].outputs[0]
+    output.name, output.shape, output.type = "out", inputs[0].shape, inputs[0].type
+    opsets = {"": opset, DOMAIN: DOMAIN_VERSION}
+    graph = ir.Graph(inputs, [output], nodes=nodes, opset_imports=opsets, name="candidate")
+    model = ir.Model(graph, ir_version=IR_VERSION)
+    attach_bodies(model)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = THREADS
+    data = ir.serde.serialize_model(model).SerializeToString()
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    return lambda: np.asarray(session.run(["out"], feed)[0])
+
+
+def _node(feed: dict[str, Array]) -> Run:
+    """The exported node, its function body inlined by onnxruntime, as `localattn export` writes it."""
+    shape = list(feed["query"].shape)
+    inputs = [_value(name, shape) for name in feed]
+    variant = variant_for(has_mask=False, has_bias=False, has_xpos=False)
+    block = choose_query_block(GEOMETRY, shape[2], has_bias=False)
+    attributes = NodeAttributes(GEOMETRY, SCALE, perm=HEADS_FIRST, query_block=block)
+    node = ir.node(variant.op_type, inputs, attributes=attributes.as_onnx(), domain=DOMAIN)
+    return _in_onnxruntime(inputs, [node], feed, opset=DEFAULT_OPSET)
+
+
+def _dense_add(feed: dict[str, Array]) -> Run:
+    """MatMul, Add of an `N×N` mask of 0 and a huge negative, Softmax, MatMul: the best such a graph can do."""
+    mask = np.where(_visible(feed["query"].shape[2]), np.float32(0), np.float32(-1e30))
+    return _dense_graph(feed, mask, lambda scores, mask: [ir.node("Add", [scores, mask])])
+
+
+def _dense_where(feed: dict[str, Array]) -> Run:
+    """The same with Where and a boolean mask, as PyTorch's exporter writes `masked_fill`."""
+
+    def hide(scores: ir.Value, mask: ir.Value) -> list[ir.Node]:
+        hidden = ir.node("Constant", [], attributes={"value_float": -1e30})
+        return [hidden, ir.node("Where", [mask, scores, hidden.outputs[0]])]
+
+    return _dense_graph(feed, _visible(feed["query"].shape[2]), hide)
+
+
+def _dense_graph(
+    feed: dict[str, Array], mask: NDArray[Any], hide: Callable[[ir.Value, ir.Value], list[ir.Node]]
+) -> Run:
+    """Dense attention; `hide` makes the nodes that apply the mask to the scores."""
+    shape = list(feed["query"].shape)
+    query, key, value = (_value(name, shape) for name in feed)
+    mask_input = _value("mask", list(mask.shape), ir.DataType.from_numpy(mask.dtype))
+    scale = ir.node("Constant", [], attributes={"value_float": SCALE})
+    scaled = ir.node("Mul", [query, scale.outputs[0]])
+    turned = ir.node("Transpose", [key], attributes={"perm": [0, 1, 3, 2]})
+    scores = ir.node("MatMul", [scaled.outputs[0], turned.outputs[0]])
+    masked = hide(scores.outputs[0], mask_input)
+    weights = ir.node("Softmax", [masked[-1].outputs[0]], attributes={"axis": -1})
+    output = ir.node("MatMul", [weights.outputs[0], value])
+    nodes = [scale, scaled, turned, scores, *masked, weights, output]
+    return _in_onnxruntime([query, key, value, mask_input], nodes, {**feed, "mask": mask}, opset=DEFAULT_OPSET)
+
+
+def _attention_operator(feed: dict[str, Array]) -> Run:
+    """ONNX's Attention operator with a dense boolean mask; it has no window that onnxruntime honours."""
+    shape = list(feed["query"].shape)
+    mask = _visible(shape[2])
+    inputs = [
+        *(_value(name, shape) for name in feed),
+        _value("mask", list(mask.shape), ir.DataType.BOOL),
+    ]
+    node = ir.node("Attention", inputs, attributes={"scale": SCALE})
+    return _in_onnxruntime(inputs, [node], {**feed, "mask": mask}, opset=23)
+
+
+def _tensors(feed: dict[str, Array]) -> list[torch.Tensor]:
+    torch.set_num_threads(THREADS)
+    return [torch.from_numpy(array) for array in feed.values()]
+
+
+def _without_gradients(compute: Callable[[], torch.Tensor]) -> Run:
+    def run() -> Array:
+        with torch.inference_mode():
+            return compute().numpy()
+
+    return run
+
+
+def _upstream(feed: dict[str, Array]) -> Run:
+    """The package the models are trained with, in eager PyTorch; rotary off, so the same mathematics."""
+    from local_attention import LocalAttention
+
+    tensors = _tensors(feed)
+    module = LocalAttention(
+        GEOMETRY.window_size,
+        causal=GEOMETRY.causal,
+        look_backward=GEOMETRY.look_backward,
+        look_forward=GEOMETRY.look_forward,
+        exact_windowsize=GEOMETRY.exact_windowsize,
+        use_rotary_pos_emb=False,
+    ).eval()
+    return _without_gradients(lambda: module(*tensors))
+
+
+def _torch_sdpa(feed: dict[str, Array]) -> Run:
+    """PyTorch's fused attention with a dense boolean mask."""
+    tensors = _tensors(feed)
+    mask = torch.from_numpy(_visible(feed["query"].shape[2]))
+    attention = torch.nn.functional.scaled_dot_product_attention
+    return _without_gradients(lambda: attention(*tensors, attn_mask=mask))
+
+
+CANDIDATES = {
+    "node": Candidate("localattn node", _node, dense=False),
+    "upstream": Candidate("local-attention, eager", _upstream, dense=False),
+    "sdpa": Candidate("torch SDPA, n×n mask", _torch_sdpa, dense=True),
+    "attention_op": Candidate("ONNX Attention, n×n mask", _attention_operator, dense=True),
+    "dense": Candidate("dense ONNX, Add", _dense_add, dense=True),
+    "dense_where": Candidate("dense ONNX, Where", _dense_where, dense=True),
+}

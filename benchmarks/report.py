@@ -1,0 +1,79 @@
+"""Results as tables on the terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from .node import ratio
+
+console = Console()
+if not console.is_terminal:
+    console = Console(width=120)
+
+
+def print_node(result: dict[str, Any]) -> None:
+    """One table a length, one row a candidate."""
+    for size in result["sizes"]:
+        title = (
+            f"n = {size['length']}: limit {size['limit_ms']:.2f} ms at {size['matmul_gflops']:.0f} GFLOP/s; "
+            f"{size['samples']} samples"
+        )
+        if size["others_cpu"] is not None:
+            title += f", others took {size['others_cpu']:.0%} of the processors"
+        table = _table(title, "candidate", "median ms", "p10–p90", "× limit", "node takes", "peak MiB")
+        for name, entry in size["candidates"].items():
+            label = result["labels"][name]
+            if "skipped" in entry:
+                table.add_row(label, "skipped:", entry["skipped"])
+                continue
+            table.add_row(
+                label,
+                f"{entry['median_ms']:.1f}",
+                f"{entry['p10_ms']:.1f}–{entry['p90_ms']:.1f}",
+                f"{entry['median_ms'] / size['limit_ms']:.1f}",
+                "" if name == "node" else f"1/{1 / ratio(size, 'node', name):.1f}",
+                f"{entry['peak_mib']:.0f}",
+            )
+        console.print(table)
+    _print_targets(result)
+
+
+def print_export(result: dict[str, Any]) -> None:
+    """One row a step."""
+    table = _table(f"Export of {result['checkpoint']} ({result['class_name']})", "step", "seconds")
+    for step, seconds in result["seconds"].items():
+        table.add_row(step, f"{seconds:.2f}")
+    table.add_section()
+    table.add_row("total", f"{result['total_seconds']:.2f}")
+    console.print(table)
+    console.print(
+        f"file {result['file_bytes'] / 2**20:.2f} MiB, {result['file_over_weights']:.3f}× the weights in fp32; "
+        f"peak {result['peak_mib']:.0f} MiB, {result['libraries_mib']:.0f} of it after imports"
+    )
+    console.print("checks: " + ", ".join(f"{name} {status}" for name, status in result["checks"].items()))
+
+
+def print_startup(result: dict[str, Any]) -> None:
+    """One row a command."""
+    table = _table(f"Start-up, {result['samples']} samples", "command", "median ms", "p10–p90")
+    for name, entry in result["commands"].items():
+        table.add_row(name, f"{entry['median_ms']:.0f}", f"{entry['p10_ms']:.0f}–{entry['p90_ms']:.0f}")
+    console.print(table)
+    _print_targets(result)
+    console.print("never imported: " + ", ".join(result["never_imported"]))
+
+
+def _print_targets(result: dict[str, Any]) -> None:
+    for target in result["targets"]:
+        verdict = "[green]met[/]" if target["met"] else "[red]missed[/]"
+        console.print(f"{verdict}  {target['what']}: {target['value']:.3f}, at most {target['limit']:.3f}")
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index else "left", no_wrap=True)
+    return table
