@@ -50,7 +50,8 @@ def leave_some_memory() -> None:
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):
             limit = int(line.split()[1]) * 1024 * 4 // 5
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+            _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
 def in_child(*arguments: str) -> dict[str, Any]:
