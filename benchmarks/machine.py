@@ -7,13 +7,11 @@ import os
 import platform
 from collections.abc import Mapping
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).resolve().parent / "results"
-_PACKAGES = ("localattn", "torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "local-attention", "numpy")
 
 
 def _cpu_model() -> str:
@@ -25,18 +23,10 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
 def write_result(name: str, result: Mapping[str, Any]) -> Path:
     """Write `results/<name>.json`: the facts about this machine, then the result."""
+    from localattn.exporter.artefact import package_versions
+
     document = {
         "name": name,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -46,7 +36,7 @@ def write_result(name: str, result: Mapping[str, Any]) -> Path:
             "architecture": platform.machine(),
             "system": platform.system(),
         },
-        "versions": _versions(),
+        "versions": package_versions(["local-attention"]),
         **result,
     }
     RESULTS.mkdir(exist_ok=True)

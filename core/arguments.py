@@ -301,11 +301,6 @@ class LocalTransformerArgs(Arguments):
         return self.dim // 2
 
     @property
-    def has_embed_unembed(self) -> bool:
-        """Tokens in and logits out, rather than embeddings in and out."""
-        return self.num_tokens is not None
-
-    @property
     def rotary_dim(self) -> int | None:
         """Channels of a head the rotary embedding turns, or None without rotary."""
         return self.mha_args().rotary_dim

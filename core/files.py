@@ -57,9 +57,11 @@ def publish(staged: Path, target: Path) -> None:
     staged.replace(target)
 
 
-def write_text(target: Path, text: str) -> None:
-    """Write a text file whole or not at all."""
-    with staging(target) as folder:
-        staged = folder / target.name
-        staged.write_text(text, encoding="utf-8")
-        publish(staged, target)
+def refuse_existing(target: Path, overwrite: bool) -> None:
+    """Nothing is replaced unasked.
+
+    Raises:
+        UsageError: the target exists and may not be overwritten.
+    """
+    if target.exists() and not overwrite:
+        raise UsageError(f"{target} exists.", why="Nothing is replaced unasked.", fix="Add --force.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,6 +16,7 @@ from ..core.files import publish, sha256
 from ..core.node import geometry_of
 from ..core.sidecar import CheckRecord, Sidecar, WindowFacts, sidecar_path
 from ..core.tensors import TensorSpec
+from .checks.loads import check_model
 
 # A protobuf message ends at 2 GiB; some room is left for the graph itself.
 EXTERNAL_DATA_FROM = 1_900_000_000
@@ -63,6 +64,47 @@ def demand(records: Iterable[CheckRecord]) -> list[CheckRecord]:
     return passed
 
 
+def finish_export(
+    model: ir.Model,
+    folder: Path,
+    output: Path,
+    *,
+    function_body: bool,
+    external_data_from: int,
+    check: Callable[[Path], Iterable[CheckRecord]],
+    describe: Callable[[Path, str | None, list[CheckRecord]], Sidecar],
+    progress: Callable[[str], None],
+) -> Sidecar:
+    """Save a traced model, check it, describe it, and move it to its place.
+
+    Args:
+        model: with its function bodies; without `function_body` they are removed, after the checks.
+        folder: the staging folder of `output`.
+        output: the ONNX file to write.
+        function_body: the file carries the attention node's function.
+        external_data_from: bytes of weights from which they go into a file of their own.
+        check: runs the checks of the saved file.
+        describe: the sidecar, from the saved file, the name of its external data and the checks.
+        progress: told each step as it begins.
+
+    Raises:
+        CheckFailed: a check found a fault; nothing was published.
+    """
+    staged = folder / output.name
+    data = save_model(model, staged, external_data_from)
+    checks = demand(check(staged))
+    if not function_body:
+        progress("Removing the function body")
+        model.functions.clear()
+        data = save_model(model, staged, external_data_from)
+        bare = {"name": "onnx checker, no body", "detail": "checked above with the body attached"}
+        checks.append(check_model(staged).model_copy(update=bare))
+    progress("Writing")
+    sidecar = describe(staged, data, checks)
+    publish_model(staged, data, sidecar, output)
+    return sidecar
+
+
 def publish_model(staged: Path, data: str | None, sidecar: Sidecar, output: Path) -> None:
     """Move a checked model and what belongs to it to its place."""
     if data is not None:
@@ -91,10 +133,10 @@ def output_specs(model: ir.Model) -> list[TensorSpec]:
     ]
 
 
-def package_versions() -> dict[str, str]:
-    """Releases of what took part; a package may be installed under another name (onnxruntime-gpu)."""
+def package_versions(others: Sequence[str] = ()) -> dict[str, str]:
+    """Releases of what took part, and of others; one may be installed under another name (onnxruntime-gpu)."""
     found = {"python": platform.python_version()}
-    for package in _PACKAGES:
+    for package in (*_PACKAGES, *others):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

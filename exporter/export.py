@@ -16,20 +16,18 @@ import onnx
 import onnx_ir as ir
 
 from ..core.errors import UsageError
-from ..core.files import sha256, staging
+from ..core.files import refuse_existing, sha256, staging
 from ..core.sidecar import CheckRecord, Sidecar
 from ..core.tolerance import tolerance_for
 from . import graph
 from .artefact import (
     EXTERNAL_DATA_FROM,
-    demand,
+    finish_export,
     output_specs,
     package_versions,
-    publish_model,
-    save_model,
     window_facts,
 )
-from .checks.audit import Shape, check_audit, graph_shapes
+from .checks.audit import Shape, allowed, check_audit, graph_shapes
 from .checks.loads import check_loads, check_model
 from .checks.parity import check_parity
 from .checks.witness import check_witness
@@ -107,8 +105,7 @@ def open_request(request: ExportRequest) -> tuple[OpenedCheckpoint, SourceModel]
     if request.dtype not in TORCH_DTYPE:
         raise UsageError(f"Unknown dtype {request.dtype!r}.", fix=f"Known: {', '.join(TORCH_DTYPE)}.")
     graph.check_opset(request.opset)
-    if request.output.exists() and not request.overwrite:
-        raise UsageError(f"{request.output} exists.", why="Nothing is replaced unasked.", fix="Add --force.")
+    refuse_existing(request.output, request.overwrite)
     sizes = {"heads": request.shapes.heads, "dim_head": request.shapes.dim_head}
     overrides = {name: size for name, size in sizes.items() if size is not None}
     opened = open_checkpoint(request.checkpoint, request.config, overrides)
@@ -136,21 +133,16 @@ def export(request: ExportRequest, progress: Progress = lambda _: None) -> Expor
         axes = dimensions(source, request.dynamic) if request.dynamic else None
         model = graph.trace(source, request.dtype, request.opset, axes)
         graph.attach_bodies(model)
-        staged = folder / request.output.name
-        data = save_model(model, staged, request.external_data_from)
-        checks = demand(_run_checks(staged, source, request, progress))
-        if not request.function_body:
-            progress("Removing the function body")
-            model.functions.clear()
-            data = save_model(model, staged, request.external_data_from)
-            checks.append(
-                check_model(staged).model_copy(
-                    update={"name": "onnx checker, no body", "detail": "checked above with the body attached"}
-                )
-            )
-        progress("Writing")
-        sidecar = _sidecar(request, opened, source, model, staged, data, checks)
-        publish_model(staged, data, sidecar, request.output)
+        sidecar = finish_export(
+            model,
+            folder,
+            request.output,
+            function_body=request.function_body,
+            external_data_from=request.external_data_from,
+            check=lambda staged: _run_checks(staged, source, request, progress),
+            describe=lambda *written: _sidecar(request, opened, source, model, *written),
+            progress=progress,
+        )
     return ExportReport(request.output, sidecar, opened.notes)
 
 
@@ -175,9 +167,7 @@ def _run_checks(path: Path, source: SourceModel, request: ExportRequest, progres
     yield check_witness(model, session, source, request.dtype)
     progress("Checking: memory audit")
     audit = check_audit(model, source, lambda length: _retrace(request, source, length))
-    if audit.status == "failed" and request.allow_quadratic:
-        audit = audit.model_copy(update={"status": "skipped", "detail": f"allowed: {audit.detail}"})
-    yield audit
+    yield allowed(audit) if request.allow_quadratic else audit
 
 
 def _retrace(request: ExportRequest, source: SourceModel, length: int) -> tuple[int, dict[str, Shape]]:

@@ -20,20 +20,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..core.errors import UsageError
-from ..core.files import sha256, staging
+from ..core.files import refuse_existing, sha256, staging
 from ..core.sidecar import CheckRecord, LayerFacts, Sidecar
 from ..core.tolerance import tolerance_for
 from . import graph
 from .artefact import (
     EXTERNAL_DATA_FROM,
-    demand,
+    finish_export,
     output_specs,
     package_versions,
-    publish_model,
-    save_model,
     window_facts,
 )
-from .checks.audit import Shape, graph_shapes
+from .checks.audit import Shape, allowed, graph_shapes
 from .checks.layers import check_layer_memory, check_layer_windows
 from .checks.loads import check_loads, check_model
 from .checks.untouched import Trial, check_repeats, check_untouched, sweep_sizes
@@ -156,17 +154,16 @@ def export_module(
         progress("Tracing the module")
         model = job.trace(job.replacement.module)
         graph.attach_bodies(model)
-        staged = folder / output.name
-        data = save_model(model, staged, options.external_data_from)
-        checks = demand(job.checks(staged, model, progress))
-        if not options.function_body:
-            model.functions.clear()
-            data = save_model(model, staged, options.external_data_from)
-            bare = {"name": "onnx checker, no body", "detail": "checked above with the body attached"}
-            checks.append(check_model(staged).model_copy(update=bare))
-        progress("Writing")
-        sidecar = job.sidecar(model, staged, data, checks)
-        publish_model(staged, data, sidecar, output)
+        sidecar = finish_export(
+            model,
+            folder,
+            output,
+            function_body=options.function_body,
+            external_data_from=options.external_data_from,
+            check=lambda staged: job.checks(staged, model, progress),
+            describe=lambda *written: job.sidecar(model, *written),
+            progress=progress,
+        )
     return ModuleExportReport(output, sidecar, job.replacement, job.notes)
 
 
@@ -179,8 +176,7 @@ def open_module(
         UsageError: the module or the inputs cannot be used.
     """
     graph.check_opset(options.opset)
-    if output.exists() and not options.overwrite:
-        raise UsageError(f"{output} exists.", why="Nothing is replaced unasked.", fix="Add --force.")
+    refuse_existing(output, options.overwrite)
     if not isinstance(module, nn.Module):
         raise UsageError(f"A {type(module).__name__} cannot be exported.", why="It is no torch.nn.Module.")
     parsed = from_arrays(inputs) if isinstance(inputs, Mapping) else list(inputs)
@@ -290,9 +286,7 @@ class ModuleJob:
         lengths = {n for layer in self.replacement.replaced for n in layer.lengths}
         open_axis = SEQUENCE if SEQUENCE in self.options.dynamic else ""
         audit = check_layer_memory(written, lengths, open_axis, self._retrace if SEQUENCE in self.sizes else None)
-        if audit.status == "failed" and self.options.allow_quadratic:
-            audit = audit.model_copy(update={"status": "skipped", "detail": f"allowed: {audit.detail}"})
-        yield audit
+        yield allowed(audit) if self.options.allow_quadratic else audit
 
     def _trials(self) -> Iterator[Trial]:
         """Inputs to compare on: random ones, the user's own, and the sweep of open sizes."""
