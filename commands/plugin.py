@@ -1,0 +1,308 @@
+"""`localattn plugin`: build the TensorRT plugin library, find it, show what is in it, check that TensorRT takes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .console import (
+    Format,
+    FormatOption,
+    QuietOption,
+    VerboseOption,
+    bytes_text,
+    note,
+    print_json,
+    progress,
+    say,
+)
+
+if TYPE_CHECKING:
+    from ..plugins.library.facts import Arch, LibraryFacts
+    from ..plugins.library.registry import Backend, RegistryFacts
+
+app = typer.Typer(
+    name="plugin",
+    help="The TensorRT plugin of the attention node: a library with its compiled kernels inside.",
+    no_args_is_help=True,
+)
+
+ArchOption = Annotated[
+    str, typer.Option("--arch", help="Processor: x86_64 or aarch64; that of this machine by default.")
+]
+
+
+@app.command()
+def build(
+    models: Annotated[
+        list[Path] | None, typer.Argument(help="Exported models; only the kernels they need are built.")
+    ] = None,
+    target: Annotated[
+        str, typer.Option(help="GPUs, as sm_87,sm_90. By default sm_80,sm_90,sm_100; on aarch64 sm_80,sm_87,sm_110.")
+    ] = "",
+    arch: ArchOption = "",
+    dtype: Annotated[str, typer.Option(help="Element types, of fp16,bf16,fp32; all by default.")] = "",
+    head_dim: Annotated[str, typer.Option(help="Head sizes, 16 to 256; 16,32,64,128,256 by default.")] = "",
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Path; a cache folder by default.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Kernels compiled at a time; all processors.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Build again, and replace an existing file.")] = False,
+    output_format: FormatOption = Format.console,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Build the plugin library, with all kernels or with those that models need.
+
+    Needs Triton, a C++ compiler, and TensorRT's headers; no GPU, no CUDA toolkit, no TensorRT. Every library has
+    PTX for later GPUs besides the machine code of its targets.
+    """
+    from ..core.errors import UsageError
+    from ..plugins.kernel.targets import target as target_called
+    from ..plugins.library.build import build_library, up_to_date
+    from ..plugins.library.compilers import find_compiler
+    from ..plugins.library.headers import find_cuda_headers, find_tensorrt_headers
+    from ..plugins.library.locations import default_path
+    from ..plugins.library.selection import default_targets, full_set, needed_by
+
+    models = models or []
+    if models and (dtype or head_dim):
+        raise UsageError(
+            "--dtype and --head-dim cannot be combined with models.",
+            why="Models say themselves what they need.",
+            fix="Leave out the one or the other.",
+        )
+    chosen_arch = _arch(arch)
+    targets = [target_called(name) for name in _split(target)] or default_targets(chosen_arch)
+    if models:
+        specs = list(dict.fromkeys(spec for model in models for spec in needed_by(model)))
+        if not specs:
+            raise UsageError(
+                "These models need no plugin.", why="None of their nodes is an attention node that a kernel computes."
+            )
+    else:
+        specs = full_set(_split(dtype), _numbers(head_dim))
+    path = output or default_path(chosen_arch, models)
+    facts = None
+    if output is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        facts = None if force else up_to_date(path, specs, targets, chosen_arch)
+    if facts is not None:
+        note(f"{path} is up to date; --force builds it again.")
+    else:
+        note(f"TensorRT headers {find_tensorrt_headers(chosen_arch).describe()}")
+        note(f"CUDA headers {find_cuda_headers(chosen_arch).describe()}")
+        note(f"Compiler {find_compiler(chosen_arch).version}")
+        with progress() as step:
+            facts = build_library(
+                path,
+                specs=specs,
+                targets=targets,
+                arch=chosen_arch,
+                overwrite=force or output is None,
+                jobs=jobs,
+                progress=step,
+            )
+    if output_format is Format.json:
+        print_json(_document(facts))
+    else:
+        _print_library(facts)
+
+
+@app.command()
+def path(
+    arch: ArchOption = "",
+    output_format: FormatOption = Format.console,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Print the path of the library that was built last for a processor."""
+    from ..plugins.library.locations import find_library
+
+    chosen_arch = _arch(arch)
+    facts = find_library(chosen_arch)
+    if facts is None:
+        raise _none_built(chosen_arch)
+    if output_format is Format.json:
+        print_json({"path": str(facts.path), "sha256": facts.sha256})
+    else:
+        say(str(facts.path))
+
+
+@app.command("list")
+def list_libraries(
+    output_format: FormatOption = Format.console,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Show the libraries that were built on this machine, the newest first, and what is in them."""
+    from ..plugins.library.locations import built_libraries
+
+    libraries = built_libraries()
+    if output_format is Format.json:
+        print_json([_document(facts) for facts in libraries])
+        return
+    if not libraries:
+        say("No plugin library was built on this machine. Build one with: localattn plugin build")
+    for facts in libraries:
+        _print_library(facts)
+
+
+@app.command()
+def check(
+    library: Annotated[
+        Path | None, typer.Argument(help="A plugin library; by default the one built last.", show_default=False)
+    ] = None,
+    backend: Annotated[
+        str, typer.Option(help="tensorrt or tensorrt-rtx; by default the first that is installed.")
+    ] = "",
+    output_format: FormatOption = Format.console,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Load a library into TensorRT's plugin registry, without a GPU, and show what TensorRT then sees."""
+    from ..plugins.library.facts import facts_path, host_arch, read_facts
+    from ..plugins.library.locations import find_library
+    from ..plugins.library.registry import load_into_registry
+    from ..plugins.quick.availability import why_not as why_not_ahead_of_time
+
+    if library is None:
+        found = find_library(host_arch())
+        if found is None or found.path is None:
+            raise _none_built(host_arch())
+        library = found.path
+    backends = _backends(backend)
+    if facts_path(library).is_file():
+        read_facts(library)  # refuses a changed one
+    for chosen in backends:
+        _prepare(chosen)
+    registered = load_into_registry(library, backends)
+    reason = why_not_ahead_of_time()
+    if output_format is Format.json:
+        print_json(_registry_document(library, registered, reason))
+    else:
+        _print_registry(library, registered, reason)
+
+
+@app.command()
+def rewrite(
+    model: Annotated[Path, typer.Argument(help="An exported model.onnx.", show_default=False)],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the rewritten model goes.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    output_format: FormatOption = Format.console,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Rewrite a model for onnxruntime's TensorRT provider, which takes plugins from the domain trt.plugins only.
+
+    The attention nodes move there and lose their function body: the file then runs nowhere without the plugin.
+    """
+    from ..plugins.provider_domain import rewrite_for_provider
+
+    rewritten = rewrite_for_provider(model, output, overwrite=force)
+    if output_format is Format.json:
+        print_json({"path": str(output), "nodes": rewritten.nodes, "kept": rewritten.kept, "sha256": rewritten.sha256})
+        return
+    say(f"{output}  {len(rewritten.nodes)} attention node(s) in the domain trt.plugins")
+    for name in rewritten.kept:
+        say(f"  kept    {name}: its xpos is not in the kernel; its function body stays")
+    say("Before onnxruntime opens it, load the plugin library into TensorRT in the same process:")
+    say("  tensorrt.get_plugin_registry().load_library(PATH), with the PATH that `localattn plugin path` prints")
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _numbers(text: str) -> list[int]:
+    from ..core.errors import UsageError
+
+    try:
+        return [int(part) for part in _split(text)]
+    except ValueError:
+        raise UsageError(f"--head-dim {text} is no list of numbers.", fix="Write it like 64,128.") from None
+
+
+def _arch(text: str) -> Arch:
+    from ..core.errors import UsageError
+    from ..plugins.library.facts import ARCHITECTURES, host_arch
+
+    if not text:
+        return host_arch()
+    for arch in ARCHITECTURES:
+        if arch == text:
+            return arch
+    raise UsageError(f"There is no processor {text!r}.", fix=f"Known: {', '.join(ARCHITECTURES)}.")
+
+
+def _backends(text: str) -> list[Backend]:
+    from ..core.errors import UsageError
+    from ..plugins.library.registry import BACKENDS
+
+    chosen = [backend for backend in BACKENDS if text in ("", backend)]
+    if not chosen:
+        raise UsageError(f"There is no backend {text!r}.", fix=f"Known: {', '.join(BACKENDS)}.")
+    return chosen
+
+
+def _prepare(backend: Backend) -> None:
+    """TensorRT-RTX's library gets the name that its own wheel looks for."""
+    from ..core.errors import MissingDependency
+    from ..runtime.rtx_library import preload
+
+    if backend == "tensorrt-rtx":
+        try:
+            preload()
+        except MissingDependency:
+            return  # not installed: loading the plugin says so
+
+
+def _none_built(arch: str) -> Exception:
+    from ..core.errors import MissingDependency
+
+    return MissingDependency(
+        f"There is no plugin library for {arch} on this machine.",
+        why="None was built, or it was removed.",
+        fix=f"Build one with: localattn plugin build --arch {arch}",
+    )
+
+
+def _document(facts: LibraryFacts) -> dict[str, Any]:
+    return {"path": str(facts.path), **facts.model_dump(mode="json")}
+
+
+def _print_library(facts: LibraryFacts) -> None:
+    say(f"{facts.path}  {facts.arch}, {bytes_text(facts.bytes)}, {len(facts.kernels)} kernels")
+    alike: dict[tuple[str, str], list[str]] = {}
+    for op_type in dict.fromkeys(kernel.op_type for kernel in facts.kernels):
+        for dtype in dict.fromkeys(kernel.dtype for kernel in facts.kernels):
+            mine = [kernel for kernel in facts.kernels if (kernel.op_type, kernel.dtype) == (op_type, dtype)]
+            if mine:
+                sizes = ", ".join(str(kernel.head_dim) for kernel in mine)
+                alike.setdefault((op_type, sizes), []).append(dtype)
+    for (op_type, sizes), dtypes in alike.items():
+        say(f"  kernel  {op_type}: {', '.join(dtypes)}; head sizes {sizes}")
+    for machine_code, ptx in dict.fromkeys((tuple(k.machine_code), tuple(k.ptx)) for k in facts.kernels):
+        say(f"  for     machine code of {', '.join(machine_code)}; PTX of {', '.join(ptx)} for later GPUs")
+    say(
+        f"  built   {facts.created}, TensorRT headers {facts.tensorrt_headers}, {facts.compiler}, glibc ≥ {facts.glibc}"
+    )
+    say(f"  sha256  {facts.sha256}")
+
+
+def _registry_document(library: Path, facts: RegistryFacts, reason: str) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {"path": str(library), **asdict(facts), "ahead_of_time": {"usable": not reason, "why_not": reason}}
+
+
+def _print_registry(library: Path, facts: RegistryFacts, reason: str) -> None:
+    say(f"{library} in {facts.backend} {facts.version}:")
+    for creator in facts.creators:
+        say(f"  {creator.name}  version {creator.version}, namespace {creator.namespace}")
+    if facts.creators:
+        listed = (
+            f"{a.name} {a.type}" + (f"[{a.length}]" if a.length > 1 else "") for a in facts.creators[0].attributes
+        )
+        say(f"  attributes: {', '.join(listed)}")
+    say(f"Ahead-of-time plugin, without a library: {'not here: ' + reason if reason else 'usable'}")

@@ -1,0 +1,167 @@
+"""Building the plugin library: kernels compiled by Triton, embedded into the C++ of `source/`.
+
+The library opens the CUDA driver itself and is found through the two functions it exports, so it links neither CUDA nor
+TensorRT, and is built for another processor as easily as for this one.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+
+from ...core.errors import BuildFailed, UsageError
+from ...core.files import publish, refuse_existing, sha256, staging
+from ..kernel.compile import CompiledKernel, compile_many
+from ..kernel.spec import KernelSpec
+from ..kernel.targets import Target
+from .compilers import Compiler, find_compiler
+from .embed import images_of, kernel_facts, targets_to_compile, write_sources
+from .facts import Arch, LibraryFacts, facts_path, read_facts
+from .fingerprint import fingerprint as fingerprint
+from .headers import HeaderFolder, find_cuda_headers, find_tensorrt_headers
+from .locations import remember
+
+_SOURCE = Path(__file__).parent / "source"
+
+# One call compiles and links. Only the two functions in exports.map are visible; the C++ library is linked in, so
+# that the system's may be older than the compiler's.
+_FLAGS = (
+    *("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections"),
+    *("-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-deprecated-declarations"),
+    *("-static-libstdc++", "-s", "-Wl,--version-script=exports.map", "-Wl,--no-undefined"),
+    *("-Wl,--gc-sections", "-Wl,-z,relro,-z,now", "-Wl,-soname=liblocalattn_plugin.so"),
+)
+
+
+def build_library(
+    output: Path,
+    *,
+    specs: Sequence[KernelSpec],
+    targets: Sequence[Target],
+    arch: Arch,
+    overwrite: bool = False,
+    jobs: int | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> LibraryFacts:
+    """Build a library and the file of facts beside it; they appear whole or not at all.
+
+    Args:
+        output: path of the library.
+        specs: kernels to embed, at least one.
+        targets: GPUs to embed machine code for, at least one.
+        arch: processor it shall run on.
+        overwrite: an existing file may be replaced.
+        jobs: kernels compiled at a time; all processors by default.
+        progress: told of each step.
+
+    Raises:
+        UsageError: nothing to build, or the output exists or cannot be written.
+        MissingDependency: headers, a C++ compiler or Triton are missing.
+        BuildFailed: a compiler failed.
+    """
+    if not specs or not targets:
+        raise UsageError("There is nothing to build.", why="No kernel or no GPU target was asked for.")
+    refuse_existing(output, overwrite)
+    tensorrt, cuda = find_tensorrt_headers(arch), find_cuda_headers(arch)
+    compiler = find_compiler(arch)
+    with staging(output) as folder:
+        kernels = _compile_kernels(specs, targets, jobs, progress)
+        images = images_of(kernels, targets)
+        work = folder / "work"
+        shutil.copytree(_SOURCE, work)
+        write_sources(images, _version(), work)
+        progress(f"compiling C++ for {arch}")
+        staged = folder / output.name
+        _compile_library(work, compiler, tensorrt, cuda, staged)
+        facts = LibraryFacts(
+            path=output,
+            arch=arch,
+            targets=[target.name for target in dict.fromkeys(targets)],
+            kernels=kernel_facts(images),
+            sha256=sha256(staged),
+            bytes=staged.stat().st_size,
+            fingerprint=fingerprint(),
+            tensorrt_headers=tensorrt.version,
+            compiler=compiler.version,
+            glibc=_newest_glibc(staged),
+            versions={
+                "localattn": _version(),
+                "triton": metadata.version("triton"),
+                "python": platform.python_version(),
+            },
+            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        )
+        staged_facts = facts_path(staged)
+        staged_facts.write_text(facts.to_json())
+        publish(staged, output)
+        publish(staged_facts, facts_path(output))
+    remember(output)
+    return facts
+
+
+def up_to_date(
+    library: Path, specs: Sequence[KernelSpec], targets: Sequence[Target], arch: Arch
+) -> LibraryFacts | None:
+    """The facts of an existing library if building it again would give the same, else None."""
+    try:
+        facts = read_facts(library)
+    except Exception:  # whatever is wrong with it, it is not up to date
+        return None
+    same = (
+        facts.arch == arch
+        and facts.fingerprint == fingerprint()
+        and facts.targets == [target.name for target in dict.fromkeys(targets)]
+        and all(any(kernel.is_of(spec) for spec in specs) for kernel in facts.kernels)
+        and not facts.missing(list(specs), list(targets))
+    )
+    return facts if same else None
+
+
+def _compile_kernels(
+    specs: Sequence[KernelSpec], targets: Sequence[Target], jobs: int | None, progress: Callable[[str], None]
+) -> list[CompiledKernel]:
+    compiled_for = targets_to_compile(targets)
+    total, done = len(specs) * len(compiled_for), 0
+
+    def count(kernel: CompiledKernel) -> None:
+        nonlocal done
+        done += 1
+        progress(f"kernel {done} of {total}: {kernel.spec.name} for {kernel.target.name}")
+
+    progress(f"compiling {total} kernels")
+    return compile_many(specs, compiled_for, jobs=jobs, progress=count)
+
+
+def _compile_library(work: Path, compiler: Compiler, tensorrt: HeaderFolder, cuda: HeaderFolder, output: Path) -> None:
+    sources = sorted(path.name for path in work.iterdir() if path.suffix in (".cpp", ".S"))
+    includes = ["-I.", "-isystem", str(tensorrt.folder), "-isystem", str(cuda.folder)]
+    command = [*compiler.command, *_FLAGS, *includes, *sources, "-o", str(output), "-ldl"]
+    finished = subprocess.run(command, cwd=work, capture_output=True, text=True)
+    if finished.returncode:
+        lines = finished.stderr.splitlines()
+        first = next((line for line in lines if "error" in line), lines[0] if lines else "")
+        raise BuildFailed(
+            f"{compiler.command[0]} could not compile the plugin library.",
+            why=first,
+            fix=f"TensorRT headers {tensorrt.describe()}, CUDA headers {cuda.describe()}, {compiler.version}.",
+        )
+
+
+def _newest_glibc(library: Path) -> str:
+    """The newest GLIBC_x.y that the library names, "2.34"; it needs at least this C library."""
+    found = {
+        tuple(map(int, match.split(b"."))) for match in re.findall(rb"\0GLIBC_([\d.]+)(?=\0)", library.read_bytes())
+    }
+    return ".".join(map(str, max(found))) if found else ""
+
+
+def _version() -> str:
+    from ... import __version__
+
+    return __version__

@@ -1,0 +1,66 @@
+"""Finding a C++17 compiler that makes code for the processor asked for."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from dataclasses import dataclass
+
+from ...core.errors import MissingDependency, UsageError
+from .facts import Arch
+
+# Commands in the order they are tried; one is taken if it says that it makes code for the processor.
+_COMMANDS: dict[Arch, tuple[str, ...]] = {
+    "x86_64": ("g++", "x86_64-linux-gnu-g++", "clang++"),
+    "aarch64": ("g++", "aarch64-linux-gnu-g++", "clang++"),
+}
+_PACKAGES: dict[Arch, str] = {"x86_64": "g++-x86-64-linux-gnu", "aarch64": "g++-aarch64-linux-gnu"}
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A compiler.
+
+    Args:
+        command: to run it, with what the user put into `CXX`.
+        version: first line of what it says of itself.
+    """
+
+    command: tuple[str, ...]
+    version: str
+
+
+def find_compiler(arch: Arch) -> Compiler:
+    """A compiler for `arch`: `$CXX` if it makes code for it, else GCC or Clang, native or cross.
+
+    Raises:
+        UsageError: `$CXX` cannot be run.
+        MissingDependency: there is none.
+    """
+    tried = []
+    given = tuple(shlex.split(os.environ.get("CXX", "")))
+    for command in ((given,) if given else ()) + tuple((name,) for name in _COMMANDS[arch]):
+        if shutil.which(command[0]) is None:
+            if command == given:
+                raise UsageError(f"The compiler {command[0]} cannot be found.", why="It is named by CXX.")
+            continue
+        machine = _ask(command, "-dumpmachine")
+        if machine.split("-")[0] == arch:
+            return Compiler(command, _ask(command, "--version"))
+        tried.append(f"{' '.join(command)} is for {machine or 'an unknown machine'}")
+    raise MissingDependency(
+        f"There is no C++ compiler for {arch}.",
+        why="; ".join(tried) + "." if tried else "Neither GCC nor Clang is installed.",
+        fix=f"Install one: apt-get install {_PACKAGES[arch]} (on a {arch} machine: g++), or name yours in CXX.",
+    )
+
+
+def _ask(command: tuple[str, ...], option: str) -> str:
+    """First line that the compiler prints for an option; empty if it fails."""
+    try:
+        finished = subprocess.run([*command, option], capture_output=True, text=True, timeout=60)
+    except OSError:
+        return ""
+    return finished.stdout.strip().splitlines()[0] if finished.returncode == 0 and finished.stdout.strip() else ""

@@ -1,0 +1,146 @@
+"""The schema of the JSON file beside every plugin library: what is in it and what it was made from.
+
+Importing this module imports pydantic: light modules import it inside functions.
+"""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ...core.errors import CheckFailed, UsageError
+from ...core.files import sha256
+from ..kernel.spec import KernelSpec
+from ..kernel.targets import Target
+
+_SCHEMA = ConfigDict(extra="allow", protected_namespaces=())
+
+Arch = Literal["x86_64", "aarch64"]
+ARCHITECTURES: tuple[Arch, ...] = ("x86_64", "aarch64")
+
+
+class KernelFacts(BaseModel):
+    """One kernel: the variant, and the GPUs it has code for.
+
+    `machine_code` and `ptx` are target names ("sm_87"); PTX also runs on every later GPU.
+    """
+
+    model_config = _SCHEMA
+
+    op_type: str
+    dtype: str
+    head_dim: int
+    has_mask: bool
+    has_bias: bool
+    machine_code: list[str]
+    ptx: list[str]
+
+    def is_of(self, spec: KernelSpec) -> bool:
+        """Whether it is this variant."""
+        mine = (self.dtype, self.head_dim, self.has_mask, self.has_bias)
+        return mine == (spec.dtype, spec.head_dim, spec.has_mask, spec.has_bias)
+
+    def runs_on(self, capability: int) -> bool:
+        """Whether a GPU of this compute capability (87 for 8.7) takes its machine code or its PTX."""
+        return f"sm_{capability}" in self.machine_code or any(int(name[3:]) <= capability for name in self.ptx)
+
+
+class LibraryFacts(BaseModel):
+    """Facts of a plugin library.
+
+    Args:
+        path: where the library lies; not in the file.
+        format: always "localattn-plugin".
+        format_version: 1.
+        arch: processor it runs on.
+        targets: GPUs asked for.
+        kernels: what is in it.
+        sha256: of the library.
+        bytes: its size.
+        fingerprint: digest of the sources it was made from, C++ and kernel.
+        tensorrt_headers: release of the TensorRT headers it was compiled with.
+        compiler: first line of the compiler's `--version`.
+        glibc: newest symbol version of the C library it needs.
+        versions: release of each package that took part.
+        created: time of the build, ISO 8601.
+    """
+
+    model_config = _SCHEMA
+
+    path: Path | None = Field(default=None, exclude=True)
+    format: Literal["localattn-plugin"] = "localattn-plugin"
+    format_version: Literal[1] = 1
+    arch: Arch
+    targets: list[str]
+    kernels: list[KernelFacts]
+    sha256: str
+    bytes: int
+    fingerprint: str
+    tensorrt_headers: str
+    compiler: str
+    glibc: str
+    versions: dict[str, str] = Field(default_factory=dict)
+    created: str
+
+    def to_json(self) -> str:
+        """The text of the file."""
+        return self.model_dump_json(indent=2) + "\n"
+
+    def missing(self, specs: list[KernelSpec], targets: list[Target]) -> list[str]:
+        """What the library lacks to run these kernels on these GPUs, in words; empty if nothing."""
+        lacking = []
+        for spec in specs:
+            kernel = next((kernel for kernel in self.kernels if kernel.is_of(spec)), None)
+            if kernel is None:
+                lacking.append(spec.name)
+            else:
+                lacking += [f"{spec.name} on {t.name}" for t in targets if not kernel.runs_on(t.capability)]
+        return lacking
+
+
+def facts_path(library: Path) -> Path:
+    """Where the facts of `library` lie: `liblocalattn.so` → `liblocalattn.so.json`."""
+    return library.with_name(library.name + ".json")
+
+
+def read_facts(library: Path, *, verify: bool = True) -> LibraryFacts:
+    """The facts beside a library.
+
+    Raises:
+        UsageError: there is no library, or no facts beside it, or they are broken.
+        CheckFailed: `verify` is set and the library is not the one the facts were written for.
+    """
+    path = facts_path(library)
+    for file in (library, path):
+        if not file.is_file():
+            raise UsageError(f"{file} is missing.", fix="Build a library with: localattn plugin build")
+    try:
+        facts = LibraryFacts.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"{path} does not describe a plugin library.", why=f"{place}: {first['msg']}") from error
+    if verify and sha256(library) != facts.sha256:
+        raise CheckFailed(
+            f"{library} was changed after it was built.",
+            why="Its SHA-256 is not the one in the file beside it.",
+            fix="Build it again: localattn plugin build --force",
+        )
+    facts.path = library
+    return facts
+
+
+def host_arch() -> Arch:
+    """The processor of this machine.
+
+    Raises:
+        UsageError: no plugin library can be built for it.
+    """
+    found = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
+    for arch in ARCHITECTURES:
+        if arch == found:
+            return arch
+    raise UsageError(f"No plugin library is built for {found} processors.", fix="Give --arch x86_64 or aarch64.")

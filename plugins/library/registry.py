@@ -1,0 +1,159 @@
+"""Loading a plugin library into the plugin registry of TensorRT or TensorRT-RTX, and listing what it brings."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ...core.errors import BuildFailed, MissingDependency, UsageError
+from ...core.node import PLUGIN_NAMESPACE
+from .facts import host_arch
+
+Backend = Literal["tensorrt", "tensorrt-rtx"]
+BACKENDS: tuple[Backend, ...] = ("tensorrt", "tensorrt-rtx")
+_MODULES: dict[Backend, str] = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
+_INSTALL: dict[Backend, str] = {
+    "tensorrt": "pip install 'localattn[tensorrt]' (on a Jetson, TensorRT comes with JetPack)",
+    "tensorrt-rtx": "pip install 'localattn[rtx]'",
+}
+_MACHINE = {62: "x86_64", 183: "aarch64"}  # e_machine of an ELF header
+
+
+@dataclass(frozen=True)
+class AttributeFacts:
+    """One attribute of a creator: its name, type as TensorRT calls it, and number of values."""
+
+    name: str
+    type: str
+    length: int
+
+
+@dataclass(frozen=True)
+class CreatorFacts:
+    """One op type, as the registry knows it."""
+
+    name: str
+    version: str
+    namespace: str
+    attributes: tuple[AttributeFacts, ...]
+
+
+@dataclass(frozen=True)
+class RegistryFacts:
+    """What a library brought into a registry.
+
+    Args:
+        backend: whose registry: "tensorrt" or "tensorrt-rtx".
+        version: its release.
+        creators: those in the namespace of this package, by name.
+    """
+
+    backend: Backend
+    version: str
+    creators: tuple[CreatorFacts, ...]
+
+
+def available_backends() -> list[Backend]:
+    """Which of TensorRT and TensorRT-RTX can be imported here."""
+    return [backend for backend in _MODULES if not why_not(backend)]
+
+
+def why_not(backend: Backend) -> str:
+    """Why a backend cannot be used here; empty if it can."""
+    try:
+        _import(backend)
+    except MissingDependency as error:
+        return error.why
+    return ""
+
+
+def load_into_registry(library: Path, backends: Sequence[Backend] = ("tensorrt", "tensorrt-rtx")) -> RegistryFacts:
+    """Load a library into the registry of the first of these backends that is here, look, and take it out again.
+
+    Raises:
+        UsageError: no such file, or no library for this processor.
+        MissingDependency: none of the backends is here.
+        BuildFailed: TensorRT does not take the library.
+    """
+    _refuse_foreign(library)
+    missing = []
+    for backend in backends:
+        try:
+            trt = _import(backend)
+        except MissingDependency as error:
+            missing.append(error)
+            continue
+        return _look(trt, backend, library)
+    raise MissingDependency(
+        "The plugin library cannot be loaded.",
+        why=" ".join(error.why for error in missing),
+        fix=f"Install one: {'; or '.join(_INSTALL[backend] for backend in backends)}.",
+    )
+
+
+def _import(backend: Backend) -> Any:
+    """The backend's Python module.
+
+    Raises:
+        MissingDependency: it is not installed, or does not import.
+    """
+    name = _MODULES[backend]
+    try:
+        module = importlib.import_module(name)
+        module.get_plugin_registry  # noqa: B018 - an empty package of that name has none
+    except Exception as error:  # the package on PyPI may fail in many ways without NVIDIA's libraries
+        reason = "is not installed" if isinstance(error, ModuleNotFoundError) else f"does not import ({error})"
+        raise MissingDependency(
+            f"{name} cannot be imported.", why=f"{name} {reason}.", fix=f"Install it: {_INSTALL[backend]}."
+        ) from error
+    return module
+
+
+def _look(trt: Any, backend: Backend, library: Path) -> RegistryFacts:
+    logger = trt.Logger(trt.Logger.WARNING)
+    trt.Builder(logger)  # gives the process, and so the library, this logger
+    registry = trt.get_plugin_registry()
+    handle = registry.load_library(str(library.resolve()))
+    if handle is None:
+        raise BuildFailed(
+            f"{backend} {trt.__version__} does not load {library}.",
+            why="Its messages above say why.",
+            fix="Build the library again: localattn plugin build --force",
+        )
+    try:
+        creators = tuple(
+            CreatorFacts(
+                name=creator.name,
+                version=creator.plugin_version,
+                namespace=creator.plugin_namespace,
+                attributes=tuple(
+                    AttributeFacts(field.name, str(field.type).rpartition(".")[2], field.size)
+                    for field in creator.field_names
+                ),
+            )
+            for creator in registry.all_creators
+            if creator.plugin_namespace == PLUGIN_NAMESPACE
+        )
+    finally:
+        registry.deregister_library(handle)
+    return RegistryFacts(backend, trt.__version__, tuple(sorted(creators, key=lambda creator: creator.name)))
+
+
+def _refuse_foreign(library: Path) -> None:
+    try:
+        with library.open("rb") as stream:
+            header = stream.read(20)
+    except OSError as error:
+        raise UsageError(f"{library} cannot be read.", why=error.strerror or str(error)) from error
+    if len(header) < 20 or header[:4] != b"\x7fELF":
+        raise UsageError(f"{library} is not a shared library.")
+    machine = _MACHINE.get(int.from_bytes(header[18:20], "little"), "another")
+    if machine != host_arch():
+        raise UsageError(
+            f"{library} is for {machine} processors.",
+            why=f"This machine is {host_arch()}.",
+            fix="Check it on the device it was built for.",
+        )

@@ -1,0 +1,94 @@
+"""Which kernels a library gets: the full set, or what given models need; and for which GPUs by default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...core.errors import UsageError
+from ...core.node import DOMAIN, VARIANT_BY_OP_TYPE, VARIANTS
+from ..kernel.spec import ELEMENT_TYPES, KernelSpec
+from ..kernel.targets import TARGETS, Target
+from .facts import Arch
+
+if TYPE_CHECKING:
+    import onnx
+
+# Head sizes of the full set; others are built when they are asked for or a model has them.
+HEAD_DIMS = (16, 32, 64, 128, 256)
+
+# Every library has PTX that runs on all of them. Machine code is added where that PTX cannot use the matrix units (9.0,
+# 10.0, 11.0) and for the most common device of a kind, where it saves the driver's compilation at first use.
+DEFAULT_TARGETS: dict[Arch, tuple[str, ...]] = {
+    "x86_64": ("sm_80", "sm_90", "sm_100"),
+    "aarch64": ("sm_80", "sm_87", "sm_110"),
+}
+
+_ONNX_ELEMENT = {1: "fp32", 10: "fp16", 16: "bf16"}  # onnx.TensorProto.DataType
+
+
+def default_targets(arch: Arch) -> list[Target]:
+    """The GPUs a library is built for when none is named."""
+    return [TARGETS[name] for name in DEFAULT_TARGETS[arch]]
+
+
+def full_set(dtypes: Iterable[str] = (), head_dims: Iterable[int] = ()) -> list[KernelSpec]:
+    """Every op type in these element types and head sizes, all by default.
+
+    Raises:
+        UsageError: an element type or head size without a kernel.
+    """
+    return [
+        KernelSpec(dtype, head_dim, variant.has_mask, variant.has_bias)
+        for dtype in (tuple(dtypes) or tuple(ELEMENT_TYPES))
+        for head_dim in (tuple(head_dims) or HEAD_DIMS)
+        for variant in VARIANTS
+        if not variant.has_xpos
+    ]
+
+
+def needed_by(model: Path) -> list[KernelSpec]:
+    """The kernels that the attention nodes of an ONNX file need, each once.
+
+    Nodes with xpos need none: their function body computes them.
+
+    Raises:
+        UsageError: the file cannot be read, or a node's element type or head size cannot be told from it.
+    """
+    import onnx
+
+    try:
+        graph = onnx.load(str(model), load_external_data=False)
+    except Exception as error:  # protobuf's errors have no common base class
+        raise UsageError(f"{model} cannot be read as an ONNX file.", why=str(error)) from error
+    nodes = [node for node in graph.graph.node if node.domain == DOMAIN and node.op_type in VARIANT_BY_OP_TYPE]
+    types = _tensor_types(graph)
+    if any(node.input[0] not in types for node in nodes):
+        types = _tensor_types(onnx.shape_inference.infer_shapes(graph))
+    specs: dict[KernelSpec, None] = {}
+    for node in nodes:
+        variant = VARIANT_BY_OP_TYPE[node.op_type]
+        if variant.has_xpos:
+            continue
+        element, shape = types.get(node.input[0], (0, []))
+        if element not in _ONNX_ELEMENT or len(shape) != 4 or not isinstance(shape[3], int):
+            raise UsageError(
+                f"{model} does not tell the type and head size of {node.name or node.op_type}.",
+                why=f"Its query {node.input[0]} has element type {element} and shape {shape}.",
+                fix="Give --dtype and --head-dim instead of the model.",
+            )
+        specs[KernelSpec(_ONNX_ELEMENT[element], shape[3], variant.has_mask, variant.has_bias)] = None
+    return list(specs)
+
+
+def _tensor_types(model: onnx.ModelProto) -> dict[str, tuple[int, list[Any]]]:
+    """Element type and shape of every tensor that the graph declares; open dimensions by name."""
+    graph = model.graph
+    types: dict[str, tuple[int, list[Any]]] = {}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        tensor = value.type.tensor_type
+        if tensor.HasField("shape"):
+            shape = [d.dim_value if d.HasField("dim_value") else d.dim_param for d in tensor.shape.dim]
+            types[value.name] = (tensor.elem_type, shape)
+    return types
