@@ -1,0 +1,1 @@
+"""Engines out of ONNX files: TensorRT on the device, TensorRT-RTX anywhere."""

@@ -1,0 +1,135 @@
+"""Opening an engine safely: everything that may not fit is looked at before TensorRT sees the file.
+
+TensorRT's own refusals come late, in its log, or as a crash. What an engine is for stands in the facts beside it
+(`core/engine_facts.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..core.engine_facts import EngineFacts, read_engine_facts
+from ..core.errors import CheckFailed, MissingDependency, UsageError
+from ..core.files import sha256
+from .engine_device import Device, cuda_runtime_on_path, find_device, platform_name
+from .tensorrt_library import Opened, open_library
+from .tensorrt_plugins import find_library, load_plugin
+
+
+@dataclass(frozen=True)
+class OpenEngine:
+    """An engine in GPU memory.
+
+    Args:
+        facts: what is written beside it.
+        opened: the library.
+        device: the GPU.
+        engine: its `ICudaEngine`.
+    """
+
+    facts: EngineFacts
+    opened: Opened
+    device: Device
+    engine: Any
+
+
+def open_engine(path: Path) -> OpenEngine:
+    """Read an engine into the GPU.
+
+    Raises:
+        UsageError: no engine, no facts beside it, or it is for another system, library version or GPU.
+        MissingDependency: the library, the driver, the CUDA runtime or the plugin library is not there.
+        CheckFailed: the engine or the plugin library is not the one that was built.
+    """
+    facts = read_engine_facts(path)
+    check_unchanged(path, facts)
+    opened = open_library(facts.backend)
+    check_library(path, facts, opened.version)
+    device = find_device()
+    check_device(path, facts, device)
+    _start_cuda_runtime()
+    if facts.plugin is not None and facts.plugin.kind == "library":
+        load_plugin(opened, find_library(facts.plugin, path))
+    return OpenEngine(facts, opened, device, _deserialise(path, opened))
+
+
+def check_unchanged(path: Path, facts: EngineFacts) -> None:
+    """The facts must be those of this engine.
+
+    Raises:
+        CheckFailed: size or SHA-256 differ.
+    """
+    if path.stat().st_size != facts.engine_bytes or sha256(path) != facts.engine_sha256:
+        raise CheckFailed(
+            f"{path} is not the engine its facts describe.",
+            why="Its SHA-256 differs: it was cut, changed, or replaced without the file beside it.",
+            fix="Copy engine and .json together, or build the engine again.",
+        )
+
+
+def check_library(path: Path, facts: EngineFacts, version: str) -> None:
+    """An engine runs on the system and the release of the library that built it, and on no other.
+
+    Raises:
+        UsageError: another one is here; both are named.
+    """
+    if facts.platform != platform_name():
+        raise UsageError(
+            f"{path} was built for {facts.platform}.",
+            why=f"This is {platform_name()}.",
+            fix=f"Build it here from {facts.onnx_name}.",
+        )
+    if facts.library_version != version:
+        raise UsageError(
+            f"{path} was built by {facts.backend} {facts.library_version}.",
+            why=f"Here is {facts.backend} {version}, which does not read engines of other releases.",
+            fix=f"Build it here from {facts.onnx_name}, or install {facts.backend} {facts.library_version}.",
+        )
+
+
+def check_device(path: Path, facts: EngineFacts, device: Device) -> None:
+    """An engine runs on the compute capabilities it was built for.
+
+    Raises:
+        UsageError: the GPU here has another; both are named.
+    """
+    if device.target not in facts.targets:
+        built = f" on {facts.device}" if facts.device else ""
+        raise UsageError(
+            f"{path} was built for {', '.join(facts.targets)}{built}.",
+            why=f"The GPU here is {device.describe()}.",
+            fix=f"Build it for this GPU from {facts.onnx_name}.",
+        )
+
+
+def _start_cuda_runtime() -> None:
+    """Let Polygraphy load libcudart, of which it makes streams and device memory."""
+    from polygraphy import cuda
+    from polygraphy.exception import PolygraphyException
+
+    try:
+        with cuda_runtime_on_path():
+            cuda.wrapper()
+    except (OSError, PolygraphyException) as error:
+        raise MissingDependency(
+            "The CUDA runtime library (libcudart) cannot be found.",
+            why=str(error).splitlines()[0],
+            fix="Install CUDA (on Jetson: nvidia-jetpack), or: pip install nvidia-cuda-runtime.",
+        ) from error
+
+
+def _deserialise(path: Path, opened: Opened) -> Any:
+    from polygraphy.backend.trt import engine_from_path
+    from polygraphy.exception import PolygraphyException
+
+    opened.messages.clear()
+    try:
+        return engine_from_path(str(path))
+    except (PolygraphyException, TypeError) as error:  # TypeError: the runtime's constructor gave nothing
+        raise UsageError(
+            f"{opened.library.name} {opened.version} cannot read {path}.",
+            why=opened.messages.reason(error),
+            fix="Build the engine again on this machine: localattn build.",
+        ) from error

@@ -1,0 +1,66 @@
+"""Which release of TensorRT and TensorRT-RTX can do what: every version predicate of the package, as one table.
+
+The sources are NVIDIA's release notes and the change log of onnx-tensorrt, except where a line says "seen".
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+TENSORRT, TENSORRT_RTX = "tensorrt", "tensorrt-rtx"
+
+Version = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Releases of one library: `at_least ≤ version < below`.
+
+    Args:
+        at_least: the first release, as many numbers as matter.
+        below: the first release that no longer belongs; None for no end.
+    """
+
+    at_least: Version
+    below: Version | None = None
+
+    def holds(self, version: Version) -> bool:
+        """Whether a release belongs."""
+        return version >= self.at_least and (self.below is None or version < self.below)
+
+
+# Feature → library → releases that have it; a library that is not named never has.
+FEATURES: dict[str, dict[str, Span]] = {
+    # Releases that this package is written for.
+    "supported": {TENSORRT: Span((10, 3), below=(12,)), TENSORRT_RTX: Span((1, 7), below=(2,))},
+    # A plugin takes a node although a function of its name is in the file. Before, the function always wins: the
+    # function must be left out for the plugin to be found (NVIDIA/TensorRT issue 4113).
+    "plugin_before_function": {TENSORRT: Span((10, 7)), TENSORRT_RTX: Span((1,))},
+    # Builds for a GPU that is not there (seen with 1.7.1).
+    "builds_without_gpu": {TENSORRT_RTX: Span((1,))},
+    # Knows no other networks than strongly typed ones.
+    "always_strongly_typed": {TENSORRT: Span((11,))},
+    # Times kernels while it builds; RTX does so at run time, and its timing cache does nothing.
+    "timing_cache": {TENSORRT: Span((10,))},
+}
+
+
+def has(feature: str, library: str, version: str | Version) -> bool:
+    """Whether a release of "tensorrt" or "tensorrt-rtx" has a feature of the table."""
+    span = FEATURES[feature].get(library)
+    return span is not None and span.holds(parse(version) if isinstance(version, str) else version)
+
+
+def parse(version: str) -> Version:
+    """`10.3.0`, `10.7.0.post1` → its numbers, without what is no number."""
+    return tuple(int(part) for part in re.findall(r"\d+", version.split("post")[0].split("+")[0]))
+
+
+def describe(feature: str, library: str) -> str:
+    """The releases of a library that have a feature, for messages: `10.3 up to 11.x`."""
+    span = FEATURES[feature].get(library)
+    if span is None:
+        return "none"
+    first = ".".join(map(str, span.at_least))
+    return f"{first} or later" if span.below is None else f"{first} up to {span.below[0] - 1}.x"
