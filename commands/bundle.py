@@ -1,0 +1,151 @@
+"""`localattn bundle`: a model with everything a device needs, and the check of such a bundle.
+
+`bundle MODEL …` means `bundle create MODEL …`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from .console import Format, FormatOption, QuietOption, VerboseOption, bytes_text, note, print_json, progress, say
+
+if TYPE_CHECKING:
+    from ..runtime.bundle.create import BundleFacts
+
+
+class Shape(str, Enum):
+    """What a bundle is written as."""
+
+    dir = "dir"
+    tar = "tar"
+
+
+class _CreateByDefault(TyperGroup):
+    """A group whose first word may be left out: then it is `create`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args = ["create", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    name="bundle",
+    cls=_CreateByDefault,
+    help="Pack a model with everything a device needs (`bundle MODEL -o …`), or check such a bundle (`bundle verify`).",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.command()
+def create(
+    model: Annotated[Path, typer.Argument(help="The exported model (model.onnx).", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder or tar to write.", show_default=False)],
+    shape: Annotated[
+        Shape | None, typer.Option("--format", help="dir or tar; without it a name that ends in .tar is a tar.")
+    ] = None,
+    triton: Annotated[bool, typer.Option("--triton", help="Add a repository for Triton Inference Server.")] = False,
+    samples: Annotated[int, typer.Option(min=0, max=1000, help="Random samples to draw for each model.")] = 2,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first sample.")] = 0,
+    load_inputs: Annotated[
+        list[Path] | None, typer.Option(help="Inputs as .npz to take as a sample instead; may be repeated.")
+    ] = None,
+    plugin_library: Annotated[
+        list[Path] | None, typer.Option(help="A plugin library to take along; may be repeated.")
+    ] = None,
+    engine: Annotated[list[Path] | None, typer.Option(help="An engine built from the model; may be repeated.")] = None,
+    atol: Annotated[float | None, typer.Option(help="Absolute tolerance on the device, instead of the type's.")] = None,
+    rtol: Annotated[float | None, typer.Option(help="Relative tolerance on the device, instead of the type's.")] = None,
+    triton_instances: Annotated[int, typer.Option(min=1, help="Copies of the model that run at once.")] = 1,
+    triton_max_batch: Annotated[int, typer.Option(min=1, help="Requests joined in a call, if batch is open.")] = 8,
+    triton_sequences: Annotated[int, typer.Option(min=1, help="Sequences an instance serves, for step files.")] = 16,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier bundle.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest and nothing else, as JSON.")] = False,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Pack a model with samples, their expected outputs and a script that checks them on the device."""
+    with progress() as step:
+        from ..runtime.bundle.create import BundleRequest, create_bundle
+        from ..runtime.bundle.triton import Serving
+
+        as_tar = shape is Shape.tar or (shape is None and output.suffix.lower() == ".tar")
+        request = BundleRequest(
+            model=model,
+            output=output,
+            as_tar=as_tar,
+            samples=samples,
+            seed=seed,
+            load_inputs=tuple(load_inputs or ()),
+            plugins=tuple(plugin_library or ()),
+            engines=tuple(engine or ()),
+            triton=Serving(triton_instances, triton_max_batch, triton_sequences) if triton else None,
+            atol=atol,
+            rtol=rtol,
+            overwrite=force,
+        )
+        facts = create_bundle(request, step)
+    if as_json:
+        print_json({"path": str(facts.path), "manifest_sha256": facts.manifest_sha256, **facts.manifest})
+    else:
+        _print_created(facts)
+
+
+def _print_created(facts: BundleFacts) -> None:
+    for line in facts.notes:
+        note(f"Note: {line}")
+    files = facts.manifest["files"]
+    say(f"{facts.path}  {len(files) + 1} files, {bytes_text(sum(entry['size'] for entry in files))}")
+    roles: dict[str, list[str]] = {}
+    for entry in files:
+        roles.setdefault(entry["role"], []).append(entry["path"])
+    for role, paths in roles.items():
+        say(f"  {role:<8} {', '.join(paths)}")
+    say(f"  manifest SHA-256 {facts.manifest_sha256}")
+    if not facts.manifest["samples"]:
+        say("It has no samples: a device can check its files and compare nothing.")
+    say(f"Check it here: localattn bundle verify {facts.path}   On the device: python3 verify.py")
+
+
+@app.command()
+def verify(
+    bundle: Annotated[Path, typer.Argument(help="A bundle: folder or tar.", show_default=False)],
+    model: Annotated[str | None, typer.Option(help="Run only this model of the bundle.")] = None,
+    provider: Annotated[str, typer.Option(help="Of onnxruntime: auto, cpu, cuda or tensorrt.")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")] = None,
+    files_only: Annotated[bool, typer.Option("--files-only", help="Check the files and run nothing.")] = False,
+    manifest_sha256: Annotated[
+        str | None, typer.Option(help="Refuse the bundle unless its manifest has this SHA-256.")
+    ] = None,
+    output_format: FormatOption = Format.console,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Check every file of a bundle, then run its samples and compare. Exit codes 0, 1, 2, 3."""
+    with progress() as step:
+        step("Checking the bundle")
+        from ..runtime.bundle.device.verify import report_lines
+        from ..runtime.bundle.verify import verify_bundle
+
+        found = verify_bundle(
+            bundle,
+            model=model,
+            provider=provider,
+            threads=threads,
+            files_only=files_only,
+            manifest_sha256=manifest_sha256,
+        )
+    if output_format is Format.json:
+        document = {"bundle": found.manifest["name"], "manifest_sha256": found.manifest_sha256, **found.report}
+        print_json(document)
+    else:
+        say(f"{bundle}: {len(found.manifest['files'])} files are intact.")
+        for line in [] if files_only else report_lines(found.report):
+            say(line)
+    raise typer.Exit(found.report["code"])

@@ -1,0 +1,212 @@
+"""`localattn doctor`: what is installed, what each command could do here, and what would add the rest."""
+
+from __future__ import annotations
+
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from .console import QuietOption, VerboseOption, print_json, progress, say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ..plugins.library.facts import Arch
+    from ..runtime.doctor.abilities import Verdict
+    from ..runtime.doctor.probes import Finding, Probe, Status
+
+    Looked = tuple[Status, str, str, tuple[str, ...]]
+
+
+class DoctorFormat(str, Enum):
+    """How the report is written."""
+
+    console = "console"
+    json = "json"
+    md = "md"
+
+
+def doctor(
+    context: typer.Context,
+    require: Annotated[
+        str, typer.Option(help="Commands that must be able to work, as export,build; else exit code 3.")
+    ] = "",
+    output_format: Annotated[DoctorFormat, typer.Option("--format", help="console, json, or md for a bug report.")] = (
+        DoctorFormat.console
+    ),
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Look at this machine: packages, providers that really start, TensorRT, driver, headers, compilers.
+
+    Then say of each command whether it could work here, and which commands would add what is missing.
+    """
+    with progress() as step:
+        step("Looking; each library is tried in a process of its own")
+        from ..runtime.doctor.abilities import ABILITIES, judge
+        from ..runtime.doctor.look import look
+        from ..runtime.doctor.probes import PROBES
+        from ..runtime.doctor.report import as_dict, as_markdown
+
+        here = _commands_here(context)
+        abilities = [ability for ability in ABILITIES if ability.command.split()[0] in here]
+        wanted = _wanted(require, [ability.command for ability in abilities])
+        findings = look((*PROBES, *_plugin_probes()))
+        verdicts = judge(findings, abilities)
+    if output_format is DoctorFormat.json:
+        print_json(as_dict(findings, verdicts))
+    elif output_format is DoctorFormat.md:
+        say(as_markdown(findings, verdicts))
+    else:
+        _print(findings, verdicts)
+    _insist(wanted, verdicts)
+
+
+def _commands_here(context: typer.Context) -> list[str]:
+    """The commands of this release."""
+    root = context.find_root()
+    return list(root.command.list_commands(root))  # type: ignore[attr-defined]
+
+
+def _wanted(require: str, commands: Sequence[str]) -> list[str]:
+    """What `--require` names: commands, or abilities in full.
+
+    Raises:
+        UsageError: a name that is neither.
+    """
+    from ..core.errors import UsageError
+
+    names = [name.strip() for name in require.split(",") if name.strip()]
+    for name in names:
+        if not any(command == name or command.split()[0] == name for command in commands):
+            known = ", ".join(dict.fromkeys(command.split()[0] for command in commands))
+            raise UsageError(f"--require {name!r} is no command.", fix=f"Known: {known}.")
+    return names
+
+
+def _insist(wanted: Sequence[str], verdicts: Sequence[Verdict]) -> None:
+    """End with exit code 3 unless each of `wanted` can work, in one of its ways.
+
+    Raises:
+        MissingDependency: it cannot.
+    """
+    from ..core.errors import MissingDependency
+
+    for name in wanted:
+        ways = [v for v in verdicts if v.ability.command == name or v.ability.command.split()[0] == name]
+        if not any(verdict.able for verdict in ways):
+            first = ways[0]
+            why = f"It lacks {', '.join(first.lacks)}."
+            raise MissingDependency(f"localattn {name} cannot work here.", why=why, fix=" && ".join(first.add))
+
+
+def _plugin_probes() -> tuple[Probe, ...]:
+    """What the plugin library needs, asked of the code that builds it."""
+    from ..plugins.library.facts import ARCHITECTURES
+    from ..runtime.doctor.adding import pip_install
+    from ..runtime.doctor.probes import Probe
+
+    compilers = tuple(
+        Probe(
+            f"compiler-{arch}",
+            f"C++ compiler for {arch}",
+            "plugin",
+            "building the plugin library",
+            look=_safely(partial(_compiler, arch)),
+            add=_compiler_package(arch),
+        )
+        for arch in ARCHITECTURES
+    )
+    headers, library = pip_install("kernel-lens"), "localattn plugin build"
+    return (
+        Probe("headers", "Headers", "plugin", "building the plugin library", look=_safely(_headers), add=headers),
+        *compilers,
+        Probe("library", "Plugin library", "plugin", "the kernel in TensorRT", look=_safely(_library), add=library),
+    )
+
+
+def _safely(look: Callable[[], Looked]) -> Callable[[], Looked]:
+    """A look that takes our own errors for what they say."""
+
+    def safe() -> Looked:
+        from ..core.errors import LocalAttnError, MissingDependency
+
+        try:
+            return look()
+        except LocalAttnError as error:
+            detail = " ".join(line for line in (error.what, error.why) if line)
+            return "missing" if isinstance(error, MissingDependency) else "broken", "", detail, ()
+
+    return safe
+
+
+def _headers() -> Looked:
+    from ..plugins.library.facts import host_arch
+    from ..plugins.library.headers import find_cuda_headers, find_tensorrt_headers
+
+    tensorrt, cuda = find_tensorrt_headers(host_arch()), find_cuda_headers(host_arch())
+    return "ok", tensorrt.version, f"TensorRT {tensorrt.describe()}", (f"CUDA {cuda.describe()}",)
+
+
+def _compiler(arch: Arch) -> Looked:
+    from ..plugins.library.compilers import find_compiler
+
+    compiler = find_compiler(arch)
+    return "ok", "", f"{' '.join(compiler.command)}: {compiler.version}", ()
+
+
+def _compiler_package(arch: str) -> str:
+    """The package of a native compiler, or of one that makes code for another processor."""
+    import platform
+
+    native = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower()) == arch
+    return f"sudo apt-get install {'g++' if native else 'g++-' + arch.replace('_', '-') + '-linux-gnu'}"
+
+
+def _library() -> Looked:
+    from ..plugins.library.locations import built_libraries
+
+    built = built_libraries()
+    items = [f"{facts.path}: {facts.arch}, {len(facts.kernels)} kernels, {','.join(facts.targets)}" for facts in built]
+    return (
+        ("ok", "", f"{len(built)} built here", tuple(items)) if built else ("missing", "", "None was built here.", ())
+    )
+
+
+_AREAS = {
+    "system": "This machine",
+    "python": "Exporting",
+    "engines": "Running",
+    "gpu": "GPU",
+    "plugin": "The TensorRT plugin",
+}
+_COLOURS = {"ok": "green", "limited": "yellow", "missing": "yellow", "broken": "red"}
+
+
+def _print(findings: Sequence[Finding], verdicts: Sequence[Verdict]) -> None:
+    from ..runtime.doctor.report import SIGNS, commands_to_add
+
+    width = max(len(finding.title) for finding in findings)
+    for area, title in _AREAS.items():
+        say(f"{title}:")
+        for finding in (finding for finding in findings if finding.area == area):
+            sign = typer.style(SIGNS[finding.status], fg=_COLOURS[finding.status])
+            word = "" if finding.works else f"{finding.status.upper()}: "
+            said = "  ".join(part for part in (finding.version, finding.detail) if part)
+            say(f"  {sign} {finding.title:<{width}}  {word}{said}".rstrip())
+            for item in finding.items:
+                say(f"    {'':<{width}}  {item}")
+    say("Commands:")
+    width = max(len(verdict.ability.command) for verdict in verdicts)
+    for verdict in verdicts:
+        status = "ok" if verdict.able else "missing"
+        sign = typer.style(SIGNS[status], fg=_COLOURS[status])
+        lacks = f": lacks {', '.join(verdict.lacks)}" if verdict.lacks else ""
+        say(f"  {sign} {verdict.ability.command:<{width}}  {verdict.ability.does}{lacks}")
+    commands = commands_to_add(cast("list[Verdict]", list(verdicts)))
+    if commands:
+        say("What would add it:")
+        for command in commands:
+            say(f"  {command}")

@@ -1,0 +1,255 @@
+"""The manifest of a bundle, and whether its files are what it says; the standard library is enough.
+
+Nothing of a bundle is loaded before this is done: paths are judged first, then the set of files, sizes, SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import stat
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+ALTERED, NO_BUNDLE, MISSING = 1, 2, 3
+MANIFEST = "manifest.json"
+MAX_MANIFEST = 16 << 20
+MAX_FILES = 10_000
+
+Report = dict[str, Any]
+
+
+class Fault(Exception):
+    """What happened, why, what to do about it, and the exit code it ends with."""
+
+    def __init__(self, code: int, what: str, why: str = "", fix: str = "") -> None:
+        super().__init__(what)
+        self.code, self.what, self.why, self.fix = code, what, why, fix
+
+
+_TENSOR = {"name": str, "dtype": str, "shape": [(int, str)]}
+_TOLERANCE = {"atol": (int, float), "rtol": (int, float), "cosine": (int, float, type(None))}
+_MODEL = {
+    "path": str,
+    "kind": str,
+    "samples_of": str,
+    "tolerance": _TOLERANCE,
+    "inputs": [_TENSOR],
+    "outputs": [_TENSOR],
+    "backend": str,
+    "backend_version": str,
+    "compute_capability": str,
+    "plugins": [str],
+}
+_SCHEMA = {
+    "format": str,
+    "format_version": int,
+    "name": str,
+    "files": [{"path": str, "size": int, "sha256": str, "role": str}],
+    "models": [_MODEL],
+    "samples": [{"model": str, "inputs": str, "outputs": str, "source": str}],
+}
+_KINDS = ("onnx", "engine")
+_HEX = re.compile("[0-9a-f]{64}")
+# Names that Windows keeps for devices, whatever follows their first dot.
+_DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+
+
+def parse_manifest(text: bytes) -> Report:
+    """The manifest as a dict whose types, paths and references hold.
+
+    Raises:
+        Fault: it is no manifest, of another version, or it contradicts itself; the first problem is named.
+    """
+    try:
+        manifest = json.loads(text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse)
+        _check_types(manifest, _SCHEMA, "manifest")
+        if (manifest["format"], manifest["format_version"]) != ("localattn-bundle", 1):
+            raise ValueError(f"it is {manifest['format'][:40]!r} version {manifest['format_version']}")
+        _check_files(manifest["files"])
+        _check_references(manifest)
+    except (ValueError, RecursionError) as error:
+        why = (str(error).splitlines() or ["it is nested too deeply"])[0][:300]
+        raise Fault(NO_BUNDLE, f"{MANIFEST} is not the manifest of a bundle.", why, "Copy the bundle again.") from error
+    return dict(manifest)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> Report:
+    if len({name for name, _ in pairs}) != len(pairs):
+        raise ValueError("a key stands in it twice")
+    return dict(pairs)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number")
+
+
+def _check_types(value: Any, schema: Any, place: str) -> None:
+    """Compare a value with a schema: a dict names the keys that must be there, a list its items' schema."""
+    if isinstance(schema, dict):
+        if not isinstance(value, dict):
+            raise ValueError(f"{place} is not an object")
+        for name, inner in schema.items():
+            if name not in value:
+                raise ValueError(f"{place} has no {name!r}")
+            _check_types(value[name], inner, f"{place}.{name}")
+    elif isinstance(schema, list):
+        if not isinstance(value, list) or len(value) > MAX_FILES:
+            raise ValueError(f"{place} is not a list of at most {MAX_FILES}")
+        for index, item in enumerate(value):
+            _check_types(item, schema[0], f"{place}[{index}]")
+    elif not isinstance(value, schema) or isinstance(value, bool):
+        raise ValueError(f"{place} is a {type(value).__name__}")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{place} is not finite")
+
+
+def _check_files(files: list[Report]) -> None:
+    check_paths([MANIFEST, *(entry["path"] for entry in files)])
+    for entry in files:
+        if not (0 <= entry["size"] < 1 << 63) or not _HEX.fullmatch(entry["sha256"]):
+            raise ValueError(f"{entry['path']!r} has no size or no SHA-256")
+
+
+def _check_references(manifest: Report) -> None:
+    listed = {entry["path"] for entry in manifest["files"]}
+    models = {model["path"]: model for model in manifest["models"]}
+    named = [path for model in manifest["models"] for path in (model["path"], *model["plugins"])]
+    named += [sample[part] for sample in manifest["samples"] for part in ("model", "inputs", "outputs")]
+    for path in named:
+        if path not in listed:
+            raise ValueError(f"{path[:100]!r} is used and not listed among its files")
+    for model in models.values():
+        source = models.get(model["samples_of"])
+        if model["kind"] not in _KINDS or source is None or source["kind"] != "onnx":
+            raise ValueError(f"model {model['path']!r} is of no known kind, or borrows the samples of none")
+        bounds = model["tolerance"]
+        if min(bounds["atol"], bounds["rtol"]) < 0:
+            raise ValueError(f"model {model['path']!r} has a negative tolerance")
+    if len(models) != len(manifest["models"]) or any(sample["model"] not in models for sample in manifest["samples"]):
+        raise ValueError("a model is listed twice, or a sample belongs to none")
+
+
+def check_paths(paths: list[str]) -> None:
+    """Refuse names that would leave the folder, or that some file system takes for another name.
+
+    Raises:
+        ValueError: the first such name.
+    """
+    if len(paths) > MAX_FILES:
+        raise ValueError(f"more than {MAX_FILES} files")
+    folders: dict[str, str] = {}
+    seen: set[str] = set()
+    for path in paths:
+        problem = path_problem(path)
+        if problem:
+            raise ValueError(f"path {path[:100]!r} {problem}")
+        key = _fold(path)
+        if key in seen:
+            raise ValueError(f"path {path!r} is there twice (or with other capitals)")
+        seen.add(key)
+        parts = path.split("/")
+        for depth in range(1, len(parts)):
+            folder = "/".join(parts[:depth])
+            if folders.setdefault(_fold(folder), folder) != folder:
+                raise ValueError(f"folder {folder!r} is there twice with other capitals")
+    if seen & folders.keys():
+        raise ValueError(f"path {min(seen & folders.keys())!r} is both a file and a folder")
+
+
+def path_problem(path: str) -> str:
+    """Why a path may not stand in a bundle; empty for a plain relative path with forward slashes."""
+    if not path or len(path.encode("utf-8", "surrogatepass")) > 240:
+        return "is empty or longer than 240 bytes"
+    if not path.isprintable() or any(sign in path for sign in '\\:*?"<>|'):
+        return "has a character that some file system refuses"
+    for part in path.split("/"):
+        if part in ("", ".", ".."):
+            return "is absolute, or leaves the folder"
+        if part[-1] in ". " or _DEVICES.fullmatch(part):
+            return "is not the same name on every file system"
+    return ""
+
+
+def _fold(path: str) -> str:
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
+
+
+def read_manifest(folder: Path) -> bytes:
+    """The bytes of the manifest in `folder`.
+
+    Raises:
+        Fault: there is none, it is a link, or it is too large to be one.
+    """
+    path = folder / MANIFEST
+    try:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise Fault(NO_BUNDLE, f"{path} is not a plain file.", "A link could lead anywhere.")
+        with path.open("rb") as stream:
+            text = stream.read(MAX_MANIFEST + 1)
+    except (OSError, ValueError) as error:
+        raise Fault(NO_BUNDLE, f"{folder} is not a bundle.", f"{MANIFEST}: {error}") from error
+    if len(text) > MAX_MANIFEST:
+        raise Fault(NO_BUNDLE, f"{folder} is not a bundle.", f"{MANIFEST} is larger than {MAX_MANIFEST >> 20} MiB.")
+    return text
+
+
+def check_folder(folder: Path, manifest: Report) -> None:
+    """Compare a folder with its manifest: the same files, plain ones, of the same size and SHA-256.
+
+    Raises:
+        Fault: a link or special file (2); a file missing, added or altered (1).
+    """
+    listed = {entry["path"]: entry for entry in manifest["files"]}
+    found = dict(_plain_files(folder))
+    found.pop(MANIFEST, None)
+    for title, names in (("is missing", listed.keys() - found.keys()), ("is not listed", found.keys() - listed.keys())):
+        if names:
+            raise Fault(ALTERED, f"{min(names)} {title}.", f"{len(names)} such file(s).", "Copy the bundle again.")
+    for path, entry in listed.items():
+        if found[path] != entry["size"]:
+            raise _altered(path, f"It has {found[path]} bytes, not {entry['size']}.")
+        with (folder / path).open("rb") as stream:
+            check_bytes(path, entry, _blocks(stream))
+
+
+def _blocks(stream: BinaryIO) -> Iterator[bytes]:
+    while block := stream.read(1 << 20):
+        yield block
+
+
+def check_bytes(path: str, entry: Report, blocks: Iterator[bytes]) -> None:
+    """Compare a file's bytes with the SHA-256 of its manifest entry."""
+    digest = hashlib.sha256()
+    for block in blocks:
+        digest.update(block)
+    if digest.hexdigest() != entry["sha256"]:
+        raise _altered(path, "Its SHA-256 is not the one of the manifest.")
+
+
+def _altered(path: str, why: str) -> Fault:
+    return Fault(ALTERED, f"{path} was altered.", why, "Copy the bundle again; do not use this one.")
+
+
+def _plain_files(folder: Path) -> Iterator[tuple[str, int]]:
+    """Relative path and size of every file; never follows a link."""
+    pending, count = [""], 0
+    while pending:
+        inner = pending.pop()
+        for entry in os.scandir(folder / inner):
+            path = f"{inner}/{entry.name}" if inner else entry.name
+            count += 1
+            mode = entry.stat(follow_symlinks=False).st_mode
+            if stat.S_ISDIR(mode):
+                pending.append(path)
+            elif stat.S_ISREG(mode):
+                yield path, entry.stat(follow_symlinks=False).st_size
+            else:
+                raise Fault(NO_BUNDLE, f"{path!r} is not a plain file.", "A bundle has no links and no devices.")
+            if count > 2 * MAX_FILES:
+                raise Fault(NO_BUNDLE, f"{folder} has too many files for a bundle.")

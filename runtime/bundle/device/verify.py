@@ -1,0 +1,294 @@
+"""Check a bundle on the device: every file's SHA-256 first, then the samples against their expected outputs.
+
+    python verify.py                     # what lies beside this script
+    python verify.py --provider cuda --format json
+
+Needs Python 3.10 and numpy; onnxruntime for ONNX files, TensorRT for engines. Exit codes: 0 all is well; 1 a file was
+altered, a model does not load, or an output differs; 2 this is no bundle, or wrong usage; 3 something is missing from
+this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if __name__ == "__main__":
+    # What lies beside this script is not checked yet: no import may find it, no stale bytecode may stand for it.
+    _here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != _here]  # noqa: PTH100
+    sys.dont_write_bytecode = True
+
+import argparse
+import contextlib
+import hashlib
+import io
+import json
+import math
+import types
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+
+def _beside(name: str) -> types.ModuleType:
+    """The script `name` beside this one, from its source."""
+    module = types.ModuleType(name)
+    source = Path(__file__).with_name(f"{name}.py")
+    exec(compile(source.read_bytes(), str(source), "exec"), module.__dict__)
+    return module
+
+
+if TYPE_CHECKING or __package__:
+    from . import check_files
+else:
+    check_files = _beside("check_files")
+
+ALTERED, NO_BUNDLE, MISSING = check_files.ALTERED, check_files.NO_BUNDLE, check_files.MISSING
+Fault = check_files.Fault
+Report = dict[str, Any]
+
+
+def read_arrays(path: Path) -> dict[str, Any]:
+    """The arrays of an uncompressed `.npz`; a header that claims more than is there allocates nothing."""
+    import numpy as np
+    from numpy.lib import format as npy
+
+    arrays: dict[str, Any] = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
+                if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
+                    raise ValueError("an array is compressed")
+                if member.file_size > path.stat().st_size:
+                    raise ValueError("an array claims more bytes than the file has")
+                data = io.BytesIO(archive.read(member))
+                reader = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(data)]
+                shape, column_order, dtype = reader(data)
+                left = member.file_size - data.tell()
+                if dtype.kind not in "biuf" or min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != left:
+                    raise ValueError("an array's header does not fit its bytes")
+                array = np.frombuffer(data.getbuffer()[data.tell() :], dtype)
+                arrays[member.filename.removesuffix(".npy")] = array.reshape(shape, order="F" if column_order else "C")
+    except (OSError, EOFError, KeyError, RuntimeError, SyntaxError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        raise Fault(ALTERED, f"{path.name} holds no sample.", str(error).split("\n")[0][:200]) from error
+    return arrays
+
+
+Run = Callable[[dict[str, Any]], dict[str, Any]]
+
+# TF32 would round fp32 products to 10 bits and miss the tolerance.
+_CUDA = ("CUDAExecutionProvider", {"use_tf32": "0"})
+_CPU: tuple[str, dict[str, str]] = ("CPUExecutionProvider", {})
+PROVIDERS: dict[str, list[tuple[str, dict[str, str]]]] = {
+    "cpu": [_CPU],
+    "cuda": [_CUDA, _CPU],
+    "tensorrt": [("TensorrtExecutionProvider", {}), _CUDA, _CPU],
+}
+
+
+def open_onnx(path: Path, provider: str, threads: int | None) -> tuple[str, Run]:
+    """An ONNX file in onnxruntime: the provider that really runs, and a function from inputs to outputs."""
+    try:
+        import onnxruntime as ort
+    except ImportError as error:
+        raise Fault(MISSING, "onnxruntime cannot be imported.", str(error), "pip install onnxruntime") from error
+    wanted = ["cuda", "cpu"] if provider == "auto" else [provider]
+    reason = ""
+    for name in wanted:
+        first = PROVIDERS[name][0][0]
+        if first not in ort.get_available_providers():
+            reason = f"{first} is not in this onnxruntime {ort.__version__}."
+            continue
+        try:
+            session = _session(ort, path, name, threads)
+        except Exception as error:
+            reason = " ".join(str(error).split())[:300]
+            continue
+        if session.get_providers()[0] == first:
+            return name, _runner(session)
+        reason = f"{first} did not start."
+    if wanted[-1] == "cpu":
+        raise Fault(ALTERED, f"onnxruntime {ort.__version__} does not load {path.name}.", reason, "Update onnxruntime.")
+    raise Fault(MISSING, f"The provider {provider!r} does not run here.", reason, "Use --provider cpu, or install it.")
+
+
+def _runner(session: Any) -> Run:
+    outputs = [value.name for value in session.get_outputs()]
+    return lambda inputs: dict(zip(outputs, session.run(outputs, inputs), strict=True))
+
+
+def _session(ort: Any, path: Path, name: str, threads: int | None) -> Any:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    if name != "cpu" and hasattr(ort, "preload_dlls"):
+        with contextlib.redirect_stdout(sys.stderr):
+            ort.preload_dlls()
+    session = ort.InferenceSession(os.fspath(path), options, providers=PROVIDERS[name], enable_fallback=0)
+    session.disable_fallback()
+    return session
+
+
+def open_engine(path: Path, model: Report, plugins: list[Path]) -> tuple[str, Run]:
+    """A TensorRT engine, opened by the script for it."""
+    if TYPE_CHECKING or __package__:
+        from . import run_engine
+    else:
+        run_engine = _beside("run_engine")
+    try:
+        return str(model["backend"]), run_engine.open_engine(path, model, plugins)
+    except run_engine.NotHere as error:
+        raise Fault(MISSING, f"{path.name} does not run here.", str(error)) from error
+    except run_engine.Refused as error:
+        raise Fault(ALTERED, f"{path.name} does not load.", str(error)) from error
+
+
+def compare(actual: Any, expected: Any, tolerance: Report) -> Report:
+    """Figures of one output against what is expected, in float64, and whether they meet the tolerance.
+
+    The criterion is `|a - e| <= atol + rtol * |e|` everywhere, a cosine not below the floor, and nothing NaN or Inf.
+    """
+    import numpy as np
+
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    if actual.shape != expected.shape or not expected.size:
+        return {"passed": False, "why": f"shape {list(actual.shape)}, expected {list(expected.shape)}"}
+    a, e = actual.astype(np.float64).ravel(), expected.astype(np.float64).ravel()
+    if not (np.isfinite(a).all() and np.isfinite(e).all()):
+        return {"passed": False, "why": f"{int((~np.isfinite(a)).sum())} values are NaN or Inf"}
+    error = np.abs(a - e)
+    excess = float((error - (tolerance["atol"] + tolerance["rtol"] * np.abs(e))).max())
+    norms = math.sqrt(float(a @ a)) * math.sqrt(float(e @ e))
+    cosine = min(1.0, float(a @ e) / norms) if norms else float(not a.any() and not e.any())
+    floor = tolerance["cosine"]
+    passed = excess <= 0 and (floor is None or cosine >= floor)
+    why = "" if passed else f"above atol {tolerance['atol']:g} + rtol {tolerance['rtol']:g}, or cosine below {floor}"
+    return {"passed": passed, "max_abs": float(error.max()), "cosine": cosine, "why": why}
+
+
+def run_model(folder: Path, manifest: Report, model: Report, provider: str, threads: int | None) -> list[Report]:
+    """Run a model's samples; one row a sample and output."""
+    path = folder / model["path"]
+    if model["kind"] == "onnx":
+        where, run = open_onnx(path, provider, threads)
+    else:
+        where, run = open_engine(path, model, [folder / plugin for plugin in model["plugins"]])
+    rows = []
+    for sample in manifest["samples"]:
+        if sample["model"] != model["samples_of"]:
+            continue
+        expected = read_arrays(folder / sample["outputs"])
+        try:
+            actual = run(read_arrays(folder / sample["inputs"]))
+        except Fault:
+            raise
+        except Exception as error:
+            why = " ".join(str(error).split())[:300]
+            raise Fault(ALTERED, f"{path.name} did not run on {sample['inputs']}.", why) from error
+        for name, wanted in expected.items():
+            row = {"model": model["path"], "provider": where, "sample": sample["inputs"], "output": name}
+            missing = {"passed": False, "why": "the model has no such output"}
+            rows.append(row | (compare(actual[name], wanted, model["tolerance"]) if name in actual else missing))
+    return rows
+
+
+def run_bundle(
+    folder: Path, manifest: Report, only: str | None = None, provider: str = "auto", threads: int | None = None
+) -> Report:
+    """Run the samples of every model (or of `only`, its path) of a bundle whose files were checked.
+
+    Returns:
+        `code` (an exit code), `rows` (one a sample and output), `not_run` (what could not run here, and why).
+    """
+    wanted = [model for model in manifest["models"] if only in (None, model["path"], Path(model["path"]).name)]
+    if only is not None and not wanted:
+        known = ", ".join(model["path"] for model in manifest["models"])
+        raise Fault(NO_BUNDLE, f"The bundle has no model {only!r}.", f"It has: {known}.")
+    try:
+        import numpy  # noqa: F401 - one clear line instead of a traceback from the middle of a run
+    except ImportError as error:
+        raise Fault(MISSING, "numpy cannot be imported.", str(error), "python3 -m pip install numpy") from error
+    rows: list[Report] = []
+    not_run: list[Report] = []
+    for model in wanted:
+        try:
+            rows += run_model(folder, manifest, model, provider, threads)
+        except Fault as fault:
+            reason = " ".join(line for line in (fault.what, fault.why) if line)
+            not_run.append({"model": model["path"], "kind": model["kind"], "code": fault.code, "why": reason})
+    ran = {row["model"] for row in rows}
+    codes = {entry["code"] for entry in not_run if not (_for_other_gpu(entry) and _an_engine_ran(wanted, ran))}
+    failed = ALTERED in codes or not all(row["passed"] for row in rows)
+    code = ALTERED if failed else MISSING if MISSING in codes else 0
+    return {"code": code, "rows": rows, "not_run": not_run, "samples": len(manifest["samples"])}
+
+
+def _for_other_gpu(entry: Report) -> bool:
+    return entry["kind"] == "engine" and entry["code"] == MISSING and "another GPU" in entry["why"]
+
+
+def _an_engine_ran(models: list[Report], ran: set[str]) -> bool:
+    """A bundle may hold an engine for each kind of GPU; one that runs is enough."""
+    return any(model["kind"] == "engine" and model["path"] in ran for model in models)
+
+
+def report_lines(report: Report) -> list[str]:
+    """The result for a terminal."""
+    lines = []
+    samples: dict[tuple[str, str, str], list[Report]] = {}
+    for row in report["rows"]:
+        samples.setdefault((row["model"], row["provider"], row["sample"]), []).append(row)
+    for (model, provider, sample), rows in samples.items():
+        place = f"{model} on {provider}, {sample}"
+        for row in (row for row in rows if not row["passed"]):
+            figures = f"max error {row['max_abs']:.2e}, " if "max_abs" in row else ""
+            lines.append(f"FAIL {place}, {row['output']}: {figures}{row['why']}")
+        if all(row["passed"] for row in rows):
+            worst = max(row["max_abs"] for row in rows)
+            lines.append(f"ok   {place}: {len(rows)} output(s), max error {worst:.2e}")
+    lines += [f"not run: {entry['model']}: {entry['why']}" for entry in report["not_run"]]
+    if not report["rows"] and not report["not_run"]:
+        lines.append("The files are intact. The bundle has no samples, so nothing was run.")
+    return lines
+
+
+def main() -> int:
+    """The command line of the script."""
+    parser = argparse.ArgumentParser(description="Check a bundle and run its samples on this device.")
+    parser.add_argument("--model", help="run only this model of the manifest")
+    parser.add_argument("--provider", default="auto", choices=["auto", "cpu", "cuda", "tensorrt"])
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--files-only", action="store_true", help="check the SHA-256 of every file and run nothing")
+    parser.add_argument("--manifest-sha256", help="refuse the bundle unless its manifest has this SHA-256")
+    parser.add_argument("--format", default="console", choices=["console", "json"])
+    options = parser.parse_args()
+    folder = Path(__file__).resolve().parent
+    try:
+        text = check_files.read_manifest(folder)
+        digest = hashlib.sha256(text).hexdigest()
+        if options.manifest_sha256 not in (None, digest):
+            raise Fault(ALTERED, f"{check_files.MANIFEST} is not the one expected.", f"Its SHA-256 is {digest}.")
+        manifest = check_files.parse_manifest(text)
+        check_files.check_folder(folder, manifest)
+        report: Report = {"code": 0, "rows": [], "not_run": [], "samples": len(manifest["samples"])}
+        if not options.files_only:
+            report = run_bundle(folder, manifest, options.model, options.provider, options.threads)
+    except Fault as fault:
+        print(
+            f"Error: {fault.what}", *[f"  {line}" for line in (fault.why, fault.fix) if line], sep="\n", file=sys.stderr
+        )
+        return fault.code
+    if options.format == "json":
+        print(json.dumps({"bundle": manifest["name"], "manifest_sha256": digest, **report}, indent=2))
+    else:
+        lines = [] if options.files_only else report_lines(report)
+        print(f"{manifest['name']}: {len(manifest['files'])} files are intact.", *lines, sep="\n")
+    return int(report["code"])
+
+
+if __name__ == "__main__":
+    sys.dont_write_bytecode = True
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""What goes into a bundle, each file judged before it is taken: models with their data, plugin libraries, engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...core.errors import CheckFailed, UsageError
+from ...core.files import sha256
+from ...core.sidecar import Sidecar, sidecar_path
+from ...core.tensors import TensorSpec
+from ...core.tolerance import TOLERANCES, Tolerance, tolerance_for
+from .device.check_files import path_problem
+
+if TYPE_CHECKING:
+    from ...core.engine_facts import EngineFacts
+
+# Processors by the machine number in an ELF header (elf.h: EM_X86_64, EM_AARCH64).
+_MACHINES = {62: "x86_64", 183: "aarch64"}
+_DTYPES = {"float16": "fp16", "bfloat16": "bf16"}
+
+
+@dataclass(frozen=True)
+class ModelPart:
+    """An ONNX file.
+
+    Args:
+        path: the file; its sidecar and data lie beside it.
+        inputs: what it takes.
+        outputs: what it returns.
+        data: the files beside it that hold weights.
+        sidecar: its facts, or None where it has none.
+        dtype: "fp32", "fp16" or "bf16", which chooses the tolerance.
+    """
+
+    path: Path
+    inputs: list[TensorSpec]
+    outputs: list[TensorSpec]
+    data: list[Path]
+    sidecar: Sidecar | None
+    dtype: str
+
+    @property
+    def files(self) -> list[Path]:
+        """The file, its data and its sidecar."""
+        return [self.path, *self.data, *([] if self.sidecar is None else [sidecar_path(self.path)])]
+
+    def tolerance(self, atol: float | None, rtol: float | None) -> Tolerance:
+        """How far a device's outputs may be from the expected ones."""
+        return tolerance_for(self.dtype, atol, rtol)
+
+
+@dataclass(frozen=True)
+class PluginPart:
+    """A plugin library and the processor it is for."""
+
+    path: Path
+    arch: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class EnginePart:
+    """An engine with its facts."""
+
+    path: Path
+    facts: EngineFacts
+
+
+def read_model_part(path: Path) -> ModelPart:
+    """An ONNX file that is whole and whose sidecar was written for it.
+
+    Raises:
+        UsageError: no ONNX model, its data is missing or lies elsewhere, or a sidecar that is broken.
+        CheckFailed: the file was altered after its sidecar was written.
+    """
+    from ..inspect_onnx import inspect_onnx
+
+    if path.suffix.lower() != ".onnx":
+        raise UsageError(
+            f"Cannot bundle {path}.", why="A bundle is made of a model.onnx.", fix="Give engines as --engine."
+        )
+    facts = inspect_onnx(path)
+    if facts.sidecar_matches is False:
+        raise CheckFailed(
+            f"{path} is not the file its sidecar was written for.",
+            why="Its SHA-256 differs: one of the two was altered.",
+            fix="Export the model again.",
+        )
+    for name in (path.name, *facts.external_data):
+        if path_problem(name) or "/" in name:
+            why = f"A file of it is called {name[:100]!r}."
+            raise UsageError(
+                f"Cannot bundle {path}.", why=why, fix="Data must lie beside the model, under a plain name."
+            )
+    if facts.missing_external_data:
+        why = f"{facts.missing_external_data[0]} is not beside it."
+        raise UsageError(f"{path} is not whole.", why=why, fix="Copy the data file together with the model.")
+    dtype = facts.sidecar.dtype if facts.sidecar else _DTYPES.get(facts.weight_dtype or "", "fp32")
+    data = [path.with_name(name) for name in facts.external_data]
+    return ModelPart(path, facts.inputs, facts.outputs, data, facts.sidecar, dtype)
+
+
+def read_plugin_part(path: Path) -> PluginPart:
+    """A plugin library for Linux on x86-64 or aarch64.
+
+    Raises:
+        UsageError: no such file, or no shared library for a known processor.
+        CheckFailed: it was altered after its facts were written.
+    """
+    import json
+
+    try:
+        with path.open("rb") as stream:
+            header = stream.read(20)
+        arch = _MACHINES.get(int.from_bytes(header[18:20], "little")) if header.startswith(b"\x7fELF") else None
+        digest = sha256(path)
+        facts = json.loads(sidecar_path(path).read_bytes()) if sidecar_path(path).is_file() else {}
+    except OSError as error:
+        raise UsageError(f"Cannot read {path}.", why=error.strerror or str(error)) from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{sidecar_path(path)} does not describe a library.", why="It is not JSON.") from error
+    if arch is None:
+        raise UsageError(f"{path} is not a plugin library.", why=f"Known: ELF for {', '.join(_MACHINES.values())}.")
+    stated = facts.get("sha256") if isinstance(facts, dict) else None
+    if stated not in (None, digest):
+        raise CheckFailed(f"{path} was altered.", why="Its SHA-256 is not the one beside it.", fix="Build it again.")
+    return PluginPart(path, arch, digest)
+
+
+def read_engine_part(path: Path, model: ModelPart, plugins: Sequence[PluginPart]) -> EnginePart:
+    """An engine that was built from `model` and whose plugin library comes along.
+
+    Raises:
+        UsageError: no facts beside it, it is of another model, or its plugin library is not given.
+        CheckFailed: it was altered after it was built.
+    """
+    from ...core.engine_facts import read_engine_facts
+
+    facts = read_engine_facts(path)
+    try:
+        digest = sha256(path)
+    except OSError as error:
+        raise UsageError(f"Cannot read {path}.", why=error.strerror or str(error)) from error
+    if digest != facts.engine_sha256:
+        raise CheckFailed(f"{path} was altered.", why="Its SHA-256 is not the one beside it.", fix="Build it again.")
+    if facts.onnx_sha256 != sha256(model.path):
+        why = f"It was built from another file ({facts.onnx_name})."
+        raise UsageError(f"{path} is no engine of {model.path}.", why=why, fix="Build it from this file.")
+    needed = facts.plugin.sha256 if facts.plugin and facts.plugin.kind == "library" else ""
+    if needed and needed not in {plugin.digest for plugin in plugins}:
+        why = f"It needs the library it was built with, SHA-256 {needed}."
+        where = facts.plugin.path if facts.plugin else ""
+        raise UsageError(f"The plugin library of {path} is missing.", why=why, fix=f"Add --plugin-library {where}")
+    return EnginePart(path, facts)
+
+
+def engine_tolerance(part: EnginePart, atol: float | None, rtol: float | None) -> Tolerance:
+    """How far an engine's outputs may be from the expected ones."""
+    return tolerance_for(part.facts.dtype if part.facts.dtype in TOLERANCES else "fp32", atol, rtol)

@@ -1,0 +1,138 @@
+"""The README of a bundle: what is in it, and the commands to type on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...core.tensors import TensorSpec
+
+
+def readme_text(manifest: Mapping[str, Any], notes: Sequence[str], served: Sequence[str]) -> str:
+    """The text, in Markdown.
+
+    Args:
+        manifest: the manifest without this file's own entry.
+        notes: lines on what is special about these files.
+        served: folders of the Triton repository; empty without one.
+    """
+    return "\n".join(
+        [
+            f"# {manifest['name']}",
+            "",
+            f"Made by localattn {manifest['localattn']}. `manifest.json` has the SHA-256 and size of every file.",
+            "",
+            *_check(manifest),
+            *_run(manifest),
+            *_build(manifest),
+            *_served(manifest, served),
+            *_contents(manifest),
+            *(["## Notes", "", *(f"- {note}" for note in notes), ""] if notes else []),
+        ]
+    )
+
+
+def _check(manifest: Mapping[str, Any]) -> list[str]:
+    engines = sorted({model["backend"] for model in manifest["models"] if model["kind"] == "engine"})
+    needs = "Python 3.10 or newer, `python3 -m pip install numpy onnxruntime`"
+    if engines:
+        needs += f", and for the engines {' or '.join(engines)} of the version below"
+    return [
+        "## Check it on the device",
+        "",
+        f"Needs {needs}. Neither torch nor localattn is used.",
+        "",
+        "```sh",
+        "python3 verify.py                  # SHA-256 of every file, then the samples against their outputs",
+        "python3 verify.py --provider cuda  # the same on the GPU, with onnxruntime-gpu",
+        "python3 verify.py --files-only     # only the files",
+        "```",
+        "",
+        "Exit codes: 0 all is well; 1 a file was altered, a model does not load, or an output differs; 2 this is no "
+        "bundle, or wrong usage; 3 something is missing from this machine.",
+        "",
+    ]
+
+
+def _run(manifest: Mapping[str, Any]) -> list[str]:
+    lines = ["## Run it", ""]
+    for model in manifest["models"]:
+        lines.append(f"`{model['path']}`" + (f" for {_made_for(model)}" if model["kind"] == "engine" else "") + ":")
+        lines.append("")
+        lines += [f"- input `{_spec(spec)}`" for spec in model["inputs"]]
+        lines += [f"- output `{_spec(spec)}`" for spec in model["outputs"]]
+        lines.append("")
+    samples = manifest["samples"]
+    example = f" --load-inputs {samples[0]['inputs']}" if samples else ""
+    first = manifest["models"][0]["path"]
+    return [
+        *lines,
+        "With localattn on the device (it needs no torch there):",
+        "",
+        "```sh",
+        f"localattn run {first}{example} --save-outputs ../out.npz",
+        "localattn bundle verify .",
+        "```",
+        "",
+    ]
+
+
+def _build(manifest: Mapping[str, Any]) -> list[str]:
+    """How to make an engine there: engines are not portable, the ONNX file and a plugin library are."""
+    model = manifest["models"][0]["path"]
+    plugins = [entry["path"] for entry in manifest["files"] if entry["role"] == "plugin"]
+    if not plugins:
+        return [
+            "## Build an engine on the device",
+            "",
+            "```sh",
+            f"trtexec --onnx={model} --saveEngine=../model.engine",
+            "```",
+            "",
+            "Without a plugin library the attention is built from standard operators.",
+            "",
+        ]
+    lines = ["## Build an engine on the device", "", "```sh"]
+    for plugin in plugins:
+        arch = plugin.split("/")[1]
+        lines.append(f"trtexec --onnx={model} --saveEngine=../model.engine --staticPlugins={plugin}  # {arch}")
+    return [
+        *lines,
+        "```",
+        "",
+        "TensorRT 10.3 (JetPack 6) prefers the standard operators to the plugin: use `localattn build`.",
+        "",
+    ]
+
+
+def _served(manifest: Mapping[str, Any], served: Sequence[str]) -> list[str]:
+    if not served:
+        return []
+    plugins = [entry["path"] for entry in manifest["files"] if entry["role"] == "plugin"]
+    option = f" --backend-config='tensorrt,plugins={';'.join(plugins)}'" if plugins else ""
+    return [
+        "## Serve it with NVIDIA Triton Inference Server",
+        "",
+        "```sh",
+        f"tritonserver --model-repository=triton{option}",
+        "```",
+        "",
+        f"Models: {', '.join(f'`{name}`' for name in served)}. A TensorRT engine runs only in a server with the "
+        "TensorRT version and the kind of GPU it was built for. Of several plugin libraries name the one for the "
+        "server's processor.",
+        "",
+    ]
+
+
+def _contents(manifest: Mapping[str, Any]) -> list[str]:
+    rows = [f"| `{entry['path']}` | {entry['role']} | {entry['size']:,} |" for entry in manifest["files"]]
+    return ["## Contents", "", "| file | what | bytes |", "|---|---|---|", *rows, ""]
+
+
+def _made_for(model: Mapping[str, Any]) -> str:
+    gpu = f", compute capability {model['compute_capability']}" if model["compute_capability"] else ""
+    return f"{model['backend']} {model['backend_version']}{gpu}"
+
+
+def _spec(spec: Mapping[str, Any]) -> str:
+    return TensorSpec(spec["name"], spec["dtype"], tuple(spec["shape"])).describe()

@@ -1,0 +1,123 @@
+"""Sample inputs with the outputs that onnxruntime gives for them on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import CheckFailed, UsageError
+from ...core.step_facts import StepFacts
+from ...core.tensors import TensorSpec
+from ..arrays import load_arrays, random_inputs
+from ..session import Arrays, Session, load
+from .parts import ModelPart
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call: inputs, the outputs expected, and where the inputs come from."""
+
+    inputs: Arrays
+    outputs: Arrays
+    source: str
+
+
+def make_samples(part: ModelPart, count: int, seed: int, given: Sequence[Path] = ()) -> list[Sample]:
+    """Samples of a model: from files, or drawn from seeds.
+
+    Args:
+        part: the model.
+        count: how many to draw; ignored where `given` has files.
+        seed: of the first; each further one takes the next.
+        given: `.npz` files, each with one array an input.
+
+    Raises:
+        UsageError: inputs that do not fit the model, or that cannot be drawn.
+        CheckFailed: the model gives NaN or Inf, with which nothing can be compared.
+        MissingDependency: onnxruntime is not installed.
+    """
+    if not (count or given):
+        return []
+    session = load(part.path, provider="cpu")
+    limit = _vocabulary(part)
+    step = part.sidecar.step if part.sidecar else None
+    drawn: Iterator[tuple[Arrays, str]]
+    if given:
+        drawn = ((load_arrays(path), path.name) for path in given)
+    elif step is not None:
+        drawn = _stream(session, step, count, seed, limit)
+    else:
+        drawn = _draw(session.inputs, part, count, seed, limit)
+    samples = []
+    for inputs, source in drawn:
+        _check_tokens(inputs, limit, source)
+        samples.append(Sample(inputs, _finite(session.run(inputs), source), source))
+    return samples
+
+
+def _vocabulary(part: ModelPart) -> int | None:
+    """One more than the largest token; None where it is not known."""
+    size = part.sidecar.kwargs.get("num_tokens") if part.sidecar else None
+    return size if isinstance(size, int) and not isinstance(size, bool) else None
+
+
+def _draw(
+    specs: Sequence[TensorSpec], part: ModelPart, count: int, seed: int, limit: int | None
+) -> Iterator[tuple[Arrays, str]]:
+    """Random inputs; where sizes are open, the longest first and a shorter one next."""
+    sidecar = part.sidecar
+    for index in range(count):
+        sizes = {}
+        if sidecar is not None:
+            length = sidecar.seq_len if index % 2 == 0 else max(1, sidecar.seq_len * 2 // 3)
+            sizes = {"batch": sidecar.batch, "seq": length}
+        try:
+            yield random_inputs(specs, seed + index, limit, sizes), f"random, seed {seed + index}"
+        except UsageError as error:
+            raise UsageError(error.what, why=error.why, fix="Give the samples' inputs with --load-inputs.") from error
+
+
+def _stream(
+    session: Session, step: StepFacts, count: int, seed: int, limit: int | None
+) -> Iterator[tuple[Arrays, str]]:
+    """Calls of a step graph with the caches it really has then: the first call, and ones after the ring has wrapped."""
+    handed = {cache.input for cache in step.caches} | {step.position_input}
+    fresh = [spec for spec in session.inputs if spec.name not in handed]
+    slots = max((max(cache.shape[:-1], default=1) for cache in step.caches), default=1)
+    apart = slots // step.chunk + 2
+    caches = {cache.input: np.full(cache.shape, cache.fill, cache.dtype) for cache in step.caches}
+    for call in range(apart * (count - 1) + 1):
+        position = call * step.chunk
+        if step.max_positions is not None and position + step.chunk > step.max_positions:
+            return
+        inputs = random_inputs(fresh, seed + call, limit)
+        inputs |= caches | {step.position_input: np.array([position], dtype=np.int64)}
+        if call % apart == 0:
+            yield {spec.name: inputs[spec.name] for spec in session.inputs}, f"random, seed {seed}, call {call}"
+        outputs = session.run(inputs)
+        caches = {cache.input: outputs[cache.output] for cache in step.caches}
+
+
+def _check_tokens(inputs: Mapping[str, Any], limit: int | None, source: str) -> None:
+    """A negative token counts from the end of the embedding in one engine and reads anything in another."""
+    for name, array in inputs.items():
+        if limit is None or name == "position" or array.dtype.kind not in "iu" or not array.size:
+            continue
+        if not 0 <= array.min() <= array.max() < limit:
+            why = f"They range from {array.min()} to {array.max()}; the model has {limit} tokens."
+            raise UsageError(f"Input {name!r} of {source} holds tokens outside the vocabulary.", why=why)
+
+
+def _finite(outputs: Arrays, source: str) -> Arrays:
+    for name, array in outputs.items():
+        if not np.isfinite(array).all():
+            raise CheckFailed(
+                f"Output {name!r} holds NaN or Inf for the sample {source}.",
+                why="A device's result could not be compared with it.",
+                fix="Give other inputs with --load-inputs, or export in a wider type.",
+            )
+    return outputs

@@ -1,0 +1,114 @@
+"""`localattn bundle verify`: the script's own checks, also for a tar, with the package's errors."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import CheckFailed, LocalAttnError, MissingDependency, UsageError
+from .archive import check_tar, extract, read_table, read_tar_manifest
+from .device import check_files
+from .device import verify as script
+from .device.check_files import Fault
+
+_ERRORS: dict[int, type[LocalAttnError]] = {
+    check_files.ALTERED: CheckFailed,
+    check_files.NO_BUNDLE: UsageError,
+    check_files.MISSING: MissingDependency,
+}
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What a verification found.
+
+    Args:
+        manifest: of the bundle.
+        manifest_sha256: SHA-256 of its manifest.
+        report: rows, what did not run, and the exit code, as `device.verify.run_bundle` returns them.
+    """
+
+    manifest: dict[str, Any]
+    manifest_sha256: str
+    report: dict[str, Any]
+
+
+def verify_bundle(
+    path: Path,
+    *,
+    model: str | None = None,
+    provider: str = "auto",
+    threads: int | None = None,
+    files_only: bool = False,
+    manifest_sha256: str | None = None,
+) -> Verified:
+    """Check every file of a bundle, then run its samples.
+
+    A tar is judged as it is; only after that it is extracted, to a temporary folder, to be run.
+
+    Args:
+        path: the folder or tar.
+        model: run only this one, by its path or file name.
+        provider: of onnxruntime: auto, cpu, cuda or tensorrt.
+        threads: CPU threads for one operator.
+        files_only: run nothing.
+        manifest_sha256: refuse the bundle unless its manifest has this SHA-256.
+
+    Raises:
+        UsageError: no bundle, or one with a path, link or claim that is refused.
+        CheckFailed: a file is missing, added or altered.
+    """
+    if provider not in ("auto", *script.PROVIDERS):
+        raise UsageError(f"There is no provider {provider!r}.", fix=f"Known: auto, {', '.join(script.PROVIDERS)}.")
+    with _as_errors(), _checked(path, manifest_sha256, unpack=not files_only) as (folder, manifest, digest):
+        if folder is None:
+            report: dict[str, Any] = {"code": 0, "rows": [], "not_run": [], "samples": len(manifest["samples"])}
+        else:
+            report = script.run_bundle(folder, manifest, model, provider, threads)
+    return Verified(manifest, digest, report)
+
+
+@contextmanager
+def _as_errors() -> Iterator[None]:
+    try:
+        yield
+    except Fault as fault:
+        raise _ERRORS[fault.code](fault.what, why=fault.why, fix=fault.fix) from fault
+    except OSError as error:
+        raise UsageError("The bundle cannot be read.", why=str(error)) from error
+
+
+@contextmanager
+def _checked(path: Path, expected: str | None, *, unpack: bool) -> Iterator[tuple[Path | None, dict[str, Any], str]]:
+    """The folder to run (None without `unpack`), the manifest and its SHA-256, after every file was checked."""
+    if path.is_dir():
+        text = check_files.read_manifest(path)
+        manifest = check_files.parse_manifest(_expected(text, expected))
+        check_files.check_folder(path, manifest)
+        yield (path if unpack else None), manifest, hashlib.sha256(text).hexdigest()
+        return
+    if not path.is_file():
+        raise UsageError(f"Cannot read {path}.", why="There is no such file or folder.", fix="Give a bundle.")
+    table = read_table(path)
+    text = read_tar_manifest(path, table)
+    manifest = check_files.parse_manifest(_expected(text, expected))
+    check_tar(path, table, manifest)
+    digest = hashlib.sha256(text).hexdigest()
+    if not unpack:
+        yield None, manifest, digest
+        return
+    with tempfile.TemporaryDirectory(prefix="localattn-") as folder:
+        extract(path, table, Path(folder))
+        yield Path(folder), manifest, digest
+
+
+def _expected(text: bytes, expected: str | None) -> bytes:
+    digest = hashlib.sha256(text).hexdigest()
+    if expected not in (None, digest):
+        raise CheckFailed("manifest.json is not the one expected.", why=f"Its SHA-256 is {digest}.")
+    return text
