@@ -1,0 +1,162 @@
+"""`localattn bench`: how fast models are, beside each other, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from .console import QuietOption, VerboseOption, progress, say, warn
+from .report_output import Destination, ForceOption, OutputOption, ReportFormat, ReportFormatOption, choose
+
+if TYPE_CHECKING:
+    from ..core.bench_report import BenchReport
+    from ..reports.table import Table
+
+_T = TypeVar("_T")
+
+
+def bench(
+    model: Annotated[Path, typer.Argument(help="An exported model or an engine.", show_default=False)],
+    against: Annotated[
+        list[Path] | None, typer.Option(help="Another one to compare with it; may be given again.", show_default=False)
+    ] = None,
+    seq_len: Annotated[
+        str | None, typer.Option(help="Lengths to measure at (512,1024), for files with an open axis.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Sequences a call, for files with an open axis.")] = None,
+    duration: Annotated[float, typer.Option(min=0, help="Seconds of timed calls of each, at the least.")] = 3.0,
+    iterations: Annotated[int, typer.Option(min=1, help="Timed calls of each, at the least.")] = 10,
+    warmup: Annotated[float, typer.Option(min=0, help="Milliseconds of calls before them, at the least.")] = 200.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each; 6 or more for an interval.")] = 12,
+    threads: Annotated[
+        str | None, typer.Option(help="CPU threads for one operator (.onnx); a list (1,2) measures each.")
+    ] = None,
+    provider: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or tensorrt; or a list.")] = "auto",
+    percentile: Annotated[str, typer.Option(help="Percentiles of the latency.")] = "50,90,99",
+    cuda_graph: Annotated[bool, typer.Option("--cuda-graph", help="Replay a CUDA graph (cuda, tensorrt).")] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Tell where the time goes, by module, operator and node (.onnx).")
+    ] = False,
+    top: Annotated[int, typer.Option(min=1, help="Rows of each table of the profile.")] = 15,
+    load_inputs: Annotated[Path | None, typer.Option(help="Inputs (.npz) instead of random ones.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs and of the order of turns.")] = 0,
+    output_format: ReportFormatOption = None,
+    output: OutputOption = None,
+    force: ForceOption = False,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Measure latency, throughput, memory and load time of models beside each other.
+
+    Each candidate (model × provider × threads × length) has a process of its own, and they take turns in rounds, so
+    that whatever else the machine does hits all alike. Differences come with their 95 % interval, figures that a busy
+    machine has spoilt with a warning. Exit code 0 whatever is faster.
+    """
+    destination = choose(output_format, output, force)
+    from ..runtime.bench.measure import run_bench
+    from ..runtime.bench.request import BenchRequest
+
+    request = BenchRequest(
+        models=(model, *(against or ())),
+        providers=tuple(_listed("--provider", provider, str)),
+        threads=tuple(_listed("--threads", threads, _count)) if threads else (None,),
+        seq_lens=tuple(_listed("--seq-len", seq_len, _count)) if seq_len else (),
+        batch=batch,
+        duration=duration,
+        iterations=iterations,
+        warmup_ms=warmup,
+        rounds=rounds,
+        percentiles=tuple(_listed("--percentile", percentile, float)),
+        cuda_graph=cuda_graph,
+        profile=profile,
+        top=top,
+        inputs=load_inputs,
+        seed=seed,
+    )
+    with progress() as step:
+        report = run_bench(request, step)
+    _show(report, destination)
+
+
+def _listed(flag: str, text: str, read: Callable[[str], _T]) -> list[_T]:
+    """The parts of a list with commas.
+
+    Raises:
+        UsageError: a part that is none.
+    """
+    from ..core.errors import UsageError
+
+    values = []
+    for part in text.split(","):
+        try:
+            if not part.strip():
+                raise ValueError
+            values.append(read(part.strip()))
+        except ValueError:
+            raise UsageError(f"{flag} {text} is not understood.", why=f"{part!r} does not belong there.") from None
+    return values
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+def _show(report: BenchReport, destination: Destination) -> None:
+    if destination.shows_console:
+        _print(report)
+    if destination.format is not ReportFormat.console:
+        destination.write(_written(report, destination.format))
+    for line in report.warnings:
+        warn(line)
+
+
+def _written(report: BenchReport, chosen: ReportFormat) -> str:
+    if chosen is ReportFormat.json:
+        return report.to_json()
+    if chosen is ReportFormat.md:
+        from ..reports.bench_markdown import bench_markdown
+
+        return bench_markdown(report)
+    from ..reports.bench_page import bench_page
+
+    return bench_page(report)
+
+
+def _print(report: BenchReport) -> None:
+    from ..reports.bench_tables import facts, profile_tables, profile_text, tables
+
+    for table in tables(report):
+        if table.rows:
+            _print_table(table)
+    for profile in report.profiles:
+        say(f"Profile of {profile.label}")
+        say(profile_text(profile))
+        for table in profile_tables(profile):
+            _print_table(table)
+    for name, value in facts(report):
+        say(f"{name}: {value}")
+
+
+def _print_table(table: Table) -> None:
+    import sys
+
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    shown = RichTable(title=table.title, title_justify="left", box=None, pad_edge=False)
+    for column in table.columns:
+        shown.add_column(Text(column.name), justify="right" if column.number else "left", overflow="fold")
+    for row in table.rows:
+        shown.add_row(*map(Text, row))
+    # Piped output is not cut to some terminal's width.
+    Console(width=None if sys.stdout.isatty() else 160).print(shown)
+    for line in table.notes:
+        say(line)
+    say("")

@@ -1,0 +1,233 @@
+"""The schema of what `localattn bench` measured: one document, which the console, Markdown and HTML show.
+
+Importing this module imports pydantic: light modules import it inside functions.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+# Written beside each interval: the level it is valid at, at the least.
+CONFIDENCE = 0.95
+
+_SCHEMA = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class Latency(BaseModel):
+    """Milliseconds a call, over all timed calls of a candidate.
+
+    Args:
+        percentiles: by name, "p50" and so on, in rising order.
+    """
+
+    model_config = _SCHEMA
+
+    mean: float
+    std: float
+    min: float
+    max: float
+    percentiles: dict[str, float]
+
+
+class Histogram(BaseModel):
+    """How many calls took how long: `counts[i]` of them from `edges[i]` to `edges[i + 1]` milliseconds.
+
+    Calls beyond the last edge, the slowest percent, are in `beyond`.
+    """
+
+    model_config = _SCHEMA
+
+    edges: list[float]
+    counts: list[int]
+    beyond: int
+
+
+class Ratio(BaseModel):
+    """Time relative to another candidate: below 1 is faster.
+
+    Args:
+        against: label of that candidate.
+        value: median over the rounds of the ratio of the two medians of a round.
+        low: lower end of the interval of that median; None where there are too few rounds for one.
+        high: its upper end.
+    """
+
+    model_config = _SCHEMA
+
+    against: str
+    value: float
+    low: float | None
+    high: float | None
+
+    @property
+    def verdict(self) -> str:
+        """What the interval allows to say."""
+        if self.low is None or self.high is None:
+            return "too few rounds"
+        if self.high < 1:
+            return "faster"
+        return "slower" if self.low > 1 else "no difference shown"
+
+
+class Memory(BaseModel):
+    """Resident host memory of a candidate's own process, in bytes; None where the system does not tell.
+
+    Args:
+        imports: what Python, numpy and the engine's library take before the model is opened.
+        loaded: what opening the model adds to that.
+        peak: what opening it and all its runs add at the most.
+    """
+
+    model_config = _SCHEMA
+
+    imports: int | None
+    loaded: int | None
+    peak: int | None
+
+
+class BenchRow(BaseModel):
+    """One candidate: a model on a provider, at a number of threads and one size of inputs.
+
+    Args:
+        label: short and unique in the document.
+        model: the file.
+        backend: name of the engine.
+        provider: where it really ran.
+        threads: CPU threads for one operator; None left to the engine.
+        seq_len: tokens a sequence; None where no sidecar and no name of an axis tells.
+        batch: sequences a call; None likewise.
+        bound: inputs and outputs lay in the engine's own buffers; else every call checked and copied them.
+        cuda_graph: the engine replayed a CUDA graph.
+        load_ms: opening the file, in a process that had the engine's library imported.
+        first_run_ms: the first call, in which engines plan and allocate.
+        calls: timed calls.
+        latency: of these calls.
+        histogram: of these calls.
+        rounds_ms: median of each round, in order.
+        runs_per_s: calls over the time spent in them.
+        tokens_per_s: the same times `seq_len · batch`.
+        others: mean share of the machine's processors that other processes took meanwhile; None where
+            the system does not tell.
+        ratio: None for the first candidate.
+    """
+
+    model_config = _SCHEMA
+
+    label: str
+    model: str
+    backend: str
+    provider: str
+    threads: int | None
+    seq_len: int | None
+    batch: int | None
+    bound: bool
+    cuda_graph: bool
+    load_ms: float
+    first_run_ms: float
+    calls: int
+    latency: Latency
+    histogram: Histogram
+    rounds_ms: list[float]
+    runs_per_s: float
+    tokens_per_s: float | None
+    memory: Memory
+    others: float | None
+    ratio: Ratio | None
+
+
+class Share(BaseModel):
+    """Part of a run's time: `ms` a run, and `share` of the sum over all nodes."""
+
+    model_config = _SCHEMA
+
+    name: str
+    ms: float
+    share: float
+    nodes: int
+
+
+class NodeTime(BaseModel):
+    """One node of the graph that ran: milliseconds a run, its operator, and the module it came from."""
+
+    model_config = _SCHEMA
+
+    name: str
+    operator: str
+    module: str
+    ms: float
+    share: float
+
+
+class Profile(BaseModel):
+    """Where a candidate's time goes, by onnxruntime's profiler, in a run of its own apart from the timed ones.
+
+    Args:
+        label: of the candidate.
+        runs: profiled runs; figures are means over them.
+        run_ms: a run, profiling included.
+        node_ms: the sum over its nodes.
+        modules: by module path.
+        patterns: by module path with its layer as `*`, so that equal modules of all layers are one row.
+        operators: by operator.
+        nodes: the slowest nodes.
+        named: share of `node_ms` whose module is known.
+    """
+
+    model_config = _SCHEMA
+
+    label: str
+    runs: int
+    run_ms: float
+    node_ms: float
+    modules: list[Share]
+    patterns: list[Share]
+    operators: list[Share]
+    nodes: list[NodeTime]
+    named: float
+
+
+class Machine(BaseModel):
+    """Where it was measured; no names of hosts, users or paths."""
+
+    model_config = _SCHEMA
+
+    cpu: str
+    cores: int
+    architecture: str
+    system: str
+    python: str
+
+
+class BenchSettings(BaseModel):
+    """What was asked: times in seconds, except `warmup_ms`."""
+
+    model_config = _SCHEMA
+
+    duration: float
+    iterations: int
+    warmup_ms: float
+    rounds: int
+    seed: int
+    input_source: str
+
+
+class BenchReport(BaseModel):
+    """Everything one run of the benchmark says; the first row is what the others are compared with."""
+
+    model_config = _SCHEMA
+
+    format: Literal["localattn-bench"] = "localattn-bench"
+    format_version: Literal[1] = 1
+    created: str
+    machine: Machine
+    versions: dict[str, str]
+    settings: BenchSettings
+    rows: list[BenchRow] = Field(min_length=1)
+    profiles: list[Profile] = Field(default_factory=list)
+    warnings: list[str] = Field(default_factory=list)
+
+    def to_json(self) -> str:
+        """The text of the document."""
+        return self.model_dump_json(indent=2) + "\n"

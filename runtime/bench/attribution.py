@@ -1,0 +1,115 @@
+"""Which module each node of an optimised graph came from.
+
+onnxruntime inlines functions, fuses nodes and adds some, and keeps no metadata. What it does keep are the names of
+the values that flow between the file's own nodes. So a node belongs to the module of the file's node that made
+its result; a node inside an inlined function, or one that was added, belongs to where its result is used.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# Shown where nothing tells.
+UNKNOWN = "(not known)"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a node of the optimised graph came from: its operator there, and its module."""
+
+    operator: str
+    module: str
+
+
+def origins(model: Path, optimised: Path) -> dict[str, Origin]:
+    """The origin of each named node of the optimised graph.
+
+    Args:
+        model: the file as exported.
+        optimised: the graph onnxruntime made of it.
+
+    Raises:
+        UsageError: one of them is no ONNX model.
+    """
+    from ..inspect_onnx import read_model
+
+    by_value, by_name = _modules_of(read_model(model).graph.node)
+    nodes = list(read_model(optimised).graph.node)
+    users: dict[str, list[int]] = {}
+    for index, node in enumerate(nodes):
+        for name in _reads(node):
+            users.setdefault(name, []).append(index)
+    found: list[str] = [""] * len(nodes)
+    # The nodes are in topological order, so every user of a result comes after it.
+    for index in range(len(nodes) - 1, -1, -1):
+        node = nodes[index]
+        own = (by_value.get(name) for name in node.output)
+        later = (found[user] for name in node.output for user in users.get(name, ()))
+        found[index] = next((module for module in (*own, by_name.get(node.name), *later) if module), "")
+    return {
+        node.name: Origin(node.op_type, module or UNKNOWN)
+        for node, module in zip(nodes, found, strict=True)
+        if node.name
+    }
+
+
+def _modules_of(nodes: Iterable[Any]) -> tuple[dict[str, str], dict[str, str]]:
+    """The module that makes each value, and of each node by name."""
+    by_value, by_name = {}, {}
+    for node in nodes:
+        module = module_of(node.name, {entry.key: entry.value for entry in node.metadata_props})
+        if not module:
+            continue
+        by_name[node.name] = module
+        for name in node.output:
+            if name:
+                by_value[name] = module
+    return by_value, by_name
+
+
+def _reads(node: Any) -> list[str]:
+    """The values a node reads, those that the bodies of its subgraphs take from outside included."""
+    names = list(node.input)
+    for attribute in node.attribute:
+        for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+            for inner in graph.node:
+                names += _reads(inner)
+    return names
+
+
+def module_of(name: str, metadata: Mapping[str, str]) -> str:
+    """The module path of a node of an exported file, "" where it has none.
+
+    Args:
+        name: the node's.
+        metadata: its metadata.
+    """
+    for key, read in _SOURCES.items():
+        if metadata.get(key):
+            return read(metadata[key])
+    # torch.onnx's older exporter names nodes by their module: /layers.0/norm/Mul.
+    return ".".join(name.split("/")[1:-1]) if name.startswith("/") else ""
+
+
+def _last_scope(text: str) -> str:
+    """The module of PyTorch's list of scopes, whose last entry is the node itself."""
+    try:
+        scopes = ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return ""
+    named = [scope for scope in scopes[:-1] if isinstance(scope, str) and scope] if isinstance(scopes, list) else []
+    return named[-1] if named else ""
+
+
+# What exporters write into a node's metadata, and how the module is read from it; the first that is there counts.
+_SOURCES: dict[str, Callable[[str], str]] = {"module": str, "pkg.torch.onnx.name_scopes": _last_scope}
+
+
+def pattern(module: str) -> str:
+    """A module path without its layer: `layers.3.mlp.0` → `layers.*.mlp.0`. The layer is its first number."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", module, count=1)

@@ -1,0 +1,60 @@
+"""What a reader must know before believing the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ...core.bench_report import BenchRow
+from .statistics import drift, spread
+
+# Above these shares the figures say more of the machine than of the models.
+OTHERS, SPREAD, DRIFT = 0.10, 0.10, 0.10
+
+
+def find_warnings(rows: Sequence[BenchRow], percentiles: Sequence[float]) -> list[str]:
+    """One line a danger, with the candidates it concerns."""
+
+    def thin(row: BenchRow) -> str:
+        # A percentile without a call beyond it is only the slowest call.
+        names = [p for p in sorted(percentiles) if p < 100 and row.calls * (1 - p / 100) < 1 - 1e-9]
+        return f"{', '.join(f'p{p:g}' for p in names)} of {row.calls} calls" if names else ""
+
+    dangers: tuple[tuple[str, Callable[[BenchRow], str], str], ...] = (
+        ("Other programs used the processors meanwhile", _others, "Measure again on a quiet machine."),
+        ("The rounds lie far apart", _apart, "A longer --duration or a quieter machine narrows them."),
+        ("The first rounds were slower than the last", _settling, "If it persists, raise --warmup."),
+        ("There are too few calls for a percentile", thin, "Raise --duration or --iterations."),
+    )
+    found = _unequal(rows)
+    for what, measure, fix in dangers:
+        told = [f"{row.label} {figure}" for row in rows if (figure := measure(row))]
+        if told:
+            found.append(f"{what} ({'; '.join(told)}). {fix}")
+    return found
+
+
+def _unequal(rows: Sequence[BenchRow]) -> list[str]:
+    """Models that were compared at different sizes; one model at several lengths is meant so."""
+    by_label = {row.label: row for row in rows}
+    told = []
+    for row in rows:
+        other = None if row.ratio is None else by_label[row.ratio.against]
+        if other is not None and row.model != other.model and (row.batch, row.seq_len) != (other.batch, other.seq_len):
+            told.append(f"{row.label} {row.batch}×{row.seq_len}; {other.label} {other.batch}×{other.seq_len}")
+    if not told:
+        return []
+    return [f"Models were compared at different sizes ({'; '.join(told)}). Give --batch and --seq-len."]
+
+
+def _others(row: BenchRow) -> str:
+    return f"{row.others:.0%}" if row.others is not None and row.others > OTHERS else ""
+
+
+def _apart(row: BenchRow) -> str:
+    apart = spread(row.rounds_ms)
+    return f"{apart:.0%}" if apart > SPREAD else ""
+
+
+def _settling(row: BenchRow) -> str:
+    slower = drift(row.rounds_ms)
+    return f"{slower:.0%}" if slower > DRIFT else ""

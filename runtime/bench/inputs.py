@@ -1,0 +1,149 @@
+"""The inputs each candidate is measured on: the same for all that take the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...core.errors import UsageError
+from ...core.tensors import TensorSpec
+from ..arrays import load_arrays, random_inputs
+from ..session import Arrays, check_inputs
+
+if TYPE_CHECKING:
+    from ...core.sidecar import Sidecar
+
+# What files call their open axes: this package, then PyTorch's and Hugging Face's habits.
+BATCH_AXES = ("batch", "batch_size", "b", "N")
+SEQUENCE_AXES = ("seq", "seq_len", "sequence", "sequence_length", "length", "n", "T")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of one call; None where nothing tells."""
+
+    batch: int | None
+    seq_len: int | None
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens a call."""
+        return None if self.batch is None or self.seq_len is None else self.batch * self.seq_len
+
+
+def facts_beside(model: Path) -> Sidecar | None:
+    """The sidecar of an ONNX file, or of the ONNX file that an engine was built from; None where there is none.
+
+    Raises:
+        UsageError: it is broken.
+    """
+    if model.suffix.lower() == ".onnx":
+        from ...core.sidecar import read_sidecar
+
+        return read_sidecar(model)
+    from ...core.engine_facts import read_engine_facts
+
+    return read_engine_facts(model).model
+
+
+def sizes_of(
+    model: Path, specs: Sequence[TensorSpec], facts: Sidecar | None, batch: int | None, seq_len: int | None
+) -> Sizes:
+    """The sizes to measure at: what was asked for open axes, else what the model is made for.
+
+    Raises:
+        UsageError: a size was asked that the file has fixed to another.
+    """
+    names = {size for spec in specs for size in spec.shape if isinstance(size, str)}
+    made_for = (None, None) if facts is None else (facts.batch, facts.seq_len)
+    found = []
+    for flag, asked, axes, known in (
+        ("--batch", batch, BATCH_AXES, made_for[0]),
+        ("--seq-len", seq_len, SEQUENCE_AXES, made_for[1]),
+    ):
+        is_open = bool(names & set(axes))
+        if asked is not None and not is_open and asked != known:
+            fixed = "its sizes are fixed" if known is None else f"it is fixed to {known}"
+            raise UsageError(
+                f"{flag} {asked} does not fit {model}.",
+                why=f"The file has no open axis for it: {fixed}.",
+                fix="Export it for that size, or with --dynamic batch,seq.",
+            )
+        if flag == "--seq-len" and asked is not None and known is not None and asked > known:
+            raise UsageError(
+                f"--seq-len {asked} is longer than {model} allows.", why=f"It was exported for up to {known} tokens."
+            )
+        if asked is None and is_open and known is None:
+            raise UsageError(
+                f"{model} leaves its {flag.removeprefix('--')} open.",
+                why="No sidecar beside it says a size.",
+                fix=f"Give {flag}, or the inputs in a file with --load-inputs.",
+            )
+        found.append(known if asked is None else asked)
+    return Sizes(*found)
+
+
+def draw(
+    specs: Sequence[TensorSpec],
+    sizes: Sizes,
+    facts: Sidecar | None,
+    seed: int,
+    shared: Mapping[str, Any] | None = None,
+    token_limit: int | None = None,
+) -> Arrays:
+    """Random inputs; those of the first model (`shared`) where they fit.
+
+    Args:
+        specs: what the candidate takes.
+        sizes: of its open axes.
+        facts: its sidecar, for the vocabulary.
+        seed: of numpy's generator.
+        shared: inputs another candidate was given.
+        token_limit: vocabulary where the sidecar does not tell.
+
+    Raises:
+        UsageError: they cannot be drawn; see `runtime.arrays.random_inputs`.
+    """
+    if shared is not None and _fits(specs, shared, sizes):
+        return dict(shared)
+    named: dict[str, int] = {}
+    for axes, size in ((BATCH_AXES, sizes.batch), (SEQUENCE_AXES, sizes.seq_len)):
+        named |= dict.fromkeys(axes, size) if size is not None else {}
+    return random_inputs(specs, seed, token_limit=vocabulary(facts) or token_limit, sizes=named)
+
+
+def _fits(specs: Sequence[TensorSpec], arrays: Mapping[str, Any], sizes: Sizes) -> bool:
+    try:
+        checked = check_inputs(specs, arrays)
+    except UsageError:
+        return False
+    for spec in specs:
+        for name, size in zip(spec.shape, checked[spec.name].shape, strict=True):
+            if name in SEQUENCE_AXES and sizes.seq_len not in (None, size):
+                return False
+            if name in BATCH_AXES and sizes.batch not in (None, size):
+                return False
+    return True
+
+
+def vocabulary(facts: Sidecar | None) -> int | None:
+    """One more than the largest token, where a sidecar tells."""
+    size = None if facts is None else facts.kwargs.get("num_tokens")
+    return size if isinstance(size, int) else None
+
+
+def from_file(path: Path, specs: Sequence[TensorSpec], facts: Sidecar | None) -> tuple[Arrays, Sizes]:
+    """Inputs of an `.npz`, and the sizes their named axes have.
+
+    Raises:
+        UsageError: no such file, or it does not fit the model.
+    """
+    arrays = check_inputs(specs, load_arrays(path))
+    sizes: dict[str, int] = {}
+    for spec in specs:
+        sizes |= {name: n for name, n in zip(spec.shape, arrays[spec.name].shape, strict=True) if isinstance(name, str)}
+    batch = next((sizes[name] for name in BATCH_AXES if name in sizes), None if facts is None else facts.batch)
+    length = next((sizes[name] for name in SEQUENCE_AXES if name in sizes), None if facts is None else facts.seq_len)
+    return arrays, Sizes(batch, length)

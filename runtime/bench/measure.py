@@ -1,0 +1,222 @@
+"""The measurement: every candidate loaded in its own process, then rounds in which each has a turn.
+
+Only one candidate runs at a time; the others wait for their next request without using the processor. The order
+changes from round to round, so that none always follows the same one.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...core.bench_report import BenchReport, BenchRow, BenchSettings, Memory, Profile, Ratio
+from ...core.tensors import TensorSpec
+from ..arrays import save_arrays
+from .cautions import find_warnings
+from .inputs import Sizes, draw, facts_beside, from_file, sizes_of, vocabulary
+from .process import WorkerProcess
+from .request import BenchRequest, Candidate, labels
+from .resources import machine
+from .statistics import histogram, latency, paired_ratio
+
+if TYPE_CHECKING:
+    from ...core.sidecar import Sidecar
+
+Step = Callable[[str], None]
+
+# An engine's threads go on spinning for a moment after a call: the next turn waits for that.
+_PAUSE = 0.05
+_PACKAGES = ("localattn", "numpy", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx-cu13")
+
+
+@dataclass
+class _Runner:
+    """A candidate while it is measured."""
+
+    candidate: Candidate
+    label: str
+    process: WorkerProcess
+    opened: dict[str, Any]
+    sizes: Sizes
+    inputs: Path
+    bound: dict[str, Any] = field(default_factory=dict)
+    turns: list[list[int]] = field(default_factory=list)
+    others: list[float] = field(default_factory=list)
+
+    def rounds_ms(self) -> list[float]:
+        """Median of each round."""
+        return [float(np.median(turn)) / 1e6 for turn in self.turns]
+
+
+def run_bench(request: BenchRequest, step: Step = lambda _: None) -> BenchReport:
+    """Measure.
+
+    Args:
+        request: what and how.
+        step: told what is under way.
+
+    Raises:
+        UsageError: a model or inputs that do not fit, an option that does not apply.
+        MissingDependency: an engine or a provider that is not here.
+        CheckFailed: a candidate's process died.
+    """
+    candidates = request.candidates()
+    named = labels(candidates)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="localattn-bench-")))
+        inputs = _Inputs(request, folder)
+        runners = []
+        for candidate in candidates:
+            step(f"Loading {named[candidate]}")
+            runners.append(_start(request, candidate, named[candidate], stack, inputs))
+        for runner in runners:
+            step(f"Warming up {runner.label}")
+            runner.bound = runner.process.ask(
+                "bind", inputs=str(runner.inputs), cuda_graph=request.cuda_graph, warmup_ms=request.warmup_ms
+            )
+        _take_turns(request, runners, step)
+        memory = {runner.label: Memory(**runner.process.ask("end")) for runner in runners}
+        profiles = _profiles(request, runners, step) if request.profile else []
+    rows = _rows(request, runners, memory)
+    return BenchReport(
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        machine=machine(),
+        versions=_versions(),
+        settings=BenchSettings(
+            duration=request.duration,
+            iterations=request.iterations,
+            warmup_ms=request.warmup_ms,
+            rounds=request.rounds,
+            seed=request.seed,
+            input_source=inputs.source,
+        ),
+        rows=rows,
+        profiles=profiles,
+        warnings=find_warnings(rows, request.percentiles),
+    )
+
+
+class _Inputs:
+    """Chooses inputs, and keeps them where the processes find them."""
+
+    def __init__(self, request: BenchRequest, folder: Path) -> None:
+        self._request, self._folder = request, folder
+        self._first: dict[str, Any] | None = None
+        self._limit: int | None = None
+        self._written = 0
+        self.source = str(request.inputs.name) if request.inputs else f"random, seed {request.seed}"
+
+    def choose(self, candidate: Candidate, specs: Sequence[TensorSpec]) -> tuple[Path, Sizes]:
+        """The file of a candidate's inputs, and the sizes they have."""
+        facts: Sidecar | None = facts_beside(candidate.model)
+        if self._request.inputs is not None:
+            _, sizes = from_file(self._request.inputs, specs, facts)
+            return self._request.inputs, sizes
+        sizes = sizes_of(candidate.model, specs, facts, self._request.batch, candidate.seq_len)
+        arrays = draw(specs, sizes, facts, self._request.seed, self._first, self._limit)
+        if self._first is None:
+            self._first, self._limit = dict(arrays), vocabulary(facts)
+        path = self._folder / f"inputs{self._written}.npz"
+        self._written += 1
+        save_arrays(path, arrays)
+        return path, sizes
+
+
+def _start(request: BenchRequest, candidate: Candidate, label: str, stack: ExitStack, inputs: _Inputs) -> _Runner:
+    process = stack.enter_context(WorkerProcess(label))
+    opened = process.ask(
+        "open",
+        model=str(candidate.model),
+        provider=candidate.provider,
+        threads=candidate.threads,
+        cuda_graph=request.cuda_graph,
+        profile=None,
+    )
+    specs = [TensorSpec(spec["name"], spec["dtype"], tuple(spec["shape"])) for spec in opened["inputs"]]
+    path, sizes = inputs.choose(candidate, specs)
+    return _Runner(candidate, label, process, opened, sizes, path)
+
+
+def _take_turns(request: BenchRequest, runners: Sequence[_Runner], step: Step) -> None:
+    order = list(runners)
+    shuffle = random.Random(request.seed).shuffle
+    calls = -(-request.iterations // request.rounds)
+    for number in range(request.rounds):
+        shuffle(order)
+        for runner in order:
+            step(f"Round {number + 1} of {request.rounds}: {runner.label}")
+            time.sleep(_PAUSE)
+            answer = runner.process.ask("turn", seconds=request.duration / request.rounds, calls=calls)
+            runner.turns.append(answer["nanoseconds"])
+            if answer["others"] is not None:
+                runner.others.append(answer["others"])
+
+
+def _rows(request: BenchRequest, runners: Sequence[_Runner], memory: Mapping[str, Memory]) -> list[BenchRow]:
+    first = runners[0]
+    by_candidate = {runner.candidate: runner for runner in runners}
+    candidates = list(by_candidate)
+    rows = []
+    for runner in runners:
+        milliseconds = np.concatenate([np.asarray(turn, np.float64) for turn in runner.turns]) / 1e6
+        rate = 1e3 * len(milliseconds) / float(milliseconds.sum())
+        tokens = runner.sizes.tokens
+        ratio: Ratio | None = None
+        if runner is not first:
+            other = by_candidate[runner.candidate.beside(candidates)]
+            ratio = paired_ratio(other.label, runner.rounds_ms(), other.rounds_ms())
+        rows.append(
+            BenchRow(
+                label=runner.label,
+                model=runner.candidate.model.name,
+                backend=runner.opened["backend"],
+                provider=runner.opened["provider"],
+                threads=runner.candidate.threads,
+                seq_len=runner.sizes.seq_len,
+                batch=runner.sizes.batch,
+                bound=runner.bound["bound"],
+                cuda_graph=request.cuda_graph,
+                load_ms=runner.opened["load_ms"],
+                first_run_ms=runner.bound["first_run_ms"],
+                calls=len(milliseconds),
+                latency=latency(milliseconds, request.percentiles),
+                histogram=histogram(milliseconds),
+                rounds_ms=runner.rounds_ms(),
+                runs_per_s=rate,
+                tokens_per_s=None if tokens is None else rate * tokens,
+                memory=memory[runner.label],
+                others=float(np.mean(runner.others)) if runner.others else None,
+                ratio=ratio,
+            )
+        )
+    return rows
+
+
+def _profiles(request: BenchRequest, runners: Sequence[_Runner], step: Step) -> list[Profile]:
+    from .profile import profile_candidate
+
+    found = []
+    for runner in runners:
+        step(f"Profiling {runner.label}")
+        found.append(profile_candidate(runner.candidate, runner.label, runner.inputs, request.top))
+    return found
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

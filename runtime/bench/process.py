@@ -1,0 +1,104 @@
+"""The benchmark's side of a candidate's process: start it, ask it, and say what became of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ...core import errors
+from ...core.errors import CheckFailed, LocalAttnError
+
+_PACKAGE = Path(__file__).resolve().parents[2]
+
+# The package as it is running here, whether it is installed or a source tree. The working folder leaves the path:
+# what lies in it must not stand in for a package.
+_START = """
+import importlib.util, sys
+from pathlib import Path
+sys.path[:] = [entry for entry in sys.path if entry]
+root = Path(sys.argv[1])
+spec = importlib.util.spec_from_file_location("localattn", root / "__init__.py", submodule_search_locations=[str(root)])
+sys.modules["localattn"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["localattn"])
+from localattn.runtime.bench.worker import main
+main()
+"""
+
+
+class WorkerProcess:
+    """A process that measures one candidate; it ends with the `with` block.
+
+    Args:
+        label: of the candidate, for errors.
+    """
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _START, str(_PACKAGE)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            encoding="utf-8",
+        )
+
+    def ask(self, verb: str, **arguments: Any) -> dict[str, Any]:
+        """The answer to a request.
+
+        Raises:
+            LocalAttnError: what the process raised.
+            CheckFailed: it died, or said something else.
+        """
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps({"verb": verb, **arguments}) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise self._died(verb)
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            kind = getattr(errors, answer["error"], LocalAttnError)
+            raise kind(answer["what"], why=answer["why"], fix=answer["fix"])
+        return answer
+
+    def _died(self, verb: str) -> CheckFailed:
+        code = self._process.wait()
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        if code < 0:
+            why = f"Its process was ended by {signal.Signals(-code).name}"
+            why += ": most likely the machine ran out of memory." if -code == signal.SIGKILL else "."
+        else:
+            why = f"Its process ended with status {code}{': ' + lines[-1][:300] if lines else '.'}"
+        return CheckFailed(
+            f"{self._label} did not survive the benchmark ({verb}).",
+            why=why,
+            fix="Run it alone with localattn run; measure fewer candidates at a time if memory is short.",
+        )
+
+    def __enter__(self) -> WorkerProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+        self._errors.close()

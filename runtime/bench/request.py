@@ -1,0 +1,139 @@
+"""What to measure: models × providers × threads × lengths, as the list of candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...core.errors import UsageError
+
+# trtexec's defaults, so that the figures of both are taken alike.
+DURATION, ITERATIONS, WARMUP_MS = 3.0, 10, 200.0
+PERCENTILES = (50.0, 90.0, 99.0)
+ROUNDS = 12
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """What the user asked for.
+
+    Args:
+        models: the files; the first is what the others are compared with.
+        providers: where to run each; names of `runtime.session.load`.
+        threads: CPU threads for one operator; None leaves it to the engine.
+        seq_lens: lengths for open axes; none takes the sidecar's.
+        batch: sequences a call for open axes; None takes the sidecar's.
+        duration: seconds of timed calls of each candidate, at the least.
+        iterations: timed calls of each candidate, at the least.
+        warmup_ms: milliseconds of calls before them, at the least; two calls in any case.
+        rounds: turns of each candidate.
+        percentiles: of the latency, each above 0 and at most 100.
+        cuda_graph: replay a CUDA graph.
+        profile: profile each candidate too, after the timing.
+        top: rows of each table of a profile.
+        inputs: an `.npz` file; None draws at random.
+        seed: of the random inputs and of the order of turns.
+
+    Raises:
+        UsageError: nothing to measure, or a number out of its range.
+    """
+
+    models: tuple[Path, ...]
+    providers: tuple[str, ...] = ("auto",)
+    threads: tuple[int | None, ...] = (None,)
+    seq_lens: tuple[int, ...] = ()
+    batch: int | None = None
+    duration: float = DURATION
+    iterations: int = ITERATIONS
+    warmup_ms: float = WARMUP_MS
+    rounds: int = ROUNDS
+    percentiles: tuple[float, ...] = PERCENTILES
+    cuda_graph: bool = False
+    profile: bool = False
+    top: int = 15
+    inputs: Path | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, values in (("model", self.models), ("provider", self.providers), ("number of threads", self.threads)):
+            _check_list(name, values)
+        if len(set(self.seq_lens)) < len(self.seq_lens):
+            raise UsageError("A length is given twice.")
+        if any(not 0 < percentile <= 100 for percentile in self.percentiles) or not self.percentiles:
+            raise UsageError(
+                f"The percentiles are {', '.join(f'{p:g}' for p in self.percentiles) or 'none'}.",
+                why="A percentile is above 0 and at most 100.",
+                fix="For example --percentile 50,90,99.",
+            )
+        if not (self.duration >= 0 and self.warmup_ms >= 0 and self.iterations >= 1 and self.rounds >= 1):
+            raise UsageError("A duration is negative, or there is nothing to repeat.")
+        if self.inputs is not None and self.seq_lens:
+            raise UsageError("Inputs from a file have their own length.", fix="Leave --seq-len out.")
+
+    def candidates(self) -> list[Candidate]:
+        """Every combination, the first model's first.
+
+        An engine beside ONNX files is one candidate for each length: it runs on its GPU, whatever providers and
+        threads the ONNX files are measured with.
+        """
+        lengths: tuple[int | None, ...] = self.seq_lens or (None,)
+        any_onnx = any(_is_onnx(model) for model in self.models)
+        combined: list[Candidate] = []
+        for model in self.models:
+            free = _is_onnx(model) or not any_onnx
+            for provider in self.providers if free else ("auto",):
+                for threads in self.threads if free else (None,):
+                    combined += [Candidate(model, provider, threads, length) for length in lengths]
+        return combined
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One thing to measure; `seq_len` None is the length the model is made for."""
+
+    model: Path
+    provider: str
+    threads: int | None
+    seq_len: int | None
+
+    def beside(self, candidates: Sequence[Candidate]) -> Candidate:
+        """What it is compared with: the first model under equal conditions; its own rows, the very first."""
+        first = candidates[0]
+        if self.model == first.model:
+            return first
+
+        def unlike(other: Candidate) -> tuple[bool, ...]:
+            return (self.seq_len != other.seq_len, self.provider != other.provider, self.threads != other.threads)
+
+        return min((other for other in candidates if other.model == first.model), key=unlike)
+
+
+def _is_onnx(model: Path) -> bool:
+    return model.suffix.lower() == ".onnx"
+
+
+def labels(candidates: Sequence[Candidate]) -> dict[Candidate, str]:
+    """A short name for each: its file, and whatever else differs between the candidates."""
+    paths = {candidate.model for candidate in candidates}
+    by_name = len({path.name for path in paths}) == len(paths)
+    parts: dict[Candidate, list[str]] = {
+        candidate: [candidate.model.name if by_name else str(candidate.model)] for candidate in candidates
+    }
+    if len({candidate.provider for candidate in candidates}) > 1:
+        for candidate, words in parts.items():
+            words.append(candidate.provider)
+    if len({candidate.threads for candidate in candidates}) > 1:
+        for candidate, words in parts.items():
+            words.append(f"{candidate.threads} thread{'s' if candidate.threads != 1 else ''}")
+    if len({candidate.seq_len for candidate in candidates}) > 1:
+        for candidate, words in parts.items():
+            words.append(f"n={candidate.seq_len}")
+    return {candidate: ", ".join(words) for candidate, words in parts.items()}
+
+
+def _check_list(name: str, values: Sequence[object]) -> None:
+    if not values:
+        raise UsageError(f"There is no {name} to measure.")
+    if len(set(values)) < len(values):
+        raise UsageError(f"A {name} is given twice.", why="Each candidate is measured once.")

@@ -1,0 +1,87 @@
+"""What the system says of this process and this machine: resident memory, and who used the processors.
+
+Everything here is Linux' `/proc`; elsewhere the answers are None.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import time
+from pathlib import Path
+
+from ...core.bench_report import Machine
+
+_STATUS, _STAT, _CPU_INFO = Path("/proc/self/status"), Path("/proc/stat"), Path("/proc/cpuinfo")
+_CLEAR = Path("/proc/self/clear_refs")
+
+
+def resident() -> int | None:
+    """Bytes of this process that are in memory now."""
+    return _status("VmRSS")
+
+
+def forget_peak() -> None:
+    """Let `peak_resident` begin anew, where the system allows it."""
+    with contextlib.suppress(OSError):
+        _CLEAR.write_text("5", encoding="ascii")
+
+
+def peak_resident() -> int | None:
+    """The most that were since then. (`ru_maxrss` would not do: a child inherits its parent's.)"""
+    return _status("VmHWM")
+
+
+def _status(field: str) -> int | None:
+    if not _STATUS.exists():
+        return None
+    for line in _STATUS.read_text(encoding="ascii", errors="replace").splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+class OthersMeter:
+    """Share of the machine's processors that other processes, or a hypervisor, take from now on."""
+
+    def __init__(self) -> None:
+        self._begin, self._busy, self._own = time.perf_counter(), _machine_busy(), time.process_time()
+
+    def share(self) -> float | None:
+        """The share so far, from 0 to 1; None where the system does not tell."""
+        busy = _machine_busy()
+        if busy is None or self._busy is None:
+            return None
+        available = (time.perf_counter() - self._begin) * (os.cpu_count() or 1)
+        others = (busy - self._busy) - (time.process_time() - self._own)
+        return min(1.0, max(0.0, others / available)) if available > 0 else None
+
+
+def _machine_busy() -> float | None:
+    """Seconds that all processors together have worked, time stolen by a hypervisor included."""
+    if not _STAT.exists():
+        return None
+    with _STAT.open(encoding="ascii") as file:
+        fields = [int(field) for field in file.readline().split()[1:9]]
+    user, nice, system, _idle, _wait, irq, softirq, steal = fields
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def machine() -> Machine:
+    """What was measured on."""
+    return Machine(
+        cpu=_cpu_model(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        architecture=platform.machine(),
+        system=platform.system(),
+        python=platform.python_version(),
+    )
+
+
+def _cpu_model() -> str:
+    if _CPU_INFO.exists():
+        for line in _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith(("model name", "Model")):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

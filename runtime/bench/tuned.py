@@ -1,0 +1,76 @@
+"""An onnxruntime session with what only a benchmark asks for: a profile, or a CUDA graph."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import UsageError
+from ..onnxruntime_session import PROVIDERS, OnnxRuntimeSession, open_file, provider_chain, session_options
+
+# The option that makes a provider capture a CUDA graph and replay it; other providers cannot.
+_CUDA_GRAPH = {"cuda": {"enable_cuda_graph": "1"}, "tensorrt": {"trt_cuda_graph_enable": "1"}}
+
+# Names under the folder that a profile goes to.
+PROFILE, OPTIMIZED = "profile", "optimized.onnx"
+
+
+class TunedSession(OnnxRuntimeSession):
+    """An `OnnxRuntimeSession` that hands out onnxruntime's own session.
+
+    Attributes:
+        native: onnxruntime's session.
+        load_seconds: what opening it took.
+    """
+
+    def __init__(self, native: Any, provider: str, source: str, load_seconds: float) -> None:
+        super().__init__(native, provider, source)
+        self.native = native
+        self.load_seconds = load_seconds
+
+
+def open_tuned(
+    path: Path, provider: str, threads: int | None, *, cuda_graph: bool, profile: str | None
+) -> TunedSession:
+    """Open an ONNX file for profiling, or to replay a CUDA graph.
+
+    Args:
+        path: the file.
+        provider: as `runtime.session.load` takes it.
+        threads: CPU threads for one operator.
+        cuda_graph: replay a CUDA graph.
+        profile: folder for the profile and for the graph as onnxruntime made it; None profiles nothing.
+
+    Raises:
+        UsageError: no ONNX file, or a provider without CUDA graphs.
+        MissingDependency: the provider does not start.
+    """
+    what = "--cuda-graph" if cuda_graph else "--profile"
+    if path.suffix.lower() != ".onnx":
+        raise UsageError(
+            f"{what} does not apply to {path}.",
+            why="Only onnxruntime's sessions can be asked for it.",
+            fix=f"Leave {what} out, or measure the .onnx file.",
+        )
+    # Opened the ordinary way first: that explains what fails, and says which provider "auto" is.
+    started = open_file(path, provider, threads).provider
+    if cuda_graph and started not in _CUDA_GRAPH:
+        raise UsageError(
+            f"--cuda-graph does not apply to the provider {started!r}.",
+            why="A CUDA graph is a recording of GPU work.",
+            fix=f"Choose --provider {' or '.join(_CUDA_GRAPH)}, or leave --cuda-graph out.",
+        )
+    import onnxruntime as ort
+
+    options = session_options(ort, threads)
+    if profile is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(Path(profile) / PROFILE)
+        options.optimized_model_filepath = str(Path(profile) / OPTIMIZED)
+        # Weights go to a file beside it: one ONNX file holds 2 GB at the most.
+        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights.bin")
+    chain = provider_chain(PROVIDERS[started], _CUDA_GRAPH[started] if cuda_graph else None)
+    begin = time.perf_counter()
+    native = ort.InferenceSession(str(path), options, providers=chain, enable_fallback=0)
+    return TunedSession(native, started, str(path), time.perf_counter() - begin)

@@ -1,0 +1,137 @@
+"""A candidate's own process: opens the model, runs when told to, and reports times and its memory.
+
+One JSON document a line, requests on stdin and answers on stdout: `open`, `bind`, `turn`, `profile`, `end`. A process
+of its own is what makes the memory attributable, keeps one engine's threads and settings from another's, and lets the
+benchmark survive a candidate that does not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from ...core.errors import LocalAttnError
+from ..session import BACKENDS, Session, load
+from .resources import OthersMeter, forget_peak, peak_resident, resident
+
+# Beyond so many calls a turn ends, however long it should last: their times, or events, are kept in memory.
+_MOST_CALLS, _MOST_PROFILED = 200_000, 200
+
+
+class Worker:
+    """The model and what is known of it so far."""
+
+    def __init__(self) -> None:
+        self._imports: int | None = None
+        self._loaded: int | None = None
+        self._session: Session | None = None
+        self._call: Callable[[], object] | None = None
+
+    def open(
+        self, model: str, provider: str, threads: int | None, cuda_graph: bool, profile: str | None
+    ) -> dict[str, Any]:
+        """Open the model; the time leaves out importing its engine."""
+        path = Path(model)
+        backend = BACKENDS.get(path.suffix.lower())
+        if backend is not None:
+            backend.require()
+        forget_peak()
+        self._imports = resident()
+        begin = time.perf_counter()
+        if cuda_graph or profile:
+            from .tuned import open_tuned
+
+            tuned = open_tuned(path, provider, threads, cuda_graph=cuda_graph, profile=profile)
+            self._session, spent = tuned, tuned.load_seconds
+        else:
+            self._session = load(path, provider, threads)
+            spent = time.perf_counter() - begin
+        self._loaded = resident()
+        return {
+            "load_ms": 1e3 * spent,
+            "backend": self._session.backend,
+            "provider": self._session.provider,
+            "inputs": [asdict(spec) for spec in self._session.inputs],
+        }
+
+    def bind(self, inputs: str, cuda_graph: bool, warmup_ms: float) -> dict[str, Any]:
+        """Take the inputs, run once, then warm up: `warmup_ms` of calls and two of them at the least."""
+        from ..arrays import load_arrays
+        from .calls import ready_call
+
+        assert self._session is not None
+        arrays = load_arrays(Path(inputs))
+        begin = time.perf_counter()
+        self._call, bound = ready_call(self._session, arrays, cuda_graph=cuda_graph)
+        first = time.perf_counter() - begin
+        self._run_for(warmup_ms / 1e3, 2)
+        return {"bound": bound, "first_run_ms": 1e3 * first}
+
+    def turn(self, seconds: float, calls: int) -> dict[str, Any]:
+        """Timed calls for so long and so many at the least, after an untimed one that wakes the threads."""
+        assert self._call is not None
+        self._call()
+        meter = OthersMeter()
+        spent = self._run_for(seconds, calls)
+        return {"nanoseconds": spent, "others": meter.share()}
+
+    def _run_for(self, seconds: float, calls: int, most: int = _MOST_CALLS) -> list[int]:
+        call, clock = self._call, time.perf_counter_ns
+        assert call is not None
+        spent: list[int] = []
+        end = clock() + int(1e9 * seconds)
+        while True:
+            begin = clock()
+            call()
+            now = clock()
+            spent.append(now - begin)
+            if (now >= end and len(spent) >= calls) or len(spent) >= most:
+                return spent
+
+    def profile(self, seconds: float, calls: int) -> dict[str, Any]:
+        """Profiled calls: the file they were written to, and how many they were."""
+        from .tuned import TunedSession
+
+        assert isinstance(self._session, TunedSession)
+        spent = self._run_for(seconds, calls, _MOST_PROFILED)
+        return {"file": self._session.native.end_profiling(), "runs": len(spent)}
+
+    def end(self) -> dict[str, Any]:
+        """Memory, in bytes: of the imports, and what opening and running added to it."""
+        return {"imports": self._imports, "loaded": self._beyond(self._loaded), "peak": self._beyond(peak_resident())}
+
+    def _beyond(self, size: int | None) -> int | None:
+        return None if size is None or self._imports is None else max(0, size - self._imports)
+
+
+def serve(requests: IO[str], answers: IO[str]) -> None:
+    """Answer requests until `end` or the end of the input; an error is an answer too."""
+    worker = Worker()
+    for line in requests:
+        request = json.loads(line)
+        verb = request.pop("verb")
+        try:
+            answer = getattr(worker, verb)(**request)
+        except LocalAttnError as error:
+            answer = {"error": type(error).__name__, "what": error.what, "why": error.why, "fix": error.fix}
+        except MemoryError:
+            why = "An allocation failed."
+            answer = {"error": "UsageError", "what": "The model does not fit into memory.", "why": why, "fix": ""}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+        if verb == "end":
+            return
+
+
+def main() -> None:
+    """Serve on stdin and stdout; whatever an engine prints on stdout goes to stderr."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    serve(sys.stdin, answers)
