@@ -1,0 +1,61 @@
+"""Attention of a few rows, dense and plain, exact or with the scores rounded: to try a cause out."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.node import LOWEST_BIAS, SELF_SCORE
+from .evidence import Evidence
+from .reference import Floats
+
+
+def attend_rows(evidence: Evidence, rows: NDArray[np.int64], *, half: bool = False) -> Floats:
+    """The node's output at some positions, from the reference's query, key and value.
+
+    Args:
+        evidence: with the call and its geometry; the mask and the bias come from its inputs.
+        rows: positions.
+        half: round scores and softmax to fp16 on the way.
+
+    Returns:
+        In the node's layout, with only these positions.
+    """
+    call, geometry = evidence.call, evidence.geometry
+    assert call is not None and geometry is not None
+    perm = list(evidence.attributes["perm"])
+    query, key, value = (np.transpose(x, perm) for x in (call.query, call.key, call.value))
+    length = key.shape[2]
+    scores = np.einsum("bhid,bhjd->bhij", query[:, :, rows], key) * float(evidence.attributes["scale"])
+    columns = np.arange(length)
+    if "attn_bias" in evidence.inputs:
+        window = geometry.window_size
+        slot = columns[None, :] - (rows[:, None] // window - geometry.look_backward) * window
+        slot = slot.clip(0, geometry.keys_per_window - 1)
+        bias = evidence.inputs["attn_bias"].astype(np.float64).clip(LOWEST_BIAS)
+        scores = scores + bias[:, (rows % window)[:, None], slot]
+    if evidence.attributes.get("shared_qk"):
+        scores = np.where(columns[None, :] == rows[:, None], SELF_SCORE, scores)
+    visible = geometry.visibility(rows, columns, length)[None, None]
+    mask = evidence.inputs.get("mask")
+    if mask is not None:
+        padded = np.zeros((mask.shape[0], length), np.bool_)
+        padded[:, : mask.shape[1]] = mask
+        visible = visible & padded[:, None, None, :]
+    with np.errstate(over="ignore", invalid="ignore"):
+        if half:
+            scores = scores.astype(np.float16).astype(np.float64)
+        weights = _softmax(np.where(visible, scores, -np.inf))
+        if half:
+            weights = weights.astype(np.float16).astype(np.float64)
+    return np.transpose(np.einsum("bhij,bhjd->bhid", weights, value), perm)
+
+
+def _softmax(scores: Floats) -> Floats:
+    """Rows without a finite score give zeros."""
+    top = scores.max(axis=-1, keepdims=True)
+    powers = np.exp(scores - np.where(np.isfinite(top), top, 0.0))
+    powers = np.where(np.isfinite(scores), powers, 0.0)
+    total = powers.sum(axis=-1, keepdims=True)
+    weights: Floats = powers / np.where(total == 0, 1.0, total)
+    return weights

@@ -1,0 +1,164 @@
+"""The values of an exported graph that stand for a module's input or output.
+
+Every node of the file carries the path of the module it came from. What is produced inside a module
+and used outside it, in the shape the module returned, is its output; what enters it is its input. The
+attention node's own inputs and output are boundaries too: between them and the module lies the rotation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import onnx
+
+from ...core.node import DOMAIN
+from .reference import Floats, Recording
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """One value that both sides know.
+
+    Args:
+        value: its name in the graph.
+        order: index of the node that makes it.
+        path: the module's path; "" is the whole model.
+        role: "output", "input", "query", "key", "value" or "attention".
+        expected: what the float64 module has there.
+    """
+
+    value: str
+    order: int
+    path: str
+    role: str
+    expected: Floats
+
+    @property
+    def label(self) -> str:
+        """As reports call it."""
+        path = self.path or "the model"
+        return f"{path} ({self.role})"
+
+
+class GraphIndex:
+    """Who makes and who uses each value of a graph, and in which module.
+
+    Args:
+        graph: the graph of a file; its nodes are in topological order.
+    """
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self.nodes = list(graph.node)
+        self.outputs = {value.name for value in graph.output}
+        self.types = {value.name: value for value in (*graph.value_info, *graph.input, *graph.output)}
+        self.initializers = {tensor.name: tensor for tensor in graph.initializer}
+        self.modules = [_module(node) for node in self.nodes]
+        self.maker: dict[str, int] = {}
+        self.users: dict[str, list[int]] = {}
+        for index, node in enumerate(self.nodes):
+            self.maker.update(dict.fromkeys(node.output, index))
+            for name in node.input:
+                self.users.setdefault(name, []).append(index)
+
+    def shape(self, value: str) -> tuple[int, ...] | None:
+        """Its static shape, if the file tells it."""
+        if value not in self.types:
+            return None
+        sizes = self.types[value].type.tensor_type.shape.dim
+        return tuple(size.dim_value for size in sizes)
+
+    def inside(self, index: int, path: str) -> bool:
+        """Whether a node came from a module or a part of it."""
+        module = self.modules[index]
+        return not path or module == path or module.startswith(path + ".")
+
+    def leaving(self, path: str) -> Iterator[str]:
+        """Values made inside a module and used outside it, in order."""
+        for index, node in enumerate(self.nodes):
+            if not self.inside(index, path):
+                continue
+            for value in node.output:
+                outside = (user for user in self.users.get(value, ()) if not self.inside(user, path))
+                if value in self.outputs or next(outside, None) is not None:
+                    yield value
+
+    def entering(self, path: str) -> Iterator[str]:
+        """Values made by nodes outside a module and used inside it, in order."""
+        seen = set()
+        for index, node in enumerate(self.nodes):
+            if not self.inside(index, path):
+                continue
+            for value in node.input:
+                maker = self.maker.get(value)
+                if maker is not None and value not in seen and not self.inside(maker, path):
+                    seen.add(value)
+                    yield value
+
+    def behind(self, value: str, known: set[str]) -> list[str]:
+        """The nearest of the `known` values that a value is computed from."""
+        found: list[str] = []
+        queue, seen = [value], {value}
+        while queue:
+            maker = self.maker.get(queue.pop())
+            for source in () if maker is None else self.nodes[maker].input:
+                if source in seen:
+                    continue
+                seen.add(source)
+                if source in known:
+                    found.append(source)
+                else:
+                    queue.append(source)
+        return found
+
+
+def find_boundaries(index: GraphIndex, recording: Recording) -> list[Boundary]:
+    """Every boundary that can be told for sure, in the order the file computes them.
+
+    A value that is the output of one module and the input of the next is listed once, as the output.
+    """
+    found: dict[str, Boundary] = {}
+
+    def add(value: str, path: str, role: str, expected: Floats) -> None:
+        if value in found or value not in index.maker or index.shape(value) != expected.shape:
+            return
+        found[value] = Boundary(value, index.maker[value], path, role, expected)
+
+    calls = iter(recording.attention)
+    for node, path in zip(index.nodes, index.modules, strict=True):
+        if node.domain != DOMAIN:
+            continue
+        call = next(calls, None)
+        if call is not None:
+            add(node.output[0], path, "attention", call.output)
+    # Inner modules first: where an inner and an outer one return the same value, the inner made it.
+    for path in sorted(recording.modules, key=lambda name: -name.count(".") if name else 1):
+        outputs = recording.modules[path].outputs
+        leaving = [value for value in index.leaving(path) if outputs and index.shape(value) == outputs[0].shape]
+        if len(outputs) == 1 and leaving:
+            add(leaving[-1], path, "output", outputs[0])
+        elif len(outputs) == len(leaving):
+            for value, expected in zip(leaving, outputs, strict=True):
+                add(value, path, "output", expected)
+    _add_attention_inputs(index, recording, add)
+    for path, module_call in recording.modules.items():
+        for expected in module_call.inputs[:1]:
+            entering = [value for value in index.entering(path) if index.shape(value) == expected.shape]
+            if len(entering) == 1:
+                add(entering[0], path, "input", expected)
+    return sorted(found.values(), key=lambda boundary: boundary.order)
+
+
+def _add_attention_inputs(
+    index: GraphIndex, recording: Recording, add: Callable[[str, str, str, Floats], None]
+) -> None:
+    nodes = [(node, path) for node, path in zip(index.nodes, index.modules, strict=True) if node.domain == DOMAIN]
+    for (node, path), call in zip(nodes, recording.attention, strict=False):
+        for role, value, expected in zip(
+            ("query", "key", "value"), node.input, (call.query, call.key, call.value), strict=False
+        ):
+            add(value, path, role, expected)
+
+
+def _module(node: onnx.NodeProto) -> str:
+    return next((prop.value for prop in node.metadata_props if prop.key == "module"), "")

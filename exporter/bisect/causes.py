@@ -1,0 +1,199 @@
+"""Likely causes, one rule each: a name and a function that finds its evidence or says nothing.
+
+The first rule that finds evidence names the cause. A rule rests on an experiment or on a property that
+other causes do not have, never on the size of an error alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.geometry import WindowGeometry
+from .attend_dense import attend_rows
+from .evidence import Evidence, Measured, measure
+from .reference import Floats
+
+# The largest finite number of fp16.
+FP16_MAX = 65504.0
+
+# Rows an emulation of the attention looks at: dense scores of more would take long.
+_ROWS = 64
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One cause; `find` returns the sentence of evidence, or None."""
+
+    cause: str
+    find: Callable[[Evidence], str | None]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What a rule found."""
+
+    name: str
+    evidence: str
+
+
+def likely_cause(evidence: Evidence) -> Cause:
+    """The first rule that finds evidence; "unknown" if none does."""
+    for rule in RULES:
+        sentence = rule.find(evidence)
+        if sentence is not None:
+            return Cause(rule.cause, sentence)
+    return Cause("unknown", "No rule fits: neither range, weights, mask, padding, rotation, softmax nor window.")
+
+
+def _overflow(evidence: Evidence) -> str | None:
+    actual = evidence.fault.actual
+    lost = int(actual.size - np.isfinite(actual).sum())
+    if not lost:
+        return None
+    largest = float(np.abs(evidence.fault.boundary.expected).max())
+    limit = FP16_MAX if evidence.dtype == "fp16" else float(np.finfo(np.float32).max)
+    where = "at this place" if largest > limit else "on the way inside the module"
+    return (
+        f"{lost} of {actual.size} values are NaN or Inf, with finite inputs: {evidence.dtype} ends at {limit:.5g} and "
+        f"was left {where} (the reference reaches {largest:.4g} here)."
+    )
+
+
+def _weights(evidence: Evidence) -> str | None:
+    eps = 2e-3 if evidence.dtype == "fp16" else 1e-6
+    for name, in_file, in_checkpoint in evidence.weights:
+        difference = float(np.abs(in_file - in_checkpoint).max())
+        size = float(np.abs(in_checkpoint).max())
+        if not difference <= eps * max(size, 1e-6):
+            return (
+                f"{name} in the file is off by up to {difference:.3g} (the checkpoint's largest value is {size:.3g})."
+            )
+    return None
+
+
+def _mask(evidence: Evidence) -> str | None:
+    masks = {name: array for name, array in evidence.inputs.items() if name in ("mask", "full_mask")}
+    if evidence.fault.boundary.role != "attention" or not masks:
+        return None
+    dropped = sum(int((~array).sum()) for array in masks.values())
+    error = evidence.fault.comparison.max_abs
+    kept = evidence.rerun({**evidence.inputs, **{name: np.ones_like(array) for name, array in masks.items()}})
+    if _is_that_of(evidence, kept):
+        return f"The output is that of a mask which keeps every key: the mask has no effect ({dropped} keys dropped)."
+    inverted = evidence.rerun({**evidence.inputs, **{name: ~array for name, array in masks.items()}})
+    if _is_that_of(evidence, inverted):
+        return "The output is that of the opposite mask: kept and dropped keys are exchanged."
+    if kept.passed:
+        return f"With every key kept the output is right; with {dropped} keys dropped it is off by {error:.2g}."
+    return None
+
+
+def _is_that_of(evidence: Evidence, other: Measured) -> bool:
+    """Whether the file computed what the reference has on other inputs."""
+    return measure(other.boundary, evidence.fault.actual, evidence.tolerance).passed
+
+
+def _padding(evidence: Evidence) -> str | None:
+    if evidence.geometry is None:
+        return None
+    wrong = evidence.wrong_positions()
+    if not wrong.size:
+        return None
+    # Positions whose window reaches past an end of the sequence, and those that padding added.
+    length, window = evidence.length, evidence.geometry.window_size
+    position = np.arange(evidence.fault.actual.shape[evidence.sequence_axis])
+    start = position - position % window
+    at_start = start - evidence.geometry.backward_reach < 0
+    at_end = start + window + evidence.geometry.forward_reach > length
+    for edge, name in ((at_end, "last"), (at_start & (start < window), "first")):
+        if edge[wrong].all() and not edge.all():
+            return (
+                f"Only positions {wrong[0]} to {wrong[-1]} are wrong, all in the {name} window(s), which padding "
+                f"fills; the {int((~edge).sum())} others are right."
+            )
+    return None
+
+
+def _rotary(evidence: Evidence) -> str | None:
+    boundary = evidence.fault.boundary
+    if boundary.role not in ("query", "key") and not boundary.path.endswith("rel_pos"):
+        return None
+    actual, expected = evidence.fault.actual.astype(np.float64), boundary.expected
+    half = expected.shape[-1] // 2
+
+    def radii(x: Floats) -> Floats:
+        lengths: Floats = np.sqrt(x[..., :half] ** 2 + x[..., half : 2 * half] ** 2)
+        return lengths
+
+    off = float(np.abs(radii(actual) - radii(expected)).max())
+    if off > 0.1 * evidence.fault.comparison.max_abs:
+        return None
+    return (
+        f"Pairs of channels keep their length (within {off:.2g}), not their angle "
+        f"(error {evidence.fault.comparison.max_abs:.2g})."
+    )
+
+
+def _softmax(evidence: Evidence) -> str | None:
+    if evidence.fault.boundary.role != "attention" or evidence.call is None or evidence.geometry is None:
+        return None
+    rows = _worst_rows(evidence)
+    exact, rounded = (attend_rows(evidence, rows, half=half) for half in (False, True))
+    axis = evidence.sequence_axis
+    measured = _rms(np.take(evidence.fault.actual.astype(np.float64), rows, axis) - exact)
+    emulated = _rms(rounded - exact)
+    if not 0.25 * measured <= emulated <= 4 * measured:
+        return None
+    return (
+        f"query, key and value are right, and rounding scores and softmax to fp16 alone gives the error seen: "
+        f"{emulated:.2g} emulated, {measured:.2g} in the file (rms, {len(rows)} worst positions)."
+    )
+
+
+def _window(evidence: Evidence) -> str | None:
+    if evidence.fault.boundary.role != "attention" or evidence.call is None or evidence.geometry is None:
+        return None
+    rows, axis = _worst_rows(evidence), evidence.sequence_axis
+    actual = np.take(evidence.fault.actual.astype(np.float64), rows, axis)
+    error = _rms(actual - attend_rows(evidence, rows))
+    for other in _other_windows(evidence.geometry):
+        if _rms(actual - attend_rows(replace(evidence, geometry=other), rows)) < 0.05 * error:
+            return f"The output is that of another window: {other.describe()}, not {evidence.geometry.describe()}."
+    return None
+
+
+def _other_windows(geometry: WindowGeometry) -> list[WindowGeometry]:
+    """Windows that a wrong attribute would give."""
+    found = [replace(geometry, exact_windowsize=not geometry.exact_windowsize)]
+    found += [replace(geometry, look_backward=b) for b in range(4) if b != geometry.look_backward]
+    found += [replace(geometry, window_size=w) for w in (geometry.window_size * 2, geometry.window_size // 2) if w]
+    if geometry.causal:
+        found.append(replace(geometry, causal=False))
+    else:
+        found.append(replace(geometry, causal=True, look_forward=0))
+        found += [replace(geometry, look_forward=f) for f in range(3) if f != geometry.look_forward]
+    return found
+
+
+def _worst_rows(evidence: Evidence) -> NDArray[np.int64]:
+    error, _ = evidence.by_position()
+    return np.sort(np.argsort(-error, kind="stable")[:_ROWS])
+
+
+def _rms(x: Floats) -> float:
+    return float(np.sqrt(np.mean(np.square(x))))
+
+
+RULES = (
+    Rule("overflow", _overflow),
+    Rule("weights", _weights),
+    Rule("mask", _mask),
+    Rule("padding", _padding),
+    Rule("rotary phase", _rotary),
+    Rule("precision of the softmax", _softmax),
+    Rule("window", _window),
+)

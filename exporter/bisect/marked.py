@@ -1,0 +1,108 @@
+"""A copy of a file that returns its values on the way, ready to run.
+
+An ONNX file runs in onnxruntime. An engine cannot be looked into: the ONNX file it was built from is built again,
+with the same library, plugin and precision, and with these values as outputs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx
+
+from ...core.engine_facts import ENGINE_SUFFIX, EngineFacts, read_engine_facts
+from ...core.errors import CheckFailed, UsageError
+from ...core.files import sha256
+from ...runtime.session import Session, load
+
+
+def onnx_file_of(model: Path) -> Path:
+    """The ONNX file to look into: the model itself, or the one an engine was built from.
+
+    Raises:
+        UsageError: the engine's ONNX file is not beside it.
+        CheckFailed: that file is not the one the engine was built from.
+    """
+    if model.suffix.lower() != ENGINE_SUFFIX:
+        return model
+    facts = read_engine_facts(model)
+    path = model.with_name(facts.onnx_name)
+    if not path.is_file():
+        raise UsageError(
+            f"{path} is not there.",
+            why=f"To look into {model.name}, the ONNX file it was built from is needed.",
+            fix="Copy it beside the engine.",
+        )
+    if sha256(path) != facts.onnx_sha256:
+        raise CheckFailed(f"{path} is not the file {model.name} was built from.", why="Its SHA-256 differs.")
+    return path
+
+
+def open_marked(model: Path, document: onnx.ModelProto, values: Sequence[str], folder: Path, provider: str) -> Session:
+    """The model with more outputs.
+
+    Args:
+        model: as the user named it.
+        document: its ONNX file, read without external data; it is changed.
+        values: names of values to return as well.
+        folder: an empty folder for the copy.
+        provider: where to run an ONNX file.
+
+    Raises:
+        UsageError: the copy cannot be loaded.
+        MissingDependency: for an engine, no GPU or no library here.
+        BuildFailed: the copy of an engine could not be built.
+    """
+    graph = document.graph
+    known = {value.name: value for value in (*graph.value_info, *graph.output)}
+    present = {value.name for value in graph.output}
+    graph.output.extend(known[name] for name in dict.fromkeys(values) if name not in present)
+    source = onnx_file_of(model)
+    for name in _external_files(document):
+        _link(source.with_name(name), folder / name)
+    marked = folder / "marked.onnx"
+    marked.write_bytes(document.SerializeToString())
+    if model.suffix.lower() != ENGINE_SUFFIX:
+        return load(marked, provider=provider)
+    return load(_build(marked, read_engine_facts(model), model))
+
+
+def _build(marked: Path, facts: EngineFacts, model: Path) -> Path:
+    from ...runtime.builder.build import build_engine
+    from ...runtime.builder.request import BuildRequest, PluginChoice
+    from ...runtime.tensorrt_plugins import find_library
+
+    plugin = PluginChoice()
+    if facts.plugin is not None:
+        if facts.plugin.kind != "library":
+            raise UsageError(
+                "An engine with ahead-of-time plugins cannot be built again here.",
+                fix="Bisect the ONNX file, or an engine built with --plugin library.",
+            )
+        plugin = PluginChoice("library", find_library(facts.plugin, model), asked="library")
+    output = marked.with_suffix(ENGINE_SUFFIX)
+    build_engine(BuildRequest(marked, output, facts.backend, facts.targets, plugin))
+    return output
+
+
+def _external_files(document: onnx.ModelProto) -> set[str]:
+    return {
+        entry.value
+        for tensor in document.graph.initializer
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same file under another path; a copy where a link cannot be."""
+    if source.name != target.name or Path(source.name).is_absolute():
+        raise UsageError(f"The external data of the model is not beside it: {source}.")
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -1,0 +1,147 @@
+"""The exported module run in float64, with what goes into and comes out of every module on the way.
+
+Modules are the export-friendly ones, whose paths carry upstream's names. They ask for fp32 where a
+file must not round further; here that becomes float64, so that the recording has no rounding worth naming.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..source import SourceModel
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ModuleCall:
+    """What one module was given and what it returned: tensors of floats only, float64."""
+
+    inputs: tuple[Floats, ...]
+    outputs: tuple[Floats, ...]
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One call of the attention operator: `query, key, value` as the node gets them, and its output."""
+
+    query: Floats
+    key: Floats
+    value: Floats
+    output: Floats
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One run.
+
+    Args:
+        modules: by path, those that were called exactly once; the whole model is "".
+        attention: calls of the attention operator, in order.
+        parameters: each module's own tensors by module path, float64.
+    """
+
+    modules: dict[str, ModuleCall]
+    attention: list[AttentionCall]
+    parameters: dict[str, dict[str, Floats]]
+
+
+def record(source: SourceModel, inputs: Mapping[str, NDArray[Any]]) -> Recording:
+    """Run the module on the file's inputs.
+
+    Args:
+        source: the model at the file's shapes.
+        inputs: by the file's names.
+    """
+    module = source.module("fp32").double()
+    calls: dict[str, list[ModuleCall]] = {}
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in inputs.items()}
+    arguments = {
+        "x" if name == "tokens" else name: tensor.double() if tensor.is_floating_point() else tensor
+        for name, tensor in tensors.items()
+    }
+    watcher = _AttentionWatcher()
+    with _hooks(module, calls), torch.no_grad(), _InFloat64(), watcher:
+        module(**arguments)
+    return Recording(
+        modules={path: found[0] for path, found in calls.items() if len(found) == 1},
+        attention=watcher.calls,
+        parameters={path: _own_tensors(part) for path, part in module.named_modules()},
+    )
+
+
+def _own_tensors(module: nn.Module) -> dict[str, Floats]:
+    own = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+    return {name: tensor.detach().numpy() for name, tensor in own if tensor.is_floating_point()}
+
+
+@contextmanager
+def _hooks(module: nn.Module, calls: dict[str, list[ModuleCall]]) -> Iterator[None]:
+    """Note every call of every part of a module."""
+
+    def note(path: str) -> Any:
+        def hook(_: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+            given = _floats((*args, *kwargs.values()))
+            calls.setdefault(path, []).append(ModuleCall(given, _floats(output)))
+
+        return hook
+
+    handles = [
+        part.register_forward_hook(note(path), with_kwargs=True)
+        for path, part in module.named_modules()
+        if not isinstance(part, nn.Identity)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _floats(values: Any) -> tuple[Floats, ...]:
+    values = values if isinstance(values, tuple | list) else (values,)
+    found = (x for x in values if isinstance(x, Tensor) and x.is_floating_point())
+    return tuple(x.detach().double().numpy().copy() for x in found)
+
+
+class _InFloat64(TorchFunctionMode):
+    """What the modules compute in fp32 on purpose is computed in float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.float:
+            return args[0].double()
+        kwargs = dict(kwargs or {})
+        if func is Tensor.to:
+            args = tuple(_widened(argument) for argument in args)
+        if "dtype" in kwargs:
+            kwargs["dtype"] = _widened(kwargs["dtype"])
+        return func(*args, **kwargs)
+
+
+def _widened(argument: Any) -> Any:
+    return torch.float64 if argument is torch.float32 else argument
+
+
+class _AttentionWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes what the attention operator is called with."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[AttentionCall] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if func is torch.ops.localattn.windowed_attention.default:
+            given = [x.detach().double().numpy().copy() for x in (*args[:3], output)]
+            self.calls.append(AttentionCall(*given))
+        return output

@@ -1,0 +1,119 @@
+"""What a bisection is asked and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...runtime.compare import Comparison
+from .causes import Cause
+
+
+@dataclass(frozen=True)
+class BisectRequest:
+    """What to compare.
+
+    Args:
+        model: an exported file (.onnx), or an engine beside the file it was built from.
+        checkpoint: its weights.
+        config: configuration file; by default the sidecar's, else the one beside the checkpoint.
+        seed: of the random inputs.
+        inputs: an .npz of inputs instead.
+        atol: absolute tolerance instead of the dtype's, in units of each value's root mean square.
+        rtol: relative tolerance instead of the dtype's.
+        provider: where to run the file.
+    """
+
+    model: Path
+    checkpoint: Path
+    config: Path | None = None
+    seed: int = 0
+    inputs: Path | None = None
+    atol: float | None = None
+    rtol: float | None = None
+    provider: str = "auto"
+
+
+@dataclass(frozen=True)
+class BoundaryRow:
+    """One boundary in the order of the graph, for reports."""
+
+    path: str
+    role: str
+    value: str
+    passed: bool
+    comparison: Comparison
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types."""
+        return {
+            "module": self.path,
+            "role": self.role,
+            "value": self.value,
+            "passed": self.passed,
+            **self.comparison.figures(),
+        }
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The first module whose output leaves the tolerance.
+
+    Args:
+        module: its path in the PyTorch model; "" is the model itself.
+        boundary: where it shows.
+        before: what goes into it, all within tolerance.
+        cause: the likely one.
+    """
+
+    module: str
+    boundary: BoundaryRow
+    before: list[BoundaryRow]
+    cause: Cause
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types."""
+        return {
+            "module": self.module,
+            "boundary": self.boundary.to_dict(),
+            "before": [row.to_dict() for row in self.before],
+            "cause": self.cause.name,
+            "evidence": self.cause.evidence,
+        }
+
+
+@dataclass
+class BisectReport:
+    """What came out.
+
+    Args:
+        dtype: the file's element type.
+        provider: what ran it.
+        rows: every boundary, in the order the file computes them.
+        fault: the first that is out of tolerance, explained; None if none is.
+        notes: what the user should know.
+    """
+
+    dtype: str
+    provider: str
+    rows: list[BoundaryRow]
+    fault: Fault | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def largest(self) -> BoundaryRow:
+        """The boundary with the largest error relative to its own size."""
+        return max(self.rows, key=lambda row: row.comparison.relative_rms)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types."""
+        return {
+            "passed": self.fault is None,
+            "dtype": self.dtype,
+            "provider": self.provider,
+            "fault": None if self.fault is None else self.fault.to_dict(),
+            "largest": self.largest.to_dict(),
+            "boundaries": [row.to_dict() for row in self.rows],
+            "notes": self.notes,
+        }
