@@ -1,0 +1,250 @@
+"""`localattn generate`: let an exported step file go on from a prompt."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .console import Format, FormatOption, QuietOption, VerboseOption, note, print_json, say, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..runtime.generate import Generator
+
+# As shells report a program that Ctrl-C ended: 128 + SIGINT.
+INTERRUPTED = 130
+
+# Without --max-tokens, or fewer where the model's positions end.
+DEFAULT_TOKENS = 256
+# A model of so many tokens reads and writes bytes.
+BYTES = 256
+
+
+def generate(
+    model: Annotated[Path, typer.Argument(help="The step file (model_step.onnx).", show_default=False)],
+    prompt: Annotated[str | None, typer.Option(help="Text to go on from.")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="Read it from this file.")] = None,
+    prompt_ids: Annotated[str | None, typer.Option(help="Tokens to go on from, as 1,2,3.")] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(min=-1, help=f"Tokens to generate; -1: until Ctrl-C or its last position. [{DEFAULT_TOKENS}]"),
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=0, help="Divides the logits; 0 takes the likeliest token.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Choose among so many likeliest tokens.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Choose among the likeliest that together reach this.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0,
+    batch: Annotated[int, typer.Option(min=1, help="How many continuations, each with its own random numbers.")] = 1,
+    echo: Annotated[bool, typer.Option("--echo", help="Write the prompt too.")] = False,
+    provider: Annotated[
+        str, typer.Option(help="Where to run: auto (the best that starts), cpu, cuda or tensorrt.")
+    ] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")] = None,
+    output_format: FormatOption = Format.console,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Go on from a prompt, token by token, at constant memory.
+
+    The prompt is --prompt, --prompt-file, --prompt-ids or what comes on stdin. A model of 256 tokens reads and writes
+    bytes: text on a terminal, the bytes themselves in a pipe. Any other reads and writes numbers. Ctrl-C ends it after
+    what has come, with exit code 130.
+    """
+    from ..runtime.generate import Generator
+
+    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    generator = Generator.open(model, provider, threads)
+    ids = _read_prompt(generator.vocabulary, prompt, prompt_file, prompt_ids)
+    if generator.session.missing_prefill:
+        warn(f"{generator.session.missing_prefill} is not beside {model.name}: the prompt is read token by token.")
+    limit = max_tokens
+    if limit is None:
+        room = generator.room(len(ids))
+        limit = DEFAULT_TOKENS if room is None else min(DEFAULT_TOKENS, max(room, 1))
+    run = _Run(generator, ids, None if limit < 0 else limit, settings, echo and output_format is Format.console)
+    try:
+        run.all(batch, show=output_format is Format.console)
+    except KeyboardInterrupt:
+        run.finish = "interrupted"
+    if output_format is Format.json:
+        print_json({"model": str(model), **run.report(seed)})
+    else:
+        note(run.summary())
+    if run.finish == "interrupted":
+        raise typer.Exit(INTERRUPTED)
+
+
+@dataclass
+class _Run:
+    """The continuations of one prompt, and what they took.
+
+    Args:
+        generator: at any position.
+        prompt: token ids.
+        max_tokens: for each continuation; None without end.
+        settings: of `Generator.generate`.
+        echo: write the prompt before each continuation.
+    """
+
+    generator: Generator
+    prompt: list[int]
+    max_tokens: int | None
+    settings: dict[str, Any]
+    echo: bool
+    rows: list[list[int]] = field(default_factory=list)
+    finish: str = "length"
+    prefill_seconds: float = 0.0
+    generate_seconds: float = 0.0
+    calls: int = 0
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the tokens are bytes."""
+        return self.generator.vocabulary == BYTES
+
+    def all(self, count: int, show: bool) -> None:
+        """So many continuations, as many at a time as the file's batch holds; a single one is shown as it comes."""
+        for first in range(0, count, self.generator.batch):
+            wanted = min(self.generator.batch, count - first)
+            rows: list[list[int]] = [[] for _ in range(wanted)]
+            self.rows += rows
+            try:
+                self._round(first, rows, live=show and count == 1)
+            finally:
+                for number, row in enumerate(rows, start=first + 1) if show and count > 1 else ():
+                    say(f"--- {number} of {count}")
+                    self._show(row)
+
+    def _round(self, first: int, rows: list[list[int]], *, live: bool) -> None:
+        """Fill the rows; rows of the file's batch that nobody asked for are generated and dropped."""
+        from .token_output import writer_for
+
+        begin = time.perf_counter()
+        stream = self.generator.generate(self.prompt, self.max_tokens, first_row=first, **self.settings)
+        ready = time.perf_counter()
+        self.prefill_seconds += ready - begin
+        writer = writer_for(bytes_model=self.is_text) if live else None
+        try:
+            for token in self.prompt if writer and self.echo else ():
+                writer.write(token)  # type: ignore[union-attr]
+            for tokens in stream:
+                self.calls += 1
+                for row, token in zip(rows, tokens.tolist(), strict=False):
+                    row.append(token)
+                if writer:
+                    writer.write(rows[0][-1])
+        finally:
+            self.generate_seconds += time.perf_counter() - ready
+            if writer:
+                writer.end()
+        if len(rows[0]) == self.generator.room(len(self.prompt)):
+            self.finish = "positions"
+
+    def _show(self, row: Sequence[int]) -> None:
+        from .token_output import RawBytes, writer_for
+
+        writer = writer_for(bytes_model=self.is_text)
+        for token in [*(self.prompt if self.echo else ()), *row]:
+            writer.write(token)
+        writer.end()
+        if isinstance(writer, RawBytes):
+            say("")
+
+    def report(self, seed: int) -> dict[str, Any]:
+        """As `--format json` prints it."""
+        session = self.generator.session
+        texts = [bytes(row).decode("utf-8", "replace") for row in self.rows] if self.is_text else None
+        return {
+            "backend": session.backend,
+            "provider": session.provider,
+            "seed": seed,
+            "prompt": self.prompt,
+            "tokens": self.rows,
+            "text": texts,
+            "finish": self.finish,
+            "seconds": {"prefill": self.prefill_seconds, "generate": self.generate_seconds},
+            "tokens_per_second": self._rate(),
+        }
+
+    def _rate(self) -> float | None:
+        made = sum(map(len, self.rows))
+        return made / self.generate_seconds if made and self.generate_seconds else None
+
+    def summary(self) -> str:
+        """One line for people."""
+        made, rate = sum(map(len, self.rows)), self._rate()
+        speed = "" if rate is None else f", {rate:,.0f} a second"
+        ending = {"positions": "; the model has no further position", "interrupted": "; interrupted"}
+        return (
+            f"{made} tokens{speed} on {self.generator.session.provider}; prompt of {len(self.prompt)} in "
+            f"{1e3 * self.prefill_seconds:.0f} ms{ending.get(self.finish, '')}"
+        )
+
+
+def _read_prompt(vocabulary: int, text: str | None, file: Path | None, ids: str | None) -> list[int]:
+    """The prompt's token ids, from the one place that was given, else from stdin.
+
+    Raises:
+        UsageError: more than one place, none, a file that cannot be read, text for a model without bytes.
+    """
+    from ..core.errors import UsageError
+
+    given = [
+        name
+        for name, value in (("--prompt", text), ("--prompt-file", file), ("--prompt-ids", ids))
+        if value is not None
+    ]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} were given.", why="There is one prompt.", fix="Keep one of them.")
+    if ids is not None:
+        return _numbers(ids)
+    if text is not None:
+        if vocabulary != BYTES:
+            raise UsageError(
+                "The prompt is text, and the model does not read bytes.",
+                why=f"It has {vocabulary} tokens, and their text is not in the file.",
+                fix="Give numbers: --prompt-ids 1,2,3",
+            )
+        return list(os.fsencode(text))
+    raw = _read_bytes(file)
+    return list(raw) if vocabulary == BYTES else _numbers(raw.decode("ascii", "replace"))
+
+
+def _read_bytes(file: Path | None) -> bytes:
+    """A file's bytes, or stdin's."""
+    from ..core.errors import UsageError
+
+    if file is not None:
+        try:
+            return file.read_bytes()
+        except OSError as error:
+            raise UsageError(f"Cannot read {file}.", why=error.strerror or str(error)) from error
+    if sys.stdin.isatty():
+        raise UsageError(
+            "There is no prompt.",
+            why="The model needs something to go on from.",
+            fix="Give --prompt, --prompt-file or --prompt-ids, or pipe it in.",
+        )
+    return sys.stdin.buffer.read()
+
+
+def _numbers(text: str) -> list[int]:
+    """`1,2,3` or `1 2 3` → ids."""
+    from ..core.errors import UsageError
+
+    words = re.split(r"[\s,]+", text.strip().strip(","))
+    if not all(re.fullmatch(r"\d{1,18}", word) for word in words if word):
+        wrong = next(word for word in words if not re.fullmatch(r"\d{1,18}", word))
+        raise UsageError(
+            f"{wrong[:40]!r} is not a token.", why="Tokens are numbers from 0.", fix="Write them as 1,2,3."
+        )
+    return [int(word) for word in words if word]

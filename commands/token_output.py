@@ -1,0 +1,83 @@
+"""How generated tokens appear: as text on a terminal, as bytes in a pipe, as numbers where a model has no bytes."""
+
+from __future__ import annotations
+
+import codecs
+import sys
+from typing import Protocol
+
+
+class TokenWriter(Protocol):
+    """Where the tokens of one sequence go, one at a time."""
+
+    def write(self, token: int) -> None:
+        """Show a token at once."""
+
+    def end(self) -> None:
+        """The sequence is over, or was interrupted: show what is still held back."""
+
+
+class TerminalText:
+    """UTF-8 text on a terminal; what a terminal would take as a command is shown as U+FFFD.
+
+    A character appears when its last byte has come.
+    """
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def write(self, token: int) -> None:
+        """Decode a byte and show the character that it completes."""
+        self._show(self._decoder.decode(bytes([token])))
+
+    def end(self) -> None:
+        """Show an unfinished character as U+FFFD, and end the line."""
+        self._show(self._decoder.decode(b"", final=True) + "\n")
+
+    @staticmethod
+    def _show(text: str) -> None:
+        if text:
+            sys.stdout.write(printable(text))
+            sys.stdout.flush()
+
+
+class RawBytes:
+    """The bytes themselves, for pipes and files."""
+
+    def write(self, token: int) -> None:
+        """Pass a byte on."""
+        sys.stdout.buffer.write(bytes([token]))
+        sys.stdout.buffer.flush()
+
+    def end(self) -> None:
+        """Add nothing: the output is the model's bytes and no other."""
+
+
+class Numbers:
+    """Tokens as numbers, `1,2,3` and a line end, as `--prompt-ids` reads them."""
+
+    def __init__(self) -> None:
+        self._separator = ""
+
+    def write(self, token: int) -> None:
+        """Show a number."""
+        sys.stdout.write(f"{self._separator}{token}")
+        sys.stdout.flush()
+        self._separator = ","
+
+    def end(self) -> None:
+        """End the line."""
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+
+
+def writer_for(*, bytes_model: bool) -> TokenWriter:
+    """What suits this model and stdout."""
+    if not bytes_model:
+        return Numbers()
+    return TerminalText() if sys.stdout.isatty() else RawBytes()
+
+
+def printable(text: str) -> str:
+    """The text without control characters, but for tab and line feed."""
+    return "".join(c if c in "\t\n" or not ("\x7f" <= c <= "\x9f" or c < " ") else "�" for c in text)

@@ -1,0 +1,71 @@
+"""What the sidecar says of a step graph: how to call it again and again so that it goes on where it stopped.
+
+A step file takes `chunk` tokens a sequence, the number of tokens consumed before, and the caches; it gives
+the logits and the caches of the next call. Whoever runs it fills the caches once (`CacheFacts.fill`),
+and after each call feeds `output` of every cache to its `input`.
+
+Importing this module imports pydantic: light modules import it inside functions.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["CacheFacts", "StepFacts"]
+
+_SCHEMA = ConfigDict(extra="allow", protected_namespaces=())
+
+
+class CacheFacts(BaseModel):
+    """One tensor that a call hands to the next.
+
+    Args:
+        input: the graph input it is read from.
+        output: the graph output it is written to, of the same shape and dtype.
+        shape: its shape.
+        dtype: its element type, in numpy's names.
+        fill: the value of every element before the first token.
+    """
+
+    model_config = _SCHEMA
+
+    input: str
+    output: str
+    shape: list[int]
+    dtype: str
+    fill: float = 0.0
+
+
+class StepFacts(BaseModel):
+    """How a step file is called.
+
+    Args:
+        mode: "step" generates, one token a call; "prefill" consumes a prompt, `chunk` tokens a call.
+        chunk: tokens a sequence and call, 1 for "step". A call is always full: what is left of a prompt
+            goes through the step file token by token, whose caches are the same.
+        token_input: the first data input: `tokens` int64 `[B, chunk]`, or where embeddings go in `x`
+            `[B, chunk, dim]`, `q` `[B, H, chunk, D]` (with `k` and `v`), `query` `[chunk, B, dim]` (AFTLocal).
+        sequence_axis: the axis of the data inputs and of the output that counts positions: 1 for `[B, chunk, …]`.
+        position_input: int64 `[1]`, the tokens consumed before this call, the same for every sequence.
+        logits_output: the model's output, `[B, chunk, vocabulary]` for tokens.
+        caches: what is handed on, in the order of the graph's inputs.
+        max_positions: positions the model has learned embeddings or biases for: a call with
+            `position + chunk` beyond it is an error; None where the model runs without end.
+        in_place: one buffer may serve as a cache's input and its output. Else two take turns.
+        prefill: the file beside this one that takes larger chunks and leaves the same caches, or None.
+    """
+
+    model_config = _SCHEMA
+
+    mode: Literal["step", "prefill"]
+    chunk: int = Field(ge=1)
+    token_input: str
+    sequence_axis: int = Field(default=1, ge=0)
+    position_input: str = "position"
+    logits_output: str
+    caches: list[CacheFacts]
+    max_positions: int | None = None
+    in_place: bool
+    prefill: str | None = None

@@ -1,0 +1,1 @@
+"""Modules that compute a few tokens at a time and hand their state to the next call."""

@@ -1,0 +1,93 @@
+"""The step nodes written in standard ONNX operators: the functions that ride in a step file.
+
+Everything is computed in fp32 whatever the inputs' dtype, as in the body of the whole-sequence node; the
+caches keep the file's dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+from onnxscript import build_function
+
+from ...core.node import DOMAIN
+from ...core.step_node import StepVariant
+
+STEP_ATTRIBUTE_TYPES: Mapping[str, ir.AttributeType] = {
+    "window_size": ir.AttributeType.INT,
+    "look_backward": ir.AttributeType.INT,
+    "look_forward": ir.AttributeType.INT,
+    "causal": ir.AttributeType.INT,
+    "exact_windowsize": ir.AttributeType.INT,
+    "scale": ir.AttributeType.FLOAT,
+    "shared_qk": ir.AttributeType.INT,
+    "xpos_scale_base": ir.AttributeType.FLOAT,
+    "plugin_namespace": ir.AttributeType.STRING,
+    "plugin_version": ir.AttributeType.STRING,
+}
+
+
+def _attend(op: Any, query: Any, keys: Any, values: Any, score_bias: Any, scales: tuple[Any, ...]) -> Any:
+    """`softmax(scale·q·kᵀ + score_bias)·v`, in the dtype of the query."""
+    precise, keys, values = (op.Cast(x, to=ir.DataType.FLOAT) for x in (query, keys, values))
+    if scales:
+        keys = op.Mul(keys, scales[-1])
+    if len(scales) > 1:
+        precise = op.Mul(precise, scales[0])
+    scale = op.Constant(value_float=ir.RefAttr("value_float", "scale", ir.AttributeType.FLOAT))
+    scores = op.MatMul(op.Mul(precise, scale), op.Transpose(keys, perm=[0, 1, 3, 2]))
+    weights = op.Softmax(op.Add(scores, score_bias), axis=-1)
+    return op.CastLike(op.MatMul(weights, values), query)
+
+
+def _step(
+    op: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    key_cache: Any,
+    value_cache: Any,
+    score_bias: Any,
+    write_index: Any,
+    *scales: Any,
+) -> Any:
+    """One token: write, then attend to the ring."""
+    keys = op.ScatterND(key_cache, write_index, key)
+    values = op.ScatterND(value_cache, write_index, value)
+    return _attend(op, query, keys, values, score_bias, scales), keys, values
+
+
+def _chunk(
+    op: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    key_cache: Any,
+    value_cache: Any,
+    score_bias: Any,
+    write_index: Any,
+    *scales: Any,
+) -> Any:
+    """Several tokens: attend to the old ring and the new keys, then write."""
+    keys, values = op.Concat(key_cache, key, axis=2), op.Concat(value_cache, value, axis=2)
+    output = _attend(op, query, keys, values, score_bias, scales)
+    return output, op.Gather(keys, write_index, axis=2), op.Gather(values, write_index, axis=2)
+
+
+def step_function_body(variant: StepVariant, opset: int) -> ir.Function:
+    """The model-local function of one step op type.
+
+    Args:
+        variant: the op type.
+        opset: opset of the body; it must be the model's.
+    """
+    return build_function(
+        _chunk if variant.chunked else _step,
+        [ir.Value(name=name) for name in variant.input_names],
+        domain=DOMAIN,
+        name=variant.op_type,
+        attributes=[ir.Attr(name, kind, None) for name, kind in STEP_ATTRIBUTE_TYPES.items()],
+        opset_imports={"": opset},
+    )

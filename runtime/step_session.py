@@ -1,0 +1,223 @@
+"""Run a causal model piece by piece: what a session holds between calls, whatever engine runs it.
+
+A step file takes the next position of every sequence and the caches of all positions before; a prefill file beside
+it takes a chunk of positions at once. `open_step` finds the backend by the file's suffix. A backend is a module that
+defines a `StepSession` and one entry in `STEP_BACKENDS`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.errors import UsageError
+from ..core.publishing import check_unchanged, finish_interrupted
+from ..core.tensors import TensorSpec
+from .session import BACKENDS, check_inputs
+
+if TYPE_CHECKING:
+    from ..core.sidecar import Sidecar
+    from ..core.step_facts import StepFacts
+
+# An additive bias is the same at every call (`core/node.py`): it has no positions to cut.
+_WHOLE = ("attn_bias",)
+
+# Suffix of a step file → the module that runs it and its function `(path, sidecar, provider, threads) -> StepSession`.
+STEP_BACKENDS = {".onnx": (".onnxruntime_step", "open_step_file")}
+
+
+class StepSession(ABC):
+    """A model and the caches of what it has consumed. Memory and time of a call do not grow with the position.
+
+    Args:
+        sidecar: of the step file.
+        inputs: what one call of the step file takes, without its position and caches.
+        output: what it returns, without caches.
+        chunks: how many positions one call can consume, ascending: those of the step file and of the prefill file.
+
+    Attributes:
+        backend: name of the engine, as in `runtime.session.BACKENDS`.
+        provider: what really runs ("cpu", "cuda", …).
+        facts: of the step file.
+        position: positions consumed since the start.
+        missing_prefill: name of the prefill file that was exported with it and does not lie beside it.
+    """
+
+    backend: str
+    provider: str
+    missing_prefill: str | None = None
+
+    def __init__(self, sidecar: Sidecar, inputs: Sequence[TensorSpec], output: TensorSpec, chunks: Sequence[int]):
+        self.sidecar, self.facts = sidecar, step_facts(sidecar)
+        self.inputs, self.output, self.chunks = list(inputs), output, tuple(chunks)
+        self.position = 0
+        self._specs = {chunk: [self._resized(spec, chunk) for spec in self.inputs] for chunk in self.chunks}
+
+    @property
+    def max_positions(self) -> int | None:
+        """How many positions there are; None for a model that runs without end."""
+        return self.facts.max_positions
+
+    def reset(self) -> None:
+        """Back to position 0."""
+        self.position = 0
+        self._clear()
+
+    def advance(self, inputs: Mapping[str, NDArray[Any]], *, checked: bool = False) -> NDArray[Any]:
+        """Consume as many positions as one call takes.
+
+        Args:
+            inputs: one array for each of `self.inputs`, with one of `self.chunks` positions on `facts.sequence_axis`.
+            checked: they are known to fit, in dtype and shape.
+
+        Returns:
+            The output at these positions, in a buffer that the next call overwrites.
+
+        Raises:
+            UsageError: an input does not fit, or the model has no position left; nothing is consumed.
+        """
+        chunk = self._positions(inputs)
+        if not checked:
+            inputs = check_inputs(self._specs.get(chunk, self.inputs), inputs)
+        self._check_room(chunk)
+        output = self._execute(inputs, chunk)
+        self.position += chunk
+        return output
+
+    def consume(self, inputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+        """Consume any number of positions, one at least: chunks as long as they fit, then smaller ones.
+
+        Args:
+            inputs: as for `advance`, of any length.
+
+        Returns:
+            The output of the last call, in a buffer that the next call overwrites.
+
+        Raises:
+            UsageError: as `advance`; positions are counted before anything is consumed.
+        """
+        length, axis = self._positions(inputs), self.facts.sequence_axis
+        if length == 0:
+            raise UsageError("There is nothing to consume.", why="The inputs have no position.")
+        self._check_room(length)
+        output: NDArray[Any] | None = None
+        start = 0
+        while start < length:
+            chunk = max((size for size in self.chunks if size <= length - start), default=self.chunks[0])
+            piece = {
+                name: array if name in _WHOLE else _cut(array, axis, start, start + chunk)
+                for name, array in inputs.items()
+            }
+            output = self.advance(piece)
+            start += chunk
+        assert output is not None
+        return output
+
+    def _positions(self, inputs: Mapping[str, NDArray[Any]]) -> int:
+        """How many positions these inputs hold; what does not fit at all is left to `check_inputs`."""
+        first = inputs.get(self.inputs[0].name)
+        axis = self.facts.sequence_axis
+        if not isinstance(first, np.ndarray) or first.ndim <= axis:
+            return self.chunks[0]
+        return int(first.shape[axis])
+
+    def _check_room(self, count: int) -> None:
+        """Raise `UsageError` if so many positions are not left."""
+        limit = self.max_positions
+        if limit is not None and self.position + count > limit:
+            raise UsageError(
+                f"The model has no position {limit + 1}.",
+                why=f"It learned an embedding for each of {limit} positions; {self.position} are consumed and {count} "
+                "more were given.",
+                fix="Give a shorter prompt, generate fewer tokens, or begin anew.",
+            )
+
+    def _resized(self, spec: TensorSpec, chunk: int) -> TensorSpec:
+        if spec.name in _WHOLE:
+            return spec
+        axis = self.facts.sequence_axis
+        return replace(spec, shape=(*spec.shape[:axis], chunk, *spec.shape[axis + 1 :]))
+
+    @abstractmethod
+    def _clear(self) -> None:
+        """Fill the caches with what they start from."""
+
+    @abstractmethod
+    def _execute(self, inputs: Mapping[str, NDArray[Any]], chunk: int) -> NDArray[Any]:
+        """Run the file of this chunk on inputs that fit, at `self.position`, and update the caches."""
+
+
+def open_step(path: str | Path, provider: str = "auto", threads: int | None = None) -> StepSession:
+    """Open a step file, at position 0; the prefill file that its sidecar names is used if it lies beside it.
+
+    Args:
+        path: the step file, its sidecar beside it.
+        provider: as for `runtime.session.load`.
+        threads: CPU threads for one operator, ≥ 1; None leaves it to the engine.
+
+    Raises:
+        UsageError: no such file, no step file, no sidecar, files that do not belong together.
+        CheckFailed: a file was altered after its sidecar was written.
+        MissingDependency: the engine is not installed, or the provider asked for does not start.
+    """
+    from ..core.sidecar import read_sidecar, sidecar_path
+
+    path = Path(path)
+    finish_interrupted(path)
+    suffix = path.suffix.lower()
+    if suffix not in STEP_BACKENDS:
+        known = ", ".join(STEP_BACKENDS)
+        raise UsageError(f"Cannot generate with {path}.", why=f"Its suffix is none of: {known}.", fix=_HOW_TO_EXPORT)
+    if not path.is_file():
+        raise UsageError(f"Cannot generate with {path}.", why="There is no such file.", fix=_HOW_TO_EXPORT)
+    if threads is not None and threads < 1:
+        raise UsageError(f"threads is {threads}.", why="An operator runs on at least one thread.")
+    check_unchanged(path)
+    sidecar = read_sidecar(path)
+    if sidecar is None:
+        raise UsageError(
+            f"Cannot generate with {path}.",
+            why=f"Its sidecar {sidecar_path(path).name}, which says how its caches are laid out, is not beside it.",
+            fix="Copy it too, or export the model again.",
+        )
+    facts = step_facts(sidecar, path.name)
+    if facts.mode != "step":
+        raise UsageError(
+            f"{path} is a {facts.mode} file.",
+            why=f"It takes {facts.chunk} positions at once; its step file takes it along.",
+            fix="Give the step file.",
+        )
+    BACKENDS[suffix].require()
+    module, opener = STEP_BACKENDS[suffix]
+    return cast("StepSession", getattr(import_module(module, __package__), opener)(path, sidecar, provider, threads))
+
+
+_HOW_TO_EXPORT = "Export a step file: localattn export CHECKPOINT --mode step -o model_step.onnx"
+
+
+def step_facts(sidecar: Sidecar, name: str = "The file") -> StepFacts:
+    """What the sidecar says about stepping.
+
+    Raises:
+        UsageError: nothing; the file takes whole sequences.
+    """
+    if sidecar.step is None:
+        checkpoint = sidecar.checkpoint_name or "CHECKPOINT"
+        raise UsageError(
+            f"{name} is not a step file.",
+            why=f"It takes whole sequences of {sidecar.seq_len} positions and keeps nothing between calls.",
+            fix=_HOW_TO_EXPORT.replace("CHECKPOINT", checkpoint),
+        )
+    return sidecar.step
+
+
+def _cut(array: NDArray[Any], axis: int, start: int, stop: int) -> NDArray[Any]:
+    """The positions `[start, stop)`, contiguous."""
+    return np.ascontiguousarray(array[(slice(None),) * axis + (slice(start, stop),)])
