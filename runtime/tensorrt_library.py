@@ -46,7 +46,8 @@ LIBRARIES = {
             "tensorrt",
             "tensorrt",
             "On Jetson it comes with JetPack (sudo apt install nvidia-jetpack; a virtual environment needs "
-            "--system-site-packages). Elsewhere: pip install tensorrt --extra-index-url https://pypi.nvidia.com.",
+            "--system-site-packages). Elsewhere: pip install tensorrt, which fetches the libraries from NVIDIA's own "
+            "package index.",
         ),
         Library(TENSORRT_RTX, "tensorrt_rtx", "rtx", "Install it: pip install 'localattn[rtx]'."),
     )

@@ -133,7 +133,7 @@ def tensorrt_command() -> str:
     """What would add TensorRT: JetPack has its own, elsewhere NVIDIA's package index has the libraries."""
     if _JETSON.is_file():
         return "sudo apt-get install nvidia-jetpack"
-    return f"{pip_install('tensorrt')} --extra-index-url https://pypi.nvidia.com"
+    return pip_install("tensorrt")
 
 
 def provider_probe(name: str) -> Probe:
