@@ -1,17 +1,20 @@
 """The windowed attention operator as PyTorch sees it, with its plain reference.
 
-`torch.ops.localattn.windowed_attention` is what the export-friendly modules call. The reference below
-runs wherever no kernel is registered; it takes a few windows of queries at a time, so that memory
-stays linear in the sequence length.
+`torch.ops.localattn.windowed_attention` is what the export-friendly modules call. On a GPU the kernel of
+`kernel` computes it, where it can. The reference below computes it everywhere else; it takes a few windows of
+queries at a time, so that memory stays linear in the sequence length.
 """
 
 from __future__ import annotations
+
+import importlib.util
 
 import torch
 from torch import Tensor
 
 from ..core.geometry import WindowGeometry
-from ..core.node import LOWEST_BIAS, SELF_SCORE
+from ..core.node import HEADS_FIRST, LOWEST_BIAS, SELF_SCORE, SEQUENCE_FIRST, NodeAttributes
+from .kernel.spec import LARGEST_HEAD_DIM, SMALLEST_HEAD_DIM, why_unsupported
 
 # Queries per step of the reference: enough to keep matrix products busy, few enough to keep scores small.
 _REFERENCE_BLOCK = 512
@@ -53,6 +56,21 @@ def windowed_attention(
         xpos_scale_base: base of the xpos decay, 0 without.
     """
     geometry = WindowGeometry(window_size, look_backward, look_forward, causal, exact_windowsize)
+    perm = SEQUENCE_FIRST if sequence_first else HEADS_FIRST
+    attributes = NodeAttributes(geometry, scale, shared_qk=shared_qk, perm=perm, xpos_scale_base=xpos_scale_base)
+    return _reference(query, key, value, key_mask, attn_bias, attributes)
+
+
+def _reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    attn_bias: Tensor | None,
+    attributes: NodeAttributes,
+) -> Tensor:
+    """The operator in plain PyTorch, for any device, element type and head size."""
+    geometry, sequence_first = attributes.geometry, attributes.perm == SEQUENCE_FIRST
     if sequence_first:
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     length = query.shape[2]
@@ -71,9 +89,9 @@ def windowed_attention(
             columns,
             geometry,
             length,
-            scale,
-            shared_qk,
-            xpos_scale_base,
+            attributes.scale,
+            attributes.shared_qk,
+            attributes.xpos_scale_base,
         )
     return output.transpose(1, 2).contiguous() if sequence_first else output
 
@@ -128,3 +146,49 @@ def xpos_factor(head_dim: int, distance: Tensor, base: float) -> Tensor:
 @windowed_attention.register_fake
 def _(query: Tensor, *_rest: object, **_options: object) -> Tensor:
     return torch.empty_like(query, memory_format=torch.contiguous_format)
+
+
+@windowed_attention.register_kernel("cuda")
+def _on_gpu(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    attn_bias: Tensor | None,
+    window_size: int,
+    look_backward: int,
+    look_forward: int,
+    causal: bool,
+    exact_windowsize: bool,
+    scale: float,
+    shared_qk: bool,
+    sequence_first: bool,
+    xpos_scale_base: float,
+) -> Tensor:
+    geometry = WindowGeometry(window_size, look_backward, look_forward, causal, exact_windowsize)
+    perm = SEQUENCE_FIRST if sequence_first else HEADS_FIRST
+    attributes = NodeAttributes(geometry, scale, shared_qk=shared_qk, perm=perm, xpos_scale_base=xpos_scale_base)
+    if why_no_kernel(query, attributes):
+        return _reference(query, key, value, key_mask, attn_bias, attributes)
+    from .kernel.launch import launch
+
+    return launch(query, key, value, key_mask, attn_bias, attributes)
+
+
+def why_no_kernel(query: Tensor, attributes: NodeAttributes) -> str:
+    """Why the reference and not the kernel computes this on a GPU; empty if the kernel does.
+
+    Args:
+        query: in the layout of `attributes.perm`.
+        attributes: window, scale and layout.
+    """
+    batch, heads, length, head_dim = (query.shape[axis] for axis in attributes.perm)
+    if query.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return f"the kernel takes no {query.dtype}"
+    if not SMALLEST_HEAD_DIM <= head_dim <= LARGEST_HEAD_DIM:
+        return f"the kernel takes heads {SMALLEST_HEAD_DIM} to {LARGEST_HEAD_DIM} wide, not {head_dim}"
+    if query.device.type == "cuda" and torch.cuda.get_device_capability(query.device) < (8, 0):
+        return "the kernel needs a GPU of compute capability 8.0 or later"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    return why_unsupported(attributes, batch=batch, heads=heads, length=length)

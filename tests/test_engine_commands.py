@@ -78,7 +78,7 @@ def test_a_missing_library_says_how_to_get_it(localattn: Callable[..., Finished]
         finished = localattn(*arguments)
         assert finished.code == 3
         assert "tensorrt is not installed" in finished.err
-        assert "JetPack" in finished.err and "pypi.nvidia.com" in finished.err
+        assert "JetPack" in finished.err and "pip install tensorrt" in finished.err
 
 
 @needs_rtx

@@ -1,0 +1,221 @@
+"""Ahead-of-time compilation of the kernel, without a GPU: PTX, machine code, and what they use.
+
+Triton compiles to PTX. Two scratch pointers that it appends to the parameters are taken out again, so that the kernel
+takes exactly the arguments of `spec`; the result is assembled by the ptxas in Triton's wheel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import BuildFailed, MissingDependency
+from ...core.process import end_with_parent
+from .spec import ELEMENT_TYPES, SCALARS, KernelSpec, Tile
+from .targets import Target
+from .tiles import tile_for
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A kernel for one target.
+
+    Args:
+        spec: what it computes.
+        target: what it is compiled for.
+        tile: how it cuts the work; `spec.grid` makes the launch grid of it.
+        entry: its name in PTX and machine code.
+        ptx: text of the kernel.
+        cubin: machine code for the target.
+        shared_bytes: dynamic shared memory to launch it with.
+        threads: threads a block.
+        registers: registers a thread.
+        spills: bytes of stack a thread that registers spill to.
+    """
+
+    spec: KernelSpec
+    target: Target
+    tile: Tile
+    entry: str
+    ptx: str
+    cubin: bytes
+    shared_bytes: int
+    threads: int
+    registers: int
+    spills: int
+
+
+def compile_kernel(spec: KernelSpec, target: Target, tile: Tile | None = None) -> CompiledKernel:
+    """Compile a kernel with the given tile, or the one of the table.
+
+    Raises:
+        MissingDependency: Triton is not installed, or was imported as interpreter.
+        BuildFailed: the compiler failed.
+    """
+    tile = tile or tile_for(spec, target)
+    text, entry, shared_bytes, threads = _to_ptx(spec, target, tile)
+    ptx = _own_parameters_only(text, entry, len(spec.arguments)).replace(entry, spec.name)
+    cubin, registers, spills = assemble(ptx, target)
+    if spills:
+        # ptxas spilled to fit one more block on a multiprocessor; asked for one block only, it takes the registers.
+        ptx = re.sub(r"^\.reqntid \d+", r"\g<0>\n.minnctapersm 1", ptx, count=1, flags=re.MULTILINE)
+        cubin, registers, spills = assemble(ptx, target)
+    return CompiledKernel(spec, target, tile, spec.name, ptx, cubin, shared_bytes, threads, registers, spills)
+
+
+def compile_many(
+    specs: Iterable[KernelSpec],
+    targets: Iterable[Target],
+    jobs: int | None = None,
+    progress: Callable[[CompiledKernel], None] | None = None,
+) -> list[CompiledKernel]:
+    """Every spec for every target, target by target, in `jobs` processes (all processors by default).
+
+    Args:
+        specs: what to compile.
+        targets: for which GPUs.
+        jobs: processes at a time.
+        progress: told of each kernel in the order of the result.
+
+    Raises:
+        MissingDependency: Triton is not installed, or was imported as interpreter.
+        BuildFailed: the compiler failed.
+    """
+    specs = list(specs)
+    pairs = [(spec, target) for target in targets for spec in specs]
+    jobs = min(jobs or os.cpu_count() or 1, len(pairs))
+    results: list[CompiledKernel] = []
+    with contextlib.ExitStack() as stack:
+        compiled: Iterable[CompiledKernel]
+        if jobs <= 1:
+            compiled = (compile_kernel(spec, target) for spec, target in pairs)
+        else:
+            _triton()  # a clear error here, before any process is started
+            pool = stack.enter_context(
+                ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=end_with_parent)
+            )
+            compiled = pool.map(compile_kernel, *zip(*pairs, strict=True))
+        for kernel in compiled:
+            results.append(kernel)
+            if progress is not None:
+                progress(kernel)
+    return results
+
+
+def _triton() -> Any:
+    """The Triton package, able to compile."""
+    try:
+        import triton
+    except ImportError as error:
+        raise MissingDependency(
+            "Triton is not installed.",
+            why=f"It compiles the attention kernel ({error}).",
+            fix="Install it: pip install 'localattn[plugin]'",
+        ) from error
+    if triton.knobs.runtime.interpret:
+        raise MissingDependency(
+            "Triton runs as an interpreter in this process.",
+            why="The environment variable TRITON_INTERPRET is set.",
+            fix="Unset it to compile kernels.",
+        )
+    return triton
+
+
+def _to_ptx(spec: KernelSpec, target: Target, tile: Tile) -> tuple[str, str, int, int]:
+    """Triton's PTX, its entry name, bytes of shared memory and threads a block."""
+    triton = _triton()
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from . import windowed_attention as source
+
+    pointer = f"*{ELEMENT_TYPES[spec.dtype].triton}"
+    constants: dict[str, Any] = {
+        "HEAD_DIM": spec.head_dim,
+        "PADDED": spec.padded_head_dim,
+        "BLOCK_QUERIES": tile.block_queries,
+        "BLOCK_KEYS": tile.block_keys,
+    }
+    types = dict.fromkeys(spec.arguments, pointer) | {"key_mask": "*u8"} | dict.fromkeys(SCALARS, "i32")
+    for name in ("key_mask", "attn_bias"):
+        if name not in spec.arguments:
+            constants[name] = None
+    types |= dict.fromkeys(constants, "constexpr")
+    kernel = source.windowed_attention
+    # Tensors start at multiples of 16 bytes everywhere; said so, their loads are 16 bytes wide and asynchronous.
+    aligned = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in types if types[name][0] == "*"}
+    options = {"num_warps": tile.warps, "num_stages": tile.stages, "ptx_version": target.ptx_version}
+    printed = io.StringIO()
+    try:
+        # Line tables would make the PTX six times as long; on a failure Triton prints all of it.
+        with triton.knobs.compilation.scope(), contextlib.redirect_stdout(printed):
+            triton.knobs.compilation.disable_line_info = True
+            compiled = triton.compile(
+                ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=aligned),
+                target=GPUTarget("cuda", target.capability, 32),
+                options=options,
+            )
+    except Exception as error:  # a Triton failure has no common base class
+        raise BuildFailed(
+            f"Triton could not compile {spec.name} for {target.name} with {tile}.",
+            why=f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}",
+        ) from error
+    facts = compiled.metadata
+    if facts.global_scratch_size or facts.profile_scratch_size:
+        raise BuildFailed(
+            f"{spec.name} for {target.name} uses scratch memory.",
+            why="Plugins launch it without any.",
+            fix="Choose another tile.",
+        )
+    return compiled.asm["ptx"], facts.name, facts.shared, 32 * facts.num_warps
+
+
+def _own_parameters_only(ptx: str, entry: str, arguments: int) -> str:
+    """The PTX without the parameters that Triton appends after the kernel's own."""
+    begin = ptx.index(f".entry {entry}(")
+    end = ptx.index("\n)", begin)
+    head, parameters, body = ptx[:begin], ptx[begin:end], ptx[end:]
+    lines = [line for line in parameters.splitlines() if ".param" in line]
+    for extra in range(arguments, len(lines)):
+        if re.search(rf"\b{entry}_param_{extra}\b", body):
+            raise BuildFailed(f"The kernel {entry} reads parameter {extra}, beyond its {arguments} arguments.")
+    kept = "\n".join(lines[:arguments]).rstrip(",")
+    return f"{head}.entry {entry}(\n{kept}{body}"
+
+
+def assemble(ptx: str, target: Target) -> tuple[bytes, int, int]:
+    """Machine code of a PTX text for a target, registers and bytes of spills a thread.
+
+    Raises:
+        MissingDependency: Triton is not installed.
+        BuildFailed: ptxas refused the text.
+    """
+    tools = _triton().knobs.nvidia
+    ptxas = (tools.ptxas_blackwell if target.capability >= 100 else tools.ptxas).path
+    # Triton names the architecture-specific feature set ("a") in the PTX where it uses one.
+    found = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
+    suffix = "a" if found and found[1] == target.name + "a" else ""
+    with tempfile.TemporaryDirectory() as folder:
+        source, result = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+        source.write_text(ptx, encoding="ascii")
+        command = [ptxas, "-v", "--regAllocOptLevel=2", f"--gpu-name={target.name}{suffix}", str(source)]
+        finished = subprocess.run([*command, "-o", str(result)], capture_output=True, text=True)
+        log = finished.stdout + finished.stderr
+        if finished.returncode:
+            why = next((line for line in log.splitlines() if "error" in line or "fatal" in line), log.strip())
+            raise BuildFailed(f"ptxas could not assemble the kernel for {target.name}.", why=why)
+        registers = re.search(r"Used (\d+) registers", log)
+        spills = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
+        if registers is None or spills is None:
+            raise BuildFailed("ptxas did not tell registers and spills.", why=log.strip()[:200])
+        return result.read_bytes(), int(registers[1]), max(map(int, spills.groups()))

@@ -1,0 +1,99 @@
+"""Runs the kernel on PyTorch tensors: on a GPU through Triton's own compiler, on the CPU in its interpreter."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...core.errors import UsageError
+from ...core.node import NodeAttributes
+from . import windowed_attention as source
+from .spec import KernelSpec, Tile, grid, pack_scalars, why_unsupported
+from .targets import TARGETS, Target
+from .tiles import tile_for
+
+DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+
+
+def launch(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    attn_bias: Tensor | None,
+    attributes: NodeAttributes,
+    tile: Tile | None = None,
+) -> Tensor:
+    """Windowed attention; shapes and meaning as in `core.node`.
+
+    Args:
+        query: fp16, bf16 or fp32 in the layout of `attributes.perm`; copied if not contiguous.
+        key: as query.
+        value: as query.
+        key_mask: bool or uint8 `[B, N]`.
+        attn_bias: `[H, window_size, K]`; converted to the query's type.
+        attributes: window, scale and layout.
+        tile: how to cut the work; by default as the table says for the tensors' device.
+
+    Returns:
+        A contiguous tensor of the query's shape and type.
+
+    Raises:
+        UsageError: the kernel does not compute this case.
+    """
+    spec = spec_of(query, key_mask, attn_bias)
+    batch, heads, length, head_dim = (query.shape[axis] for axis in attributes.perm)
+    reason = why_unsupported(attributes, batch=batch, heads=heads, length=length)
+    if reason:
+        raise UsageError("The attention kernel does not compute this case.", why=f"{reason[0].upper()}{reason[1:]}.")
+    query, key, value = (x.contiguous() for x in (query, key, value))
+    output = torch.empty_like(query)
+    if not output.numel():
+        return output
+    tile = tile or tile_for(spec, device_target(query.device))
+    mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
+    bias = None if attn_bias is None else attn_bias.to(query.dtype).contiguous()
+    with torch.cuda.device_of(query):  # type: ignore[no-untyped-call]
+        source.windowed_attention[grid(tile, length, batch * heads)](
+            query,
+            key,
+            value,
+            mask,
+            bias,
+            *pack_scalars(attributes, length, heads),
+            output,
+            HEAD_DIM=head_dim,
+            PADDED=spec.padded_head_dim,
+            BLOCK_QUERIES=tile.block_queries,
+            BLOCK_KEYS=tile.block_keys,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+    return output
+
+
+def spec_of(query: Tensor, key_mask: Tensor | None, attn_bias: Tensor | None) -> KernelSpec:
+    """The kernel that serves these inputs.
+
+    Raises:
+        UsageError: no kernel has this element type or head size.
+    """
+    dtype = DTYPES.get(query.dtype, str(query.dtype).removeprefix("torch."))
+    return KernelSpec(dtype, query.shape[-1], has_mask=key_mask is not None, has_bias=attn_bias is not None)
+
+
+def device_target(device: torch.device) -> Target:
+    """The target a device belongs to; tensors on the CPU count as sm_80.
+
+    A capability that is not in the table belongs to the next lower one.
+
+    Raises:
+        UsageError: the GPU is older than all of them.
+    """
+    if device.type != "cuda":
+        return TARGETS["sm_80"]
+    major, minor = torch.cuda.get_device_capability(device)
+    older = [target for target in TARGETS.values() if target.capability <= 10 * major + minor]
+    if not older:
+        raise UsageError(f"The attention kernel needs sm_80 or later; this GPU is sm_{major}{minor}.")
+    return max(older, key=lambda target: target.capability)

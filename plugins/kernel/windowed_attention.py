@@ -1,0 +1,229 @@
+"""The windowed attention kernel.
+
+    o_t = Σ_s p_s · v_s,   p = softmax over s in [lo(t), hi(t)) of  scale·⟨q_t, k_s⟩ + bias
+
+with `[lo, hi)` of `core.geometry`. One program takes `BLOCK_QUERIES` queries of one head and goes over the keys that
+any of them sees, `BLOCK_KEYS` at a time. The ends of the interval never decrease with `t`, so keys between the last
+query's `lo` and the first query's `hi` are seen by all: their tiles need no comparison. Two loops, over the tiles
+that need one and over those that do not; the softmax runs online (Milakov & Gimelshein, arXiv 1805.02867), so that
+their order is free. The arguments are described in `spec`.
+
+Numerics: scores, softmax sums and the output are accumulated in fp32, fp32 inputs are not rounded to TF32. The running
+maximum starts at a finite value below every score, so that a row without keys divides zeros by one and nothing is
+ever `inf - inf`.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (Triton reads annotations as its own.)
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ...core.node import LOWEST_BIAS, SELF_SCORE
+from .spec import CAUSAL_FLAG, EXACT_FLAG, SCALARS, SEQUENCE_FIRST_FLAG, SHARED_QK_FLAG
+
+_CAUSAL = tl.constexpr(CAUSAL_FLAG)
+_EXACT = tl.constexpr(EXACT_FLAG)
+_SHARED_QK = tl.constexpr(SHARED_QK_FLAG)
+_SEQUENCE_FIRST = tl.constexpr(SEQUENCE_FIRST_FLAG)
+_SELF_SCORE = tl.constexpr(SELF_SCORE)
+_LOWEST_BIAS = tl.constexpr(LOWEST_BIAS)
+_LOG2E = tl.constexpr(1.4426950408889634)
+# Where the running maximum starts, and the smallest factor of the scores (0 is a legal scale).
+_LOWEST_SCORE = tl.constexpr(-3e38)
+_LOWEST_RAW_BIAS = tl.constexpr(-1e38)
+_SMALLEST_SCALE = tl.constexpr(1e-30)
+
+
+@triton.jit
+def _visible_interval(t, length, window, back, forward, flags):
+    """`core.geometry.visible_interval`, for a position or a vector of them."""
+    start = t // window * window
+    exact = (flags & _EXACT) != 0
+    first = tl.where(exact, t, start) - back * window
+    end = tl.where(exact, t + 1, start + window) + forward * window
+    end = tl.where((flags & _CAUSAL) != 0, t + 1, end)
+    return tl.maximum(first, 0), tl.minimum(end, length)
+
+
+@triton.jit
+def _load_rows(
+    tensor,
+    s,
+    stride,
+    key_end,
+    HEAD_DIM: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+    COMPARE: tl.constexpr,
+):
+    """Rows `s …` of keys or values, `[BLOCK_KEYS, PADDED]`; zeros past `HEAD_DIM` and, if `COMPARE`, past `key_end`."""
+    row = tl.arange(0, BLOCK_KEYS)
+    d = tl.arange(0, PADDED)
+    address = tensor + s.to(tl.int64) * stride + row[:, None] * stride + d[None, :]
+    if COMPARE:
+        inside = (s + row < key_end)[:, None]
+        if HEAD_DIM != PADDED:
+            inside = inside & (d < HEAD_DIM)[None, :]
+        return tl.load(address, mask=inside, other=0.0)
+    if HEAD_DIM != PADDED:
+        return tl.load(address, mask=(d < HEAD_DIM)[None, :], other=0.0)
+    return tl.load(address)
+
+
+@triton.jit
+def _attend(
+    acc,
+    total,
+    top,
+    query,
+    key,
+    value,
+    key_mask,
+    attn_bias,
+    s,
+    first,
+    end,
+    itself,
+    bias_row,
+    key_end,
+    stride,
+    unit,
+    HEAD_DIM: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    COMPARE: tl.constexpr,
+):
+    """One tile of keys, from position `s` on: the new sums, row totals and row maxima.
+
+    Without `COMPARE` every row sees the whole tile. Scores are raw until the exponential multiplies them by `unit`:
+    there the factor costs nothing, being one operation with the subtraction of the maximum.
+    """
+    position = s + tl.arange(0, BLOCK_KEYS)
+    raw = (1.0 / unit) * _LOG2E
+    k = _load_rows(key, s, stride, key_end, HEAD_DIM, PADDED, BLOCK_KEYS, COMPARE)
+    v = _load_rows(value, s, stride, key_end, HEAD_DIM, PADDED, BLOCK_KEYS, COMPARE)
+    if HAS_BIAS:
+        address = attn_bias + (bias_row[:, None] + position[None, :])
+        if COMPARE:
+            visible = (position[None, :] >= first[:, None]) & (position[None, :] < end[:, None])
+            bias = tl.load(address, mask=visible, other=0.0)
+        else:
+            bias = tl.load(address)
+        # In the units of raw scores, so that the product with the keys is added to it.
+        bias = tl.maximum(bias.to(tl.float32) * raw, tl.maximum(raw * _LOWEST_BIAS, _LOWEST_RAW_BIAS))
+        x = tl.dot(query, tl.trans(k), bias, input_precision="ieee")
+    else:
+        x = tl.dot(query, tl.trans(k), input_precision="ieee")
+    if HAS_MASK:
+        if COMPARE:
+            kept = tl.load(key_mask + position, mask=position < key_end, other=0)
+        else:
+            kept = tl.load(key_mask + position)
+        # Added at once, it can be where the sum over the products starts.
+        x += tl.where(kept != 0, 0.0, float("-inf"))[None, :]
+    if COMPARE:
+        x = tl.where(position[None, :] == itself[:, None], raw * _SELF_SCORE, x)
+        x = tl.where((position[None, :] >= first[:, None]) & (position[None, :] < end[:, None]), x, float("-inf"))
+    higher = tl.maximum(top, tl.max(x, 1) * unit)
+    p = tl.math.exp2(x * unit - higher[:, None])
+    shrink = tl.math.exp2(top - higher)
+    total = total * shrink + tl.sum(p, 1)
+    acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+    return acc, total, higher
+
+
+# Without specialisation one compilation serves every value, 1 and multiples of 16 included.
+@triton.jit(do_not_specialize=SCALARS)
+def windowed_attention(
+    query,
+    key,
+    value,
+    key_mask,
+    attn_bias,
+    length,
+    heads,
+    window_size,
+    look_backward,
+    look_forward,
+    flags,
+    scale_bits,
+    output,
+    HEAD_DIM: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+):
+    """Queries `[x·BLOCK_QUERIES, …)` of batch and head `y`; arguments as in `spec`."""
+    HAS_MASK: tl.constexpr = key_mask is not None
+    HAS_BIAS: tl.constexpr = attn_bias is not None
+    t0 = tl.program_id(0) * BLOCK_QUERIES
+    batch = tl.program_id(1) // heads
+    head = tl.program_id(1) % heads
+    sequence_first = (flags & _SEQUENCE_FIRST) != 0
+    stride = tl.where(sequence_first, heads * HEAD_DIM, HEAD_DIM)
+    size = batch.to(tl.int64) * length * heads
+    base = (size + tl.where(sequence_first, head, head.to(tl.int64) * length)) * HEAD_DIM
+
+    # Rows past the end repeat the last query, and are not stored.
+    row = t0 + tl.arange(0, BLOCK_QUERIES)
+    t = tl.minimum(row, length - 1)
+    d = tl.arange(0, PADDED)
+    rows = base + t.to(tl.int64)[:, None] * stride + d[None, :]
+    if HEAD_DIM == PADDED:  # noqa: SIM108 (a conditional expression would compile both)
+        q = tl.load(query + rows)
+    else:
+        q = tl.load(query + rows, mask=(d < HEAD_DIM)[None, :], other=0.0)
+    # The sign of the scale goes into the query, exactly: a positive factor keeps the order of the scores.
+    scale = scale_bits.to(tl.float32, bitcast=True)
+    q = (q.to(tl.float32) * tl.where(scale < 0.0, -1.0, 1.0)).to(q.dtype)
+    factor = tl.maximum(tl.abs(scale) * _LOG2E, _SMALLEST_SCALE)
+
+    first, end = _visible_interval(t, length, window_size, look_backward, look_forward, flags)
+    last = tl.minimum(t0 + BLOCK_QUERIES, length) - 1
+    low, low_end = _visible_interval(t0, length, window_size, look_backward, look_forward, flags)
+    high, high_end = _visible_interval(last, length, window_size, look_backward, look_forward, flags)
+    # Tiles are counted from the first visible key. Those of [plain, plain_end) every query sees whole; but shared_qk's
+    # scores of tokens with themselves, in [own, own_end) of them, need the comparison too.
+    tiles = tl.cdiv(high_end - low, BLOCK_KEYS)
+    plain = tl.minimum(tl.cdiv(high - low, BLOCK_KEYS), tiles)
+    plain_end = tl.maximum((low_end - low) // BLOCK_KEYS, plain)
+    shared = (flags & _SHARED_QK) != 0
+    own = tl.where(shared, tl.maximum((t0 - low) // BLOCK_KEYS, plain), plain_end)
+    own_end = tl.where(shared, tl.minimum((last - low) // BLOCK_KEYS + 1, plain_end), plain_end)
+    itself = tl.where(shared, t, -1)
+
+    bias_row = t
+    if HAS_BIAS:
+        width = (look_backward + 1 + look_forward) * window_size
+        attn_bias += head.to(tl.int64) * window_size * width
+        bias_row = t % window_size * width - (t // window_size - look_backward) * window_size
+    if HAS_MASK:
+        key_mask += batch.to(tl.int64) * length
+        itself = tl.where(tl.load(key_mask + t) != 0, itself, -1)  # a hidden token stays hidden from itself
+
+    top = tl.full([BLOCK_QUERIES], _LOWEST_SCORE, tl.float32)
+    total = tl.zeros([BLOCK_QUERIES], tl.float32)
+    acc = tl.zeros([BLOCK_QUERIES, PADDED], tl.float32)
+    for step in tl.range(0, plain + own_end - own + tiles - plain_end):
+        tile = step + tl.where(step < plain, 0, own - plain)
+        tile += tl.where(tile < own_end, 0, plain_end - own_end)
+        acc, total, top = _attend(
+            acc, total, top, q, key + base, value + base, key_mask, attn_bias, low + tile * BLOCK_KEYS, first, end,
+            itself, bias_row, high_end, stride, factor, HEAD_DIM, PADDED, BLOCK_KEYS, HAS_MASK, HAS_BIAS, COMPARE=True,
+        )  # fmt: skip
+    for step in tl.range(plain, plain_end - own_end + own):
+        s = low + (step + tl.where(step < own, 0, own_end - own)) * BLOCK_KEYS
+        acc, total, top = _attend(
+            acc, total, top, q, key + base, value + base, key_mask, attn_bias, s, first, end, itself, bias_row,
+            high_end, stride, factor, HEAD_DIM, PADDED, BLOCK_KEYS, HAS_MASK, HAS_BIAS, COMPARE=False,
+        )  # fmt: skip
+    out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    stored = (row < length)[:, None]
+    if HEAD_DIM != PADDED:
+        stored = stored & (d < HEAD_DIM)[None, :]
+    tl.store(output + rows, out.to(output.dtype.element_ty), mask=stored)
