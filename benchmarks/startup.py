@@ -14,7 +14,7 @@ from .clock import interleave
 from .machine import ROOT
 from .target import Target
 
-LIMIT_SECONDS = 0.4
+LIMIT_SECONDS = 0.3
 GIANTS = ("torch", "onnxruntime", "tensorrt")
 _SCRIPT = str(Path(sysconfig.get_path("scripts")) / "localattn")
 

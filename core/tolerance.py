@@ -44,6 +44,9 @@ TOLERANCES = {
     "fp32": Tolerance(1e-4, 1e-4),
     "fp16": Tolerance(1e-2, 1e-2, cosine=0.999),
     "bf16": Tolerance(5e-2, 2e-2, cosine=0.995),
+    # fp32 with dynamic int8 matrices. The cosine is what judges: single logits (up to 10) of a trained 4-layer model
+    # were off by 1.8 on random tokens and 0.8 on real ones, where cosines were 0.9991 and 0.9998.
+    "int8": Tolerance(2.5, 1e-1, cosine=0.995),
 }
 
 
@@ -51,7 +54,7 @@ def tolerance_for(dtype: str, atol: float | None = None, rtol: float | None = No
     """The tolerance of a model's element type, with the parts the user set replaced.
 
     Args:
-        dtype: "fp32", "fp16" or "bf16".
+        dtype: "fp32", "fp16", "bf16", or "int8" for fp32 with int8 matrices.
         atol: replaces the table's absolute part.
         rtol: replaces the table's relative part.
 

@@ -7,8 +7,13 @@ length, and runtimes fold its index arithmetic away once shapes are known.
 The sequence is cut into blocks of `query_block` queries. Block `i` starts at `i·block`; every key any of
 its queries can see lies in the `keys = (b + f)·w + block` positions from `i·block - b·w` on, for
 block-local windows too, since there the block is the window. One Gather lays these spans side by
-side; two additive biases hide what a query must not see: `[block, keys]` for the window, the same for all blocks,
-and `[blocks, 1, keys]` for positions outside the sequence and masked keys.
+side; additive biases hide what a query must not see: `[block, keys]` for the window, the same for all blocks,
+and `[blocks, 1, keys]` for positions outside the sequence and masked keys. The two are added to each other
+before they meet the scores, which have every head: one pass over the largest tensor instead of two.
+
+What is known of all nodes that share the body leaves work out (`BodyFacts`): layout and length of static
+files. Where the sequence is no longer than a block's keys, every block takes all of them and nothing
+is gathered.
 
 It computes in fp32 whatever the inputs' dtype, as the kernels do with their scores: rounding scores to
 fp16 was the largest error of an fp16 file, and on the CPU fp16 is slower, not faster.
@@ -17,12 +22,14 @@ fp16 was the largest error of an fp16 file, and on the CPU fp16 is slower, not f
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 from onnxscript import build_function
 
-from ..core.node import DOMAIN, LOWEST_BIAS, SELF_SCORE, NodeVariant
+from ..core.node import DOMAIN, HEADS_FIRST, LOWEST_BIAS, SELF_SCORE, NodeVariant, geometry_of
 
 # A key hidden by the key mask keeps a higher score than one outside the window: a row all of whose
 # visible keys are masked then spreads over those keys alone, whose values are zero. Finite, so that
@@ -44,6 +51,50 @@ ATTRIBUTE_TYPES: Mapping[str, ir.AttributeType] = {
     "plugin_namespace": ir.AttributeType.STRING,
     "plugin_version": ir.AttributeType.STRING,
 }
+
+
+@dataclass(frozen=True)
+class BodyFacts:
+    """What is true of every node that shares a body; each leaves work out, none changes a result.
+
+    Args:
+        aligned: the length is a multiple of `query_block`, so nothing is padded.
+        heads_first: the inputs are `[B, H, N, D]` already.
+        whole: the sequence, of several blocks, is no longer than the keys of one: every block takes all of them.
+        all_seen: every query sees the whole sequence, so the window hides nothing.
+    """
+
+    aligned: bool = False
+    heads_first: bool = False
+    whole: bool = False
+    all_seen: bool = False
+
+    def __and__(self, other: BodyFacts) -> BodyFacts:
+        """What is true of both."""
+        return BodyFacts(**{name: known and getattr(other, name) for name, known in vars(self).items()})
+
+
+def facts_of(variant: NodeVariant, attributes: Mapping[str, Any], length: int | None) -> BodyFacts:
+    """The facts of one node.
+
+    Args:
+        variant: its op type.
+        attributes: its attributes, by name.
+        length: of its sequences; None if it is open.
+    """
+    heads_first = tuple(attributes["perm"]) == HEADS_FIRST
+    if length is None:
+        return BodyFacts(heads_first=heads_first)
+    geometry, block = geometry_of(attributes), int(attributes["query_block"])
+    aligned = length % block == 0
+    # A given bias, and xpos' decay, are laid out by distance from the block: they need the block's own span.
+    free = not (variant.has_bias or variant.has_xpos)
+    fits = length <= geometry.backward_reach + geometry.forward_reach + block
+    # In one block, or in blocks of one query, the scores would be N × N.
+    whole = aligned and free and fits and 1 < block < length
+    first, end = geometry.visible_interval(np.array([0, length - 1]), length)
+    all_seen = whole and not attributes["shared_qk"] and first[1] == 0 and end[0] == length
+    return BodyFacts(aligned, heads_first, whole, bool(all_seen))
 
 
 def _attribute(op: Any, name: str) -> Any:
@@ -86,15 +137,21 @@ class _Span:
         return op.Range(self.zero, end, self.one)
 
 
-def _window_bias(op: Any, span: _Span) -> Any:
-    """`[block, keys]` fp32: 0 where a query sees the key, by the interval of `core.geometry`."""
-    causal, exact = _attribute(op, "causal"), _attribute(op, "exact_windowsize")
-    query, key = span.query_offset, span.key_offset
-    first = op.Sub(op.Mul(exact, query), span.backward)
-    window_end = op.Sub(op.Add(span.window, span.forward), span.one)
-    exact_end = op.Add(query, span.forward)
-    last = op.Where(op.Cast(exact, to=ir.DataType.BOOL), exact_end, window_end)
-    last = op.Where(op.Cast(causal, to=ir.DataType.BOOL), query, last)
+def _window_bias(op: Any, span: _Span, query: Any, key: Any, start: Any) -> Any:
+    """fp32, 0 where a query sees a key, by the interval of `core.geometry`.
+
+    Args:
+        op: the builder.
+        span: the block's integers.
+        query: positions of queries.
+        key: positions of keys, broadcast against them.
+        start: of their blocks, counted alike.
+    """
+    causal, exact = (op.Cast(_attribute(op, name), to=ir.DataType.BOOL) for name in ("causal", "exact_windowsize"))
+    first = op.Sub(op.Where(exact, query, start), span.backward)
+    window_end = op.Add(start, op.Sub(op.Add(span.window, span.forward), span.one))
+    last = op.Where(exact, op.Add(query, span.forward), window_end)
+    last = op.Where(causal, query, last)
     visible = op.And(op.GreaterOrEqual(key, first), op.LessOrEqual(key, last))
     self_score = op.Mul(op.Cast(_attribute(op, "shared_qk"), to=ir.DataType.FLOAT), _real(op, SELF_SCORE))
     seen = op.Where(op.Equal(key, query), self_score, _real(op, 0.0))
@@ -109,15 +166,16 @@ def _given_bias(op: Any, span: _Span, bias: Any) -> Any:
     return op.Where(itself, _real(op, 0.0), bias)
 
 
-def _sequence_bias(op: Any, span: _Span, position: Any, index: Any, key_mask: Any | None) -> Any:
-    """fp32 `[blocks, 1, keys]`, or `[B, 1, blocks, 1, keys]` with a key mask: hides what is no key."""
+def _outside_bias(op: Any, span: _Span, position: Any) -> Any:
+    """fp32 `[blocks, 1, keys]`: hides positions before and after the sequence."""
     inside = op.And(op.GreaterOrEqual(position, span.zero), op.Less(position, span.length))
-    edge = op.Where(inside, _real(op, 0.0), _real(op, OUTSIDE_SCORE))
-    if key_mask is None:
-        return op.Unsqueeze(edge, _integers(op, 1))
-    kept = op.Gather(key_mask, index, axis=1)  # [B, blocks, keys]
-    kept = op.Where(kept, _real(op, 0.0), _real(op, MASKED_SCORE))
-    return op.Unsqueeze(op.Add(kept, edge), _integers(op, 1, 3))
+    return op.Unsqueeze(op.Where(inside, _real(op, 0.0), _real(op, OUTSIDE_SCORE)), _integers(op, 1))
+
+
+def _mask_bias(op: Any, key_mask: Any, index: Any) -> Any:
+    """fp32 `[B, 1, blocks, 1, keys]`: hides the keys that the mask does not keep; `index` is `[blocks, keys]`."""
+    kept = op.Gather(key_mask, index, axis=1)
+    return op.Unsqueeze(op.Where(kept, _real(op, 0.0), _real(op, MASKED_SCORE)), _integers(op, 1, 3))
 
 
 def _xpos_scale(op: Any, span: _Span, head_dim: Any, offset: Any, sign: float) -> Any:
@@ -134,35 +192,33 @@ def _xpos_scale(op: Any, span: _Span, head_dim: Any, offset: Any, sign: float) -
     return op.Pow(zeta, op.Div(distance, _attribute(op, "xpos_scale_base")))
 
 
-def _body(variant: NodeVariant, *, aligned: bool) -> Any:
+def _body(variant: NodeVariant, facts: BodyFacts) -> Any:
     """The function that traces the body of one op type."""
+
+    def to_heads_first(op: Any, x: Any) -> Any:
+        """`[B, H, N, D]`, or back."""
+        return x if facts.heads_first else op.Transpose(x, perm=ir.RefAttr("perm", "perm", ir.AttributeType.INTS))
 
     def trace(op: Any, query: Any, key: Any, value: Any, *optional: Any) -> Any:
         extra = dict(zip(variant.input_names[3:], optional, strict=True))
-        perm = ir.RefAttr("perm", "perm", ir.AttributeType.INTS)
-        given = query
-        query, key, value = (
-            op.Cast(op.Transpose(x, perm=perm), to=ir.DataType.FLOAT) for x in (query, key, value)
-        )  # [B, H, N, D]
+        given, mask = query, extra.get("key_mask")
+        query, key, value = (op.Cast(to_heads_first(op, x), to=ir.DataType.FLOAT) for x in (query, key, value))
         length = op.Squeeze(op.Shape(query, start=2, end=3), _integers(op, 0))
         head_dim = op.Shape(query, start=3, end=4)
         span = _Span(op, length)
+        if mask is not None:
+            value = op.Mul(value, op.Cast(op.Unsqueeze(mask, _integers(op, 1, 3)), to=ir.DataType.FLOAT))
 
-        position = op.Add(span.block_start, span.key_offset)  # [blocks, keys]
-        last = op.Sub(length, span.one)
-        index = op.Max(op.Min(position, last), span.zero)
-        if not aligned:  # the last block repeats the last query; its extra rows are cut off below
+        if not facts.aligned:  # the last block repeats the last query; its extra rows are cut off below
             rows = span.range(op, op.Mul(span.blocks, span.block))
-            query = op.Gather(query, op.Min(rows, last), axis=2)
+            query = op.Gather(query, op.Min(rows, op.Sub(length, span.one)), axis=2)
         same, rest = _integers(op, 0, 0), _integers(op, -1)
         block_shape = op.Concat(same, rest, op.Unsqueeze(span.block, _integers(op, 0)), head_dim, axis=0)
         query = op.Reshape(query, block_shape)  # [B, H, blocks, block, D]
-        mask = extra.get("key_mask")
-        if mask is not None:
-            value = op.Mul(value, op.Cast(op.Unsqueeze(mask, _integers(op, 1, 3)), to=ir.DataType.FLOAT))
-        key = op.Gather(key, index, axis=2)  # [B, H, blocks, keys, D]
-        value = op.Gather(value, index, axis=2)
-
+        if facts.whole:
+            key, value, biases = _whole_sequence(op, span, key, value, mask, window_hides=not facts.all_seen)
+        else:
+            key, value, biases = _own_spans(op, span, key, value, mask, extra.get("attn_bias"))
         if variant.has_xpos:
             scalar_dim = op.Squeeze(head_dim, _integers(op, 0))
             ahead = op.Add(span.query_offset, span.forward)
@@ -173,33 +229,62 @@ def _body(variant: NodeVariant, *, aligned: bool) -> Any:
 
         query = op.Mul(query, _attribute(op, "scale"))
         scores = op.MatMul(query, op.Transpose(key, perm=[0, 1, 2, 4, 3]))
-        bias = _window_bias(op, span)
-        if variant.has_bias:
-            bias = op.Add(op.Unsqueeze(_given_bias(op, span, extra["attn_bias"]), _integers(op, 1)), bias)
-        scores = op.Add(scores, bias)
-        scores = op.Add(scores, _sequence_bias(op, span, position, index, mask))
-        output = op.MatMul(op.Softmax(scores, axis=-1), value)
+        for bias in biases:
+            scores = op.Add(scores, bias)
+        output = op.CastLike(op.MatMul(op.Softmax(scores, axis=-1), value), given)
         output = op.Reshape(output, op.Concat(same, rest, head_dim, axis=0))
-        if not aligned:
+        if not facts.aligned:
             end = op.Unsqueeze(length, _integers(op, 0))
             output = op.Slice(output, _integers(op, 0), end, _integers(op, 2))
-        return op.Transpose(op.CastLike(output, given), perm=perm)
+        return to_heads_first(op, output)
 
     return trace
 
 
-def function_body(variant: NodeVariant, opset: int, *, aligned: bool = False) -> ir.Function:
+_Laid = tuple[Any, Any, list[Any]]
+
+
+def _own_spans(op: Any, span: _Span, key: Any, value: Any, mask: Any | None, given_bias: Any | None) -> _Laid:
+    """Every block's own keys and values, `[B, H, blocks, keys, D]`, and what is added to its scores."""
+    position = op.Add(span.block_start, span.key_offset)  # [blocks, keys]
+    index = op.Max(op.Min(position, op.Sub(span.length, span.one)), span.zero)
+    window = _window_bias(op, span, span.query_offset, span.key_offset, span.zero)  # [block, keys]
+    outside = _outside_bias(op, span, position)
+    if mask is not None:
+        outside = op.Add(_mask_bias(op, mask, index), outside)
+    key, value = op.Gather(key, index, axis=2), op.Gather(value, index, axis=2)
+    if given_bias is None:
+        return key, value, [op.Add(window, outside)]
+    # This one has every head: it stays apart from what differs between blocks.
+    by_head = op.Add(op.Unsqueeze(_given_bias(op, span, given_bias), _integers(op, 1)), window)
+    return key, value, [by_head, outside]
+
+
+def _whole_sequence(op: Any, span: _Span, key: Any, value: Any, mask: Any | None, *, window_hides: bool) -> _Laid:
+    """The same for a short sequence: one set of keys and values for all blocks, `[B, H, 1, N, D]`."""
+    start = op.Unsqueeze(span.block_start, _integers(op, 2))  # [blocks, 1, 1]
+    query = op.Add(start, span.query_offset)  # [blocks, block, 1]
+    position = op.Unsqueeze(span.range(op, span.length), _integers(op, 0))  # [1, N]
+    biases = [_window_bias(op, span, query, position, start)] if window_hides else []  # [blocks, block, N]
+    if mask is not None:
+        biases.append(_mask_bias(op, mask, position))
+    axis = _integers(op, 2)
+    together = [op.Add(*biases)] if len(biases) == 2 else biases
+    return op.Unsqueeze(key, axis), op.Unsqueeze(value, axis), together
+
+
+def function_body(variant: NodeVariant, opset: int, facts: BodyFacts | None = None) -> ir.Function:
     """The model-local function of one op type.
 
     Args:
         variant: the op type.
         opset: opset of the body; it must be the model's.
-        aligned: every length the file runs at is a multiple of `query_block`, so nothing is padded.
+        facts: what is true of every node of that type; by default nothing is known, and the body serves all.
     """
     inputs = [ir.Value(name=name) for name in variant.input_names]
     attributes = [ir.Attr(name, kind, None) for name, kind in ATTRIBUTE_TYPES.items()]
     return build_function(
-        _body(variant, aligned=aligned),
+        _body(variant, facts or BodyFacts()),
         inputs,
         domain=DOMAIN,
         name=variant.op_type,

@@ -4,11 +4,15 @@ Nothing here is shared with the modules that are exported but the definition of 
 function is the formula of its upstream class, written for reading; attention is dense, a few rows
 at a time so that long sequences fit in memory. Rows without visible keys give zeros (the packages give
 the mean of all gathered values, padding included).
+
+A transformer can be asked for some positions only. Then every layer is computed where a later layer will look, and
+nowhere else: the same formulas on a `Stretch` of the sequence, at its true positions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -21,13 +25,52 @@ State = Mapping[str, Tensor]
 _ROWS = 256  # queries per step; memory only
 
 
+class InDouble(Mapping[str, Tensor]):
+    """A state dict whose tensors become float64 when they are asked for: one layer at a time, not all at once."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._state[name].double()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._state)
+
+    def __len__(self) -> int:
+        return len(self._state)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._state
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A part of a sequence: keys at the positions `[first, end)` of `length`, queries at `[query_first, query_end)`."""
+
+    length: int
+    first: int
+    end: int
+    query_first: int
+    query_end: int
+
+    @classmethod
+    def whole(cls, length: int) -> Stretch:
+        """All of it."""
+        return cls(length, 0, length, 0, length)
+
+    def queries(self, x: Tensor, axis: int) -> Tensor:
+        """The rows of the queries, of a tensor that has a row for every key."""
+        return x.narrow(axis, self.query_first - self.first, self.query_end - self.query_first)
+
+
 def _layer_norm(x: Tensor, state: State, prefix: str) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], state[prefix + "weight"], state[prefix + "bias"])
 
 
 def _below(state: State, prefix: str) -> State:
     """The part of a state dict under a prefix, without it."""
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}
 
 
 def _rotated(x: Tensor, inv_freq: Tensor, position: Tensor) -> Tensor:
@@ -45,73 +88,83 @@ def local_attention(
     v: Tensor,
     mask: Tensor | None = None,
     attn_bias: Tensor | None = None,
+    part: Stretch | None = None,
 ) -> Tensor:
-    """`[B, H, N, D]` fp64 → the same; mask bool `[B, N]`, attn_bias `[H, w, K]`."""
-    geometry, length, head_dim = args.geometry(), q.shape[2], q.shape[3]
+    """`[B, H, N, D]` fp64 → the same; mask bool `[B, N]`, attn_bias `[H, w, K]`; of a part, q has its queries only."""
+    part = part or Stretch.whole(q.shape[2])
+    geometry, head_dim = args.geometry(), q.shape[3]
     window = geometry.window_size
-    padding = -length % window if args.autopad else 0
-    q, k, v = (F.pad(x, (0, 0, 0, padding)) for x in (q, k, v))
+    padding = -part.length % window if args.autopad else 0
+    after = padding if part.end == part.length else 0
+    k, v = (F.pad(x, (0, 0, 0, after)) for x in (k, v))
     if mask is not None:
-        mask = F.pad(mask, (0, padding), value=False)
+        mask = F.pad(mask, (0, after), value=False)
     if args.shared_qk:
         k = F.normalize(k, dim=-1)
     q = q * args.score_scale(head_dim)
-    key = torch.arange(length + padding)
+    key = torch.arange(part.first, part.end + after)
     decay: Tensor | None = None
     if args.rotary_dim is not None:
         inv_freq = state.get("rel_pos.inv_freq")
         if inv_freq is None:
             inv_freq = 1.0 / 10000 ** (torch.arange(0, head_dim, 2).double() / head_dim)
-        q = _rotated(q, inv_freq.double(), key + geometry.forward_reach)
+        q = _rotated(q, inv_freq.double(), torch.arange(part.query_first, part.query_end) + geometry.forward_reach)
         k = _rotated(k, inv_freq.double(), key)
         if args.xpos_base is not None:
             channel = torch.arange(0, head_dim, 2).double()
             decay = ((channel + 0.4 * head_dim) / (1.4 * head_dim)).repeat(2)
 
     out = torch.zeros_like(q)
-    for start in range(0, length, _ROWS):
-        query = torch.arange(start, min(start + _ROWS, length))
-        first, end = geometry.visible_interval(query.numpy(), len(key))
-        low, high = int(first[0]), int(end[-1])  # no row of this step sees a key outside
-        rows, columns = q[:, :, query], k[:, :, low:high]
+    for start in range(part.query_first, part.query_end, _ROWS):
+        query = torch.arange(start, min(start + _ROWS, part.query_end))
+        first, end = geometry.visible_interval(query.numpy(), part.length + padding)
+        # No row of this step sees a key outside these.
+        here, columns = query - part.query_first, slice(int(first[0]) - part.first, int(end[-1]) - part.first)
+        rows, seen = q[:, :, here], key[columns]
+        keys = k[:, :, columns]
         if decay is not None and args.xpos_base is not None:
             # Only the difference of the two exponents matters; counting from here keeps both small.
             base = args.xpos_base
             rows = rows * decay ** ((query - start + geometry.forward_reach) / base)[:, None]
-            columns = columns * decay ** ((start - key[low:high]) / base)[:, None]
-        scores = rows @ columns.transpose(-1, -2)
-        seen = key[low:high]
+            keys = keys * decay ** ((start - seen) / base)[:, None]
+        scores = rows @ keys.transpose(-1, -2)
         if attn_bias is not None:
             slot = seen[None, :] - (query[:, None] // window - geometry.look_backward) * window
             slot = slot.clamp(0, geometry.keys_per_window - 1)
             scores = scores + attn_bias[:, query[:, None] % window, slot].clamp_min(LOWEST_BIAS)
         if args.shared_qk:
             scores = scores.masked_fill(seen[None, :] == query[:, None], -5e4)
-        visible = torch.from_numpy(geometry.visibility(query.numpy(), seen.numpy(), len(key)))
+        visible = torch.from_numpy(geometry.visibility(query.numpy(), seen.numpy(), part.length + padding))
         if mask is not None:
-            visible = visible & mask[:, None, None, low:high]
+            visible = visible & mask[:, None, None, columns]
         weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1).nan_to_num(0.0)
-        out[:, :, query] = weights @ v[:, :, low:high]
-    return out[:, :, :length]
+        out[:, :, here] = weights @ v[:, :, columns]
+    return out
 
 
 def local_mha(
-    args: LocalMHAArgs, state: State, x: Tensor, mask: Tensor | None = None, attn_bias: Tensor | None = None
+    args: LocalMHAArgs,
+    state: State,
+    x: Tensor,
+    mask: Tensor | None = None,
+    attn_bias: Tensor | None = None,
+    part: Stretch | None = None,
 ) -> Tensor:
-    """`[B, N, dim]` fp64 → the same."""
+    """`[B, N, dim]` fp64 → the same, or the queries of a part."""
+    part = part or Stretch.whole(x.shape[1])
     if args.prenorm:
         x = _layer_norm(x, state, "norm.")
-    batch, length, _ = x.shape
+    inputs = (part.queries(x, 1), x, x)
     q, k, v = (
-        part.view(batch, length, args.heads, args.dim_head).transpose(1, 2)
-        for part in (x @ state["to_qkv.weight"].T).chunk(3, dim=-1)
+        (rows @ matrix.T).view(*rows.shape[:2], args.heads, args.dim_head).transpose(1, 2)
+        for rows, matrix in zip(inputs, state["to_qkv.weight"].chunk(3), strict=True)
     )
     if args.qk_rmsnorm:
         q = F.normalize(q, dim=-1) * state["q_scale"]
         k = F.normalize(k, dim=-1) * state["k_scale"]
-    out = local_attention(args.attention_args(), _below(state, "attn_fn."), q, k, v, mask, attn_bias)
+    out = local_attention(args.attention_args(), _below(state, "attn_fn."), q, k, v, mask, attn_bias, part)
     if args.gate_values_per_head:
-        gate = torch.sigmoid(x @ state["to_v_gate.0.weight"].T + state["to_v_gate.0.bias"])
+        gate = torch.sigmoid(inputs[0] @ state["to_v_gate.0.weight"].T + state["to_v_gate.0.bias"])
         out = out * gate.transpose(1, 2).unsqueeze(-1)
     return out.transpose(1, 2).flatten(2) @ state["to_out.weight"].T
 
@@ -132,24 +185,69 @@ def _position_bias(state: State, window: int) -> Tensor:
 
 
 def local_transformer(
-    args: LocalTransformerArgs, mixes_residuals: bool, state: State, x: Tensor, mask: Tensor | None = None
+    args: LocalTransformerArgs,
+    mixes_residuals: bool,
+    state: State,
+    x: Tensor,
+    mask: Tensor | None = None,
+    positions: Tensor | None = None,
 ) -> Tensor:
-    """Tokens `[B, N]` → logits, or embeddings `[B, N, dim]` fp64 → embeddings."""
+    """Tokens `[B, N]` → logits, or embeddings `[B, N, dim]` fp64 → the same; at ascending positions only, if given."""
+    if positions is None:
+        return _transformer_stretch(args, mixes_residuals, state, x, mask, 0, x.shape[1])
+    # Positions less than a window apart are computed together with those between them.
+    gaps = torch.nonzero(positions.diff() > args.local_attn_window_size).flatten() + 1
+    parts = []
+    for group in positions.tensor_split(gaps):
+        first, end = int(group[0]), int(group[-1]) + 1
+        rows = _transformer_stretch(args, mixes_residuals, state, x, mask, first, end)
+        parts.append(rows[:, group - first])
+    return torch.cat(parts, dim=1)
+
+
+def _transformer_stretch(
+    args: LocalTransformerArgs,
+    mixes_residuals: bool,
+    state: State,
+    x: Tensor,
+    mask: Tensor | None,
+    first: int,
+    end: int,
+) -> Tensor:
+    """The outputs at `[first, end)`."""
+    length, geometry = x.shape[1], args.geometry()
+    # Where each layer's input is needed, the last layer's output last.
+    needed = [(first, end)]
+    for _ in range(args.depth):
+        low, high = needed[0]
+        needed.insert(
+            0, (geometry.receptive_interval(low, length)[0], geometry.receptive_interval(high - 1, length)[1])
+        )
+    now = slice(*needed[0])
+    x = x[:, now]
     if args.num_tokens is not None:
-        x = state["token_emb.weight"][x] + state["pos_emb.weight"][: x.shape[1]]
+        x = state["token_emb.weight"][x] + state["pos_emb.weight"][now]
     bias = None
     if args.use_dynamic_pos_bias:
         bias = _position_bias(_below(state, "dynamic_pos_bias."), args.local_attn_window_size)
     streams = x.unsqueeze(-2).repeat_interleave(args.num_residual_streams, dim=-2)  # [B, N, S, D]
     for layer in range(args.depth):
-        for part in (0, 1):
-            own = _below(state, f"layers.{layer}.{part}.")
+        (low, high), wanted = needed[layer : layer + 2]
+        part = Stretch(length, low, high, *wanted)
+        seen = None if mask is None else mask[:, low:high]
+        for name in ("0", "1"):
+            own = _below(state, f"layers.{layer}.{name}.")
             branch = _below(own, "branch.")
             if args.num_residual_streams == 1:
                 mixed, residuals, beta = streams.squeeze(-2), streams, torch.ones(1).double()
             else:
                 mixed, residuals, beta = _read_streams(own, streams, mixes_residuals)
-            y = local_mha(args.mha_args(), branch, mixed, mask, bias) if part == 0 else _feed_forward(branch, mixed)
+            if name == "0":
+                y = local_mha(args.mha_args(), branch, mixed, seen, bias, part)
+                residuals = part.queries(residuals, 1)
+                beta = part.queries(beta, 1) if beta.ndim > 1 else beta
+            else:
+                y = _feed_forward(branch, mixed)
             streams = residuals + beta.unsqueeze(-1) * y.unsqueeze(-2)
     out = streams.sum(dim=-2)
     if args.num_tokens is None:

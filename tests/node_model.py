@@ -10,7 +10,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from localattn.core.node import DOMAIN, DOMAIN_VERSION, SEQUENCE_FIRST, NodeAttributes, NodeVariant
-from localattn.exporter.function_body import function_body
+from localattn.exporter.function_body import facts_of, function_body
 from localattn.runtime.onnxruntime_session import OnnxRuntimeSession, open_bytes
 
 HEADS, HEAD_DIM = 2, 8
@@ -55,8 +55,8 @@ def one_node(
     output = node.outputs[0]
     output.name, output.shape, output.type = "out", ir.Shape(shapes["query"]), ir.TensorType(ELEMENT[dtype])
     graph = ir.Graph(inputs, [output], nodes=[node], opset_imports={"": opset, DOMAIN: DOMAIN_VERSION}, name="one_node")
-    aligned = isinstance(length, int) and length % attributes.query_block == 0
-    body = function_body(variant, opset, aligned=aligned)
+    facts = facts_of(variant, attributes.as_onnx(), length if isinstance(length, int) else None)
+    body = function_body(variant, opset, facts)
     model = ir.serde.serialize_model(ir.Model(graph, ir_version=10, functions=[body]))
     onnx.checker.check_model(model, full_check=True)
     return model

@@ -8,7 +8,9 @@ With `S` streams `r_s` of width `D` and `u = r/‖r‖·√D·(γ + 1)`:
 
 Releases before 0.3.10 keep `r_s` in place of `m_{1+s}`: same keys, other numbers. γ, √D and the two
 functions are one matrix here, computed once; upstream folds the streams into the batch, here they
-stay an axis, `[B, N, S, D]`, so that nothing is transposed.
+stay an axis, `[B, N, S, D]`, so that no stream is transposed. They are the widest tensors of the model, so as few
+operators as possible pass over them: the norm divides the products with the matrix, `(r @ W)/‖r‖`, and
+`m_0` and the other `m` are two products, which needs no split of their results.
 
 Source: `hyper_connections.HyperConnections`, hyper-connections 0.4.11; "Hyper-Connections", arXiv 2409.19606.
 """
@@ -20,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .unit_norm import unit_norm
+from .unit_norm import norm
 
 
 class HyperConnection(nn.Module):
@@ -63,13 +65,12 @@ class HyperConnection(nn.Module):
 
     def forward(self, streams: Tensor, *branch_inputs: Any) -> Tensor:
         """Read from the streams, run the branch, write back; streams stay fp32 whatever the branch is."""
-        weights = torch.tanh(unit_norm(streams) @ self.weight) * self.gain + self.static  # [B, N, S, 2+S]
-        alpha, beta = weights[..., :-1], weights[..., -1:]
-        if not self.mixes_residuals:
-            alpha = alpha[..., :1]
-        mixed = alpha.transpose(-1, -2) @ streams
-        output = self.branch(mixed[..., 0, :], *branch_inputs)
-        residuals = mixed[..., 1:, :] if self.mixes_residuals else streams
+        products = streams @ self.weight / norm(streams)
+        weights = torch.tanh(products) * self.gain + self.static  # [B, N, S, 2+S]
+        beta = weights[..., -1:]
+        read = weights[..., :1].transpose(-1, -2) @ streams
+        output = self.branch(read.squeeze(-2), *branch_inputs)
+        residuals = weights[..., 1:-1].transpose(-1, -2) @ streams if self.mixes_residuals else streams
         written: Tensor = residuals + beta * output.float().unsqueeze(-2)
         return written
 

@@ -39,11 +39,20 @@ class FeedForward(nn.Sequential):
             nn.Linear(inner, dim, bias=False),
         )
 
+    @torch.no_grad()
+    def prepare(self) -> None:
+        """Cut the first matrix in two: two products cost what one does, and no copy of its halves."""
+        for name, half in zip(("value", "gate"), self[1].get_parameter("weight").chunk(2), strict=True):
+            linear = nn.Linear(half.shape[1], half.shape[0], bias=False, device="meta")
+            linear.weight = nn.Parameter(half)  # a view: the weights stay in memory once
+            self.add_module(name, linear)
+        self[1] = nn.Identity()
+
     def forward(self, x: Tensor) -> Tensor:
         """The norm is in fp32, the matrices in their own dtype."""
-        norm, expand, _, _, contract = self
-        x, gate = expand(norm(x.float()).to(expand.weight.dtype)).chunk(2, dim=-1)
-        output: Tensor = contract(x * F.gelu(gate))
+        norm, _, _, _, contract, value, gate = self.children()
+        x = norm(x.float()).to(contract.weight.dtype)
+        output: Tensor = contract(value(x) * F.gelu(gate(x)))
         return output
 
 

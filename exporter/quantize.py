@@ -1,0 +1,94 @@
+"""Dynamic int8 of a traced model's linear layers, by onnxruntime's own quantizer.
+
+Matrices become int8 with a scale a column; the activations that meet them are rounded to 8 bits while the file runs,
+with one scale a tensor. Attention, norms, residual streams, embeddings, and matrices too narrow to be worth it stay
+as they are.
+
+The scale of an activation is that of its largest element, wherever in the sequence it stands: so a token outside
+a query's window can change the query's output, by a rounding.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from pathlib import Path
+
+import onnx_ir as ir
+
+from ..core.errors import ExportFailed, MissingDependency
+
+# A narrower matrix (a gate a head, the weights of residual streams) takes next to no time and is the most sensitive.
+NARROWEST = 32
+
+
+def quantize_weights(model: ir.Model) -> ir.Model:
+    """The model with int8 linear layers.
+
+    Args:
+        model: fp32, traced, with or without function bodies; it is left as it is.
+
+    Raises:
+        MissingDependency: onnxruntime is not installed.
+        ExportFailed: the quantizer gave up, or found no linear layer.
+    """
+    try:
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+    except ImportError as error:
+        raise MissingDependency(
+            "onnxruntime is not installed.", why="Its quantizer makes the int8 matrices.", fix="pip install onnxruntime"
+        ) from error
+    nodes = linear_layers(model)
+    if not nodes:
+        raise ExportFailed("There is nothing to quantize.", why=f"No constant matrix is {NARROWEST} wide or more.")
+    with tempfile.TemporaryDirectory() as folder:
+        given, made = Path(folder) / "given.onnx", Path(folder) / "int8.onnx"
+        # The quantizer knows no functions: they wait outside.
+        bodies, model_functions = dict(model.functions), model.functions
+        model_functions.clear()
+        try:
+            ir.save(model, given, external_data="given.data")
+        finally:
+            model_functions.update(bodies)
+        disabled = logging.root.manager.disable
+        logging.disable(logging.WARNING)  # it recommends preparations that a traced model has behind it
+        try:
+            quantize_dynamic(
+                given,
+                made,
+                op_types_to_quantize=["MatMul"],
+                nodes_to_quantize=nodes,
+                per_channel=True,
+                weight_type=QuantType.QInt8,
+                extra_options={"MatMulConstBOnly": True},
+            )
+        except Exception as error:  # its own exceptions have no common type
+            raise ExportFailed("onnxruntime could not quantize the model.", why=str(error).split("\n")[0]) from error
+        finally:
+            logging.disable(disabled)
+        quantized = ir.load(made)
+        ir.external_data.load_to_model(quantized)
+    quantized.functions.update(bodies)
+    modules = {f"{node.name}_quant": node.metadata_props["module"] for node in model.graph if node.metadata_props}
+    for node in quantized.graph:
+        if node.name in modules:
+            node.metadata_props["module"] = modules[node.name]
+    quantized.ir_version = model.ir_version
+    quantized.producer_name, quantized.producer_version = model.producer_name, model.producer_version
+    quantized.opset_imports.update(model.opset_imports)
+    return quantized
+
+
+def linear_layers(model: ir.Model) -> list[str]:
+    """Names of the MatMul nodes with a constant matrix that is wide enough."""
+    found = []
+    for node in model.graph:
+        if node.op_type != "MatMul" or node.domain:
+            continue
+        matrix = node.inputs[1]
+        if matrix is None or not matrix.is_initializer() or matrix.shape is None:
+            continue
+        sizes = [size for size in matrix.shape if isinstance(size, int)]
+        if len(sizes) == 2 and min(sizes) >= NARROWEST:
+            found.append(node.name or "")
+    return found

@@ -1,0 +1,99 @@
+"""The operators onnxruntime really runs: a guard against layout changes, casts and copies creeping back in.
+
+Counts are exact and do not depend on the machine's speed. They are taken from the graph after onnxruntime's own
+optimization, so what it folds or fuses away is not held against the export.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import onnx
+import onnxruntime
+import pytest
+
+from localattn.core.geometry import WindowGeometry
+from localattn.core.node import HEADS_FIRST, SEQUENCE_FIRST, VARIANT_BY_OP_TYPE, NodeAttributes
+from localattn.exporter.export import ExportRequest, export
+
+from .conftest import TINY, save_upstream
+from .node_model import one_node
+
+LONG = 256
+EXACT = WindowGeometry(32, 1, 0, causal=True, exact_windowsize=True)
+
+
+def operators(model: bytes, folder: Path, level: str = "EXTENDED") -> Counter[str]:
+    """Operators of the optimized graph, on the CPU."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.optimized_model_filepath = str(folder / "optimized.onnx")
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_ENABLE_{level}")
+    onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return Counter(node.op_type for node in onnx.load(options.optimized_model_filepath).graph.node)
+
+
+CORE = {"FusedMatMul": 1, "MatMul": 1, "Softmax": 1, "Reshape": 2}
+NODES = {
+    # op type, layout: what it takes beyond the two products and the softmax.
+    ("WindowedAttention", HEADS_FIRST): {"Gather": 2, "Add": 1},
+    ("WindowedAttention", SEQUENCE_FIRST): {"Gather": 2, "Add": 1, "Transpose": 4},
+    # The mask: gathered, made a bias (Where), added to the two that hide the rest, both small; values zeroed.
+    ("WindowedAttentionMask", HEADS_FIRST): {
+        "Gather": 3, "Add": 3, "Where": 1, "Unsqueeze": 2, "Cast": 1, "Mul": 1,
+    },
+    # A bias that is an input: kept finite (Max), windowed, and one pass for what lies outside the sequence.
+    ("WindowedAttentionBias", HEADS_FIRST): {"Gather": 2, "Add": 3, "Max": 1, "Unsqueeze": 1, "Where": 1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("op_type", "perm"), NODES, ids=lambda x: str(x))
+def test_the_node_runs_these_operators_and_no_others(op_type: str, perm: tuple[int, ...], tmp_path: Path) -> None:
+    variant = VARIANT_BY_OP_TYPE[op_type]
+    attributes = NodeAttributes(EXACT, 0.3, perm=perm, query_block=32)
+    found = operators(one_node(variant, attributes, LONG).SerializeToString(), tmp_path)
+    assert found == Counter(CORE) + Counter(NODES[op_type, perm])
+
+
+def test_scores_meet_one_bias_and_no_where(tmp_path: Path) -> None:
+    """With a mask too: the only Where is on the mask, `[B, N]` gathered, never on a tensor that has heads."""
+    variant = VARIANT_BY_OP_TYPE["WindowedAttentionMask"]
+    model = one_node(variant, NodeAttributes(EXACT, 0.3, perm=HEADS_FIRST, query_block=32), LONG)
+    operators(model.SerializeToString(), tmp_path)
+    graph = onnx.load(tmp_path / "optimized.onnx").graph
+    makers = {name: node for node in graph.node for name in node.output}
+    softmax = next(node for node in graph.node if node.op_type == "Softmax")
+    add = makers[softmax.input[0]]
+    assert add.op_type == "Add"
+    assert [makers[name].op_type for name in add.input if name in makers and makers[name].op_type == "FusedMatMul"]
+
+
+def test_a_short_sequence_gathers_nothing(tmp_path: Path) -> None:
+    variant = VARIANT_BY_OP_TYPE["WindowedAttention"]
+    attributes = NodeAttributes(EXACT, 0.3, perm=HEADS_FIRST, query_block=32)
+    found = operators(one_node(variant, attributes, 64).SerializeToString(), tmp_path)
+    assert "Gather" not in found and found["Add"] == 1
+    sees_all = NodeAttributes(WindowGeometry(32, 1, 1), 0.3, perm=HEADS_FIRST, query_block=32)
+    found = operators(one_node(variant, sees_all, 64).SerializeToString(), tmp_path)
+    assert "Gather" not in found and "Add" not in found
+
+
+def test_the_whole_model_runs_these_operators_and_no_others(tmp_path: Path) -> None:
+    """A rotary transformer with four residual streams: what each layer and each end of it takes."""
+    depth = TINY["depth"]
+    checkpoint = save_upstream(tmp_path, "local_attention.LocalTransformer", TINY)
+    report = export(ExportRequest(checkpoint, tmp_path / "m.onnx"))
+    found = operators(report.path.read_bytes(), tmp_path)
+    connections = 2 * depth
+    # One projection for q, k and v; out; three of the feed-forward; two of the node; logits. Of each
+    # hyper-connection the weights, the branch's input and the mixed streams.
+    assert found["MatMul"] + found["FusedMatMul"] == depth * (2 + 3 + 2) + 1 + 3 * connections
+    assert found["Transpose"] == depth * 4  # the node's layout
+    assert found["Split"] == depth * 3 + connections  # q, k, v; rotary's halves of q and of k; the weights of streams
+    assert found["LayerNormalization"] == connections + 1
+    assert found["Gelu"] == depth
+    assert found["Softmax"] == depth
+    assert found["Concat"] == 2 * depth  # rotary
+    for absent in ("Where", "Cast", "ReduceL2", "Sigmoid", "Erf", "Pow"):
+        assert absent not in found, absent
