@@ -1,0 +1,112 @@
+"""`localattn bisect`: which module is the first to compute something else?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .console import QuietOption, VerboseOption, note, progress, say
+from .report_output import ForceOption, OutputOption, ReportFormatOption, choose, show
+
+if TYPE_CHECKING:
+    from ..exporter.bisect.request import BisectReport, BoundaryRow
+
+
+def bisect(
+    model: Annotated[Path, typer.Argument(help="The exported model, or an engine of it.", show_default=False)],
+    against: Annotated[Path, typer.Option(help="The checkpoint it was exported from.", show_default=False)],
+    config: Annotated[
+        Path | None,
+        typer.Option(help="Configuration. (Default: the sidecar's, else the one beside the checkpoint.)"),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
+    load_inputs: Annotated[
+        Path | None, typer.Option(help="Compare on these inputs (.npz) instead of random ones.")
+    ] = None,
+    atol: Annotated[
+        float | None,
+        typer.Option(min=0, help="Absolute tolerance, in units of each value's root mean square. (Default: by dtype.)"),
+    ] = None,
+    rtol: Annotated[float | None, typer.Option(min=0, help="Relative tolerance. (Default: by dtype.)")] = None,
+    provider: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or tensorrt.")] = "auto",
+    all_boundaries: Annotated[
+        bool, typer.Option("--all", help="Show every boundary, not only those around the fault.")
+    ] = False,
+    output_format: ReportFormatOption = None,
+    output: OutputOption = None,
+    force: ForceOption = False,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Name the first module whose output leaves the tolerance, and the likely cause.
+
+    The file and a float64 run of the model are compared wherever a module begins or ends. Exit code 0 if all agree,
+    1 if a module was found.
+    """
+    destination = choose(output_format, output, force)
+    with progress() as step:
+        step("Loading PyTorch")
+        from ..exporter.bisect.bisect import run_bisect
+        from ..exporter.bisect.request import BisectRequest
+
+        request = BisectRequest(
+            model=model,
+            checkpoint=against,
+            config=config,
+            seed=seed,
+            inputs=load_inputs,
+            atol=atol,
+            rtol=rtol,
+            provider=provider,
+        )
+        report = run_bisect(request, step)
+    for line in report.notes:
+        note(f"Note: {line}")
+    document = {"model": str(model), "against": str(against), **report.to_dict()}
+    show(destination, "bisect", document, lambda: _print_report(model, report, all_boundaries))
+    if report.fault is not None:
+        raise typer.Exit(1)
+
+
+def _print_report(model: Path, report: BisectReport, all_boundaries: bool) -> None:
+    fault = report.fault
+    if fault is None:
+        largest = report.largest
+        say(f"{model}: all {len(report.rows)} module boundaries agree with the float64 model.")
+        say(
+            f"The largest error is at {_label(largest)}: {largest.comparison.relative_rms:.2g} of its own size "
+            f"(rms), {largest.comparison.max_abs:.2g} at most."
+        )
+        if all_boundaries:
+            _print_rows([(row, "ok") for row in report.rows])
+        return
+    say(f"{model} first leaves the tolerance in: {fault.module or 'the model itself, between its modules'}")
+    say(f"  likely cause  {fault.cause.name}")
+    say(f"  evidence      {fault.cause.evidence}")
+    rows = report.rows if all_boundaries else [*fault.before, fault.boundary]
+    _print_rows([(row, "ok" if row.passed else "[red]WRONG[/red]") for row in rows])
+
+
+def _label(row: BoundaryRow) -> str:
+    return f"{row.path or 'the model'} ({row.role})"
+
+
+def _print_rows(rows: list[tuple[BoundaryRow, str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("module", "what", "max_abs", "relative_rms", "not_finite", ""):
+        table.add_column(name, justify="right" if name in _FIGURES else "left")
+    for row, verdict in rows:
+        figures: dict[str, Any] = row.comparison.figures()
+        shown = [
+            f"{figures[name]:.3g}" if isinstance(figures[name], float) else str(figures[name]) for name in _FIGURES
+        ]
+        table.add_row(row.path or "(the model)", row.role, *shown, verdict)
+    Console(width=120).print(table)
+
+
+_FIGURES = ("max_abs", "relative_rms", "not_finite")

@@ -1,0 +1,115 @@
+"""Results that can be written as a page: the options of the commands that have one, and the writing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .console import note, say
+
+
+class ReportFormat(str, Enum):
+    """How a result is written."""
+
+    console = "console"
+    json = "json"
+    md = "md"
+    html = "html"
+
+
+_BY_SUFFIX = {".json": ReportFormat.json, ".md": ReportFormat.md, ".html": ReportFormat.html, ".htm": ReportFormat.html}
+
+ReportFormatOption = Annotated[
+    ReportFormat | None,
+    typer.Option(
+        "--format",
+        help="console, json, md, or html: one page. (Default: by the suffix of --output, else console.)",
+        show_default=False,
+    ),
+]
+OutputOption = Annotated[Path | None, typer.Option("--output", "-o", help="Write the result to this file.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace the output file.")]
+
+
+@dataclass(frozen=True)
+class Destination:
+    """The format that was chosen, and the file; without one, stdout."""
+
+    format: ReportFormat
+    path: Path | None
+
+    def write(self, text: str) -> None:
+        """The result, whole or not at all."""
+        if self.path is None:
+            say(text.rstrip("\n"))
+            return
+        from ..core.files import publish, staging
+
+        with staging(self.path) as folder:
+            staged = folder / self.path.name
+            staged.write_text(text, encoding="utf-8")
+            publish(staged, self.path)
+        note(f"Wrote {self.path}")
+
+    @property
+    def shows_console(self) -> bool:
+        """A file leaves stdout to what a person reads, except beside JSON."""
+        return self.format is ReportFormat.console or (self.path is not None and self.format is not ReportFormat.json)
+
+
+def choose(asked: ReportFormat | None, output: Path | None, force: bool) -> Destination:
+    """Where the result goes, decided before the work begins.
+
+    Raises:
+        UsageError: the file exists, cannot be written, or its format is not clear.
+        MissingDependency: a page is asked for and Jinja2 is not installed.
+    """
+    from ..core.errors import UsageError
+
+    chosen = asked
+    if chosen is None:
+        chosen = ReportFormat.console if output is None else _BY_SUFFIX.get(output.suffix.lower())
+    if output is not None and chosen in (None, ReportFormat.console):
+        raise UsageError(
+            f"The format of {output} is not clear.",
+            why="A file is json, md or html.",
+            fix="Name it .json, .md or .html, or give --format.",
+        )
+    assert chosen is not None
+    if output is not None:
+        from ..core.files import refuse_existing, staging
+
+        refuse_existing(output, force)
+        with staging(output):  # the folder is there and can be written
+            pass
+    if chosen is ReportFormat.html:
+        from ..reports import require_html
+
+        require_html()
+    return Destination(chosen, output)
+
+
+def show(destination: Destination, kind: str, document: Mapping[str, Any], console: Callable[[], None]) -> None:
+    """The result of a command: for people on the terminal, or the document as JSON, Markdown or a page.
+
+    Args:
+        destination: from `choose`.
+        kind: a key of `reports.documents.KINDS`.
+        document: what `--format json` prints.
+        console: prints the result for a terminal.
+    """
+    if destination.shows_console:
+        console()
+    if destination.format is ReportFormat.json:
+        destination.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+    elif destination.format is not ReportFormat.console:
+        from ..reports.documents import document_html, document_markdown
+
+        written = document_html if destination.format is ReportFormat.html else document_markdown
+        destination.write(written(kind, document))

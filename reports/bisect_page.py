@@ -1,0 +1,99 @@
+"""`bisect` as a page, from the JSON it prints: the fault, its cause, and the error at every module boundary."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+from .figures import figure
+from .model_sections import Document
+from .page import Chart, Page, Section
+from .table import Column, Mark, Table
+
+_FIGURES = ("max_abs", "relative_rms", "cosine", "not_finite", "worst_index")
+BOUNDARIES = "Module boundaries"
+
+
+def bisect_page(document: Document) -> Page:
+    """The page without its chart."""
+    fault = document["fault"]
+    sections = [] if fault is None else [_fault(fault)]
+    sections.append(Section(BOUNDARIES, tables=(_boundaries(document),)))
+    return Page(
+        title="Bisection of " + PurePath(document["model"]).name,
+        verdict="No fault" if fault is None else "Fault found",
+        mark="good" if fault is None else "bad",
+        lead=_lead(document),
+        warnings=tuple(document["notes"]),
+        warnings_title="To know",
+        sections=tuple(sections),
+        facts=(
+            ("Model", document["model"]),
+            ("Compared with", document["against"]),
+            ("Element type", document["dtype"]),
+            ("Ran on", document["provider"]),
+        ),
+    )
+
+
+def bisect_charts(document: Document) -> dict[str, tuple[Chart, ...]]:
+    """The relative error along the graph."""
+    from .svg_errors import Step, error_steps
+
+    rows, fault = document["boundaries"], document["fault"]
+    steps = [Step(boundary_name(row), float(row["relative_rms"]), row["passed"]) for row in rows]
+    marked = None if fault is None else next((n for n, row in enumerate(rows) if row == fault["boundary"]), None)
+    caption = (
+        "The error's root mean square at each boundary, relative to that of the values, in the order of the graph. "
+        "Red: out of tolerance. NaN and Inf are left out of it."
+    )
+    return {BOUNDARIES: (Chart(error_steps(steps, marked), caption),)}
+
+
+def boundary_name(row: Document) -> str:
+    """A boundary in words: `layers.0.to_qkv (output)`."""
+    return f"{row['module'] or 'the model'} ({row['role']})"
+
+
+def _lead(document: Document) -> str:
+    fault, rows = document["fault"], document["boundaries"]
+    if fault is None:
+        largest = document["largest"]
+        return (
+            f"All {len(rows):,} module boundaries agree with the float64 model; the largest error is at "
+            f"{boundary_name(largest)}, {figure(largest['relative_rms'])} of its own size (rms)."
+        )
+    module = fault["module"] or "the model itself, between its modules"
+    return f"{module} is the first to leave the tolerance. Likely cause: {fault['cause']}."
+
+
+def _fault(fault: Document) -> Section:
+    rows = [*fault["before"], fault["boundary"]]
+    table = Table("", _columns(), tuple(_cells(str(n), row) for n, row in enumerate(rows, 1)), marks=_marks(rows))
+    text = (f"Evidence: {fault['evidence']}", "What goes into it, and what comes out:")
+    return Section("Fault", text, tables=(table,))
+
+
+def _boundaries(document: Document) -> Table:
+    rows = document["boundaries"]
+    cells = tuple(_cells(str(n), row) for n, row in enumerate(rows, 1))
+    return Table("", _columns(), cells, marks=_marks(rows))
+
+
+def _columns() -> tuple[Column, ...]:
+    return (
+        Column("no."),
+        Column("module", False),
+        Column("what", False),
+        Column("result", False),
+        *(Column(name, name != "worst_index") for name in _FIGURES),
+    )
+
+
+def _cells(number: str, row: Document) -> tuple[str, ...]:
+    verdict = "ok" if row["passed"] else "WRONG"
+    figures = (figure(row[name]) for name in _FIGURES)
+    return (number, row["module"] or "(the model)", row["role"], verdict, *figures)
+
+
+def _marks(rows: list[Document]) -> tuple[Mark, ...]:
+    return tuple("" if row["passed"] else "bad" for row in rows)

@@ -1,0 +1,160 @@
+"""What charts are drawn with: shapes, texts, axes and round numbers, as escaped SVG.
+
+Drawings are `WIDTH` units wide and scale with the page, so that their text stays legible at 390 pixels. Colours are
+classes that `page.css` defines, for light and dark.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+WIDTH = 380
+# As many series as page.css has colours for; more would not be told apart.
+COLOURS = 6
+LEFT, RIGHT, BOTTOM = 54, 14, 42
+LINE, PLOT = 19, 160
+
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Round numbers from `low` to `high`, `most` of them at the most: 1, 2 or 5 times a power of ten apart."""
+    if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
+        return [low]
+    rough = (high - low) / max(1, most - 1)
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [index * step for index in range(first, last + 1)]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis: what it shows, and from where to where.
+
+    Args:
+        label: with the unit.
+        low: its lower end; on a logarithmic axis the power of ten.
+        high: its upper end, above `low`.
+        powers: it is logarithmic, and its values are powers of ten.
+    """
+
+    label: str
+    low: float
+    high: float
+    powers: bool = False
+
+    def marks(self) -> list[tuple[float, str]]:
+        """Where ticks stand, and what they say."""
+        if not self.powers:
+            return [(value, number(value)) for value in ticks(self.low, self.high)]
+        first, last = math.ceil(self.low - 1e-9), math.floor(self.high + 1e-9)
+        step = max(1, math.ceil((last - first) / 6))
+        return [(value, power(value)) for value in range(last, first - 1, -step)]
+
+    def share(self, value: float) -> float:
+        """Where a value lies, from 0 to 1; what is outside lies at the end."""
+        return min(1.0, max(0.0, (value - self.low) / (self.high - self.low)))
+
+
+class Frame:
+    """The area a chart is drawn in: axes, grid, and where a value lies."""
+
+    def __init__(self, across: Axis, upward: Axis, legend: int = 0) -> None:
+        self.top = 10 + legend * LINE
+        self._across, self._upward = across, upward
+        self.height = self.top + PLOT + BOTTOM
+
+    def x(self, value: float) -> float:
+        """Where a value lies on the horizontal axis."""
+        return LEFT + (WIDTH - LEFT - RIGHT) * self._across.share(value)
+
+    def y(self, value: float) -> float:
+        """Where it lies on the vertical one."""
+        return self.top + PLOT * (1 - self._upward.share(value))
+
+    def axes(self) -> list[Markup]:
+        """Grid, ticks and labels."""
+        parts = []
+        bottom = self.top + PLOT
+        for value, told in self._upward.marks():
+            y = self.y(value)
+            parts.append(path(f"M{LEFT} {y:.1f}H{WIDTH - RIGHT}", "grid"))
+            parts.append(text(LEFT - 6, y + 4, told, "tick", "end"))
+        for value, told in self._across.marks():
+            parts.append(text(self.x(value), bottom + 16, told, "tick", "middle"))
+        parts.append(path(f"M{LEFT} {bottom}H{WIDTH - RIGHT}", "axis"))
+        parts.append(text((LEFT + WIDTH - RIGHT) / 2, self.height - 6, self._across.label, "axis-label", "middle"))
+        parts.append(upright(12, self.top + PLOT / 2, self._upward.label))
+        return parts
+
+    def line_across(self, value: float, told: str) -> list[Markup]:
+        """A dashed line at a height, with what it says above its right end."""
+        y = self.y(value)
+        return [
+            path(f"M{LEFT} {y:.1f}H{WIDTH - RIGHT}", "reference"),
+            text(WIDTH - RIGHT, y - 5, told, "tick", "end"),
+        ]
+
+
+def number(value: float) -> str:
+    """A tick's number."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def power(exponent: float) -> str:
+    """A power of ten: `10⁻⁶`, and plain from 1 to 100."""
+    exponent = round(exponent)
+    return str(10**exponent) if 0 <= exponent <= 2 else "10" + str(exponent).translate(_SUPERSCRIPTS)
+
+
+def cut(label: str, most: int) -> str:
+    """A long name keeps its beginning and its end, which tell it from its like."""
+    return label if len(label) <= most else f"{label[: most // 2 - 1]}…{label[-(most // 2) :]}"
+
+
+def svg(parts: Sequence[Markup], height: float, title: str) -> Markup:
+    """The whole drawing; `title` is read aloud."""
+    body = Markup("").join(parts)
+    return Markup('<svg viewBox="0 0 {} {:.0f}" role="img" aria-label="{}">{}</svg>').format(WIDTH, height, title, body)
+
+
+def text(x: float, y: float, told: str, kind: str, anchor: str = "start") -> Markup:
+    """A text on its baseline."""
+    return Markup('<text class="{}" x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>').format(kind, x, y, anchor, told)
+
+
+def upright(x: float, y: float, told: str) -> Markup:
+    """A label beside a vertical axis."""
+    return Markup(
+        '<text class="axis-label" text-anchor="middle" transform="translate({} {:.1f}) rotate(-90)">{}</text>'
+    ).format(x, y, told)
+
+
+def rect(x: float, y: float, width: float, height: float, kind: str, told: str = "") -> Markup:
+    """A rectangle, at least half a unit wide; `told` shows under the pointer."""
+    title = Markup("<title>{}</title>").format(told) if told else Markup("")
+    return Markup('<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}">{}</rect>').format(
+        kind, x, y, max(width, 0.5), height, title
+    )
+
+
+def dot(x: float, y: float, radius: float, kind: str, told: str = "") -> Markup:
+    """A filled circle."""
+    title = Markup("<title>{}</title>").format(told) if told else Markup("")
+    return Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{}">{}</circle>').format(kind, x, y, radius, title)
+
+
+def path(corners: str, kind: str) -> Markup:
+    """Lines along an SVG path."""
+    return Markup('<path class="{}" d="{}"></path>').format(kind, corners)
+
+
+def whisker(low: float, high: float, y: float) -> Markup:
+    """A thin line with ends, for an interval."""
+    return path(f"M{low:.1f} {y - 5}V{y + 5}M{low:.1f} {y}H{high:.1f}M{high:.1f} {y - 5}V{y + 5}", "whisker")

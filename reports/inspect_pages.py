@@ -1,0 +1,197 @@
+"""`inspect` as a page, from the JSON it prints: an exported file, an engine, or a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import PurePath
+from typing import Any
+
+from .figures import size
+from .model_sections import (
+    Document,
+    checks_table,
+    checks_text,
+    sidecar_section,
+    signature_table,
+    window_section,
+    window_titles,
+    windows_of,
+)
+from .page import Page, Section
+from .table import Column, Mark, Table
+
+_KEY, _VALUE = Column("fact", False, True), Column("value", False, True)
+_HEED = "Before using it"
+_MOST_OPERATORS = 12
+
+
+def onnx_page(document: Document) -> Page:
+    """An exported file, without the charts."""
+    sidecar = document["sidecar"] if document["sidecar_matches"] else None
+    warnings = [f"{name}, which holds weights, is missing." for name in document["missing_external_data"]]
+    if document["sidecar"] is not None and sidecar is None:
+        warnings.append("The sidecar was NOT written for this file: its SHA-256 differs. What it says is void.")
+    checks = [] if sidecar is None else sidecar["checks"]
+    verdict, mark = _verdict(checks, bool(warnings))
+    kind = "ONNX" if sidecar is None else sidecar["class"]
+    told = (
+        "No sidecar tells of its checkpoint or its checks." if sidecar is None else f"At export {checks_text(checks)}."
+    )
+    sections = [Section("Inputs and outputs", tables=(signature_table(document),)), *_windows(document)]
+    if checks:
+        sections.append(Section("Checks of the export", tables=(checks_table(checks),)))
+    sections.append(_graph(document))
+    if sidecar is not None:
+        sections.append(sidecar_section(sidecar, "Sidecar"))
+    weights = f"{document['weight_dtype'] or 'no'} weights of {size(document['initializer_bytes'])}"
+    return Page(
+        title=PurePath(document["path"]).name,
+        lead=f"{kind}, {size(document['file_bytes'])}, {weights}. {told}",
+        verdict=verdict,
+        mark=mark,
+        warnings=tuple(warnings),
+        warnings_title=_HEED,
+        sections=tuple(sections),
+        facts=(("File", document["path"]), ("Written by", document["producer"])),
+    )
+
+
+def engine_page(document: Document) -> Page:
+    """An engine, without the charts."""
+    warnings = [] if document["unchanged"] else ["The facts were NOT written for this file: its SHA-256 differs."]
+    warnings += [document["plugin_problem"]] if document["plugin_problem"] else []
+    checks = document["checks"]
+    verdict, mark = _verdict(checks, bool(warnings))
+    sections = [Section("Inputs and outputs", tables=(signature_table(document),)), *_windows(document)]
+    sections.append(Section("Checks of the build", tables=(checks_table(checks),)))
+    sections.append(_built(document))
+    sections.append(_layers(document))
+    if document["model"] is not None:
+        exported = document["model"]["checks"]
+        sections.append(Section("Checks of the export", tables=(checks_table(exported),)))
+        sections.append(sidecar_section(document["model"], "Sidecar of the ONNX file"))
+    library = f"{document['backend']} {document['library_version']}"
+    return Page(
+        title=PurePath(document["path"]).name,
+        lead=(
+            f"Engine of {document['onnx_name']} for {', '.join(document['targets'])}, {document['dtype']}, "
+            f"{size(document['engine_bytes'])}, by {library}. At the build {checks_text(checks)}."
+        ),
+        verdict=verdict,
+        mark=mark,
+        warnings=tuple(warnings),
+        warnings_title=_HEED,
+        sections=tuple(sections),
+        facts=(("File", document["path"]), ("Built", document["created"])),
+    )
+
+
+def checkpoint_page(document: Document) -> Page:
+    """A checkpoint, without the charts."""
+    needed = document["needed"]
+    entries = [
+        (name, _text(entry["value"]), entry["from"] or how)
+        for how, group in (("the weights", document["inferred"]), ("the configuration", document["given"]))
+        for name, entry in group.items()
+    ]
+    columns = (Column("argument", False), Column("value", False, True), Column("told by", False, True))
+    sections = [Section("Arguments", tables=(Table("", columns, tuple(entries)),))] if entries else []
+    sections += _windows(document)
+    for title, key in (("Missing tensors", "missing"), ("Unexpected tensors", "unexpected")):
+        if document[key]:
+            rows = tuple((name,) for name in document[key])
+            sections.append(Section(title, tables=(Table("", (Column("tensor", False, True),), rows),)))
+    told = document["class"] or "A class that cannot be told"
+    counts = f"{document['tensors']:,} tensors, {document['parameters']:,} parameters"
+    return Page(
+        title=PurePath(document["path"]).name,
+        lead=f"{told}: {counts}, {size(document['bytes'])}.",
+        verdict="More is needed" if needed else "Ready to export",
+        mark="unsure" if needed else "good",
+        warnings=(*document["notes"], *needed.splitlines()),
+        warnings_title="To know",
+        sections=tuple(sections),
+        facts=(
+            ("File", document["path"]),
+            ("Configuration", document["config"] or "none"),
+            ("SHA-256", document["sha256"]),
+        ),
+    )
+
+
+def _verdict(checks: list[Document], spoilt: bool) -> tuple[str, Mark]:
+    statuses = {check["status"] for check in checks}
+    if spoilt:
+        return "Do not use", "bad"
+    if "failed" in statuses:
+        return "A check failed", "bad"
+    if not statuses or "not proven" in statuses:
+        return "Not proven", "unsure"
+    if "skipped" in statuses:
+        return "Checked in part", "unsure"
+    return "Checked", "good"
+
+
+def _windows(document: Document) -> list[Section]:
+    views = windows_of(document)
+    return [window_section(view, title) for title, view in zip(window_titles(views), views, strict=True)]
+
+
+def _graph(document: Document) -> Section:
+    counts = sorted(document["nodes"].items(), key=lambda item: (-item[1], item[0]))
+    rows = [(name, f"{count:,}") for name, count in counts[:_MOST_OPERATORS]]
+    others = counts[_MOST_OPERATORS:]
+    if others:
+        rows.append((f"{len(others)} other operators", f"{sum(count for _, count in others):,}"))
+    facts = [
+        ("IR version", str(document["ir_version"])),
+        ("Operator sets", ", ".join(f"{domain} {number}" for domain, number in document["opsets"].items())),
+        *((f"Weights, {name}", size(count)) for name, count in document["weight_bytes"].items()),
+        *(("Weights in", name) for name in document["external_data"]),
+        *((f"Body of {f['domain']}::{f['name']}", f"{f['nodes']} standard operators") for f in document["functions"]),
+    ]
+    return Section(
+        "Graph",
+        (f"{sum(document['nodes'].values()):,} nodes; what stands in function bodies is not counted.",),
+        tables=(
+            Table("", (_KEY, _VALUE), tuple(facts)),
+            Table("Operators", (Column("operator", False), Column("nodes")), tuple(rows)),
+        ),
+    )
+
+
+def _built(document: Document) -> Section:
+    plugin, options = document["plugin"], document["options"]
+    facts = [
+        ("Built", f"{document['created']}, in {document['seconds']:.0f} s"),
+        ("On", document["device"] or "no GPU"),
+        ("For", f"{', '.join(document['targets'])}, {document['platform']}"),
+        ("By", f"{document['backend']} {document['library_version']}"),
+        ("From", document["onnx_name"]),
+        ("SHA-256 of that file", document["onnx_sha256"]),
+        ("SHA-256 of the engine", document["engine_sha256"]),
+        ("Plugin asked for", options["plugin"]),
+    ]
+    if plugin is None:
+        facts.append(("Attention", "built from standard operators"))
+    else:
+        where = plugin["path"] or "inside the engine"
+        facts.append(("Attention", f"{plugin['kind']}, {len(plugin['layers'])} layers, {where}"))
+    facts += [
+        (f"Sizes of {p['input']}", f"from {_text(p['min'])} to {_text(p['max'])}, best at {_text(p['opt'])}")
+        for p in options["profiles"]
+    ]
+    facts += [(f"Version of {name}", version) for name, version in document["versions"].items()]
+    return Section("Build", tables=(Table("", (_KEY, _VALUE), tuple(facts)),))
+
+
+def _layers(document: Document) -> Section:
+    if document["layers"] is None:
+        return Section("Layers", (f"They cannot be shown here: {document['why_closed']}",))
+    rows = [(layer["name"], layer["kind"], ", ".join(layer["types"])) for layer in document["layers"]]
+    columns = (Column("layer", False, True), Column("kind", False), Column("types", False))
+    return Section("Layers", (f"{len(rows):,} layers.",), tables=(Table("", columns, tuple(rows)),))
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,145 @@
+"""Parts of a page that say what a model is: its signature, windows, sidecar and checks.
+
+They read the JSON that commands print (`TensorSpec`, `WindowView`, `Sidecar` and `CheckRecord` as JSON types), so that
+no rendering knows more than another.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..core.window_view import WindowExample, WindowView
+from .figures import figure
+from .page import Section
+from .table import Column, Mark, Table
+
+Document = Mapping[str, Any]
+
+_MARKS: Mapping[str, Mark] = {"failed": "bad", "not proven": "unsure", "skipped": "unsure"}
+# What of a sidecar is shown, in this order; the rest has tables of its own.
+_SIDECAR = (
+    ("class", "Class"),
+    ("checkpoint_name", "Checkpoint"),
+    ("created", "Exported"),
+    ("dtype", "Element type"),
+    ("seq_len", "Tokens a sequence"),
+    ("batch", "Sequences a call"),
+    ("dynamic", "Open axes"),
+    ("opset", "Opset"),
+    ("function_body", "Attention in standard operators"),
+    ("hyper_connections", "Hyper-connections"),
+    ("external_data", "Weights beside the file"),
+    ("options", "Said at export"),
+    ("kwargs", "Arguments"),
+    ("versions", "Versions"),
+    ("checkpoint_sha256", "SHA-256 of the checkpoint"),
+    ("model_sha256", "SHA-256 of the file"),
+)
+
+
+def signature_table(document: Document) -> Table:
+    """Inputs and outputs."""
+    rows = [
+        (kind, spec["name"], spec["dtype"], "[" + ", ".join(map(str, spec["shape"])) + "]")
+        for kind, specs in (("input", document["inputs"]), ("output", document["outputs"]))
+        for spec in specs
+    ]
+    return Table(
+        "", (Column("", False), Column("name", False), Column("type", False), Column("shape", False)), tuple(rows)
+    )
+
+
+def checks_table(checks: Sequence[Document]) -> Table:
+    """One row a check, with its figures."""
+    rows = [
+        (
+            check["name"],
+            check["status"] if check["status"] == "passed" else check["status"].upper(),
+            check["detail"],
+            ", ".join(f"{name} {figure(value)}" for name, value in check["figures"].items()),
+        )
+        for check in checks
+    ]
+    columns = (
+        Column("check", False),
+        Column("result", False),
+        Column("found", False, True),
+        Column("figures", False, True),
+    )
+    return Table("", columns, tuple(rows), marks=tuple(_MARKS.get(check["status"], "") for check in checks))
+
+
+def checks_text(checks: Sequence[Document]) -> str:
+    """How many of them passed."""
+    passed = sum(check["status"] == "passed" for check in checks)
+    return f"{passed} of {len(checks)} checks passed" if checks else "no checks were made"
+
+
+def sidecar_section(sidecar: Document, title: str) -> Section:
+    """The facts of an export, and its checks are elsewhere."""
+    rows = [(label, _told(sidecar[key])) for key, label in _SIDECAR if sidecar.get(key) not in (None, "", [], {})]
+    tables = [Table("", (Column("fact", False, True), Column("value", False, True)), tuple(rows))]
+    if sidecar.get("layers"):
+        layers = [
+            (layer["path"], layer["class"], "replaced" if layer["replaced"] else "left as it is", layer["detail"])
+            for layer in sidecar["layers"]
+        ]
+        columns = (
+            Column("layer", False),
+            Column("class", False),
+            Column("", False),
+            Column("window, or why", False, True),
+        )
+        tables.append(Table("Layers of the module", columns, tuple(layers)))
+    return Section(title, tables=tuple(tables))
+
+
+def window_section(view: WindowView, title: str) -> Section:
+    """What queries see, in words and as a table."""
+    length = (
+        f"{view.length:,} positions" if view.length else f"the length is open, {view.sequence:,} positions are shown"
+    )
+    count = f"{view.depth} layer{'s' * (view.depth > 1)}"
+    rows = [
+        (f"{e.query:,}", _interval(e.first, e.end), f"{e.end - e.first:,}", _interval(e.deep_first, e.deep_end))
+        for e in view.examples()
+    ]
+    kind = "keys with a learned bias" if view.biases else "keys"
+    columns = (Column("query"), Column(kind), Column("how many"), Column(f"through {count}"))
+    note = "A layer's keys; and the inputs that can change the output at the query, with the layers one after another."
+    layers = ", ".join(view.layers[:6]) + (f" and {len(view.layers) - 6} more" if len(view.layers) > 6 else "")
+    text = f"{view.describe()[:1].upper()}{view.describe()[1:]}. {count[:1].upper()}{count[1:]} ({layers}); {length}."
+    return Section(title, (text,), tables=(Table("", columns, tuple(rows), (note,)),))
+
+
+def window_titles(views: Sequence[WindowView]) -> list[str]:
+    """A heading a view."""
+    return ["Window" if len(views) == 1 else f"Window {number} of {len(views)}" for number in range(1, len(views) + 1)]
+
+
+def windows_of(document: Document) -> list[WindowView]:
+    """The views that a document holds."""
+    return [WindowView.from_dict(saved) for saved in document["windows"]]
+
+
+def example_text(example: WindowExample) -> str:
+    """A query's keys as a sentence."""
+    return (
+        f"query {example.query:,} sees keys {_interval(example.first, example.end)} ({example.end - example.first:,})"
+    )
+
+
+def _interval(first: int, end: int) -> str:
+    return f"{first:,}" if end - first == 1 else f"{first:,} to {end - 1:,}"
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(
+            f"{name} = {item if isinstance(item, str) else json.dumps(item)}" for name, item in value.items()
+        )
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

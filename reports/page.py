@@ -1,0 +1,75 @@
+"""One self-contained HTML page: title, facts, sections of text, tables and charts.
+
+No script and nothing from elsewhere; colours follow the reader's light or dark setting; tables that are too wide for
+a phone scroll by themselves. Every text is escaped by the template.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .table import Mark, Table
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+_TEMPLATES = Path(__file__).resolve().parent / "templates"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawing of `svg.py`, with a caption that says what it shows."""
+
+    drawing: Markup
+    caption: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page: a heading, unique on the page, then text, charts and tables, each of which may be absent."""
+
+    title: str
+    text: tuple[str, ...] = ()
+    charts: tuple[Chart, ...] = ()
+    tables: tuple[Table, ...] = ()
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a page says.
+
+    Args:
+        title: its heading.
+        lead: a sentence below it, the result.
+        verdict: the result in a word or two, where there is one.
+        mark: whether the verdict is `good`, `bad` or `unsure`.
+        facts: names and values in small print (what, where, when).
+        warnings: what a reader must know before believing the rest.
+        warnings_title: what stands above them.
+        sections: the rest.
+    """
+
+    title: str
+    lead: str = ""
+    verdict: str = ""
+    mark: Mark = ""
+    facts: tuple[tuple[str, str], ...] = ()
+    warnings: tuple[str, ...] = ()
+    warnings_title: str = "Before believing the figures"
+    sections: tuple[Section, ...] = field(default=())
+
+
+def render(page: Page) -> str:
+    """The page as HTML."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html").render(page=page)

@@ -1,0 +1,49 @@
+"""The windows that an exported file or its sidecar tells, as reports show them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import UsageError
+from ..core.geometry import WindowGeometry
+from ..core.node import geometry_of
+from ..core.window_view import WindowView, bias_views, views
+
+if TYPE_CHECKING:
+    from ..core.sidecar import Sidecar
+    from .inspect_onnx import OnnxFacts
+
+
+def windows_of_file(facts: OnnxFacts) -> list[WindowView]:
+    """Those of the attention nodes in the file; the length, and AFT-local's biases, are what its sidecar says."""
+    sidecar = facts.sidecar if facts.sidecar_matches else None
+    found = views(
+        _geometries((node.name, node.attributes) for node in facts.windowed),
+        None if sidecar is None else sidecar.seq_len,
+    )
+    return found or _biases(sidecar)
+
+
+def windows_of_sidecar(sidecar: Sidecar | None) -> list[WindowView]:
+    """Those that the facts of an export tell."""
+    if sidecar is None:
+        return []
+    stated = _geometries((window.name, vars(window)) for window in sidecar.windows)
+    return views(stated, sidecar.seq_len) or _biases(sidecar)
+
+
+def _geometries(nodes: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[tuple[str, WindowGeometry]]:
+    """Nodes whose attributes are whole and possible; another program may have written the file."""
+    for name, attributes in nodes:
+        try:
+            yield name, geometry_of(attributes)
+        except (KeyError, TypeError, ValueError, UsageError):
+            continue
+
+
+def _biases(sidecar: Sidecar | None) -> list[WindowView]:
+    window = None if sidecar is None else sidecar.kwargs.get("local_window_size")
+    if sidecar is None or not isinstance(window, int):
+        return []
+    return bias_views(sidecar.class_name, window, bool(sidecar.options.get("causal")), sidecar.seq_len)
