@@ -26,9 +26,9 @@ from typing import Annotated
 
 import typer
 
-from .commands import demo, export, inspect, parity, run
+from .commands import bench, bisect, build, bundle, demo, doctor, export, generate, inspect, parity, plugin, run
 from .commands.console import Verbosity, missing_package, print_error
-from .core.errors import ExitCode, LocalAttnError
+from .core.errors import ExitCode, LocalAttnError, MissingDependency
 
 _EPILOG = (
     "Exit codes: 0 good, 1 a check failed, 2 wrong usage or input, 3 something is missing from this machine, "
@@ -40,13 +40,21 @@ app = typer.Typer(
     help="Trained local-attention models as ONNX files that are proven equal and run anywhere.",
     epilog=_EPILOG,
     no_args_is_help=True,
+    rich_markup_mode="markdown",  # paragraphs flow, and [sizes] is no markup
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(export.export)
 app.command()(parity.parity)
+app.command()(build.build)
 app.command()(run.run)
+app.command()(generate.generate)
+app.command()(bench.bench)
 app.command()(inspect.inspect)
+app.add_typer(plugin.app)
+app.add_typer(bundle.app)
+app.command()(bisect.bisect)
+app.command()(doctor.doctor)
 app.command()(demo.demo)
 
 
@@ -81,11 +89,22 @@ def main() -> None:
         else:
             print_error(missing)
             sys.exit(missing.exit_code)
+    except MemoryError as error:
+        print_error(_no_memory(error))
+        sys.exit(ExitCode.MISSING)
     except BrokenPipeError:  # the reader of our output went away (`| head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitCode.OK)
     except Exception as error:
         _leave_with_fault(error)
+
+
+def _no_memory(error: MemoryError) -> LocalAttnError:
+    return MissingDependency(
+        "There is not enough memory.",
+        why=str(error).splitlines()[0][:300] if str(error) else "",
+        fix="Check that the file is what it should be; else free memory, or use a machine with more.",
+    )
 
 
 def _leave_with_fault(error: Exception) -> None:

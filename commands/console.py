@@ -76,10 +76,15 @@ def print_error(error: LocalAttnError) -> None:
     """What happened, why, and what to do: three lines on stderr; the traceback under -v."""
     if Verbosity.verbose:
         traceback.print_exception(error)
-    typer.secho(f"Error: {error.what}", fg="red", bold=True, err=True)
+    typer.secho(f"Error: {_printable(error.what)}", fg="red", bold=True, err=True)
     for line in (error.why, error.fix):
         if line:
-            typer.echo(f"  {line}", err=True)
+            typer.echo(f"  {_printable(line)}", err=True)
+
+
+def _printable(text: str) -> str:
+    """Text whose control characters are spelled out: a name in a file must not steer the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from .console import (
     say,
 )
 from .export_module import ModuleRequest, export_users_module, open_axes, print_module, refuse_options
+from .export_steps import Mode, export_step_files, print_step_files
 
 if TYPE_CHECKING:
     from ..exporter.export import ExportRequest
@@ -37,7 +38,10 @@ CHECKPOINT_ONLY = {
     "causal",
     "full_mask",
     "dtype",
+    "mode",
+    "chunk",
 }
+INT8 = "int8"
 MODULE_ONLY = {"weights", "factory_args", "module_input", "load_inputs"}
 
 
@@ -55,7 +59,7 @@ def export(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The file to write. (Default: CHECKPOINT with .onnx.)"),
+        typer.Option("--output", "-o", help="The file to write. (Default: CHECKPOINT with .onnx, or _step.onnx.)"),
     ] = None,
     config: Annotated[
         Path | None,
@@ -73,6 +77,16 @@ def export(
     full_mask: Annotated[
         bool, typer.Option("--full-mask", help="AFTLocal: add the input full_mask [T, T]; costs O(T²) time.")
     ] = False,
+    mode: Annotated[
+        Mode,
+        typer.Option(
+            help="full: whole sequences. step: a token a call, with caches; and a file for prompts beside it. "
+            "prefill: the file for prompts alone."
+        ),
+    ] = Mode.full,
+    chunk: Annotated[
+        int | None, typer.Option(help="Tokens a call of the file for prompts; 1: none. (Default: 64 or fewer.)")
+    ] = None,
     dtype: Annotated[Dtype, typer.Option(help="Element type of the file.")] = Dtype.fp32,
     opset: Annotated[int, typer.Option(help="ONNX opset, 18 to 24; TensorRT 10.3 reads up to 20.")] = 20,
     no_function_body: Annotated[
@@ -102,7 +116,13 @@ def export(
         typer.Option(help="A function that returns your own module: package.module:function or file.py:function."),
     ] = None,
     factory_args: Annotated[str | None, typer.Option(help="Its keyword arguments, a JSON object.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="Its weights. (Default: those it is made with.)")] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --factory its weights (default: those it is made with); of a checkpoint: int8, "
+            "for linear layers in dynamic int8."
+        ),
+    ] = None,
     module_input: Annotated[
         list[str] | None,
         typer.Option("--input", help="An input of the module, name:dtype:[sizes], as tokens:int64:[1,128]. Repeat."),
@@ -145,11 +165,21 @@ def export(
             written, outcome = export_users_module(asked, options, step, dry_run=dry_run)
         print_module(written, outcome, as_json=output_format is Format.json)
         return
-    refuse_options(given, MODULE_ONLY, "a checkpoint alone: name the function that makes your module with --factory")
+    precision = None if weights is None else str(weights)
+    refuse_options(
+        given,
+        MODULE_ONLY - ({"weights"} if precision == INT8 else set()),
+        "a checkpoint alone: name the function that makes your module with --factory",
+    )
     if max_seq_len is not None and (seq_len is not None or "seq" not in axes):
         raise typer.BadParameter("it goes with --dynamic seq, and without --seq-len", param_hint="--max-seq-len")
     if checkpoint is None:
         raise typer.BadParameter("give a checkpoint, or --factory", param_hint="CHECKPOINT")
+    if chunk is not None and mode is Mode.full:
+        raise typer.BadParameter("it goes with --mode step or prefill", param_hint="--chunk")
+    if precision is not None and mode is not Mode.full:
+        raise typer.BadParameter("it goes with --mode full", param_hint="--weights")
+    suffix = ".onnx" if mode is Mode.full else f"_{mode.value}.onnx"
     with progress() as step:
         step("Loading PyTorch")
         from ..exporter.export import ExportRequest, export
@@ -157,12 +187,13 @@ def export(
 
         request = ExportRequest(
             checkpoint=checkpoint,
-            output=output or checkpoint.with_suffix(".onnx"),
+            output=output or checkpoint.with_name(checkpoint.stem + suffix),
             config=config,
             shapes=ShapeRequest(
                 max_seq_len if seq_len is None else seq_len, batch, heads, dim_head, mask, attn_bias, causal, full_mask
             ),
             dtype=dtype.value,
+            weights=precision,
             opset=opset,
             dynamic=axes,
             function_body=not no_function_body,
@@ -171,8 +202,16 @@ def export(
             atol=atol,
             rtol=rtol,
         )
-        if not dry_run:
+        if mode is not Mode.full:
+            from ..exporter.step_export import StepRequest
+
+            steps = StepRequest(request, mode.value, chunk)
+            files = export_step_files(steps, step, dry_run=dry_run)
+        elif not dry_run:
             report = export(request, step)
+    if mode is not Mode.full:
+        print_step_files(steps, files, as_json=output_format is Format.json)
+        return
     if dry_run:
         _print_plan(request)
         return

@@ -35,7 +35,9 @@ def generate(
     prompt_ids: Annotated[str | None, typer.Option(help="Tokens to go on from, as 1,2,3.")] = None,
     max_tokens: Annotated[
         int | None,
-        typer.Option(min=-1, help=f"Tokens to generate; -1: until Ctrl-C or its last position. [{DEFAULT_TOKENS}]"),
+        typer.Option(
+            min=-1, help=f"Tokens to generate; -1: until Ctrl-C or its last position. (Default: {DEFAULT_TOKENS}.)"
+        ),
     ] = None,
     temperature: Annotated[float, typer.Option(min=0, help="Divides the logits; 0 takes the likeliest token.")] = 1.0,
     top_k: Annotated[int | None, typer.Option(min=1, help="Choose among so many likeliest tokens.")] = None,

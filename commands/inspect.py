@@ -7,49 +7,51 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import (
-    Format,
-    FormatOption,
-    QuietOption,
-    VerboseOption,
-    bytes_text,
-    print_checks,
-    print_json,
-    say,
-)
+from .console import QuietOption, VerboseOption, bytes_text, print_checks, say
+from .report_output import ForceOption, OutputOption, ReportFormatOption, choose, show
 
 if TYPE_CHECKING:
+    from ..runtime.engine_inspect import EngineReport
     from ..runtime.inspect_onnx import OnnxFacts
 
 
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A checkpoint, or a model.onnx.", show_default=False)],
-    config: Annotated[Path | None, typer.Option(help="Configuration of the checkpoint.")] = None,
-    output_format: FormatOption = Format.console,
+    file: Annotated[Path, typer.Argument(help="A checkpoint, a model.onnx, or a model.engine.", show_default=False)],
+    config: Annotated[
+        Path | None, typer.Option(help="Configuration of the checkpoint. (Default: found beside it.)")
+    ] = None,
+    output_format: ReportFormatOption = None,
+    output: OutputOption = None,
+    force: ForceOption = False,
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Show what a checkpoint or an exported model is.
+    """Show what a checkpoint, an exported model or an engine is.
 
     Of a checkpoint: its class, what its weights tell, what a configuration has to add, what is missing. Of a
-    model: inputs and outputs, attention windows, sizes, and what its sidecar says of its checks.
+    model: inputs and outputs, attention windows, sizes, and what its sidecar says of its checks. Of an engine: what
+    it was built by and for, its plugin, its checks, and its layers where there is a GPU to open it.
     """
-    if file.suffix == ".onnx":
+    destination = choose(output_format, output, force)
+    if file.suffix == ".engine":
+        from ..runtime.engine_inspect import inspect_engine
+        from ..runtime.model_windows import windows_of_sidecar
+
+        report = inspect_engine(file)
+        windows = [view.to_dict() for view in windows_of_sidecar(report.facts.model)]
+        show(destination, "engine", {**report.to_dict(), "windows": windows}, lambda: _print_engine(report))
+    elif file.suffix == ".onnx":
         from ..runtime.inspect_onnx import inspect_onnx
+        from ..runtime.model_windows import windows_of_file
 
         facts = inspect_onnx(file)
-        if output_format is Format.json:
-            print_json(facts.to_dict())
-        else:
-            _print_model(facts)
-        return
-    from ..exporter.describe import describe_checkpoint
-
-    description = describe_checkpoint(file, config)
-    if output_format is Format.json:
-        print_json(description)
+        windows = [view.to_dict() for view in windows_of_file(facts)]
+        show(destination, "onnx", {**facts.to_dict(), "windows": windows}, lambda: _print_model(facts))
     else:
-        _print_checkpoint(description)
+        from ..exporter.describe import describe_checkpoint
+
+        description = describe_checkpoint(file, config)
+        show(destination, "checkpoint", description, lambda: _print_checkpoint(description))
 
 
 def _print_model(facts: OnnxFacts) -> None:
@@ -70,6 +72,35 @@ def _print_model(facts: OnnxFacts) -> None:
     for node in facts.windowed:
         say(f"  {node.name}  {_window(node.attributes)}")
     _print_sidecar(facts)
+
+
+def _print_engine(report: EngineReport) -> None:
+    facts = report.facts
+    say(f"{report.path}  {bytes_text(facts.engine_bytes)}, {facts.dtype}, {facts.backend} {facts.library_version}")
+    say(f"  for     {', '.join(facts.targets)}, {facts.platform}; built {facts.created} on {facts.device or 'no GPU'}")
+    say(f"  from    {facts.onnx_name} {facts.onnx_sha256[:12]}…")
+    for spec in facts.inputs:
+        say(f"  input   {spec.describe()}")
+    for spec in facts.outputs:
+        say(f"  output  {spec.describe()}")
+    for profile in facts.options.profiles:
+        say(f"  sizes   {profile.input} from {list(profile.min)} to {list(profile.max)}, best at {list(profile.opt)}")
+    if facts.plugin is None:
+        say("  plugin  none; attention is built from standard operators")
+    else:
+        where = facts.plugin.path or "inside the engine"
+        say(f"  plugin  {facts.plugin.kind}, {len(facts.plugin.layers)} layers, {where}")
+    if report.plugin_problem:
+        say(f"  PROBLEM {report.plugin_problem}")
+    if not report.unchanged:
+        say("The facts were NOT written for this file: its SHA-256 differs. What they say is void.")
+    if report.layers is None:
+        say(f"Layers cannot be shown here: {report.why_closed}")
+    else:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in report.layer_kinds().items())
+        say(f"Layers: {len(report.layers)}: {kinds}")
+    say("Checks of the build:")
+    print_checks(facts.checks)
 
 
 def _window(attributes: dict[str, Any]) -> str:

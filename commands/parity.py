@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import Format, FormatOption, QuietOption, VerboseOption, note, print_json, progress, say
+from .console import QuietOption, VerboseOption, note, progress, say
+from .report_output import ForceOption, OutputOption, ReportFormatOption, choose, show
+
+if TYPE_CHECKING:
+    from ..exporter.parity import ParityReport
 
 
 def parity(
-    model: Annotated[Path, typer.Argument(help="The exported model.", show_default=False)],
+    models: Annotated[
+        list[Path],
+        typer.Argument(metavar="MODEL...", help="The exported model, engines of it, or several.", show_default=False),
+    ],
     against: Annotated[Path, typer.Option(help="The checkpoint it was exported from.", show_default=False)],
     config: Annotated[
         Path | None,
@@ -34,46 +41,68 @@ def parity(
         typer.Option("--causal/--not-causal", help="AFTLocal: how it was exported. (Default: the sidecar's word.)"),
     ] = None,
     provider: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or tensorrt.")] = "auto",
-    output_format: FormatOption = Format.console,
+    output_format: ReportFormatOption = None,
+    output: OutputOption = None,
+    force: ForceOption = False,
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Compare an exported model with an independent float64 reference of its checkpoint.
+    """Compare exported models and engines with an independent float64 reference of their checkpoint.
 
     The reference is plain dense mathematics on the checkpoint's weights, not the exported graph. Exit code 0 if
-    every output is within the tolerance, 1 if not.
+    every output of every file is within the tolerance, 1 if not.
     """
+    _refuse_shared_files(models, save_inputs, save_outputs)
+    destination = choose(output_format, output, force)
     with progress() as step:
         step("Loading PyTorch")
-        from ..core.tolerance import tolerance_for
         from ..exporter.parity import ParityRequest, run_parity
 
-        request = ParityRequest(
-            model=model,
-            checkpoint=against,
-            config=config,
-            seeds=tuple(range(seed, seed + seeds)),
-            inputs=load_inputs,
-            atol=atol,
-            rtol=rtol,
-            provider=provider,
-            causal=causal,
-            keep_reference=save_outputs is not None,
-        )
-        report = run_parity(request, step)
-        report.save(save_inputs, save_outputs)
-    for line in report.notes:
+        reports = []
+        for model in models:
+            request = ParityRequest(
+                model=model,
+                checkpoint=against,
+                config=config,
+                seeds=tuple(range(seed, seed + seeds)),
+                inputs=load_inputs,
+                atol=atol,
+                rtol=rtol,
+                provider=provider if model.suffix == ".onnx" else "auto",
+                causal=causal,
+                keep_reference=save_outputs is not None,
+            )
+            reports.append(run_parity(request, step))
+            reports[-1].save(save_inputs, save_outputs)
+    for line in dict.fromkeys(line for report in reports for line in report.notes):
         note(f"Note: {line}")
-    if output_format is Format.json:
-        print_json(report.to_dict())
-    else:
-        tolerance = tolerance_for(report.dtype, atol, rtol)
+    passed = all(report.passed for report in reports)
+    files = [report.to_dict() for report in reports]
+    document = files[0] if len(files) == 1 else {"passed": passed, "files": files}
+    show(destination, "parity", document, lambda: _print_reports(reports))
+    if not passed:
+        raise typer.Exit(1)
+
+
+def _refuse_shared_files(models: list[Path], save_inputs: Path | None, save_outputs: Path | None) -> None:
+    from ..core.errors import UsageError
+
+    if len(models) > 1 and (save_inputs is not None or save_outputs is not None):
+        raise UsageError(
+            "--save-inputs and --save-outputs take the arrays of one file.",
+            why=f"{len(models)} files are compared.",
+            fix="Compare them one after another.",
+        )
+
+
+def _print_reports(reports: list[ParityReport]) -> None:
+    for report in reports:
+        tolerance = report.tolerance
         _print_table(report.rows())
         floor = "" if tolerance.cosine is None else f", cosine at least {tolerance.cosine}"
         verdict = "equal" if report.passed else "NOT equal"
-        say(f"{model} and {against} are {verdict} within {tolerance.atol:g} + {tolerance.rtol:g}·|x|{floor}.")
-    if not report.passed:
-        raise typer.Exit(1)
+        within = f"{tolerance.atol:g} + {tolerance.rtol:g}·|x|{floor}"
+        say(f"{report.model} and {report.checkpoint} are {verdict} within {within}.")
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:

@@ -29,9 +29,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-ArchOption = Annotated[
-    str, typer.Option("--arch", help="Processor: x86_64 or aarch64; that of this machine by default.")
-]
+ArchOption = Annotated[str, typer.Option("--arch", help="Processor: x86_64 or aarch64. (Default: this machine's.)")]
 
 
 @app.command()
@@ -40,13 +38,17 @@ def build(
         list[Path] | None, typer.Argument(help="Exported models; only the kernels they need are built.")
     ] = None,
     target: Annotated[
-        str, typer.Option(help="GPUs, as sm_87,sm_90. By default sm_80,sm_90,sm_100; on aarch64 sm_80,sm_87,sm_110.")
+        str, typer.Option(help="GPUs, as sm_87,sm_90. (Default: sm_80,sm_90,sm_100; for aarch64 sm_80,sm_87,sm_110.)")
     ] = "",
     arch: ArchOption = "",
-    dtype: Annotated[str, typer.Option(help="Element types, of fp16,bf16,fp32; all by default.")] = "",
-    head_dim: Annotated[str, typer.Option(help="Head sizes, 16 to 256; 16,32,64,128,256 by default.")] = "",
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Path; a cache folder by default.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Kernels compiled at a time; all processors.")] = None,
+    dtype: Annotated[str, typer.Option(help="Element types, of fp16,bf16,fp32. (Default: all.)")] = "",
+    head_dim: Annotated[str, typer.Option(help="Head sizes, 16 to 256. (Default: 16,32,64,128,256.)")] = "",
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The library to write. (Default: in the cache.)")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Kernels compiled at a time. (Default: one a processor.)")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Build again, and replace an existing file.")] = False,
     output_format: FormatOption = Format.console,
     verbose: VerboseOption = False,
@@ -151,10 +153,10 @@ def list_libraries(
 @app.command()
 def check(
     library: Annotated[
-        Path | None, typer.Argument(help="A plugin library; by default the one built last.", show_default=False)
+        Path | None, typer.Argument(help="A plugin library. (Default: the one built last.)", show_default=False)
     ] = None,
     backend: Annotated[
-        str, typer.Option(help="tensorrt or tensorrt-rtx; by default the first that is installed.")
+        str, typer.Option(help="tensorrt or tensorrt-rtx. (Default: the first that is installed.)")
     ] = "",
     output_format: FormatOption = Format.console,
     verbose: VerboseOption = False,

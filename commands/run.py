@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def run(
-    model: Annotated[Path, typer.Argument(help="The exported model (model.onnx).", show_default=False)],
+    model: Annotated[
+        Path, typer.Argument(help="The exported model (model.onnx), or an engine of it.", show_default=False)
+    ],
     load_inputs: Annotated[
         Path | None,
         typer.Option(help="Inputs as .npz, one array an input. Without it: random inputs."),
@@ -64,9 +66,9 @@ def run(
 
 def _vocabulary_size(model: Path) -> int | None:
     """`num_tokens` of the exported model; None without a sidecar or for embeddings."""
-    from ..core.sidecar import read_sidecar
+    from ..core.engine_facts import read_model_facts
 
-    sidecar = read_sidecar(model)
+    sidecar = read_model_facts(model)
     size = None if sidecar is None else sidecar.kwargs.get("num_tokens")
     return size if isinstance(size, int) else None
 
