@@ -29,7 +29,9 @@ BYTES = 256
 
 
 def generate(
-    model: Annotated[Path, typer.Argument(help="The step file (model_step.onnx).", show_default=False)],
+    model: Annotated[
+        Path, typer.Argument(help="The step file (model_step.onnx), or the engine built from it.", show_default=False)
+    ],
     prompt: Annotated[str | None, typer.Option(help="Text to go on from.")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="Read it from this file.")] = None,
     prompt_ids: Annotated[str | None, typer.Option(help="Tokens to go on from, as 1,2,3.")] = None,

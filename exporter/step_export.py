@@ -142,7 +142,8 @@ def export_steps(request: StepRequest, progress: Progress = lambda _: None) -> l
             for part in parts
         ]
         finished = [
-            (part.staged, report.sidecar, part.path) for part, report in zip(reversed(parts), reversed(reports), strict=True)
+            (part.staged, report.sidecar, part.path)
+            for part, report in zip(reversed(parts), reversed(reports), strict=True)
         ]
         publish_models(finished, sorted({part.data for part in parts if part.data is not None}))
     return reports

@@ -20,13 +20,16 @@ _SMALLEST = 1024
 _ALIGNMENT = 4096
 
 
-def share_weights(models: Sequence[ir.Model], folder: Path, stem: str) -> str:
-    """Move the models' large initializers into one file, equal ones once; the file's name.
+def share_weights(models: Sequence[ir.Model], folder: Path, stem: str) -> str | None:
+    """Move the models' large initializers into one file, equal ones once.
 
     Args:
         models: changed in place: their initializers refer to the file in `folder`.
         folder: where the file is written.
         stem: the name begins so; a fingerprint of the content follows, so that an older model keeps its own.
+
+    Returns:
+        The file's name; None where no initializer is large.
     """
     temporary, places = folder / "weights", dict[str, int]()
     values = [
@@ -35,6 +38,8 @@ def share_weights(models: Sequence[ir.Model], folder: Path, stem: str) -> str:
         for value in model.graph.initializers.values()
         if value.const_value is not None and value.const_value.nbytes >= _SMALLEST
     ]
+    if not values:
+        return None
     with temporary.open("wb") as stream:
         for value in values:
             content = _tensor(value).tobytes()
