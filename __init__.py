@@ -24,6 +24,7 @@ _PUBLIC = {
     "ModuleOptions": ".exporter.module_export",
     "export_module": ".exporter.module_export",
     "replace_local_attention": ".exporter.replace",
+    "Generator": ".runtime.generate",
     "load": ".runtime.session",
 }
 __all__ = ["__version__", *_PUBLIC]

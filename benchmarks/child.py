@@ -2,6 +2,7 @@
 
 python -m benchmarks.child node CANDIDATE LENGTH
 python -m benchmarks.child export CHECKPOINT
+python -m benchmarks.child generate CANDIDATE FOLDER CONTEXT TOKENS
 """
 
 from __future__ import annotations
@@ -57,5 +58,19 @@ def export(checkpoint: str) -> dict[str, Any]:
     }
 
 
+def generate(candidate: str, folder: str, length: str, tokens: str) -> dict[str, Any]:
+    """Peak memory from the opening of the model to so many tokens after the context; libraries are not counted."""
+    from .generators import CANDIDATES, Files, import_libraries
+
+    import_libraries(candidate)
+
+    def run() -> None:
+        step = CANDIDATES[candidate].prepare(Files.in_folder(Path(folder)), int(length))
+        for _ in range(int(tokens)):
+            step()
+
+    return {"peak_bytes": peak_of_call(run, times=1)}
+
+
 if __name__ == "__main__":
-    print(json.dumps({"node": node, "export": export}[sys.argv[1]](*sys.argv[2:])))
+    print(json.dumps({"node": node, "export": export, "generate": generate}[sys.argv[1]](*sys.argv[2:])))

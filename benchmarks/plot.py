@@ -1,157 +1,60 @@
-"""Draws `docs/images/node.png` from `results/node.json`."""
+"""The figures of `docs/images/`, drawn from `results/`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot
-from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, NullLocator
-
 from .machine import ROOT, read_result
+from .panels import OURS, Look, draw_panels
 
-FIGURE = ROOT / "docs" / "images" / "node.png"
-_INK, _QUIET, _OURS = "#1f2328", "#6e7781", "#0a5fd1"
-# Hues that stay apart in print and for colour-blind readers; of the two dense graphs the better is drawn.
-_COLORS = {
-    "node": _OURS,
-    "upstream": "#c2410c",
-    "sdpa": "#7c3aed",
-    "attention_op": "#0f766e",
-    "dense": "#57606a",
-}
+IMAGES = ROOT / "docs" / "images"
+
+# Of the two dense graphs the better is drawn.
+_NODE = Look(
+    ours="node",
+    colors={"node": OURS, "upstream": "#c2410c", "sdpa": "#7c3aed", "attention_op": "#0f766e", "dense": "#57606a"},
+    panels=(("median_ms", "Time of one call", "ms"), ("peak_mib", "Peak memory of one call", "MiB")),
+    axis="sequence length",
+    title="Windowed attention on the CPU: linear in the sequence length",
+)
+_GENERATE = Look(
+    ours="step",
+    colors={"step": OURS, "cached": "#c2410c", "recompute": "#57606a", "uncached": "#7c3aed"},
+    panels=(("median_ms", "Time of one token", "ms"), ("peak_mib", "Peak memory", "MiB")),
+    axis="tokens before it",
+    title="Generating on the CPU: time and memory do not grow with the context",
+)
 
 
-def draw(path: Path = FIGURE) -> Path:
-    """Draw both panels; returns the file."""
+def draw_node() -> Path:
+    """`node.png` from `node.json`; returns the file."""
     result = read_result("node")
-    figure, (time, memory) = pyplot.subplots(1, 2, figsize=(12.5, 5.4), facecolor="white")
-    lengths = [size["length"] for size in result["sizes"]]
-    _panel(time, result, "median_ms", "Time of one call", "ms")
-    limits = [size["limit_ms"] for size in result["sizes"]]
-    time.plot(lengths, limits, color=_QUIET, linestyle=(0, (2, 2)), linewidth=1.4, zorder=1)
-    _label_lines(time, [*_ends(result, "median_ms"), (lengths[-1], limits[-1], "matmul limit", _QUIET, False)])
-    _panel(memory, result, "peak_mib", "Peak memory of one call", "MiB")
-    _label_lines(memory, _ends(result, "peak_mib"))
-    setting, machine = result["setting"], result["machine"]
-    figure.suptitle(
-        "Windowed attention on the CPU: linear in the sequence length",
-        x=0.012,
-        ha="left",
-        fontsize=15,
-        fontweight="bold",
-        color=_INK,
+    setting = result["setting"]
+    return draw_panels(
+        result,
+        _NODE,
+        IMAGES / "node.png",
+        limit=("matmul limit", [size["limit_ms"] for size in result["sizes"]]),
+        subtitle=f"{setting['heads']} heads of {setting['head_dim']}, window {setting['window_size']}, causal exact, "
+        f"{setting['dtype']}, {setting['threads']} threads, {_machine(result)}",
     )
-    figure.text(
-        0.012,
-        0.905,
-        f"{setting['heads']} heads of {setting['head_dim']}, window {setting['window_size']}, causal exact, "
-        f"{setting['dtype']}, {setting['threads']} threads, {machine['cpu']}; "
-        f"onnxruntime {result['versions']['onnxruntime']}, torch {result['versions']['torch']}",
-        fontsize=10,
-        color=_QUIET,
+
+
+def draw_generate(name: str) -> Path:
+    """`generate.png` from a result of the benchmark `generate`; returns the file."""
+    result = read_result(name)
+    setting = result["setting"]
+    return draw_panels(
+        result,
+        _GENERATE,
+        IMAGES / "generate.png",
+        limit=("weights' products", [result["limit"]["median_ms"]] * len(result["sizes"])),
+        subtitle=f"{result['checkpoint']}, batch {setting['batch']}, {setting['dtype']}, {setting['threads']} threads, "
+        f"{_machine(result)}",
     )
-    figure.subplots_adjust(left=0.055, right=0.86, top=0.82, bottom=0.1, wspace=0.66)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150, bbox_inches="tight")
-    pyplot.close(figure)
-    return path
 
 
-def _points(result: dict[str, Any], name: str, figure: str) -> tuple[list[int], list[float]]:
-    """Lengths and values of a candidate where it was measured."""
-    measured = [size for size in result["sizes"] if figure in size["candidates"][name]]
-    return [s["length"] for s in measured], [s["candidates"][name][figure] for s in measured]
-
-
-def _panel(axes: Axes, result: dict[str, Any], figure: str, title: str, unit: str) -> None:
-    for name in _COLORS:
-        lengths, values = _points(result, name, figure)
-        ours = name == "node"
-        axes.plot(
-            lengths,
-            values,
-            color=_COLORS[name],
-            linewidth=3.2 if ours else 1.7,
-            marker="o",
-            markersize=6.5 if ours else 4,
-            zorder=3 if ours else 2,
-        )
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks([size["length"] for size in result["sizes"]])
-    plain = FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(plain)
-        axis.set_minor_locator(NullLocator())
-    axes.set_title(f"{title} [{unit}]", loc="left", fontsize=11.5, color=_INK)
-    axes.set_xlabel("sequence length", color=_QUIET)
-    axes.grid(axis="y", color="#d8dee4", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=_QUIET, length=0)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side == "bottom")
-        spine.set_color("#d8dee4")
-
-
-_End = tuple[int, float, str, str, bool]
-
-
-def _ends(result: dict[str, Any], figure: str) -> list[_End]:
-    """Last point, label and colour of every line; whether it is ours."""
-    ends = []
-    for name in _COLORS:
-        lengths, values = _points(result, name, figure)
-        ends.append((lengths[-1], values[-1], result["labels"][name], _COLORS[name], name == "node"))
-    return ends
-
-
-def _label_lines(axes: Axes, ends: list[_End]) -> None:
-    """Write each label in the right margin, at its line's end, moved apart where they would touch."""
-    low, high = axes.get_ylim()
-    axes.set_ylim(low, high)
-    last = max(length for length, *_ in ends)
-    place = axes.transData
-    heights = [place.transform((length, value))[1] for length, value, *_ in ends]
-    order = sorted(range(len(ends)), key=lambda index: heights[index])
-    step = 15 * axes.figure.dpi / 72
-    shifted = dict(zip(order, _spread([heights[index] for index in order], step), strict=True))
-    for index, (length, value, label, color, ours) in enumerate(ends):
-        y = place.inverted().transform((0, shifted[index]))[1]
-        if length < last:
-            axes.plot([length, last * 1.08], [value, y], color=color, linewidth=0.8, linestyle=":", clip_on=False)
-        axes.annotate(
-            label,
-            (last, y),
-            xytext=(9, 0),
-            textcoords="offset points",
-            va="center",
-            color=color,
-            fontsize=10,
-            fontweight="bold" if ours else "normal",
-            annotation_clip=False,
-        )
-
-
-def _spread(heights: list[float], step: float) -> list[float]:
-    """Ascending heights, moved as little as needed to stand `step` apart."""
-    groups = [[height] for height in heights]
-    centers = list(heights)
-    index = 0
-    while index + 1 < len(groups):
-        reach = step * (len(groups[index]) + len(groups[index + 1])) / 2
-        if centers[index + 1] - centers[index] < reach:
-            groups[index] += groups.pop(index + 1)
-            centers.pop(index + 1)
-            centers[index] = sum(groups[index]) / len(groups[index])
-            index = max(0, index - 1)
-        else:
-            index += 1
-    spread = []
-    for group, center in zip(groups, centers, strict=True):
-        spread += [center + step * (place - (len(group) - 1) / 2) for place in range(len(group))]
-    return spread
+def _machine(result: dict[str, Any]) -> str:
+    versions = result["versions"]
+    return f"{result['machine']['cpu']}; onnxruntime {versions['onnxruntime']}, torch {versions['torch']}"

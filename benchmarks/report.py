@@ -56,6 +56,40 @@ def print_export(result: dict[str, Any]) -> None:
     console.print("checks: " + ", ".join(f"{name} {status}" for name, status in result["checks"].items()))
 
 
+def print_generate(result: dict[str, Any]) -> None:
+    """One row a candidate and context."""
+    table = _table(
+        f"A token of {result['checkpoint']}; limit {result['limit']['median_ms']:.3f} ms",
+        "candidate",
+        "context",
+        "median ms",
+        "p10–p90",
+        "tokens/s",
+        "peak MiB",
+        "max difference",
+    )
+    for name, label in result["labels"].items():
+        for size in result["sizes"]:
+            entry = size["candidates"][name]
+            table.add_row(
+                label,
+                f"{size['length']:,}",
+                f"{entry['median_ms']:.3g}",
+                f"{entry['p10_ms']:.3g}–{entry['p90_ms']:.3g}",
+                f"{1e3 / entry['median_ms']:,.3g}",
+                f"{entry['peak_mib']:.0f}",
+                f"{entry['max_difference']:.1g}",
+            )
+        table.add_section()
+    console.print(table)
+    own = result["as_it_is"]
+    console.print(
+        f"as it is, context {own['length']}: {own['step']['median_ms']:.3f} ms a token, upstream's cached generation "
+        f"{own['cached']['median_ms']:.3f}, the weights' products {own['products']['median_ms']:.3f}"
+    )
+    _print_targets(result)
+
+
 def print_startup(result: dict[str, Any]) -> None:
     """One row a command."""
     table = _table(f"Start-up, {result['samples']} samples", "command", "median ms", "p10–p90")

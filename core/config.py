@@ -53,6 +53,7 @@ AnyArgs = LocalAttentionArgs | LocalMHAArgs | LocalTransformerArgs | AFTLocalArg
 Kind = Literal["attention", "mha", "transformer", "aft"]
 
 CONFIG_SUFFIXES = (".json", ".toml", ".yaml", ".yml")
+_MOST_VALUES = 10_000
 _LARGEST_FILE = 1 << 20
 _TOP_LEVEL = ("about", "class", "hyper_connections", "kwargs")
 # The first hyper-connections release whose depth connection adds to the mixed residual.
@@ -220,6 +221,10 @@ def parse_config(document: object, source: str = "the config") -> RawConfig:
         kwargs = {}
     if not isinstance(kwargs, Mapping):
         raise UsageError(f"{source}: kwargs is {shown(kwargs)}.", why="It is a table of arguments.")
+    if not _is_small(kwargs):
+        raise UsageError(
+            f"{source}: kwargs has more than {_MOST_VALUES} values.", why="A few arguments are all it takes."
+        )
     class_name = document.get("class")
     if class_name is not None:
         entry = resolve_class(class_name)
@@ -227,6 +232,17 @@ def parse_config(document: object, source: str = "the config") -> RawConfig:
     version = document.get("hyper_connections")
     adds_residual_only(version)
     return RawConfig(class_name, MappingProxyType(dict(kwargs)), version, source)
+
+
+def _is_small(document: object) -> bool:
+    """Whether a document has few values; a few aliases in YAML can stand for any number, or for themselves."""
+    waiting, count = [document], 0
+    while waiting and count <= _MOST_VALUES:
+        value = waiting.pop()
+        inner = list(value.values()) if isinstance(value, Mapping) else value if isinstance(value, list) else []
+        count += 1 + len(inner)
+        waiting += inner
+    return count <= _MOST_VALUES
 
 
 def config_document(class_name: str, args: AnyArgs, hyper_connections: str | None) -> dict[str, Any]:

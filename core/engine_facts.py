@@ -13,6 +13,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .errors import UsageError
+from .publishing import SEAL, check_seal, finish_interrupted
 from .sidecar import MAX_BYTES, CheckRecord, Sidecar, TensorSpec, read_sidecar, sidecar_path
 
 ENGINE_SUFFIX = ".engine"
@@ -131,7 +132,9 @@ def read_engine_facts(engine: Path) -> EngineFacts:
 
     Raises:
         UsageError: there are none, or the file is not one of these; the first problem is named.
+        CheckFailed: they were altered after they were written.
     """
+    finish_interrupted(engine)
     path = sidecar_path(engine)
     try:
         with path.open("rb") as stream:
@@ -142,7 +145,7 @@ def read_engine_facts(engine: Path) -> EngineFacts:
             f"Cannot read {path}.", why=why, fix="Copy it together with the engine, or build the engine again."
         ) from error
     try:
-        return EngineFacts.model_validate_json(text)
+        facts = EngineFacts.model_validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
@@ -150,6 +153,9 @@ def read_engine_facts(engine: Path) -> EngineFacts:
         raise UsageError(
             f"{path} does not describe an engine.", why=why, fix="Build the engine again with localattn build."
         ) from error
+    check_seal(path, text)
+    (facts.model_extra or {}).pop(SEAL, None)
+    return facts
 
 
 def read_model_facts(model: Path) -> Sidecar | None:

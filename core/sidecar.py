@@ -12,6 +12,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .errors import UsageError
+from .publishing import SEAL, check_seal, finish_interrupted, sidecar_path
+from .step_facts import StepFacts
 from .tensors import TensorSpec
 
 __all__ = ["CheckRecord", "LayerFacts", "Sidecar", "TensorSpec", "WindowFacts", "read_sidecar", "sidecar_path"]
@@ -86,6 +88,7 @@ class Sidecar(BaseModel):
         opset: version of the standard operators.
         windows: one entry a windowed attention node.
         layers: one entry an upstream layer of a user's own module.
+        step: how a step graph is called; None for a file that takes whole sequences.
         function_body: the file carries the node's function in standard operators.
         external_data: name of the file beside the model that holds the weights.
         versions: release of each package that took part.
@@ -113,6 +116,7 @@ class Sidecar(BaseModel):
     opset: int = Field(ge=1)
     windows: list[WindowFacts] = Field(default_factory=list)
     layers: list[LayerFacts] = Field(default_factory=list)
+    step: StepFacts | None = None
     function_body: bool
     external_data: str | None = None
     versions: dict[str, str] = Field(default_factory=dict)
@@ -131,17 +135,14 @@ class Sidecar(BaseModel):
         return self.model_dump_json(by_alias=True, indent=2) + "\n"
 
 
-def sidecar_path(model: Path) -> Path:
-    """Where the sidecar of `model` lies: `model.onnx` → `model.onnx.json`."""
-    return model.with_name(model.name + ".json")
-
-
 def read_sidecar(model: Path) -> Sidecar | None:
     """The facts beside a model, or None where there is no sidecar.
 
     Raises:
         UsageError: the sidecar is there but is not one; the first problem is named.
+        CheckFailed: it was altered after it was written.
     """
+    finish_interrupted(model)
     path = sidecar_path(model)
     try:
         with path.open("rb") as stream:
@@ -153,11 +154,14 @@ def read_sidecar(model: Path) -> Sidecar | None:
     if len(text) > MAX_BYTES:
         raise _broken(path, f"It is larger than {MAX_BYTES >> 20} MiB.")
     try:
-        return Sidecar.model_validate_json(text)
+        sidecar = Sidecar.model_validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         raise _broken(path, f"{place}: {first['msg']}" if place else first["msg"]) from error
+    check_seal(path, text)
+    (sidecar.model_extra or {}).pop(SEAL, None)  # of these bytes, not of these facts
+    return sidecar
 
 
 def _broken(path: Path, why: str) -> UsageError:

@@ -12,8 +12,9 @@ import onnx
 import onnx_ir as ir
 
 from ..core.errors import CheckFailed
-from ..core.files import publish, sha256
+from ..core.files import sha256
 from ..core.node import geometry_of
+from ..core.publishing import publish_together, sealed
 from ..core.sidecar import CheckRecord, Sidecar, WindowFacts, sidecar_path
 from ..core.tensors import TensorSpec
 from .checks.loads import check_model
@@ -107,12 +108,23 @@ def finish_export(
 
 def publish_model(staged: Path, data: str | None, sidecar: Sidecar, output: Path) -> None:
     """Move a checked model and what belongs to it to its place."""
-    if data is not None:
-        publish(staged.parent / data, output.parent / data)
-    publish(staged, output)
-    described = staged.parent / "sidecar.json"
-    described.write_text(sidecar.to_json(), encoding="utf-8")
-    publish(described, sidecar_path(output))
+    publish_models([(staged, sidecar, output)], [] if data is None else [data])
+
+
+def publish_models(models: Sequence[tuple[Path, Sidecar, Path]], data: Sequence[str]) -> None:
+    """Move checked models that belong together to their places at one moment.
+
+    Args:
+        models: each staged file, its facts and its place; the main one last. All are staged in one folder.
+        data: names of the files of weights, staged with them.
+    """
+    folder, place = models[0][0].parent, models[0][2].parent
+    files = {folder / name: place / name for name in data}
+    for staged, sidecar, output in models:
+        described = folder / f"{output.name}.facts"
+        described.write_text(sealed(sidecar.to_json()), encoding="utf-8")
+        files |= {described: sidecar_path(output), staged: output}
+    publish_together(files, folder)
 
 
 def window_facts(node: ir.Node) -> WindowFacts:

@@ -8,6 +8,7 @@ from typing import Any
 from ..core.arguments_aft import AFTLocalArgs
 from ..core.config import AnyArgs, load_config
 from ..core.errors import UsageError
+from ..core.window_view import WindowView, bias_views, views
 from .checkpoint import find_config, load_state
 from .infer import canonical_state, infer_config
 from .tell import tell, told_kind
@@ -38,6 +39,7 @@ def describe_checkpoint(path: Path, config: Path | None = None) -> dict[str, Any
         "unexpected": [],
         "needed": "",
         "window": None,
+        "windows": [],
     }
     try:
         resolved = infer_config(loaded.state, raw)
@@ -53,6 +55,7 @@ def describe_checkpoint(path: Path, config: Path | None = None) -> dict[str, Any
         "missing": resolved.missing,
         "unexpected": resolved.unexpected,
         "window": _window(resolved.args),
+        "windows": [view.to_dict() for view in _views(resolved.class_name, resolved.args)],
     }
 
 
@@ -61,6 +64,15 @@ def _window(args: AnyArgs) -> str:
     if isinstance(args, AFTLocalArgs):
         return f"learned biases up to {args.local_window_size - 1} positions away, 0 beyond"
     return args.geometry().describe()
+
+
+def _views(class_name: str, args: AnyArgs) -> list[WindowView]:
+    """The same for a picture, at the longest sequence the model takes, if it has one."""
+    if isinstance(args, AFTLocalArgs):
+        return bias_views(class_name, args.local_window_size, causal=False, length=args.seq_len)
+    depth = getattr(args, "depth", 1)
+    names = [f"layer {index + 1}" for index in range(depth)] if depth > 1 else [class_name]
+    return views([(name, args.geometry()) for name in names], getattr(args, "max_seq_len", None))
 
 
 def _entries(values: Any, source: str) -> dict[str, dict[str, Any]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import onnx
 import onnx_ir as ir
@@ -33,6 +33,7 @@ from .checks.parity import check_parity
 from .checks.witness import check_witness
 from .open import OpenedCheckpoint, open_checkpoint
 from .open_sizes import at_open_sizes, check_axes, dimensions, open_checks, open_specs
+from .quantize import quantize_weights
 from .source import TORCH_DTYPE, ShapeRequest, SourceModel
 
 DEFAULT_OPSET = 20
@@ -50,6 +51,7 @@ class ExportRequest:
         config: configuration file; by default the one beside the checkpoint.
         shapes: static shapes and optional inputs.
         dtype: "fp32" or "fp16".
+        weights: "int8" for linear layers in dynamic int8, None for the dtype.
         opset: ONNX opset.
         dynamic: names of the axes that stay open, of "batch" and "seq"; the length is then the longest.
         function_body: carry the attention node's function; without it only a runtime with a plugin or
@@ -67,6 +69,7 @@ class ExportRequest:
     config: Path | None = None
     shapes: ShapeRequest = field(default_factory=ShapeRequest)
     dtype: str = "fp32"
+    weights: str | None = None
     opset: int = DEFAULT_OPSET
     dynamic: tuple[str, ...] = ()
     function_body: bool = True
@@ -76,6 +79,11 @@ class ExportRequest:
     rtol: float | None = None
     allow_quadratic: bool = False
     external_data_from: int = EXTERNAL_DATA_FROM
+
+    @property
+    def precision(self) -> str:
+        """The entry of `core.tolerance` that judges the file."""
+        return self.weights or self.dtype
 
 
 @dataclass(frozen=True)
@@ -104,6 +112,14 @@ def open_request(request: ExportRequest) -> tuple[OpenedCheckpoint, SourceModel]
     """
     if request.dtype not in TORCH_DTYPE:
         raise UsageError(f"Unknown dtype {request.dtype!r}.", fix=f"Known: {', '.join(TORCH_DTYPE)}.")
+    if request.weights not in (None, "int8"):
+        raise UsageError(f"Unknown weights {request.weights!r}.", fix="Known: int8.")
+    if request.weights is not None and request.dtype != "fp32":
+        raise UsageError(
+            f"int8 weights do not go with {request.dtype}.",
+            why="onnxruntime's dynamic int8 products take and give fp32.",
+            fix="Use fp32.",
+        )
     graph.check_opset(request.opset)
     refuse_existing(request.output, request.overwrite)
     sizes = {"heads": request.shapes.heads, "dim_head": request.shapes.dim_head}
@@ -133,6 +149,9 @@ def export(request: ExportRequest, progress: Progress = lambda _: None) -> Expor
         axes = dimensions(source, request.dynamic) if request.dynamic else None
         model = graph.trace(source, request.dtype, request.opset, axes)
         graph.attach_bodies(model)
+        if request.weights is not None:
+            progress("Quantizing")
+            model = quantize_weights(model)
         sidecar = finish_export(
             model,
             folder,
@@ -140,7 +159,7 @@ def export(request: ExportRequest, progress: Progress = lambda _: None) -> Expor
             function_body=request.function_body,
             external_data_from=request.external_data_from,
             check=lambda staged: _run_checks(staged, source, request, progress),
-            describe=lambda *written: _sidecar(request, opened, source, model, *written),
+            describe=lambda *written: sidecar_of(request, opened, source, model, *written),
             progress=progress,
         )
     return ExportReport(request.output, sidecar, opened.notes)
@@ -150,7 +169,7 @@ def _run_checks(path: Path, source: SourceModel, request: ExportRequest, progres
     """Each check of a written file, cheapest first."""
     if request.dynamic:
         progress("Checking, over a sweep of sizes")
-        tolerance = tolerance_for(request.dtype, request.atol, request.rtol)
+        tolerance = tolerance_for(request.precision, request.atol, request.rtol)
         yield from open_checks(path, source, request.dtype, request.dynamic, tolerance)
         return
     progress("Checking: ONNX")
@@ -159,12 +178,13 @@ def _run_checks(path: Path, source: SourceModel, request: ExportRequest, progres
     record, session = check_loads(path)
     yield record
     progress("Checking: parity with the float64 oracle")
-    tolerance = tolerance_for(request.dtype, request.atol, request.rtol)
+    tolerance = tolerance_for(request.precision, request.atol, request.rtol)
     seeds = request.seeds or ((0, 1) if source.shapes.seq_len <= LONG_INPUT else (0,))
-    yield check_parity(session, source, request.dtype, tolerance, seeds)
+    first_run: dict[str, dict[str, Any]] = {}
+    yield check_parity(session, source, request.dtype, tolerance, seeds, first_run)
     model = onnx.load(path, load_external_data=False)
     progress("Checking: window witness")
-    yield check_witness(model, session, source, request.dtype)
+    yield check_witness(model, session, source, request.dtype, first_run, nodes_only=request.weights is not None)
     progress("Checking: memory audit")
     audit = check_audit(model, source, lambda length: _retrace(request, source, length))
     yield allowed(audit) if request.allow_quadratic else audit
@@ -176,10 +196,12 @@ def _retrace(request: ExportRequest, source: SourceModel, length: int) -> tuple[
     other = length - (1 if autopad else source.window_size)
     shorter = source.at(replace(request.shapes, seq_len=other))
     model = graph.trace(shorter, request.dtype, request.opset)
+    if request.weights is not None:  # tensors are told apart by their names
+        model = quantize_weights(model)
     return other, graph_shapes(ir.serde.serialize_model(model))
 
 
-def _sidecar(
+def sidecar_of(
     request: ExportRequest,
     opened: OpenedCheckpoint,
     source: SourceModel,
@@ -187,27 +209,30 @@ def _sidecar(
     staged: Path,
     data: str | None,
     checks: list[CheckRecord],
+    **others: Any,
 ) -> Sidecar:
-    """What is known about the file, for those who find it later."""
-    return Sidecar(
-        class_name=source.class_name,
-        kwargs=source.args.model_dump(mode="json"),
-        hyper_connections=opened.resolved.hyper_connections,
-        inputs=open_specs(source, request.dtype, request.dynamic),
-        outputs=output_specs(model),
-        seq_len=source.shapes.seq_len,
-        batch=source.shapes.batch,
-        dynamic=list(request.dynamic),
-        dtype=cast(Literal["fp32", "fp16"], request.dtype),
-        options={"causal": True} if source.shapes.causal else {},
-        opset=request.opset,
-        windows=[window_facts(node) for node in graph.attention_nodes(model)],
-        function_body=request.function_body,
-        external_data=data,
-        versions=package_versions(),
-        checkpoint_sha256=opened.loaded.sha256,
-        checkpoint_name=request.checkpoint.name,
-        model_sha256=sha256(staged),
-        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        checks=checks,
-    )
+    """What is known about the file, for those who find it later; `others` replace facts of a whole-sequence file."""
+    facts: dict[str, Any] = {
+        "class_name": source.class_name,
+        "kwargs": source.args.model_dump(mode="json"),
+        "hyper_connections": opened.resolved.hyper_connections,
+        "inputs": open_specs(source, request.dtype, request.dynamic),
+        "outputs": output_specs(model),
+        "seq_len": source.shapes.seq_len,
+        "batch": source.shapes.batch,
+        "dynamic": list(request.dynamic),
+        "dtype": cast(Literal["fp32", "fp16"], request.dtype),
+        "options": ({"causal": True} if source.shapes.causal else {})
+        | ({} if request.weights is None else {"weights": request.weights}),
+        "opset": request.opset,
+        "windows": [window_facts(node) for node in graph.attention_nodes(model)],
+        "function_body": request.function_body,
+        "external_data": data,
+        "versions": package_versions(),
+        "checkpoint_sha256": opened.loaded.sha256,
+        "checkpoint_name": request.checkpoint.name,
+        "model_sha256": sha256(staged),
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "checks": checks,
+    }
+    return Sidecar(**(facts | others))

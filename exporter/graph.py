@@ -19,7 +19,7 @@ from .. import __version__
 from ..core.errors import ExportFailed, LocalAttnError, UsageError
 from ..core.node import DOMAIN, VARIANT_BY_OP_TYPE
 from ..core.tensors import TensorSpec
-from .function_body import function_body
+from .function_body import BodyFacts, facts_of, function_body
 from .source import SourceModel
 
 # PyTorch's exporter starts at 18; 24 is the newest that it, ONNX and onnxruntime were seen to agree on.
@@ -227,13 +227,14 @@ def attention_nodes(model: ir.Model) -> list[ir.Node]:
 def attach_bodies(model: ir.Model) -> None:
     """Add the function body of every op type the graph uses, in place."""
     opset = model.graph.opset_imports[""]
-    aligned: dict[str, bool] = {}
+    facts: dict[str, BodyFacts] = {}
     for node in attention_nodes(model):
-        length = node_length(node)
-        fits = length is not None and length % _integer(node, "query_block") == 0
-        aligned[node.op_type] = aligned.get(node.op_type, True) and fits
-    for op_type, fits in aligned.items():
-        body = function_body(VARIANT_BY_OP_TYPE[op_type], opset, aligned=fits)
+        variant = VARIANT_BY_OP_TYPE[node.op_type]
+        attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+        own = facts_of(variant, attributes, node_length(node))
+        facts[node.op_type] = facts.get(node.op_type, own) & own
+    for op_type, shared in facts.items():
+        body = function_body(VARIANT_BY_OP_TYPE[op_type], opset, shared)
         model.functions[body.identifier()] = body
 
 
@@ -244,7 +245,3 @@ def node_length(node: ir.Node) -> int | None:
     perm = list(node.attributes["perm"].as_ints())
     length = query.shape[perm[2]]
     return length if isinstance(length, int) else None
-
-
-def _integer(node: ir.Node, name: str) -> int:
-    return int(node.attributes[name].as_int())

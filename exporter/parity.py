@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.config import RawConfig
-from ..core.errors import UsageError
-from ..core.sidecar import Sidecar, read_sidecar
-from ..core.tolerance import tolerance_for
+from ..core.engine_facts import read_model_facts
+from ..core.error_spread import ErrorSpread
+from ..core.errors import CheckFailed, UsageError
+from ..core.publishing import check_unchanged
+from ..core.sidecar import Sidecar
+from ..core.tolerance import Tolerance, tolerance_for
+from ..core.window_view import WindowView, bias_views, views
 from ..runtime.arrays import load_arrays, random_inputs, save_arrays
 from ..runtime.compare import Comparison
 from ..runtime.session import Session, load
@@ -58,8 +62,13 @@ class ParityReport:
     """What came out.
 
     Args:
-        dtype: the file's, which chose the tolerance.
+        dtype: the file's, which chose the tolerance; "int8" if its linear layers are.
         provider: what really ran.
+        model: the file.
+        checkpoint: what it was compared with.
+        tolerance: the criterion.
+        windows: those of its attention layers, at the length of the file.
+        sidecar: the facts of the export; None where there are none.
         comparisons: by description of the inputs, one comparison an output.
         notes: what the user should know.
         inputs: those of the worst comparison.
@@ -68,6 +77,11 @@ class ParityReport:
 
     dtype: str
     provider: str
+    model: Path
+    checkpoint: Path
+    tolerance: Tolerance
+    windows: list[WindowView]
+    sidecar: Sidecar | None = None
     comparisons: list[tuple[str, Comparison]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     inputs: Arrays = field(default_factory=dict)
@@ -84,14 +98,29 @@ class ParityReport:
             {"output": c.name, "inputs": source, "passed": c.passed, **c.figures()} for source, c in self.comparisons
         ]
 
+    def spreads(self) -> dict[str, ErrorSpread]:
+        """How the errors of each output are spread, over all sets of inputs."""
+        found: dict[str, ErrorSpread] = {}
+        for _, comparison in self.comparisons:
+            if comparison.spread is not None:
+                known = found.get(comparison.name)
+                found[comparison.name] = comparison.spread if known is None else known.merge(comparison.spread)
+        return found
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON types."""
         return {
+            "model": str(self.model),
+            "against": str(self.checkpoint),
             "passed": self.passed,
             "dtype": self.dtype,
             "provider": self.provider,
+            "tolerance": asdict(self.tolerance),
             "comparisons": self.rows(),
             "notes": self.notes,
+            "errors": {name: spread.to_dict() for name, spread in self.spreads().items()},
+            "windows": [view.to_dict() for view in self.windows],
+            "sidecar": None if self.sidecar is None else self.sidecar.to_dict(),
         }
 
     def save(self, inputs: Path | None, outputs: Path | None) -> None:
@@ -111,18 +140,36 @@ def run_parity(request: ParityRequest, progress: Callable[[str], None] = lambda 
         MissingDependency: onnxruntime, or the provider asked for, is not there.
     """
     progress("Loading the model")
-    session = load(request.model, provider=request.provider)
-    sidecar = read_sidecar(request.model)
-    source, notes = _source(request, session, sidecar)
-    dtype = _dtype(session, source, sidecar)
-    _check_signature(session, source, dtype)
-    tolerance = tolerance_for(dtype, request.atol, request.rtol)
-    report = ParityReport(dtype, session.provider, notes=notes)
+    session = load(request.model, provider=request.provider, verify=False)  # the numbers judge it
+    sidecar = read_model_facts(request.model)
+    if sidecar is not None and sidecar.step is not None:
+        raise UsageError(
+            f"{request.model} takes {sidecar.step.chunk} token(s) a call, which is no sequence to compare.",
+            why="It was compared with the float64 oracle call by call, at every position, when it was exported.",
+            fix="See that check with localattn inspect, or export again.",
+        )
+    source, notes = source_of_file(request, session, sidecar)
+    notes += _altered(request.model)
+    dtype = dtype_of_file(session, source, sidecar)
+    check_signature(session, source, dtype)
+    precision = dtype if sidecar is None else str(sidecar.options.get("weights", dtype))
+    tolerance = tolerance_for(precision, request.atol, request.rtol)
+    report = ParityReport(
+        precision,
+        session.provider,
+        request.model,
+        request.checkpoint,
+        tolerance,
+        windows_of(source),
+        sidecar,
+        notes=notes,
+    )
     worst = -np.inf
     for name, inputs in _input_sets(request, source, dtype):
         progress(f"Comparing: {name}")
+        report.notes += _not_finite(inputs)
         outputs = session.run(inputs)
-        for comparison in compare_with_oracle(outputs, source, inputs, tolerance):
+        for comparison in compare_with_oracle(outputs, source, inputs, tolerance, spread=True):
             report.comparisons.append((name, comparison))
             if not report.outputs or comparison.excess(tolerance) > worst:
                 worst = comparison.excess(tolerance)
@@ -133,7 +180,16 @@ def run_parity(request: ParityRequest, progress: Callable[[str], None] = lambda 
     return report
 
 
-def _source(request: ParityRequest, session: Session, sidecar: Sidecar | None) -> tuple[SourceModel, list[str]]:
+def windows_of(source: SourceModel) -> list[WindowView]:
+    """The windows of a checkpoint's attention layers."""
+    length = source.shapes.seq_len
+    if source.geometry is None:
+        return bias_views(source.class_name, source.window_size, source.shapes.causal, length)
+    names = [f"layer {index + 1}" for index in range(source.depth)] if source.depth > 1 else [source.class_name]
+    return views([(name, source.geometry) for name in names], length)
+
+
+def source_of_file(request: ParityRequest, session: Session, sidecar: Sidecar | None) -> tuple[SourceModel, list[str]]:
     """The checkpoint at the shapes of the file."""
     known = None
     notes = []
@@ -163,7 +219,8 @@ def _source(request: ParityRequest, session: Session, sidecar: Sidecar | None) -
     return opened.source(shapes), notes + opened.notes
 
 
-def _dtype(session: Session, source: SourceModel, sidecar: Sidecar | None) -> str:
+def dtype_of_file(session: Session, source: SourceModel, sidecar: Sidecar | None) -> str:
+    """The element type the file was exported in: the sidecar's word, else that of its output."""
     if sidecar is not None:
         return sidecar.dtype
     names = {numpy_name: name for name, numpy_name in NUMPY_DTYPE.items()}
@@ -171,7 +228,7 @@ def _dtype(session: Session, source: SourceModel, sidecar: Sidecar | None) -> st
     return names.get(element, "fp32")
 
 
-def _check_signature(session: Session, source: SourceModel, dtype: str) -> None:
+def check_signature(session: Session, source: SourceModel, dtype: str) -> None:
     """The file must take what this checkpoint takes."""
     wanted, found = source.inputs(dtype), session.inputs
     if wanted != found:
@@ -184,6 +241,22 @@ def _check_signature(session: Session, source: SourceModel, dtype: str) -> None:
 
 def _listed(specs: list[Any]) -> str:
     return ", ".join(spec.describe() for spec in specs)
+
+
+def _altered(model: Path) -> list[str]:
+    try:
+        check_unchanged(model)
+    except CheckFailed as error:
+        return [f"{error.what} {error.why}"]
+    return []
+
+
+def _not_finite(inputs: Arrays) -> list[str]:
+    return [
+        f"input {name!r} holds NaN or Inf: what comes out of it cannot be equal"
+        for name, array in inputs.items()
+        if not np.isfinite(array).all()
+    ]
 
 
 def _input_sets(request: ParityRequest, source: SourceModel, dtype: str) -> Iterator[tuple[str, Arrays]]:

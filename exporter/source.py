@@ -235,9 +235,10 @@ KINDS: Mapping[str, ModelKind] = {
         module=lambda args, shapes, mixes: LocalTransformer(
             args, shapes.seq_len, mixes_residuals=mixes, open_length=shapes.open_length
         ),
-        reference=lambda args, source, state, x, _: oracle.local_transformer(
-            args, source.mixes_residuals, state, next(iter(x.values())), x.get("mask")
+        reference=lambda args, source, state, x, rows: oracle.local_transformer(
+            args, source.mixes_residuals, state, next(iter(x.values())), x.get("mask"), rows
         ),
+        samples=True,
     ),
     "aft": ModelKind(
         shapes=_aft_shapes,
@@ -349,10 +350,10 @@ class SourceModel:
             for name, (kind, shape) in self.kind.inputs(self.args, self.shapes).items()
         ]
 
-    def module(self, dtype: str) -> nn.Module:
-        """The export-friendly module with its weights and constants, in `dtype`."""
+    def module(self, dtype: str, build: Callable[[], nn.Module] | None = None) -> nn.Module:
+        """The export-friendly module with its weights and constants, in `dtype`; `build` makes another form of it."""
         with torch.device("meta"):
-            module = self.kind.module(self.args, self.shapes, self.mixes_residuals)
+            module = build() if build is not None else self.kind.module(self.args, self.shapes, self.mixes_residuals)
         state = {name: tensor.float() for name, tensor in self.state.items()}
         for name, buffer in module.named_buffers():
             if name.endswith("inv_freq") and name not in state:  # old checkpoints lack it; the formula is fixed
@@ -373,7 +374,7 @@ class SourceModel:
         """The fp64 oracle's outputs on the file's inputs, by name; at some positions only, if the kind can."""
         tensors = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in inputs.items()}
         tensors = {name: x.double() if x.is_floating_point() else x for name, x in tensors.items()}
-        state = {name: tensor.double() for name, tensor in self.state.items()}
+        state = oracle.InDouble(self.state)
         with torch.no_grad():
             rows = None if positions is None else torch.from_numpy(positions)
             output = self.kind.reference(self.args, self, state, tensors, rows)

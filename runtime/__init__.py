@@ -4,6 +4,8 @@
     session = load("model.onnx")
     outputs = session.run({"tokens": tokens})
 
+    for (token,) in Generator.open("model_step.onnx").generate(prompt, max_tokens=100): ...
+
 Importing this package imports no inference engine; `load` does.
 """
 
@@ -13,14 +15,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .generate import Generator
     from .session import Session, load
+    from .step_session import StepSession, open_step
 
-__all__ = ["Session", "load"]
+# Public name → the module that defines it.
+_PUBLIC = {
+    "Generator": ".generate",
+    "Session": ".session",
+    "StepSession": ".step_session",
+    "load": ".session",
+    "open_step": ".step_session",
+}
+__all__ = ["Generator", "Session", "StepSession", "load", "open_step"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(import_module(".session", __name__), name)
+    if name in _PUBLIC:
+        return getattr(import_module(_PUBLIC[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

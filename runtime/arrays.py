@@ -23,13 +23,15 @@ from numpy.typing import NDArray
 
 from ..core.errors import UsageError
 from ..core.files import publish, staging
-from ..core.tensors import UNNAMED_DIMENSION, TensorSpec
+from ..core.tensors import UNNAMED_DIMENSION, TensorSpec, format_shape
 
 _MEMBER_SUFFIX = ".npy"
 # Plain arrays have headers of some hundred bytes; numpy refuses to parse more than 10,000.
 _MAX_HEADER = 10_000
 # Deflate cannot shrink data further than this; a larger claim is a lie.
 _MAX_DEFLATE_RATIO = 1032
+# 2 GiB of float32: random inputs beyond it are a claim of a broken file, not a model's.
+_MOST_ELEMENTS = 1 << 29
 _HEADER_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
@@ -171,6 +173,7 @@ def random_inputs(
     inputs: dict[str, NDArray[Any]] = {}
     for spec in specs:
         shape = _closed_shape(spec, sizes or {})
+        _check_size(spec, shape)
         if spec.dtype == "bool":
             inputs[spec.name] = _mask(generator, shape)
         elif spec.dtype in ("float16", "float32", "float64"):
@@ -185,6 +188,17 @@ def random_inputs(
                 fix="Give the inputs in a file.",
             )
     return inputs
+
+
+def _check_size(spec: TensorSpec, shape: tuple[int, ...]) -> None:
+    """Refuse sizes that are none, and arrays that would not fit into memory together with the model."""
+    count = math.prod(shape)
+    if min(shape, default=0) < 0 or count > _MOST_ELEMENTS:
+        raise UsageError(
+            f"Input {spec.name!r} cannot be drawn at random.",
+            why=f"The model says its shape is {format_shape(shape)}.",
+            fix="If that is right, give the inputs in a file.",
+        )
 
 
 def _closed_shape(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:

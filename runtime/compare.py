@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.error_spread import ErrorSpread
 from ..core.errors import CheckFailed
 from ..core.tensors import format_shape
 from ..core.tolerance import Tolerance
+from .error_spread import SequenceAxis, SpreadSums
 
 Floats = NDArray[np.float64]
 Frontier = tuple[tuple[float, float], ...]
@@ -43,6 +45,7 @@ class Comparison:
         expected_not_finite: NaN and Inf in the reference; any fails, since nothing can be judged there.
         worst_index: where the actual result is not finite, else where it breaks the tolerance most.
         frontier: pairs (|expected|, error) that decide for every tolerance.
+        spread: the errors by size and along the sequence; None where nobody asked.
     """
 
     name: str
@@ -57,6 +60,7 @@ class Comparison:
     expected_not_finite: int
     worst_index: tuple[int, ...]
     frontier: Frontier
+    spread: ErrorSpread | None = None
 
     @property
     def passed(self) -> bool:
@@ -108,6 +112,7 @@ class Comparison:
                 "tolerance": Tolerance(**saved["tolerance"]),
                 "worst_index": tuple(saved["worst_index"]),
                 "frontier": tuple((size, error) for size, error in saved["frontier"]),
+                "spread": ErrorSpread.from_dict(saved["spread"]) if saved.get("spread") else None,
             }
         )
 
@@ -118,6 +123,7 @@ def compare_arrays(
     expected: NDArray[Any],
     tolerance: Tolerance,
     rows: NDArray[np.bool_] | None = None,
+    sequence: SequenceAxis | None = None,
 ) -> Comparison:
     """Compare a result with its reference.
 
@@ -146,7 +152,7 @@ def compare_arrays(
             why="The arrays are empty." if not actual.size else "No row of it counts.",
             fix="Use longer inputs, or a mask that keeps some rows.",
         )
-    sums = _Sums(tolerance)
+    sums = _Sums(tolerance, None if sequence is None else SpreadSums(actual.shape, sequence))
     for start, a, e in _finite_chunks(actual, expected, keep, sums):
         sums.add(start, a, e)
     return sums.result(name, actual.shape)
@@ -195,8 +201,9 @@ def _finite_chunks(
 class _Sums:
     """Running sums over the chunks of one comparison."""
 
-    def __init__(self, tolerance: Tolerance) -> None:
+    def __init__(self, tolerance: Tolerance, spread: SpreadSums | None) -> None:
         self.tolerance = tolerance
+        self.spread = spread
         self.count = 0
         self.finite = 0
         self.not_finite = 0
@@ -216,6 +223,8 @@ class _Sums:
         self.not_finite += where.size
         if self.first_not_finite is None:
             self.first_not_finite = int(where[0])
+        if self.spread is not None:
+            self.spread.add_not_finite(where)
 
     def add(self, where: NDArray[np.intp], actual: Floats, expected: Floats) -> None:
         if not actual.size:
@@ -234,6 +243,8 @@ class _Sums:
         if excess[worst] > self.worst_excess:
             self.worst_excess, self.worst = float(excess[worst]), int(where[worst])
         self.frontier = _extend_frontier(self.frontier, size, error)
+        if self.spread is not None:
+            self.spread.add(where, error, excess > 0)
 
     def result(self, name: str, shape: tuple[int, ...]) -> Comparison:
         place = self.worst if self.first_not_finite is None else self.first_not_finite
@@ -251,6 +262,7 @@ class _Sums:
             expected_not_finite=self.expected_not_finite,
             worst_index=tuple(int(i) for i in np.unravel_index(place, shape)),
             frontier=self.frontier,
+            spread=None if self.spread is None else self.spread.result(),
         )
 
     def _cosine(self) -> float:

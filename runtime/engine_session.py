@@ -85,8 +85,17 @@ def open_file(path: Path, provider: str = "auto", threads: int | None = None) ->
         MissingDependency: the library, the driver or the plugin library is not there.
         CheckFailed: the engine or the plugin library is not the one that was built.
     """
+    check_place(path, provider, threads)
+    return EngineSession(open_engine(path), str(path))
+
+
+def check_place(path: Path, provider: str, threads: int | None) -> None:
+    """An engine runs on the GPU and nowhere else.
+
+    Raises:
+        UsageError: another provider, or a number of threads.
+    """
     if provider not in _PROVIDERS:
         raise UsageError(f"{path} cannot run on {provider!r}.", why="An engine runs on the GPU it was built for.")
     if threads is not None:
         raise UsageError(f"{path} takes no number of threads.", why="An engine runs on the GPU.")
-    return EngineSession(open_engine(path), str(path))

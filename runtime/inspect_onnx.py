@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UsageError
-from ..core.files import sha256
+from ..core.files import is_file, sha256
 from ..core.node import DOMAIN
+from ..core.publishing import finish_interrupted
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class OnnxFacts:
         windowed: the windowed attention nodes.
         weight_bytes: bytes of the initializers by numpy dtype name, external data included.
         external_data: files beside the model that hold weights.
-        missing_external_data: those of them that are not there.
+        missing_external_data: those of them that are not there, or lie outside the model's folder.
         sidecar: the facts beside the model; None where there is no sidecar.
         sidecar_matches: whether the sidecar was written for exactly this file; None without one.
     """
@@ -108,6 +109,7 @@ def inspect_onnx(path: Path) -> OnnxFacts:
     """
     from ..core.sidecar import read_sidecar
 
+    finish_interrupted(path)
     model = read_model(path)
     graph = model.graph
     sidecar = read_sidecar(path)
@@ -131,7 +133,7 @@ def inspect_onnx(path: Path) -> OnnxFacts:
         ],
         weight_bytes=_weight_bytes(graph),
         external_data=external,
-        missing_external_data=[name for name in external if not (path.parent / name).is_file()],
+        missing_external_data=[name for name in external if not _lies_beside(path, name)],
         sidecar=sidecar,
         sidecar_matches=None if sidecar is None else sidecar.model_sha256 == sha256(path),
     )
@@ -223,6 +225,12 @@ def _weight_bytes(graph: Any) -> dict[str, int]:
         known = not name.startswith("type ")
         total[name] += count * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize if known else 0
     return dict(total.most_common())
+
+
+def _lies_beside(model: Path, name: str) -> bool:
+    """Whether external data is there, in the folder of the model or below it: ONNX allows no other place."""
+    inside = bool(name) and not Path(name).is_absolute() and ".." not in Path(name).parts
+    return inside and is_file(model.parent / name)
 
 
 def _external_files(graph: Any) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 
 from ..core.errors import MissingDependency, UsageError
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec
+from .onnx_calls import check_calls
 from .session import BACKENDS, Arrays, Session
 
 _BACKEND = BACKENDS[".onnx"]
@@ -94,12 +95,30 @@ class OnnxRuntimeSession(Session):
         try:
             results = self._session.run(names, inputs)
         except Exception as error:
-            raise UsageError(
-                f"{self._source} did not run on these inputs.",
-                why=_one_line(error),
-                fix="Check that the values fit the model: tokens below its vocabulary size, enough memory.",
-            ) from error
+            raise self._did_not_run(error) from error
         return {name: np.asarray(result) for name, result in zip(names, results, strict=True)}
+
+    def io_binding(self) -> Any:
+        """onnxruntime's `IOBinding` of this session: buffers that `run_bound` reads and writes."""
+        return self._session.io_binding()
+
+    def run_bound(self, binding: Any) -> None:
+        """Run once on bound buffers.
+
+        Raises:
+            UsageError: the engine refuses their values.
+        """
+        try:
+            self._session.run_with_iobinding(binding)
+        except Exception as error:
+            raise self._did_not_run(error) from error
+
+    def _did_not_run(self, error: Exception) -> UsageError:
+        return UsageError(
+            f"{self._source} did not run on these inputs.",
+            why=_one_line(error),
+            fix="Check that the values fit the model: tokens below its vocabulary size, enough memory.",
+        )
 
 
 def open_file(path: Path, provider: str = "auto", threads: int | None = None) -> OnnxRuntimeSession:
@@ -109,6 +128,7 @@ def open_file(path: Path, provider: str = "auto", threads: int | None = None) ->
         UsageError: the file is broken or unsupported, or the provider unknown.
         MissingDependency: onnxruntime is missing, or the provider asked for does not start.
     """
+    check_calls(path)
     return _open(str(path), str(path), provider, threads)
 
 
@@ -155,18 +175,30 @@ def _open_exactly(
 
 
 def _create(ort: Any, model: str | bytes, provider: Provider, threads: int | None) -> Any:
-    options = ort.SessionOptions()
-    options.log_severity_level = _FATAL_ONLY
-    if threads is not None:
-        options.intra_op_num_threads = threads
     if provider.chain and hasattr(ort, "preload_dlls"):
         # Finds CUDA and cuDNN where pip put them; it prints, and stdout belongs to the results.
         with contextlib.redirect_stdout(sys.stderr):
             ort.preload_dlls()
+    chain = provider_chain(provider)
+    return ort.InferenceSession(model, session_options(ort, threads), providers=chain, enable_fallback=0)
+
+
+def session_options(ort: Any, threads: int | None) -> Any:
+    """The `SessionOptions` that every session here starts from."""
+    options = ort.SessionOptions()
+    options.log_severity_level = _FATAL_ONLY
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    return options
+
+
+def provider_chain(provider: Provider, more: Mapping[str, str] | None = None) -> list[Any]:
+    """`providers=` of an `InferenceSession`; `more` adds options to the first."""
     chain: list[Any] = [*provider.chain, _CPU]
-    if provider.options:
-        chain[0] = (chain[0], provider.options)
-    return ort.InferenceSession(model, options, providers=chain, enable_fallback=0)
+    options = {**provider.options, **(more or {})}
+    if options:
+        chain[0] = (chain[0], options)
+    return chain
 
 
 def _not_running(ort: Any, provider: Provider, reason: str) -> MissingDependency:

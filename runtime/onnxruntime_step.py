@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.errors import UsageError
-from ..core.publishing import check_unchanged
 from ..core.tensors import TensorSpec
 from .onnxruntime_session import OnnxRuntimeSession, open_file
 from .session import BACKENDS, Arrays
+from .step_file import check_caches, find_prefill, other_tensors
 from .step_session import StepSession, step_facts
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ class _BoundFile:
 
     def __init__(self, session: OnnxRuntimeSession, facts: StepFacts, banks: _Banks) -> None:
         self._session, self._facts, self._banks = session, facts, banks
-        self.inputs, self.output = _other_tensors(session, facts)
+        self.inputs, self.output = other_tensors(session, facts)
         make = BACKENDS[".onnx"].require().OrtValue.ortvalue_from_numpy
         self._arrays: Arrays = {spec.name: _zeros(spec) for spec in (*self.inputs, self.output)}
         self._position = np.zeros(1, dtype=np.int64)
@@ -125,7 +124,7 @@ class OnnxRuntimeStep(StepSession):
     ) -> None:
         facts = step_facts(sidecar)
         self.provider = session.provider
-        _check_caches(session, facts, path)
+        check_caches(session, facts, path)
         self._threads = threads
         self._banks = _Banks(facts, _DEVICES.get(session.provider, "cpu"))
         step = _BoundFile(session, facts, self._banks)
@@ -143,74 +142,14 @@ class OnnxRuntimeStep(StepSession):
             assert self._prefill is not None, "only a prefill file adds a chunk"
             path, facts = self._prefill
             session = open_file(path, self.provider, self._threads)
-            _check_caches(session, facts, path)
+            check_caches(session, facts, path)
             self._files[chunk] = _BoundFile(session, facts, self._banks)
         return self._files[chunk].run(inputs, self.position)
 
 
 def open_step_file(path: Path, sidecar: Sidecar, provider: str, threads: int | None) -> OnnxRuntimeStep:
     """Open a step file whose sidecar was read; raises what `runtime.step_session.open_step` raises."""
-    return OnnxRuntimeStep(path, sidecar, open_file(path, provider, threads), _prefill(path, sidecar), threads)
-
-
-def _prefill(path: Path, sidecar: Sidecar) -> tuple[Path, StepFacts] | None:
-    """Path and facts of the prefill file; None if none was exported or it was not copied along.
-
-    Raises:
-        UsageError: it belongs to another model.
-    """
-    from ..core.sidecar import read_sidecar
-
-    facts = step_facts(sidecar)
-    if facts.prefill is None:
-        return None
-    if Path(facts.prefill).name != facts.prefill or "\0" in facts.prefill:
-        raise UsageError(
-            f"The sidecar of {path} names the prefill file {facts.prefill[:100]!r}.",
-            why="That is no name of a file beside it.",
-            fix="Export the step file again; it writes both.",
-        )
-    companion = path.with_name(facts.prefill)
-    other = read_sidecar(companion) if companion.is_file() else None
-    if other is None:
-        return None
-    check_unchanged(companion)
-    chunk = step_facts(other, companion.name)
-    if other.checkpoint_sha256 != sidecar.checkpoint_sha256 or chunk.caches != facts.caches:
-        raise UsageError(
-            f"{companion.name} does not belong to {path.name}.",
-            why="They come from different checkpoints, or their caches differ.",
-            fix="Export the step file again; it writes both.",
-        )
-    return companion, chunk
-
-
-def _other_tensors(session: OnnxRuntimeSession, facts: StepFacts) -> tuple[list[TensorSpec], TensorSpec]:
-    """The inputs that are neither position nor cache, and the output that is no cache."""
-    fed = {facts.position_input, *(cache.input for cache in facts.caches)}
-    output = next(spec for spec in session.outputs if spec.name == facts.logits_output)
-    return [spec for spec in session.inputs if spec.name not in fed], output
-
-
-def _check_caches(session: OnnxRuntimeSession, facts: StepFacts, path: Path) -> None:
-    """Compare the file with what its sidecar says.
-
-    Raises:
-        UsageError: they differ.
-    """
-    inputs = {spec.name: spec for spec in session.inputs}
-    outputs = {spec.name: spec for spec in session.outputs}
-    fits = facts.logits_output in outputs
-    fits &= inputs.get(facts.position_input) == TensorSpec(facts.position_input, "int64", (1,))
-    for cache in facts.caches:
-        for tensors, name in ((inputs, cache.input), (outputs, cache.output)):
-            fits &= tensors.get(name) == TensorSpec(name, cache.dtype, tuple(cache.shape))
-    if not fits:
-        raise UsageError(
-            f"{path} is not the file that its sidecar describes.",
-            why="The names or shapes of its caches differ.",
-            fix="Export it again, or copy both files together.",
-        )
+    return OnnxRuntimeStep(path, sidecar, open_file(path, provider, threads), find_prefill(path, sidecar), threads)
 
 
 def _zeros(spec: TensorSpec) -> NDArray[Any]:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import MissingDependency, UsageError
+from ..core.publishing import check_unchanged, finish_interrupted
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec, format_shape
 
 __all__ = ["BACKENDS", "Arrays", "Backend", "Session", "TensorSpec", "check_inputs", "load"]
@@ -27,7 +28,7 @@ class Session(ABC):
     """A model that is ready to run.
 
     Attributes:
-        backend: name of the engine's entry in `BACKENDS`.
+        backend: what runs it: "onnxruntime", "tensorrt" or "tensorrt-rtx".
         provider: what really runs ("cpu", "cuda", …), which under "auto" may be less than hoped for.
         inputs: what `run` takes, in the file's order.
         outputs: what `run` returns, in the file's order.
@@ -115,10 +116,18 @@ BACKENDS: dict[str, Backend] = {
         has="InferenceSession",
         install="Install it: pip install onnxruntime (CPU), or pip install 'onnxruntime-gpu[cuda,cudnn]'.",
     ),
+    ".engine": Backend(
+        name="tensorrt",
+        module=".engine_session",
+        opener="open_file",
+        needs="polygraphy",
+        has="config",
+        install="Install it: pip install 'localattn[tensorrt]', or for TensorRT-RTX pip install 'localattn[rtx]'.",
+    ),
 }
 
 
-def load(path: str | Path, provider: str = "auto", threads: int | None = None) -> Session:
+def load(path: str | Path, provider: str = "auto", threads: int | None = None, *, verify: bool = True) -> Session:
     """Open an exported model.
 
     Args:
@@ -126,9 +135,11 @@ def load(path: str | Path, provider: str = "auto", threads: int | None = None) -
         provider: where to run it; "auto" takes the best that really starts (see `Session.provider`),
             any other name is used or refused.
         threads: CPU threads for one operator, ≥ 1; None leaves it to the engine.
+        verify: refuse a file that is not the one the facts beside it were written for; reads it once more.
 
     Raises:
         UsageError: no such file, a suffix no backend runs, a broken model, an unknown provider.
+        CheckFailed: the file or its external data was altered after its facts were written.
         MissingDependency: the engine is not installed, or the provider asked for does not start.
     """
     path = Path(path)
@@ -139,11 +150,14 @@ def load(path: str | Path, provider: str = "auto", threads: int | None = None) -
             why=f"No backend runs files named {path.suffix or 'without a suffix'}.",
             fix=f"Known: {', '.join(BACKENDS)}.",
         )
+    finish_interrupted(path)
     if not path.is_file():
         why = "It is a folder." if path.is_dir() else "There is no such file."
         raise UsageError(f"Cannot run {path}.", why=why, fix="Give the path of an exported model.")
     if threads is not None and threads < 1:
         raise UsageError(f"threads is {threads}.", why="An operator runs on at least one thread.")
+    if verify:
+        check_unchanged(path)
     return backend.open(path, provider, threads)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -29,8 +29,42 @@ if TYPE_CHECKING:
 # An additive bias is the same at every call (`core/node.py`): it has no positions to cut.
 _WHOLE = ("attn_bias",)
 
-# Suffix of a step file → the module that runs it and its function `(path, sidecar, provider, threads) -> StepSession`.
-STEP_BACKENDS = {".onnx": (".onnxruntime_step", "open_step_file")}
+_HOW_TO_EXPORT = "Export a step file: localattn export CHECKPOINT --mode step -o model_step.onnx"
+
+
+@dataclass(frozen=True)
+class StepBackend:
+    """What runs one kind of step file.
+
+    Args:
+        module: module of this package that defines its session, imported only when such a file is opened.
+        opener: its function `(path, sidecar, provider, threads) -> StepSession`.
+        how: the commands that make such a file.
+        without_sidecar: why there is none, where there is none; `{}` stands for its name.
+    """
+
+    module: str
+    opener: str
+    how: str
+    without_sidecar: str
+
+
+# By the suffix of the step file.
+STEP_BACKENDS = {
+    ".onnx": StepBackend(
+        ".onnxruntime_step",
+        "open_step_file",
+        _HOW_TO_EXPORT,
+        "Its sidecar {}, which says how its caches are laid out, is not beside it: copy it too.",
+    ),
+    ".engine": StepBackend(
+        ".engine_step",
+        "open_step_engine",
+        f"{_HOW_TO_EXPORT}, and build both files it writes: localattn build model_step.onnx; "
+        "localattn build model_step.prefill.onnx (with --backend tensorrt-rtx for RTX GPUs)",
+        "It was built from an ONNX file without its sidecar, which says how its caches are laid out.",
+    ),
+}
 
 
 class StepSession(ABC):
@@ -158,7 +192,7 @@ def open_step(path: str | Path, provider: str = "auto", threads: int | None = No
     """Open a step file, at position 0; the prefill file that its sidecar names is used if it lies beside it.
 
     Args:
-        path: the step file, its sidecar beside it.
+        path: the step file or the engine built from it, the sidecar beside it.
         provider: as for `runtime.session.load`.
         threads: CPU threads for one operator, ≥ 1; None leaves it to the engine.
 
@@ -167,27 +201,26 @@ def open_step(path: str | Path, provider: str = "auto", threads: int | None = No
         CheckFailed: a file was altered after its sidecar was written.
         MissingDependency: the engine is not installed, or the provider asked for does not start.
     """
-    from ..core.sidecar import read_sidecar, sidecar_path
+    from ..core.engine_facts import read_model_facts
+    from ..core.sidecar import sidecar_path
 
     path = Path(path)
     finish_interrupted(path)
     suffix = path.suffix.lower()
-    if suffix not in STEP_BACKENDS:
+    backend = STEP_BACKENDS.get(suffix)
+    if backend is None:
         known = ", ".join(STEP_BACKENDS)
         raise UsageError(f"Cannot generate with {path}.", why=f"Its suffix is none of: {known}.", fix=_HOW_TO_EXPORT)
     if not path.is_file():
-        raise UsageError(f"Cannot generate with {path}.", why="There is no such file.", fix=_HOW_TO_EXPORT)
+        raise UsageError(f"Cannot generate with {path}.", why="There is no such file.", fix=backend.how)
     if threads is not None and threads < 1:
         raise UsageError(f"threads is {threads}.", why="An operator runs on at least one thread.")
     check_unchanged(path)
-    sidecar = read_sidecar(path)
+    sidecar = read_model_facts(path)
     if sidecar is None:
-        raise UsageError(
-            f"Cannot generate with {path}.",
-            why=f"Its sidecar {sidecar_path(path).name}, which says how its caches are laid out, is not beside it.",
-            fix="Copy it too, or export the model again.",
-        )
-    facts = step_facts(sidecar, path.name)
+        why = backend.without_sidecar.format(sidecar_path(path).name)
+        raise UsageError(f"Cannot generate with {path}.", why=why, fix=backend.how)
+    facts = step_facts(sidecar, path.name, backend.how)
     if facts.mode != "step":
         raise UsageError(
             f"{path} is a {facts.mode} file.",
@@ -195,15 +228,17 @@ def open_step(path: str | Path, provider: str = "auto", threads: int | None = No
             fix="Give the step file.",
         )
     BACKENDS[suffix].require()
-    module, opener = STEP_BACKENDS[suffix]
-    return cast("StepSession", getattr(import_module(module, __package__), opener)(path, sidecar, provider, threads))
+    opener = getattr(import_module(backend.module, __package__), backend.opener)
+    return cast("StepSession", opener(path, sidecar, provider, threads))
 
 
-_HOW_TO_EXPORT = "Export a step file: localattn export CHECKPOINT --mode step -o model_step.onnx"
-
-
-def step_facts(sidecar: Sidecar, name: str = "The file") -> StepFacts:
+def step_facts(sidecar: Sidecar, name: str = "The file", how: str = _HOW_TO_EXPORT) -> StepFacts:
     """What the sidecar says about stepping.
+
+    Args:
+        sidecar: of any model.
+        name: of the file, for the error.
+        how: the commands that make a step file, for the error.
 
     Raises:
         UsageError: nothing; the file takes whole sequences.
@@ -213,7 +248,7 @@ def step_facts(sidecar: Sidecar, name: str = "The file") -> StepFacts:
         raise UsageError(
             f"{name} is not a step file.",
             why=f"It takes whole sequences of {sidecar.seq_len} positions and keeps nothing between calls.",
-            fix=_HOW_TO_EXPORT.replace("CHECKPOINT", checkpoint),
+            fix=how.replace("CHECKPOINT", checkpoint),
         )
     return sidecar.step
 

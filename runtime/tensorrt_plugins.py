@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..core.engine_facts import PluginFacts
 from ..core.errors import CheckFailed, MissingDependency, UsageError
-from ..core.files import sha256
+from ..core.files import is_file, sha256
 from ..core.node import PLUGIN_NAMESPACE, PLUGIN_VERSION, VARIANTS
 from .tensorrt_library import Opened
 
@@ -98,7 +98,7 @@ def find_library(facts: PluginFacts, engine: Path) -> Path:
     """
     recorded = Path(facts.path)
     places = [engine.parent / recorded.name, recorded]
-    found = next((place for place in places if place.is_file()), None)
+    found = next((place for place in places if is_file(place)), None)
     if found is None:
         raise MissingDependency(
             f"The plugin library of {engine} is missing.",

@@ -15,9 +15,10 @@ ALLOWED = {
     "core": set(),
     "plugins": {"core"},
     "runtime": {"core"},
+    "reports": {"core"},
     "exporter": {"core", "plugins", "runtime"},
     "demo": {"core", "exporter", "runtime"},
-    "commands": {"core", "exporter", "plugins", "runtime", "demo"},
+    "commands": {"core", "exporter", "plugins", "reports", "runtime", "demo"},
 }
 HEAVY = ("torch", "onnxruntime", "onnx", "onnx_ir", "onnxscript", "tensorrt", "numpy", "pydantic", "rich.console")
 SOURCES = [path for package in ALLOWED for path in sorted((ROOT / package).rglob("*.py"))]

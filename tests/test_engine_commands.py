@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from localattn.core.errors import UsageError
+from localattn.core.publishing import sealed
 from localattn.core.sidecar import sidecar_path
 from localattn.runtime.builder.build import build_engine
 from localattn.runtime.builder.request import BuildRequest
@@ -41,7 +42,7 @@ def engine(built: Path, tmp_path: Path) -> Path:
 
 def change(engine: Path, **facts: object) -> None:
     path = sidecar_path(engine)
-    path.write_text(json.dumps({**json.loads(path.read_text()), **facts}))
+    path.write_text(sealed(json.dumps({**json.loads(path.read_text()), **facts})))
 
 
 @needs_rtx

@@ -137,6 +137,11 @@ def test_a_prefill_file_left_behind_is_told(words, localattn):
     assert done.code == 0 and "model_step.prefill.onnx is not beside model_step.onnx" in done.err
 
 
+def hears_ctrl_c():
+    """A test run in the background ignores SIGINT, and so would the commands it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Terminal:
     """The command on a pseudo-terminal, and what it has shown."""
 
@@ -144,7 +149,12 @@ class Terminal:
         self.master, slave = pty.openpty()
         environment = {**os.environ, "TERM": "xterm", "PYTHONUTF8": "1"}
         self.process = subprocess.Popen(
-            [*COMMAND, *map(str, arguments)], stdin=slave, stdout=slave, stderr=subprocess.PIPE, env=environment
+            [*COMMAND, *map(str, arguments)],
+            stdin=slave,
+            stdout=slave,
+            stderr=subprocess.PIPE,
+            env=environment,
+            preexec_fn=hears_ctrl_c,
         )
         os.close(slave)
         self.shown = b""
@@ -210,14 +220,17 @@ def test_ctrl_c_ends_cleanly(model, terminal):
 def test_ctrl_c_with_json_still_gives_json(model):
     process = subprocess.Popen(
         [*COMMAND, str(model), "--prompt", "abc", "--max-tokens", "-1", "--format", "json"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=hears_ctrl_c,
     )  # fmt: skip
     deadline = time.monotonic() + 60
     while not _uses_onnxruntime(process.pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    try:
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130, err
     document = json.loads(out)
     assert document["finish"] == "interrupted"

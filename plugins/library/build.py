@@ -16,7 +16,8 @@ from importlib import metadata
 from pathlib import Path
 
 from ...core.errors import BuildFailed, UsageError
-from ...core.files import publish, refuse_existing, sha256, staging
+from ...core.files import refuse_existing, sha256, staging
+from ...core.publishing import publish_together
 from ..kernel.compile import CompiledKernel, compile_many
 from ..kernel.spec import KernelSpec
 from ..kernel.targets import Target
@@ -99,8 +100,7 @@ def build_library(
         )
         staged_facts = facts_path(staged)
         staged_facts.write_text(facts.to_json())
-        publish(staged, output)
-        publish(staged_facts, facts_path(output))
+        publish_together({staged_facts: facts_path(output), staged: output}, staged.parent)
     remember(output)
     return facts
 

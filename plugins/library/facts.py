@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...core.errors import CheckFailed, UsageError
 from ...core.files import sha256
+from ...core.publishing import finish_interrupted
 from ..kernel.spec import KernelSpec
 from ..kernel.targets import Target
 
@@ -113,6 +114,7 @@ def read_facts(library: Path, *, verify: bool = True) -> LibraryFacts:
         UsageError: there is no library, or no facts beside it, or they are broken.
         CheckFailed: `verify` is set and the library is not the one the facts were written for.
     """
+    finish_interrupted(library)
     path = facts_path(library)
     for file in (library, path):
         if not file.is_file():

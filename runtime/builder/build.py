@@ -12,7 +12,8 @@ from pathlib import Path
 
 from ...core.engine_facts import ENGINE_SUFFIX, BuildOptions, EngineFacts, PluginFacts, ProfileFacts
 from ...core.errors import BuildFailed, MissingDependency, UsageError
-from ...core.files import publish, refuse_existing, sha256, staging
+from ...core.files import refuse_existing, sha256, staging
+from ...core.publishing import publish_together, sealed
 from ...core.sidecar import CheckRecord, sidecar_path
 from ..engine_device import Device, find_device, find_device_or_none, platform_name
 from ..tensorrt_library import Opened, open_library
@@ -70,9 +71,8 @@ def build_engine(request: BuildRequest, progress: Callable[[str], None] = lambda
         checks += demand(_inspect(opened, staged, source, nodes, targets, device))
         facts = _facts(request, opened, source, device, targets, profiles, nodes, staged, checks, seconds)
         described = folder / "facts.json"
-        described.write_text(facts.to_json(), encoding="utf-8")
-        publish(staged, request.output)
-        publish(described, sidecar_path(request.output))
+        described.write_text(sealed(facts.to_json()), encoding="utf-8")
+        publish_together({described: sidecar_path(request.output), staged: request.output}, folder)
     return BuildReport(request.output, facts, notes)
 
 

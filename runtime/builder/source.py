@@ -10,8 +10,10 @@ from typing import Any
 from ...core.engine_facts import ProfileFacts
 from ...core.errors import BuildFailed, UsageError
 from ...core.node import DOMAIN
+from ...core.publishing import check_unchanged
 from ...core.tensors import UNNAMED_DIMENSION, TensorSpec
 from ..inspect_onnx import OnnxFacts, inspect_onnx, read_model
+from ..onnx_calls import check_calls
 
 # Operators that multiply matrices: with a weight among their inputs they carry the precision of the file.
 _PRODUCTS = ("MatMul", "Gemm", "Conv")
@@ -66,7 +68,10 @@ def read_source(path: Path) -> Source:
 
     Raises:
         UsageError: no such file, no ONNX model in it, or external data is missing.
+        CheckFailed: the file was altered after its sidecar was written.
     """
+    check_unchanged(path)
+    check_calls(path)
     facts = inspect_onnx(path)
     if facts.missing_external_data:
         raise UsageError(

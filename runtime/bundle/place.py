@@ -5,14 +5,13 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from ...core.errors import UsageError
+from ...core.files import flush, work_folder
 from .device.check_files import MANIFEST, MAX_MANIFEST
 
 _AT_FDCWD = -100
@@ -54,12 +53,7 @@ def staged_folder(target: Path) -> Iterator[Path]:
     Raises:
         UsageError: the parent cannot be written.
     """
-    parent = target.absolute().parent
-    try:
-        work = Path(tempfile.mkdtemp(prefix=".localattn-", dir=parent))
-    except OSError as error:
-        raise UsageError(f"Cannot write {target}.", why=str(error), fix="Choose another folder.") from error
-    try:
+    with work_folder(target) as work:
         folder = work / "bundle"
         folder.mkdir()
         try:
@@ -68,19 +62,13 @@ def staged_folder(target: Path) -> Iterator[Path]:
             _put(folder, target, work)
         except OSError as error:
             raise UsageError(f"Cannot write {target}.", why=str(error), fix="Check the disk's space.") from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def _flush(folder: Path) -> None:
     """Every byte to the disk before the folder gets its name."""
     for root, _, names in os.walk(folder):
         for path in (Path(root), *(Path(root) / name for name in names)):
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            flush(path)
 
 
 def _put(folder: Path, target: Path, work: Path) -> None:

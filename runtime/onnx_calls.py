@@ -1,0 +1,133 @@
+"""How many nodes an ONNX file becomes when its functions are inlined, told before an engine inlines them.
+
+A few functions that call each other twice stand for any number of nodes, and an engine would not come back. The file
+is read as protobuf's wire format, as far as this needs and without its weights: no other package, no memory.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..core.errors import UsageError
+
+# The largest exported models have some ten thousand.
+MOST_NODES = 1 << 20
+_DEEPEST_GRAPH = 64
+
+# Field numbers of onnx.proto (onnx/onnx.proto3, the same since IR version 8).
+_MODEL_GRAPH, _MODEL_FUNCTIONS = 7, 25
+_GRAPH_NODE = 1
+_FUNCTION_NAME, _FUNCTION_NODE, _FUNCTION_DOMAIN = 1, 7, 10
+_NODE_OP_TYPE, _NODE_ATTRIBUTE, _NODE_DOMAIN = 4, 5, 7
+_ATTRIBUTE_GRAPH, _ATTRIBUTE_GRAPHS = 6, 11
+
+_Key = tuple[bytes, bytes]
+_Span = tuple[int, int]
+
+
+def check_calls(path: Path) -> None:
+    """Refuse a file whose functions call each other in a circle, or become more nodes than any model has.
+
+    What is no ONNX file is left to whoever opens it.
+
+    Raises:
+        UsageError: it is one of these.
+    """
+    try:
+        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            total = _expanded(data)
+    except (OSError, ValueError):
+        return
+    if total > MOST_NODES:
+        raise UsageError(
+            f"{path} cannot be loaded.",
+            why=f"Its functions call each other so often that it would become more than {MOST_NODES} nodes.",
+            fix="Export the model again; this file was not made by an exporter.",
+        )
+
+
+def _expanded(data: mmap.mmap) -> int:
+    """Nodes of the graph after inlining, or more than `MOST_NODES` for a circle.
+
+    Raises:
+        ValueError: the bytes are not those of a model.
+    """
+    calls: dict[_Key, Counter[_Key]] = {}
+    graph: Counter[_Key] = Counter()
+    for number, span in _fields(data, (0, len(data))):
+        if number == _MODEL_GRAPH:
+            graph += _nodes(data, span, _GRAPH_NODE, 0)
+        elif number == _MODEL_FUNCTIONS:
+            inner = {field: data[start:end] for field, (start, end) in _fields(data, span) if field in (1, 10)}
+            key = (inner.get(_FUNCTION_DOMAIN, b""), inner.get(_FUNCTION_NAME, b""))
+            calls[key] = _nodes(data, span, _FUNCTION_NODE, 0)
+    sizes: dict[_Key, int] = {}
+    left = set(calls)
+    while left:
+        ready = [key for key in left if not left & calls[key].keys()]
+        if not ready:
+            return MOST_NODES + 1 if left & graph.keys() else _size(graph, sizes)
+        for key in ready:
+            sizes[key] = min(_size(calls[key], sizes), MOST_NODES + 1)
+        left.difference_update(ready)
+    return _size(graph, sizes)
+
+
+def _size(called: Counter[_Key], sizes: dict[_Key, int]) -> int:
+    return sum(count * max(1, sizes.get(key, 1)) for key, count in called.items())
+
+
+def _nodes(data: mmap.mmap, span: _Span, node_field: int, depth: int) -> Counter[_Key]:
+    """How often each operator stands in a graph or function, graphs inside its nodes included."""
+    if depth > _DEEPEST_GRAPH:
+        raise ValueError("graphs in graphs, too deep for protobuf")
+    found: Counter[_Key] = Counter()
+    for number, node in _fields(data, span):
+        if number != node_field:
+            continue
+        names = {_NODE_OP_TYPE: b"", _NODE_DOMAIN: b""}
+        for field, (start, end) in _fields(data, node):
+            if field in names:
+                names[field] = data[start:end]
+            elif field == _NODE_ATTRIBUTE:
+                for kind, inner in _fields(data, (start, end)):
+                    if kind in (_ATTRIBUTE_GRAPH, _ATTRIBUTE_GRAPHS):
+                        found += _nodes(data, inner, _GRAPH_NODE, depth + 1)
+        found[names[_NODE_DOMAIN], names[_NODE_OP_TYPE]] += 1
+    return found
+
+
+def _fields(data: mmap.mmap, span: _Span) -> Iterator[tuple[int, _Span]]:
+    """Number and span of each field that has a length; others are skipped (protobuf.dev, "Encoding")."""
+    at, end = span
+    while at < end:
+        tag, at = _varint(data, at, end)
+        kind = tag & 7
+        if kind == 0:
+            _, at = _varint(data, at, end)
+        elif kind in (1, 5):
+            at += 8 if kind == 1 else 4
+        elif kind == 2:
+            length, at = _varint(data, at, end)
+            if length > end - at:
+                raise ValueError("cut")
+            yield tag >> 3, (at, at + length)
+            at += length
+        else:
+            raise ValueError("no protobuf message")
+
+
+def _varint(data: mmap.mmap, at: int, end: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= end:
+            raise ValueError("cut")
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise ValueError("a number too long")

@@ -1,0 +1,197 @@
+"""Mutations of an ONNX model as a message: any field of any part, operators, graph structure, external data."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import onnx
+from google.protobuf.descriptor import FieldDescriptor as Field
+
+from .mutate import ODD_INTEGERS, ODD_TEXTS, mutate_bytes
+
+_OPERATORS = (
+    "Add", "MatMul", "Gather", "Reshape", "Expand", "Tile", "Range", "ConstantOfShape", "Slice", "Concat", "Split",
+    "Transpose",
+    "Softmax", "Where", "Cast", "Unsqueeze", "Squeeze", "Shape", "Pad", "ReduceSum", "Einsum", "Loop", "If", "Scan",
+    "ScatterND", "GatherND", "Resize", "TopK", "CumSum", "LayerNormalization", "Gemm", "Conv", "OneHot", "Identity",
+    "NoSuchOp",
+)  # fmt: skip
+_LOCATIONS = (
+    "../../etc/passwd", "/etc/passwd", "/dev/zero", "/dev/stdin", "/proc/self/mem", "", ".", "..", "model.onnx",
+    "none.bin",
+    "weights.bin", "a\0b", "x" * 5000, "./weights.bin", "sub/../weights.bin", "link.bin", "folder",
+)  # fmt: skip
+_OFFSETS = ("0", "-1", "1", "4096", "99999999999999999999", str(1 << 62), "x", "", "0x10", "1e3")
+
+
+def mutate_onnx(random: Random, content: bytes) -> bytes:
+    """One to three changes of the message, or of its bytes."""
+    if random.random() < 0.15:
+        return mutate_bytes(random, content)
+    model = onnx.load_model_from_string(content)
+    for _ in range(random.choice((1, 1, 1, 2, 3))):
+        _CHANGES[random.randrange(len(_CHANGES))](random, model)
+    return bytes(model.SerializeToString())
+
+
+def _messages(message: Any) -> list[Any]:
+    """A message and all messages in it."""
+    found = [message]
+    for field, value in message.ListFields():
+        if field.cpp_type == Field.CPPTYPE_MESSAGE:
+            for inner in value if field.is_repeated else [value]:
+                found += _messages(inner)
+    return found
+
+
+def _any_field(random: Random, model: Any) -> None:
+    """A field of any part gets another value, or none."""
+    message = random.choice(_messages(model))
+    fields = message.ListFields()
+    if not fields:
+        return
+    field, value = random.choice(fields)
+    repeated = field.is_repeated
+    if random.random() < 0.15:
+        message.ClearField(field.name)
+    elif field.cpp_type == Field.CPPTYPE_MESSAGE:
+        if repeated and len(value):
+            _shuffle(random, value)
+    elif repeated:
+        value[random.randrange(len(value))] = _other(random, field, value[0])
+    else:
+        setattr(message, field.name, _other(random, field, value))
+
+
+def _shuffle(random: Random, values: Any) -> None:
+    index = random.randrange(len(values))
+    if random.random() < 0.5:
+        del values[index]
+    else:
+        values.add().CopyFrom(values[index])
+
+
+def _other(random: Random, field: Any, value: Any) -> Any:
+    if field.cpp_type in (Field.CPPTYPE_INT32, Field.CPPTYPE_ENUM):
+        number = random.choice((*range(-1, 25), 1 << 30, -(1 << 31)))
+        closed = field.cpp_type == Field.CPPTYPE_ENUM and number not in field.enum_type.values_by_number
+        return value if closed else number
+    if field.cpp_type == Field.CPPTYPE_INT64:
+        number = random.choice((*ODD_INTEGERS[:-1], value + 1, value - 1, value * 2))
+        return max(min(number, (1 << 63) - 1), -(1 << 63))
+    if field.cpp_type == Field.CPPTYPE_UINT64:
+        return random.choice((0, 1, 1 << 63))
+    if field.cpp_type in (Field.CPPTYPE_FLOAT, Field.CPPTYPE_DOUBLE):
+        return random.choice((0.0, -1.0, float("nan"), float("inf"), 1e38))
+    if field.type == Field.TYPE_BYTES:
+        return mutate_bytes(random, value)
+    return random.choice(ODD_TEXTS).replace("\ud800", "")
+
+
+def _operator(random: Random, model: Any) -> None:
+    nodes = [*model.graph.node, *(node for body in model.functions for node in body.node)]
+    if nodes:
+        node = random.choice(nodes)
+        if random.random() < 0.5:
+            node.op_type = random.choice(_OPERATORS)
+        else:
+            node.domain = random.choice(("", "localattn", "ai.onnx.ml", "com.microsoft", "none"))
+
+
+def _wires(random: Random, model: Any) -> None:
+    """A node reads or writes another name: cycles, doubles, unknown names."""
+    body = random.choice([model.graph, *model.functions])
+    if not body.node:
+        return
+    names = [name for node in body.node for name in (*node.input, *node.output)] + ["", "nothing"]
+    node = random.choice(body.node)
+    side = random.choice((node.input, node.output))
+    if side:
+        side[random.randrange(len(side))] = random.choice(names)
+
+
+def _dimensions(random: Random, model: Any) -> None:
+    """A tensor or value claims another shape, maybe a huge one."""
+    graph = model.graph
+    if graph.initializer and random.random() < 0.5:
+        dims = random.choice(graph.initializer).dims
+        if dims:
+            dims[random.randrange(len(dims))] = random.choice((0, -1, 1 << 20, 1 << 31, 1 << 40, 1 << 62))
+        return
+    values = [*graph.input, *graph.output, *graph.value_info]
+    dims = random.choice(values).type.tensor_type.shape.dim if values else []
+    if dims:
+        dim = random.choice(dims)
+        if random.random() < 0.3:
+            dim.dim_param = random.choice(("n", "batch", "", "?"))
+        else:
+            dim.dim_value = random.choice((0, -1, 1, 1 << 20, 1 << 31, 1 << 40, 1 << 62))
+
+
+def _external(random: Random, model: Any) -> None:
+    """Weights in another file, somewhere they may not be."""
+    if not model.graph.initializer:
+        return
+    tensor = random.choice(model.graph.initializer)
+    del tensor.external_data[:]
+    if random.random() < 0.9:
+        tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    entries = {
+        "location": random.choice(_LOCATIONS),
+        "offset": random.choice(_OFFSETS),
+        "length": random.choice(_OFFSETS),
+        "checksum": "0",
+    }
+    for key in random.sample(list(entries), random.randrange(1, 5)):
+        tensor.external_data.add(key=key, value=entries[key])
+
+
+def _recursion(random: Random, model: Any) -> None:
+    """Functions that call themselves or each other."""
+    for body in model.functions:
+        node = body.node.add(op_type=random.choice(model.functions).name, domain=body.domain)
+        node.input.extend(body.input)
+        node.output.extend(f"again{index}" for index in range(len(body.output)))
+
+
+def _doubling(random: Random, model: Any) -> None:
+    """Functions that each call the next one twice: few bytes, any number of nodes."""
+    if not model.functions:
+        return
+    body = model.functions[0]
+    for index in range(random.choice((3, 30))):
+        inner = model.functions.add(name=f"double{index}", domain=body.domain, input=["a"], output=["c"])
+        inner.opset_import.extend(body.opset_import)
+        last = f"double{index + 1}" if random.random() < 0.99 else body.name
+        inner.node.add(op_type=last, domain=body.domain, input=["a"], output=["b"])
+        inner.node.add(op_type=last, domain=body.domain, input=["b"], output=["c"])
+    outputs = [name for node in model.graph.node for name in node.output]
+    if outputs:
+        model.graph.node.add(op_type="double0", domain=body.domain, input=[random.choice(outputs)], output=["doubled"])
+
+
+def _attributes(random: Random, model: Any) -> None:
+    nodes = [*model.graph.node, *(node for body in model.functions for node in body.node)]
+    with_attributes = [node for node in nodes if node.attribute]
+    if not with_attributes:
+        return
+    node = random.choice(with_attributes)
+    attribute = random.choice(node.attribute)
+    if random.random() < 0.3:
+        attribute.CopyFrom(random.choice(random.choice(with_attributes).attribute))
+    elif attribute.type == onnx.AttributeProto.INT:
+        attribute.i = random.choice(ODD_INTEGERS[:-1])
+    elif attribute.type == onnx.AttributeProto.FLOAT:
+        attribute.f = random.choice((0.0, float("nan"), float("inf"), -1.0))
+    elif attribute.type == onnx.AttributeProto.STRING:
+        attribute.s = random.choice(ODD_TEXTS).encode("utf-8", "replace")
+    else:
+        attribute.type = random.randrange(0, 15)
+
+
+_CHANGES = (
+    _any_field, _any_field, _any_field, _operator, _wires, _dimensions, _dimensions, _external, _recursion, _doubling,
+    _attributes,
+)  # fmt: skip
