@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,8 +17,12 @@ from localattn.exporter.bisect.bisect import run_bisect
 from localattn.exporter.bisect.request import BisectReport, BisectRequest
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.source import ShapeRequest
+from localattn.runtime.builder.build import build_engine
+from localattn.runtime.builder.request import BuildRequest
+from localattn.runtime.engine_device import find_device_or_none
 
 from .conftest import TINY, Finished, save_upstream
+from .engine_models import needs_rtx
 
 Plant = Callable[[onnx.ModelProto], None]
 LENGTH = 70  # no multiple of the window, 4
@@ -283,3 +288,24 @@ def test_another_checkpoint(causal: tuple[Path, Path], tmp_path: Path, localattn
     other = save_upstream(tmp_path, "local_attention.LocalTransformer", {**TINY, "max_seq_len": 128, "num_tokens": 11})
     refused = localattn("bisect", causal[0], "--against", other)
     assert refused.code == 2 and "Traceback" not in refused.err
+
+
+@needs_rtx
+def test_an_engine_is_built_again_with_its_values_as_outputs(
+    causal: tuple[Path, Path], tmp_path: Path, localattn: Callable[..., Finished]
+) -> None:
+    for path in causal[0].parent.glob("model.onnx*"):
+        shutil.copyfile(path, tmp_path / path.name)
+    model, engine = tmp_path / "model.onnx", tmp_path / "model.engine"
+    build_engine(BuildRequest(model, engine, "tensorrt-rtx", ("sm_86",)))
+    finished = localattn("bisect", engine, "--against", causal[1])
+    if find_device_or_none() is None:  # everything but the run itself
+        assert finished.code == 3 and "driver" in finished.err
+    else:
+        assert finished.code == 0, finished.err
+    model.write_bytes(model.read_bytes() + b"\x00")
+    other = localattn("bisect", engine, "--against", causal[1])
+    assert other.code == 1 and "is not the file model.engine was built from" in other.err
+    model.unlink()
+    gone = localattn("bisect", engine, "--against", causal[1])
+    assert gone.code == 2 and "Copy it beside the engine" in gone.err
