@@ -96,7 +96,14 @@ def _at_some_length(probe: NodeProbe) -> NodeProbe:
 
 def _superlinear(probe: NodeProbe) -> list[str]:
     """Tensors of a node that grow faster than its length, as onnxruntime really computed them."""
-    block = int(probe.attributes["query_block"])
+    block, geometry = int(probe.attributes["query_block"]), probe.geometry
+    reached = geometry.backward_reach + geometry.forward_reach + block
+    if 0 < probe.length <= reached:  # a body for this length alone: every block takes the whole sequence
+        # Scores take one number a query and key, gathered keys one a channel, of which the probe has 16 at most.
+        most = _LINEAR * max(probe.length, block) * reached * max(1, 16 // block)
+        return [
+            f"{probe.node.name}: {name}" for name, shape in probe.measured_shapes().items() if elements(shape) > most
+        ]
     span = -(-probe.geometry.keys_per_window // block) * block  # a body may rely on whole blocks
     once, twice = (replace(probe, length=n * span).measured_shapes() for n in (4, 8))
     return [
