@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from ...core.engine_facts import read_model_facts
 from ...core.errors import UsageError
-from ...core.node import DOMAIN
 from ...core.tolerance import tolerance_for
 from ...runtime.arrays import load_arrays, random_inputs
 from ...runtime.inspect_onnx import read_model
@@ -134,8 +133,7 @@ class _Bisection:
 
     def _attention(self, boundary: Boundary, recording: Recording) -> tuple[Any, Mapping[str, Any]]:
         """The attention call whose query, key, value or output this is, and its node's attributes."""
-        nodes = [node for node in self.index.nodes if node.domain == DOMAIN]
-        for node, call in zip(nodes, recording.attention, strict=False):
+        for (node, _), call in zip(self.index.attention, recording.attention, strict=False):
             if boundary.value in (*node.input[:3], node.output[0]):
                 return call, {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         return None, {}

@@ -7,7 +7,7 @@ attention node's own inputs and output are boundaries too: between them and the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import onnx
@@ -54,6 +54,9 @@ class GraphIndex:
         self.types = {value.name: value for value in (*graph.value_info, *graph.input, *graph.output)}
         self.initializers = {tensor.name: tensor for tensor in graph.initializer}
         self.modules = [_module(node) for node in self.nodes]
+        self.attention = [
+            (node, path) for node, path in zip(self.nodes, self.modules, strict=True) if node.domain == DOMAIN
+        ]
         self.maker: dict[str, int] = {}
         self.users: dict[str, list[int]] = {}
         for index, node in enumerate(self.nodes):
@@ -124,13 +127,9 @@ def find_boundaries(index: GraphIndex, recording: Recording) -> list[Boundary]:
             return
         found[value] = Boundary(value, index.maker[value], path, role, expected)
 
-    calls = iter(recording.attention)
-    for node, path in zip(index.nodes, index.modules, strict=True):
-        if node.domain != DOMAIN:
-            continue
-        call = next(calls, None)
-        if call is not None:
-            add(node.output[0], path, "attention", call.output)
+    attention = list(zip(index.attention, recording.attention, strict=False))
+    for (node, path), call in attention:
+        add(node.output[0], path, "attention", call.output)
     # Inner modules first: where an inner and an outer one return the same value, the inner made it.
     for path in sorted(recording.modules, key=lambda name: -name.count(".") if name else 1):
         outputs = recording.modules[path].outputs
@@ -140,24 +139,18 @@ def find_boundaries(index: GraphIndex, recording: Recording) -> list[Boundary]:
         elif len(outputs) == len(leaving):
             for value, expected in zip(leaving, outputs, strict=True):
                 add(value, path, "output", expected)
-    _add_attention_inputs(index, recording, add)
+    # After the modules' outputs: where nothing lies between, the rotation's output is the query.
+    for (node, path), call in attention:
+        for role, value, expected in zip(
+            ("query", "key", "value"), node.input, (call.query, call.key, call.value), strict=False
+        ):
+            add(value, path, role, expected)
     for path, module_call in recording.modules.items():
         for expected in module_call.inputs[:1]:
             entering = [value for value in index.entering(path) if index.shape(value) == expected.shape]
             if len(entering) == 1:
                 add(entering[0], path, "input", expected)
     return sorted(found.values(), key=lambda boundary: boundary.order)
-
-
-def _add_attention_inputs(
-    index: GraphIndex, recording: Recording, add: Callable[[str, str, str, Floats], None]
-) -> None:
-    nodes = [(node, path) for node, path in zip(index.nodes, index.modules, strict=True) if node.domain == DOMAIN]
-    for (node, path), call in zip(nodes, recording.attention, strict=False):
-        for role, value, expected in zip(
-            ("query", "key", "value"), node.input, (call.query, call.key, call.value), strict=False
-        ):
-            add(value, path, role, expected)
 
 
 def _module(node: onnx.NodeProto) -> str:
