@@ -102,13 +102,8 @@ class NodeAttributes:
 
     def as_onnx(self) -> dict[str, Any]:
         """Names and values as the node carries them."""
-        g = self.geometry
         return {
-            "window_size": g.window_size,
-            "look_backward": g.look_backward,
-            "look_forward": g.look_forward,
-            "causal": int(g.causal),
-            "exact_windowsize": int(g.exact_windowsize),
+            **geometry_attributes(self.geometry),
             "scale": float(self.scale),
             "shared_qk": int(self.shared_qk),
             "perm": list(self.perm),
@@ -117,6 +112,17 @@ class NodeAttributes:
             "plugin_namespace": PLUGIN_NAMESPACE,
             "plugin_version": PLUGIN_VERSION,
         }
+
+
+def geometry_attributes(geometry: WindowGeometry) -> dict[str, int]:
+    """A geometry as a node carries it; `geometry_of` reads it back."""
+    return {
+        "window_size": geometry.window_size,
+        "look_backward": geometry.look_backward,
+        "look_forward": geometry.look_forward,
+        "causal": int(geometry.causal),
+        "exact_windowsize": int(geometry.exact_windowsize),
+    }
 
 
 def geometry_of(attributes: Mapping[str, Any]) -> WindowGeometry:

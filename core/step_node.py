@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .geometry import WindowGeometry
-from .node import PLUGIN_NAMESPACE, PLUGIN_VERSION
+from .node import PLUGIN_NAMESPACE, PLUGIN_VERSION, geometry_attributes
 
 STEP, CHUNK = "WindowedAttentionStep", "WindowedAttentionChunk"
 
@@ -102,13 +102,8 @@ class StepAttributes:
 
     def as_onnx(self) -> dict[str, Any]:
         """Names and values as the node carries them."""
-        g = self.geometry
         return {
-            "window_size": g.window_size,
-            "look_backward": g.look_backward,
-            "look_forward": g.look_forward,
-            "causal": int(g.causal),
-            "exact_windowsize": int(g.exact_windowsize),
+            **geometry_attributes(self.geometry),
             "scale": float(self.scale),
             "shared_qk": int(self.shared_qk),
             "xpos_scale_base": float(self.xpos_scale_base),
