@@ -1,0 +1,32 @@
+// The kernel for any processor: vectors of four floats, which every 64-bit one has.
+#include "half.h"
+#include "rows.h"
+#include "scratch.h"
+#include "window.h"
+
+#include <cstring>
+#include <utility>
+
+namespace localattn {
+namespace baseline {
+
+constexpr int kLanes = 4;
+constexpr int kGroup = 4;  // times kWide sums, of 16 registers
+constexpr int kWide = 2;
+constexpr int kNarrow = 2;
+
+typedef float Vector __attribute__((vector_size(4 * kLanes)));
+
+inline Vector widen_vector(const uint16_t* from) {
+  return Vector{widen(from[0]), widen(from[1]), widen(from[2]), widen(from[3])};
+}
+inline void narrow_vector(uint16_t* to, Vector x) {
+  for (int i = 0; i < kLanes; ++i) to[i] = narrow(x[i]);
+}
+
+#include "vectors.inl"
+
+#include "tiles.inl"
+
+}  // namespace baseline
+}  // namespace localattn

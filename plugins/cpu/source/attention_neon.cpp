@@ -1,0 +1,37 @@
+// The kernel for 64-bit ARM processors, all of which have NEON.
+#if defined(__aarch64__)
+
+#include "half.h"
+#include "rows.h"
+#include "scratch.h"
+#include "window.h"
+
+#include <cstring>
+#include <utility>
+
+#include <arm_neon.h>
+
+namespace localattn {
+namespace neon {
+
+constexpr int kLanes = 4;
+constexpr int kGroup = 6;  // times kWide sums, of 32 registers
+constexpr int kWide = 4;
+constexpr int kNarrow = 4;
+
+typedef float Vector __attribute__((vector_size(4 * kLanes)));
+
+inline Vector widen_vector(const uint16_t* from) {
+  return (Vector)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from)));
+}
+inline void narrow_vector(uint16_t* to, Vector x) {
+  vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)x)));
+}
+
+#include "vectors.inl"
+
+#include "tiles.inl"
+
+}  // namespace neon
+}  // namespace localattn
+#endif

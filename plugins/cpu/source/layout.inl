@@ -1,0 +1,79 @@
+// Where everything lies in a task's scratch memory. Included once per instruction set, inside its namespace.
+
+constexpr int64_t kDepth = 64;  // channels of a key that lie together: keys are panels of [rows][kDepth]
+constexpr int64_t kStep = 192;  // keys a tile takes at a time: their scores fit into the first level cache
+// A block's keys and values stay in the second level cache: how many floats, and how many rows at least and at most.
+constexpr int64_t kBlockFloats = 65536;
+constexpr int64_t kSmallestBlock = 64;
+constexpr int64_t kLargestBlock = 512;
+constexpr float kLog2e = 1.44269504088896340736f;
+constexpr float kBelowScores = -3e38f;  // where a running maximum starts
+constexpr float kHidden = -__builtin_inff();
+
+inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+inline int64_t align(int64_t size, int64_t unit) { return (size + unit - 1) / unit * unit; }
+
+// Keys and values [first, end) of a head that the mask keeps, side by side.
+struct Block {
+  int64_t first, end;
+  int64_t panel;      // floats from one panel of keys to the next
+  int64_t width;      // floats of a row of values
+  float* keys;        // [panels][rows][kDepth]
+  float* values;      // [rows][width]
+  int32_t* rank;      // [end - first + 1]: how many rows before this position are kept
+  int32_t* position;  // [rows]: where a row was, counted from `first`
+
+  int64_t row_at(int64_t at) const { return rank[least(most(at, first), end) - first]; }
+};
+
+// Queries [first, first + count) of a head; lanes past `count` repeat the last one's interval and are not stored.
+struct Tile {
+  int64_t first, count;
+  float* query;   // [head_dim][tile]
+  float* sums;    // [width][tile]
+  float* top;     // [tile]: largest score so far
+  float* total;   // [tile]: sum of the weights so far
+  int64_t* seen;  // [2][tile]: first visible key, and one past the last
+};
+
+// How a task's scratch memory is divided; sizes in floats.
+struct Plan {
+  int64_t tile_rows;   // queries of a tile
+  int64_t block_rows;  // positions a block, the same for every task
+  int64_t most_rows;   // of them, what this task can need
+  int64_t panels;      // of keys
+  int64_t panel;
+  int64_t width;  // of a row of values
+  int64_t query;  // of a tile: its queries, and all it keeps
+  int64_t tile;
+
+  Plan(const Call& call, int64_t span, int64_t rows) {
+    panels = (call.head_dim + kDepth - 1) / kDepth;
+    width = align(align(call.head_dim, kGroup), 16);
+    const int64_t fitting = kBlockFloats / (panels * kDepth + width) / kSmallestBlock * kSmallestBlock;
+    block_rows = least(most(fitting, kSmallestBlock), kLargestBlock);
+    most_rows = least(block_rows, span);
+    panel = (most_rows + kGroup) * kDepth;
+    tile_rows = rows;
+    query = rows * align(call.head_dim, kLanes);
+    tile = query + rows * (width + 2 + 4);  // sums, top, total, and two positions of two floats each
+  }
+  int64_t scores() const { return (kStep + kGroup) * tile_rows; }
+  int64_t keys() const { return panels * panel; }
+  int64_t values() const { return most_rows * width; }
+  int64_t integers() const { return align(most_rows + 1, 16); }
+  int64_t floats(int64_t tiles) const { return scores() + keys() + values() + 2 * integers() + tiles * tile; }
+};
+
+inline Tile tile_at(const Plan& plan, float* state, const Rows& rows, int64_t index) {
+  Tile tile;
+  tile.first = rows.first + index * plan.tile_rows;
+  tile.count = least(plan.tile_rows, rows.end - tile.first);
+  tile.query = state + index * plan.tile;
+  tile.sums = tile.query + plan.query;
+  tile.top = tile.sums + plan.tile_rows * plan.width;
+  tile.total = tile.top + plan.tile_rows;
+  tile.seen = reinterpret_cast<int64_t*>(tile.total + plan.tile_rows);
+  return tile;
+}

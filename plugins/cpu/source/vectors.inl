@@ -1,0 +1,106 @@
+// Vectors of kLanes floats in GCC's and Clang's common notation. Included by the file of an instruction set, inside its
+// namespace, after Vector, kLanes and the two conversions of vectors of fp16.
+
+typedef int32_t Integers __attribute__((vector_size(4 * kLanes)));
+typedef uint32_t Bits __attribute__((vector_size(4 * kLanes)));
+// The same in memory that is accessed as floats, integers or bytes too; aligned, and not.
+typedef float Aligned __attribute__((vector_size(4 * kLanes), may_alias));
+typedef float Anywhere __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+typedef int32_t AlignedIntegers __attribute__((vector_size(4 * kLanes), may_alias));
+
+#if defined(__clang__)
+#define LOCALATTN_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define LOCALATTN_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+inline Vector splat(float x) { return x - Vector{}; }
+inline Vector load(const float* from) { return *reinterpret_cast<const Aligned*>(from); }
+inline Integers load(const int32_t* from) { return *reinterpret_cast<const AlignedIntegers*>(from); }
+inline void store(float* to, Vector x) { *reinterpret_cast<Aligned*>(to) = x; }
+inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
+
+// 2^x for x ≤ 0, zero below 2^-126; relative error below 2e-7. 2^x = 2^n · 2^f with n the nearest whole number; for
+// 2^f on [-1/2, 1/2] the polynomial of least relative error with p(0) = 1 (Remez). Adding 1.5 · 2^23 rounds to n and
+// leaves n in the lowest bits.
+inline Vector exp2_of(Vector x) {
+  const Vector rounding = splat(12582912.0f);
+  const Vector shifted = x + rounding;
+  const Vector f = x - (shifted - rounding);
+  Vector p = splat(0x1.5bba14p-10f) * f + 0x1.3cea88p-7f;
+  p = p * f + 0x1.c6b752p-5f;
+  p = p * f + 0x1.ebf9bcp-3f;
+  p = p * f + 0x1.62e42ap-1f;
+  p = p * f + 1.0f;
+  const Bits bits = reinterpret_cast<Bits>(p) + (reinterpret_cast<Bits>(shifted) << 23);
+  return x < -126.0f ? Vector{} : reinterpret_cast<Vector>(bits);
+}
+
+// Lane l of the result is lane `l` of `a`, or of `b` from kLanes on, as the indices say.
+#if defined(__clang__)
+template <int... kIndex>
+inline Vector shuffle(Vector a, Vector b) {
+  return __builtin_shufflevector(a, b, kIndex...);
+}
+#else
+template <int... kIndex>
+inline Vector shuffle(Vector a, Vector b) {
+  return __builtin_shuffle(a, b, Integers{kIndex...});
+}
+#endif
+
+// Exchanges the two off-diagonal quarters of every square of 2·kHalf rows and lanes.
+template <int kHalf, int... kLane>
+inline void exchange(Vector* rows, std::integer_sequence<int, kLane...>) {
+  LOCALATTN_UNROLL
+  for (int i = 0; i < kLanes; ++i) {
+    if (i & kHalf) continue;
+    const Vector a = rows[i];
+    const Vector b = rows[i | kHalf];
+    rows[i] = shuffle<(kLane & kHalf ? kLanes + kLane - kHalf : kLane)...>(a, b);
+    rows[i | kHalf] = shuffle<(kLane & kHalf ? kLanes + kLane : kLane + kHalf)...>(a, b);
+  }
+}
+
+// rows[i][j] and rows[j][i] change places.
+inline void transpose(Vector* rows) {
+  const std::make_integer_sequence<int, kLanes> lanes{};
+  if constexpr (kLanes > 8) exchange<8>(rows, lanes);
+  if constexpr (kLanes > 4) exchange<4>(rows, lanes);
+  exchange<2>(rows, lanes);
+  exchange<1>(rows, lanes);
+}
+
+// kLanes elements of a tensor as floats, and back.
+inline Vector load_elements(const float* from) { return *reinterpret_cast<const Anywhere*>(from); }
+inline Vector load_elements(const uint16_t* from) { return widen_vector(from); }
+inline void store_elements(float* to, Vector x) { *reinterpret_cast<Anywhere*>(to) = x; }
+inline void store_elements(uint16_t* to, Vector x) { narrow_vector(to, x); }
+inline float widen_element(float x) { return x; }
+inline float widen_element(uint16_t x) { return widen(x); }
+
+// The first `count` ≤ kLanes of them; the rest are zeros, or stay as they are.
+template <typename Number>
+inline Vector load_some(const Number* from, int64_t count) {
+  Number whole[kLanes] = {};
+  std::memcpy(whole, from, static_cast<size_t>(count) * sizeof(Number));
+  return load_elements(whole);
+}
+template <typename Number>
+inline void store_some(Number* to, Vector x, int64_t count) {
+  Number whole[kLanes];
+  store_elements(whole, x);
+  std::memcpy(to, whole, static_cast<size_t>(count) * sizeof(Number));
+}
+
+// A row of `count` elements as floats, then zeros up to `width`, a multiple of kLanes.
+template <typename Number>
+inline void copy_row(float* to, const Number* from, int64_t count, int64_t width) {
+  int64_t c = 0;
+  for (; c + kLanes <= count; c += kLanes) store(to + c, load_elements(from + c));
+  if (c < count) {
+    store(to + c, load_some(from + c, count - c));
+    c += kLanes;
+  }
+  for (; c < width; c += kLanes) store(to + c, Vector{});
+}

@@ -1,0 +1,152 @@
+// Runs the CPU kernel on the cases of a file, on threads of its own, and writes what it made.
+//
+//   attend CASES OUTPUTS    every case: a Header, then query, key, value, mask and bias as it has them
+//   attend --half IN OUT    all halves as floats, and then the floats of a file as halves
+//
+// Every tensor is a heap block of exactly its size, and outputs begin as NaN. Prints the instruction set, the tasks of
+// every case, and the largest block of scratch memory as JSON.
+// DRIVE_NO_MEMORY: there is none for the kernel.
+#include "attention.h"
+#include "half.h"
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <stdlib.h>
+
+namespace {
+
+std::atomic<size_t> largest_scratch{0};
+
+struct Header {
+    int64_t element, sequenceFirst, batch, heads, length, headDim;
+    int64_t window, backward, forward, causal, exact;
+    int64_t shared, mask, bias, biasElement, threads, naive;
+    double scale;
+};
+
+size_t sizeOf(int64_t element) {
+    return element == 0 ? 4 : 2;
+}
+
+std::unique_ptr<char[]> read(std::ifstream& file, size_t bytes) {
+    std::unique_ptr<char[]> data(new char[bytes]);
+    file.read(data.get(), static_cast<std::streamsize>(bytes));
+    return data;
+}
+
+int64_t run(localattn::Call const& call, int64_t threads) {
+    int64_t const tasks = localattn::count_tasks(call, threads);
+    std::atomic<int64_t> next{0};
+    auto const work = [&] {
+        for (int64_t task = next++; task < tasks; task = next++) {
+            localattn::run_task(call, task, tasks);
+        }
+    };
+    std::vector<std::thread> others;
+    for (int64_t i = 1; i < threads; ++i) {
+        others.emplace_back(work);
+    }
+    work();
+    for (std::thread& other : others) {
+        other.join();
+    }
+    return tasks;
+}
+
+int64_t attend(Header const& h, std::ifstream& in, std::ofstream& out) {
+    size_t const count = static_cast<size_t>(h.batch * h.heads * h.length * h.headDim);
+    size_t const bytes = count * sizeOf(h.element);
+    int64_t const width = (h.backward + 1 + h.forward) * h.window;
+    auto const query = read(in, bytes);
+    auto const key = read(in, bytes);
+    auto const value = read(in, bytes);
+    auto const mask = read(in, h.mask ? static_cast<size_t>(h.batch * h.length) : 0);
+    auto const bias = read(in, h.bias ? static_cast<size_t>(h.heads * h.window * width) * sizeOf(h.biasElement) : 0);
+    std::unique_ptr<char[]> const output(new char[bytes]);
+    std::memset(output.get(), 0xff, bytes);
+
+    localattn::Call call{};
+    call.query = query.get();
+    call.key = key.get();
+    call.value = value.get();
+    call.output = output.get();
+    call.element = static_cast<localattn::Element>(h.element);
+    int64_t const head = h.headDim;
+    call.layout.batch = h.heads * h.length * head;
+    call.layout.head = h.sequenceFirst ? head : h.length * head;
+    call.layout.row = h.sequenceFirst ? h.heads * head : head;
+    call.batch = h.batch;
+    call.heads = h.heads;
+    call.length = h.length;
+    call.head_dim = h.headDim;
+    call.window = {h.window, h.backward, h.forward, h.causal != 0, h.exact != 0};
+    call.scale = static_cast<float>(h.scale);
+    call.shared_qk = h.shared != 0;
+    call.key_mask = h.mask ? reinterpret_cast<uint8_t const*>(mask.get()) : nullptr;
+    call.attn_bias = h.bias ? bias.get() : nullptr;
+    call.bias_element = static_cast<localattn::Element>(h.biasElement);
+    int64_t tasks = 0;
+    if (h.naive) {
+        localattn::attention_naive(call);
+    } else {
+        tasks = run(call, h.threads);
+    }
+    out.write(output.get(), static_cast<std::streamsize>(bytes));
+    return tasks;
+}
+
+int convertHalves(char const* from, char const* to) {
+    std::ifstream in(from, std::ios::binary);
+    std::ofstream out(to, std::ios::binary);
+    for (uint32_t half = 0; half < 65536; ++half) {
+        float const wide = localattn::widen(static_cast<uint16_t>(half));
+        out.write(reinterpret_cast<char const*>(&wide), sizeof wide);
+    }
+    float wide = 0;
+    while (in.read(reinterpret_cast<char*>(&wide), sizeof wide)) {
+        uint16_t const half = localattn::narrow(wide);
+        out.write(reinterpret_cast<char const*>(&half), sizeof half);
+    }
+    return out.flush() ? 0 : 1;
+}
+
+}  // namespace
+
+// The kernel's one way to memory.
+extern "C" void* aligned_alloc(size_t alignment, size_t bytes) noexcept {
+    void* memory = nullptr;
+    if (std::getenv("DRIVE_NO_MEMORY") != nullptr || posix_memalign(&memory, alignment, bytes) != 0) {
+        return nullptr;
+    }
+    size_t before = largest_scratch;
+    while (before < bytes && !largest_scratch.compare_exchange_weak(before, bytes)) {
+    }
+    return memory;
+}
+
+int main(int argc, char** argv) {
+    if (argc == 4 && std::string(argv[1]) == "--half") {
+        return convertHalves(argv[2], argv[3]);
+    }
+    if (argc != 3) {
+        return 2;
+    }
+    std::ifstream in(argv[1], std::ios::binary);
+    std::ofstream out(argv[2], std::ios::binary);
+    std::string tasks;
+    Header header;
+    while (in.read(reinterpret_cast<char*>(&header), sizeof header)) {
+        tasks += (tasks.empty() ? "" : ", ") + std::to_string(attend(header, in, out));
+    }
+    std::printf("{\"isa\": \"%s\", \"tasks\": [%s], \"scratch\": %zu}\n", localattn::instruction_set(), tasks.c_str(),
+                largest_scratch.load());
+    return out.flush() ? 0 : 1;
+}
