@@ -35,6 +35,10 @@ def bench(
         str | None, typer.Option(help="CPU threads for one operator (.onnx); a list (1,2) measures each.")
     ] = None,
     provider: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or tensorrt; or a list.")] = "auto",
+    plugin: Annotated[
+        str,
+        typer.Option(help="Compiled CPU kernels: auto, none, or a library's path; a list (none,auto) measures each."),
+    ] = "auto",
     percentile: Annotated[str, typer.Option(help="Percentiles of the latency.")] = "50,90,99",
     cuda_graph: Annotated[bool, typer.Option("--cuda-graph", help="Replay a CUDA graph (cuda, tensorrt).")] = False,
     profile: Annotated[
@@ -51,9 +55,9 @@ def bench(
 ) -> None:
     """Measure latency, throughput, memory and load time of models beside each other.
 
-    Each candidate (model × provider × threads × length) has a process of its own, and they take turns in rounds, so
-    that whatever else the machine does hits all alike. Differences come with their 95 % interval, figures that a busy
-    machine has spoilt with a warning. Exit code 0 whatever is faster.
+    Each candidate (model × provider × threads × plugin × length) has a process of its own, and they take turns in
+    rounds, so that whatever else the machine does hits all alike. Differences come with their 95 % interval, figures
+    that a busy machine has spoilt with a warning. Exit code 0 whatever is faster.
     """
     destination = choose(output_format, output, force)
     from ..runtime.bench.measure import run_bench
@@ -63,6 +67,7 @@ def bench(
         models=(model, *(against or ())),
         providers=tuple(_listed("--provider", provider, str)),
         threads=tuple(_listed("--threads", threads, _count)) if threads else (None,),
+        plugins=tuple(_listed("--plugin", plugin, str)),
         seq_lens=tuple(_listed("--seq-len", seq_len, _count)) if seq_len else (),
         batch=batch,
         duration=duration,

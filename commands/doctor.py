@@ -124,6 +124,7 @@ def _plugin_probes() -> tuple[Probe, ...]:
         Probe("headers", "Headers", "plugin", "building the plugin library", look=_safely(_headers), add=headers),
         *compilers,
         Probe("library", "Plugin library", "plugin", "the kernel in TensorRT", look=_safely(_library), add=library),
+        _cpu_library_probe(),
     )
 
 
@@ -151,7 +152,7 @@ def _headers() -> Looked:
 
 
 def _compiler(arch: Arch) -> Looked:
-    from ..plugins.library.compilers import find_compiler
+    from ..plugins.compilers import find_compiler
 
     compiler = find_compiler(arch)
     return "ok", "", f"{' '.join(compiler.command)}: {compiler.version}", ()
@@ -172,6 +173,34 @@ def _library() -> Looked:
     items = [f"{facts.path}: {facts.arch}, {len(facts.kernels)} kernels, {','.join(facts.targets)}" for facts in built]
     return (
         ("ok", "", f"{len(built)} built here", tuple(items)) if built else ("missing", "", "None was built here.", ())
+    )
+
+
+def _cpu_library_probe() -> Probe:
+    """The library that sessions on the CPU take by themselves: loaded for a trial if there is one."""
+    from ..core.cpu_library import HOW_TO_BUILD, built_libraries, find_library
+    from ..core.errors import LocalAttnError
+    from ..runtime.doctor.probes import Probe
+
+    def look() -> Looked:
+        find_library()  # raises what is wrong with the one that would be taken
+        found = tuple(str(facts.path) for facts in built_libraries())
+        why = "Those built here are of another release, or for another processor." if found else "None was built here."
+        return "missing", "", f"{why} The function body serves.", found
+
+    try:
+        facts = find_library()
+    except LocalAttnError:
+        facts = None
+    ask = () if facts is None else ("library", str(facts.path.resolve()))
+    return Probe(
+        "cpu-library",
+        "Compiled CPU kernels",
+        "engines",
+        "faster attention on the CPU",
+        ask,
+        None if ask else _safely(look),
+        add=HOW_TO_BUILD,
     )
 
 

@@ -1,4 +1,4 @@
-"""`localattn plugin`: build the TensorRT plugin library, find it, show what is in it, check that TensorRT takes it."""
+"""`localattn plugin`: build libraries of attention kernels, find them, show what is in them, check that they load."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from . import plugin_cpu
 from .console import (
     Format,
     FormatOption,
@@ -25,11 +26,14 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="plugin",
-    help="The TensorRT plugin of the attention node: a library with its compiled kernels inside.",
+    help="Libraries with compiled kernels of the attention node: for TensorRT, and for onnxruntime on the CPU.",
     no_args_is_help=True,
 )
 
 ArchOption = Annotated[str, typer.Option("--arch", help="Processor: x86_64 or aarch64. (Default: this machine's.)")]
+KindOption = Annotated[
+    str, typer.Option("--backend", help="tensorrt, or onnxruntime for the kernels of its CPU sessions.")
+]
 
 
 @app.command()
@@ -41,6 +45,7 @@ def build(
         str, typer.Option(help="GPUs, as sm_87,sm_90. (Default: sm_80,sm_90,sm_100; for aarch64 sm_80,sm_87,sm_110.)")
     ] = "",
     arch: ArchOption = "",
+    backend: KindOption = "tensorrt",
     dtype: Annotated[str, typer.Option(help="Element types, of fp16,bf16,fp32. (Default: all.)")] = "",
     head_dim: Annotated[str, typer.Option(help="Head sizes, 16 to 256. (Default: 16,32,64,128,256.)")] = "",
     output: Annotated[
@@ -56,17 +61,22 @@ def build(
 ) -> None:
     """Build the plugin library, with all kernels or with those that models need.
 
-    Needs Triton, a C++ compiler, and TensorRT's headers; no GPU, no CUDA toolkit, no TensorRT. Every library has
-    PTX for later GPUs besides the machine code of its targets.
+    For TensorRT it needs Triton, a C++ compiler, and TensorRT's headers; no GPU, no CUDA toolkit, no TensorRT. Every
+    library has PTX for later GPUs besides the machine code of its targets. For onnxruntime it needs the C++ compiler.
     """
     from ..core.errors import UsageError
+    from ..plugins.compilers import find_compiler
     from ..plugins.kernel.targets import target as target_called
     from ..plugins.library.build import build_library, up_to_date
-    from ..plugins.library.compilers import find_compiler
     from ..plugins.library.headers import find_cuda_headers, find_tensorrt_headers
     from ..plugins.library.locations import default_path
     from ..plugins.library.selection import default_targets, full_set, needed_by
 
+    if _is_cpu(backend):
+        chosen = {"Models": models, "--target": target, "--dtype": dtype, "--head-dim": head_dim, "--jobs": jobs}
+        plugin_cpu.refuse_options(chosen)
+        plugin_cpu.build(output, _arch(arch), force=force, as_json=output_format is Format.json)
+        return
     models = models or []
     if models and (dtype or head_dim):
         raise UsageError(
@@ -114,6 +124,7 @@ def build(
 @app.command()
 def path(
     arch: ArchOption = "",
+    backend: KindOption = "tensorrt",
     output_format: FormatOption = Format.console,
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
@@ -122,7 +133,7 @@ def path(
     from ..plugins.library.locations import find_library
 
     chosen_arch = _arch(arch)
-    facts = find_library(chosen_arch)
+    facts = plugin_cpu.newest(chosen_arch) if _is_cpu(backend) else find_library(chosen_arch)
     if facts is None:
         raise _none_built(chosen_arch)
     if output_format is Format.json:
@@ -137,17 +148,20 @@ def list_libraries(
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Show the libraries that were built on this machine, the newest first, and what is in them."""
+    """Show the libraries that were built on this machine, the newest of each kind first, and what is in them."""
+    from ..core.cpu_library import built_libraries as built_cpu_libraries
     from ..plugins.library.locations import built_libraries
 
-    libraries = built_libraries()
+    libraries, for_cpu = built_libraries(), built_cpu_libraries()
     if output_format is Format.json:
-        print_json([_document(facts) for facts in libraries])
+        print_json([*map(_document, libraries), *map(plugin_cpu.document, for_cpu)])
         return
-    if not libraries:
+    if not (libraries or for_cpu):
         say("No plugin library was built on this machine. Build one with: localattn plugin build")
     for facts in libraries:
         _print_library(facts)
+    for cpu_facts in for_cpu:
+        plugin_cpu.print_library(cpu_facts)
 
 
 @app.command()
@@ -156,18 +170,26 @@ def check(
         Path | None, typer.Argument(help="A plugin library. (Default: the one built last.)", show_default=False)
     ] = None,
     backend: Annotated[
-        str, typer.Option(help="tensorrt or tensorrt-rtx. (Default: the first that is installed.)")
+        str,
+        typer.Option(help="tensorrt, tensorrt-rtx, or onnxruntime. (Default: what the library is for.)"),
     ] = "",
     output_format: FormatOption = Format.console,
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Load a library into TensorRT's plugin registry, without a GPU, and show what TensorRT then sees."""
+    """Load a library where it belongs, and show what is seen of it there.
+
+    Into TensorRT's plugin registry, without a GPU; or into onnxruntime, where each kernel runs once.
+    """
+    from ..core.cpu_library import is_cpu_library
     from ..plugins.library.facts import facts_path, host_arch, read_facts
     from ..plugins.library.locations import find_library
     from ..plugins.library.registry import load_into_registry
     from ..plugins.quick.availability import why_not as why_not_ahead_of_time
 
+    if backend == plugin_cpu.BACKEND or (not backend and library is not None and is_cpu_library(library)):
+        plugin_cpu.check(library, as_json=output_format is Format.json)
+        return
     if library is None:
         found = find_library(host_arch())
         if found is None or found.path is None:
@@ -212,6 +234,19 @@ def rewrite(
     say("  tensorrt.get_plugin_registry().load_library(PATH), with the PATH that `localattn plugin path` prints")
 
 
+def _is_cpu(backend: str) -> bool:
+    """Whether a kind of library is that for the CPU.
+
+    Raises:
+        UsageError: there is no such kind.
+    """
+    from ..core.errors import UsageError
+
+    if backend not in ("tensorrt", plugin_cpu.BACKEND):
+        raise UsageError(f"There is no library for {backend!r}.", fix=f"Known: tensorrt, {plugin_cpu.BACKEND}.")
+    return backend == plugin_cpu.BACKEND
+
+
 def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
@@ -243,7 +278,7 @@ def _backends(text: str) -> list[Backend]:
 
     chosen = [backend for backend in BACKENDS if text in ("", backend)]
     if not chosen:
-        raise UsageError(f"There is no backend {text!r}.", fix=f"Known: {', '.join(BACKENDS)}.")
+        raise UsageError(f"There is no backend {text!r}.", fix=f"Known: {', '.join((*BACKENDS, plugin_cpu.BACKEND))}.")
     return chosen
 
 

@@ -29,6 +29,9 @@ def run(
         str, typer.Option(help="Where to run: auto (the best that starts), cpu, cuda or tensorrt.")
     ] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")] = None,
+    plugin: Annotated[
+        str, typer.Option(help="Compiled CPU kernels: auto (if built here), none, or a library's path.")
+    ] = "auto",
     iterations: Annotated[int, typer.Option(min=1, help="How often to run.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
     output_format: FormatOption = Format.console,
@@ -39,7 +42,7 @@ def run(
     from ..runtime.arrays import load_arrays, save_arrays
     from ..runtime.session import load
 
-    session = load(model, provider, threads)
+    session = load(model, provider, threads, plugin=plugin)
     vocabulary = _vocabulary_size(model)
     if load_inputs is None:
         inputs, source = _random(session, seed, vocabulary), f"random, seed {seed}"
@@ -53,6 +56,8 @@ def run(
         "model": str(model),
         "backend": session.backend,
         "provider": session.provider,
+        "plugin": session.plugin,
+        "notes": list(session.notes),
         "input_source": source,
         "inputs": [_facts(name, array) for name, array in inputs.items()],
         "outputs": [_facts(name, array) for name, array in outputs.items()],
@@ -135,13 +140,17 @@ def _warn_not_finite(kind: str, facts: Any) -> None:
 def _as_text(report: dict[str, Any]) -> str:
     spent = report["milliseconds"]
     runs = f"median of {spent['iterations']} runs" if spent["iterations"] > 1 else "one run"
+    from ..runtime.session import place
+
+    where = place(report["provider"], report["plugin"])
     lines = [
-        f"{report['model']} ran on {report['provider']} ({report['backend']}): {spent['median']:.2f} ms, {runs}",
+        f"{report['model']} ran on {where} ({report['backend']}): {spent['median']:.2f} ms, {runs}",
         f"Inputs ({report['input_source']}):",
         *_table(report["inputs"]),
         "Outputs:",
         *_table(report["outputs"]),
     ]
+    lines += [f"Note: {line}" for line in report["notes"]]
     if report["saved_outputs"] is not None:
         lines.append(f"Outputs saved to {report['saved_outputs']}")
     return "\n".join(lines)

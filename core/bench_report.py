@@ -95,6 +95,7 @@ class BenchRow(BaseModel):
         model: the file.
         backend: name of the engine.
         provider: where it really ran.
+        plugin: name of the library whose compiled kernels computed its attention nodes; None if their body did.
         threads: CPU threads for one operator; None left to the engine.
         seq_len: tokens a sequence; None where no sidecar and no name of an axis tells.
         batch: sequences a call; None likewise.
@@ -119,6 +120,7 @@ class BenchRow(BaseModel):
     model: str
     backend: str
     provider: str
+    plugin: str | None = None
     threads: int | None
     seq_len: int | None
     batch: int | None

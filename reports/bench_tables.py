@@ -113,7 +113,7 @@ def comparison_text(label: str, ratio: Ratio) -> str:
 
 def runs_on(row: BenchRow) -> str:
     """Engine, provider, threads and sizes of a row."""
-    parts = [f"{row.backend} {row.provider}"]
+    parts = [f"{row.backend} {row.provider}", *(["compiled kernel"] if row.plugin else [])]
     if row.threads is not None:
         parts.append(f"{row.threads} thread{'s' if row.threads != 1 else ''}")
     if row.batch is not None and row.seq_len is not None:

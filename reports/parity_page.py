@@ -148,7 +148,7 @@ def _facts(file: Document, before: str) -> list[tuple[str, str]]:
         (f"{before}Model", file["model"]),
         (f"{before}Compared with", file["against"]),
         (f"{before}Element type", file["dtype"]),
-        (f"{before}Ran on", file["provider"]),
+        (f"{before}Ran on", file["provider"] + (", compiled kernel" if file.get("plugin") else "")),
         (f"{before}Tolerance", tolerance_text(file)),
     ]
 

@@ -6,7 +6,7 @@ import contextlib
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,10 @@ import numpy as np
 
 from ..core.errors import MissingDependency, UsageError
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec
-from .onnx_calls import check_calls
+from .compiled_kernel import AUTO, NONE, CompiledKernel, choose, fall_back, lacking, refuse_elsewhere
+from .onnx_calls import check_calls, operators_of
 from .session import BACKENDS, Arrays, Session
+from .widening import widened
 
 _BACKEND = BACKENDS[".onnx"]
 
@@ -55,6 +57,13 @@ AUTO_ORDER = ("cuda", "cpu")
 # onnxruntime logs on stderr what it also raises; 4 keeps only what ends the process.
 _FATAL_ONLY = 4
 
+# What onnxruntime says of an element type that a provider cannot compute in.
+_NO_KERNEL = "Could not find an implementation"
+# Its key for the folder of external data, where the model is given as bytes.
+_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
+
+EMULATED = "bf16 products emulated in fp32 by this provider: the numbers are those of bf16, the time is not"
+
 # What to do about a refused model, by a piece of onnxruntime's message.
 _REMEDIES = (
     ("rotobuf parsing failed", "The file is cut or is not ONNX: copy it again, or export it again."),
@@ -67,6 +76,21 @@ _REMEDIES = (
 )
 
 
+@dataclass(frozen=True)
+class _Setup:
+    """How a session is set up on whatever provider it runs.
+
+    Args:
+        threads: of one operator; None leaves it to onnxruntime.
+        kernel: compiled kernels to register; the CPU's only.
+        lean: keep no memory from one run for the next.
+    """
+
+    threads: int | None = None
+    kernel: CompiledKernel | None = None
+    lean: bool = False
+
+
 class OnnxRuntimeSession(Session):
     """An onnxruntime `InferenceSession` behind the common interface.
 
@@ -74,6 +98,8 @@ class OnnxRuntimeSession(Session):
         session: the onnxruntime session.
         provider: the name in `PROVIDERS` of what really runs.
         source: the file's name, for errors.
+        notes: as of `Session`.
+        plugin: as of `Session`.
 
     Raises:
         UsageError: an input or output is no tensor of a numpy type.
@@ -81,12 +107,16 @@ class OnnxRuntimeSession(Session):
 
     backend = "onnxruntime"
 
-    def __init__(self, session: Any, provider: str, source: str) -> None:
+    def __init__(
+        self, session: Any, provider: str, source: str, notes: Sequence[str] = (), plugin: str | None = None
+    ) -> None:
         # onnxruntime would otherwise print to stdout and go on, on another provider, after an error.
         session.disable_fallback()
         self._session = session
         self._source = source
         self.provider = provider
+        self.notes = tuple(notes)
+        self.plugin = plugin
         self.inputs = [_spec(value, source) for value in session.get_inputs()]
         self.outputs = [_spec(value, source) for value in session.get_outputs()]
 
@@ -121,74 +151,127 @@ class OnnxRuntimeSession(Session):
         )
 
 
-def open_file(path: Path, provider: str = "auto", threads: int | None = None) -> OnnxRuntimeSession:
-    """Open an ONNX file; external data is looked for beside it.
+def open_file(
+    path: Path, provider: str = "auto", threads: int | None = None, plugin: str = AUTO, *, lean: bool = False
+) -> OnnxRuntimeSession:
+    """Open an ONNX file; external data is looked for beside it. Arguments as of `runtime.session.load`.
+
+    A lean session keeps no memory from one run for the next.
 
     Raises:
         UsageError: the file is broken or unsupported, or the provider unknown.
-        MissingDependency: onnxruntime is missing, or the provider asked for does not start.
+        MissingDependency: onnxruntime is missing, the provider or library asked for does not start, or the file needs
+            compiled kernels and there are none.
     """
-    check_calls(path)
-    return _open(str(path), str(path), provider, threads)
+    return _open(str(path), str(path), provider, _Setup(threads, choose(plugin, check_calls(path)), lean))
 
 
-def open_bytes(model: bytes, provider: str = "auto", threads: int | None = None) -> OnnxRuntimeSession:
+def open_bytes(
+    model: bytes, provider: str = "auto", threads: int | None = None, plugin: str = NONE
+) -> OnnxRuntimeSession:
     """Open a serialized model without external data; raises what `open_file` raises."""
-    return _open(model, "The model in memory", provider, threads)
+    return _open(model, "The model in memory", provider, _Setup(threads, choose(plugin, operators_of(model))))
 
 
-def _open(model: str | bytes, source: str, provider: str, threads: int | None) -> OnnxRuntimeSession:
+def _open(model: str | bytes, source: str, provider: str, setup: _Setup) -> OnnxRuntimeSession:
     if provider != "auto" and provider not in PROVIDERS:
         raise UsageError(f"There is no provider {provider!r}.", fix=f"Known: auto, {', '.join(PROVIDERS)}.")
     ort = _BACKEND.require()
+    kernel = setup.kernel
+    if kernel is not None and kernel.asked:
+        if PROVIDERS.get(provider, PROVIDERS["cpu"]).chain:
+            refuse_elsewhere(str(kernel.library), f"the provider {provider!r}")
+        provider = "cpu"  # a library of CPU kernels was named
     if provider != "auto":
-        return _open_exactly(ort, model, source, PROVIDERS[provider], threads)
+        return _open_exactly(ort, model, source, PROVIDERS[provider], setup)
     for name in AUTO_ORDER[:-1]:
         candidate = PROVIDERS[name]
         if candidate.chain[0] in ort.get_available_providers():
             with contextlib.suppress(MissingDependency):
-                return _open_exactly(ort, model, source, candidate, threads)
-    return _open_exactly(ort, model, source, PROVIDERS[AUTO_ORDER[-1]], threads)
+                return _open_exactly(ort, model, source, candidate, setup)
+    return _open_exactly(ort, model, source, PROVIDERS[AUTO_ORDER[-1]], setup)
 
 
-def _open_exactly(
-    ort: Any, model: str | bytes, source: str, provider: Provider, threads: int | None
-) -> OnnxRuntimeSession:
-    """Open on this provider and no other."""
+def _open_exactly(ort: Any, model: str | bytes, source: str, provider: Provider, setup: _Setup) -> OnnxRuntimeSession:
+    """Open on this provider and no other; a library that the user did not name is left out if it does not load."""
+    setup = replace(setup, kernel=None) if provider.chain else setup
+    kernel = setup.kernel
     wanted = (*provider.chain, _CPU)[0]
     if wanted not in ort.get_available_providers():
         raise _not_running(ort, provider, f"{wanted} is not in this onnxruntime build")
     try:
-        session = _create(ort, model, provider, threads)
+        session, notes = _create(ort, model, provider, setup)
     except Exception as error:
-        reason = _one_line(error)
+        reason = error.why if isinstance(error, MissingDependency) else _one_line(error)
+        if kernel is not None and not kernel.asked:
+            opened = _open_exactly(ort, model, source, provider, replace(setup, kernel=None))
+            if EMULATED not in opened.notes:  # there is no bf16 kernel, and the note says how it runs
+                fall_back(reason)  # the model is not at fault: without the library it opens
+            return opened
+        if isinstance(error, MissingDependency):
+            raise
         if provider.chain:
             # The model or the provider? If the CPU refuses it too, the model: that call raises.
-            _open_exactly(ort, model, source, PROVIDERS["cpu"], threads)
+            _open_exactly(ort, model, source, PROVIDERS["cpu"], replace(setup, kernel=None))
             raise _not_running(ort, provider, reason) from error
+        without_kernel = lacking(source, reason)
+        if without_kernel is not None:
+            raise without_kernel from error
         fix = next((fix for piece, fix in _REMEDIES if piece in reason), "Check it with onnx.checker.")
         raise UsageError(f"{source} cannot be loaded.", why=reason, fix=fix) from error
     started = session.get_providers()[0]
     if started != wanted:
         raise _not_running(ort, provider, f"{wanted} did not start; {started} did")
-    return OnnxRuntimeSession(session, provider.name, source)
+    # The copy that emulates bf16 has the function bodies inlined.
+    plugin = str(kernel.library) if kernel is not None and kernel.used and EMULATED not in notes else None
+    return OnnxRuntimeSession(session, provider.name, source, notes, plugin)
 
 
-def _create(ort: Any, model: str | bytes, provider: Provider, threads: int | None) -> Any:
+def _create(ort: Any, model: str | bytes, provider: Provider, setup: _Setup) -> tuple[Any, tuple[str, ...]]:
+    """onnxruntime's session, and what its user should know."""
     if provider.chain and hasattr(ort, "preload_dlls"):
         # Finds CUDA and cuDNN where pip put them; it prints, and stdout belongs to the results.
         with contextlib.redirect_stdout(sys.stderr):
             ort.preload_dlls()
-    chain = provider_chain(provider)
-    return ort.InferenceSession(model, session_options(ort, threads), providers=chain, enable_fallback=0)
+    chain, options = provider_chain(provider), session_options(ort, setup.threads, setup.kernel)
+    # The arena takes from the system in powers of two, and the pattern is one block more from the second run on.
+    options.enable_cpu_mem_arena = options.enable_mem_pattern = not setup.lean
+    failure: Exception | None = None
+    try:
+        session = ort.InferenceSession(model, options, providers=chain, enable_fallback=0)
+        if provider.chain or not any("bfloat16" in x.type for x in (*session.get_inputs(), *session.get_outputs())):
+            return session, ()
+    except Exception as error:
+        if provider.chain or _NO_KERNEL not in str(error):
+            raise
+        failure = error
+    copy = emulating_bf16(model, options)
+    if copy is None:
+        assert failure is not None
+        raise failure
+    return ort.InferenceSession(copy, options, providers=chain, enable_fallback=0), (EMULATED,)
 
 
-def session_options(ort: Any, threads: int | None) -> Any:
-    """The `SessionOptions` that every session here starts from."""
+def emulating_bf16(model: str | bytes, options: Any) -> bytes | None:
+    """The fp32 copy of a bf16 model (`runtime.widening`), or None if it has no bf16; `options` will find its data."""
+    copy = widened(model)
+    if isinstance(model, str):
+        options.add_session_config_entry(_DATA_FOLDER, str(Path(model).resolve().parent))
+    return copy
+
+
+def session_options(ort: Any, threads: int | None, kernel: CompiledKernel | None = None) -> Any:
+    """The `SessionOptions` that every session here starts from.
+
+    Raises:
+        MissingDependency: onnxruntime does not take the library of the kernel.
+    """
     options = ort.SessionOptions()
     options.log_severity_level = _FATAL_ONLY
     if threads is not None:
         options.intra_op_num_threads = threads
+    if kernel is not None:
+        kernel.register(ort, options)
     return options
 
 
@@ -206,7 +289,7 @@ def _not_running(ort: Any, provider: Provider, reason: str) -> MissingDependency
     return MissingDependency(
         f"The provider {provider.name!r} does not run here.",
         why=f"{reason} (onnxruntime {ort.__version__} has: {have}).",
-        fix='pip uninstall onnxruntime onnxruntime-gpu, then pip install -e ".[gpu]": '
+        fix="pip uninstall onnxruntime onnxruntime-gpu, then pip install 'localattn[gpu]': "
         "the two packages overwrite each other, keep one.",
     )
 

@@ -19,7 +19,7 @@ from ..core.errors import MissingDependency, UsageError
 from ..core.publishing import check_unchanged, finish_interrupted
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec, format_shape
 
-__all__ = ["BACKENDS", "Arrays", "Backend", "Session", "TensorSpec", "check_inputs", "load"]
+__all__ = ["BACKENDS", "Arrays", "Backend", "Session", "TensorSpec", "check_inputs", "load", "place"]
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -30,14 +30,23 @@ class Session(ABC):
     Attributes:
         backend: what runs it: "onnxruntime", "tensorrt" or "tensorrt-rtx".
         provider: what really runs ("cpu", "cuda", …), which under "auto" may be less than hoped for.
+        plugin: path of the library whose compiled kernels compute the attention nodes; None if their body does.
         inputs: what `run` takes, in the file's order.
         outputs: what `run` returns, in the file's order.
+        notes: what a user should know of how it runs, a sentence each.
     """
 
     backend: str
     provider: str
     inputs: list[TensorSpec]
     outputs: list[TensorSpec]
+    notes: tuple[str, ...] = ()
+    plugin: str | None = None
+
+    @property
+    def runs_on(self) -> str:
+        """Provider and plugin for people: "cpu, compiled kernel"."""
+        return place(self.provider, self.plugin)
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> Arrays:
         """Run the model once.
@@ -68,7 +77,7 @@ class Backend:
     Args:
         name: as reports call it.
         module: module of this package that defines it, imported only when such a file is opened.
-        opener: its function `(path, provider, threads) -> Session`.
+        opener: its function `(path, provider, threads, plugin) -> Session`.
         needs: the import name it cannot do without.
         has: something that import must define; a package that was half removed still imports.
         install: the command that brings it.
@@ -100,11 +109,11 @@ class Backend:
             f"{self.needs} is needed to run this file and cannot be imported.", why=why, fix=self.install
         )
 
-    def open(self, path: Path, provider: str, threads: int | None) -> Session:
+    def open(self, path: Path, provider: str, threads: int | None, plugin: str) -> Session:
         """Open a file with this backend."""
         self.require()
         opener = getattr(import_module(self.module, __package__), self.opener)
-        return cast("Session", opener(path, provider, threads))
+        return cast("Session", opener(path, provider, threads, plugin))
 
 
 BACKENDS: dict[str, Backend] = {
@@ -127,7 +136,19 @@ BACKENDS: dict[str, Backend] = {
 }
 
 
-def load(path: str | Path, provider: str = "auto", threads: int | None = None, *, verify: bool = True) -> Session:
+def place(provider: str, plugin: str | None) -> str:
+    """Where a session runs, for people: its provider, and whether compiled kernels compute the attention nodes."""
+    return f"{provider}, compiled kernel" if plugin else provider
+
+
+def load(
+    path: str | Path,
+    provider: str = "auto",
+    threads: int | None = None,
+    *,
+    verify: bool = True,
+    plugin: str | Path = "auto",
+) -> Session:
     """Open an exported model.
 
     Args:
@@ -136,6 +157,9 @@ def load(path: str | Path, provider: str = "auto", threads: int | None = None, *
             any other name is used or refused.
         threads: CPU threads for one operator, ≥ 1; None leaves it to the engine.
         verify: refuse a file that is not the one the facts beside it were written for; reads it once more.
+        plugin: compiled kernels for the attention nodes on the CPU: "auto" takes the library that `localattn plugin
+            build --backend onnxruntime` built last here, if there is one that loads; "none" leaves the nodes to their
+            function body; the path of a library takes that one or fails.
 
     Raises:
         UsageError: no such file, a suffix no backend runs, a broken model, an unknown provider.
@@ -158,7 +182,7 @@ def load(path: str | Path, provider: str = "auto", threads: int | None = None, *
         raise UsageError(f"threads is {threads}.", why="An operator runs on at least one thread.")
     if verify:
         check_unchanged(path)
-    return backend.open(path, provider, threads)
+    return backend.open(path, provider, threads, str(plugin))
 
 
 def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, NDArray[Any]]) -> Arrays:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +39,14 @@ def save_upstream(folder: Path, class_name: str, kwargs: dict[str, Any], name: s
     torch.save(module.state_dict(), path)
     path.with_suffix(".json").write_text(json.dumps({"class": class_name, "kwargs": kwargs}))
     return path
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_libraries_of_the_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Libraries that were built on this machine are not found: whoever wants one builds it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture

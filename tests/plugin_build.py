@@ -14,10 +14,10 @@ from unittest import mock
 import pytest
 
 from localattn.core.errors import MissingDependency
+from localattn.plugins.compilers import Compiler, find_compiler
 from localattn.plugins.kernel.compile import CompiledKernel, compile_many
 from localattn.plugins.kernel.targets import TARGETS
 from localattn.plugins.library import build
-from localattn.plugins.library.compilers import Compiler, find_compiler
 from localattn.plugins.library.facts import Arch, LibraryFacts, host_arch
 from localattn.plugins.library.headers import find_cuda_headers, find_tensorrt_headers
 from localattn.plugins.library.selection import full_set

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from localattn.core.errors import MissingDependency, UsageError
-from localattn.plugins.library import compilers, headers
+from localattn.core.extras import as_installed
+from localattn.plugins import compilers
+from localattn.plugins.library import headers
 from localattn.plugins.library.facts import ARCHITECTURES, Arch
 
 # As of 10.3 and as of 10.13 on, where the numbers stand behind another macro.
@@ -80,7 +82,7 @@ def test_nothing_found_says_how_to_get_them(no_wheels: None, tmp_path: Path) -> 
     for find in (headers.find_tensorrt_headers, headers.find_cuda_headers):
         with pytest.raises(MissingDependency) as raised:
             find("aarch64", tmp_path)
-        assert "pip install 'localattn[plugin]'" in raised.value.fix
+        assert as_installed("pip install 'localattn[plugin]'") in raised.value.fix
 
 
 def test_wheels_have_copies(tmp_path: Path) -> None:

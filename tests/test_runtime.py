@@ -168,7 +168,8 @@ HOSTILE = {
 def test_a_broken_file_is_one_line_of_reason_and_no_log(case, tmp_path, capfd):
     path = tmp_path / "broken.onnx"
     path.write_bytes(HOSTILE[case])
-    with pytest.raises(UsageError, match=r"broken\.onnx cannot be loaded") as caught:
+    kind = MissingDependency if case == "no function body" else UsageError
+    with pytest.raises(kind, match=r"broken\.onnx cannot be loaded") as caught:
         load(path, "cpu")
     assert caught.value.why and "\n" not in caught.value.why and len(caught.value.why) <= 300
     assert "onnxruntime_src" not in caught.value.why
@@ -178,9 +179,12 @@ def test_a_broken_file_is_one_line_of_reason_and_no_log(case, tmp_path, capfd):
 
 def test_the_reason_is_what_is_wrong(tmp_path):
     path = tmp_path / "m.onnx"
-    for case, reason in (("no function body", "localattn:WindowedAttention"), ("external data", "gone.bin")):
+    for case, kind, reason in (
+        ("no function body", MissingDependency, "localattn:WindowedAttention"),
+        ("external data", UsageError, "gone.bin"),
+    ):
         path.write_bytes(HOSTILE[case])
-        with pytest.raises(UsageError) as caught:
+        with pytest.raises(kind) as caught:
             load(path)
         assert reason in caught.value.why
     path.write_bytes(HOSTILE["newer format"])
@@ -304,7 +308,7 @@ def test_a_new_backend_is_one_entry(monkeypatch, tmp_path):
         def _execute(self, inputs):
             return inputs
 
-    module = SimpleNamespace(start=lambda path, provider, threads: Echo())
+    module = SimpleNamespace(start=lambda path, provider, threads, plugin: Echo())
     monkeypatch.setitem(sys.modules, "localattn.runtime.echo", module)
     entry = sessions.Backend("echo", ".echo", "start", needs="json", has="dumps", install="")
     monkeypatch.setitem(sessions.BACKENDS, ".echo", entry)

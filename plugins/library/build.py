@@ -7,37 +7,27 @@ TensorRT, and is built for another processor as easily as for this one.
 from __future__ import annotations
 
 import platform
-import re
 import shutil
-import subprocess
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 
-from ...core.errors import BuildFailed, UsageError
+from ...core.errors import UsageError
 from ...core.files import refuse_existing, sha256, staging
 from ...core.publishing import publish_together
+from ..compilers import Compiler, find_compiler
 from ..kernel.compile import CompiledKernel, compile_many
 from ..kernel.spec import KernelSpec
 from ..kernel.targets import Target
-from .compilers import Compiler, find_compiler
+from ..shared_library import compile_library, newest_glibc
 from .embed import images_of, kernel_facts, targets_to_compile, write_sources
 from .facts import Arch, LibraryFacts, facts_path, read_facts
 from .fingerprint import fingerprint as fingerprint
 from .headers import HeaderFolder, find_cuda_headers, find_tensorrt_headers
-from .locations import remember
+from .locations import LIBRARY_NAME, remember
 
 _SOURCE = Path(__file__).parent / "source"
-
-# One call compiles and links. Only the two functions in exports.map are visible; the C++ library is linked in, so
-# that the system's may be older than the compiler's.
-_FLAGS = (
-    *("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections"),
-    *("-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-deprecated-declarations"),
-    *("-static-libstdc++", "-s", "-Wl,--version-script=exports.map", "-Wl,--no-undefined"),
-    *("-Wl,--gc-sections", "-Wl,-z,relro,-z,now", "-Wl,-soname=liblocalattn_plugin.so"),
-)
 
 
 def build_library(
@@ -90,7 +80,7 @@ def build_library(
             fingerprint=fingerprint(),
             tensorrt_headers=tensorrt.version,
             compiler=compiler.version,
-            glibc=_newest_glibc(staged),
+            glibc=newest_glibc(staged),
             versions={
                 "localattn": _version(),
                 "triton": metadata.version("triton"),
@@ -139,26 +129,16 @@ def _compile_kernels(
 
 
 def _compile_library(work: Path, compiler: Compiler, tensorrt: HeaderFolder, cuda: HeaderFolder, output: Path) -> None:
-    sources = sorted(path.name for path in work.iterdir() if path.suffix in (".cpp", ".S"))
-    includes = ["-I.", "-isystem", str(tensorrt.folder), "-isystem", str(cuda.folder)]
-    command = [*compiler.command, *_FLAGS, *includes, *sources, "-o", str(output), "-ldl"]
-    finished = subprocess.run(command, cwd=work, capture_output=True, text=True)
-    if finished.returncode:
-        lines = finished.stderr.splitlines()
-        first = next((line for line in lines if "error" in line), lines[0] if lines else "")
-        raise BuildFailed(
-            f"{compiler.command[0]} could not compile the plugin library.",
-            why=first,
-            fix=f"TensorRT headers {tensorrt.describe()}, CUDA headers {cuda.describe()}, {compiler.version}.",
-        )
-
-
-def _newest_glibc(library: Path) -> str:
-    """The newest GLIBC_x.y that the library names, "2.34"; it needs at least this C library."""
-    found = {
-        tuple(map(int, match.split(b"."))) for match in re.findall(rb"\0GLIBC_([\d.]+)(?=\0)", library.read_bytes())
-    }
-    return ".".join(map(str, max(found))) if found else ""
+    includes = ("-isystem", str(tensorrt.folder), "-isystem", str(cuda.folder))
+    headers = f"TensorRT headers {tensorrt.describe()}, CUDA headers {cuda.describe()}"
+    compile_library(
+        work,
+        compiler,
+        output,
+        name=LIBRARY_NAME,
+        options=("-O2", *includes, "-ldl"),
+        fix=f"{headers}, {compiler.version}.",
+    )
 
 
 def _version() -> str:

@@ -5,22 +5,22 @@ Importing this module imports pydantic: light modules import it inside functions
 
 from __future__ import annotations
 
-import platform
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ...core.built import facts_path as facts_path
 from ...core.errors import CheckFailed, UsageError
 from ...core.files import sha256
+from ...core.processor import ARCHITECTURES as ARCHITECTURES
+from ...core.processor import Arch as Arch
+from ...core.processor import host_arch as host_arch
 from ...core.publishing import finish_interrupted
 from ..kernel.spec import KernelSpec
 from ..kernel.targets import Target
 
 _SCHEMA = ConfigDict(extra="allow", protected_namespaces=())
-
-Arch = Literal["x86_64", "aarch64"]
-ARCHITECTURES: tuple[Arch, ...] = ("x86_64", "aarch64")
 
 
 class KernelFacts(BaseModel):
@@ -102,11 +102,6 @@ class LibraryFacts(BaseModel):
         return lacking
 
 
-def facts_path(library: Path) -> Path:
-    """Where the facts of `library` lie: `liblocalattn.so` → `liblocalattn.so.json`."""
-    return library.with_name(library.name + ".json")
-
-
 def read_facts(library: Path, *, verify: bool = True) -> LibraryFacts:
     """The facts beside a library.
 
@@ -133,16 +128,3 @@ def read_facts(library: Path, *, verify: bool = True) -> LibraryFacts:
         )
     facts.path = library
     return facts
-
-
-def host_arch() -> Arch:
-    """The processor of this machine.
-
-    Raises:
-        UsageError: no plugin library can be built for it.
-    """
-    found = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
-    for arch in ARCHITECTURES:
-        if arch == found:
-            return arch
-    raise UsageError(f"No plugin library is built for {found} processors.", fix="Give --arch x86_64 or aarch64.")

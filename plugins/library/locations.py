@@ -1,30 +1,19 @@
-"""Where built libraries are kept, and which was built last.
-
-Libraries built without `-o` lie in `$XDG_CACHE_HOME/localattn/plugins/<arch>` (`~/.cache` without the variable). Those
-built elsewhere are remembered in `libraries.json` there, so that every library built on this machine is found again.
-"""
+"""Where plugin libraries go, and which was built last (`core/built.py` keeps the list)."""
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 
+from ...core import built
+from ...core.built import cache_folder as cache_folder
 from ...core.errors import LocalAttnError
-from ...core.files import publish, staging
 from ..kernel.spec import KernelSpec
 from ..kernel.targets import Target
-from .facts import Arch, LibraryFacts, facts_path, read_facts
+from .facts import Arch, LibraryFacts, read_facts
 from .fingerprint import fingerprint
 
 LIBRARY_NAME = "liblocalattn_plugin.so"
-_MOST_REMEMBERED = 100
-
-
-def cache_folder() -> Path:
-    """The folder of all plugin libraries that were built without a path."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base, "localattn", "plugins")
+_KIND = "libraries"
 
 
 def default_path(arch: Arch, models: list[Path]) -> Path:
@@ -37,19 +26,13 @@ def default_path(arch: Arch, models: list[Path]) -> Path:
 
 def remember(library: Path) -> None:
     """Note that a library was built now."""
-    index = _index()
-    index.parent.mkdir(parents=True, exist_ok=True)
-    paths = [path for path in _remembered() if path != library.resolve()] + [library.resolve()]
-    with staging(index) as folder:
-        staged = folder / index.name
-        staged.write_text(json.dumps([str(path) for path in paths[-_MOST_REMEMBERED:]], indent=2) + "\n")
-        publish(staged, index)
+    built.remember(_KIND, library)
 
 
 def built_libraries() -> list[LibraryFacts]:
     """Facts of every library that was built on this machine and is still there, the newest first."""
     found = []
-    for path in reversed(_remembered()):
+    for path in reversed(built.remembered(_KIND)):
         try:
             found.append(read_facts(path, verify=False))
         except (LocalAttnError, OSError):
@@ -73,17 +56,3 @@ def find_library(
         if specs is None or (facts.fingerprint == fingerprint() and not facts.missing(specs, targets or [])):
             return read_facts(facts.path)
     return None
-
-
-def _index() -> Path:
-    return cache_folder() / "libraries.json"
-
-
-def _remembered() -> list[Path]:
-    """Paths in the order they were built."""
-    try:
-        entries = json.loads(_index().read_text())
-    except (OSError, ValueError):
-        return []
-    paths = [Path(entry) for entry in entries if isinstance(entry, str)] if isinstance(entries, list) else []
-    return [path for path in paths if path.is_file() and facts_path(path).is_file()]

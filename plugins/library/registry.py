@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ...core.errors import BuildFailed, MissingDependency, UsageError
+from ...core.errors import BuildFailed, MissingDependency
 from ...core.node import PLUGIN_NAMESPACE
-from .facts import host_arch
+from ...core.processor import refuse_foreign
 
 Backend = Literal["tensorrt", "tensorrt-rtx"]
 BACKENDS: tuple[Backend, ...] = ("tensorrt", "tensorrt-rtx")
@@ -19,7 +19,6 @@ _INSTALL: dict[Backend, str] = {
     "tensorrt": "pip install 'localattn[tensorrt]' (on a Jetson, TensorRT comes with JetPack)",
     "tensorrt-rtx": "pip install 'localattn[rtx]'",
 }
-_MACHINE = {62: "x86_64", 183: "aarch64"}  # e_machine of an ELF header
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def load_into_registry(library: Path, backends: Sequence[Backend] = ("tensorrt",
         MissingDependency: none of the backends is here.
         BuildFailed: TensorRT does not take the library.
     """
-    _refuse_foreign(library)
+    refuse_foreign(library)
     missing = []
     for backend in backends:
         try:
@@ -140,20 +139,3 @@ def _look(trt: Any, backend: Backend, library: Path) -> RegistryFacts:
     finally:
         registry.deregister_library(handle)
     return RegistryFacts(backend, trt.__version__, tuple(sorted(creators, key=lambda creator: creator.name)))
-
-
-def _refuse_foreign(library: Path) -> None:
-    try:
-        with library.open("rb") as stream:
-            header = stream.read(20)
-    except OSError as error:
-        raise UsageError(f"{library} cannot be read.", why=error.strerror or str(error)) from error
-    if len(header) < 20 or header[:4] != b"\x7fELF":
-        raise UsageError(f"{library} is not a shared library.")
-    machine = _MACHINE.get(int.from_bytes(header[18:20], "little"), "another")
-    if machine != host_arch():
-        raise UsageError(
-            f"{library} is for {machine} processors.",
-            why=f"This machine is {host_arch()}.",
-            fix="Check it on the device it was built for.",
-        )

@@ -102,7 +102,10 @@ def run_bench(request: BenchRequest, step: Step = lambda _: None) -> BenchReport
         ),
         rows=rows,
         profiles=profiles,
-        warnings=find_warnings(rows, request.percentiles),
+        warnings=[
+            *(f"{runner.label}: {line}." for runner in runners for line in runner.opened["notes"]),
+            *find_warnings(rows, request.percentiles),
+        ],
     )
 
 
@@ -139,6 +142,7 @@ def _start(request: BenchRequest, candidate: Candidate, label: str, stack: ExitS
         model=str(candidate.model),
         provider=candidate.provider,
         threads=candidate.threads,
+        plugin=candidate.plugin,
         cuda_graph=request.cuda_graph,
         profile=None,
     )
@@ -181,6 +185,7 @@ def _rows(request: BenchRequest, runners: Sequence[_Runner], memory: Mapping[str
                 model=runner.candidate.model.name,
                 backend=runner.opened["backend"],
                 provider=runner.opened["provider"],
+                plugin=Path(runner.opened["plugin"]).name if runner.opened["plugin"] else None,
                 threads=runner.candidate.threads,
                 seq_len=runner.sizes.seq_len,
                 batch=runner.sizes.batch,

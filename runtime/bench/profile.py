@@ -44,6 +44,7 @@ def profile_candidate(candidate: Candidate, label: str, inputs: Path, top: int) 
             model=str(candidate.model),
             provider=candidate.provider,
             threads=candidate.threads,
+            plugin=candidate.plugin,
             cuda_graph=False,
             profile=folder,
         )

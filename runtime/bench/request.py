@@ -22,6 +22,7 @@ class BenchRequest:
         models: the files; the first is what the others are compared with.
         providers: where to run each; names of `runtime.session.load`.
         threads: CPU threads for one operator; None leaves it to the engine.
+        plugins: compiled kernels for each; as `runtime.session.load` takes them.
         seq_lens: lengths for open axes; none takes the sidecar's.
         batch: sequences a call for open axes; None takes the sidecar's.
         duration: seconds of timed calls of each candidate, at the least.
@@ -42,6 +43,7 @@ class BenchRequest:
     models: tuple[Path, ...]
     providers: tuple[str, ...] = ("auto",)
     threads: tuple[int | None, ...] = (None,)
+    plugins: tuple[str, ...] = ("auto",)
     seq_lens: tuple[int, ...] = ()
     batch: int | None = None
     duration: float = DURATION
@@ -56,7 +58,8 @@ class BenchRequest:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, values in (("model", self.models), ("provider", self.providers), ("number of threads", self.threads)):
+        lists = {"model": self.models, "provider": self.providers, "number of threads": self.threads}
+        for name, values in (*lists.items(), ("plugin", self.plugins)):
             _check_list(name, values)
         if len(set(self.seq_lens)) < len(self.seq_lens):
             raise UsageError("A length is given twice.")
@@ -74,8 +77,8 @@ class BenchRequest:
     def candidates(self) -> list[Candidate]:
         """Every combination, the first model's first.
 
-        An engine beside ONNX files is one candidate for each length: it runs on its GPU, whatever providers and
-        threads the ONNX files are measured with.
+        An engine beside ONNX files is one candidate for each length: it runs on its GPU, whatever providers, threads
+        and plugins the ONNX files are measured with.
         """
         lengths: tuple[int | None, ...] = self.seq_lens or (None,)
         any_onnx = any(_is_onnx(model) for model in self.models)
@@ -84,7 +87,8 @@ class BenchRequest:
             free = _is_onnx(model) or not any_onnx
             for provider in self.providers if free else ("auto",):
                 for threads in self.threads if free else (None,):
-                    combined += [Candidate(model, provider, threads, length) for length in lengths]
+                    for plugin in self.plugins if free else ("auto",):
+                        combined += [Candidate(model, provider, threads, length, plugin) for length in lengths]
         return combined
 
 
@@ -96,6 +100,7 @@ class Candidate:
     provider: str
     threads: int | None
     seq_len: int | None
+    plugin: str = "auto"
 
     def beside(self, candidates: Sequence[Candidate]) -> Candidate:
         """What it is compared with: the first model under equal conditions; its own rows, the very first."""
@@ -104,7 +109,8 @@ class Candidate:
             return first
 
         def unlike(other: Candidate) -> tuple[bool, ...]:
-            return (self.seq_len != other.seq_len, self.provider != other.provider, self.threads != other.threads)
+            names = ("seq_len", "provider", "threads", "plugin")
+            return tuple(getattr(self, name) != getattr(other, name) for name in names)
 
         return min((other for other in candidates if other.model == first.model), key=unlike)
 
@@ -126,6 +132,9 @@ def labels(candidates: Sequence[Candidate]) -> dict[Candidate, str]:
     if len({candidate.threads for candidate in candidates}) > 1:
         for candidate, words in parts.items():
             words.append(f"{candidate.threads} thread{'s' if candidate.threads != 1 else ''}")
+    if len({candidate.plugin for candidate in candidates}) > 1:
+        for candidate, words in parts.items():
+            words.append(f"plugin {candidate.plugin}")
     if len({candidate.seq_len for candidate in candidates}) > 1:
         for candidate, words in parts.items():
             words.append(f"n={candidate.seq_len}")

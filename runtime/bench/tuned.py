@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import UsageError
-from ..onnxruntime_session import PROVIDERS, OnnxRuntimeSession, open_file, provider_chain, session_options
+from ..compiled_kernel import AUTO, CompiledKernel
+from ..onnxruntime_session import (
+    EMULATED,
+    PROVIDERS,
+    OnnxRuntimeSession,
+    emulating_bf16,
+    open_file,
+    provider_chain,
+    session_options,
+)
 
 # The option that makes a provider capture a CUDA graph and replay it; other providers cannot.
 _CUDA_GRAPH = {"cuda": {"enable_cuda_graph": "1"}, "tensorrt": {"trt_cuda_graph_enable": "1"}}
@@ -22,16 +32,25 @@ class TunedSession(OnnxRuntimeSession):
     Attributes:
         native: onnxruntime's session.
         load_seconds: what opening it took.
+        notes: as of `Session`.
     """
 
-    def __init__(self, native: Any, provider: str, source: str, load_seconds: float) -> None:
-        super().__init__(native, provider, source)
+    def __init__(
+        self,
+        native: Any,
+        provider: str,
+        source: str,
+        load_seconds: float,
+        notes: Sequence[str] = (),
+        plugin: str | None = None,
+    ) -> None:
+        super().__init__(native, provider, source, notes, plugin)
         self.native = native
         self.load_seconds = load_seconds
 
 
 def open_tuned(
-    path: Path, provider: str, threads: int | None, *, cuda_graph: bool, profile: str | None
+    path: Path, provider: str, threads: int | None, *, cuda_graph: bool, profile: str | None, plugin: str = AUTO
 ) -> TunedSession:
     """Open an ONNX file for profiling, or to replay a CUDA graph.
 
@@ -41,6 +60,7 @@ def open_tuned(
         threads: CPU threads for one operator.
         cuda_graph: replay a CUDA graph.
         profile: folder for the profile and for the graph as onnxruntime made it; None profiles nothing.
+        plugin: as `runtime.session.load` takes it.
 
     Raises:
         UsageError: no ONNX file, or a provider without CUDA graphs.
@@ -54,7 +74,8 @@ def open_tuned(
             fix=f"Leave {what} out, or measure the .onnx file.",
         )
     # Opened the ordinary way first: that explains what fails, and says which provider "auto" is.
-    started = open_file(path, provider, threads).provider
+    opened = open_file(path, provider, threads, plugin)
+    started = opened.provider
     if cuda_graph and started not in _CUDA_GRAPH:
         raise UsageError(
             f"--cuda-graph does not apply to the provider {started!r}.",
@@ -63,7 +84,8 @@ def open_tuned(
         )
     import onnxruntime as ort
 
-    options = session_options(ort, threads)
+    kernel = CompiledKernel(Path(opened.plugin), asked=True, used=True) if opened.plugin else None
+    options = session_options(ort, threads, kernel)
     if profile is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(profile) / PROFILE)
@@ -72,5 +94,6 @@ def open_tuned(
         options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights.bin")
     chain = provider_chain(PROVIDERS[started], _CUDA_GRAPH[started] if cuda_graph else None)
     begin = time.perf_counter()
-    native = ort.InferenceSession(str(path), options, providers=chain, enable_fallback=0)
-    return TunedSession(native, started, str(path), time.perf_counter() - begin)
+    model = emulating_bf16(str(path), options) if EMULATED in opened.notes else str(path)
+    native = ort.InferenceSession(model, options, providers=chain, enable_fallback=0)
+    return TunedSession(native, started, str(path), time.perf_counter() - begin, opened.notes, opened.plugin)

@@ -34,7 +34,13 @@ class Worker:
         self._call: Callable[[], object] | None = None
 
     def open(
-        self, model: str, provider: str, threads: int | None, cuda_graph: bool, profile: str | None
+        self,
+        model: str,
+        provider: str,
+        threads: int | None,
+        cuda_graph: bool,
+        profile: str | None,
+        plugin: str = "auto",
     ) -> dict[str, Any]:
         """Open the model; the time leaves out importing its engine."""
         path = Path(model)
@@ -47,16 +53,18 @@ class Worker:
         if cuda_graph or profile:
             from .tuned import open_tuned
 
-            tuned = open_tuned(path, provider, threads, cuda_graph=cuda_graph, profile=profile)
+            tuned = open_tuned(path, provider, threads, cuda_graph=cuda_graph, profile=profile, plugin=plugin)
             self._session, spent = tuned, tuned.load_seconds
         else:
-            self._session = load(path, provider, threads)
+            self._session = load(path, provider, threads, plugin=plugin)
             spent = time.perf_counter() - begin
         self._loaded = resident()
         return {
             "load_ms": 1e3 * spent,
             "backend": self._session.backend,
             "provider": self._session.provider,
+            "plugin": self._session.plugin,
+            "notes": list(self._session.notes),
             "inputs": [asdict(spec) for spec in self._session.inputs],
         }
 

@@ -48,6 +48,7 @@ _RUNS_ONNX = (("cpu", "cuda"),)
 _TENSORRT = (("tensorrt",), ("polygraphy",), ("driver",))
 _RTX = (("tensorrt_rtx",), ("polygraphy",))
 _KERNEL = (("triton",), ("headers",))
+_ANY_COMPILER = ("compiler-x86_64", "compiler-aarch64")
 
 ABILITIES: tuple[Ability, ...] = (
     Ability("export", "a checkpoint or module to a checked ONNX file", _CHECKED),
@@ -67,9 +68,11 @@ ABILITIES: tuple[Ability, ...] = (
     Ability("build --backend tensorrt-rtx", "an engine for RTX cards, also without a GPU", _RTX),
     Ability("plugin build --arch x86_64", "the plugin library for x86-64", (*_KERNEL, ("compiler-x86_64",))),
     Ability("plugin build --arch aarch64", "the plugin library for Jetson", (*_KERNEL, ("compiler-aarch64",))),
+    Ability("plugin build --backend onnxruntime", "compiled attention for the CPU", (_ANY_COMPILER,)),
     Ability("plugin list", "the libraries built here"),
     Ability("plugin rewrite", "a model for onnxruntime's TensorRT provider", (("onnx",),)),
     Ability("plugin check", "whether TensorRT takes the library", (("tensorrt", "tensorrt_rtx"), ("library",))),
+    Ability("plugin check --backend onnxruntime", "whether its kernels run", (("cpu",), ("cpu-library",))),
     Ability("bundle create", "a model with all a device needs", (("onnx",), ("cpu",))),
     Ability("bundle verify", "a bundle's files and samples", _RUNS_ONNX),
     Ability("doctor", "this report"),

@@ -2,6 +2,7 @@
 
     python child.py package torch
     python child.py provider CUDAExecutionProvider
+    python child.py library /path/liblocalattn_onnxruntime.so
 
 A broken shared library can crash on import and a driver can hang; then only this process dies. It needs nothing but the
 standard library and what it looks at. Whatever a package prints goes to stderr.
@@ -138,7 +139,23 @@ def _gpu(cuda: Any, index: int) -> str:
     return f"{text}, compute capability {'.'.join(capability)}, {memory.value / 2**30:.1f} GiB"
 
 
-_PROBES: dict[str, Callable[..., dict[str, Any]]] = {"package": package, "provider": provider, "driver": driver}
+def library(path: str) -> dict[str, Any]:
+    """Whether onnxruntime takes a library of custom operators, and the instruction set that ours says it uses."""
+    package("onnxruntime")
+    import onnxruntime as ort
+
+    ort.SessionOptions().register_custom_ops_library(path)
+    ask = ctypes.CDLL(path).localattn_instruction_set
+    ask.restype = ctypes.c_char_p
+    return {"detail": f"{ask().decode()}; {path}"}
+
+
+_PROBES: dict[str, Callable[..., dict[str, Any]]] = {
+    "package": package,
+    "provider": provider,
+    "driver": driver,
+    "library": library,
+}
 
 
 def main() -> None:

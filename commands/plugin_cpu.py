@@ -1,0 +1,120 @@
+"""`localattn plugin … --backend onnxruntime`: the library of compiled CPU kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .console import bytes_text, note, print_json, progress, say
+
+if TYPE_CHECKING:
+    from ..core.cpu_library import CpuLibraryFacts
+    from ..core.processor import Arch
+    from ..plugins.cpu.check import CheckedLibrary
+
+BACKEND = "onnxruntime"
+
+
+def refuse_options(given: Mapping[str, object]) -> None:
+    """Options that choose GPU kernels have no meaning here.
+
+    Raises:
+        UsageError: one was given.
+    """
+    from ..core.errors import UsageError
+
+    named = [name for name, value in given.items() if value]
+    if named:
+        raise UsageError(
+            f"{' and '.join(named)} cannot be combined with --backend {BACKEND}.",
+            why="One library has the kernels for every model, head size and element type on the CPU.",
+            fix="Leave them out.",
+        )
+
+
+def build(output: Path | None, arch: Arch, *, force: bool, as_json: bool) -> None:
+    """Build the library, unless the one in the cache is what would come out."""
+    from ..core.cpu_library import default_path
+    from ..plugins.compilers import find_compiler
+    from ..plugins.cpu.build import build_library, up_to_date
+
+    path = output or default_path(arch)
+    facts = None
+    if output is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        facts = None if force else up_to_date(path, arch)
+    if facts is not None:
+        note(f"{path} is up to date; --force builds it again.")
+    else:
+        note(f"Compiler {find_compiler(arch).version}")
+        with progress() as step:
+            facts = build_library(path, arch=arch, overwrite=force or output is None, progress=step)
+    if as_json:
+        print_json(document(facts))
+    else:
+        print_library(facts)
+
+
+def check(library: Path | None, *, as_json: bool) -> None:
+    """Load a library into onnxruntime and run each of its kernels."""
+    from dataclasses import asdict
+
+    from ..core.built import facts_path
+    from ..core.cpu_library import read_facts
+    from ..plugins.cpu.check import check_library
+
+    if library is None:
+        library = newest(None).path
+    elif facts_path(library).is_file():
+        read_facts(library)  # refuses a changed one
+    checked = check_library(library)
+    if as_json:
+        print_json({"path": str(library), "backend": BACKEND, **asdict(checked)})
+    else:
+        _print_checked(library, checked)
+
+
+def newest(arch: Arch | None) -> CpuLibraryFacts:
+    """The library that was built last for a processor.
+
+    Raises:
+        MissingDependency: there is none.
+        CheckFailed: it was changed after it was built.
+    """
+    from ..core.cpu_library import HOW_TO_BUILD, find_library
+    from ..core.errors import MissingDependency
+    from ..core.processor import host_arch
+
+    facts = find_library(arch, this_release=False)
+    if facts is None:
+        wanted = arch or host_arch()
+        raise MissingDependency(
+            f"There is no library of CPU kernels for {wanted} on this machine.",
+            why="None was built, or it was removed.",
+            fix=f"Build one with: {HOW_TO_BUILD}" + (f" --arch {arch}" if arch else ""),
+        )
+    return facts
+
+
+def document(facts: CpuLibraryFacts) -> dict[str, Any]:
+    """As JSON types."""
+    return {"path": str(facts.path), **facts.to_dict()}
+
+
+def print_library(facts: CpuLibraryFacts) -> None:
+    """What is in a library, for people."""
+    from ..core.cpu_library import fingerprint
+
+    say(f"{facts.path}  {facts.arch}, {bytes_text(facts.bytes)}, for onnxruntime on the CPU")
+    say(f"  kernels {', '.join(facts.operators)}: {', '.join(facts.dtypes)}; every head size")
+    say(f"  built   {facts.created}, {facts.compiler}, glibc ≥ {facts.glibc}")
+    say(f"  sha256  {facts.sha256}")
+    if facts.fingerprint != fingerprint():
+        say("  OLD     made from other sources than this release's: sessions do not take it by themselves")
+
+
+def _print_checked(library: Path, checked: CheckedLibrary) -> None:
+    say(f"{library} in onnxruntime {checked.onnxruntime}, instruction set {checked.instruction_set}:")
+    for op_type, dtypes in checked.kernels.items():
+        say(f"  {op_type}  ran in {', '.join(dtypes)}")

@@ -1,0 +1,180 @@
+"""The library of compiled kernels for onnxruntime on the CPU: the facts beside it, and finding the one to use.
+
+`plugins/cpu` builds it; sessions open it. Both meet here, without anything heavy: the facts are read by hand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from . import built
+from .built import facts_path
+from .errors import CheckFailed, LocalAttnError, UsageError
+from .files import sha256
+from .node import DOMAIN, VARIANTS
+from .processor import host_arch
+from .publishing import finish_interrupted
+
+LIBRARY_NAME = "liblocalattn_onnxruntime.so"
+# The op types it has kernels for; those with xpos stay with their function body.
+OP_TYPES = tuple(variant.op_type for variant in VARIANTS if not variant.has_xpos)
+ELEMENT_TYPES = ("fp32", "fp16")
+# The oldest onnxruntime whose interface it uses; `source/onnxruntime_c.h` says why.
+OLDEST_ONNXRUNTIME = "1.17"
+
+HOW_TO_BUILD = "localattn plugin build --backend onnxruntime"
+_FORMAT = "localattn-onnxruntime"
+_KIND = "onnxruntime-libraries"
+SOURCES = Path(__file__).resolve().parents[1] / "plugins" / "cpu" / "source"
+
+
+@dataclass(frozen=True)
+class CpuLibraryFacts:
+    """What the JSON file beside a library says.
+
+    Args:
+        arch: processor it runs on, "x86_64" or "aarch64".
+        sha256: of the library.
+        bytes: its size.
+        fingerprint: digest of the sources it was made from.
+        compiler: first line of the compiler's `--version`.
+        glibc: newest symbol version of the C library it needs.
+        created: time of the build, ISO 8601.
+        versions: releases that took part.
+        operators: op types it computes.
+        dtypes: their element types.
+        format: always "localattn-onnxruntime".
+        format_version: 1.
+        path: where the library lies; not in the file.
+    """
+
+    arch: str
+    sha256: str
+    bytes: int
+    fingerprint: str
+    compiler: str
+    glibc: str
+    created: str
+    versions: dict[str, str]
+    operators: list[str] = field(default_factory=lambda: list(OP_TYPES))
+    dtypes: list[str] = field(default_factory=lambda: list(ELEMENT_TYPES))
+    format: str = _FORMAT
+    format_version: int = 1
+    path: Path = Path()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types, without the path."""
+        return {name: value for name, value in asdict(self).items() if name != "path"}
+
+    def to_json(self) -> str:
+        """The text of the file."""
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
+
+def is_cpu_library(library: Path) -> bool:
+    """Whether the facts beside a library say that it is one of these."""
+    try:
+        document = json.loads(facts_path(library).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(document, dict) and document.get("format") == _FORMAT
+
+
+def read_facts(library: Path, *, verify: bool = True) -> CpuLibraryFacts:
+    """The facts beside a library.
+
+    Raises:
+        UsageError: there is no library, or no facts beside it, or they are broken.
+        CheckFailed: `verify` is set and the library is not the one the facts were written for.
+    """
+    finish_interrupted(library)
+    path = facts_path(library)
+    for file in (library, path):
+        if not file.is_file():
+            raise UsageError(f"{file} is missing.", fix=f"Build a library with: {HOW_TO_BUILD}")
+    facts = _parse(path)
+    if verify and sha256(library) != facts.sha256:
+        raise CheckFailed(
+            f"{library} was changed after it was built.",
+            why="Its SHA-256 is not the one in the file beside it.",
+            fix=f"Build it again: {HOW_TO_BUILD} --force",
+        )
+    return replace(facts, path=library)
+
+
+def _parse(path: Path) -> CpuLibraryFacts:
+    broken = UsageError(f"{path} does not describe a library of kernels for onnxruntime.")
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise broken from error
+    if not isinstance(document, dict) or document.get("format") != _FORMAT:
+        raise broken
+    try:
+        facts = CpuLibraryFacts(**{f.name: document[f.name] for f in fields(CpuLibraryFacts) if f.name != "path"})
+    except KeyError as error:
+        raise broken from error
+    texts = (facts.arch, facts.sha256, facts.fingerprint, facts.compiler, facts.glibc, facts.created)
+    lists = (facts.operators, facts.dtypes)
+    if not (all(isinstance(x, str) for x in texts) and all(isinstance(x, list) for x in lists)):
+        raise broken
+    return facts
+
+
+def remember(library: Path) -> None:
+    """Note that a library was built now."""
+    built.remember(_KIND, library)
+
+
+def default_path(arch: str) -> Path:
+    """Where a library goes when no path is given."""
+    return built.cache_folder() / arch / LIBRARY_NAME
+
+
+def built_libraries() -> list[CpuLibraryFacts]:
+    """Facts of every such library that was built on this machine and is still there, the newest first."""
+    found = []
+    for path in reversed(built.remembered(_KIND)):
+        try:
+            found.append(read_facts(path, verify=False))
+        except (LocalAttnError, OSError):
+            continue  # removed or replaced by something else since
+    return found
+
+
+def find_library(arch: str | None = None, *, this_release: bool = True) -> CpuLibraryFacts | None:
+    """The library that was built last for a processor; None if there is none.
+
+    Args:
+        arch: the processor, by default this machine's.
+        this_release: only one made from the sources of this release.
+
+    Raises:
+        CheckFailed: it was changed after it was built.
+        UsageError: no library can be built for this machine.
+    """
+    wanted = arch or host_arch()
+    for facts in built_libraries():
+        if facts.arch == wanted and (not this_release or facts.fingerprint == fingerprint()):
+            return read_facts(facts.path)
+    return None
+
+
+@cache
+def fingerprint() -> str:
+    """Digest of everything a library is made from."""
+    digest = hashlib.sha256()
+    here = SOURCES.parent
+    for path in (*sorted(SOURCES.iterdir()), here / "build.py", here.parent / "shared_library.py"):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def computes(domain: str, op_type: str) -> bool:
+    """Whether a node is one that the library computes."""
+    return domain == DOMAIN and op_type in OP_TYPES

@@ -1,0 +1,76 @@
+"""Building the library of compiled kernels that onnxruntime opens: one C++ compiler call, no headers of onnxruntime."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+
+from ...core import cpu_library
+from ...core.built import facts_path
+from ...core.cpu_library import LIBRARY_NAME, SOURCES, CpuLibraryFacts, fingerprint, read_facts
+from ...core.errors import LocalAttnError
+from ...core.files import refuse_existing, sha256, staging
+from ...core.processor import Arch
+from ...core.publishing import publish_together
+from ..compilers import find_compiler
+from ..shared_library import compile_library, newest_glibc
+
+# One file is compiled for several instruction sets, chosen when it runs; so nothing here names a processor.
+_OPTIONS = ("-O3",)
+
+
+def build_library(
+    output: Path, *, arch: Arch, overwrite: bool = False, progress: Callable[[str], None] = lambda _: None
+) -> CpuLibraryFacts:
+    """Build a library and the file of facts beside it; they appear whole or not at all.
+
+    Args:
+        output: path of the library.
+        arch: processor it shall run on.
+        overwrite: an existing file may be replaced.
+        progress: told of each step.
+
+    Raises:
+        UsageError: the output exists or cannot be written.
+        MissingDependency: there is no C++ compiler for this processor.
+        BuildFailed: the compiler failed.
+    """
+    refuse_existing(output, overwrite)
+    compiler = find_compiler(arch)
+    with staging(output) as folder:
+        staged = folder / output.name
+        progress(f"compiling C++ for {arch}")
+        compile_library(SOURCES, compiler, staged, name=LIBRARY_NAME, options=_OPTIONS, fix=f"{compiler.version}.")
+        facts = CpuLibraryFacts(
+            arch=arch,
+            sha256=sha256(staged),
+            bytes=staged.stat().st_size,
+            fingerprint=fingerprint(),
+            compiler=compiler.version,
+            glibc=newest_glibc(staged),
+            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            versions={"localattn": _version(), "python": platform.python_version()},
+            path=output,
+        )
+        staged_facts = facts_path(staged)
+        staged_facts.write_text(facts.to_json())
+        publish_together({staged_facts: facts_path(output), staged: output}, staged.parent)
+    cpu_library.remember(output)
+    return facts
+
+
+def up_to_date(library: Path, arch: Arch) -> CpuLibraryFacts | None:
+    """The facts of an existing library if building it again would give the same, else None."""
+    try:
+        facts = read_facts(library)
+    except (LocalAttnError, OSError):  # whatever is wrong with it, it is not up to date
+        return None
+    return facts if facts.arch == arch and facts.fingerprint == fingerprint() else None
+
+
+def _version() -> str:
+    from ... import __version__
+
+    return __version__

@@ -1,0 +1,53 @@
+"""Compiling C++ sources into a shared library that runs on more systems than the one it was made on."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..core.errors import BuildFailed
+from .compilers import Compiler
+
+# One call compiles and links. Only what the version script `exports.map` names is visible; the C++ library is linked
+# in, so that the system's may be older than the compiler's.
+_FLAGS = (
+    *("-std=c++17", "-fPIC", "-shared", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections"),
+    *("-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-deprecated-declarations"),
+    *("-static-libstdc++", "-s", "-Wl,--version-script=exports.map", "-Wl,--no-undefined"),
+    *("-Wl,--gc-sections", "-Wl,-z,relro,-z,now"),
+)
+
+
+def compile_library(
+    sources: Path, compiler: Compiler, output: Path, *, name: str, options: Sequence[str], fix: str
+) -> None:
+    """Compile every source of a folder into one library.
+
+    Args:
+        sources: the folder, with an `exports.map`.
+        compiler: for the processor asked for.
+        output: the library to write.
+        name: the name it carries ("liblocalattn_plugin.so").
+        options: more of the compiler's options, libraries included.
+        fix: what to say if the compiler fails.
+
+    Raises:
+        BuildFailed: the compiler did not make it.
+    """
+    files = sorted(path.name for path in sources.iterdir() if path.suffix in (".cpp", ".S"))
+    command = [*compiler.command, *_FLAGS, f"-Wl,-soname={name}", "-I.", *files, "-o", str(output), *options]
+    finished = subprocess.run(command, cwd=sources, capture_output=True, text=True)
+    if finished.returncode:
+        lines = finished.stderr.splitlines()
+        first = next((line for line in lines if "error" in line), lines[0] if lines else "")
+        raise BuildFailed(f"{compiler.command[0]} could not compile the plugin library.", why=first, fix=fix)
+
+
+def newest_glibc(library: Path) -> str:
+    """The newest GLIBC_x.y that the library names, "2.34"; it needs at least this C library."""
+    found = {
+        tuple(map(int, match.split(b"."))) for match in re.findall(rb"\0GLIBC_([\d.]+)(?=\0)", library.read_bytes())
+    }
+    return ".".join(map(str, max(found))) if found else ""
