@@ -70,6 +70,8 @@ def generate(
     ids = _read_prompt(generator.vocabulary, prompt, prompt_file, prompt_ids)
     if generator.session.missing_prefill:
         warn(f"{generator.session.missing_prefill} is not beside {model.name}: the prompt is read token by token.")
+    for line in generator.session.notes:
+        warn(f"{line}.")
     limit = max_tokens
     if limit is None:
         room = generator.room(len(ids))

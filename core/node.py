@@ -7,12 +7,12 @@ their inputs have different names, because TensorRT finds a plugin, and ONNX a f
 Shapes, with `B` batch, `N` sequence length, `H` heads, `D` head size and `K` keys per window:
 
 =================  ==========================  =====================================================
-`query, key,       `[B, N, H, D]` or           fp32 or fp16; which layout, `perm` says; already
-value`             `[B, H, N, D]`              rotated, key already normalised if `shared_qk`
+`query, key,       `[B, N, H, D]` or           fp32, fp16 or bf16; which layout, `perm` says;
+value`             `[B, H, N, D]`              already rotated, key normalised if `shared_qk`
 `key_mask`         `[B, N]` bool               True = keep; a query none of whose visible keys is
                                                kept gives zeros
-`attn_bias`        `[H, window_size, K]`       added to the scores of a query at `t % w` and a key at
-                                               slot `s - (t//w - look_backward)·w`
+`attn_bias`        `[H, window_size, K]`       type of `query`; added to the scores of a query at
+                                               `t % w` and a key at slot `s - (t//w - look_backward)·w`
 output             as `query`                  `softmax(scale·q·kᵀ + …)·v` over the visible keys
 =================  ==========================  =====================================================
 """

@@ -20,7 +20,7 @@ implementation needs no geometry. With `B` batch, `H` heads, `D` head size and `
 for a step, `R + C` for a chunk):
 
 =======================  =================  =========================================================
-`query, key, value`      `[B, H, C, D]`     fp32 or fp16; already rotated at their absolute positions,
+`query, key, value`      `[B, H, C, D]`     fp32, fp16 or bf16; rotated at their absolute positions,
                                             key already normalised if `shared_qk`
 `key_cache,              `[B, H, R, D]`     slots that no key was written to yet hold any finite number
 value_cache`

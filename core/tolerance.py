@@ -43,7 +43,9 @@ class Tolerance:
 TOLERANCES = {
     "fp32": Tolerance(1e-4, 1e-4),
     "fp16": Tolerance(1e-2, 1e-2, cosine=0.999),
-    "bf16": Tolerance(5e-2, 2e-2, cosine=0.995),
+    # bf16 has 8 bits where fp16 has 11, and an engine without bf16 rounds at every operator, where with fp16 it leaves
+    # some roundings out: ten times fp16's. Trained models use the same share of both (docs/numerics.md).
+    "bf16": Tolerance(1e-1, 1e-1, cosine=0.999),
     # fp32 with dynamic int8 matrices. The cosine is what judges: single logits (up to 10) of a trained 4-layer model
     # were off by 1.8 on random tokens and 0.8 on real ones, where cosines were 0.9991 and 0.9998.
     "int8": Tolerance(2.5, 1e-1, cosine=0.995),

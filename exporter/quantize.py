@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 
 from ..core.errors import ExportFailed, MissingDependency
@@ -50,6 +52,8 @@ def quantize_weights(model: ir.Model) -> ir.Model:
             ir.save(model, given, external_data="given.data")
         finally:
             model_functions.update(bodies)
+        if any(node.op_type == "Gemm" for node in model.graph if node.name in set(nodes)):
+            _multiply_plainly(given, nodes)
         disabled = logging.root.manager.disable
         logging.disable(logging.WARNING)  # it recommends preparations that a traced model has behind it
         try:
@@ -80,10 +84,10 @@ def quantize_weights(model: ir.Model) -> ir.Model:
 
 
 def linear_layers(model: ir.Model) -> list[str]:
-    """Names of the MatMul nodes with a constant matrix that is wide enough."""
+    """Names of the products with a constant matrix that is wide enough and nothing more: `x·W`, or `x·Wᵀ` by Gemm."""
     found = []
     for node in model.graph:
-        if node.op_type != "MatMul" or node.domain:
+        if node.domain or not (node.op_type == "MatMul" or _is_plain_gemm(node)):
             continue
         matrix = node.inputs[1]
         if matrix is None or not matrix.is_initializer() or matrix.shape is None:
@@ -92,3 +96,29 @@ def linear_layers(model: ir.Model) -> list[str]:
         if len(sizes) == 2 and min(sizes) >= NARROWEST:
             found.append(node.name or "")
     return found
+
+
+def _is_plain_gemm(node: ir.Node) -> bool:
+    """Whether a Gemm is `x·W` or `x·Wᵀ`."""
+    factors = {name: node.attributes[name].value for name in ("alpha", "transA") if name in node.attributes}
+    plain = factors.get("alpha", 1.0) == 1.0 and not factors.get("transA", 0)
+    return node.op_type == "Gemm" and plain and all(value is None for value in node.inputs[2:])
+
+
+def _multiply_plainly(path: Path, names: Collection[str]) -> None:
+    """Write Gemms as MatMuls with the matrix as they multiply it: the quantizer knows those only."""
+    model = ir.load(path)
+    ir.external_data.load_to_model(model)
+    turned: set[str] = set()
+    for node in model.graph:
+        if node.name not in names or node.op_type != "Gemm":
+            continue
+        matrix = node.inputs[1]
+        assert matrix is not None and matrix.const_value is not None
+        if "transB" in node.attributes and node.attributes["transB"].as_int() and matrix.name not in turned:
+            turned.add(matrix.name or "")
+            matrix.const_value = ir.tensor(np.ascontiguousarray(matrix.const_value.numpy().T), name=matrix.name)
+            matrix.shape = matrix.const_value.shape  # type: ignore[assignment]
+        node.op_type = "MatMul"
+        node.attributes.clear()
+    ir.save(model, path, external_data="turned.data")

@@ -123,7 +123,7 @@ class OnnxRuntimeStep(StepSession):
         threads: int | None,
     ) -> None:
         facts = step_facts(sidecar)
-        self.provider = session.provider
+        self.provider, self.notes = session.provider, session.notes
         check_caches(session, facts, path)
         self._threads = threads
         self._banks = _Banks(facts, _DEVICES.get(session.provider, "cpu"))

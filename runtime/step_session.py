@@ -81,11 +81,13 @@ class StepSession(ABC):
         provider: what really runs ("cpu", "cuda", …).
         facts: of the step file.
         position: positions consumed since the start.
+        notes: what a user should know of how it runs, a sentence each.
         missing_prefill: name of the prefill file that was exported with it and does not lie beside it.
     """
 
     backend: str
     provider: str
+    notes: tuple[str, ...] = ()
     missing_prefill: str | None = None
 
     def __init__(self, sidecar: Sidecar, inputs: Sequence[TensorSpec], output: TensorSpec, chunks: Sequence[int]):

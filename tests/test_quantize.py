@@ -34,7 +34,7 @@ def test_linear_layers_become_int8_and_nothing_else(wide: Path) -> None:
     model = onnx.load(target)
     counts = Counter(node.op_type for node in model.graph.node)
     depth = WIDE["depth"]
-    assert counts["MatMulInteger"] == 5 * depth + 1  # qkv, out, two and one of the feed-forward; logits
+    assert counts["MatMulInteger"] == 7 * depth + 1  # q, k, v, out, two and one of the feed-forward; logits
     assert counts["WindowedAttention"] == depth
     kinds = {
         tensor.data_type
@@ -79,10 +79,34 @@ def test_a_spoiled_int8_file_fails(wide: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_what_does_not_go_with_int8_is_refused(localattn: Callable[..., Finished], wide: Path) -> None:
     with pytest.raises(UsageError, match="int4"):
         export(ExportRequest(wide, wide.with_name("m.onnx"), weights="int4"))
-    for options in (["--dtype", "fp16"], ["--mode", "step"]):
+    for dtype, mode in (("fp16", "full"), ("bf16", "full"), ("fp16", "step")):
+        options = ["--dtype", dtype, "--mode", mode]
         done = localattn("export", wide, "-o", wide.with_name("m.onnx"), "--weights", "int8", *options)
         assert done.code == 2, (options, done.err)
     assert not wide.with_name("m.onnx").exists()
+
+
+def test_step_files_share_int8_matrices(localattn: Callable[..., Finished], wide: Path) -> None:
+    step = wide.with_name("s.onnx")
+    done = localattn("export", wide, "-o", step, "--weights", "int8", "--mode", "step", "--chunk", "8")
+    assert done.code == 0, done.err
+    sidecar = read_sidecar(step)
+    assert sidecar is not None and sidecar.options == {"weights": "int8"}
+    parity = next(check for check in sidecar.checks if check.name == "parity")
+    assert parity.status == "passed" and parity.figures["atol"] == TOLERANCES["int8"].atol
+    assert parity.figures["max_abs"] > 1e-4
+    names = set()
+    for path in (step, step.with_name("s.prefill.onnx")):
+        model = onnx.load(path, load_external_data=False)
+        counts = Counter(node.op_type for node in model.graph.node)
+        assert counts["MatMulInteger"] >= 5 * WIDE["depth"] + 1
+        matrices = [t for t in model.graph.initializer if t.data_type == onnx.TensorProto.INT8 and len(t.dims) == 2]
+        places = {tuple(entry.value for entry in t.external_data[:2]) for t in matrices}
+        assert len(places) == len(matrices)
+        names |= places
+    assert len(names) == len(matrices)  # each matrix lies once in the file that both refer to
+    made = localattn("generate", step, "--prompt-ids", "1,2,3", "--max-tokens", "4", "--format", "json")
+    assert made.code == 0 and len(json.loads(made.out)["tokens"][0]) == 4, made.err
 
 
 def test_without_a_wide_matrix_there_is_nothing_to_do(localattn: Callable[..., Finished], tmp_path: Path) -> None:

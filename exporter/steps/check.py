@@ -17,6 +17,8 @@ from ...core.sidecar import CheckRecord
 from ...core.step_node import ring_slots
 from ...core.tolerance import Tolerance
 from ...runtime.arrays import random_inputs
+from ...runtime.compare import Comparison
+from ...runtime.error_spread import SequenceAxis
 from ...runtime.session import Session
 from ..checks.parity import compare_outputs
 from ..source import ShapeRequest, SourceModel
@@ -52,8 +54,7 @@ def check_step_parity(
         more, _ = run_steps(then, single, dtype, data, done, length - done, caches)
         outputs += more
     output = np.concatenate(outputs, axis=source.kind.length_axis)
-    few = np.take(output, _few(source.source.shapes.batch), axis=whole.kind.batch_axis)
-    comparisons = compare_outputs({whole.output_name: few}, whole.reference(inputs), tolerance)
+    comparisons = _of_few(output, source, whole, inputs, tolerance)
     worst = max(comparisons, key=lambda comparison: comparison.excess(tolerance))
     ring = slots(source.source)
     wrapped = (length - ring) / whole.window_size
@@ -71,6 +72,46 @@ def check_step_parity(
         detail=detail + f"{wrapped:.3g} windows beyond the ring's {ring} slots",
         figures=worst.figures(),
     )
+
+
+def check_length(source: StepSource) -> SourceModel:
+    """The model at the sequence that one file alone is checked with, and the sequences of its batch that are."""
+    return _whole(source, goes_on=False)
+
+
+def compare_steps(
+    session: Session, source: StepSource, dtype: str, inputs: Arrays, tolerance: Tolerance
+) -> tuple[dict[str, NDArray[Any]], list[Comparison]]:
+    """Run whole sequences through a step or chunk file, and compare each position with the oracle.
+
+    Args:
+        session: the file.
+        source: what it was exported from.
+        dtype: its element type.
+        inputs: of the sequences at `check_length`.
+        tolerance: the criterion.
+
+    Returns:
+        The output over the sequence, and the comparison with how its errors are spread.
+    """
+    whole = check_length(source)
+    data = _on_full_batch(inputs, source, whole)
+    outputs, _ = run_steps(session, source, dtype, data, 0, whole.shapes.seq_len // source.chunk, None)
+    output = np.concatenate(outputs, axis=source.kind.length_axis)
+    spread = SequenceAxis(-2 if whole.kind.batch_axis == 0 else 0)
+    return {whole.output_name: output}, _of_few(output, source, whole, inputs, tolerance, spread)
+
+
+def _of_few(
+    output: NDArray[Any],
+    source: StepSource,
+    whole: SourceModel,
+    inputs: Arrays,
+    tolerance: Tolerance,
+    spread: SequenceAxis | None = None,
+) -> list[Comparison]:
+    few = np.take(output, _few(source.source.shapes.batch), axis=whole.kind.batch_axis)
+    return compare_outputs({whole.output_name: few}, whole.reference(inputs), tolerance, spread)
 
 
 def run_steps(

@@ -16,6 +16,8 @@ def attend_step(
     query: Tensor, key: Tensor, value: Tensor, caches: Sequence[Tensor], view: View, attributes: StepAttributes
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output and the two caches of the next call; shapes and meaning as in `core.step_node`."""
+    # The caches of a bf16 file are fp32, as all that goes in and out of it; they hold bf16 numbers.
+    key, value = (x.to(cache.dtype) for x, cache in zip((key, value), caches, strict=True))
     if not torch.onnx.is_in_onnx_export():
         return _plainly(query, key, value, caches, view, attributes.scale)
     variant = step_variant_for(chunked=query.shape[2] > 1, has_xpos=bool(attributes.xpos_scale_base))

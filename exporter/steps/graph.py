@@ -9,19 +9,34 @@ from torch import Tensor
 
 from ...core.step_node import STEP_VARIANT_BY_OP_TYPE
 from ..graph import trace_module
+from ..source import NUMPY_DTYPE, TORCH_DTYPE
 from .body import step_function_body
 from .source import Call, StepSource
 
 
 class _Entry(torch.nn.Module):
-    """Calls the module with its inputs sorted: data, position, caches."""
+    """Calls the module with its inputs sorted: data, position, caches.
 
-    def __init__(self, model: torch.nn.Module, call: Call, data: int) -> None:
+    Args:
+        model: the module.
+        call: how it is called.
+        data: how many data inputs come first.
+        computes_in: what real data inputs are cast to; None leaves it to the module.
+        gives: element type of the output.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, call: Call, data: int, *, computes_in: torch.dtype | None, gives: torch.dtype
+    ) -> None:
         super().__init__()
         self.model, self.call, self.data = model, call, data
+        self.computes_in, self.gives = computes_in, gives
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return self.call(self.model, inputs[: self.data], inputs[self.data], inputs[self.data + 1 :])
+        data = inputs[: self.data]
+        cast = [x if self.computes_in is None or not x.is_floating_point() else x.to(self.computes_in) for x in data]
+        output, *caches = self.call(self.model, cast, inputs[self.data], inputs[self.data + 1 :])
+        return output.to(self.gives), *caches
 
 
 def trace_step(source: StepSource, dtype: str, opset: int) -> ir.Model:
@@ -33,7 +48,13 @@ def trace_step(source: StepSource, dtype: str, opset: int) -> ir.Model:
     """
     specs = source.inputs(dtype)
     model = trace_module(
-        _Entry(source.module(dtype), source.call, len(source.data(dtype))),
+        _Entry(
+            source.module(dtype),
+            source.call,
+            len(source.data(dtype)),
+            computes_in=TORCH_DTYPE[dtype] if source.source.kind.casts_inputs else None,
+            gives=getattr(torch, NUMPY_DTYPE[dtype]),
+        ),
         tuple(torch.zeros([int(n) for n in spec.shape], dtype=getattr(torch, spec.dtype)) for spec in specs),
         [spec.name for spec in specs],
         source.output_names(),

@@ -1,0 +1,189 @@
+"""A bf16 model as an engine without bf16 kernels can run it: every operator in fp32, rounded where the file rounds.
+
+onnxruntime's CPU provider moves and casts bf16 and computes nothing in it. In the copy made here each value that
+is bf16 in the file is fp32 and holds a bf16 number: operators compute in fp32, and two Casts round what they
+give, to nearest even. A product of bf16 matrices is thus summed in fp32 and rounded once, which is what tensor
+cores do. Operators that only move or choose numbers need no rounding.
+
+Inputs and outputs that are bf16 in the file are float32 in the copy, since numpy has no bf16; inputs are rounded.
+Weights stay bf16, in the file of external data too, with a Cast behind each that the engine folds when it loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from .inspect_onnx import read_model
+
+# What these give is one of the numbers they take, or its negative: exact in any element type. Control flow gives
+# what its bodies do, and those are rounded inside.
+# fmt: off
+EXACT = frozenset((
+    "Abs", "Compress", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements",
+    "GatherND", "Identity", "If", "Loop", "Max", "MaxPool", "Min", "Neg",
+    "Pad", "ReduceMax", "ReduceMin", "Relu", "Reshape", "ReverseSequence", "Scan", "ScatterElements",
+    "ScatterND", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "TopK", "Transpose",
+    "Trilu", "Unsqueeze", "Where",
+))
+# fmt: on
+_CASTS = ("Cast", "CastLike")
+# Larger tensors wait outside while functions are inlined and types inferred; smaller ones may be shapes.
+_WEIGHTS_FROM = 1024
+
+
+def widened(model: str | bytes) -> bytes | None:
+    """The copy of a model, serialized; None if nothing in it is bf16.
+
+    Args:
+        model: path of an ONNX file, or its bytes. External data is not read: the copy refers to it as the model does.
+
+    Raises:
+        UsageError: it is no ONNX model.
+    """
+    import onnx
+
+    document = read_model(Path(model)) if isinstance(model, str) else onnx.load_model_from_string(model)
+    plain, types = _typed(document)
+    if onnx.TensorProto.BFLOAT16 not in types.values():
+        return None
+    _Widening(types).top(plain.graph)
+    serialized: bytes = plain.SerializeToString()
+    return serialized
+
+
+def _typed(model: Any) -> tuple[Any, dict[str, int]]:
+    """The model without functions, and the element type of every value that is known."""
+    import onnx
+    import onnx.inliner
+
+    weights = {}
+    for tensor in model.graph.initializer:
+        if len(tensor.raw_data) >= _WEIGHTS_FROM:
+            weights[tensor.name] = tensor.raw_data
+            tensor.ClearField("raw_data")
+    if model.functions:
+        model = onnx.inliner.inline_local_functions(model)
+    typed = onnx.shape_inference.infer_shapes(model)
+    for tensor in typed.graph.initializer:
+        if tensor.name in weights:
+            tensor.raw_data = weights[tensor.name]
+    return typed, dict(_types(typed.graph))
+
+
+def _types(graph: Any) -> Iterator[tuple[str, int]]:
+    """Name and element type of the values of a graph and of the graphs inside its nodes."""
+    for value in (*graph.value_info, *graph.input, *graph.output):
+        yield value.name, value.type.tensor_type.elem_type
+    for tensor in graph.initializer:
+        yield tensor.name, tensor.data_type
+    for node in graph.node:
+        for inner in _graphs(node):
+            yield from _types(inner)
+
+
+def _graphs(node: Any) -> Iterator[Any]:
+    for attribute in node.attribute:
+        yield from attribute.graphs
+        if attribute.HasField("g"):
+            yield attribute.g
+
+
+def _is_exact(node: Any) -> bool:
+    adds = any(attribute.name == "reduction" and attribute.s != b"none" for attribute in node.attribute)
+    return node.domain in ("", "ai.onnx") and node.op_type in EXACT and not adds
+
+
+class _Widening:
+    """Rewrites a graph in place.
+
+    Args:
+        types: element type of each value.
+    """
+
+    def __init__(self, types: dict[str, int]) -> None:
+        import onnx
+
+        self._bf16, self._fp32 = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT
+        self._make = onnx.helper.make_node
+        self._names = {name for name, kind in types.items() if kind == self._bf16}
+        self._taken = set(types)
+
+    def top(self, graph: Any) -> None:
+        """The graph of a model, whose bf16 inputs may hold any fp32 number."""
+        given = [value.name for value in graph.input if value.name in self._names]
+        rounded = {name: self._new(name, "rounded") for name in given}
+        self.graph(graph)
+        for node in graph.node:
+            _rename_inputs(node, rounded)
+        self._prepend(graph, (node for name in given for node in self._round(name, rounded[name])))
+
+    def graph(self, graph: Any) -> None:
+        """A graph whose inputs hold bf16 numbers already."""
+        nodes = [new for node in graph.node for new in self._node(node)]
+        del graph.node[:]
+        graph.node.extend(nodes)
+        loads = []
+        for tensor in graph.initializer:
+            if tensor.data_type == self._bf16:
+                stored = self._new(tensor.name, "bf16")
+                loads.append(self._cast(stored, tensor.name, self._fp32))
+                tensor.name = stored
+        self._prepend(graph, loads)
+        for value in (*graph.value_info, *graph.input, *graph.output):
+            if value.type.tensor_type.elem_type == self._bf16:
+                value.type.tensor_type.elem_type = self._fp32
+
+    def _node(self, node: Any) -> list[Any]:
+        """The node, and what rounds its results."""
+        for inner in _graphs(node):
+            self.graph(inner)
+        results = [name for name in node.output if name in self._names]
+        if not results or _is_exact(node):
+            return [node]
+        if node.op_type in _CASTS:
+            return list(self._round(node.input[0], results[0]))
+        if not any(name in self._names for name in node.input):  # a Constant, a random number: bf16 by an attribute
+            stored = {name: self._new(name, "bf16") for name in results}
+            _rename_outputs(node, stored)
+            return [node, *(self._cast(narrow, name, self._fp32) for name, narrow in stored.items())]
+        exact = {name: self._new(name, "exact") for name in results}
+        _rename_outputs(node, exact)
+        return [node, *(cast for name, wide in exact.items() for cast in self._round(wide, name))]
+
+    def _round(self, source: str, target: str) -> Iterator[Any]:
+        narrow = self._new(target, "bf16")
+        yield self._cast(source, narrow, self._bf16)
+        yield self._cast(narrow, target, self._fp32)
+
+    def _cast(self, source: str, target: str, to: int) -> Any:
+        return self._make("Cast", [source], [target], to=to, name=f"{target}/Cast")
+
+    def _new(self, name: str, kind: str) -> str:
+        """A name that no value has."""
+        made = f"{name}/{kind}"
+        while made in self._taken:
+            made += "_"
+        self._taken.add(made)
+        return made
+
+    @staticmethod
+    def _prepend(graph: Any, nodes: Iterable[Any]) -> None:
+        whole = [*nodes, *graph.node]
+        del graph.node[:]
+        graph.node.extend(whole)
+
+
+def _rename_inputs(node: Any, names: dict[str, str]) -> None:
+    """Read other values, in the graphs inside the node too."""
+    for index, name in enumerate(node.input):
+        node.input[index] = names.get(name, name)
+    for inner in _graphs(node):
+        for part in inner.node:
+            _rename_inputs(part, names)
+
+
+def _rename_outputs(node: Any, names: dict[str, str]) -> None:
+    for index, name in enumerate(node.output):
+        node.output[index] = names.get(name, name)
