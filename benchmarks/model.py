@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import torch
 
@@ -65,6 +67,7 @@ def measure(checkpoint: Path, seconds: float, tell: Callable[[str], None]) -> di
         "products_ms": round(operators["products"], 3),
         "attention_ms": round(operators["attention"], 3),
         "others_ms": {name: round(value, 3) for name, value in operators["others"].most_common()},
+        "others_by_module_ms": {name: round(value, 3) for name, value in operators["by_module"].most_common()},
         "file_bytes": sizes,
         "others_cpu": None if math.isnan(measured.others) else round(measured.others, 3),
         "candidates": {name: timing.in_milliseconds() for name, timing in measured.timings.items()},
@@ -103,16 +106,30 @@ def _profile(path: Path, feed: dict[str, Any], folder: Path) -> dict[str, Any]:
             durations[event["name"], event["args"]["op_name"]].append(event["dur"] / 1e3)
     products = attention = 0.0
     others: Counter[str] = Counter()
+    by_module: Counter[str] = Counter()
+    modules = _modules(path)
     for (name, operator), times in durations.items():
         # Inlined nodes carry their function's name; a layout change that is left of one of them lost its own.
         inlined = any(f"_inlfunc_{op_type}_" in name for op_type in VARIANT_BY_OP_TYPE)
-        if inlined or (operator == "Transpose" and name.startswith("Transpose")):
+        moved = operator == "Transpose" and name.startswith("Transpose")
+        if inlined or moved or operator in VARIANT_BY_OP_TYPE:
             attention += min(times)
         elif operator in PRODUCTS:
             products += min(times)
         else:
             others[operator] += min(times)
-    return {"products": products, "attention": attention, "others": others}
+            by_module[modules.get(name.removesuffix("_kernel_time").split("/")[0], "")] += min(times)
+    return {"products": products, "attention": attention, "others": others, "by_module": by_module}
+
+
+def _modules(path: Path) -> dict[str, str]:
+    """The module each node came from, layers taken together: `layers.*.0.branch.norm`."""
+    return {
+        node.name: re.sub(r"^layers\.\d+", "layers.*", entry.value)
+        for node in onnx.load(path, load_external_data=False).graph.node
+        for entry in node.metadata_props
+        if entry.key == "module"
+    }
 
 
 def _upstream(source: Any, feed: dict[str, Any]) -> Callable[[], Run]:

@@ -32,6 +32,8 @@ def attend(
     xpos_scale_base: float = 0.0,
 ) -> Tensor:
     """Windowed attention; arguments as `plugins.torch_op.windowed_attention`."""
+    if attn_bias is not None:
+        attn_bias = attn_bias.to(query.dtype)  # plugins take inputs of one element type
     if not torch.onnx.is_in_onnx_export():
         output: Tensor = torch_op.windowed_attention(
             query,

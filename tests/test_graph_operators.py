@@ -86,14 +86,24 @@ def test_the_whole_model_runs_these_operators_and_no_others(tmp_path: Path) -> N
     report = export(ExportRequest(checkpoint, tmp_path / "m.onnx"))
     found = operators(report.path.read_bytes(), tmp_path)
     connections = 2 * depth
-    # One projection for q, k and v; out; three of the feed-forward; two of the node; logits. Of each
-    # hyper-connection the weights, the branch's input and the mixed streams.
-    assert found["MatMul"] + found["FusedMatMul"] == depth * (2 + 3 + 2) + 1 + 3 * connections
+    # q, k, v and out; three of the feed-forward; two of the node; logits. Of each hyper-connection the weights, the
+    # branch's input and the mixed streams; the first one reads and mixes one stream, which takes no product.
+    assert found["MatMul"] + found["FusedMatMul"] == depth * (4 + 3 + 2) + 1 + 3 * connections - 2
     assert found["Transpose"] == depth * 4  # the node's layout
-    assert found["Split"] == depth * 3 + connections  # q, k, v; rotary's halves of q and of k; the weights of streams
+    assert found["Slice"] == 2 * depth  # rotary turns the halves of q and of k round
+    assert found["Split"] == connections  # the weights of streams
     assert found["LayerNormalization"] == connections + 1
     assert found["Gelu"] == depth
     assert found["Softmax"] == depth
-    assert found["Concat"] == 2 * depth  # rotary
-    for absent in ("Where", "Cast", "ReduceL2", "Sigmoid", "Erf", "Pow"):
+    # Squares, A and β: two of each connection; β times the output; rotary; the gate; two for the first connection.
+    assert found["Mul"] == 3 * connections + 4 * depth + depth + 2
+    for absent in ("Where", "Cast", "ReduceL2", "Sigmoid", "Erf", "Pow", "Concat", "Expand", "SkipLayerNormalization"):
         assert absent not in found, absent
+
+
+def test_plain_residuals_are_not_fused_with_the_last_norm(tmp_path: Path) -> None:
+    """onnxruntime's SkipLayerNormalization takes several times as long as the sum and the norm do."""
+    checkpoint = save_upstream(tmp_path, "local_attention.LocalTransformer", TINY | {"num_residual_streams": 1})
+    found = operators(export(ExportRequest(checkpoint, tmp_path / "m.onnx")).path.read_bytes(), tmp_path)
+    assert found["LayerNormalization"] == 2 * TINY["depth"] + 1
+    assert "SkipLayerNormalization" not in found

@@ -41,9 +41,9 @@ def run_bisect(request: BisectRequest, progress: Callable[[str], None] = lambda 
     progress("Loading the model")
     path = onnx_file_of(request.model)
     facts = read_model_facts(request.model)
-    session = load(path, provider="cpu", verify=False)  # what was altered is what one looks for
+    session = load(path, provider="cpu", plugin="none", verify=False)  # what was altered is what one looks for
     source, notes = source_of_file(ParityRequest(path, request.checkpoint, config=request.config), session, facts)
-    dtype = dtype_of_file(session, source, facts)
+    dtype = dtype_of_file(path, session, source, facts)
     check_signature(session, source, dtype)
     inputs = _inputs(request, session, source, dtype)
     progress("Running the model in float64")
@@ -151,7 +151,8 @@ class _Bisection:
                 held += [self.index.initializers[name] for name in node.input if name in self.index.initializers]
         pairs = []
         for tensor in {tensor.name: tensor for tensor in held}.values():
-            if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            # Integers are shapes and indices, whatever their length.
+            if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.data_type == onnx.TensorProto.INT64:
                 continue
             in_file = onnx.numpy_helper.to_array(tensor).astype(np.float64)
             fitting = [

@@ -148,7 +148,9 @@ def find_boundaries(index: GraphIndex, recording: Recording) -> list[Boundary]:
     for path, module_call in recording.modules.items():
         for expected in module_call.inputs[:1]:
             entering = [value for value in index.entering(path) if index.shape(value) == expected.shape]
-            if len(entering) == 1:
+            # Of several inputs alike one may enter in another shape: then who is who cannot be told.
+            alike = [given for given in module_call.inputs if given.shape == expected.shape]
+            if len(entering) == len(alike) == 1:
                 add(entering[0], path, "input", expected)
     return sorted(found.values(), key=lambda boundary: boundary.order)
 

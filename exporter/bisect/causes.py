@@ -17,8 +17,10 @@ from .attend_dense import attend_rows
 from .evidence import Evidence, Measured, measure
 from .reference import Floats
 
-# The largest finite number of fp16.
+# The largest finite number of fp16; bf16 reaches as far as fp32.
 FP16_MAX = 65504.0
+# How far a stored weight may be from the checkpoint's, relative to the largest: a few roundings.
+_WEIGHT_EPS = {"fp32": 1e-6, "fp16": 2e-3, "bf16": 1.6e-2}
 
 # Rows an emulation of the attention looks at: dense scores of more would take long.
 _ROWS = 64
@@ -64,7 +66,7 @@ def _overflow(evidence: Evidence) -> str | None:
 
 
 def _weights(evidence: Evidence) -> str | None:
-    eps = 2e-3 if evidence.dtype == "fp16" else 1e-6
+    eps = _WEIGHT_EPS[evidence.dtype]
     for name, in_file, in_checkpoint in evidence.weights:
         difference = float(np.abs(in_file - in_checkpoint).max())
         size = float(np.abs(in_checkpoint).max())

@@ -66,7 +66,7 @@ def open_marked(model: Path, document: onnx.ModelProto, values: Sequence[str], f
     marked = folder / "marked.onnx"
     marked.write_bytes(document.SerializeToString())
     if model.suffix.lower() != ENGINE_SUFFIX:
-        return load(marked, provider=provider)
+        return load(marked, provider=provider, plugin="none")
     return load(_build(marked, read_engine_facts(model), model))
 
 

@@ -26,12 +26,16 @@ class LocalMHA(nn.Module):
         open_length: the file's length is open, up to `length`.
     """
 
+    to_q: nn.Module
+    to_k: nn.Module
+    to_v: nn.Module
+
     def __init__(self, args: LocalMHAArgs, length: int, *, open_length: bool = False) -> None:
         super().__init__()
         inner = args.dim_head * args.heads
         self.heads, self.qk_rmsnorm = args.heads, args.qk_rmsnorm
         self.norm = nn.LayerNorm(args.dim) if args.prenorm else None
-        self.to_qkv = nn.Linear(args.dim, inner * 3, bias=False)
+        self.to_qkv: nn.Module = nn.Linear(args.dim, inner * 3, bias=False)
         if args.qk_rmsnorm:
             self.q_scale = nn.Parameter(torch.ones(args.dim_head))
             self.k_scale = nn.Parameter(torch.ones(args.dim_head))
@@ -41,12 +45,22 @@ class LocalMHA(nn.Module):
         self.to_v_gate = nn.Sequential(nn.Linear(args.dim, args.heads)) if args.gate_values_per_head else None
         self.to_out = nn.Linear(inner, args.dim, bias=False)
 
+    @torch.no_grad()
+    def prepare(self) -> None:
+        """Cut the matrix in three: the products cost what one does, and no copy of its parts."""
+        for name, part in zip(("to_q", "to_k", "to_v"), self.to_qkv.get_parameter("weight").chunk(3), strict=True):
+            linear = nn.Linear(part.shape[1], part.shape[0], bias=False, device="meta")
+            linear.weight = nn.Parameter(part)  # a view: the weights stay in memory once
+            self.add_module(name, linear)
+        self.to_qkv = nn.Identity()
+
     def forward(self, x: Tensor, mask: Tensor | None = None, attn_bias: Tensor | None = None) -> Tensor:
         """Mask bool `[B, N]`, True = keep; attn_bias `[H, w, K]`."""
         if self.norm is not None:
             x = self.norm(x.float())
-        x = x.to(self.to_qkv.weight.dtype)
-        q, k, v = (rearrange(part, "b n (h d) -> b n h d", h=self.heads) for part in self.to_qkv(x).chunk(3, dim=-1))
+        x = x.to(self.to_out.weight.dtype)
+        parts = (self.to_q(x), self.to_k(x), self.to_v(x))
+        q, k, v = (rearrange(part, "b n (h d) -> b n h d", h=self.heads) for part in parts)
         if self.qk_rmsnorm:
             q = (unit_norm(q) * self.q_scale).to(v.dtype)
             k = (unit_norm(k) * self.k_scale).to(v.dtype)

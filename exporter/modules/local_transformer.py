@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ...core.arguments import LocalTransformerArgs
 from .hyper_connections import HyperConnection, Residual
 from .local_mha import LocalMHA
+from .stream_ends import FirstHyperConnection, LastHyperConnection
 
 
 class FeedForward(nn.Sequential):
@@ -109,20 +110,18 @@ class LocalTransformer(nn.Module):
             else None
         )
 
-        def connect(branch: nn.Module) -> nn.Module:
+        def connect(branch: nn.Module, sort: type[HyperConnection]) -> nn.Module:
             if self.streams == 1:
                 return Residual(branch)
-            return HyperConnection(branch, self.streams, args.dim, mixes_residuals=mixes_residuals)
+            return sort(branch, self.streams, args.dim, mixes_residuals=mixes_residuals)
 
-        self.layers = nn.ModuleList(
-            nn.ModuleList(
-                (
-                    connect(LocalMHA(args.mha_args(), length, open_length=open_length)),
-                    connect(FeedForward(args.dim, args.ff_inner)),
-                )
-            )
-            for _ in range(args.depth)
-        )
+        self.layers = nn.ModuleList()
+        for layer in range(args.depth):
+            before = FirstHyperConnection if layer == 0 else HyperConnection
+            after = LastHyperConnection if layer == args.depth - 1 else HyperConnection
+            attention = LocalMHA(args.mha_args(), length, open_length=open_length)
+            feed_forward = FeedForward(args.dim, args.ff_inner)
+            self.layers.append(nn.ModuleList((connect(attention, before), connect(feed_forward, after))))
 
     @torch.no_grad()
     def prepare(self) -> None:
@@ -139,15 +138,13 @@ class LocalTransformer(nn.Module):
         else:
             x = x.float()
         bias = self.dynamic_pos_bias() if self.dynamic_pos_bias is not None else None
-        if self.streams > 1:
-            x = x.unsqueeze(2).expand(-1, -1, self.streams, -1)
         for layer in self.layers:
             attention, feed_forward = layer.children()
             x = feed_forward(attention(x, mask, bias))
-        if self.streams > 1:
-            x = x.sum(dim=2)
         if not self.has_embeddings:
             return x.to(given)
         norm, project = self.to_logits
-        logits: Tensor = project(norm(x).to(project.weight.dtype))
-        return logits
+        # The axis keeps onnxruntime from fusing the last sum with the norm: its SkipLayerNormalization took seven
+        # times as long as the two on the CPU.
+        logits: Tensor = project(norm(x.unsqueeze(1)).to(project.weight.dtype))
+        return logits.squeeze(1)

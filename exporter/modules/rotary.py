@@ -42,12 +42,12 @@ class RotaryTable(nn.Module):
         self.register_buffer("inv_freq", inv_freq)
 
     def prepare(self) -> None:
-        """Compute the tables in fp64 from `inv_freq` as loaded: `[N, 1, D]` or `[N, D]`, fp32."""
+        """Compute the tables in fp64 from `inv_freq` as loaded: `[N, 1, 2, D/2]` or `[N, 2, D/2]`, fp32."""
         for name, offset in (("key", 0), ("query", self.offset)):
             position = torch.arange(self.length, dtype=torch.float64) + offset
             angle = position[:, None] * self.inv_freq.double()[None, :]
-            cosine = torch.cat((angle.cos(), angle.cos()), dim=-1)
-            sine = torch.cat((-angle.sin(), angle.sin()), dim=-1)  # carries rotate_half's sign
+            cosine = torch.stack((angle.cos(), angle.cos()), dim=1)
+            sine = torch.stack((-angle.sin(), angle.sin()), dim=1)  # carries rotate_half's sign
             for part, table in (("cosine", cosine), ("sine", sine)):
                 table = table.unsqueeze(1) if self.sequence_first else table
                 self.register_buffer(f"{name}_{part}", table.float(), persistent=False)
@@ -62,5 +62,7 @@ class RotaryTable(nn.Module):
 
 
 def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return x * cosine + torch.cat((second, first), dim=-1) * sine
+    """The halves are an axis to turn round: one copy, where cutting them apart and joining them again is two."""
+    halves = x.reshape(*x.shape[:-1], 2, -1)
+    rotated: Tensor = (halves * cosine + halves.flip(-2) * sine).flatten(-2)
+    return rotated

@@ -1,0 +1,66 @@
+"""The hyper-connections at both ends of a model, where four streams are not yet, or no longer, needed.
+
+Before the first one all streams are the same `x`. So are the products with the matrix, and with `τ_t = tanh(x̂·W_t)`
+(`hyper_connections.py` has the formula)
+
+    m_t = Σ_s A[s, t]·x = (Σ_s static_alpha[s, t] + S·dynamic_alpha_scale·τ_t)·x
+
+After the last one only the sum of the streams is used:
+
+    Σ_s r'_s = Σ_s (Σ_t A[s, 1+t])·r_s + (Σ_s β_s)·y
+
+Neither needs the streams side by side before it reads them, or after it wrote.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .hyper_connections import HyperConnection, combine
+
+
+class FirstHyperConnection(HyperConnection):
+    """A branch that begins the streams, `[B, N, D]` → `[B, N, S, D]`."""
+
+    @torch.no_grad()
+    def prepare(self) -> None:
+        """A column for each weight that is left: of `m_0`, of the `S` other `m` if they are mixed, of the `S` β."""
+        super().prepare()
+        streams = self.static.shape[0]
+        read = 1 + streams if self.mixes_residuals else 1
+        columns = [*range(read), *[1 + streams] * streams]
+        gain = self.gain[0, columns]
+        gain[:read] *= streams
+        static = torch.cat((self.static[:, :read].sum(dim=0), self.static[:, -1]))
+        for name, value in (("weight", self.weight[:, columns]), ("gain", gain), ("static", static)):
+            self.register_buffer(name, value, persistent=False)
+
+    def forward(self, x: Tensor, *branch_inputs: Any) -> Tensor:
+        """Read from `x`, run the branch, write all streams; they are fp32 whatever the branch is."""
+        streams = self.static_beta.shape[0]
+        weights = self._weights(x)
+        output = self.branch(weights[..., :1] * x, *branch_inputs).float()
+        residuals = x.unsqueeze(-2)
+        if self.mixes_residuals:
+            residuals = weights[..., 1 : 1 + streams].unsqueeze(-1) * residuals
+        written: Tensor = residuals + weights[..., -streams:].unsqueeze(-1) * output.unsqueeze(-2)
+        return written
+
+
+class LastHyperConnection(HyperConnection):
+    """A branch that ends the streams, `[B, N, S, D]` → their sum `[B, N, D]`."""
+
+    def forward(self, streams: Tensor, *branch_inputs: Any) -> Tensor:
+        """Read from the streams, run the branch, write to the sum."""
+        weights = self._weights(streams)
+        read = combine(streams, weights[..., :1])
+        output = self.branch(read.squeeze(-2), *branch_inputs).float()
+        if self.mixes_residuals:
+            residuals = combine(streams, weights[..., 1:-1].sum(dim=-1, keepdim=True))
+        else:
+            residuals = streams.sum(dim=-2, keepdim=True)
+        written: Tensor = residuals + weights[..., -1:].sum(dim=-2, keepdim=True) * output.unsqueeze(-2)
+        return written.squeeze(-2)
