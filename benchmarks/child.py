@@ -11,10 +11,11 @@ import json
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from .memory import peak_of_call, peak_of_process
+from .memory import peak_of_call, peak_of_process, peak_of_step
 
 
 def node(candidate: str, length: str) -> dict[str, Any]:
@@ -29,31 +30,39 @@ def node(candidate: str, length: str) -> dict[str, Any]:
 
 
 def export(checkpoint: str) -> dict[str, Any]:
-    """An export from the import of PyTorch to the written file: seconds by step, sizes, peak memory."""
-    steps: list[tuple[str, float]] = [("Loading PyTorch", time.perf_counter())]
+    """An export from the import of PyTorch to the written file: seconds and peak memory by step, sizes."""
+    began = time.perf_counter()
     from localattn.exporter.export import ExportRequest, open_request
     from localattn.exporter.export import export as run_export
 
     loaded = peak_of_process()
+    names, ends, peaks = ["Loading PyTorch"], [began], []
+
+    def step(name: str | None) -> None:
+        ends.append(time.perf_counter())
+        peaks.append(peak_of_step())
+        names.extend([] if name is None else [name])
+
     with tempfile.TemporaryDirectory() as folder:
-        request = ExportRequest(Path(checkpoint), Path(folder) / "model.onnx")
-        report = run_export(request, lambda step: steps.append((step, time.perf_counter())))
-        end, peak = time.perf_counter(), peak_of_process()
+        request = ExportRequest(checkpoint=Path(checkpoint), output=Path(folder) / "model.onnx")
+        report = run_export(request, step)
+        step(None)
         size = request.output.stat().st_size
         if report.sidecar.external_data is not None:
             size += request.output.with_name(report.sidecar.external_data).stat().st_size
-        _, source = open_request(ExportRequest(Path(checkpoint), Path(folder) / "other.onnx"))
-    starts = [begin for _, begin in steps]
+        _, source = open_request(ExportRequest(checkpoint=Path(checkpoint), output=Path(folder) / "other.onnx"))
+    seconds = [end - start for start, end in pairwise(ends)]
     return {
-        "seconds": {name: stop - begin for (name, begin), stop in zip(steps, [*starts[1:], end], strict=True)},
-        "total_seconds": end - starts[0],
+        "seconds": dict(zip(names, seconds, strict=True)),
+        "step_peak_bytes": dict(zip(names, peaks, strict=True)),
+        "total_seconds": ends[-1] - began,
         "class_name": report.sidecar.class_name,
         "seq_len": report.sidecar.seq_len,
         "attention_nodes": len(report.sidecar.windows),
         "checks": {check.name: check.status for check in report.sidecar.checks},
         "weights_fp32_bytes": 4 * sum(t.numel() for t in source.state.values()),
         "file_bytes": size,
-        "peak_bytes": peak,
+        "peak_bytes": max(peaks),
         "libraries_bytes": loaded,
     }
 

@@ -35,6 +35,13 @@ def peak_of_process() -> int:
     return _status("VmHWM")
 
 
+def peak_of_step() -> int:
+    """Bytes resident at the most since the last call of this function, or since the process began."""
+    peak = peak_of_process()
+    _CLEAR.write_text("5", encoding="ascii")
+    return peak
+
+
 def peak_of_call(run: Callable[[], object], times: int) -> int:
     """Bytes that calling `run` so many times makes resident at the peak, beyond what was resident before."""
     ctypes.CDLL(None).malloc_trim(0)  # freed memory that malloc still holds would hide part of the peak

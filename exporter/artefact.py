@@ -18,6 +18,8 @@ from ..core.publishing import publish_together, sealed
 from ..core.sidecar import CheckRecord, Sidecar, WindowFacts, sidecar_path
 from ..core.tensors import TensorSpec
 from .checks.loads import check_model
+from .resident import give_back
+from .streaming import write_model
 
 # A protobuf message ends at 2 GiB; some room is left for the graph itself.
 EXTERNAL_DATA_FROM = 1_900_000_000
@@ -32,7 +34,7 @@ def save_model(model: ir.Model, path: Path, external_data_from: int) -> str | No
     """
     weights = sum(x.const_value.nbytes for x in model.graph.initializers.values() if x.const_value is not None)
     if weights < external_data_from:
-        ir.save(model, path)
+        write_model(model, path)
         return None
     temporary = path.parent / "weights"
     ir.save(model, path, external_data=temporary.name)
@@ -47,14 +49,17 @@ def save_model(model: ir.Model, path: Path, external_data_from: int) -> str | No
     return name
 
 
-def demand(records: Iterable[CheckRecord]) -> list[CheckRecord]:
+def demand(records: Iterable[CheckRecord], mapped: Path | None = None) -> list[CheckRecord]:
     """The records of checks that run one after the other, up to the first that fails.
+
+    The memory of each, and the pages of the checkpoint `mapped`, are given back before the next.
 
     Raises:
         CheckFailed: that one.
     """
     passed = []
     for record in records:
+        give_back(mapped)
         if record.status == "failed":
             raise CheckFailed(
                 f"The exported file failed its check: {record.name}.",
@@ -75,6 +80,7 @@ def finish_export(
     check: Callable[[Path], Iterable[CheckRecord]],
     describe: Callable[[Path, str | None, list[CheckRecord]], Sidecar],
     progress: Callable[[str], None],
+    mapped: Path | None = None,
 ) -> Sidecar:
     """Save a traced model, check it, describe it, and move it to its place.
 
@@ -87,13 +93,15 @@ def finish_export(
         check: runs the checks of the saved file.
         describe: the sidecar, from the saved file, the name of its external data and the checks.
         progress: told each step as it begins.
+        mapped: the checkpoint, whose pages need not stay in memory.
 
     Raises:
         CheckFailed: a check found a fault; nothing was published.
     """
     staged = folder / output.name
     data = save_model(model, staged, external_data_from)
-    checks = demand(check(staged))
+    give_back(mapped)
+    checks = demand(check(staged), mapped)
     if not function_body:
         progress("Removing the function body")
         model.functions.clear()

@@ -1,9 +1,9 @@
 """The independent reference: every model as plain dense float64 mathematics on its state dict.
 
 Nothing here is shared with the modules that are exported but the definition of visibility. Each
-function is the formula of its upstream class, written for reading; attention is dense, a few rows
-at a time so that long sequences fit in memory. Rows without visible keys give zeros (the packages give
-the mean of all gathered values, padding included).
+function is the formula of its upstream class, written for reading; attention is dense, and all is done a few rows
+at a time, so that of a long sequence only what is kept for later is in memory as a whole. Rows without visible keys
+give zeros (the packages give the mean of all gathered values, padding included).
 
 A transformer can be asked for some positions only. Then every layer is computed where a later layer will look, and
 nowhere else: the same formulas on a `Stretch` of the sequence, at its true positions.
@@ -11,8 +11,9 @@ nowhere else: the same formulas on a `Stretch` of the sequence, at its true posi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -68,6 +69,11 @@ def _layer_norm(x: Tensor, state: State, prefix: str) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], state[prefix + "weight"], state[prefix + "bias"])
 
 
+def _by_rows(compute: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """What has no look at other positions, of `[B, N, …]`, a few positions at a time."""
+    return torch.cat([compute(rows) for rows in torch.split(x, _ROWS, dim=1)], dim=1)
+
+
 def _below(state: State, prefix: str) -> State:
     """The part of a state dict under a prefix, without it."""
     return {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}
@@ -96,20 +102,17 @@ def local_attention(
     window = geometry.window_size
     padding = -part.length % window if args.autopad else 0
     after = padding if part.end == part.length else 0
-    k, v = (F.pad(x, (0, 0, 0, after)) for x in (k, v))
+    if after:
+        k, v = (F.pad(x, (0, 0, 0, after)) for x in (k, v))
     if mask is not None:
         mask = F.pad(mask, (0, after), value=False)
-    if args.shared_qk:
-        k = F.normalize(k, dim=-1)
-    q = q * args.score_scale(head_dim)
     key = torch.arange(part.first, part.end + after)
-    decay: Tensor | None = None
+    inv_freq = decay = None
     if args.rotary_dim is not None:
         inv_freq = state.get("rel_pos.inv_freq")
         if inv_freq is None:
             inv_freq = 1.0 / 10000 ** (torch.arange(0, head_dim, 2).double() / head_dim)
-        q = _rotated(q, inv_freq.double(), torch.arange(part.query_first, part.query_end) + geometry.forward_reach)
-        k = _rotated(k, inv_freq.double(), key)
+        inv_freq = inv_freq.double()
         if args.xpos_base is not None:
             channel = torch.arange(0, head_dim, 2).double()
             decay = ((channel + 0.4 * head_dim) / (1.4 * head_dim)).repeat(2)
@@ -120,8 +123,11 @@ def local_attention(
         first, end = geometry.visible_interval(query.numpy(), part.length + padding)
         # No row of this step sees a key outside these.
         here, columns = query - part.query_first, slice(int(first[0]) - part.first, int(end[-1]) - part.first)
-        rows, seen = q[:, :, here], key[columns]
-        keys = k[:, :, columns]
+        rows, seen = q[:, :, here] * args.score_scale(head_dim), key[columns]
+        keys = F.normalize(k[:, :, columns], dim=-1) if args.shared_qk else k[:, :, columns]
+        if inv_freq is not None:
+            rows = _rotated(rows, inv_freq, query + geometry.forward_reach)
+            keys = _rotated(keys, inv_freq, seen)
         if decay is not None and args.xpos_base is not None:
             # Only the difference of the two exponents matters; counting from here keeps both small.
             base = args.xpos_base
@@ -153,7 +159,7 @@ def local_mha(
     """`[B, N, dim]` fp64 → the same, or the queries of a part."""
     part = part or Stretch.whole(x.shape[1])
     if args.prenorm:
-        x = _layer_norm(x, state, "norm.")
+        x = _by_rows(lambda rows: _layer_norm(rows, state, "norm."), x)
     inputs = (part.queries(x, 1), x, x)
     q, k, v = (
         (rows @ matrix.T).view(*rows.shape[:2], args.heads, args.dim_head).transpose(1, 2)
@@ -238,21 +244,41 @@ def _transformer_stretch(
         for name in ("0", "1"):
             own = _below(state, f"layers.{layer}.{name}.")
             branch = _below(own, "branch.")
-            if args.num_residual_streams == 1:
-                mixed, residuals, beta = streams.squeeze(-2), streams, torch.ones(1).double()
-            else:
-                mixed, residuals, beta = _read_streams(own, streams, mixes_residuals)
             if name == "0":
-                y = local_mha(args.mha_args(), branch, mixed, seen, bias, part)
-                residuals = part.queries(residuals, 1)
-                beta = part.queries(beta, 1) if beta.ndim > 1 else beta
+                attend = partial(local_mha, args.mha_args(), branch, mask=seen, attn_bias=bias, part=part)
+                streams = _connected(own, streams, mixes_residuals, attend, part)
             else:
-                y = _feed_forward(branch, mixed)
-            streams = residuals + beta.unsqueeze(-1) * y.unsqueeze(-2)
+                streams = _connected(own, streams, mixes_residuals, partial(_by_rows, partial(_feed_forward, branch)))
     out = streams.sum(dim=-2)
     if args.num_tokens is None:
         return out
-    return _layer_norm(out, state, "to_logits.0.") @ state["to_logits.1.weight"].T
+    last = _below(state, "to_logits.")
+    return _by_rows(lambda rows: _layer_norm(rows, last, "0.") @ last["1.weight"].T, out)
+
+
+def _connected(
+    own: State, streams: Tensor, mixes_residuals: bool, branch: Callable[[Tensor], Tensor], part: Stretch | None = None
+) -> Tensor:
+    """The streams `[B, N, S, D]` after a branch and its residual connection, at the queries of the part.
+
+    Written over the streams that came: of a long sequence they are what takes the memory.
+    """
+    if streams.shape[-2] == 1:
+        y, beta = branch(streams.squeeze(-2)), torch.ones(streams.shape[:-1]).double()
+    else:
+        inputs, betas = [], []
+        for rows in torch.split(streams, _ROWS, dim=1):
+            mixed, residuals, beta = _read_streams(own, rows, mixes_residuals)
+            rows.copy_(residuals)
+            inputs.append(mixed.clone())  # not a view of all streams
+            betas.append(beta)
+        beta = torch.cat(betas, dim=1)
+        y = branch(torch.cat(inputs, dim=1))
+    if part is not None:
+        streams, beta = part.queries(streams, 1), part.queries(beta, 1)
+    for rows, weight, more in zip(*(torch.split(x, _ROWS, dim=1) for x in (streams, beta, y)), strict=True):
+        rows += weight.unsqueeze(-1) * more.unsqueeze(-2)
+    return streams
 
 
 def _read_streams(own: State, streams: Tensor, mixes_residuals: bool) -> tuple[Tensor, Tensor, Tensor]:

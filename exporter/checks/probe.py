@@ -21,6 +21,7 @@ from ...runtime.session import Session
 _ELEMENT = {
     "float32": onnx.TensorProto.FLOAT,
     "float16": onnx.TensorProto.FLOAT16,
+    "bfloat16": onnx.TensorProto.BFLOAT16,
     "bool": onnx.TensorProto.BOOL,
 }
 
@@ -34,7 +35,7 @@ class NodeProbe:
         node: one of its attention nodes.
         length: sequence length of the node's inputs, its own padding included.
         head_dim: head size.
-        dtype: "float32" or "float16".
+        dtype: "float32", "float16" or "bfloat16".
     """
 
     model: onnx.ModelProto
@@ -105,8 +106,10 @@ class NodeProbe:
             if node.op_type != "Constant":
                 extra = [name for name in node.output if name and name not in known]
                 inlined.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in extra)
-        arrays = {x.name: np.ones([int(size) for size in x.shape], dtype=x.dtype) for x in inputs}
-        outputs: dict[str, NDArray[Any]] = open_bytes(inlined.SerializeToString(), provider="cpu").run(arrays)
+        session = open_bytes(inlined.SerializeToString(), provider="cpu")
+        # The session's own element types: it takes bf16 as float32.
+        arrays = {x.name: np.ones([int(size) for size in x.shape], dtype=x.dtype) for x in session.inputs}
+        outputs: dict[str, NDArray[Any]] = session.run(arrays)
         return {name: value.shape for name, value in outputs.items()}
 
 
