@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -50,6 +50,7 @@ class Dtype(str, Enum):
 
     fp32 = "fp32"
     fp16 = "fp16"
+    bf16 = "bf16"
 
 
 def export(
@@ -144,6 +145,15 @@ def export(
     reference, a witness of its window, and an audit of its memory. A JSON sidecar beside it records everything.
     """
     axes, source = open_axes(dynamic), weights if checkpoint is None else checkpoint
+    common: dict[str, Any] = {
+        "dynamic": axes,
+        "opset": opset,
+        "function_body": not no_function_body,
+        "overwrite": force,
+        "allow_quadratic": allow_quadratic,
+        "atol": atol,
+        "rtol": rtol,
+    }
     given = {name for name in context.params if _is_given(context, name)}
     if factory is not None or (allow_pickle and source is not None):
         refuse_options(given, CHECKPOINT_ONLY | ({"weights"} if checkpoint is not None else set()), "your own module")
@@ -152,16 +162,7 @@ def export(
             step("Loading PyTorch")
             from ..exporter.module_export import ModuleOptions
 
-            options = ModuleOptions(
-                dynamic=axes,
-                max_seq_len=max_seq_len,
-                opset=opset,
-                function_body=not no_function_body,
-                overwrite=force,
-                allow_quadratic=allow_quadratic,
-                atol=atol,
-                rtol=rtol,
-            )
+            options = ModuleOptions(max_seq_len=max_seq_len, **common)
             written, outcome = export_users_module(asked, options, step, dry_run=dry_run)
         print_module(written, outcome, as_json=output_format is Format.json)
         return
@@ -177,8 +178,6 @@ def export(
         raise typer.BadParameter("give a checkpoint, or --factory", param_hint="CHECKPOINT")
     if chunk is not None and mode is Mode.full:
         raise typer.BadParameter("it goes with --mode step or prefill", param_hint="--chunk")
-    if precision is not None and mode is not Mode.full:
-        raise typer.BadParameter("it goes with --mode full", param_hint="--weights")
     suffix = ".onnx" if mode is Mode.full else f"_{mode.value}.onnx"
     with progress() as step:
         step("Loading PyTorch")
@@ -194,13 +193,7 @@ def export(
             ),
             dtype=dtype.value,
             weights=precision,
-            opset=opset,
-            dynamic=axes,
-            function_body=not no_function_body,
-            overwrite=force,
-            allow_quadratic=allow_quadratic,
-            atol=atol,
-            rtol=rtol,
+            **common,
         )
         if mode is not Mode.full:
             from ..exporter.step_export import StepRequest

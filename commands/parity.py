@@ -36,11 +36,18 @@ def parity(
         Path | None,
         typer.Option(help="Write the worst seed's outputs to this .npz; NAME.reference is the float64 one."),
     ] = None,
+    seq_len: Annotated[
+        str | None,
+        typer.Option(help="Lengths to compare at (512,1024), for an open axis. (Default: around the window.)"),
+    ] = None,
     causal: Annotated[
         bool | None,
         typer.Option("--causal/--not-causal", help="AFTLocal: how it was exported. (Default: the sidecar's word.)"),
     ] = None,
     provider: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or tensorrt.")] = "auto",
+    plugin: Annotated[
+        str, typer.Option(help="Compiled CPU kernels: auto (if built here), none, or a library's path.")
+    ] = "auto",
     output_format: ReportFormatOption = None,
     output: OutputOption = None,
     force: ForceOption = False,
@@ -54,6 +61,7 @@ def parity(
     """
     _refuse_shared_files(models, save_inputs, save_outputs)
     destination = choose(output_format, output, force)
+    lengths = _lengths(seq_len)
     with progress() as step:
         step("Loading PyTorch")
         from ..exporter.parity import ParityRequest, run_parity
@@ -66,9 +74,11 @@ def parity(
                 config=config,
                 seeds=tuple(range(seed, seed + seeds)),
                 inputs=load_inputs,
+                lengths=lengths,
                 atol=atol,
                 rtol=rtol,
                 provider=provider if model.suffix == ".onnx" else "auto",
+                plugin=plugin if model.suffix == ".onnx" else "auto",
                 causal=causal,
                 keep_reference=save_outputs is not None,
             )
@@ -82,6 +92,20 @@ def parity(
     show(destination, "parity", document, lambda: _print_reports(reports))
     if not passed:
         raise typer.Exit(1)
+
+
+def _lengths(text: str | None) -> tuple[int, ...]:
+    """The numbers of a list with commas.
+
+    Raises:
+        UsageError: it is none.
+    """
+    from ..core.errors import UsageError
+
+    parts = [] if text is None else text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise UsageError(f"--seq-len is {text!r}.", fix="Write lengths with commas between them: 512,1024.")
+    return tuple(int(part) for part in parts)
 
 
 def _refuse_shared_files(models: list[Path], save_inputs: Path | None, save_outputs: Path | None) -> None:
@@ -102,7 +126,8 @@ def _print_reports(reports: list[ParityReport]) -> None:
         floor = "" if tolerance.cosine is None else f", cosine at least {tolerance.cosine}"
         verdict = "equal" if report.passed else "NOT equal"
         within = f"{tolerance.atol:g} + {tolerance.rtol:g}·|x|{floor}"
-        say(f"{report.model} and {report.checkpoint} are {verdict} within {within}.")
+        how = " (compiled kernel)" if report.plugin else ""
+        say(f"{report.model}{how} and {report.checkpoint} are {verdict} within {within}.")
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:

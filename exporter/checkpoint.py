@@ -70,7 +70,7 @@ def load_state(path: Path, key: str | None = None, roots: Collection[str] | None
         raise MissingDependency(
             "Reading a checkpoint needs torch.",
             why="The base install only runs exported models.",
-            fix='pip install -e ".[cpu]"',
+            fix="pip install 'localattn[cpu]'",
         ) from error
     notes: list[str] = []
     if (kind == "safetensors") != (path.suffix.lower() == ".safetensors"):

@@ -12,38 +12,35 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import onnx
 import onnx_ir as ir
 
 from ..core.errors import UsageError
 from ..core.files import refuse_existing, sha256, staging
 from ..core.sidecar import CheckRecord, Sidecar
-from ..core.tolerance import tolerance_for
 from . import graph
-from .artefact import (
-    EXTERNAL_DATA_FROM,
-    finish_export,
-    output_specs,
-    package_versions,
-    window_facts,
-)
+from .artefact import finish_export, output_specs, package_versions, window_facts
 from .checks.audit import Shape, allowed, check_audit, graph_shapes
 from .checks.loads import check_loads, check_model
 from .checks.parity import check_parity
 from .checks.witness import check_witness
+from .file_options import FileOptions
 from .open import OpenedCheckpoint, open_checkpoint
 from .open_sizes import at_open_sizes, check_axes, dimensions, open_checks, open_specs
 from .quantize import quantize_weights
+from .resident import give_back
 from .source import TORCH_DTYPE, ShapeRequest, SourceModel
+from .streaming import message, read_message
 
-DEFAULT_OPSET = 20
 # Sequence length from which one set of random inputs has to do.
 LONG_INPUT = 2048
 
 
 @dataclass(frozen=True)
-class ExportRequest:
-    """What to export and how.
+class ExportRequest(FileOptions):
+    """What to export and how, the options of every file besides.
+
+    `dynamic` names axes of "batch" and "seq"; the length is then the longest. By default there are two seeds, or one
+    for long inputs, whose reference is slow.
 
     Args:
         checkpoint: the weights.
@@ -52,16 +49,6 @@ class ExportRequest:
         shapes: static shapes and optional inputs.
         dtype: "fp32" or "fp16".
         weights: "int8" for linear layers in dynamic int8, None for the dtype.
-        opset: ONNX opset.
-        dynamic: names of the axes that stay open, of "batch" and "seq"; the length is then the longest.
-        function_body: carry the attention node's function; without it only a runtime with a plugin or
-            a kernel for the node can run the file (TensorRT 10.3 needs it so).
-        overwrite: replace an existing file.
-        seeds: seeds of the parity check; by default two, or one for long inputs, whose reference is slow.
-        atol: absolute tolerance of the parity check instead of the dtype's.
-        rtol: relative tolerance instead of the dtype's.
-        allow_quadratic: accept tensors that are square in the sequence length.
-        external_data_from: bytes of weights from which they go into a file of their own.
     """
 
     checkpoint: Path
@@ -70,15 +57,6 @@ class ExportRequest:
     shapes: ShapeRequest = field(default_factory=ShapeRequest)
     dtype: str = "fp32"
     weights: str | None = None
-    opset: int = DEFAULT_OPSET
-    dynamic: tuple[str, ...] = ()
-    function_body: bool = True
-    overwrite: bool = False
-    seeds: tuple[int, ...] | None = None
-    atol: float | None = None
-    rtol: float | None = None
-    allow_quadratic: bool = False
-    external_data_from: int = EXTERNAL_DATA_FROM
 
     @property
     def precision(self) -> str:
@@ -110,6 +88,23 @@ def open_request(request: ExportRequest) -> tuple[OpenedCheckpoint, SourceModel]
     Raises:
         UsageError: the request or one of its files cannot be used.
     """
+    check_precision(request)
+    graph.check_opset(request.opset)
+    refuse_existing(request.output, request.overwrite)
+    sizes = {"heads": request.shapes.heads, "dim_head": request.shapes.dim_head}
+    overrides = {name: size for name, size in sizes.items() if size is not None}
+    opened = open_checkpoint(request.checkpoint, request.config, overrides)
+    source = opened.source(request.shapes)
+    check_axes(source, request.dynamic)
+    return opened, at_open_sizes(source, request.shapes, request.dynamic) if request.dynamic else source
+
+
+def check_precision(request: ExportRequest) -> None:
+    """Refuse an unknown element type or sort of weights, or two that do not go together.
+
+    Raises:
+        UsageError: it is one of these.
+    """
     if request.dtype not in TORCH_DTYPE:
         raise UsageError(f"Unknown dtype {request.dtype!r}.", fix=f"Known: {', '.join(TORCH_DTYPE)}.")
     if request.weights not in (None, "int8"):
@@ -120,14 +115,6 @@ def open_request(request: ExportRequest) -> tuple[OpenedCheckpoint, SourceModel]
             why="onnxruntime's dynamic int8 products take and give fp32.",
             fix="Use fp32.",
         )
-    graph.check_opset(request.opset)
-    refuse_existing(request.output, request.overwrite)
-    sizes = {"heads": request.shapes.heads, "dim_head": request.shapes.dim_head}
-    overrides = {name: size for name, size in sizes.items() if size is not None}
-    opened = open_checkpoint(request.checkpoint, request.config, overrides)
-    source = opened.source(request.shapes)
-    check_axes(source, request.dynamic)
-    return opened, at_open_sizes(source, request.shapes, request.dynamic) if request.dynamic else source
 
 
 def export(request: ExportRequest, progress: Progress = lambda _: None) -> ExportReport:
@@ -144,6 +131,7 @@ def export(request: ExportRequest, progress: Progress = lambda _: None) -> Expor
     """
     progress("Reading the checkpoint")
     opened, source = open_request(request)
+    give_back(request.checkpoint)
     with staging(request.output) as folder:
         progress("Tracing the model")
         axes = dimensions(source, request.dynamic) if request.dynamic else None
@@ -161,6 +149,7 @@ def export(request: ExportRequest, progress: Progress = lambda _: None) -> Expor
             check=lambda staged: _run_checks(staged, source, request, progress),
             describe=lambda *written: sidecar_of(request, opened, source, model, *written),
             progress=progress,
+            mapped=request.checkpoint,
         )
     return ExportReport(request.output, sidecar, opened.notes)
 
@@ -169,7 +158,7 @@ def _run_checks(path: Path, source: SourceModel, request: ExportRequest, progres
     """Each check of a written file, cheapest first."""
     if request.dynamic:
         progress("Checking, over a sweep of sizes")
-        tolerance = tolerance_for(request.precision, request.atol, request.rtol)
+        tolerance = request.tolerance(request.precision)
         yield from open_checks(path, source, request.dtype, request.dynamic, tolerance)
         return
     progress("Checking: ONNX")
@@ -178,11 +167,12 @@ def _run_checks(path: Path, source: SourceModel, request: ExportRequest, progres
     record, session = check_loads(path)
     yield record
     progress("Checking: parity with the float64 oracle")
-    tolerance = tolerance_for(request.precision, request.atol, request.rtol)
+    tolerance = request.tolerance(request.precision)
     seeds = request.seeds or ((0, 1) if source.shapes.seq_len <= LONG_INPUT else (0,))
     first_run: dict[str, dict[str, Any]] = {}
     yield check_parity(session, source, request.dtype, tolerance, seeds, first_run)
-    model = onnx.load(path, load_external_data=False)
+    model = read_message(path)
+    give_back()
     progress("Checking: window witness")
     yield check_witness(model, session, source, request.dtype, first_run, nodes_only=request.weights is not None)
     progress("Checking: memory audit")
@@ -198,7 +188,7 @@ def _retrace(request: ExportRequest, source: SourceModel, length: int) -> tuple[
     model = graph.trace(shorter, request.dtype, request.opset)
     if request.weights is not None:  # tensors are told apart by their names
         model = quantize_weights(model)
-    return other, graph_shapes(ir.serde.serialize_model(model))
+    return other, graph_shapes(message(model))
 
 
 def sidecar_of(
@@ -221,7 +211,7 @@ def sidecar_of(
         "seq_len": source.shapes.seq_len,
         "batch": source.shapes.batch,
         "dynamic": list(request.dynamic),
-        "dtype": cast(Literal["fp32", "fp16"], request.dtype),
+        "dtype": cast(Literal["fp32", "fp16", "bf16"], request.dtype),
         "options": ({"causal": True} if source.shapes.causal else {})
         | ({} if request.weights is None else {"weights": request.weights}),
         "opset": request.opset,

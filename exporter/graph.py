@@ -20,7 +20,7 @@ from ..core.errors import ExportFailed, LocalAttnError, UsageError
 from ..core.node import DOMAIN, VARIANT_BY_OP_TYPE
 from ..core.tensors import TensorSpec
 from .function_body import BodyFacts, facts_of, function_body
-from .source import SourceModel
+from .source import NUMPY_DTYPE, TORCH_DTYPE, SourceModel
 
 # PyTorch's exporter starts at 18; 24 is the newest that it, ONNX and onnxruntime were seen to agree on.
 OPSETS = range(18, 25)
@@ -59,7 +59,7 @@ def trace(
 
     Args:
         source: the model and its shapes.
-        dtype: "fp32" or "fp16".
+        dtype: "fp32", "fp16" or "bf16".
         opset: ONNX opset of the file.
         open_axes: as of `trace_module`.
 
@@ -69,7 +69,12 @@ def trace(
     """
     specs = source.inputs(dtype)
     return trace_module(
-        _Entry(source.module(dtype), [spec.name for spec in specs]),
+        _Entry(
+            source.module(dtype),
+            [spec.name for spec in specs],
+            computes_in=TORCH_DTYPE[dtype] if source.kind.casts_inputs else None,
+            gives=_DTYPE[NUMPY_DTYPE[dtype]],
+        ),
         tuple(_example(spec) for spec in specs),
         [spec.name for spec in specs],
         [source.output_name],
@@ -153,17 +158,27 @@ def _export_failed(error: Exception) -> ExportFailed:
 
 
 class _Entry(torch.nn.Module):
-    """Calls the module by input names, so that an attn_bias can be given without a mask."""
+    """Calls the module by input names, so that an attn_bias can be given without a mask.
 
-    def __init__(self, model: torch.nn.Module, names: Sequence[str]) -> None:
+    Args:
+        model: the module.
+        names: of its inputs.
+        computes_in: what real inputs are cast to; None leaves it to the module.
+        gives: element type of the output.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, names: Sequence[str], *, computes_in: torch.dtype | None, gives: torch.dtype
+    ) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.computes_in, self.gives = model, computes_in, gives
         # The module's first argument is `x` whether tokens or embeddings go in.
         self.names = ["x" if name == "tokens" else name for name in names]
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.model(**dict(zip(self.names, inputs, strict=True)))
-        return output
+        cast = [x if self.computes_in is None or not x.is_floating_point() else x.to(self.computes_in) for x in inputs]
+        output: torch.Tensor = self.model(**dict(zip(self.names, cast, strict=True)))
+        return output.to(self.gives)
 
 
 def _example(spec: TensorSpec) -> torch.Tensor:

@@ -19,22 +19,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..core.errors import UsageError
+from ..core.errors import ExportFailed, UsageError
 from ..core.files import refuse_existing, sha256, staging
 from ..core.sidecar import CheckRecord, LayerFacts, Sidecar
-from ..core.tolerance import tolerance_for
 from . import graph
-from .artefact import (
-    EXTERNAL_DATA_FROM,
-    finish_export,
-    output_specs,
-    package_versions,
-    window_facts,
-)
+from .artefact import finish_export, output_specs, package_versions, window_facts
 from .checks.audit import Shape, allowed, graph_shapes
 from .checks.layers import check_layer_memory, check_layer_windows
 from .checks.loads import check_loads, check_model
 from .checks.untouched import Trial, check_repeats, check_untouched, sweep_sizes
+from .file_options import FileOptions
 from .module_inputs import (
     BATCH,
     SEQUENCE,
@@ -45,6 +39,7 @@ from .module_inputs import (
     call,
     from_arrays,
     name_axes,
+    other_lengths,
     parse_input,
     with_token_limits,
 )
@@ -56,6 +51,7 @@ Inputs = Sequence[ModuleInput | str] | Mapping[str, NDArray[Any] | Tensor]
 Progress = Callable[[str], None]
 # No sequence is longer: only a bound for PyTorch's exporter where an axis is open.
 _LARGEST_BATCH = 1 << 16
+_SEEDS = (0, 1)
 
 
 @dataclass(frozen=True)
@@ -78,32 +74,14 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class ModuleOptions:
-    """How a module is exported.
+class ModuleOptions(FileOptions):
+    """How a module is exported, the options of every file besides; `module_inputs` says which axes have names.
 
     Args:
-        dynamic: names of the axes that stay open; see `module_inputs`.
         max_seq_len: longest sequence where that axis is open; by default the example's.
-        opset: ONNX opset.
-        function_body: carry the attention node's function.
-        overwrite: replace an existing file.
-        seeds: seeds of the parity check.
-        atol: absolute tolerance of the parity check.
-        rtol: relative tolerance.
-        allow_quadratic: accept tensors of the rest of the module that are square in the sequence length.
-        external_data_from: bytes of weights from which they go into a file of their own.
     """
 
-    dynamic: tuple[str, ...] = ()
-    max_seq_len: int | None = None
-    opset: int = 20
-    function_body: bool = True
-    overwrite: bool = False
-    seeds: tuple[int, ...] = (0, 1)
-    atol: float | None = None
-    rtol: float | None = None
-    allow_quadratic: bool = False
-    external_data_from: int = EXTERNAL_DATA_FROM
+    max_seq_len: int | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -250,13 +228,13 @@ class ModuleJob:
             return lambda arrays: as_arrays(call(untouched, arrays, self.by_name)), "fp32"
         return lambda arrays: as_arrays(call(twin, arrays, self.by_name, double=True)), "float64"
 
-    def trace(self, module: nn.Module, sizes: Mapping[str, int] | None = None) -> ir.Model:
-        """The module as ONNX, without function bodies.
+    def trace(self, module: nn.Module, arrays: Arrays | None = None) -> ir.Model:
+        """The module as ONNX, without function bodies; at the sizes of the file, or of these inputs.
 
         Raises:
             ExportFailed: PyTorch's exporter gave up.
         """
-        arrays = self._draw(0, self.sizes if sizes is None else sizes)
+        arrays = self._draw(0, self.sizes) if arrays is None else arrays
         open_axes = None
         if self.options.dynamic:
             dims = {name: torch.export.Dim(name, min=1, max=self._largest(name)) for name in self.options.dynamic}
@@ -276,7 +254,7 @@ class ModuleJob:
         record, session = check_loads(path)
         yield record
         progress("Checking: parity with the untouched module")
-        tolerance = tolerance_for("fp32", self.options.atol, self.options.rtol)
+        tolerance = self.options.tolerance("fp32")
         against = f"the untouched module in {self.precision}"
         yield check_untouched(session, self.reference, against, self._trials(), tolerance)
         written = onnx.load(path, load_external_data=False)
@@ -285,12 +263,12 @@ class ModuleJob:
         progress("Checking: memory audit")
         lengths = {n for layer in self.replacement.replaced for n in layer.lengths}
         open_axis = SEQUENCE if SEQUENCE in self.options.dynamic else ""
-        audit = check_layer_memory(written, lengths, open_axis, self._retrace if SEQUENCE in self.sizes else None)
+        audit = check_layer_memory(written, lengths, open_axis, self._retrace)
         yield allowed(audit) if self.options.allow_quadratic else audit
 
     def _trials(self) -> Iterator[Trial]:
         """Inputs to compare on: random ones, the user's own, and the sweep of open sizes."""
-        for seed in self.options.seeds:
+        for seed in self.options.seeds or _SEEDS:
             yield Trial(f"seed {seed}", self._draw(seed, self.sizes))
         own = {x.name: x.example for x in self.inputs if x.example is not None}
         if len(own) == len(self.inputs) and all(self._has_own_sizes(x) for x in self.inputs):
@@ -315,16 +293,22 @@ class ModuleJob:
             if layer.geometry is not None and layer.path and not present & {layer.path, *layer.other_paths}
         ]
 
-    def _retrace(self) -> tuple[int, dict[str, Shape]]:
-        """Shapes of the same module's graph at another length, a window shorter or longer."""
+    def _retrace(self) -> tuple[set[int], dict[str, Shape]] | None:
+        """Shapes of the same module's graph where every layer sees other lengths, and those; None if none is found."""
+        known = {layer.path: set(layer.lengths) for layer in self.replacement.replaced}
+        lengths = {n for seen in known.values() for n in seen}
         step = max((geometry.window_size for geometry in self.replacement.windows), default=1)
-        length = self.sizes[SEQUENCE]
-        sizes = {**self.sizes, SEQUENCE: length - step if length > step else length + step}
-        example = self._draw(0, sizes)
-        other = replace_local_attention(self.module, lambda m: call(m, example, self.by_name))
-        shapes = graph_shapes(ir.serde.serialize_model(self.trace(other.module, sizes)))
-        lengths = {n for layer in other.replaced for n in layer.lengths}
-        return max(lengths, default=sizes[SEQUENCE]), shapes
+        for example in other_lengths(self.inputs_as_traced(), lengths, step):
+            try:
+                other = replace_local_attention(self.module, lambda m, x=example: call(m, x, self.by_name))  # type: ignore[misc]
+                seen = {layer.path: set(layer.lengths) for layer in other.replaced}
+                if not known or seen.keys() != known.keys() or any(seen[path] & lengths for path in seen):
+                    continue  # that axis is not the sequence
+                shapes = graph_shapes(ir.serde.serialize_model(self.trace(other.module, example)))
+            except (UsageError, ExportFailed):  # a module made for one length
+                continue
+            return {n for found in seen.values() for n in found}, shapes
+        return None
 
     def sidecar(self, model: ir.Model, staged: Path, data: str | None, checks: list[CheckRecord]) -> Sidecar:
         """What is known about the file, for those who find it later."""

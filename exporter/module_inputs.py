@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -205,3 +205,34 @@ def with_token_limits(inputs: Sequence[ModuleInput], module: nn.Module, by_name:
         for handle in handles:
             handle.remove()
     return [replace(x, limit=limits.get(x.name) if x.limit is None else x.limit) for x in inputs]
+
+
+def other_lengths(inputs: Sequence[ModuleInput], lengths: set[int], step: int) -> Iterator[Arrays]:
+    """Numbers at sizes at which the sequences may be shorter or longer, the likeliest first.
+
+    Which axis is the sequence is not known: it may be the one called so, or any that is as long as one, at the same
+    place of all inputs. Who asks has to look.
+
+    Args:
+        inputs: at the sizes of the file.
+        lengths: of the sequences.
+        step: how much shorter or longer.
+    """
+    named = [{axis for axis, name in enumerate(x.axes) if name == SEQUENCE} for x in inputs]
+    tried = [named] if any(named) else []
+    for place in range(max(len(x.shape) for x in inputs)):
+        chosen = [{place} if place < len(x.shape) and x.shape[place] in lengths else set() for x in inputs]
+        if any(chosen) and chosen not in tried:
+            tried.append(chosen)
+    for axes in tried:
+        for change in (-step, step, 2 * step, 4 * step):  # a model that halves its sequence takes some lengths only
+            resized = [
+                replace(
+                    x,
+                    shape=tuple(n + change * (axis in at) for axis, n in enumerate(x.shape)),
+                    axes=("",) * len(x.shape),
+                )
+                for x, at in zip(inputs, axes, strict=True)
+            ]
+            if all(size > 0 for x in resized for size in x.shape):
+                yield {x.name: x.draw(place, {}) for place, x in enumerate(resized)}

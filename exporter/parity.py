@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,22 @@ from ..core.error_spread import ErrorSpread
 from ..core.errors import CheckFailed, UsageError
 from ..core.publishing import check_unchanged
 from ..core.sidecar import Sidecar
+from ..core.tensors import TensorSpec
 from ..core.tolerance import Tolerance, tolerance_for
 from ..core.window_view import WindowView, bias_views, views
-from ..runtime.arrays import load_arrays, random_inputs, save_arrays
+from ..runtime.arrays import save_arrays
 from ..runtime.compare import Comparison
+from ..runtime.inspect_onnx import inspect_onnx
 from ..runtime.session import Session, load
-from .checks.parity import compare_with_oracle
 from .open import open_checkpoint
+from .open_sizes import BATCH, SEQUENCE
+from .parity_ways import StepByStep, Way, Whole
 from .source import NUMPY_DTYPE, ShapeRequest, SourceModel
+from .steps.source import StepSource
 
 Arrays = dict[str, NDArray[Any]]
+# Sequences a call where the file leaves it open and has no facts beside it.
+_OPEN_BATCH = 2
 
 
 @dataclass(frozen=True)
@@ -38,9 +44,11 @@ class ParityRequest:
         config: configuration file; by default the sidecar's, else the one beside the checkpoint.
         seeds: one set of random inputs each.
         inputs: an .npz of inputs instead.
+        lengths: of the sequences, for a file that leaves them open; by default some around the window's multiples.
         atol: absolute tolerance instead of the dtype's.
         rtol: relative tolerance instead of the dtype's.
         provider: where to run the file.
+        plugin: compiled kernels, as `runtime.session.load` takes them.
         causal: AFTLocal only, whether it was exported as causal; by default the sidecar's word.
         keep_reference: keep the reference's outputs on the worst inputs too.
     """
@@ -50,9 +58,11 @@ class ParityRequest:
     config: Path | None = None
     seeds: tuple[int, ...] = (0, 1, 2)
     inputs: Path | None = None
+    lengths: tuple[int, ...] = ()
     atol: float | None = None
     rtol: float | None = None
     provider: str = "auto"
+    plugin: str = "auto"
     causal: bool | None = None
     keep_reference: bool = False
 
@@ -64,6 +74,7 @@ class ParityReport:
     Args:
         dtype: the file's, which chose the tolerance; "int8" if its linear layers are.
         provider: what really ran.
+        plugin: path of the library whose compiled kernels computed the attention nodes; None if their body did.
         model: the file.
         checkpoint: what it was compared with.
         tolerance: the criterion.
@@ -81,6 +92,7 @@ class ParityReport:
     checkpoint: Path
     tolerance: Tolerance
     windows: list[WindowView]
+    plugin: str | None = None
     sidecar: Sidecar | None = None
     comparisons: list[tuple[str, Comparison]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -115,6 +127,7 @@ class ParityReport:
             "passed": self.passed,
             "dtype": self.dtype,
             "provider": self.provider,
+            "plugin": self.plugin,
             "tolerance": asdict(self.tolerance),
             "comparisons": self.rows(),
             "notes": self.notes,
@@ -140,18 +153,15 @@ def run_parity(request: ParityRequest, progress: Callable[[str], None] = lambda 
         MissingDependency: onnxruntime, or the provider asked for, is not there.
     """
     progress("Loading the model")
-    session = load(request.model, provider=request.provider, verify=False)  # the numbers judge it
+    session = load(
+        request.model, provider=request.provider, plugin=request.plugin, verify=False
+    )  # the numbers judge it
     sidecar = read_model_facts(request.model)
-    if sidecar is not None and sidecar.step is not None:
-        raise UsageError(
-            f"{request.model} takes {sidecar.step.chunk} token(s) a call, which is no sequence to compare.",
-            why="It was compared with the float64 oracle call by call, at every position, when it was exported.",
-            fix="See that check with localattn inspect, or export again.",
-        )
-    source, notes = source_of_file(request, session, sidecar)
-    notes += _altered(request.model)
-    dtype = dtype_of_file(session, source, sidecar)
-    check_signature(session, source, dtype)
+    source, notes = _source(request, session, sidecar)
+    notes += [*_altered(request.model), *session.notes]
+    dtype = dtype_of_file(request.model, session, source, sidecar)
+    way = _way(session, source, dtype, sidecar)
+    _check_inputs(session.inputs, way.specs, source)
     precision = dtype if sidecar is None else str(sidecar.options.get("weights", dtype))
     tolerance = tolerance_for(precision, request.atol, request.rtol)
     report = ParityReport(
@@ -160,22 +170,24 @@ def run_parity(request: ParityRequest, progress: Callable[[str], None] = lambda 
         request.model,
         request.checkpoint,
         tolerance,
-        windows_of(source),
+        windows_of(way.source),
+        session.plugin,
         sidecar,
         notes=notes,
     )
     worst = -np.inf
-    for name, inputs in _input_sets(request, source, dtype):
+    for name, inputs in way.inputs(request.seeds, request.inputs, request.lengths):
         progress(f"Comparing: {name}")
         report.notes += _not_finite(inputs)
-        outputs = session.run(inputs)
-        for comparison in compare_with_oracle(outputs, source, inputs, tolerance, spread=True):
+        outputs, comparisons = way.compare(inputs, tolerance)
+        for comparison in comparisons:
             report.comparisons.append((name, comparison))
             if not report.outputs or comparison.excess(tolerance) > worst:
                 worst = comparison.excess(tolerance)
                 report.inputs, report.outputs = inputs, outputs
+    report.notes += way.notes
     if request.keep_reference:
-        expected = source.reference(report.inputs)
+        expected = way.reference(report.inputs)
         report.outputs = report.outputs | {f"{name}.reference": x for name, x in expected.items()}
     return report
 
@@ -189,8 +201,30 @@ def windows_of(source: SourceModel) -> list[WindowView]:
     return views([(name, source.geometry) for name in names], length)
 
 
+def _way(session: Session, source: SourceModel, dtype: str, sidecar: Sidecar | None) -> Way:
+    if sidecar is not None and sidecar.step is not None:
+        return StepByStep(session, StepSource(source, sidecar.step.chunk), dtype)
+    return Whole(session, source, dtype, _open_axes(session))
+
+
+def _open_axes(session: Session) -> list[str]:
+    sizes = {size for spec in session.inputs for size in spec.shape}
+    return [name for name in (BATCH, SEQUENCE) if name in sizes]
+
+
 def source_of_file(request: ParityRequest, session: Session, sidecar: Sidecar | None) -> tuple[SourceModel, list[str]]:
-    """The checkpoint at the shapes of the file."""
+    """The checkpoint at the shapes of a file that takes whole sequences of one length.
+
+    Raises:
+        UsageError: some of its sizes are open, or it does not belong to the checkpoint.
+    """
+    if not all(isinstance(size, int) for spec in session.inputs for size in spec.shape):
+        raise UsageError(f"{request.model} has open dimensions.", why="This needs a file with static shapes.")
+    return _source(request, session, sidecar)
+
+
+def _source(request: ParityRequest, session: Session, sidecar: Sidecar | None) -> tuple[SourceModel, list[str]]:
+    """The checkpoint at the shapes of the file; at the largest where they are open, at any where it takes steps."""
     known = None
     notes = []
     if sidecar is not None:
@@ -200,15 +234,25 @@ def source_of_file(request: ParityRequest, session: Session, sidecar: Sidecar | 
         notes.append(f"{request.checkpoint} is not the checkpoint {request.model} was exported from")
     inputs = {spec.name: spec for spec in session.inputs}
     data = session.inputs[0]
-    if not all(isinstance(size, int) for spec in session.inputs for size in spec.shape):
-        raise UsageError(f"{request.model} has open dimensions.", why="Parity needs a file with static shapes.")
     is_attention, is_aft = "q" in inputs, "query" in inputs
     causal = request.causal
     if causal is None:
         causal = bool(sidecar is not None and sidecar.options.get("causal"))
+    length: int | str | None = data.shape[2 if is_attention else 0 if is_aft else 1]
+    batch = data.shape[1 if is_aft else 0]
+    if isinstance(batch, str):
+        batch = _OPEN_BATCH if sidecar is None else sidecar.batch
+    if sidecar is not None and sidecar.step is not None:  # any length that the class accepts
+        length = getattr(opened.resolved.args, "window_size", 1)
+    if isinstance(length, str):
+        longest = None if sidecar is None else sidecar.seq_len  # None: the model's own
+        if longest is not None and max(request.lengths, default=0) > longest:
+            wanted = max(request.lengths)
+            raise UsageError(f"--seq-len {wanted} is beyond the {longest} positions of {request.model}.")
+        length = max(request.lengths, default=longest)
     shapes = ShapeRequest(
-        batch=int(data.shape[1 if is_aft else 0]),
-        seq_len=int(data.shape[2 if is_attention else 0 if is_aft else 1]),
+        batch=batch,
+        seq_len=length,
         heads=int(data.shape[1]) if is_attention else None,
         dim_head=int(data.shape[3]) if is_attention else None,
         mask="mask" in inputs,
@@ -219,18 +263,22 @@ def source_of_file(request: ParityRequest, session: Session, sidecar: Sidecar | 
     return opened.source(shapes), notes + opened.notes
 
 
-def dtype_of_file(session: Session, source: SourceModel, sidecar: Sidecar | None) -> str:
-    """The element type the file was exported in: the sidecar's word, else that of its output."""
+def dtype_of_file(model: Path, session: Session, source: SourceModel, sidecar: Sidecar | None) -> str:
+    """The element type a file was exported in: the sidecar's word, else its weights' or its output's."""
     if sidecar is not None:
         return sidecar.dtype
-    names = {numpy_name: name for name, numpy_name in NUMPY_DTYPE.items()}
+    if "bfloat16" in inspect_onnx(model).weight_bytes:
+        return "bf16"
     element = next((x.dtype for x in session.outputs if x.name == source.output_name), "float32")
-    return names.get(element, "fp32")
+    return next((name for name, numpy_name in NUMPY_DTYPE.items() if numpy_name == element), "fp32")
 
 
 def check_signature(session: Session, source: SourceModel, dtype: str) -> None:
     """The file must take what this checkpoint takes."""
-    wanted, found = source.inputs(dtype), session.inputs
+    _check_inputs(session.inputs, source.inputs(dtype), source)
+
+
+def _check_inputs(found: list[TensorSpec], wanted: list[TensorSpec], source: SourceModel) -> None:
     if wanted != found:
         raise UsageError(
             "The model and the checkpoint do not belong together.",
@@ -257,11 +305,3 @@ def _not_finite(inputs: Arrays) -> list[str]:
         for name, array in inputs.items()
         if not np.isfinite(array).all()
     ]
-
-
-def _input_sets(request: ParityRequest, source: SourceModel, dtype: str) -> Iterator[tuple[str, Arrays]]:
-    if request.inputs is not None:
-        yield str(request.inputs), load_arrays(request.inputs)
-        return
-    for seed in request.seeds:
-        yield f"seed {seed}", random_inputs(source.inputs(dtype), seed, token_limit=source.token_limit)

@@ -25,14 +25,16 @@ from . import oracle
 from .modules.aft_local import AFTLocal
 from .modules.local_attention import LocalAttention
 from .modules.local_mha import LocalMHA
-from .modules.local_transformer import LocalTransformer
+from .modules.local_transformer import DynamicPositionBias, LocalTransformer
 from .modules.rotary import RotaryTable
 from .oracle_aft import aft_local
 
 Arrays = Mapping[str, NDArray[Any]]
 
-NUMPY_DTYPE = {"fp32": "float32", "fp16": "float16"}
-TORCH_DTYPE = {"fp32": torch.float32, "fp16": torch.float16}
+# What matrices are stored and multiplied in.
+TORCH_DTYPE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+# Inputs and outputs. numpy has no bf16, and neither onnxruntime nor TensorRT passes it to or from Python.
+NUMPY_DTYPE = {"fp32": "float32", "fp16": "float16", "bf16": "float32"}
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class ModelKind:
         reference: the fp64 oracle, on fp64 (or int64, bool) tensors by input name; with positions, only there.
         batch_axis: which axis of data inputs and output is the batch.
         samples: the reference can compute single positions, which long sequences need.
+        casts_inputs: no matrix meets the inputs, so they themselves take the file's element type.
     """
 
     shapes: Callable[[Any, ShapeRequest], Shapes]
@@ -98,6 +101,7 @@ class ModelKind:
     reference: Callable[[Any, SourceModel, Mapping[str, Tensor], Mapping[str, Tensor], Tensor | None], Tensor]
     batch_axis: int = 0
     samples: bool = False
+    casts_inputs: bool = False
 
 
 def _needs(option: str, why: str) -> UsageError:
@@ -218,6 +222,7 @@ KINDS: Mapping[str, ModelKind] = {
         reference=lambda args, _, state, x, __: oracle.local_attention(
             args, state, x["q"], x["k"], x["v"], x.get("mask"), x.get("attn_bias")
         ),
+        casts_inputs=True,
     ),
     "mha": ModelKind(
         shapes=_mha_shapes,
@@ -343,7 +348,7 @@ class SourceModel:
         return self.kind.output(self.args)
 
     def inputs(self, dtype: str) -> list[TensorSpec]:
-        """The file's inputs when it is exported in `dtype` ("fp32" or "fp16")."""
+        """The file's inputs when it is exported in `dtype`, a key of `NUMPY_DTYPE`."""
         element = {"float": NUMPY_DTYPE[dtype]}
         return [
             TensorSpec(name, element.get(kind, kind), shape)
@@ -364,9 +369,9 @@ class SourceModel:
             prepare = getattr(part, "prepare", None)
             if prepare is not None:
                 prepare()
-            # Matrices, embeddings and rotary tables take the file's dtype. Norms, residual streams and
-            # the few numbers that steer them stay fp32: in fp16 they cost most of the accuracy.
-            if isinstance(part, (nn.Linear, nn.Embedding, RotaryTable)):
+            # Matrices, embeddings, rotary tables and position biases take the file's dtype. Norms, residual streams and
+            # the few numbers that steer them stay fp32: in fp16 or bf16 they cost most of the accuracy.
+            if isinstance(part, (nn.Linear, nn.Embedding, RotaryTable, DynamicPositionBias)):
                 part.to(TORCH_DTYPE[dtype])
         return module.requires_grad_(False).eval()
 

@@ -16,14 +16,13 @@ import onnx_ir as ir
 from ..core.errors import UsageError
 from ..core.files import refuse_existing, staging
 from ..core.sidecar import CheckRecord, Sidecar
-from ..core.tolerance import tolerance_for
 from ..runtime.session import Session
 from .artefact import demand, output_specs, publish_models, save_model, window_facts
 from .checks.loads import check_loads, check_model
-from .export import ExportReport, ExportRequest, Progress, sidecar_of
+from .export import ExportReport, ExportRequest, Progress, check_precision, sidecar_of
 from .graph import check_opset
 from .open import OpenedCheckpoint, open_checkpoint
-from .source import TORCH_DTYPE
+from .quantize import quantize_weights
 from .steps.check import check_step_parity
 from .steps.graph import step_nodes, trace_step
 from .steps.shared_weights import share_weights
@@ -75,8 +74,7 @@ def open_steps(request: StepRequest) -> tuple[OpenedCheckpoint, dict[Path, StepS
         UsageError: the request or one of its files cannot be used, or the model cannot stream.
     """
     asked = request.export
-    if asked.dtype not in TORCH_DTYPE:
-        raise UsageError(f"Unknown dtype {asked.dtype!r}.", fix=f"Known: {', '.join(TORCH_DTYPE)}.")
+    check_precision(asked)
     check_opset(asked.opset)
     for option, given in (("--seq-len", asked.shapes.seq_len is not None), ("--dynamic", bool(asked.dynamic))):
         if given:
@@ -125,7 +123,8 @@ def export_steps(request: StepRequest, progress: Progress = lambda _: None) -> l
         for path, source in files.items():
             mode: Mode = request.mode if path == asked.output else "prefill"
             progress(f"Tracing the model, {source.chunk} token(s) a call")
-            parts.append(_Part(mode, source, path, trace_step(source, asked.dtype, asked.opset)))
+            model = trace_step(source, asked.dtype, asked.opset)
+            parts.append(_Part(mode, source, path, model if asked.weights is None else quantize_weights(model)))
         shared = share_weights([part.model for part in parts], folder, asked.output.name) if len(parts) > 1 else None
         for part in parts:
             part.staged = folder / part.path.name
@@ -155,7 +154,7 @@ def _check(parts: list[_Part], asked: ExportRequest, progress: Callable[[str], N
     Raises:
         CheckFailed: the first that fails.
     """
-    tolerance = tolerance_for(asked.dtype, asked.atol, asked.rtol)
+    tolerance = asked.tolerance(asked.precision)
     sessions: dict[int, Session] = {}
 
     def run(part: _Part) -> Iterator[CheckRecord]:

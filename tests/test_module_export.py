@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
-from local_attention import LocalMHA, LocalTransformer
+from local_attention import LocalAttention, LocalMHA, LocalTransformer
 from torch import Tensor, nn
 
 from localattn.core.errors import CheckFailed, ExportFailed, UsageError
@@ -218,6 +218,41 @@ def test_a_square_tensor_of_the_rest_is_found(tmp_path: Path) -> None:
 def test_a_module_as_wide_as_the_sequence_is_no_fault(tmp_path: Path) -> None:
     report = export_module(randomised(Mixer()), ["x:float32:[1,16,16]"], tmp_path / "m.onnx")
     assert statuses(report)["memory audit"] == "passed"
+
+
+class Wide(nn.Module):
+    """Heads of 16 over 8 tokens: half a head is as wide as the sequence is long, as the halves that rotary turns."""
+
+    def __init__(self, *, fixed: bool = False, dense: bool = False) -> None:
+        super().__init__()
+        self.attention, self.dense = LocalAttention(window_size=4, causal=True, dim=16, autopad=True), dense
+        # A table of one length: no other can be traced.
+        self.positions = nn.Parameter(torch.randn(8, 16)) if fixed else None
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.positions is not None:
+            q = q + self.positions
+        out: Tensor = self.attention(q, k, v)
+        return (out @ out.transpose(-1, -2)).softmax(-1) @ v if self.dense else out
+
+
+@pytest.mark.parametrize("shape", ["1,2,8,16", "1,2,seq=8,16", "1,heads=2,n=8,16"])
+def test_half_a_head_as_wide_as_the_sequence_is_no_fault(tmp_path: Path, shape: str) -> None:
+    """Whatever the axes are called: the one that changes the lengths of the layers is the sequence."""
+    inputs = [f"{name}:float32:[{shape}]" for name in "qkv"]
+    report = export_module(Wide(), inputs, tmp_path / "m.onnx")
+    assert statuses(report)["memory audit"] == "passed"
+    with pytest.raises(CheckFailed, match="2 tensors outside the replaced layers"):  # the product and its softmax
+        export_module(Wide(dense=True), inputs, tmp_path / "n.onnx")
+
+
+def test_a_module_for_one_length_is_audited_at_that(tmp_path: Path) -> None:
+    inputs = [f"{name}:float32:[1,2,8,16]" for name in "qkv"]
+    report = export_module(Wide(fixed=True), inputs, tmp_path / "m.onnx")
+    audit = report.sidecar.checks[-1]
+    assert audit.status == "not proven" and "as wide by chance" in audit.detail
+    with pytest.raises(CheckFailed, match="1 tensors outside the replaced layers are square"):
+        export_module(Wide(fixed=True, dense=True), inputs, tmp_path / "n.onnx")
 
 
 def test_a_mask_that_depends_on_the_inputs_is_not_built_in(tmp_path: Path) -> None:

@@ -322,7 +322,7 @@ def test_the_command(tiny: Path, localattn: Callable[..., Finished]) -> None:
     again = localattn("export", tiny, "--mode", "step", "--chunk", 8)
     assert again.code == 2 and "--force" in again.err
     compared = localattn("parity", tiny.with_name("model_step.onnx"), "--against", tiny)
-    assert compared.code == 2 and "at every position, when it was exported" in compared.err
+    assert compared.code == 0 and "equal within" in compared.out
     shown = localattn("inspect", tiny.with_name("model_step.onnx"))
     assert shown.code == 0 and "WindowedAttentionStep" in shown.out
 

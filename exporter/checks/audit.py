@@ -8,7 +8,8 @@ traced at another length, and only what grew in both dimensions is a fault.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import onnx
 
@@ -18,6 +19,8 @@ from .probe import probes
 
 _NAME = "memory audit"
 Shape = tuple[int, ...]
+# A replaced layer keeps a module for each length it is called with (`modules/drop_in.py`).
+_MADE_FOR = re.compile(r"(?<=\.by_length)\.\d+(?=\.)")
 
 
 def check_audit(
@@ -43,7 +46,8 @@ def check_audit(
     lengths = {length} | {probe.length for probe in alone}  # a node's input may be padded
     suspects = [name for name, shape in shapes.items() if is_square(shape, lengths)]
     if suspects:
-        suspects = grown(suspects, length, retrace)
+        other, elsewhere = retrace(length)
+        suspects = grown(suspects, {other}, elsewhere)
     largest = max((elements(shape) for shape in shapes.values()), default=0)
     for probe in alone:
         inside = probe.measured_shapes()
@@ -100,7 +104,10 @@ def elements(shape: Shape) -> int:
     return math.prod(shape)
 
 
-def grown(suspects: list[str], length: int, retrace: Callable[[int], tuple[int, dict[str, Shape]]]) -> list[str]:
-    """Those of the suspects that are square at another length too."""
-    other, elsewhere = retrace(length)
-    return [name for name in suspects if name not in elsewhere or sum(n == other for n in elsewhere[name]) >= 2]
+def grown(suspects: list[str], others: set[int], elsewhere: Mapping[str, Shape]) -> list[str]:
+    """Those of the suspects that are square at other lengths too; `elsewhere` are the shapes at those."""
+    found: dict[str, list[Shape]] = {}
+    for name, shape in elsewhere.items():
+        found.setdefault(_MADE_FOR.sub("", name), []).append(shape)
+    shapes = {name: found.get(_MADE_FOR.sub("", name), []) for name in suspects}
+    return [name for name in suspects if not shapes[name] or any(is_square(x, others) for x in shapes[name])]

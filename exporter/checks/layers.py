@@ -7,7 +7,7 @@ run alone; where its length is open, at a length that its window does not cover.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import onnx
@@ -57,7 +57,7 @@ def check_layer_memory(
     model: onnx.ModelProto,
     lengths: set[int],
     open_axis: str,
-    retrace: Callable[[], tuple[int, dict[str, Shape]]] | None,
+    retrace: Callable[[], tuple[set[int], dict[str, Shape]] | None],
 ) -> CheckRecord:
     """Memory of every different node, and tensors of the rest that are square in the sequence length.
 
@@ -65,7 +65,7 @@ def check_layer_memory(
         model: the written file, weights may be absent.
         lengths: of the sequences, where they are fixed.
         open_axis: name of the sequence axis where it is open, else "".
-        retrace: the same module at another length, and that length; None where the sequence axis is not known.
+        retrace: the shapes where every layer sees other lengths, and those; None where the module takes no others.
     """
     different = {repr((p.node.op_type, sorted(p.attributes.items()))): p for p in probes(model)}
     suspects = [fault for probe in different.values() for fault in _superlinear(probe)]
@@ -74,11 +74,11 @@ def check_layer_memory(
     shapes = _shapes(model)
     square = [name for name, shape in shapes.items() if _is_square(shape, lengths, open_axis)]
     if square and not open_axis:
-        if retrace is None:
+        elsewhere = retrace()
+        if elsewhere is None and not _scores(model, square, shapes, lengths):
             detail = f"{', '.join(square[:5])} may be square in the length, or as wide by chance"
             return CheckRecord(name=_AUDIT, status="not proven", detail=detail)
-        longest = max(lengths)
-        square = grown(square, longest, lambda _: retrace())
+        square = _scores(model, square, shapes, lengths) if elsewhere is None else grown(square, *elsewhere)
     if square:
         detail = f"{len(square)} tensors outside the replaced layers are square in the length: {', '.join(square[:5])}"
         return CheckRecord(name=_AUDIT, status="failed", detail=detail)
@@ -120,6 +120,23 @@ def _shapes(model: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
         v.name: tuple(d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim) for v in values
     }
     return shapes | {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+
+
+def _scores(
+    model: onnx.ModelProto, suspects: Sequence[str], shapes: Mapping[str, tuple[int | str, ...]], lengths: set[int]
+) -> list[str]:
+    """Those of the suspects that are the products of two activations over another axis, as scores are.
+
+    One length alone does not tell a sequence from as many channels; of such a product both axes that stay are one.
+    """
+    fed, found = {value.name for value in model.graph.input}, []
+    for node in model.graph.node:
+        if not fed.isdisjoint(node.input):
+            fed |= set(node.output)
+        if node.op_type == "MatMul" and fed.issuperset(node.input) and node.output[0] in suspects:
+            inner = shapes.get(node.input[0], ())[-1:]
+            found += [node.output[0]] if inner and inner[0] not in lengths else []
+    return found
 
 
 def _is_square(shape: tuple[int | str, ...], lengths: set[int], open_axis: str) -> bool:
