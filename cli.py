@@ -26,7 +26,21 @@ from typing import Annotated
 
 import typer
 
-from .commands import bench, bisect, build, bundle, demo, doctor, export, generate, inspect, parity, plugin, run
+from .commands import (
+    bench,
+    bisect,
+    build,
+    bundle,
+    completion,
+    demo,
+    doctor,
+    export,
+    generate,
+    inspect,
+    parity,
+    plugin,
+    run,
+)
 from .commands.console import Verbosity, missing_package, print_error
 from .core.errors import ExitCode, LocalAttnError, MissingDependency
 
@@ -77,6 +91,7 @@ def _options(
 
 def main() -> None:
     """Run the command line and leave with its exit code."""
+    completion.prepare(sys.argv)
     try:
         app()
     except LocalAttnError as error:

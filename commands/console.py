@@ -113,7 +113,7 @@ def missing_package(error: ModuleNotFoundError) -> LocalAttnError | None:
     return MissingDependency(
         f"{package} is not installed.",
         why="Reading checkpoints and exporting need it; running exported models does not.",
-        fix='Install it with: python -m pip install -e ".[cpu]" (or ".[gpu]").',
+        fix="Install it with: pip install 'localattn[cpu]', or pip install 'localattn[gpu]'.",
     )
 
 

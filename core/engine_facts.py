@@ -114,7 +114,7 @@ class EngineFacts(BaseModel):
     options: BuildOptions
     onnx_name: str
     onnx_sha256: str
-    engine_sha256: str
+    engine_sha256: str = Field(min_length=1)
     engine_bytes: int = Field(ge=1)
     seconds: float = 0.0
     versions: dict[str, str] = Field(default_factory=dict)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from .extras import as_installed
+
 
 class ExitCode(IntEnum):
     """Exit codes of the command line."""
@@ -35,8 +37,8 @@ class LocalAttnError(Exception):
     def __init__(self, what: str, *, why: str = "", fix: str = "") -> None:
         super().__init__(what)
         self.what = what
-        self.why = why
-        self.fix = fix
+        self.why = as_installed(why)
+        self.fix = as_installed(fix)
 
     def __str__(self) -> str:
         return "\n".join(line for line in (self.what, self.why, self.fix) if line)

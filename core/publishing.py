@@ -23,8 +23,11 @@ from .files import flush, sha256
 _PREFIX = ".localattn.next."
 # The entry of a file of facts that holds the SHA-256 of all others.
 SEAL = "facts_sha256"
-# The entry that holds the SHA-256 of the model. An engine's is judged where it is opened (`runtime/engine_open.py`).
-_DIGEST = "model_sha256"
+# The entries that hold the SHA-256 of the file they describe, each with what helps where it differs.
+_DIGESTS = {
+    "model_sha256": "Copy them again together, or make them again; to use the file as it is, remove {}.",
+    "engine_sha256": "Copy engine and {} together, or build the engine again: localattn build.",
+}
 # External data written here carries the first hex digits of its SHA-256 in its name.
 _DATA_NAME = re.compile(r".*\.([0-9a-f]{12})\.data", re.DOTALL)
 _MAX_FACTS = 16 << 20
@@ -125,7 +128,7 @@ def check_seal(path: Path, text: bytes) -> None:
 
 
 def check_unchanged(model: Path) -> None:
-    """An ONNX file and its external data must be those that the facts beside it were written for.
+    """An ONNX file and its external data, or an engine, must be what the facts beside it were written for.
 
     Facts that are missing, broken, or say nothing of this are not this function's to judge.
 
@@ -136,20 +139,21 @@ def check_unchanged(model: Path) -> None:
     try:
         with sidecar_path(model).open("rb") as stream:
             document = json.loads(stream.read(_MAX_FACTS))
-        stated = document.get(_DIGEST)
-        if isinstance(stated, str) and stated and stated != sha256(model):
-            raise _changed(model, model.name)
+        for entry, fix in _DIGESTS.items():
+            stated = document.get(entry)
+            if isinstance(stated, str) and stated and stated != sha256(model):
+                raise _changed(model, model.name, fix)
         data = document.get("external_data")
         named = _DATA_NAME.fullmatch(data) if isinstance(data, str) and Path(data).name == data else None
         if named is not None and not sha256(model.with_name(named[0])).startswith(named[1]):
-            raise _changed(model, named[0])
+            raise _changed(model, named[0], _DIGESTS["model_sha256"])
     except (OSError, ValueError, RecursionError, AttributeError, TypeError):
         return
 
 
-def _changed(model: Path, name: str) -> CheckFailed:
+def _changed(model: Path, name: str, fix: str) -> CheckFailed:
     return CheckFailed(
         f"{name} is not the file that {sidecar_path(model).name} was written for.",
         why="Its SHA-256 differs: one of the two was altered, or replaced alone.",
-        fix=f"Copy them again together, or make them again; to use the file as it is, remove {sidecar_path(model)}.",
+        fix=fix.format(sidecar_path(model)),
     )

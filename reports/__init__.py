@@ -21,5 +21,5 @@ def require_html() -> None:
         raise MissingDependency(
             "Jinja2 is needed for HTML pages and cannot be imported.",
             why=str(error),
-            fix='Install it: python -m pip install -e ".[report]", or choose --format md.',
+            fix="Install it: pip install 'localattn[report]', or choose --format md.",
         ) from error

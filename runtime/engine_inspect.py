@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..core.engine_facts import EngineFacts, read_engine_facts
-from ..core.errors import LocalAttnError
-from ..core.files import sha256
+from ..core.errors import CheckFailed, LocalAttnError
+from ..core.publishing import check_unchanged
 from .engine_layers import EngineLayer, read_layers
 from .engine_open import open_engine
 from .tensorrt_plugins import find_library
@@ -58,15 +58,27 @@ def inspect_engine(path: Path) -> EngineReport:
         UsageError: no such file, or no facts beside it.
     """
     facts = read_engine_facts(path)
-    layers, why = _layers(path)
+    changed = _change(path)
+    layers, why = (None, changed) if changed else _layers(path)
     return EngineReport(
         path=str(path),
         facts=facts,
-        unchanged=path.is_file() and sha256(path) == facts.engine_sha256,
+        unchanged=not changed,
         plugin_problem=_plugin_problem(facts, path),
         layers=layers,
         why_closed=why,
     )
+
+
+def _change(path: Path) -> str:
+    """Why the file is not the one that its facts describe; empty if it is."""
+    if not path.is_file():
+        return f"There is no file {path}."
+    try:
+        check_unchanged(path)
+    except CheckFailed as error:
+        return f"{error.what} {error.why}"
+    return ""
 
 
 def _plugin_problem(facts: EngineFacts, path: Path) -> str:

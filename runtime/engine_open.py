@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.engine_facts import EngineFacts, read_engine_facts
-from ..core.errors import CheckFailed, MissingDependency, UsageError
-from ..core.files import sha256
+from ..core.errors import MissingDependency, UsageError
 from .engine_device import Device, cuda_runtime_on_path, find_device, platform_name
 from .tensorrt_library import Opened, open_library
 from .tensorrt_plugins import find_library, load_plugin
@@ -36,15 +35,14 @@ class OpenEngine:
 
 
 def open_engine(path: Path) -> OpenEngine:
-    """Read an engine into the GPU.
+    """Read an engine into the GPU, which callers let `core.publishing.check_unchanged` look at before.
 
     Raises:
         UsageError: no engine, no facts beside it, or it is for another system, library version or GPU.
         MissingDependency: the library, the driver, the CUDA runtime or the plugin library is not there.
-        CheckFailed: the engine or the plugin library is not the one that was built.
+        CheckFailed: the facts or the plugin library are not those of the build.
     """
     facts = read_engine_facts(path)
-    check_unchanged(path, facts)
     opened = open_library(facts.backend)
     check_library(path, facts, opened.version)
     device = find_device()
@@ -53,20 +51,6 @@ def open_engine(path: Path) -> OpenEngine:
     if facts.plugin is not None and facts.plugin.kind == "library":
         load_plugin(opened, find_library(facts.plugin, path))
     return OpenEngine(facts, opened, device, _deserialise(path, opened))
-
-
-def check_unchanged(path: Path, facts: EngineFacts) -> None:
-    """The facts must be those of this engine.
-
-    Raises:
-        CheckFailed: size or SHA-256 differ.
-    """
-    if path.stat().st_size != facts.engine_bytes or sha256(path) != facts.engine_sha256:
-        raise CheckFailed(
-            f"{path} is not the engine its facts describe.",
-            why="Its SHA-256 differs: it was cut, changed, or replaced without the file beside it.",
-            fix="Copy engine and .json together, or build the engine again.",
-        )
 
 
 def check_library(path: Path, facts: EngineFacts, version: str) -> None:

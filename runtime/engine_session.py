@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import MissingDependency, UsageError
+from .compiled_kernel import refuse_elsewhere
 from .engine_open import OpenEngine, open_engine
 from .session import Arrays, Session
 
@@ -77,15 +78,17 @@ def _deactivate(runner: Any) -> None:
         runner.deactivate()
 
 
-def open_file(path: Path, provider: str = "auto", threads: int | None = None) -> EngineSession:
+def open_file(path: Path, provider: str = "auto", threads: int | None = None, plugin: str = "auto") -> EngineSession:
     """Open an engine.
 
     Raises:
-        UsageError: a provider other than the GPU, a number of threads, or what `open_engine` refuses.
+        UsageError: a provider other than the GPU, a number of threads, a library of CPU kernels, or what `open_engine`
+            refuses.
         MissingDependency: the library, the driver or the plugin library is not there.
-        CheckFailed: the engine or the plugin library is not the one that was built.
+        CheckFailed: the facts or the plugin library are not those of the build.
     """
     check_place(path, provider, threads)
+    refuse_elsewhere(plugin, "a GPU engine")
     return EngineSession(open_engine(path), str(path))
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..core.errors import UsageError
+from .onnx_loops import LOOP, check_loops
 
 # The largest exported models have some ten thousand.
 MOST_NODES = 1 << 20
@@ -26,31 +27,49 @@ _ATTRIBUTE_GRAPH, _ATTRIBUTE_GRAPHS = 6, 11
 
 _Key = tuple[bytes, bytes]
 _Span = tuple[int, int]
+_Data = mmap.mmap | bytes
+
+# Domain and type of operators.
+Operators = frozenset[tuple[str, str]]
 
 
-def check_calls(path: Path) -> None:
-    """Refuse a file whose functions call each other in a circle, or become more nodes than any model has.
+def check_calls(path: Path) -> Operators:
+    """Refuse a file whose functions call each other in a circle, or become more nodes than any model has; or whose
+    loops have no end (`onnx_loops`).
 
-    What is no ONNX file is left to whoever opens it.
+    Returns:
+        Domain and type of the nodes in the graph and its functions. What is no ONNX file has none: it is left to
+        whoever opens it.
 
     Raises:
         UsageError: it is one of these.
     """
     try:
         with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            total = _expanded(data)
+            total, operators = _expanded(data)
     except (OSError, ValueError):
-        return
+        return frozenset()
     if total > MOST_NODES:
         raise UsageError(
             f"{path} cannot be loaded.",
             why=f"Its functions call each other so often that it would become more than {MOST_NODES} nodes.",
             fix="Export the model again; this file was not made by an exporter.",
         )
+    if any(op_type == LOOP for _, op_type in operators):
+        check_loops(path)
+    return operators
 
 
-def _expanded(data: mmap.mmap) -> int:
-    """Nodes of the graph after inlining, or more than `MOST_NODES` for a circle.
+def operators_of(model: bytes) -> Operators:
+    """The same of a model in memory, which is not judged."""
+    try:
+        return _expanded(model)[1]
+    except ValueError:
+        return frozenset()
+
+
+def _expanded(data: _Data) -> tuple[int, Operators]:
+    """Nodes of the graph after inlining, or more than `MOST_NODES` for a circle; and which operators they are.
 
     Raises:
         ValueError: the bytes are not those of a model.
@@ -64,23 +83,28 @@ def _expanded(data: mmap.mmap) -> int:
             inner = {field: data[start:end] for field, (start, end) in _fields(data, span) if field in (1, 10)}
             key = (inner.get(_FUNCTION_DOMAIN, b""), inner.get(_FUNCTION_NAME, b""))
             calls[key] = _nodes(data, span, _FUNCTION_NODE, 0)
+    operators = frozenset((_text(d), _text(op)) for counts in (graph, *calls.values()) for d, op in counts)
     sizes: dict[_Key, int] = {}
     left = set(calls)
     while left:
         ready = [key for key in left if not left & calls[key].keys()]
         if not ready:
-            return MOST_NODES + 1 if left & graph.keys() else _size(graph, sizes)
+            return (MOST_NODES + 1 if left & graph.keys() else _size(graph, sizes)), operators
         for key in ready:
             sizes[key] = min(_size(calls[key], sizes), MOST_NODES + 1)
         left.difference_update(ready)
-    return _size(graph, sizes)
+    return _size(graph, sizes), operators
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "replace")
 
 
 def _size(called: Counter[_Key], sizes: dict[_Key, int]) -> int:
     return sum(count * max(1, sizes.get(key, 1)) for key, count in called.items())
 
 
-def _nodes(data: mmap.mmap, span: _Span, node_field: int, depth: int) -> Counter[_Key]:
+def _nodes(data: _Data, span: _Span, node_field: int, depth: int) -> Counter[_Key]:
     """How often each operator stands in a graph or function, graphs inside its nodes included."""
     if depth > _DEEPEST_GRAPH:
         raise ValueError("graphs in graphs, too deep for protobuf")
@@ -100,7 +124,7 @@ def _nodes(data: mmap.mmap, span: _Span, node_field: int, depth: int) -> Counter
     return found
 
 
-def _fields(data: mmap.mmap, span: _Span) -> Iterator[tuple[int, _Span]]:
+def _fields(data: _Data, span: _Span) -> Iterator[tuple[int, _Span]]:
     """Number and span of each field that has a length; others are skipped (protobuf.dev, "Encoding")."""
     at, end = span
     while at < end:
@@ -120,7 +144,7 @@ def _fields(data: mmap.mmap, span: _Span) -> Iterator[tuple[int, _Span]]:
             raise ValueError("no protobuf message")
 
 
-def _varint(data: mmap.mmap, at: int, end: int) -> tuple[int, int]:
+def _varint(data: _Data, at: int, end: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
         if at >= end:

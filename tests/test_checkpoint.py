@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from localattn.core.errors import ExitCode, MissingDependency, UsageError
+from localattn.core.extras import as_installed
 from localattn.core.files import sha256
 from localattn.exporter.checkpoint import find_config, load_state
 
@@ -297,7 +298,7 @@ def test_without_torch_the_fix_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingDependency) as caught:
         load_state(path)
-    assert caught.value.fix == 'pip install -e ".[cpu]"'
+    assert caught.value.fix == as_installed("pip install 'localattn[cpu]'")
     assert caught.value.exit_code == ExitCode.MISSING
 
 

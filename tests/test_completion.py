@@ -1,4 +1,4 @@
-"""Shell completion, through the protocol that shells speak, and in a real bash."""
+"""Shell completion, through the protocol that shells speak, and in real shells where they are installed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def completed(words: str, shell: str = "bash") -> list[str]:
         ("localattn ex", {"export"}),
         ("localattn b", {"build", "bench", "bisect", "bundle"}),
         ("localattn export --dt", {"--dtype"}),
-        ("localattn export --dtype ", {"fp32", "fp16"}),
+        ("localattn export --dtype ", {"fp32", "fp16", "bf16"}),
         ("localattn build --backend tensorrt-", {"tensorrt-rtx"}),
         ("localattn plugin ", {"build", "path", "list", "check", "rewrite"}),
         ("localattn bundle verify --files", {"--files-only"}),
@@ -58,13 +58,81 @@ def test_completion_imports_nothing_heavy() -> None:
     assert "export" in ended.stdout and ended.stderr.strip() == "[]"
 
 
+def with_program(folder: Path) -> dict[str, str]:
+    """An environment with `localattn` on its path, and `folder` as home."""
+    program = folder / "localattn"
+    program.write_text(f"#!{sys.executable}\nfrom localattn.cli import main\n\nmain()\n")
+    program.chmod(0o755)
+    return {**os.environ, "HOME": str(folder), "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+
+
+def of_shell(option: str, shell: str, environment: dict[str, str]) -> str:
+    """What `--show-completion` or `--install-completion` says in this shell; the shell is told, not detected."""
+    told = {**environment, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    return subprocess.run([*CALL, option, shell], env=told, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("shell", "registers"),
+    [
+        ("bash", "complete -o default -F _localattn_completion localattn"),
+        ("zsh", "compdef _localattn_completion localattn"),
+        ("fish", "complete --command localattn"),
+    ],
+)
+def test_each_shell_gets_a_script(shell: str, registers: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    script = of_shell("--show-completion", shell, environment)
+    assert registers in script and f"_LOCALATTN_COMPLETE=complete_{shell}" in script
+    told = of_shell("--install-completion", shell, environment)
+    assert f"{shell} completion installed" in told
+    written = [path.read_text() for path in tmp_path.rglob("*localattn*") if path.is_file()]
+    assert [text.strip() for text in written] == [script.strip()]
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_a_real_fish_completes(tmp_path: Path) -> None:
+    environment = {**with_program(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / ".config")}
+    of_shell("--install-completion", "fish", environment)
+    for typed, offered in (("localattn exp", ["export"]), ("localattn export --dtype fp", ["fp16", "fp32"])):
+        asked = ["fish", "-c", f"complete -C '{typed}'"]
+        ended = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True)
+        assert sorted(line.split("\t")[0] for line in ended.stdout.splitlines()) == offered
+
+
+# Types each word with a TAB after it, and reads what the line then is, until it is as wanted.
+_TYPE_IN_ZSH = r"""
+zmodload zsh/zpty
+zpty -b shell "TERM=dumb zsh -i"
+for pair in "$@"; do
+  wanted="${pair#*|}" seen="" waited=0
+  zpty -w -n shell "${pair%%|*}"$'\t'
+  while [[ "$seen" != *"$wanted"* ]] && (( waited++ < 300 )); do
+    if zpty -r -t shell part; then seen+="$part"; else sleep 0.1; fi
+  done
+  [[ "$seen" == *"$wanted"* ]] && print -r -- "$wanted" || print -r -- "instead: ${(V)seen}"
+  zpty -w -n shell $'\x15'
+done
+zpty -d shell
+"""
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+def test_a_real_zsh_completes_from_the_first_tab_on(tmp_path: Path) -> None:
+    environment = {**with_program(tmp_path), "ZDOTDIR": str(tmp_path)}
+    of_shell("--install-completion", "zsh", environment)
+    wanted = ["localattn export ", "localattn export --dtype ", "localattn parity "]
+    typed = ["localattn exp", "localattn export --dty", "localattn pari"]
+    pairs = [f"{short}|{whole}" for short, whole in zip(typed, wanted, strict=True)]
+    asked = ["zsh", "-f", "-c", _TYPE_IN_ZSH, "zsh", *pairs]
+    ended = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    assert ended.stdout.splitlines() == wanted
+
+
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 def test_a_real_bash_completes(tmp_path: Path) -> None:
     """The script that `--show-completion` prints, loaded: commands come from localattn, file names from bash."""
-    program = tmp_path / "localattn"
-    program.write_text(f"#!{sys.executable}\nfrom localattn.cli import main\n\nmain()\n")
-    program.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    environment = with_program(tmp_path)
     source = {**environment, "_LOCALATTN_COMPLETE": "source_bash"}
     script = subprocess.run(CALL, env=source, capture_output=True, text=True, check=True).stdout
     asked = (

@@ -68,7 +68,9 @@ def test_a_changed_engine_is_refused(localattn: Callable[..., Finished], engine:
     engine.write_bytes(engine.read_bytes()[:-1])
     finished = localattn("run", engine)
     assert finished.code == 1
-    assert "not the engine its facts describe" in finished.err
+    assert "not the file that small.engine.json was written for" in finished.err
+    report = json.loads(localattn("inspect", engine, "--format", "json").out)
+    assert report["unchanged"] is False and "SHA-256 differs" in report["why_closed"]
 
 
 @pytest.mark.skipif(find_spec("tensorrt") is not None, reason="tensorrt is installed")

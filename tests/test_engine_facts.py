@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,11 @@ import pytest
 from localattn.core.engine_facts import BuildOptions, EngineFacts, PluginFacts, read_engine_facts, read_model_facts
 from localattn.core.errors import CheckFailed, MissingDependency, UsageError
 from localattn.core.files import sha256
+from localattn.core.publishing import check_unchanged
 from localattn.core.sidecar import sidecar_path
 from localattn.core.tensors import TensorSpec
 from localattn.runtime.engine_device import Device, platform_name
-from localattn.runtime.engine_open import check_device, check_library, check_unchanged
+from localattn.runtime.engine_open import check_device, check_library
 from localattn.runtime.session import load
 from localattn.runtime.tensorrt_plugins import find_library
 
@@ -89,11 +92,42 @@ def test_an_engine_without_facts_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_changed_engine_is_refused(tmp_path: Path) -> None:
-    engine, facts = written(tmp_path)
-    check_unchanged(engine, facts)
+    engine, _ = written(tmp_path)
+    check_unchanged(engine)
     engine.write_bytes(b"NOT a real engine")  # the same size
-    with pytest.raises(CheckFailed, match="not the engine its facts describe"):
-        check_unchanged(engine, facts)
+    with pytest.raises(CheckFailed, match=r"not the file that model\.engine\.json was written for") as caught:
+        load(engine)
+    assert "localattn build" in caught.value.fix
+
+
+@pytest.mark.skipif(find_spec("polygraphy") is None, reason="polygraphy is not installed")
+@pytest.mark.parametrize(("verify", "hashed"), [(True, 1), (False, 0)])
+def test_an_engine_is_hashed_once_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verify: bool, hashed: int
+) -> None:
+    """Whether it is the file that was built is looked at in one place, before the backend sees it."""
+    engine, _ = written(tmp_path, library_version="0.0.0.1")  # which stops the backend short of a GPU
+    asked: list[Path] = []
+
+    def counting(path: Path) -> str:
+        asked.append(path)
+        return sha256(path)
+
+    for module in [name for name in sys.modules if name.startswith("localattn.") and name != "localattn.core.files"]:
+        if hasattr(sys.modules[module], "sha256"):
+            monkeypatch.setattr(f"{module}.sha256", counting)
+    with pytest.raises((UsageError, MissingDependency)):
+        load(engine, verify=verify)
+    assert asked.count(engine) == hashed
+
+
+def test_verify_false_goes_on_with_a_changed_engine(tmp_path: Path) -> None:
+    pytest.importorskip("polygraphy", reason="polygraphy is not installed")
+    engine, _ = written(tmp_path, library_version="0.0.0.1")
+    engine.write_bytes(b"NOT a real engine")
+    with pytest.raises((UsageError, MissingDependency)) as caught:
+        load(engine, verify=False)
+    assert "SHA-256" not in caught.value.why
 
 
 def test_another_release_is_refused_with_both_named(tmp_path: Path) -> None:

@@ -258,7 +258,7 @@ def measure(model: Model) -> Row:
         proven = f"{'; '.join(sorted(windows))}: {witness.figures.get('boundaries', 0)} boundaries"
         try:
             with quiet():
-                options = ModuleOptions((SEQUENCE,), overwrite=True, allow_quadratic=model.allow_quadratic)
+                options = ModuleOptions(dynamic=(SEQUENCE,), overwrite=True, allow_quadratic=model.allow_quadratic)
                 opened = export_module(module, model.inputs, path, options)
             figures = next(record.figures for record in opened.sidecar.checks if record.name == "parity")
             open_length = f"yes, {figures['trials']} sizes to {float(figures['max_abs']):.1e}"

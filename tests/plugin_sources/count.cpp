@@ -1,0 +1,33 @@
+// Attention of one head once, for a tool that counts instructions.
+//
+//   count LENGTH WINDOW EXACT RUN      RUN = 0 does everything but the attention.
+#include "attention.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+int main(int count, char** arguments) {
+  if (count != 5) return 2;
+  const int64_t length = std::atoll(arguments[1]), window = std::atoll(arguments[2]), channels = 64;
+  std::vector<float> data[4];
+  for (auto& array : data) {
+    array.resize(length * channels);
+    for (size_t i = 0; i < array.size(); ++i) array[i] = static_cast<float>(i % 97) / 97 - 0.5f;
+  }
+  localattn::Call call{};
+  call.query = data[0].data();
+  call.key = data[1].data();
+  call.value = data[2].data();
+  call.output = data[3].data();
+  call.element = localattn::Element::fp32;
+  call.layout = {length * channels, length * channels, channels};
+  call.batch = call.heads = 1;
+  call.length = length;
+  call.head_dim = channels;
+  call.window = {window, 1, 0, true, std::atoi(arguments[3]) != 0};
+  call.scale = 0.125f;
+  const int64_t tasks = localattn::count_tasks(call, 1);
+  for (int64_t task = 0; std::atoi(arguments[4]) && task < tasks; ++task) localattn::run_task(call, task, tasks);
+  std::printf("%s\n", localattn::instruction_set());
+}
