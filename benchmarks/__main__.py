@@ -1,10 +1,11 @@
-"""`python -m benchmarks {node,peers,model,export,generate,startup,plot,all}`."""
+"""`python -m benchmarks {node,peers,model,export,generate,precision,startup,plot,all}`."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from .machine import write_result
 
@@ -26,24 +27,44 @@ def run_node(options: argparse.Namespace) -> bool:
 
 def run_peers(options: argparse.Namespace) -> bool:
     from . import peers, peers_report
+    from .machine import RESULTS
+    from .peers_grid import QUICK, choose
+    from .peers_store import Store
 
-    result = peers.measure(options.patience, _tell, quick=options.quick)
-    write_result("peers_quick" if options.quick else "peers", result)
+    store = Store("peers_quick", choose(QUICK)) if options.quick else Store("peers", choose(()))
+    try:
+        wanted = peers.cells_to_measure(
+            store, only=options.only, noisy=options.noisy, resume=options.resume, quick=options.quick
+        )
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return False
+    try:
+        result = peers.measure(store, wanted, options.patience, _tell, thorough=options.thorough)
+    except KeyboardInterrupt:
+        _tell(f"Stopped: {len(store.rows)} of {len(store.whole)} cells are kept; --resume measures the others")
+        return False
     peers_report.print_peers(result)
-    if not options.quick:
-        _tell(f"Drew {peers_report.draw(result).name}")
+    if missing := len(store.missing(store.whole)):
+        _tell(f"{missing} of {len(store.whole)} cells are missing; --resume measures them")
+    elif not options.quick:
+        from .peers_plot import draw
+
+        page = RESULTS / "peers.md"
+        page.write_text(peers_report.markdown(result), encoding="utf-8")
+        _tell(f"Wrote {page.name}, drew {draw(result).name}")
     return all(target["met"] for target in result["targets"])
 
 
 def run_model(options: argparse.Namespace) -> bool:
     from localattn.demo import checkpoint_path
 
-    from . import model, peers_report
+    from . import model, report
 
     checkpoint = options.checkpoint or checkpoint_path()
     result = model.measure(checkpoint, options.seconds, _tell)
     write_result(f"model_{checkpoint.stem}", result)
-    peers_report.print_model(result)
+    report.print_model(result)
     return all(target["met"] for target in result["targets"])
 
 
@@ -52,6 +73,12 @@ def run_export(options: argparse.Namespace) -> bool:
 
     from . import export, report
 
+    if options.large:
+        with TemporaryDirectory() as folder:
+            result = export.measure_large(Path(folder), _tell)
+        write_result("export_large", result)
+        report.print_export(result)
+        return all(target["met"] for target in result["targets"])
     checkpoint = options.checkpoint or checkpoint_path()
     result = export.measure(checkpoint, options.repeats, _tell)
     write_result(f"export_{checkpoint.stem}", result)
@@ -84,33 +111,61 @@ def run_startup(options: argparse.Namespace) -> bool:
     return all(target["met"] for target in result["targets"])
 
 
+def run_precision(options: argparse.Namespace) -> bool:
+    from localattn.demo import checkpoint_path, validation_path
+
+    from . import precision
+
+    checkpoint = options.checkpoint or checkpoint_path()
+    text = options.text or (None if options.checkpoint else validation_path())
+    result = precision.measure(checkpoint, text, options.rows, _tell)
+    write_result(f"precision_{checkpoint.stem}", result)
+    precision.print_precision(result)
+    return True
+
+
 def run_plot(options: argparse.Namespace) -> bool:
+    from .machine import RESULTS, read_result
     from .plot import draw_node
 
     _tell(f"Drew {draw_node().name}")
+    if (RESULTS / "peers.json").exists():
+        from .peers_plot import draw
+
+        _tell(f"Drew {draw(read_result('peers')).name}")
     return True
 
 
 def run_all(options: argparse.Namespace) -> bool:
     met = [
-        run(options) for run in (run_startup, run_export, run_node, run_generate)
+        run(options) for run in (run_startup, run_export, run_node, run_model, run_generate, run_precision, run_peers)
     ]  # each runs, whatever the others find
     return all(met)
 
 
 def parse_arguments() -> argparse.Namespace:
-    node, peers, of_model, export, generate, startup, timed = (
-        argparse.ArgumentParser(add_help=False) for _ in range(7)
+    node, peers, of_model, export, generate, precision, startup, timed = (
+        argparse.ArgumentParser(add_help=False) for _ in range(8)
     )
     lengths = (1024, 2048, 4096, 8192, 16384)
     node.add_argument("--lengths", type=int, nargs="+", default=lengths, help="sequence lengths")
-    timed.add_argument("--seconds", type=float, default=60, help="patience for calm samples, at each length")
+    timed.add_argument("--seconds", type=float, default=40, help="patience for calm samples, at each length")
     of_model.add_argument("--checkpoint", type=Path, help="weights, configuration beside them [the demo's]")
     export.add_argument("--repeats", type=int, default=5, help="exports")
+    export.add_argument("--large", action="store_true", help="a model of 367 MB over 8,192 tokens, made on the spot")
     contexts = (1024, 4096, 16384, 65536)
     generate.add_argument("--contexts", type=int, nargs="+", default=contexts, help="tokens before the one generated")
     peers.add_argument("--quick", action="store_true", help="the shortest length and two windows only")
-    peers.add_argument("--patience", type=float, default=1.5, help="seconds to wait for calm samples in a cell")
+    filters = (
+        "only these cells, the others keep their figures: window=256,512 length=4096 dtype=fp32 mask=no geometry=…"
+    )
+    peers.add_argument("--only", nargs="+", default=[], metavar="NAME=VALUE,…", help=filters)
+    peers.add_argument("--noisy", type=float, metavar="SHARE", help="only cells in which others took more of the CPU")
+    peers.add_argument("--resume", action="store_true", help="only cells that were not measured yet")
+    peers.add_argument("--thorough", action="store_true", help="compile and export peers in every cell: much slower")
+    peers.add_argument("--patience", type=float, default=6, help="seconds to wait for calm samples in a cell")
+    precision.add_argument("--text", type=Path, help="bytes of held-out text [the demo's, for its checkpoint]")
+    precision.add_argument("--rows", type=int, default=4, help="sequences of each kind")
     startup.add_argument("--samples", type=int, default=15, help="samples of each command")
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
@@ -121,9 +176,10 @@ def parse_arguments() -> argparse.Namespace:
         ("model", "a whole model over its products and attention", run_model, [of_model, timed]),
         ("export", "the export of a checkpoint", run_export, [of_model, export]),
         ("generate", "generating: time of a token and memory", run_generate, [of_model, generate, timed]),
+        ("precision", "errors of fp32, fp16, bf16 and int8 files", run_precision, [of_model, precision]),
         ("startup", "start of the command line", run_startup, [startup, timed]),
-        ("plot", "draw docs/images/node.png again", run_plot, []),
-        ("all", "everything", run_all, [node, of_model, export, generate, startup, timed]),
+        ("plot", "draw node.png and peers.png of docs/images again", run_plot, []),
+        ("all", "everything", run_all, [node, peers, of_model, export, generate, precision, startup, timed]),
     ):
         command = commands.add_parser(
             name, help=text, parents=parents, formatter_class=argparse.ArgumentDefaultsHelpFormatter

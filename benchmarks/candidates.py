@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,10 @@ from localattn.core.node import (
     choose_query_block,
     variant_for,
 )
-from localattn.exporter.export import DEFAULT_OPSET
+from localattn.exporter.file_options import DEFAULT_OPSET
 from localattn.exporter.graph import IR_VERSION, attach_bodies
+
+from .compiled import library, why_no_library
 
 THREADS = 2
 HEADS, HEAD_DIM = 8, 64
@@ -45,11 +48,13 @@ class Candidate:
         label: as tables and figures call it.
         prepare: everything up to the call that is measured, from the inputs.
         dense: it computes all `N²` scores.
+        why_not: the reason why this machine cannot run it, or None.
     """
 
     label: str
     prepare: Callable[[dict[str, Array]], Run]
     dense: bool
+    why_not: Callable[[], str | None] = lambda: None
 
 
 def random_inputs(length: int) -> dict[str, Array]:
@@ -69,8 +74,13 @@ def _value(name: str, shape: list[int], dtype: ir.DataType = ir.DataType.FLOAT) 
     return ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
 
 
-def _in_onnxruntime(inputs: list[ir.Value], nodes: list[ir.Node], feed: dict[str, Any], *, opset: int) -> Run:
-    """A session of a graph of these nodes, ready to run; the last node gives the output."""
+def _in_onnxruntime(
+    inputs: list[ir.Value], nodes: list[ir.Node], feed: dict[str, Any], *, opset: int, kernels: Path | None = None
+) -> Run:
+    """A session of a graph of these nodes, ready to run; the last node gives the output.
+
+    `kernels` is a library that onnxruntime loads for them.
+    """
     output = nodes[-1].outputs[0]
     output.name, output.shape, output.type = "out", inputs[0].shape, inputs[0].type
     opsets = {"": opset, DOMAIN: DOMAIN_VERSION}
@@ -79,12 +89,14 @@ def _in_onnxruntime(inputs: list[ir.Value], nodes: list[ir.Node], feed: dict[str
     attach_bodies(model)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = THREADS
+    if kernels is not None:
+        options.register_custom_ops_library(str(kernels))
     data = ir.serde.serialize_model(model).SerializeToString()
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     return lambda: np.asarray(session.run(["out"], feed)[0])
 
 
-def _node(feed: dict[str, Array]) -> Run:
+def _node(feed: dict[str, Array], kernels: Path | None = None) -> Run:
     """The exported node, its function body inlined by onnxruntime, as `localattn export` writes it."""
     shape = list(feed["query"].shape)
     inputs = [_value(name, shape) for name in feed]
@@ -92,7 +104,12 @@ def _node(feed: dict[str, Array]) -> Run:
     block = choose_query_block(GEOMETRY, shape[2], has_bias=False)
     attributes = NodeAttributes(GEOMETRY, SCALE, perm=HEADS_FIRST, query_block=block)
     node = ir.node(variant.op_type, inputs, attributes=attributes.as_onnx(), domain=DOMAIN)
-    return _in_onnxruntime(inputs, [node], feed, opset=DEFAULT_OPSET)
+    return _in_onnxruntime(inputs, [node], feed, opset=DEFAULT_OPSET, kernels=kernels)
+
+
+def _kernel(feed: dict[str, Array]) -> Run:
+    """The same node, computed by the compiled kernel."""
+    return _node(feed, library())
 
 
 def _dense_add(feed: dict[str, Array]) -> Run:
@@ -180,6 +197,7 @@ def _torch_sdpa(feed: dict[str, Array]) -> Run:
 
 CANDIDATES = {
     "node": Candidate("localattn node", _node, dense=False),
+    "kernel": Candidate("localattn, compiled kernel", _kernel, dense=False, why_not=why_no_library),
     "upstream": Candidate("local-attention, eager", _upstream, dense=False),
     "sdpa": Candidate("torch SDPA, n×n mask", _torch_sdpa, dense=True),
     "attention_op": Candidate("ONNX Attention, n×n mask", _attention_operator, dense=True),

@@ -23,7 +23,7 @@ Run = Callable[[], object]
 _STAT = Path("/proc/stat")
 # Calm: others take less than this share of the processors. How long to wait for that, looking how often.
 # The pause also lets the thread pool of the candidate before stop spinning.
-_CALM, _PATIENCE, _MOMENT = 0.1, 2.0, 0.1
+_CALM, _PATIENCE, _MOMENT = 0.1, 2.0, 0.05
 # The system counts processor time in hundredths of a second: shorter samples could not be judged.
 _SAMPLE = 0.1
 
@@ -57,15 +57,23 @@ class Measurement:
         samples: how many samples of each candidate counted, at the least.
         others: mean share of the machine's processor time that other processes took in them; NaN
             where the system does not tell.
+        counts: how many by candidate.
     """
 
     timings: dict[str, Timing]
     samples: int
     others: float
+    counts: dict[str, int]
 
 
 def interleave(
-    candidates: Mapping[str, Callable[[], Run]], *, samples: int, least: int, seconds: float, fresh: bool = False
+    candidates: Mapping[str, Callable[[], Run]],
+    *,
+    samples: int,
+    least: int,
+    seconds: float,
+    fresh: bool = False,
+    most: float = math.inf,
 ) -> Measurement:
     """Time every candidate in turn.
 
@@ -76,16 +84,22 @@ def interleave(
         seconds: and this long is over.
         fresh: prepare anew for every sample, with two untimed calls, instead of once, because all candidates
             together would not fit into memory.
+        most: a candidate that ran so many seconds already, waiting not counted, takes no further sample: a peer many
+            times slower than the others would have all the time, and its figure is known well enough.
     """
     kept_runs = {} if fresh else {name: _warm(prepare) for name, prepare in candidates.items()}
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in candidates}
+    spent = dict.fromkeys(candidates, 0.0)
     begin = time.perf_counter()
-    while min(map(_count_calm, taken.values())) < samples:
-        if time.perf_counter() - begin > seconds and min(map(len, taken.values())) >= least:
+    while wanted := [name for name in candidates if _count_calm(taken[name]) < samples and spent[name] <= most]:
+        if time.perf_counter() - begin > seconds and min(len(taken[name]) for name in wanted) >= least:
             break
-        for name, prepare in candidates.items():
-            if _count_calm(taken[name]) < samples:
-                taken[name].append(_sample(*(kept_runs.get(name) or _warm(prepare))))
+        for name in wanted:
+            before = time.perf_counter()
+            run, calls = kept_runs.get(name) or _warm(candidates[name])
+            made = time.perf_counter() - before
+            taken[name].append(_sample(run, calls))
+            spent[name] += made + calls * taken[name][-1][1]
     kept = {
         name: sorted(pairs, key=lambda pair: pair[0])[: min(samples, max(least, _count_calm(pairs)))]
         for name, pairs in taken.items()
@@ -94,6 +108,7 @@ def interleave(
         timings={name: Timing.of([duration for _, duration in pairs]) for name, pairs in kept.items()},
         samples=min(map(len, kept.values())),
         others=float(np.mean([share for pairs in kept.values() for share, _ in pairs])),
+        counts={name: len(pairs) for name, pairs in kept.items()},
     )
 
 

@@ -23,13 +23,11 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def write_result(name: str, result: Mapping[str, Any]) -> Path:
-    """Write `results/<name>.json`: the facts about this machine, then the result."""
+def facts() -> dict[str, dict[str, Any]]:
+    """This machine and the releases of what takes part."""
     from localattn.exporter.artefact import package_versions
 
-    document = {
-        "name": name,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    return {
         "machine": {
             "cpu": _cpu_model(),
             "cores": os.cpu_count(),
@@ -37,11 +35,18 @@ def write_result(name: str, result: Mapping[str, Any]) -> Path:
             "system": platform.system(),
         },
         "versions": package_versions(["local-attention"]),
-        **result,
     }
+
+
+def write_result(name: str, result: Mapping[str, Any]) -> Path:
+    """Write `results/<name>.json`, whole or not at all: the facts about this machine, then the result."""
+    date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    document = {"name": name, "date": date, **facts(), **result}
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    new.replace(path)
     return path
 
 

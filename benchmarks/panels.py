@@ -14,8 +14,8 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-_INK, _QUIET = "#1f2328", "#6e7781"
-OURS = "#0a5fd1"
+INK, QUIET = "#1f2328", "#6e7781"
+OURS, OURS_TOO = "#0a5fd1", "#5ba2f0"
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,14 @@ class Look:
     """What a figure shows.
 
     Args:
-        ours: the candidate whose line is drawn thick.
+        ours: the candidates whose lines are drawn thick.
         colors: by candidate, in the order they are drawn; hues that stay apart in print and for colour-blind readers.
         panels: of the time and of the memory: the figure's name in a result, title, unit.
         axis: what the lengths are.
         title: of the whole.
     """
 
-    ours: str
+    ours: tuple[str, ...]
     colors: dict[str, str]
     panels: tuple[tuple[str, str, str], tuple[str, str, str]]
     axis: str
@@ -54,12 +54,12 @@ def draw_panels(
     for axes, panel in zip((time, memory), look.panels, strict=True):
         _panel(axes, result, look, *panel)
     label, values = limit
-    time.plot(lengths, values, color=_QUIET, linestyle=(0, (2, 2)), linewidth=1.4, zorder=1)
+    time.plot(lengths, values, color=QUIET, linestyle=(0, (2, 2)), linewidth=1.4, zorder=1)
     figures = [figure_name for figure_name, *_ in look.panels]
-    _label_lines(time, [*_ends(result, look, figures[0]), (lengths[-1], values[-1], label, _QUIET, False)])
-    _label_lines(memory, _ends(result, look, figures[1]))
-    figure.suptitle(look.title, x=0.012, ha="left", fontsize=15, fontweight="bold", color=_INK)
-    figure.text(0.012, 0.905, subtitle, fontsize=10, color=_QUIET)
+    label_lines(time, [*_ends(result, look, figures[0]), (lengths[-1], values[-1], label, QUIET, False)])
+    label_lines(memory, _ends(result, look, figures[1]))
+    figure.suptitle(look.title, x=0.012, ha="left", fontsize=15, fontweight="bold", color=INK)
+    figure.text(0.012, 0.905, subtitle, fontsize=10, color=QUIET)
     figure.subplots_adjust(left=0.055, right=0.86, top=0.82, bottom=0.1, wspace=0.66)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150, bbox_inches="tight")
@@ -69,14 +69,14 @@ def draw_panels(
 
 def _points(result: dict[str, Any], name: str, figure: str) -> tuple[list[int], list[float]]:
     """Lengths and values of a candidate where it was measured."""
-    measured = [size for size in result["sizes"] if figure in size["candidates"][name]]
+    measured = [size for size in result["sizes"] if figure in size["candidates"].get(name, {})]
     return [s["length"] for s in measured], [s["candidates"][name][figure] for s in measured]
 
 
 def _panel(axes: Axes, result: dict[str, Any], look: Look, figure: str, title: str, unit: str) -> None:
     for name, color in look.colors.items():
         lengths, values = _points(result, name, figure)
-        ours = name == look.ours
+        ours = name in look.ours
         axes.plot(
             lengths,
             values,
@@ -93,11 +93,11 @@ def _panel(axes: Axes, result: dict[str, Any], look: Look, figure: str, title: s
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(plain)
         axis.set_minor_locator(NullLocator())
-    axes.set_title(f"{title} [{unit}]", loc="left", fontsize=11.5, color=_INK)
-    axes.set_xlabel(look.axis, color=_QUIET)
+    axes.set_title(f"{title} [{unit}]", loc="left", fontsize=11.5, color=INK)
+    axes.set_xlabel(look.axis, color=QUIET)
     axes.grid(axis="y", color="#d8dee4", linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.tick_params(colors=_QUIET, length=0)
+    axes.tick_params(colors=QUIET, length=0)
     for side, spine in axes.spines.items():
         spine.set_visible(side == "bottom")
         spine.set_color("#d8dee4")
@@ -111,19 +111,28 @@ def _ends(result: dict[str, Any], look: Look, figure: str) -> list[_End]:
     ends = []
     for name, color in look.colors.items():
         lengths, values = _points(result, name, figure)
-        ends.append((lengths[-1], values[-1], result["labels"][name], color, name == look.ours))
+        if lengths:
+            ends.append((lengths[-1], values[-1], result["labels"][name], color, name in look.ours))
     return ends
 
 
-def _label_lines(axes: Axes, ends: list[_End]) -> None:
-    """Write each label in the right margin, at its line's end, moved apart where they would touch."""
+def label_lines(axes: Axes, ends: list[_End], *, last: float | None = None, size: float = 10) -> None:
+    """Write each label in the right margin, at its line's end, moved apart where they would touch.
+
+    Args:
+        axes: the panel, its scales as they stay.
+        ends: the lines.
+        last: where the margin begins; by default the longest line's end.
+        size: of the letters, in points.
+    """
     low, high = axes.get_ylim()
     axes.set_ylim(low, high)
-    last = max(length for length, *_ in ends)
+    if last is None:
+        last = max(length for length, *_ in ends)
     place = axes.transData
     heights = [place.transform((length, value))[1] for length, value, *_ in ends]
     order = sorted(range(len(ends)), key=lambda index: heights[index])
-    step = 15 * axes.figure.dpi / 72
+    step = 1.5 * size * axes.figure.dpi / 72
     shifted = dict(zip(order, _spread([heights[index] for index in order], step), strict=True))
     for index, (length, value, label, color, ours) in enumerate(ends):
         y = place.inverted().transform((0, shifted[index]))[1]
@@ -136,7 +145,7 @@ def _label_lines(axes: Axes, ends: list[_End]) -> None:
             textcoords="offset points",
             va="center",
             color=color,
-            fontsize=10,
+            fontsize=size,
             fontweight="bold" if ours else "normal",
             annotation_clip=False,
         )

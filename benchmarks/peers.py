@@ -1,122 +1,171 @@
 """The attention node beside every alternative, over lengths, windows, geometries, masks and element types.
 
-All windows and element types at n = 1k, 4k and 16k; window 256 in fp32 at 2k, 8k and 32k too. What cannot run in a
-cell, or would take seconds there, has the reason in its row. All outputs of a cell are compared before anything is
-timed, and the candidates take turns.
+What cannot run in a cell, or would take seconds there, has the reason in its row. All outputs of a cell are compared
+before anything is timed, and the candidates take turns. A peer that is several times slower than the node is timed
+once: more samples would change nothing but the benchmark's own time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 
-from localattn.core.geometry import WindowGeometry
-
 from .candidates import HEAD_DIM, HEADS, THREADS
 from .clock import interleave
+from .machine import facts
 from .memory import leave_some_memory
-from .peers_candidates import PEERS, Array, Cell, Run
+from .peers_candidates import Run
+from .peers_grid import QUICK, Array, Cell, choose
+from .peers_store import Row, Store, differing
+from .peers_table import OURS, PEERS
 from .target import Target
 
-EVERY_LENGTH, SOME_LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768), (1024, 4096, 16384)
-WINDOWS, MAIN_WINDOW = (64, 256, 512), 256
-# Name, look_forward, causal, exact.
-GEOMETRIES = (("causal exact", 0, True, True), ("causal block-local", 0, True, False), ("non-causal", 1, False, False))
-QUICK = Cell(1024, WindowGeometry(64, 1, 0, True, True), False, "fp32")
 # The largest difference between two ways to add up the same products.
 AGREEMENT = {"fp32": 2e-5, "fp16": 2e-2}
 _SQUARE = 2048
 _SAMPLES = 3
 # Two medians of three samples differ by as much on an idle machine.
-_NOISE = 1.05
+NOISE = 1.05
+# A peer that takes so many times as long as the fastest, and so many seconds, is timed by one call. If that was its
+# first and took so many times and seconds, by this one.
+_SLOW, _SLOW_SECONDS = 6, 0.1
+_VERY_SLOW, _VERY_SLOW_SECONDS = 12, 0.5
 
 
-def cells(*, quick: bool) -> Iterator[tuple[str, Cell]]:
-    """The grid: name of the geometry, cell."""
-    for dtype in ("fp32", "fp16"):
-        for window in WINDOWS:
-            main = window == MAIN_WINDOW and dtype == "fp32"
-            for length in EVERY_LENGTH if main else SOME_LENGTHS:
-                for name, forward, causal, exact in GEOMETRIES:
-                    for masked in (False, True):
-                        cell = Cell(length, WindowGeometry(window, 1, forward, causal, exact), masked, dtype)
-                        if not quick or (length <= 1024 and window != 512):
-                            yield name, cell
-
-
-def measure(seconds: float, tell: Callable[[str], None], *, quick: bool = False) -> dict[str, Any]:
-    """The whole benchmark as it is stored.
+def measure(
+    store: Store,
+    wanted: Sequence[Cell],
+    seconds: float,
+    tell: Callable[[str], None],
+    *,
+    thorough: bool = False,
+) -> Row:
+    """Measure cells and return the document of all that is known by then.
 
     Args:
-        seconds: how long to wait for calm samples in each cell.
+        store: what is known; every cell is kept there as soon as it is measured.
+        wanted: the cells to measure.
+        seconds: how long to wait for calm samples in each.
         tell: told each step.
-        quick: the shortest length and two windows only.
+        thorough: compile and export the peers that are slow to make in every cell.
     """
     leave_some_memory()
-    rows = []
-    for name, cell in cells(quick=quick):
-        tell(f"n = {cell.length}, window {cell.geometry.window_size}, {name}, {cell.dtype}, mask: {cell.masked}")
-        rows.append({"geometry": name, **_measure_cell(cell, seconds)})
+    for place, cell in enumerate(wanted, start=1):
+        begin = time.perf_counter()
+        row = cell.to_dict() | measure_cell(cell, seconds, thorough=thorough)
+        row["seconds"] = round(time.perf_counter() - begin, 1)
+        store.add(cell, row, _setting())
+        slower = "; ".join(_behind(row))
+        tell(f"{place} of {len(wanted)}, {row['seconds']:.0f} s: {cell.name}{slower and f' ({slower})'}")
+    return store.publish(_setting() | {"targets": [target.to_dict() for target in targets(store.ordered())]})
+
+
+def cells_to_measure(
+    store: Store, *, only: Sequence[str], noisy: float | None, resume: bool, quick: bool
+) -> list[Cell]:
+    """Which cells a call measures; the store then holds what it goes on from.
+
+    Args:
+        store: empty; earlier rows are read into it where they are gone on from.
+        only: filters; cells that do not fit keep their earlier rows.
+        noisy: only cells measured while others took more than this share of the processors.
+        resume: only cells without a row.
+        quick: the shortest length and two windows only.
+
+    Raises:
+        ValueError: an unknown filter, or the earlier rows are of another machine or other versions.
+    """
+    wanted = choose([*only, *(QUICK if quick else ())])
+    if only or resume or noisy is not None:
+        earlier = store.read()
+        if earlier is not None and (differs := differing(earlier, facts())):
+            raise ValueError(f"The earlier cells were measured elsewhere: {'; '.join(differs)}.")
+    if noisy is not None:
+        calm = set(store.noisy(noisy))
+        wanted = [cell for cell in wanted if cell in calm]
+    return store.missing(wanted) if resume else wanted
+
+
+def _setting() -> Row:
     return {
         "setting": {"batch": 1, "heads": HEADS, "head_dim": HEAD_DIM, "threads": THREADS, "layout": "heads first"},
         "labels": {name: peer.label for name, peer in PEERS.items()},
-        "cells": rows,
-        "targets": [target.to_dict() for target in targets(rows)],
     }
 
 
-def _measure_cell(cell: Cell, seconds: float) -> dict[str, Any]:
-    feed = cell.inputs()
-    runs: dict[str, Run] = {}
-    entries: dict[str, dict[str, Any]] = {}
-    outputs: dict[str, Array] = {}
-    for name, peer in PEERS.items():
-        reason = peer.why_not(cell)
-        if reason is None:
-            try:
-                runs[name] = peer.prepare(cell, feed)
-                outputs[name] = _heads_first(runs[name]())
-            except Exception as error:  # a peer's own failure is a finding, and ours must not hide
-                if name == "node":
-                    raise
-                runs.pop(name, None)
-                reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0][:100]}"
-        if reason is not None:
-            entries[name] = {"skipped": reason}
-    for name, output in outputs.items():
-        difference = float(np.abs(output - outputs["node"]).max())
-        if not difference <= AGREEMENT[cell.dtype]:
-            if name == "node":
-                raise AssertionError("the node gave no number")
-            runs.pop(name)
-            entries[name] = {"skipped": f"computes something else: differs by {difference:.2g}"}
-    del outputs
+def measure_cell(cell: Cell, seconds: float, *, thorough: bool = False) -> Row:
+    """The row of a cell: its limit, and of every peer the time or the reason why there is none."""
+    runs, first, entries = _prepare(cell, thorough=thorough)
+    times = {name: _one_call(runs[name]) for name in OURS if name in runs}
+    fastest = min(times.values())
+    for name in runs.keys() - times.keys():
+        very = first[name] > max(_VERY_SLOW_SECONDS, _VERY_SLOW * fastest) and not PEERS[name].slow_to_make
+        times[name] = first[name] if very else _one_call(runs[name])
+    slow = {name for name, taken in times.items() if taken > max(_SLOW_SECONDS, _SLOW * fastest) and name not in OURS}
     square = torch.rand(_SQUARE, _SQUARE)
-    ready: dict[str, Callable[[], Callable[[], Any]]] = {name: partial(_same, run) for name, run in runs.items()}
-    ready["square"] = lambda: lambda: square @ square
+    ready: dict[str, Callable[[], Run]] = {name: partial(_same, run) for name, run in runs.items() if name not in slow}
+    ready["square"] = lambda: lambda: (square @ square).numpy()
     measured = interleave(ready, samples=_SAMPLES, least=_SAMPLES, seconds=seconds)
     rate = 2 * _SQUARE**3 / measured.timings["square"].median
-    keys = cell.geometry.mean_visible_keys(cell.length)
-    limit = 4 * HEADS * cell.length * HEAD_DIM * keys / rate
+    limit = 4 * HEADS * cell.length * HEAD_DIM * cell.geometry.mean_visible_keys(cell.length) / rate
     for name in runs:
-        timing = measured.timings[name]
-        entries[name] = timing.in_milliseconds() | {"over_limit": round(timing.median / limit, 3)}
+        timing = {"median_ms": round(1e3 * times[name], 3)}
+        if name not in slow:
+            timing = measured.timings[name].in_milliseconds()
+        samples = 1 if name in slow else measured.counts[name]
+        entries[name] = timing | {"over_limit": round(timing["median_ms"] / (1e3 * limit), 3), "samples": samples}
     return {
-        "length": cell.length,
-        "window": asdict(cell.geometry),
-        "masked": cell.masked,
-        "dtype": cell.dtype,
         "limit_ms": round(1e3 * limit, 3),
         "matmul_gflops": round(rate / 1e9, 1),
         "others_cpu": None if math.isnan(measured.others) else round(measured.others, 3),
         "candidates": {name: entries[name] for name in PEERS},
     }
+
+
+def _prepare(cell: Cell, *, thorough: bool) -> tuple[dict[str, Run], dict[str, float], Row]:
+    """The calls to time, all of which gave the node's output; what each first took; the reasons of the others."""
+    torch.compiler.reset()  # else a function compiled for many cells is compiled no more, and runs as it is
+    feed = cell.inputs()
+    runs: dict[str, Run] = {}
+    first: dict[str, float] = {}
+    entries: Row = {}
+    expected: Array | None = None
+    for name, peer in PEERS.items():
+        reason = peer.why_not(cell, thorough=thorough)
+        if reason is None:
+            try:
+                run = peer.prepare(cell, feed)
+                begin = time.perf_counter()
+                given = run()
+                first[name] = time.perf_counter() - begin
+                output = _heads_first(given)
+            except Exception as error:  # a peer's own failure is a finding, and ours must not hide
+                if name == "node":
+                    raise
+                lines = str(error).strip().splitlines() or ["no message"]
+                reason = f"{type(error).__name__}: {lines[0][:160]}"
+            else:
+                expected = output if expected is None else expected
+                difference = float(np.abs(output - expected).max())
+                if difference <= AGREEMENT[cell.dtype]:
+                    runs[name] = run
+                    continue
+                reason = f"computes something else: differs by {difference:.2g}"
+                if name in OURS:
+                    raise AssertionError(f"{peer.label}, {cell.name}: {reason}")
+        entries[name] = {"skipped": reason}
+    return runs, first, entries
+
+
+def _one_call(run: Run) -> float:
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
 
 
 def _same(run: Run) -> Run:
@@ -131,20 +180,44 @@ def _heads_first(output: Array) -> Array:
     return output.reshape(1, -1, HEADS, HEAD_DIM).transpose(0, 2, 1, 3)
 
 
-def fastest_peer(cell: dict[str, Any]) -> tuple[str, float]:
-    """The best alternative of a cell and the node's time over its; ("", 0) where none ran."""
-    times = {name: entry["median_ms"] for name, entry in cell["candidates"].items() if "median_ms" in entry}
-    ours = times.pop("node")
-    best = min(times, key=lambda name: times[name], default="")
-    return (best, ours / times[best]) if best else ("", 0.0)
+def times(row: Row) -> dict[str, float]:
+    """Milliseconds of every candidate that ran in a cell."""
+    return {name: entry["median_ms"] for name, entry in row["candidates"].items() if "median_ms" in entry}
 
 
-def targets(rows: list[dict[str, Any]]) -> list[Target]:
-    """The node against the limit where that was asked, and against the best peer of every cell."""
+def fastest_peer(row: Row, ours: str) -> tuple[str, float]:
+    """The best alternative of a cell and our time over its; ("", 0) where none of the two ran."""
+    known = times(row)
+    peers = {name: value for name, value in known.items() if name not in OURS}
+    best = min(peers, key=lambda name: peers[name], default="")
+    return (best, known[ours] / peers[best]) if best and ours in known else ("", 0.0)
+
+
+def _behind(row: Row) -> list[str]:
+    """Where one of ours is slower than a peer, in words."""
+    found = ((ours, *fastest_peer(row, ours)) for ours in OURS)
+    return [f"{PEERS[ours].short} takes {ratio:.2f} × {PEERS[peer].short}" for ours, peer, ratio in found if ratio > 1]
+
+
+def best_over_limit(row: Row) -> float:
+    """Of ours, the faster over the limit."""
+    known = times(row)
+    return float(min(known[name] for name in OURS if name in known) / row["limit_ms"])
+
+
+def targets(rows: Sequence[Row]) -> list[Target]:
+    """The best of ours against the limit where that was asked, and each of ours against the best peer of every cell."""
     found = []
-    for row in rows:
-        if row["length"] >= 4096 and row["dtype"] == "fp32":
-            what = f"n={row['length']}, w={row['window']['window_size']}, {row['geometry']}{', mask' * row['masked']}"
-            found.append(Target(f"{what}: node / limit", row["candidates"]["node"]["over_limit"], 2.0))
-    found.append(Target("node / fastest peer, worst cell", max(fastest_peer(row)[1] for row in rows), _NOISE))
+    long = [row for row in rows if row["length"] >= 4096 and row["dtype"] == "fp32"]
+    if long:
+        worst = max(long, key=best_over_limit)
+        what = f"best of ours / limit, the worst of {len(long)} fp32 cells of n ≥ 4096 ({Cell.of(worst).name})"
+        found.append(Target(what, best_over_limit(worst), 2.0))
+    for ours in OURS:
+        compared = [row for row in rows if fastest_peer(row, ours)[0]]
+        if compared:
+            worst = max(compared, key=lambda row: fastest_peer(row, ours)[1])
+            peer, ratio = fastest_peer(worst, ours)
+            what = f"{PEERS[ours].label} / {PEERS[peer].label}, the worst of {len(compared)} cells"
+            found.append(Target(f"{what} ({Cell.of(worst).name})", ratio, NOISE))
     return found

@@ -8,7 +8,6 @@ exported file, inputs in the layout it likes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -16,77 +15,17 @@ import numpy as np
 import onnx_ir as ir
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 
 from localattn.core.geometry import WindowGeometry
 from localattn.core.node import DOMAIN, HEADS_FIRST, NodeAttributes, choose_query_block, variant_for
-from localattn.exporter.export import DEFAULT_OPSET
+from localattn.exporter.file_options import DEFAULT_OPSET
 
 from .candidates import HEAD_DIM, HEADS, SCALE, THREADS, _in_onnxruntime, _value
+from .compiled import library
+from .peers_grid import NUMPY_TYPE, Array, Cell
 
-Array = NDArray[Any]
 Run = Callable[[], Array]
 ONNX_TYPE = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16}
-NUMPY_TYPE = {"fp32": np.float32, "fp16": np.float16}
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One place of the grid."""
-
-    length: int
-    geometry: WindowGeometry
-    masked: bool
-    dtype: str
-
-    def inputs(self) -> dict[str, Array]:
-        """Query, key, value, and the key mask if there is one; every query keeps a key."""
-        rng = np.random.default_rng(0)
-        shape = (1, HEADS, self.length, HEAD_DIM)
-        names = ("query", "key", "value")
-        feed = {name: rng.standard_normal(shape, dtype=np.float32).astype(NUMPY_TYPE[self.dtype]) for name in names}
-        if self.masked:
-            feed["key_mask"] = rng.random((1, self.length)) < 0.9
-            feed["key_mask"][:, 0] = True
-        return feed
-
-    def visible(self, feed: dict[str, Array]) -> NDArray[np.bool_]:
-        """`[N, N]`, True where a query sees a kept key."""
-        positions = np.arange(self.length)
-        seen = self.geometry.visibility(positions, positions, self.length)
-        return seen & feed["key_mask"] if self.masked else seen
-
-
-Prepare = Callable[[Cell, dict[str, Array]], Run]
-
-
-@dataclass(frozen=True)
-class Peer:
-    """One way to compute it.
-
-    Args:
-        label: as tables call it.
-        prepare: everything up to the call that is timed.
-        longest: the longest sequence it is tried at: beyond, a call takes seconds or the memory is not there.
-        windows: the window sizes it is tried at; compiling or exporting anew takes many seconds a cell.
-        dtypes: the element types it is tried in.
-        refuses: a reason why it cannot compute a cell, or None.
-    """
-
-    label: str
-    prepare: Prepare
-    longest: int
-    windows: tuple[int, ...] = (64, 256, 512)
-    dtypes: tuple[str, ...] = ("fp32", "fp16")
-    refuses: Callable[[Cell], str | None] = field(default=lambda _: None)
-
-    def why_not(self, cell: Cell) -> str | None:
-        """Why a cell is left out, or None."""
-        if cell.length > self.longest:
-            return f"tried up to n = {self.longest}"
-        if cell.geometry.window_size not in self.windows or cell.dtype not in self.dtypes:
-            return f"tried with windows {self.windows}, {' and '.join(self.dtypes)}"
-        return self.refuses(cell)
 
 
 def _typed(cell: Cell, feed: dict[str, Array]) -> list[ir.Value]:
@@ -94,14 +33,25 @@ def _typed(cell: Cell, feed: dict[str, Array]) -> list[ir.Value]:
     return [_value(name, list(x.shape), kinds.get(x.dtype, ONNX_TYPE[cell.dtype])) for name, x in feed.items()]
 
 
-def node(cell: Cell, feed: dict[str, Array]) -> Run:
-    """The exported node, its function body inlined by onnxruntime."""
+def _windowed(cell: Cell, feed: dict[str, Array]) -> tuple[list[ir.Value], ir.Node]:
+    """Inputs and the node, as `localattn export` writes it."""
     inputs = _typed(cell, feed)
     variant = variant_for(has_mask=cell.masked, has_bias=False, has_xpos=False)
     block = choose_query_block(cell.geometry, cell.length, has_bias=False)
     attributes = NodeAttributes(cell.geometry, SCALE, perm=HEADS_FIRST, query_block=block)
-    made = ir.node(variant.op_type, inputs, attributes=attributes.as_onnx(), domain=DOMAIN)
+    return inputs, ir.node(variant.op_type, inputs, attributes=attributes.as_onnx(), domain=DOMAIN)
+
+
+def node(cell: Cell, feed: dict[str, Array]) -> Run:
+    """The exported node, its function body inlined by onnxruntime."""
+    inputs, made = _windowed(cell, feed)
     return _in_onnxruntime(inputs, [made], feed, opset=DEFAULT_OPSET)
+
+
+def kernel(cell: Cell, feed: dict[str, Array]) -> Run:
+    """The same node, computed by the compiled kernel."""
+    inputs, made = _windowed(cell, feed)
+    return _in_onnxruntime(inputs, [made], feed, opset=DEFAULT_OPSET, kernels=library())
 
 
 def _tensors(feed: dict[str, Array]) -> tuple[list[torch.Tensor], torch.Tensor | None]:
@@ -141,7 +91,6 @@ def upstream(cell: Cell, feed: dict[str, Array]) -> Run:
 
 def upstream_compiled(cell: Cell, feed: dict[str, Array]) -> Run:
     """The same under `torch.compile`."""
-    torch.compiler.reset()
     data, mask = _tensors(feed)
     module = torch.compile(_upstream_module(cell.geometry), dynamic=False)
     return _calling(lambda: module(*data, mask=mask))
@@ -260,7 +209,6 @@ def flex(cell: Cell, feed: dict[str, Array]) -> Run:
     """FlexAttention with a block mask, compiled."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    torch.compiler.reset()
     data, kept = _tensors(feed)
     geometry = cell.geometry
     window, before, after = geometry.window_size, geometry.backward_reach, geometry.forward_reach
@@ -274,22 +222,3 @@ def flex(cell: Cell, feed: dict[str, Array]) -> Run:
     mask = create_block_mask(visible, None, None, cell.length, cell.length, device="cpu")
     compiled = torch.compile(flex_attention, dynamic=False)
     return _calling(lambda: compiled(*data, block_mask=mask))
-
-
-def _only_causal_exact(cell: Cell) -> str | None:
-    if not (cell.geometry.causal and cell.geometry.exact_windowsize):
-        return "its window is causal and exact"
-    return "it takes no key mask" if cell.masked else None
-
-
-PEERS = {
-    "node": Peer("localattn node", node, 32768),
-    "upstream": Peer("local-attention, eager", upstream, 16384, dtypes=("fp32",)),
-    "upstream_compiled": Peer("local-attention, torch.compile", upstream_compiled, 4096, (256,), ("fp32",)),
-    "upstream_exported": Peer("local-attention, exported as it is", upstream_exported, 4096, (256,), ("fp32",)),
-    "dense": Peer("dense SDPA exported", dense, 4096),
-    "attention_op": Peer("ONNX Attention, n×n mask", attention_operator, 4096),
-    "gqa": Peer("GroupQueryAttention, local_window_size", group_query, 8192, refuses=_only_causal_exact),
-    "sdpa_blocks": Peer("torch SDPA over blocks", sdpa_blocks, 32768),
-    "flex": Peer("FlexAttention, compiled", flex, 8192, (256,), ("fp32",)),
-}

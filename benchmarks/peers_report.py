@@ -1,106 +1,157 @@
-"""The peers' grid and the whole model: tables on the terminal, and a figure of the grid."""
+"""The peers' grid as tables: a table a geometry and element type, on the terminal and in Markdown.
+
+All figures are times over the limit, so that rows of different lengths compare; the smallest of a row is the fastest.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from .machine import ROOT
-from .peers import GEOMETRIES, MAIN_WINDOW, fastest_peer
-from .report import _print_targets, _table, console
+from rich.table import Table
 
-FIGURE = ROOT / "docs" / "images" / "peers.png"
-_COLORS = ("#0a5fd1", "#c2410c", "#a16207", "#be185d", "#57606a", "#0f766e", "#65a30d", "#7c3aed", "#b91c1c")
+from .peers import NOISE, Row, fastest_peer, times
+from .peers_grid import GEOMETRIES, NUMPY_TYPE, Cell
+from .peers_table import OURS, PEERS
+from .report import _print_targets, console
+
+_NONE = "–"
 
 
-def print_peers(result: dict[str, Any]) -> None:
-    """One row a cell: the node, every peer over the node, the reasons of those left out below."""
-    peers = [name for name in result["labels"] if name != "node"]
-    table = _table("Time of the node, and of every peer over it", "cell", "limit ms", "node ms", "node / limit", *peers)
-    reasons: dict[tuple[str, str], int] = {}
-    for cell in result["cells"]:
-        ours = cell["candidates"]["node"]
-        row = []
-        for name in peers:
-            entry = cell["candidates"][name]
+@dataclass(frozen=True)
+class Lines:
+    """One table.
+
+    Args:
+        title: geometry and element type.
+        columns: their heads.
+        rows: cells of text; of each row which column is the fastest.
+    """
+
+    title: str
+    columns: list[str]
+    rows: list[tuple[list[str], int | None]]
+
+
+def tables(result: Row) -> Iterator[Lines]:
+    """The tables of a result, those with rows."""
+    columns = [
+        "w",
+        "n",
+        "mask",
+        "limit ms",
+        *(peer.short for peer in PEERS.values()),
+        "best peer",
+        *(f"/{name}" for name in OURS),
+    ]
+    first = columns.index(PEERS[OURS[0]].short)
+    for shape in GEOMETRIES:
+        for dtype in NUMPY_TYPE:
+            rows = [row for row in result["cells"] if row["shape"] == shape and row["dtype"] == dtype]
+            lines = []
+            for row in rows:
+                known = times(row)
+                order = list(PEERS)
+                fastest = first + order.index(min(known, key=lambda name: known[name]))
+                lines.append((_cells(row), fastest))
+            if lines:
+                yield Lines(f"{shape}, {dtype}", columns, lines)
+
+
+def _cells(row: Row) -> list[str]:
+    known, limit = times(row), row["limit_ms"]
+    over = [_short(known[name] / limit) if name in known else _NONE for name in PEERS]
+    peers = [fastest_peer(row, ours) for ours in OURS]
+    best = next((PEERS[peer].short for peer, _ in peers if peer), _NONE)
+    ahead = [f"{1 / ratio:.2f}" if peer else _NONE for peer, ratio in peers]
+    return [
+        str(row["window"]),
+        f"{row['length']:,}",
+        "yes" if row["masked"] else "",
+        _short(limit),
+        *over,
+        best,
+        *ahead,
+    ]
+
+
+def _short(value: float) -> str:
+    """Three digits."""
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def reasons(result: Row) -> list[str]:
+    """Who was left out, in how many cells, and why."""
+    found: Counter[tuple[str, str]] = Counter()
+    for row in result["cells"]:
+        for name, entry in row["candidates"].items():
             if "skipped" in entry:
-                reasons[name, entry["skipped"]] = reasons.get((name, entry["skipped"]), 0) + 1
-            row.append(f"{entry['median_ms'] / ours['median_ms']:.2f}" if "median_ms" in entry else "–")
-        table.add_row(
-            f"{cell['dtype']} {cell['geometry']} w={cell['window']['window_size']} n={cell['length']}"
-            + (" mask" if cell["masked"] else ""),
-            f"{cell['limit_ms']:.2f}",
-            f"{ours['median_ms']:.2f}",
-            f"{ours['over_limit']:.2f}",
-            *row,
+                found[PEERS[name].label, entry["skipped"]] += 1
+    return [f"{label}, {count} cells: {reason}" for (label, reason), count in sorted(found.items())]
+
+
+def behind(result: Row) -> list[str]:
+    """The cells in which one of ours is slower than a peer by more than noise, worst first."""
+    found = []
+    for row in result["cells"]:
+        for ours in OURS:
+            peer, ratio = fastest_peer(row, ours)
+            if ratio > NOISE:
+                found.append((ratio, f"{PEERS[ours].short} / {PEERS[peer].short} {ratio:.2f}: {Cell.of(row).name}"))
+    return [text for _, text in sorted(found, key=lambda entry: -entry[0])]
+
+
+def _legend(result: Row) -> list[str]:
+    labels = ", ".join(f"{peer.short}: {peer.label}" for peer in PEERS.values() if peer.short != peer.label)
+    ours = " and ".join(OURS)
+    return [
+        f"Times over the limit. {labels}.",
+        f"The last columns: the fastest peer and its time over that of {ours}; below 1, ours is slower.",
+        f"{_NONE} was not measured: {'; '.join(reasons(result))}." if reasons(result) else "",
+    ]
+
+
+def print_peers(result: Row) -> None:
+    """All tables, what ours lose, the targets."""
+    for lines in tables(result):
+        table = Table(title=lines.title, title_justify="left", padding=(0, 1, 0, 0), box=None)
+        for column in lines.columns:
+            table.add_column(column, justify="right", no_wrap=True)
+        for cells, fastest in lines.rows:
+            table.add_row(*(f"[bold green]{text}[/]" if i == fastest else text for i, text in enumerate(cells)))
+        console.print(table)
+    for line in _legend(result):
+        console.print(line, soft_wrap=True)
+    for line in behind(result):
+        console.print(f"[red]slower[/]  {line}")
+    _print_targets(result)
+
+
+def markdown(result: Row) -> str:
+    """The same as a page."""
+    setting, versions = result["setting"], result["versions"]
+    parts = [
+        f"# The attention node beside every alternative, {result['date'][:10]}",
+        f"Batch {setting['batch']}, {setting['heads']} heads of {setting['head_dim']}, {setting['threads']} threads, "
+        f"{result['machine']['cpu']}; onnxruntime {versions['onnxruntime']}, torch {versions['torch']}. "
+        f"{len(result['cells'])} cells.",
+        *filter(None, _legend(result)),
+    ]
+    for lines in tables(result):
+        bold = (
+            [f"**{text}**" if i == fastest else text for i, text in enumerate(cells)] for cells, fastest in lines.rows
         )
-    console.print(table)
-    for (name, reason), count in sorted(reasons.items()):
-        console.print(f"– {result['labels'][name]}, {count} cells: {reason}")
-    slower = [(ratio, peer, cell) for cell in result["cells"] for peer, ratio in [fastest_peer(cell)] if ratio > 1]
-    for ratio, peer, cell in sorted(slower, key=lambda found: -found[0])[:10]:
-        where = f"{cell['dtype']} {cell['geometry']} w={cell['window']['window_size']} n={cell['length']}"
-        console.print(f"slower than {result['labels'][peer]} by {ratio - 1:.0%}: {where}{' mask' * cell['masked']}")
-    _print_targets(result)
+        body = [lines.columns, ["---:"] * len(lines.columns), *bold]
+        parts.append(f"## {lines.title}\n\n" + "\n".join(f"| {' | '.join(cells)} |" for cells in body))
+    lost = [f"- {line}" for line in behind(result)]
+    parts.append("## Where ours is slower\n\n" + ("\n".join(lost) or f"In no cell by more than {NOISE - 1:.0%}."))
+    asked = [_target(target) for target in result["targets"]]
+    parts.append("## Targets\n\n" + "\n".join(["| | measured | at most | |", "|---|---:|---:|---|", *asked]))
+    return "\n\n".join(parts) + "\n"
 
 
-def print_model(result: dict[str, Any]) -> None:
-    """Where one run's time goes, then the calls."""
-    table = _table(f"{result['checkpoint']}, {result['seq_len']} tokens, one run by operator", "part", "ms")
-    table.add_row("matrix products", f"{result['products_ms']:.2f}")
-    table.add_row("attention nodes", f"{result['attention_ms']:.2f}")
-    table.add_section()
-    for name, value in result["others_ms"].items():
-        table.add_row(name, f"{value:.2f}")
-    console.print(table)
-    calls = _table("Calls", "candidate", "median ms", "p10–p90")
-    for name, entry in result["candidates"].items():
-        calls.add_row(name, f"{entry['median_ms']:.1f}", f"{entry['p10_ms']:.1f}–{entry['p90_ms']:.1f}")
-    console.print(calls)
-    _print_targets(result)
-
-
-def draw(result: dict[str, Any], path: Path = FIGURE) -> Path:
-    """A panel a geometry: times over the length at the main window, fp32, no mask; returns the file."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(1, len(GEOMETRIES), figsize=(14, 4.6), sharey=True, facecolor="white")
-    for axes, (geometry, *_) in zip(panels, GEOMETRIES, strict=True):
-        cells = [
-            cell
-            for cell in result["cells"]
-            if cell["geometry"] == geometry
-            and cell["window"]["window_size"] == MAIN_WINDOW
-            and cell["dtype"] == "fp32"
-            and not cell["masked"]
-        ]
-        for color, (name, label) in zip(_COLORS, result["labels"].items(), strict=True):
-            measured = [cell for cell in cells if "median_ms" in cell["candidates"][name]]
-            axes.plot(
-                [cell["length"] for cell in measured],
-                [cell["candidates"][name]["median_ms"] for cell in measured],
-                color=color,
-                marker="o",
-                markersize=5 if name == "node" else 3,
-                linewidth=3 if name == "node" else 1.5,
-                zorder=3 if name == "node" else 2,
-                label=label,
-            )
-        lengths, limits = zip(*[(cell["length"], cell["limit_ms"]) for cell in cells], strict=True)
-        axes.plot(lengths, limits, color="#6e7781", linestyle=":", label="matmul limit")
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xticks(lengths, [f"{length // 1024}k" for length in lengths])
-        axes.set_title(geometry, loc="left")
-        axes.grid(axis="y", color="#d8dee4")
-        for side in ("top", "right", "left"):
-            axes.spines[side].set_visible(False)
-    panels[0].set_ylabel("ms")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="center left", bbox_to_anchor=(0.905, 0.5), frameon=False, fontsize=9)
-    figure.savefig(path, dpi=140, bbox_inches="tight")
-    pyplot.close(figure)
-    return path
+def _target(target: dict[str, Any]) -> str:
+    verdict = "met" if target["met"] else "not met"
+    return f"| {target['what']} | {target['value']:.2f} | {target['limit']:.2f} | {verdict} |"

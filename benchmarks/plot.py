@@ -6,20 +6,27 @@ from pathlib import Path
 from typing import Any
 
 from .machine import ROOT, read_result
-from .panels import OURS, Look, draw_panels
+from .panels import OURS, OURS_TOO, Look, draw_panels
 
 IMAGES = ROOT / "docs" / "images"
 
 # Of the two dense graphs the better is drawn.
 _NODE = Look(
-    ours="node",
-    colors={"node": OURS, "upstream": "#c2410c", "sdpa": "#7c3aed", "attention_op": "#0f766e", "dense": "#57606a"},
+    ours=("kernel", "node"),
+    colors={
+        "kernel": OURS,
+        "node": OURS_TOO,
+        "upstream": "#c2410c",
+        "sdpa": "#7c3aed",
+        "attention_op": "#0f766e",
+        "dense": "#57606a",
+    },
     panels=(("median_ms", "Time of one call", "ms"), ("peak_mib", "Peak memory of one call", "MiB")),
     axis="sequence length",
     title="Windowed attention on the CPU: linear in the sequence length",
 )
 _GENERATE = Look(
-    ours="step",
+    ours=("step",),
     colors={"step": OURS, "cached": "#c2410c", "recompute": "#57606a", "uncached": "#7c3aed"},
     panels=(("median_ms", "Time of one token", "ms"), ("peak_mib", "Peak memory", "MiB")),
     axis="tokens before it",
@@ -37,7 +44,7 @@ def draw_node() -> Path:
         IMAGES / "node.png",
         limit=("matmul limit", [size["limit_ms"] for size in result["sizes"]]),
         subtitle=f"{setting['heads']} heads of {setting['head_dim']}, window {setting['window_size']}, causal exact, "
-        f"{setting['dtype']}, {setting['threads']} threads, {_machine(result)}",
+        f"{setting['dtype']}, {setting['threads']} threads, {machine(result)}",
     )
 
 
@@ -51,10 +58,11 @@ def draw_generate(name: str) -> Path:
         IMAGES / "generate.png",
         limit=("weights' products", [result["limit"]["median_ms"]] * len(result["sizes"])),
         subtitle=f"{result['checkpoint']}, batch {setting['batch']}, {setting['dtype']}, {setting['threads']} threads, "
-        f"{_machine(result)}",
+        f"{machine(result)}",
     )
 
 
-def _machine(result: dict[str, Any]) -> str:
+def machine(result: dict[str, Any]) -> str:
+    """Processor and releases, as a subtitle names them."""
     versions = result["versions"]
     return f"{result['machine']['cpu']}; onnxruntime {versions['onnxruntime']}, torch {versions['torch']}"

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from .node import ratio
+from .node import OURS, ratio
 
 console = Console()
 if not console.is_terminal:
@@ -19,40 +19,52 @@ def print_node(result: dict[str, Any]) -> None:
     for size in result["sizes"]:
         title = (
             f"n = {size['length']}: limit {size['limit_ms']:.2f} ms at {size['matmul_gflops']:.0f} GFLOP/s; "
-            f"{size['samples']} samples"
+            f"up to {size['samples']} samples"
         )
         if size["others_cpu"] is not None:
             title += f", others took {size['others_cpu']:.0%} of the processors"
-        table = _table(title, "candidate", "median ms", "p10–p90", "× limit", "node takes", "peak MiB")
+        table = _table(
+            title, "candidate", "median ms", "p10–p90", "× limit", *(f"{name} takes" for name in OURS), "peak MiB"
+        )
         for name, entry in size["candidates"].items():
             label = result["labels"][name]
             if "skipped" in entry:
-                table.add_row(label, "skipped:", entry["skipped"])
+                table.add_row(label, "skipped:", entry["skipped"][:40])
                 continue
             table.add_row(
                 label,
                 f"{entry['median_ms']:.1f}",
                 f"{entry['p10_ms']:.1f}–{entry['p90_ms']:.1f}",
                 f"{entry['median_ms'] / size['limit_ms']:.1f}",
-                "" if name == "node" else f"1/{1 / ratio(size, 'node', name):.1f}",
+                *(_share(ratio(size, ours, name)) if ours != name else "" for ours in OURS),
                 f"{entry['peak_mib']:.0f}",
             )
         console.print(table)
     _print_targets(result)
 
 
+def _share(ratio: float) -> str:
+    """One time over another, as a share of it."""
+    return f"1/{1 / ratio:.1f}" if ratio == ratio else "–"
+
+
 def print_export(result: dict[str, Any]) -> None:
     """One row a step."""
-    table = _table(f"Export of {result['checkpoint']} ({result['class_name']})", "step", "seconds")
+    title = f"Export of {result['checkpoint']} ({result['class_name']})"
+    table = _table(title, "step", "seconds", "peak MiB", "after imports / weights")
     for step, seconds in result["seconds"].items():
-        table.add_row(step, f"{seconds:.2f}")
+        memory = result["steps"][step]
+        table.add_row(step, f"{seconds:.2f}", f"{memory['peak_mib']:.0f}", f"{memory['peak_over_weights']:.2f}")
     table.add_section()
-    table.add_row("total", f"{result['total_seconds']:.2f}")
+    total = (result["total_seconds"], result["peak_mib"], result["peak_over_weights"])
+    table.add_row("total", f"{total[0]:.2f}", f"{total[1]:.0f}", f"{total[2]:.2f}")
     console.print(table)
     console.print(
         f"file {result['file_bytes'] / 2**20:.2f} MiB, {result['file_over_weights']:.3f}× the weights in fp32; "
-        f"peak {result['peak_mib']:.0f} MiB, {result['libraries_mib']:.0f} of it after imports"
+        f"peak {result['peak_mib']:.0f} MiB, {result['libraries_mib']:.0f} of it resident after imports"
     )
+    for target in result.get("targets", ()):
+        console.print(f"{'met' if target['met'] else 'not met'}: {target['target']} ({target['value']:.3g})")
     console.print("checks: " + ", ".join(f"{name} {status}" for name, status in result["checks"].items()))
 
 
@@ -87,6 +99,22 @@ def print_generate(result: dict[str, Any]) -> None:
         f"as it is, context {own['length']}: {own['step']['median_ms']:.3f} ms a token, upstream's cached generation "
         f"{own['cached']['median_ms']:.3f}, the weights' products {own['products']['median_ms']:.3f}"
     )
+    _print_targets(result)
+
+
+def print_model(result: dict[str, Any]) -> None:
+    """Where one run's time goes, then the calls."""
+    table = _table(f"{result['checkpoint']}, {result['seq_len']} tokens, one run by operator", "part", "ms")
+    table.add_row("matrix products", f"{result['products_ms']:.2f}")
+    table.add_row("attention nodes", f"{result['attention_ms']:.2f}")
+    table.add_section()
+    for name, value in result["others_ms"].items():
+        table.add_row(name, f"{value:.2f}")
+    console.print(table)
+    calls = _table("Calls", "candidate", "median ms", "p10–p90")
+    for name, entry in result["candidates"].items():
+        calls.add_row(name, f"{entry['median_ms']:.1f}", f"{entry['p10_ms']:.1f}–{entry['p90_ms']:.1f}")
+    console.print(calls)
     _print_targets(result)
 
 
