@@ -9,13 +9,10 @@ Importing this package imports nothing heavy; each name brings what it needs.
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-try:
-    __version__ = version("localattn")
-except PackageNotFoundError:  # a source tree on the path that was never installed
-    __version__ = "0+unknown"
+if TYPE_CHECKING:
+    __version__: str
 
 # Public name → the module that defines it.
 _PUBLIC = {
@@ -31,9 +28,21 @@ __all__ = ["__version__", *_PUBLIC]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name in _PUBLIC:
         return getattr(import_module(_PUBLIC[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _version() -> str:
+    """The installed release; reading it takes longer than importing this package."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("localattn")
+    except PackageNotFoundError:  # a source tree on the path that was never installed
+        return "0+unknown"
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,7 @@
 """The command line: one verb a file in `commands/`, put together here.
 
-Errors end with the exit codes of `core.errors.ExitCode`. Nothing heavy is imported until a command runs.
+Errors end with the exit codes of `core.errors.ExitCode`. Nothing heavy is imported until a command runs, and of the
+commands only the one that is asked for.
 """
 
 from __future__ import annotations
@@ -22,54 +23,26 @@ if not __package__:  # `python cli.py` in a source tree: make the tree the packa
     __package__ = "localattn"
 
 import os
+from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
-from .commands import (
-    bench,
-    bisect,
-    build,
-    bundle,
-    completion,
-    demo,
-    doctor,
-    export,
-    generate,
-    inspect,
-    parity,
-    plugin,
-    run,
-)
+from .commands import completion
 from .commands.console import Verbosity, missing_package, print_error
 from .core.errors import ExitCode, LocalAttnError, MissingDependency
+
+# Modules of `commands/`, in the order of the help. One of several verbs has an `app`, any other a function of its name.
+COMMANDS = (
+    *("export", "parity", "build", "run", "generate", "bench", "inspect"),
+    *("plugin", "bundle", "bisect", "doctor", "demo"),
+)
 
 _EPILOG = (
     "Exit codes: 0 good, 1 a check failed, 2 wrong usage or input, 3 something is missing from this machine, "
     "4 the export failed, 5 a build failed."
 )
-
-app = typer.Typer(
-    name="localattn",
-    help="Trained local-attention models as ONNX files that are proven equal and run anywhere.",
-    epilog=_EPILOG,
-    no_args_is_help=True,
-    rich_markup_mode="markdown",  # paragraphs flow, and [sizes] is no markup
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command()(export.export)
-app.command()(parity.parity)
-app.command()(build.build)
-app.command()(run.run)
-app.command()(generate.generate)
-app.command()(bench.bench)
-app.command()(inspect.inspect)
-app.add_typer(plugin.app)
-app.add_typer(bundle.app)
-app.command()(bisect.bisect)
-app.command()(doctor.doctor)
-app.command()(demo.demo)
 
 
 def _print_version(wanted: bool) -> None:
@@ -80,7 +53,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
@@ -89,11 +61,33 @@ def _options(
     pass
 
 
+def command_line(names: Sequence[str] = COMMANDS) -> typer.Typer:
+    """The command line with these commands; only they are imported."""
+    app = typer.Typer(
+        name="localattn",
+        help="Trained local-attention models as ONNX files that are proven equal and run anywhere.",
+        epilog=_EPILOG,
+        no_args_is_help=True,
+        rich_markup_mode="markdown",  # paragraphs flow, and [sizes] is no markup
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    for name in names:
+        module = import_module(f".commands.{name}", __package__)
+        if hasattr(module, "app"):
+            app.add_typer(module.app)
+        else:
+            app.command()(getattr(module, name))
+    return app
+
+
 def main() -> None:
     """Run the command line and leave with its exit code."""
     completion.prepare(sys.argv)
+    asked = tuple(sys.argv[1:2])
     try:
-        app()
+        command_line(asked if set(asked) & set(COMMANDS) else COMMANDS)()
     except LocalAttnError as error:
         print_error(error)
         sys.exit(error.exit_code)

@@ -31,10 +31,9 @@ _SQUARE = 2048
 _SAMPLES = 3
 # Two medians of three samples differ by as much on an idle machine.
 NOISE = 1.05
-# A peer that takes so many times as long as the fastest, and so many seconds, is timed by one call. If that was its
-# first and took so many times and seconds, by this one.
+# A peer that takes so many times as long as the fastest, and so many seconds, is timed by the best of a few calls.
 _SLOW, _SLOW_SECONDS = 6, 0.1
-_VERY_SLOW, _VERY_SLOW_SECONDS = 12, 0.5
+_FEW, _FEW_SECONDS = 3, 1.0
 
 
 def measure(
@@ -100,12 +99,9 @@ def _setting() -> Row:
 
 def measure_cell(cell: Cell, seconds: float, *, thorough: bool = False) -> Row:
     """The row of a cell: its limit, and of every peer the time or the reason why there is none."""
-    runs, first, entries = _prepare(cell, thorough=thorough)
-    times = {name: _one_call(runs[name]) for name in OURS if name in runs}
+    runs, entries = _prepare(cell, thorough=thorough)
+    times = {name: _best_of_few(run) for name, run in runs.items()}
     fastest = min(times.values())
-    for name in runs.keys() - times.keys():
-        very = first[name] > max(_VERY_SLOW_SECONDS, _VERY_SLOW * fastest) and not PEERS[name].slow_to_make
-        times[name] = first[name] if very else _one_call(runs[name])
     slow = {name for name, taken in times.items() if taken > max(_SLOW_SECONDS, _SLOW * fastest) and name not in OURS}
     square = torch.rand(_SQUARE, _SQUARE)
     ready: dict[str, Callable[[], Run]] = {name: partial(_same, run) for name, run in runs.items() if name not in slow}
@@ -127,12 +123,11 @@ def measure_cell(cell: Cell, seconds: float, *, thorough: bool = False) -> Row:
     }
 
 
-def _prepare(cell: Cell, *, thorough: bool) -> tuple[dict[str, Run], dict[str, float], Row]:
-    """The calls to time, all of which gave the node's output; what each first took; the reasons of the others."""
+def _prepare(cell: Cell, *, thorough: bool) -> tuple[dict[str, Run], Row]:
+    """The calls to time, all of which were run once and gave the node's output; the reasons of the others."""
     torch.compiler.reset()  # else a function compiled for many cells is compiled no more, and runs as it is
     feed = cell.inputs()
     runs: dict[str, Run] = {}
-    first: dict[str, float] = {}
     entries: Row = {}
     expected: Array | None = None
     for name, peer in PEERS.items():
@@ -140,10 +135,7 @@ def _prepare(cell: Cell, *, thorough: bool) -> tuple[dict[str, Run], dict[str, f
         if reason is None:
             try:
                 run = peer.prepare(cell, feed)
-                begin = time.perf_counter()
-                given = run()
-                first[name] = time.perf_counter() - begin
-                output = _heads_first(given)
+                output = _heads_first(run())
             except Exception as error:  # a peer's own failure is a finding, and ours must not hide
                 if name == "node":
                     raise
@@ -159,13 +151,20 @@ def _prepare(cell: Cell, *, thorough: bool) -> tuple[dict[str, Run], dict[str, f
                 if name in OURS:
                     raise AssertionError(f"{peer.label}, {cell.name}: {reason}")
         entries[name] = {"skipped": reason}
-    return runs, first, entries
+    return runs, entries
 
 
-def _one_call(run: Run) -> float:
-    begin = time.perf_counter()
-    run()
-    return time.perf_counter() - begin
+def _best_of_few(run: Run) -> float:
+    """Seconds of the fastest of a few calls; of one call that takes long."""
+    begin, best = time.perf_counter(), math.inf
+    for _ in range(_FEW):
+        start = time.perf_counter()
+        run()
+        end = time.perf_counter()
+        best = min(best, end - start)
+        if end - begin > _FEW_SECONDS:
+            break
+    return best
 
 
 def _same(run: Run) -> Run:

@@ -29,7 +29,6 @@ class DoctorFormat(str, Enum):
 
 
 def doctor(
-    context: typer.Context,
     require: Annotated[
         str, typer.Option(help="Commands that must be able to work, as export,build; else exit code 3.")
     ] = "",
@@ -50,11 +49,9 @@ def doctor(
         from ..runtime.doctor.probes import PROBES
         from ..runtime.doctor.report import as_dict, as_markdown
 
-        here = _commands_here(context)
-        abilities = [ability for ability in ABILITIES if ability.command.split()[0] in here]
-        wanted = _wanted(require, [ability.command for ability in abilities])
+        wanted = _wanted(require, [ability.command for ability in ABILITIES])
         findings = look((*PROBES, *_plugin_probes()))
-        verdicts = judge(findings, abilities)
+        verdicts = judge(findings, ABILITIES)
     if output_format is DoctorFormat.json:
         print_json(as_dict(findings, verdicts))
     elif output_format is DoctorFormat.md:
@@ -62,12 +59,6 @@ def doctor(
     else:
         _print(findings, verdicts)
     _insist(wanted, verdicts)
-
-
-def _commands_here(context: typer.Context) -> list[str]:
-    """The commands of this release."""
-    root = context.find_root()
-    return list(root.command.list_commands(root))  # type: ignore[attr-defined]
 
 
 def _wanted(require: str, commands: Sequence[str]) -> list[str]:

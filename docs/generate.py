@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
-from localattn.cli import app
+from localattn.cli import command_line
 
 PAGE = Path(__file__).with_name("commands.md")
 HEAD = """# Commands
@@ -65,6 +65,7 @@ class Command(NamedTuple):
 
 def commands() -> list[Command]:
     """Every command, in the order of `localattn --help`."""
+    app = command_line()
     found = [_command("", info) for info in app.registered_commands]
     for group in app.registered_groups:
         inner = group.typer_instance
@@ -157,7 +158,7 @@ def _rows(parameters: list[Parameter]) -> list[str]:
 def page() -> str:
     """The whole reference as Markdown."""
     every = commands()
-    lines = [HEAD + str(app.info.epilog), ""]
+    lines = [HEAD + str(command_line().info.epilog), ""]
     lines += ["| command | |", "|---|---|"]
     lines += [f"| [{c.words}](#localattn-{c.words.replace(' ', '-')}) | {c.paragraphs[0]} |" for c in every]
     for command in every:

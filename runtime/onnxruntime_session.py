@@ -17,7 +17,6 @@ from ..core.tensors import UNNAMED_DIMENSION, TensorSpec
 from .compiled_kernel import AUTO, NONE, CompiledKernel, choose, fall_back, lacking, refuse_elsewhere
 from .onnx_calls import check_calls, operators_of
 from .session import BACKENDS, Arrays, Session
-from .widening import widened
 
 _BACKEND = BACKENDS[".onnx"]
 
@@ -254,6 +253,8 @@ def _create(ort: Any, model: str | bytes, provider: Provider, setup: _Setup) -> 
 
 def emulating_bf16(model: str | bytes, options: Any) -> bytes | None:
     """The fp32 copy of a bf16 model (`runtime.widening`), or None if it has no bf16; `options` will find its data."""
+    from .widening import widened
+
     copy = widened(model)
     if isinstance(model, str):
         options.add_session_config_entry(_DATA_FOLDER, str(Path(model).resolve().parent))

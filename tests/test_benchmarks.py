@@ -120,7 +120,7 @@ def test_cells_of_another_machine_are_not_mixed_in(results: Path) -> None:
 def test_every_peer_computes_the_same(shape: str, masked: bool) -> None:
     """All that need no compiling or exporting; each is compared with the node, and a difference is its reason."""
     cell = Cell(shape, 64, SHORT, "fp32", masked)
-    runs, _, entries = peers._prepare(cell, thorough=False)
+    runs, entries = peers._prepare(cell, thorough=False)
     reasons = {name: entry["skipped"] for name, entry in entries.items()}
     if (no_compiler := why_no_library()) is not None:
         assert no_compiler in reasons.pop("kernel")
@@ -134,7 +134,7 @@ def test_a_peer_that_computes_something_else_is_not_timed(monkeypatch: pytest.Mo
     wrong = Cell("causal block-local", 64, SHORT, "fp32", False)
     dense = PEERS["dense"]
     monkeypatch.setitem(PEERS, "dense", replace(dense, prepare=lambda _, feed: dense.prepare(wrong, feed)))
-    runs, _, entries = peers._prepare(cell, thorough=False)
+    runs, entries = peers._prepare(cell, thorough=False)
     assert "dense" not in runs and "computes something else" in entries["dense"]["skipped"]
 
 

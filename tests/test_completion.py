@@ -40,9 +40,9 @@ def test_bash_is_told(words: str, offered: set[str]) -> None:
 def test_every_command_is_offered() -> None:
     import typer
 
-    from localattn.cli import app
+    from localattn.cli import command_line
 
-    assert set(completed("localattn ")) == set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    assert set(completed("localattn ")) == set(typer.main.get_command(command_line()).commands)  # type: ignore[attr-defined]
 
 
 def test_completion_imports_nothing_heavy() -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 import typer
 
-from localattn.cli import app
+from localattn.cli import command_line
 
 from .conftest import Finished, save_upstream
 
@@ -144,7 +144,7 @@ def command_lines() -> list[str]:
 def test_commands_are_understood(line: str) -> None:
     """Parsed as the command line does, and not run."""
     rest = shlex.split(line.replace("[--", "--").partition(" | ")[0], comments=True)[1:]
-    node: Any = typer.main.get_command(app)
+    node: Any = typer.main.get_command(command_line())
     while hasattr(node, "commands"):
         if rest[0] not in node.commands:
             assert node.name == "bundle", f"{rest[0]} is no command"
@@ -155,7 +155,7 @@ def test_commands_are_understood(line: str) -> None:
 
 
 def known_options() -> set[str]:
-    nodes, found = [typer.main.get_command(app)], {"--help"}
+    nodes, found = [typer.main.get_command(command_line())], {"--help"}
     while nodes:
         node: Any = nodes.pop()
         nodes += getattr(node, "commands", {}).values()
@@ -222,7 +222,7 @@ def test_the_reference_is_that_of_the_code() -> None:
 
 def test_the_reference_has_every_command_and_option() -> None:
     """What Typer parses is what the reference, which reads signatures, lists."""
-    root: Any = typer.main.get_command(app)
+    root: Any = typer.main.get_command(command_line())
     parsed = {}
     for name, node in root.commands.items():
         for inner, command in getattr(node, "commands", {"": node}).items():
@@ -253,4 +253,4 @@ def test_the_index_names_every_page() -> None:
 
 def test_the_readme_names_every_command() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert not [name for name in typer.main.get_command(app).commands if f"localattn {name}" not in text]  # type: ignore[attr-defined]
+    assert not [name for name in typer.main.get_command(command_line()).commands if f"localattn {name}" not in text]  # type: ignore[attr-defined]

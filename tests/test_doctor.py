@@ -18,7 +18,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from localattn.cli import app
+from localattn.cli import command_line
 from localattn.runtime.doctor import adding, child, look
 from localattn.runtime.doctor.abilities import ABILITIES, Ability, judge
 from localattn.runtime.doctor.probes import PROBES, Finding, Probe, driver_command
@@ -92,8 +92,8 @@ def test_commands_agree_with_findings(report) -> None:
 
 
 def test_every_command_has_a_row_and_every_need_a_probe(report) -> None:
-    registered = {entry.name or entry.callback.__name__ for entry in app.registered_commands}
-    registered |= {group.typer_instance.info.name for group in app.registered_groups}
+    registered = {entry.name or entry.callback.__name__ for entry in command_line().registered_commands}
+    registered |= {group.typer_instance.info.name for group in command_line().registered_groups}
     assert registered == {entry["command"].split()[0] for entry in report["commands"]}
     names = {entry["name"] for entry in report["findings"]}
     assert {name for ability in ABILITIES for choice in ability.needs for name in choice} <= names

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from localattn.cli import app
+from localattn.cli import command_line
 
 TEXT = (Path(__file__).parents[1] / "docs" / "deploy.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", TEXT, re.DOTALL)
@@ -23,7 +23,7 @@ COMMANDS = [shlex.split(line, comments=True)[1:] for line in LINES if line.start
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_its_commands_are_understood(command: list[str]) -> None:
     """Parsed as the command line does, and not run."""
-    node = typer.main.get_command(app)
+    node = typer.main.get_command(command_line())
     name, *rest = command
     node = node.commands[name]  # type: ignore[attr-defined]
     if hasattr(node, "commands"):
