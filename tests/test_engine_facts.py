@@ -115,7 +115,7 @@ def test_an_engine_is_hashed_once_or_not_at_all(
 
     for module in [name for name in sys.modules if name.startswith("localattn.") and name != "localattn.core.files"]:
         if hasattr(sys.modules[module], "sha256"):
-            monkeypatch.setattr(f"{module}.sha256", counting)
+            monkeypatch.setattr(sys.modules[module], "sha256", counting)
     with pytest.raises((UsageError, MissingDependency)):
         load(engine, verify=verify)
     assert asked.count(engine) == hashed

@@ -2,7 +2,8 @@
 
 onnxruntime inlines functions, fuses nodes and adds some, and keeps no metadata. What it does keep are the names of
 the values that flow between the file's own nodes. So a node belongs to the module of the file's node that made
-its result; a node inside an inlined function, or one that was added, belongs to where its result is used.
+its result; a node inside an inlined function, or one that was added, belongs to where its result is used, and what
+nobody uses to what it was made from.
 """
 
 from __future__ import annotations
@@ -51,6 +52,10 @@ def origins(model: Path, optimised: Path) -> dict[str, Origin]:
         own = (by_value.get(name) for name in node.output)
         later = (found[user] for name in node.output for user in users.get(name, ()))
         found[index] = next((module for module in (*own, by_name.get(node.name), *later) if module), "")
+    maker: dict[str, str] = {}
+    for index, node in enumerate(nodes):
+        found[index] = found[index] or next((maker[name] for name in _reads(node) if maker.get(name)), "")
+        maker |= dict.fromkeys(node.output, found[index])
     return {
         node.name: Origin(node.op_type, module or UNKNOWN)
         for node, module in zip(nodes, found, strict=True)
