@@ -108,7 +108,9 @@ def _legend(result: Row) -> list[str]:
     ours = " and ".join(OURS)
     return [
         f"Times over the limit. {labels}.",
-        f"The last columns: the fastest peer and its time over that of {ours}; below 1, ours is slower.",
+        f"The last columns: the fastest peer and its time over that of {ours}; below 1, ours is slower. "
+        "A peer six times slower than ours is timed by the best of at most three calls within a second, so its buffers may "
+        "be cold: several times what it takes when warm.",
         f"{_NONE} was not measured: {'; '.join(reasons(result))}." if reasons(result) else "",
     ]
 
