@@ -109,8 +109,8 @@ def _legend(result: Row) -> list[str]:
     return [
         f"Times over the limit. {labels}.",
         f"The last columns: the fastest peer and its time over that of {ours}; below 1, ours is slower. "
-        "A peer six times slower than ours is timed by the best of at most three calls within a second, so its buffers may "
-        "be cold: several times what it takes when warm.",
+        "A peer six times slower than ours is timed by the best of at most three calls within a second, so its buffers "
+        "may be cold: several times what it takes when warm.",
         f"{_NONE} was not measured: {'; '.join(reasons(result))}." if reasons(result) else "",
     ]
 
