@@ -77,7 +77,8 @@ def _library(
     named: Path | None, model: Path, capabilities: Sequence[int], progress: Callable[[str], None]
 ) -> Path | None:
     """The plugin library for this model and these GPUs; None if the model needs none."""
-    from ..plugins.library.facts import facts_path, host_arch, read_facts
+    from ..core.publishing import sidecar_path
+    from ..plugins.library.facts import host_arch, read_facts
     from ..plugins.library.locations import find_library
     from ..plugins.library.selection import needed_by
 
@@ -86,7 +87,7 @@ def _library(
     if not specs:
         return None
     if named is not None:
-        if facts_path(named).is_file():
+        if sidecar_path(named).is_file():
             _demand_kernels(named, read_facts(named).missing(specs, targets))
         return named
     known = find_library(host_arch(), specs, targets)

@@ -182,7 +182,8 @@ def check(
     Into TensorRT's plugin registry, without a GPU; or into onnxruntime, where each kernel runs once.
     """
     from ..core.cpu_library import is_cpu_library
-    from ..plugins.library.facts import facts_path, host_arch, read_facts
+    from ..core.publishing import sidecar_path
+    from ..plugins.library.facts import host_arch, read_facts
     from ..plugins.library.locations import find_library
     from ..plugins.library.registry import load_into_registry
     from ..plugins.quick.availability import why_not as why_not_ahead_of_time
@@ -196,7 +197,7 @@ def check(
             raise _none_built(host_arch())
         library = found.path
     backends = _backends(backend)
-    if facts_path(library).is_file():
+    if sidecar_path(library).is_file():
         read_facts(library)  # refuses a changed one
     for chosen in backends:
         _prepare(chosen)

@@ -60,13 +60,13 @@ def check(library: Path | None, *, as_json: bool) -> None:
     """Load a library into onnxruntime and run each of its kernels."""
     from dataclasses import asdict
 
-    from ..core.built import facts_path
     from ..core.cpu_library import read_facts
+    from ..core.publishing import sidecar_path
     from ..plugins.cpu.check import check_library
 
     if library is None:
         library = newest(None).path
-    elif facts_path(library).is_file():
+    elif sidecar_path(library).is_file():
         read_facts(library)  # refuses a changed one
     checked = check_library(library)
     if as_json:

@@ -5,20 +5,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from . import built
-from .built import facts_path
-from .errors import CheckFailed, LocalAttnError, UsageError
-from .files import sha256
+from .errors import UsageError
 from .node import DOMAIN, VARIANTS
 from .processor import host_arch
-from .publishing import finish_interrupted
+from .publishing import sidecar_path
 
 LIBRARY_NAME = "liblocalattn_onnxruntime.so"
 # The op types it has kernels for; those with xpos stay with their function body.
@@ -79,7 +77,7 @@ class CpuLibraryFacts:
 def is_cpu_library(library: Path) -> bool:
     """Whether the facts beside a library say that it is one of these."""
     try:
-        document = json.loads(facts_path(library).read_bytes())
+        document = json.loads(sidecar_path(library).read_bytes())
     except (OSError, ValueError):
         return False
     return isinstance(document, dict) and document.get("format") == _FORMAT
@@ -92,19 +90,10 @@ def read_facts(library: Path, *, verify: bool = True) -> CpuLibraryFacts:
         UsageError: there is no library, or no facts beside it, or they are broken.
         CheckFailed: `verify` is set and the library is not the one the facts were written for.
     """
-    finish_interrupted(library)
-    path = facts_path(library)
-    for file in (library, path):
-        if not file.is_file():
-            raise UsageError(f"{file} is missing.", fix=f"Build a library with: {HOW_TO_BUILD}")
-    facts = _parse(path)
-    if verify and sha256(library) != facts.sha256:
-        raise CheckFailed(
-            f"{library} was changed after it was built.",
-            why="Its SHA-256 is not the one in the file beside it.",
-            fix=f"Build it again: {HOW_TO_BUILD} --force",
-        )
-    return replace(facts, path=library)
+    facts = replace(_parse(built.facts_beside(library, HOW_TO_BUILD)), path=library)
+    if verify:
+        built.check_digest(library, facts.sha256, HOW_TO_BUILD)
+    return facts
 
 
 def _parse(path: Path) -> CpuLibraryFacts:
@@ -138,13 +127,11 @@ def default_path(arch: str) -> Path:
 
 def built_libraries() -> list[CpuLibraryFacts]:
     """Facts of every such library that was built on this machine and is still there, the newest first."""
-    found = []
-    for path in reversed(built.remembered(_KIND)):
-        try:
-            found.append(read_facts(path, verify=False))
-        except (LocalAttnError, OSError):
-            continue  # removed or replaced by something else since
-    return found
+    return list(_readable())
+
+
+def _readable() -> Iterator[CpuLibraryFacts]:
+    return built.readable(_KIND, lambda path: read_facts(path, verify=False))
 
 
 def find_library(arch: str | None = None, *, this_release: bool = True) -> CpuLibraryFacts | None:
@@ -159,20 +146,18 @@ def find_library(arch: str | None = None, *, this_release: bool = True) -> CpuLi
         UsageError: no library can be built for this machine.
     """
     wanted = arch or host_arch()
-    for facts in built_libraries():
+    for facts in _readable():
         if facts.arch == wanted and (not this_release or facts.fingerprint == fingerprint()):
-            return read_facts(facts.path)
+            built.check_digest(facts.path, facts.sha256, HOW_TO_BUILD)
+            return facts
     return None
 
 
 @cache
 def fingerprint() -> str:
     """Digest of everything a library is made from."""
-    digest = hashlib.sha256()
     here = SOURCES.parent
-    for path in (*sorted(SOURCES.iterdir()), here / "build.py", here.parent / "shared_library.py"):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
+    return built.fingerprint_of((*sorted(SOURCES.iterdir()), here / "build.py", here.parent / "shared_library.py"))
 
 
 def computes(domain: str, op_type: str) -> bool:

@@ -13,8 +13,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .errors import UsageError
-from .publishing import SEAL, check_seal, finish_interrupted
-from .sidecar import MAX_BYTES, CheckRecord, Sidecar, TensorSpec, read_sidecar, sidecar_path
+from .publishing import MAX_BYTES, SEAL, check_seal, finish_interrupted
+from .sidecar import CheckRecord, Sidecar, TensorSpec, read_sidecar, sidecar_path
 
 ENGINE_SUFFIX = ".engine"
 

@@ -30,7 +30,8 @@ _DIGESTS = {
 }
 # External data written here carries the first hex digits of its SHA-256 in its name.
 _DATA_NAME = re.compile(r".*\.([0-9a-f]{12})\.data", re.DOTALL)
-_MAX_FACTS = 16 << 20
+# A file of facts is a few kilobytes; a larger file beside a model is something else.
+MAX_BYTES = 16 << 20
 
 
 def sidecar_path(model: Path) -> Path:
@@ -138,7 +139,7 @@ def check_unchanged(model: Path) -> None:
     finish_interrupted(model)
     try:
         with sidecar_path(model).open("rb") as stream:
-            document = json.loads(stream.read(_MAX_FACTS))
+            document = json.loads(stream.read(MAX_BYTES))
         for entry, fix in _DIGESTS.items():
             stated = document.get(entry)
             if isinstance(stated, str) and stated and stated != sha256(model):

@@ -12,14 +12,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .errors import UsageError
-from .publishing import SEAL, check_seal, finish_interrupted, sidecar_path
+from .publishing import MAX_BYTES, SEAL, check_seal, finish_interrupted, sidecar_path
 from .step_facts import StepFacts
 from .tensors import TensorSpec
 
 __all__ = ["CheckRecord", "LayerFacts", "Sidecar", "TensorSpec", "WindowFacts", "read_sidecar", "sidecar_path"]
-
-# A sidecar is a few kilobytes; a larger file beside the model is something else.
-MAX_BYTES = 16 << 20
 
 # Unknown keys are kept, so that facts written by a newer release survive when this one adds a check.
 # A NaN figure is written as a string, because JSON has no NaN.

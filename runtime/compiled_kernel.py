@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.built import facts_path
 from ..core.cpu_library import HOW_TO_BUILD, computes, find_library, read_facts
 from ..core.errors import LocalAttnError, MissingDependency, UsageError
 from ..core.processor import refuse_foreign
+from ..core.publishing import sidecar_path
 
 # Values of `plugin` besides a path.
 AUTO, NONE = "auto", "none"
@@ -69,7 +69,7 @@ def choose(plugin: str, operators: Iterable[tuple[str, str]]) -> CompiledKernel 
     if plugin != AUTO:
         path = Path(plugin)
         refuse_foreign(path)
-        if facts_path(path).is_file():
+        if sidecar_path(path).is_file():
             read_facts(path)
         return CompiledKernel(path, asked=True, used=used)
     if not used:

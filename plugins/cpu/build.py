@@ -8,12 +8,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ...core import cpu_library
-from ...core.built import facts_path
 from ...core.cpu_library import LIBRARY_NAME, SOURCES, CpuLibraryFacts, fingerprint, read_facts
 from ...core.errors import LocalAttnError
 from ...core.files import refuse_existing, sha256, staging
 from ...core.processor import Arch
-from ...core.publishing import publish_together
+from ...core.publishing import publish_together, sidecar_path
 from ..compilers import find_compiler
 from ..shared_library import compile_library, newest_glibc
 
@@ -54,9 +53,9 @@ def build_library(
             versions={"localattn": _version(), "python": platform.python_version()},
             path=output,
         )
-        staged_facts = facts_path(staged)
+        staged_facts = sidecar_path(staged)
         staged_facts.write_text(facts.to_json())
-        publish_together({staged_facts: facts_path(output), staged: output}, staged.parent)
+        publish_together({staged_facts: sidecar_path(output), staged: output}, staged.parent)
     cpu_library.remember(output)
     return facts
 

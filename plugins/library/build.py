@@ -15,14 +15,14 @@ from pathlib import Path
 
 from ...core.errors import UsageError
 from ...core.files import refuse_existing, sha256, staging
-from ...core.publishing import publish_together
+from ...core.publishing import publish_together, sidecar_path
 from ..compilers import Compiler, find_compiler
 from ..kernel.compile import CompiledKernel, compile_many
 from ..kernel.spec import KernelSpec
 from ..kernel.targets import Target
 from ..shared_library import compile_library, newest_glibc
 from .embed import images_of, kernel_facts, targets_to_compile, write_sources
-from .facts import Arch, LibraryFacts, facts_path, read_facts
+from .facts import Arch, LibraryFacts, read_facts
 from .fingerprint import fingerprint as fingerprint
 from .headers import HeaderFolder, find_cuda_headers, find_tensorrt_headers
 from .locations import LIBRARY_NAME, remember
@@ -88,9 +88,9 @@ def build_library(
             },
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         )
-        staged_facts = facts_path(staged)
+        staged_facts = sidecar_path(staged)
         staged_facts.write_text(facts.to_json())
-        publish_together({staged_facts: facts_path(output), staged: output}, staged.parent)
+        publish_together({staged_facts: sidecar_path(output), staged: output}, staged.parent)
     remember(output)
     return facts
 

@@ -10,16 +10,15 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ...core.built import facts_path as facts_path
-from ...core.errors import CheckFailed, UsageError
-from ...core.files import sha256
+from ...core import built
+from ...core.errors import UsageError
 from ...core.processor import ARCHITECTURES as ARCHITECTURES
 from ...core.processor import Arch as Arch
 from ...core.processor import host_arch as host_arch
-from ...core.publishing import finish_interrupted
 from ..kernel.spec import KernelSpec
 from ..kernel.targets import Target
 
+_HOW_TO_BUILD = "localattn plugin build"
 _SCHEMA = ConfigDict(extra="allow", protected_namespaces=())
 
 
@@ -109,22 +108,14 @@ def read_facts(library: Path, *, verify: bool = True) -> LibraryFacts:
         UsageError: there is no library, or no facts beside it, or they are broken.
         CheckFailed: `verify` is set and the library is not the one the facts were written for.
     """
-    finish_interrupted(library)
-    path = facts_path(library)
-    for file in (library, path):
-        if not file.is_file():
-            raise UsageError(f"{file} is missing.", fix="Build a library with: localattn plugin build")
+    path = built.facts_beside(library, _HOW_TO_BUILD)
     try:
         facts = LibraryFacts.model_validate_json(path.read_bytes())
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         raise UsageError(f"{path} does not describe a plugin library.", why=f"{place}: {first['msg']}") from error
-    if verify and sha256(library) != facts.sha256:
-        raise CheckFailed(
-            f"{library} was changed after it was built.",
-            why="Its SHA-256 is not the one in the file beside it.",
-            fix="Build it again: localattn plugin build --force",
-        )
+    if verify:
+        built.check_digest(library, facts.sha256, _HOW_TO_BUILD)
     facts.path = library
     return facts

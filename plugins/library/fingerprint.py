@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import cache
 from pathlib import Path
+
+from ...core.built import fingerprint_of
 
 _HERE = Path(__file__).parent
 _KERNEL = _HERE.parent / "kernel"
@@ -14,7 +15,4 @@ _KERNEL = _HERE.parent / "kernel"
 def fingerprint() -> str:
     """Digest of the sources of the library, of its kernels, and of what puts them together."""
     sources = (*sorted((_HERE / "source").iterdir()), *sorted(_KERNEL.glob("*.py")))
-    digest = hashlib.sha256()
-    for path in (*sources, _HERE / "build.py", _HERE / "embed.py", _HERE.parent / "shared_library.py"):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
+    return fingerprint_of((*sources, _HERE / "build.py", _HERE / "embed.py", _HERE.parent / "shared_library.py"))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from ...core import built
 from ...core.built import cache_folder as cache_folder
-from ...core.errors import LocalAttnError
 from ..kernel.spec import KernelSpec
 from ..kernel.targets import Target
 from .facts import Arch, LibraryFacts, read_facts
@@ -31,13 +31,11 @@ def remember(library: Path) -> None:
 
 def built_libraries() -> list[LibraryFacts]:
     """Facts of every library that was built on this machine and is still there, the newest first."""
-    found = []
-    for path in reversed(built.remembered(_KIND)):
-        try:
-            found.append(read_facts(path, verify=False))
-        except (LocalAttnError, OSError):
-            continue  # removed or replaced by something else since
-    return found
+    return list(_readable())
+
+
+def _readable() -> Iterator[LibraryFacts]:
+    return built.readable(_KIND, lambda path: read_facts(path, verify=False))
 
 
 def find_library(
@@ -50,7 +48,7 @@ def find_library(
     Raises:
         CheckFailed: the library was changed after it was built.
     """
-    for facts in built_libraries():
+    for facts in _readable():
         if facts.arch != arch or facts.path is None:
             continue
         if specs is None or (facts.fingerprint == fingerprint() and not facts.missing(specs, targets or [])):
