@@ -48,6 +48,9 @@ FormatOption = Annotated[Format, typer.Option("--format", help="console, or json
 VerboseOption = Annotated[
     bool, typer.Option("--verbose", "-v", callback=_set_verbose, help="Show tracebacks and details.")
 ]
+PluginOption = Annotated[
+    str, typer.Option(help="Compiled CPU kernels: auto (if built here), none, or a library's path.")
+]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", callback=_set_quiet, help="No progress.")]
 
 

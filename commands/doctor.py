@@ -173,16 +173,19 @@ def _cpu_library_probe() -> Probe:
     from ..core.errors import LocalAttnError
     from ..runtime.doctor.probes import Probe
 
+    facts, wrong = None, None
+    try:
+        facts = find_library()
+    except LocalAttnError as error:
+        wrong = error
+
     def look() -> Looked:
-        find_library()  # raises what is wrong with the one that would be taken
+        if wrong is not None:
+            raise wrong
         found = tuple(str(facts.path) for facts in built_libraries())
         why = "Those built here are of another release, or for another processor." if found else "None was built here."
         return "missing", "", f"{why} The function body serves.", found
 
-    try:
-        facts = find_library()
-    except LocalAttnError:
-        facts = None
     ask = () if facts is None else ("library", str(facts.path.resolve()))
     return Probe(
         "cpu-library",

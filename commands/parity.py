@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import QuietOption, VerboseOption, note, progress, say
+from .console import PluginOption, QuietOption, VerboseOption, note, progress, say
 from .report_output import ForceOption, OutputOption, ReportFormatOption, choose, show
 
 if TYPE_CHECKING:
@@ -45,9 +45,7 @@ def parity(
         typer.Option("--causal/--not-causal", help="AFTLocal: how it was exported. (Default: the sidecar's word.)"),
     ] = None,
     provider: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or tensorrt.")] = "auto",
-    plugin: Annotated[
-        str, typer.Option(help="Compiled CPU kernels: auto (if built here), none, or a library's path.")
-    ] = "auto",
+    plugin: PluginOption = "auto",
     output_format: ReportFormatOption = None,
     output: OutputOption = None,
     force: ForceOption = False,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import Format, FormatOption, QuietOption, VerboseOption
+from .console import Format, FormatOption, PluginOption, QuietOption, VerboseOption
 
 if TYPE_CHECKING:
     from ..runtime.session import Arrays, Session
@@ -29,9 +29,7 @@ def run(
         str, typer.Option(help="Where to run: auto (the best that starts), cpu, cuda or tensorrt.")
     ] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")] = None,
-    plugin: Annotated[
-        str, typer.Option(help="Compiled CPU kernels: auto (if built here), none, or a library's path.")
-    ] = "auto",
+    plugin: PluginOption = "auto",
     iterations: Annotated[int, typer.Option(min=1, help="How often to run.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
     output_format: FormatOption = Format.console,

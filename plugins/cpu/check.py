@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ...core.cpu_library import ELEMENT_TYPES, HOW_TO_BUILD, OLDEST_ONNXRUNTIME
+from ...core.cpu_library import ELEMENT_TYPES, HOW_TO_BUILD, OLDEST_ONNXRUNTIME, OP_TYPES
 from ...core.errors import CheckFailed, MissingDependency
 from ...core.geometry import WindowGeometry
-from ...core.node import DOMAIN, DOMAIN_VERSION, VARIANTS, NodeAttributes, NodeVariant
+from ...core.node import DOMAIN, DOMAIN_VERSION, VARIANT_BY_OP_TYPE, NodeAttributes, NodeVariant
 from ...core.processor import refuse_foreign
 
 _BATCH, _LENGTH, _HEADS, _HEAD_DIM = 1, 24, 2, 8
@@ -63,10 +63,10 @@ def check_library(library: Path) -> CheckedLibrary:
             fix=f"It takes libraries from release {OLDEST_ONNXRUNTIME} on. Build again: {HOW_TO_BUILD} --force",
         ) from error
     kernels: dict[str, list[str]] = {}
-    for variant in VARIANTS:
-        for dtype in ELEMENT_TYPES if not variant.has_xpos else ():
-            _run(ort, options, variant, dtype)
-            kernels.setdefault(variant.op_type, []).append(dtype)
+    for op_type in OP_TYPES:
+        for dtype in ELEMENT_TYPES:
+            _run(ort, options, VARIANT_BY_OP_TYPE[op_type], dtype)
+            kernels.setdefault(op_type, []).append(dtype)
     return CheckedLibrary(ort.__version__, _instruction_set(library), kernels)
 
 
