@@ -1,13 +1,7 @@
 // The kernel for x86-64 processors with AVX-512.
 #if defined(__x86_64__)
 
-#include "half.h"
-#include "rows.h"
-#include "scratch.h"
-#include "window.h"
-
-#include <cstring>
-#include <utility>
+#include "before_tiles.h"
 
 #include <immintrin.h>
 

@@ -1,11 +1,5 @@
 // The kernel for any processor: vectors of four floats, which every 64-bit one has.
-#include "half.h"
-#include "rows.h"
-#include "scratch.h"
-#include "window.h"
-
-#include <cstring>
-#include <utility>
+#include "before_tiles.h"
 
 namespace localattn {
 namespace baseline {

@@ -1,13 +1,7 @@
 // The kernel for 64-bit ARM processors, all of which have NEON.
 #if defined(__aarch64__)
 
-#include "half.h"
-#include "rows.h"
-#include "scratch.h"
-#include "window.h"
-
-#include <cstring>
-#include <utility>
+#include "before_tiles.h"
 
 #include <arm_neon.h>
 

@@ -1,0 +1,11 @@
+// What `vectors.inl` and `tiles.inl` need, included before the instructions of a set are turned on: inline functions of
+// these headers may be the ones that are kept for all files, and then have to run on every processor.
+#pragma once
+
+#include "half.h"
+#include "rows.h"
+#include "scratch.h"
+#include "window.h"
+
+#include <cstring>
+#include <utility>
