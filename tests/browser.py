@@ -46,6 +46,19 @@ class Shown(NamedTuple):
     outside: str
 
 
+def probed(folder: Path, page: Path, dark: bool) -> str:
+    """What the script of a page put into the attribute `data-probe`."""
+    command = [
+        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run",
+        "--disable-component-update", "--disable-sync", f"--user-data-dir={folder / 'profile'}",
+        f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--dump-dom", page.as_uri(),
+    ]  # fmt: skip
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    said = re.search(r'data-probe="([^"]*)"', dom)
+    assert said is not None, "the page's script did not run"
+    return said[1]
+
+
 def show(folder: Path, page: str, dark: bool) -> Shown:
     """Lay the page out in a frame as wide as a phone: Chromium's own windows are 500 pixels wide at the least."""
     frame = folder / "frame.html"
@@ -55,15 +68,7 @@ def show(folder: Path, page: str, dark: bool) -> Shown:
         f'<body><iframe style="width: {PHONE}px; height: 900px; border: 0" srcdoc="{content}"></iframe></body></html>',
         encoding="utf-8",
     )
-    command = [
-        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run",
-        "--disable-component-update", "--disable-sync", f"--user-data-dir={folder / 'profile'}",
-        f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--dump-dom", frame.as_uri(),
-    ]  # fmt: skip
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    said = re.search(r'data-probe="([^"]*)"', dom)
-    assert said is not None, "the page's script did not run"
-    window, width, background, letters, title, outside = said[1].split("|")
+    window, width, background, letters, title, outside = probed(folder, frame, dark).split("|")
     return Shown(int(window), int(width), background, float(letters), title, outside)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 from functools import cache
@@ -42,6 +43,17 @@ def compiler(arch: Arch) -> Compiler:
         return find_compiler(arch)
     except MissingDependency as missing:
         pytest.skip(f"{missing.what} {missing.fix}")
+
+
+def failing_compiler(folder: Path, source: str) -> Path:
+    """A compiler that says of itself what one for this processor does, and fails at the first line of `source`."""
+    path = folder / "broken"
+    path.write_text(
+        f"#!/bin/sh\ncase $1 in -dumpmachine) echo {host_arch()}-linux-gnu;; --version) echo broken 1;; "
+        f"*) echo '{source}:1: error: this compiler fails' >&2; exit 1;; esac\n"
+    )
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
 
 
 @cache

@@ -7,6 +7,7 @@ with a ring of embeddings as one cache, and a counter that starts at -1 as the o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from localattn.core.sidecar import Sidecar, sidecar_path
+from localattn.runtime.generate import Generator
 
 WINDOW, WIDTH = 3, 4
 
@@ -36,6 +38,18 @@ def expected_logits(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
         for t in range(tokens.shape[1])
     ]
     return np.stack(out, axis=1)
+
+
+def check_logits(generator: Generator, tokens: np.ndarray, vocabulary: int, splits: Sequence[Sequence[int]]) -> None:
+    """However tokens come, in pieces of these sizes, the logits after each piece are those of the formula."""
+    expected = expected_logits(tokens, vocabulary)
+    for pieces in splits:
+        generator.reset()
+        for piece in pieces:
+            start = generator.position
+            generator.prefill(tokens[:, start : start + piece])
+            np.testing.assert_allclose(generator.logits, expected[:, start + piece - 1], rtol=1e-5, atol=1e-5)
+        assert generator.position == tokens.shape[1]
 
 
 def write(

@@ -31,6 +31,7 @@ from localattn.runtime.bundle.verify import verify_bundle
 
 from .bundles import run_script, tiny_bundle, tiny_model  # noqa: F401
 from .conftest import Finished
+from .fuzz.mutate import places
 
 Command = Callable[..., Finished]
 Change = Callable[[Path], None]
@@ -393,15 +394,6 @@ _JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=6,
 )
-
-
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Every place in a JSON document."""
-    found = [path] if path else []
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in items:
-        found += places(inner, (*path, key))
-    return found
 
 
 def put(document: Any, path: tuple[Any, ...], value: Any) -> Any:

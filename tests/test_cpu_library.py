@@ -6,7 +6,6 @@ import ctypes
 import json
 import re
 import shutil
-import stat
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +22,7 @@ from localattn.runtime import compiled_kernel
 
 from .conftest import Finished
 from .cpu_build import built, library
+from .plugin_build import failing_compiler
 
 Call = Callable[..., Finished]
 NODES = [("localattn", "WindowedAttention")]
@@ -153,13 +153,7 @@ def test_wrong_options(arguments: list[str], code: int, message: str, localattn:
 
 
 def test_a_failed_build_leaves_nothing(localattn: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    broken = tmp_path / "broken"
-    broken.write_text(
-        f"#!/bin/sh\ncase $1 in -dumpmachine) echo {host_arch()}-linux-gnu;; --version) echo broken 1;; "
-        "*) echo 'kernel.cpp:1: error: this compiler fails' >&2; exit 1;; esac\n"
-    )
-    broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("CXX", str(broken))
+    monkeypatch.setenv("CXX", str(failing_compiler(tmp_path, "kernel.cpp")))
     folder = tmp_path / "out"
     folder.mkdir()
     finished = localattn("plugin", "build", "--backend", "onnxruntime", "-o", folder / "library.so")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from .browser import BROWSER, needs_browser
+from .browser import needs_browser, probed
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "design.svg"
 # For each text: does a box hold it, and the two colours.
@@ -34,15 +32,7 @@ def look(folder: Path, dark: bool) -> list[list[str]]:
     page = folder / "page.html"
     head = '<!DOCTYPE html><meta charset="utf-8"><meta name="color-scheme" content="light dark"><body>'
     page.write_text(head + PICTURE.read_text(encoding="utf-8") + _PROBE, encoding="utf-8")
-    command: list[Any] = [
-        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run",
-        "--disable-component-update", "--disable-sync", f"--user-data-dir={folder / 'profile'}",
-        f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--dump-dom", page.as_uri(),
-    ]  # fmt: skip
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    said = re.search(r'data-probe="([^"]*)"', dom)
-    assert said is not None, "the page's script did not run"
-    found: list[list[str]] = json.loads(html.unescape(said[1]))
+    found: list[list[str]] = json.loads(html.unescape(probed(folder, page, dark)))
     return found
 
 

@@ -55,13 +55,7 @@ def test_logits_are_those_of_the_formula_however_tokens_come(
     generator = Generator.open(bench.write(batch=batch, chunk=chunk))
     assert (generator.session.backend, generator.session.provider) == ("tensorrt-rtx", "cuda")
     tokens = tokens_of(batch, 29)
-    expected = step_model.expected_logits(tokens, VOCABULARY)
-    for pieces in ([29], [1] * 29, [13, 1, 1, 4, 7, 3]):
-        generator.reset()
-        for piece in pieces:
-            start = generator.position
-            generator.prefill(tokens[:, start : start + piece])
-            np.testing.assert_allclose(generator.logits, expected[:, start + piece - 1], rtol=1e-5, atol=1e-5)
+    step_model.check_logits(generator, tokens, VOCABULARY, ([29], [1] * 29, [13, 1, 1, 4, 7, 3]))
 
 
 def test_only_tokens_and_position_go_up_and_only_logits_come_down(bench: Bench) -> None:

@@ -28,14 +28,7 @@ def test_logits_are_those_of_the_formula_however_tokens_come(tmp_path, in_place,
     generator = Generator.open(path, "cpu", 1)
     assert (generator.batch, generator.vocabulary) == (batch, 256)
     tokens = tokens_of(batch, 31)
-    expected = step_model.expected_logits(tokens, 256)
-    for pieces in ([31], [1] * 31, [13, 1, 1, 4, 9, 3], [4, 4, 1, 22]):
-        generator.reset()
-        for piece in pieces:
-            start = generator.position
-            generator.prefill(tokens[:, start : start + piece])
-            np.testing.assert_allclose(generator.logits, expected[:, start + piece - 1], rtol=1e-5, atol=1e-5)
-        assert generator.position == 31
+    step_model.check_logits(generator, tokens, 256, ([31], [1] * 31, [13, 1, 1, 4, 9, 3], [4, 4, 1, 22]))
 
 
 def test_greedy_generation_is_that_of_full_recomputation(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from localattn.plugins.library.selection import default_targets, full_set, neede
 
 from . import node_model
 from .conftest import Finished
+from .plugin_build import failing_compiler
 
 Call = Callable[..., Finished]
 MASKED = variant_for(has_mask=True, has_bias=False, has_xpos=False)
@@ -190,13 +190,7 @@ def test_a_failed_build_leaves_nothing(
     localattn: Call, model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("triton", reason="triton compiles the kernels")
-    broken = tmp_path / "broken"
-    broken.write_text(
-        f"#!/bin/sh\ncase $1 in -dumpmachine) echo {host_arch()}-linux-gnu;; --version) echo broken 1;; "
-        "*) echo 'plugin.cpp:1: error: this compiler fails' >&2; exit 1;; esac\n"
-    )
-    broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("CXX", str(broken))
+    monkeypatch.setenv("CXX", str(failing_compiler(tmp_path, "plugin.cpp")))
     folder = tmp_path / "out"
     folder.mkdir()
     finished = localattn("plugin", "build", model, "--target", "sm_86", "-o", folder / "library.so")
