@@ -1,37 +1,33 @@
 """A whole exported model: its time over that of its matrix products and attention nodes, and beside PyTorch's.
 
-The ratio comes from onnxruntime's profiler, the fastest run of each operator: what a model takes beyond its products
-and attention is norms, activations, residual streams, rotary and copies. The times come from interleaved calls.
+What a model takes beyond its products and attention is norms, activations, residual streams, rotary and copies. The
+ratio comes from profiles, with the compiled kernels and without; the times come from interleaved calls.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import re
 import tempfile
-from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime
 import torch
 
-from localattn.core.node import VARIANT_BY_OP_TYPE
 from localattn.exporter.export import ExportRequest, open_request
 from localattn.exporter.export import export as run_export
 from localattn.runtime.arrays import random_inputs
 
 from .candidates import THREADS
 from .clock import Run, interleave
+from .compiled import library, why_no_library
+from .model_profile import Parts, open_session, profile
 from .target import Target
 
 LIMIT = 1.15
-PRODUCTS = ("MatMul", "FusedMatMul", "Gemm")
-_PROFILED_RUNS, _SAMPLES, _LEAST = 20, 15, 5
+_SAMPLES, _LEAST = 15, 5
+KERNELS, BODIES = "compiled kernels", "function bodies"
 
 
 def measure(checkpoint: Path, seconds: float, tell: Callable[[str], None]) -> dict[str, Any]:
@@ -42,6 +38,10 @@ def measure(checkpoint: Path, seconds: float, tell: Callable[[str], None]) -> di
         seconds: how long to wait for calm samples.
         tell: told each step.
     """
+    reason = why_no_library()
+    if reason:
+        tell(f"No compiled kernels: {reason}")
+    ways = {BODIES: None} if reason else {KERNELS: library(), BODIES: None}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         files = {"fp32": folder / "fp32.onnx", "int8": folder / "int8.onnx"}
@@ -51,85 +51,47 @@ def measure(checkpoint: Path, seconds: float, tell: Callable[[str], None]) -> di
         _, source = open_request(ExportRequest(checkpoint, folder / "other.onnx"))
         feed = random_inputs(source.inputs("fp32"), 0, token_limit=source.token_limit)
         tell("Profiling")
-        operators = _profile(files["fp32"], feed, folder)
+        parts = {way: profile(files["fp32"], feed, folder, kernels) for way, kernels in ways.items()}
         runs: dict[str, Callable[[], Run]] = {
-            f"localattn, {precision}": _ready(path, feed) for precision, path in files.items()
+            f"localattn, {precision}, {way}": _ready(path, kernels, feed)
+            for precision, path in files.items()
+            for way, kernels in ways.items()
         }
         runs["local-attention, eager"] = _upstream(source, feed)
         tell("Timing")
         measured = interleave(runs, samples=_SAMPLES, least=_LEAST, seconds=seconds)
         sizes = {precision: path.stat().st_size for precision, path in files.items()}
-    core = operators["products"] + operators["attention"]
     return {
         "checkpoint": checkpoint.name,
         "seq_len": source.shapes.seq_len,
         "threads": THREADS,
-        "products_ms": round(operators["products"], 3),
-        "attention_ms": round(operators["attention"], 3),
-        "others_ms": {name: round(value, 3) for name, value in operators["others"].most_common()},
-        "others_by_module_ms": {name: round(value, 3) for name, value in operators["by_module"].most_common()},
+        "parts_ms": {way: found.to_dict() for way, found in parts.items()},
+        "over_linear_layers_and_attention": {
+            way: round(found.total / (found.linear + found.attention), 3) for way, found in parts.items()
+        },
         "file_bytes": sizes,
         "others_cpu": None if math.isnan(measured.others) else round(measured.others, 3),
         "candidates": {name: timing.in_milliseconds() for name, timing in measured.timings.items()},
         "targets": [
-            Target(
-                "the model / its matrix products and attention nodes",
-                (core + sum(operators["others"].values())) / core,
-                LIMIT,
-            ).to_dict()
+            Target(f"the model with {way} / its products and attention", ratio, LIMIT).to_dict()
+            for way, ratio in ratios(parts).items()
         ],
     }
 
 
-def _session(path: Path, profile_to: Path | None = None) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = THREADS
-    options.log_severity_level = 4
-    if profile_to is not None:
-        options.enable_profiling, options.profile_file_prefix = True, str(profile_to)
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+def ratios(parts: dict[str, Parts]) -> dict[str, float]:
+    """A call over its products and attention, for each way to compute it.
+
+    The products of the residual streams count as what they take as operators of their own, also where a kernel
+    computes them along with the rest.
+    """
+    streams = parts[BODIES].streams
+    return {way: found.total / (found.linear + streams + found.attention) for way, found in parts.items()}
 
 
-def _ready(path: Path, feed: dict[str, Any]) -> Callable[[], Run]:
-    session = _session(path)
+def _ready(path: Path, kernels: Path | None, feed: dict[str, Any]) -> Callable[[], Run]:
+    session = open_session(path, kernels)
     return lambda: lambda: session.run(None, feed)
-
-
-def _profile(path: Path, feed: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Milliseconds of one run: in matrix products, in attention nodes, and by operator in all others."""
-    session = _session(path, folder / "profile")
-    for _ in range(_PROFILED_RUNS):
-        session.run(None, feed)
-    durations: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for event in json.loads(Path(session.end_profiling()).read_text(encoding="utf-8")):
-        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
-            durations[event["name"], event["args"]["op_name"]].append(event["dur"] / 1e3)
-    products = attention = 0.0
-    others: Counter[str] = Counter()
-    by_module: Counter[str] = Counter()
-    modules = _modules(path)
-    for (name, operator), times in durations.items():
-        # Inlined nodes carry their function's name; a layout change that is left of one of them lost its own.
-        inlined = any(f"_inlfunc_{op_type}_" in name for op_type in VARIANT_BY_OP_TYPE)
-        moved = operator == "Transpose" and name.startswith("Transpose")
-        if inlined or moved or operator in VARIANT_BY_OP_TYPE:
-            attention += min(times)
-        elif operator in PRODUCTS:
-            products += min(times)
-        else:
-            others[operator] += min(times)
-            by_module[modules.get(name.removesuffix("_kernel_time").split("/")[0], "")] += min(times)
-    return {"products": products, "attention": attention, "others": others, "by_module": by_module}
-
-
-def _modules(path: Path) -> dict[str, str]:
-    """The module each node came from, layers taken together: `layers.*.0.branch.norm`."""
-    return {
-        node.name: re.sub(r"^layers\.\d+", "layers.*", entry.value)
-        for node in onnx.load(path, load_external_data=False).graph.node
-        for entry in node.metadata_props
-        if entry.key == "module"
-    }
 
 
 def _upstream(source: Any, feed: dict[str, Any]) -> Callable[[], Run]:

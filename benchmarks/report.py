@@ -104,18 +104,25 @@ def print_generate(result: dict[str, Any]) -> None:
 
 def print_model(result: dict[str, Any]) -> None:
     """Where one run's time goes, then the calls."""
-    table = _table(f"{result['checkpoint']}, {result['seq_len']} tokens, one run by operator", "part", "ms")
-    table.add_row("matrix products", f"{result['products_ms']:.2f}")
-    table.add_row("attention nodes", f"{result['attention_ms']:.2f}")
+    ways = result["parts_ms"]
+    table = _table(f"{result['checkpoint']}, {result['seq_len']} tokens, one run by operator, ms", "part", *ways)
+    for name, part in (("linear layers", "linear"), ("streams' products", "streams"), ("attention nodes", "attention")):
+        table.add_row(name, *(_ms(parts[part]) for parts in ways.values()))
     table.add_section()
-    for name, value in result["others_ms"].items():
-        table.add_row(name, f"{value:.2f}")
+    for operator in dict.fromkeys(name for parts in ways.values() for name in parts["others"]):
+        table.add_row(operator, *(_ms(parts["others"].get(operator, 0.0)) for parts in ways.values()))
+    table.add_section()
+    table.add_row("all", *(_ms(parts["total"]) for parts in ways.values()))
     console.print(table)
     calls = _table("Calls", "candidate", "median ms", "p10–p90")
     for name, entry in result["candidates"].items():
         calls.add_row(name, f"{entry['median_ms']:.1f}", f"{entry['p10_ms']:.1f}–{entry['p90_ms']:.1f}")
     console.print(calls)
     _print_targets(result)
+
+
+def _ms(value: float) -> str:
+    return f"{value:.2f}" if value else ""
 
 
 def print_startup(result: dict[str, Any]) -> None:

@@ -107,7 +107,11 @@ def print_library(facts: CpuLibraryFacts) -> None:
     from ..core.cpu_library import fingerprint
 
     say(f"{facts.path}  {facts.arch}, {bytes_text(facts.bytes)}, for onnxruntime on the CPU")
-    say(f"  kernels {', '.join(facts.operators)}: {', '.join(facts.dtypes)}; every head size")
+    by_dtypes: dict[str, list[str]] = {}
+    for op_type, dtypes in facts.kernels.items():
+        by_dtypes.setdefault(", ".join(dtypes), []).append(op_type)
+    for names, op_types in by_dtypes.items():
+        say(f"  kernels {', '.join(op_types)}: {names}; every size")
     say(f"  built   {facts.created}, {facts.compiler}, glibc ≥ {facts.glibc}")
     say(f"  sha256  {facts.sha256}")
     if facts.fingerprint != fingerprint():

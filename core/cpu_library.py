@@ -14,14 +14,19 @@ from typing import Any
 
 from . import built
 from .errors import UsageError
+from .fused_node import FUSED_DOMAIN, FUSED_NODES
 from .node import DOMAIN, VARIANTS
 from .processor import host_arch
 from .publishing import sidecar_path
 
 LIBRARY_NAME = "liblocalattn_onnxruntime.so"
-# The op types it has kernels for; those with xpos stay with their function body.
-OP_TYPES = tuple(variant.op_type for variant in VARIANTS if not variant.has_xpos)
-ELEMENT_TYPES = ("fp32", "fp16")
+# The attention nodes it has kernels for, with fp32 or fp16 inputs; those with xpos stay with their function body.
+ATTENTION = tuple(variant.op_type for variant in VARIANTS if not variant.has_xpos)
+ATTENTION_DTYPES = ("fp32", "fp16")
+# All of its kernels: the element types by domain and op type.
+KERNELS = {(DOMAIN, op_type): ATTENTION_DTYPES for op_type in ATTENTION} | {
+    (FUSED_DOMAIN, node.op_type): node.dtypes for node in FUSED_NODES
+}
 # The oldest onnxruntime whose interface it uses; `source/onnxruntime_c.h` says why.
 OLDEST_ONNXRUNTIME = "1.17"
 
@@ -44,10 +49,9 @@ class CpuLibraryFacts:
         glibc: newest symbol version of the C library it needs.
         created: time of the build, ISO 8601.
         versions: releases that took part.
-        operators: op types it computes.
-        dtypes: their element types.
+        kernels: element types by op type.
         format: always "localattn-onnxruntime".
-        format_version: 1.
+        format_version: 2.
         path: where the library lies; not in the file.
     """
 
@@ -59,10 +63,11 @@ class CpuLibraryFacts:
     glibc: str
     created: str
     versions: dict[str, str]
-    operators: list[str] = field(default_factory=lambda: list(OP_TYPES))
-    dtypes: list[str] = field(default_factory=lambda: list(ELEMENT_TYPES))
+    kernels: dict[str, list[str]] = field(
+        default_factory=lambda: {op_type: list(dtypes) for (_, op_type), dtypes in KERNELS.items()}
+    )
     format: str = _FORMAT
-    format_version: int = 1
+    format_version: int = 2
     path: Path = Path()
 
     def to_dict(self) -> dict[str, Any]:
@@ -109,8 +114,8 @@ def _parse(path: Path) -> CpuLibraryFacts:
     except KeyError as error:
         raise broken from error
     texts = (facts.arch, facts.sha256, facts.fingerprint, facts.compiler, facts.glibc, facts.created)
-    lists = (facts.operators, facts.dtypes)
-    if not (all(isinstance(x, str) for x in texts) and all(isinstance(x, list) for x in lists)):
+    kernels = facts.kernels.values() if isinstance(facts.kernels, dict) else [None]
+    if not (all(isinstance(x, str) for x in texts) and all(isinstance(x, list) for x in kernels)):
         raise broken
     return facts
 
@@ -162,4 +167,4 @@ def fingerprint() -> str:
 
 def computes(domain: str, op_type: str) -> bool:
     """Whether a node is one that the library computes."""
-    return domain == DOMAIN and op_type in OP_TYPES
+    return (domain, op_type) in KERNELS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import platform
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -13,13 +14,13 @@ import onnx_ir as ir
 
 from ..core.errors import CheckFailed
 from ..core.files import sha256
-from ..core.node import geometry_of
+from ..core.node import DOMAIN, geometry_of
 from ..core.publishing import publish_together, sealed
 from ..core.sidecar import CheckRecord, Sidecar, WindowFacts, sidecar_path
 from ..core.tensors import TensorSpec
 from .checks.loads import check_model
 from .resident import give_back
-from .streaming import write_model
+from .streaming import forget_weights, write_model
 
 # A protobuf message ends at 2 GiB; some room is left for the graph itself.
 EXTERNAL_DATA_FROM = 1_900_000_000
@@ -85,7 +86,8 @@ def finish_export(
     """Save a traced model, check it, describe it, and move it to its place.
 
     Args:
-        model: with its function bodies; without `function_body` they are removed, after the checks.
+        model: with its function bodies; without `function_body` they are removed, after the checks. With it the model's
+            weights are gone once they are written.
         folder: the staging folder of `output`.
         output: the ONNX file to write.
         function_body: the file carries the attention node's function.
@@ -100,11 +102,14 @@ def finish_export(
     """
     staged = folder / output.name
     data = save_model(model, staged, external_data_from)
+    if function_body:
+        forget_weights(model)
+    gc.collect()  # the traced program is full of cycles
     give_back(mapped)
     checks = demand(check(staged), mapped)
     if not function_body:
         progress("Removing the function body")
-        model.functions.clear()
+        drop_attention_bodies(model)
         data = save_model(model, staged, external_data_from)
         bare = {"name": "onnx checker, no body", "detail": "checked above with the body attached"}
         checks.append(check_model(staged).model_copy(update=bare))
@@ -112,6 +117,12 @@ def finish_export(
     sidecar = describe(staged, data, checks)
     publish_model(staged, data, sidecar, output)
     return sidecar
+
+
+def drop_attention_bodies(model: ir.Model) -> None:
+    """Leave the attention nodes to plugins, in place; nothing else computes the nodes of the other functions."""
+    for identifier in [key for key, body in model.functions.items() if body.domain == DOMAIN]:
+        del model.functions[identifier]
 
 
 def publish_model(staged: Path, data: str | None, sidecar: Sidecar, output: Path) -> None:

@@ -172,6 +172,7 @@ def _run_checks(path: Path, source: SourceModel, request: ExportRequest, progres
     first_run: dict[str, dict[str, Any]] = {}
     yield check_parity(session, source, request.dtype, tolerance, seeds, first_run)
     model = read_message(path)
+    session.wake()
     give_back()
     progress("Checking: window witness")
     yield check_witness(model, session, source, request.dtype, first_run, nodes_only=request.weights is not None)

@@ -11,9 +11,11 @@ side; additive biases hide what a query must not see: `[block, keys]` for the wi
 and `[blocks, 1, keys]` for positions outside the sequence and masked keys. The two are added to each other
 before they meet the scores, which have every head: one pass over the largest tensor instead of two.
 
-What is known of all nodes that share the body leaves work out (`BodyFacts`): layout and length of static
+What is known of all nodes that share the body leaves work out (`body_facts.py`): layout and length of static
 files. Where the sequence is no longer than a block's keys, every block takes all of them and nothing
-is gathered.
+is gathered. Long sequences are computed in parts, some blocks at a time: the gathered keys and the scores of one
+part are in memory, near the cache, not those of all; and of parts that see no position outside the sequence the bias
+is the window's alone. No result changes by a bit.
 
 It computes in fp32 whatever the inputs' dtype, as the kernels do with their scores: rounding scores to
 fp16 was the largest error of an fp16 file, and on the CPU fp16 is slower, not faster.
@@ -21,15 +23,15 @@ fp16 was the largest error of an fp16 file, and on the CPU fp16 is slower, not f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from typing import Any, Protocol
 
-import numpy as np
 import onnx_ir as ir
 from onnxscript import build_function
 
-from ..core.node import DOMAIN, HEADS_FIRST, LOWEST_BIAS, SELF_SCORE, NodeVariant, geometry_of
+from ..core.node import DOMAIN, LOWEST_BIAS, SELF_SCORE, NodeVariant
+from .body_facts import BodyFacts, Part
 
 # A key hidden by the key mask keeps a higher score than one outside the window: a row all of whose
 # visible keys are masked then spreads over those keys alone, whose values are zero. Finite, so that
@@ -51,50 +53,6 @@ ATTRIBUTE_TYPES: Mapping[str, ir.AttributeType] = {
     "plugin_namespace": ir.AttributeType.STRING,
     "plugin_version": ir.AttributeType.STRING,
 }
-
-
-@dataclass(frozen=True)
-class BodyFacts:
-    """What is true of every node that shares a body; each leaves work out, none changes a result.
-
-    Args:
-        aligned: the length is a multiple of `query_block`, so nothing is padded.
-        heads_first: the inputs are `[B, H, N, D]` already.
-        whole: the sequence, of several blocks, is no longer than the keys of one: every block takes all of them.
-        all_seen: every query sees the whole sequence, so the window hides nothing.
-    """
-
-    aligned: bool = False
-    heads_first: bool = False
-    whole: bool = False
-    all_seen: bool = False
-
-    def __and__(self, other: BodyFacts) -> BodyFacts:
-        """What is true of both."""
-        return BodyFacts(**{name: known and getattr(other, name) for name, known in vars(self).items()})
-
-
-def facts_of(variant: NodeVariant, attributes: Mapping[str, Any], length: int | None) -> BodyFacts:
-    """The facts of one node.
-
-    Args:
-        variant: its op type.
-        attributes: its attributes, by name.
-        length: of its sequences; None if it is open.
-    """
-    heads_first = tuple(attributes["perm"]) == HEADS_FIRST
-    if length is None:
-        return BodyFacts(heads_first=heads_first)
-    geometry, block = geometry_of(attributes), int(attributes["query_block"])
-    aligned = length % block == 0
-    # A given bias, and xpos' decay, are laid out by distance from the block: they need the block's own span.
-    free = not (variant.has_bias or variant.has_xpos)
-    fits = length <= geometry.backward_reach + geometry.forward_reach + block
-    # In one block, or in blocks of one query, the scores would be N × N.
-    whole = aligned and free and fits and 1 < block < length
-    first, end = geometry.visible_interval(np.array([0, length - 1]), length)
-    all_seen = whole and not attributes["shared_qk"] and first[1] == 0 and end[0] == length
-    return BodyFacts(aligned, heads_first, whole, bool(all_seen))
 
 
 def _attribute(op: Any, name: str) -> Any:
@@ -215,24 +173,21 @@ def _body(variant: NodeVariant, facts: BodyFacts) -> Any:
         same, rest = _integers(op, 0, 0), _integers(op, -1)
         block_shape = op.Concat(same, rest, op.Unsqueeze(span.block, _integers(op, 0)), head_dim, axis=0)
         query = op.Reshape(query, block_shape)  # [B, H, blocks, block, D]
-        if facts.whole:
-            key, value, biases = _whole_sequence(op, span, key, value, mask, window_hides=not facts.all_seen)
-        else:
-            key, value, biases = _own_spans(op, span, key, value, mask, extra.get("attn_bias"))
+        key_scale = None
         if variant.has_xpos:
             scalar_dim = op.Squeeze(head_dim, _integers(op, 0))
             ahead = op.Add(span.query_offset, span.forward)
-            query_scale = _xpos_scale(op, span, scalar_dim, ahead, 1.0)
+            query = op.Mul(query, _xpos_scale(op, span, scalar_dim, ahead, 1.0))
             key_scale = _xpos_scale(op, span, scalar_dim, op.Transpose(span.key_offset, perm=[1, 0]), -1.0)
-            query = op.Mul(query, query_scale)
-            key = op.Mul(key, key_scale)
+        laid: _Laid
+        if facts.whole:
+            laid = _WholeSequence(op, span, key, value, mask, window_hides=not facts.all_seen)
+        else:
+            laid = _OwnSpans(op, span, key, value, mask, extra.get("attn_bias"), key_scale, in_parts=bool(facts.parts))
 
-        query = op.Mul(query, _attribute(op, "scale"))
-        scores = op.MatMul(query, op.Transpose(key, perm=[0, 1, 2, 4, 3]))
-        for bias in biases:
-            scores = op.Add(scores, bias)
-        output = op.CastLike(op.MatMul(op.Softmax(scores, axis=-1), value), given)
-        output = op.Reshape(output, op.Concat(same, rest, head_dim, axis=0))
+        outputs = [_attend(op, rows, *laid.part(op, *where)) for rows, *where in _cut(op, span, query, facts.parts)]
+        output = outputs[0] if len(outputs) == 1 else op.Concat(*outputs, axis=2)
+        output = op.Reshape(op.CastLike(output, given), op.Concat(same, rest, head_dim, axis=0))
         if not facts.aligned:
             end = op.Unsqueeze(length, _integers(op, 0))
             output = op.Slice(output, _integers(op, 0), end, _integers(op, 2))
@@ -241,36 +196,103 @@ def _body(variant: NodeVariant, facts: BodyFacts) -> Any:
     return trace
 
 
-_Laid = tuple[Any, Any, list[Any]]
+def _cut(op: Any, span: _Span, query: Any, parts: tuple[Part, ...]) -> Iterator[tuple[Any, Any, bool]]:
+    """Each part: its queries `[B, H, blocks, block, D]`, where its blocks start `[blocks, 1]`, whether it is inside."""
+    if not parts:
+        yield query, span.block_start, False
+        return
+    sizes = _integers(op, *(part.blocks for part in parts))
+    queries = op.Split(query, sizes, axis=2, _outputs=len(parts))
+    starts = op.Split(span.block_start, sizes, axis=0, _outputs=len(parts))
+    yield from zip(queries, starts, (part.inside for part in parts), strict=True)
 
 
-def _own_spans(op: Any, span: _Span, key: Any, value: Any, mask: Any | None, given_bias: Any | None) -> _Laid:
-    """Every block's own keys and values, `[B, H, blocks, keys, D]`, and what is added to its scores."""
-    position = op.Add(span.block_start, span.key_offset)  # [blocks, keys]
-    index = op.Max(op.Min(position, op.Sub(span.length, span.one)), span.zero)
-    window = _window_bias(op, span, span.query_offset, span.key_offset, span.zero)  # [block, keys]
-    outside = _outside_bias(op, span, position)
-    if mask is not None:
-        outside = op.Add(_mask_bias(op, mask, index), outside)
-    key, value = op.Gather(key, index, axis=2), op.Gather(value, index, axis=2)
-    if given_bias is None:
-        return key, value, [op.Add(window, outside)]
-    # This one has every head: it stays apart from what differs between blocks.
-    by_head = op.Add(op.Unsqueeze(_given_bias(op, span, given_bias), _integers(op, 1)), window)
-    return key, value, [by_head, outside]
+def _attend(op: Any, query: Any, key: Any, value: Any, biases: Sequence[Any]) -> Any:
+    """`softmax(scale·q·kᵀ + biases)·v`, `[B, H, blocks, block, D]`."""
+    query = op.Mul(query, _attribute(op, "scale"))
+    scores = op.MatMul(query, op.Transpose(key, perm=[0, 1, 2, 4, 3]))
+    for bias in biases:
+        scores = op.Add(scores, bias)
+    return op.MatMul(op.Softmax(scores, axis=-1), value)
 
 
-def _whole_sequence(op: Any, span: _Span, key: Any, value: Any, mask: Any | None, *, window_hides: bool) -> _Laid:
-    """The same for a short sequence: one set of keys and values for all blocks, `[B, H, 1, N, D]`."""
-    start = op.Unsqueeze(span.block_start, _integers(op, 2))  # [blocks, 1, 1]
-    query = op.Add(start, span.query_offset)  # [blocks, block, 1]
-    position = op.Unsqueeze(span.range(op, span.length), _integers(op, 0))  # [1, N]
-    biases = [_window_bias(op, span, query, position, start)] if window_hides else []  # [blocks, block, N]
-    if mask is not None:
-        biases.append(_mask_bias(op, mask, position))
-    axis = _integers(op, 2)
-    together = [op.Add(*biases)] if len(biases) == 2 else biases
-    return op.Unsqueeze(key, axis), op.Unsqueeze(value, axis), together
+class _Laid(Protocol):
+    """Keys and values as blocks of queries take them."""
+
+    def part(self, op: Any, start: Any, inside: bool) -> tuple[Any, Any, list[Any]]:
+        """Keys and values `[B, H, blocks or 1, keys, D]` of some blocks, and what is added to their scores.
+
+        Args:
+            op: the builder.
+            start: where the blocks start, `[blocks, 1]`.
+            inside: none of their keys lies outside the sequence.
+        """
+
+
+class _OwnSpans:
+    """Every block takes its own span of keys."""
+
+    def __init__(
+        self,
+        op: Any,
+        span: _Span,
+        key: Any,
+        value: Any,
+        mask: Any | None,
+        given: Any | None,
+        key_scale: Any | None,
+        *,
+        in_parts: bool,
+    ) -> None:
+        self._span, self._key, self._value, self._mask, self._key_scale = span, key, value, mask, key_scale
+        # Runtimes would keep the sum of two constant biases, `[blocks, block, keys]`, for every layer. Only the few
+        # parts that are not inside take two passes instead.
+        self._apart = in_parts
+        self._window = _window_bias(op, span, span.query_offset, span.key_offset, span.zero)  # [block, keys]
+        # A given bias has every head: it stays apart from what differs between blocks.
+        self._by_head = None
+        if given is not None:
+            self._by_head = op.Add(op.Unsqueeze(_given_bias(op, span, given), _integers(op, 1)), self._window)
+
+    def part(self, op: Any, start: Any, inside: bool) -> tuple[Any, Any, list[Any]]:
+        span = self._span
+        index = position = op.Add(start, span.key_offset)  # [blocks, keys]
+        if not inside:
+            index = op.Max(op.Min(position, op.Sub(span.length, span.one)), span.zero)
+        key, value = op.Gather(self._key, index, axis=2), op.Gather(self._value, index, axis=2)
+        if self._key_scale is not None:
+            key = op.Mul(key, self._key_scale)
+        own = [] if self._mask is None else [_mask_bias(op, self._mask, index)]
+        own += [] if inside else [_outside_bias(op, span, position)]
+        if self._by_head is not None:
+            return key, value, [self._by_head, *_sum(op, own)]
+        if self._apart and self._mask is None:
+            return key, value, [self._window, *own]
+        return key, value, _sum(op, [*own, self._window])
+
+
+class _WholeSequence:
+    """A short sequence: one set of keys and values for all blocks, `[B, H, 1, N, D]`."""
+
+    def __init__(self, op: Any, span: _Span, key: Any, value: Any, mask: Any | None, *, window_hides: bool) -> None:
+        axis = _integers(op, 2)
+        self._span, self._window_hides = span, window_hides
+        self._key, self._value = op.Unsqueeze(key, axis), op.Unsqueeze(value, axis)
+        self._position = op.Unsqueeze(span.range(op, span.length), _integers(op, 0))  # [1, N]
+        self._masked = [] if mask is None else [_mask_bias(op, mask, self._position)]
+
+    def part(self, op: Any, start: Any, inside: bool) -> tuple[Any, Any, list[Any]]:
+        if not self._window_hides:
+            return self._key, self._value, self._masked
+        start = op.Unsqueeze(start, _integers(op, 2))  # [blocks, 1, 1]
+        query = op.Add(start, self._span.query_offset)  # [blocks, block, 1]
+        window = _window_bias(op, self._span, query, self._position, start)  # [blocks, block, N]
+        return self._key, self._value, _sum(op, [window, *self._masked])
+
+
+def _sum(op: Any, biases: Sequence[Any]) -> list[Any]:
+    """One bias instead of several that are small: what is added to scores passes over the largest tensor."""
+    return [reduce(op.Add, biases)] if biases else []
 
 
 def function_body(variant: NodeVariant, opset: int, facts: BodyFacts | None = None) -> ir.Function:

@@ -19,7 +19,9 @@ from .. import __version__
 from ..core.errors import ExportFailed, LocalAttnError, UsageError
 from ..core.node import DOMAIN, VARIANT_BY_OP_TYPE
 from ..core.tensors import TensorSpec
-from .function_body import BodyFacts, facts_of, function_body
+from .body_facts import BodyFacts, facts_of
+from .function_body import function_body
+from .fused_body import attach_fused_bodies
 from .source import NUMPY_DTYPE, TORCH_DTYPE, SourceModel
 
 # PyTorch's exporter starts at 18; 24 is the newest that it, ONNX and onnxruntime were seen to agree on.
@@ -206,7 +208,11 @@ def _quiet() -> Iterator[None]:
 
 def _finish(model: ir.Model) -> ir.Model:
     """Share equal constants, name attention nodes by their module, drop what only the exporter needs."""
+    traced = list(model.graph.initializers.values())
     DeduplicateInitializersPass(size_limit=1 << 62)(model)
+    for value in traced:
+        if value.name not in model.graph.initializers:
+            value.const_value = None  # onnxscript's rewrite rules hold on to the graph they last saw
     RemoveUnusedNodesPass()(model)
     calls: Counter[str] = Counter()
 
@@ -246,11 +252,12 @@ def attach_bodies(model: ir.Model) -> None:
     for node in attention_nodes(model):
         variant = VARIANT_BY_OP_TYPE[node.op_type]
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-        own = facts_of(variant, attributes, node_length(node))
+        own = facts_of(variant, attributes, node_length(node), node_sequences(node))
         facts[node.op_type] = facts.get(node.op_type, own) & own
     for op_type, shared in facts.items():
         body = function_body(VARIANT_BY_OP_TYPE[op_type], opset, shared)
         model.functions[body.identifier()] = body
+    attach_fused_bodies(model)
 
 
 def node_length(node: ir.Node) -> int | None:
@@ -260,3 +267,11 @@ def node_length(node: ir.Node) -> int | None:
     perm = list(node.attributes["perm"].as_ints())
     length = query.shape[perm[2]]
     return length if isinstance(length, int) else None
+
+
+def node_sequences(node: ir.Node) -> int | None:
+    """How many sequences of one head a node was traced with, `B·H`; None if the batch is open."""
+    query = node.inputs[0]
+    assert query is not None and query.shape is not None
+    batch, heads = (query.shape[axis] for axis in list(node.attributes["perm"].as_ints())[:2])
+    return batch * heads if isinstance(batch, int) and isinstance(heads, int) else None

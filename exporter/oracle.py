@@ -21,19 +21,30 @@ from torch import Tensor
 
 from ..core.arguments import LocalAttentionArgs, LocalMHAArgs, LocalTransformerArgs
 from ..core.node import LOWEST_BIAS
+from .resident import give_back_around
 
 State = Mapping[str, Tensor]
-_ROWS = 256  # queries per step; memory only
+_ROWS = 128  # positions per step; memory only
+_READ = 32 << 20  # bytes of weights that are read before their pages go back
 
 
 class InDouble(Mapping[str, Tensor]):
-    """A state dict whose tensors become float64 when they are asked for: one layer at a time, not all at once."""
+    """A state dict whose tensors become float64 when they are asked for: one layer at a time, not all at once.
+
+    If it is mapped from a file, the pages that were read do not stay in memory.
+    """
 
     def __init__(self, state: State) -> None:
-        self._state = state
+        self._state, self._read = state, 0
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._state[name].double()
+        found = self._state[name]
+        double = found.double()
+        self._read += found.nbytes
+        if self._read >= _READ:
+            self._read = 0
+            give_back_around(tensor.data_ptr() for tensor in self._state.values())
+        return double
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._state)
@@ -71,7 +82,13 @@ def _layer_norm(x: Tensor, state: State, prefix: str) -> Tensor:
 
 def _by_rows(compute: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """What has no look at other positions, of `[B, N, …]`, a few positions at a time."""
-    return torch.cat([compute(rows) for rows in torch.split(x, _ROWS, dim=1)], dim=1)
+    out = torch.empty(0)
+    for start in range(0, x.shape[1], _ROWS):
+        rows = compute(x[:, start : start + _ROWS])
+        if start == 0:
+            out = rows.new_empty((rows.shape[0], x.shape[1], *rows.shape[2:]))
+        out[:, start : start + _ROWS] = rows
+    return out
 
 
 def _below(state: State, prefix: str) -> State:
@@ -158,21 +175,38 @@ def local_mha(
 ) -> Tensor:
     """`[B, N, dim]` fp64 → the same, or the queries of a part."""
     part = part or Stretch.whole(x.shape[1])
-    if args.prenorm:
-        x = _by_rows(lambda rows: _layer_norm(rows, state, "norm."), x)
-    inputs = (part.queries(x, 1), x, x)
-    q, k, v = (
-        (rows @ matrix.T).view(*rows.shape[:2], args.heads, args.dim_head).transpose(1, 2)
-        for rows, matrix in zip(inputs, state["to_qkv.weight"].chunk(3), strict=True)
+    queries = part.queries(x, 1)
+
+    def normed(rows: Tensor) -> Tensor:
+        return _layer_norm(rows, state, "norm.") if args.prenorm else rows
+
+    def heads(of: Tensor, matrix: Tensor, scale: str | None) -> Tensor:
+        """`[B, H, N, D]`."""
+
+        def project(rows: Tensor) -> Tensor:
+            projected = (normed(rows) @ matrix.T).view(*rows.shape[:2], args.heads, args.dim_head)
+            return projected if scale is None else F.normalize(projected, dim=-1) * state[scale]
+
+        return _by_rows(project, of).transpose(1, 2)
+
+    to_q, to_k, to_v = state["to_qkv.weight"].chunk(3)
+    q_scale, k_scale = ("q_scale", "k_scale") if args.qk_rmsnorm else (None, None)
+    # No name holds q, k and v: they are gone once attention is.
+    out = local_attention(
+        args.attention_args(),
+        _below(state, "attn_fn."),
+        heads(queries, to_q, q_scale),
+        heads(x, to_k, k_scale),
+        heads(x, to_v, None),
+        mask,
+        attn_bias,
+        part,
     )
-    if args.qk_rmsnorm:
-        q = F.normalize(q, dim=-1) * state["q_scale"]
-        k = F.normalize(k, dim=-1) * state["k_scale"]
-    out = local_attention(args.attention_args(), _below(state, "attn_fn."), q, k, v, mask, attn_bias, part)
     if args.gate_values_per_head:
-        gate = torch.sigmoid(inputs[0] @ state["to_v_gate.0.weight"].T + state["to_v_gate.0.bias"])
+        weight, bias = state["to_v_gate.0.weight"], state["to_v_gate.0.bias"]
+        gate = _by_rows(lambda rows: torch.sigmoid(normed(rows) @ weight.T + bias), queries)
         out = out * gate.transpose(1, 2).unsqueeze(-1)
-    return out.transpose(1, 2).flatten(2) @ state["to_out.weight"].T
+    return _by_rows(lambda rows: rows.flatten(2) @ state["to_out.weight"].T, out.transpose(1, 2))
 
 
 def _feed_forward(state: State, x: Tensor) -> Tensor:
@@ -237,6 +271,7 @@ def _transformer_stretch(
     if args.use_dynamic_pos_bias:
         bias = _position_bias(_below(state, "dynamic_pos_bias."), args.local_attn_window_size)
     streams = x.unsqueeze(-2).repeat_interleave(args.num_residual_streams, dim=-2)  # [B, N, S, D]
+    del x  # as wide as one stream
     for layer in range(args.depth):
         (low, high), wanted = needed[layer : layer + 2]
         part = Stretch(length, low, high, *wanted)
@@ -266,14 +301,13 @@ def _connected(
     if streams.shape[-2] == 1:
         y, beta = branch(streams.squeeze(-2)), torch.ones(streams.shape[:-1]).double()
     else:
-        inputs, betas = [], []
-        for rows in torch.split(streams, _ROWS, dim=1):
-            mixed, residuals, beta = _read_streams(own, rows, mixes_residuals)
+        x, beta = torch.empty_like(streams[..., 0, :]), torch.empty_like(streams[..., 0])
+        for rows, mixed, weight in zip(*(torch.split(t, _ROWS, dim=1) for t in (streams, x, beta)), strict=True):
+            read, residuals, written = _read_streams(own, rows, mixes_residuals)
+            mixed.copy_(read)
+            weight.copy_(written)
             rows.copy_(residuals)
-            inputs.append(mixed.clone())  # not a view of all streams
-            betas.append(beta)
-        beta = torch.cat(betas, dim=1)
-        y = branch(torch.cat(inputs, dim=1))
+        y = branch(x)
     if part is not None:
         streams, beta = part.queries(streams, 1), part.queries(beta, 1)
     for rows, weight, more in zip(*(torch.split(x, _ROWS, dim=1) for x in (streams, beta, y)), strict=True):

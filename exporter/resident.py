@@ -8,28 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from bisect import bisect_left
+from collections.abc import Iterable
 from pathlib import Path
 
 _MAPS = Path("/proc/self/smaps")
-# glibc's M_MMAP_THRESHOLD: blocks from this size go back when they are freed, smaller ones may leave holes. It raises
-# the size by itself, to 32 MiB at the most.
-_APART, _APART_FROM, _APART_BY_DEFAULT = -3, 4 << 20, 32 << 20
 _DONT_NEED = 4  # MADV_DONTNEED of <sys/mman.h>: pages of a file are read again when they are next looked at
-
-
-@contextmanager
-def large_blocks_apart() -> Iterator[None]:
-    """Let large blocks of memory go back to the system as soon as they are freed; it costs a little at each."""
-    library = _glibc()
-    if library is not None:
-        library.mallopt(_APART, _APART_FROM)
-    try:
-        yield
-    finally:
-        if library is not None:
-            library.mallopt(_APART, _APART_BY_DEFAULT)
 
 
 def give_back(mapped: Path | None = None) -> None:
@@ -47,6 +31,17 @@ def give_back(mapped: Path | None = None) -> None:
             library.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _DONT_NEED)
 
 
+def give_back_around(addresses: Iterable[int]) -> None:
+    """Return the pages of mapped files that hold these addresses, wherever they were mapped from."""
+    library, wanted = _glibc(), sorted(addresses)
+    if library is None:
+        return
+    for start, end in _mappings():
+        at = bisect_left(wanted, start)
+        if at < len(wanted) and wanted[at] < end:
+            library.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _DONT_NEED)
+
+
 def _glibc() -> ctypes.CDLL | None:
     if not sys.platform.startswith("linux"):
         return None
@@ -54,15 +49,16 @@ def _glibc() -> ctypes.CDLL | None:
     return library if hasattr(library, "malloc_trim") else None
 
 
-def _mappings(path: Path) -> list[tuple[int, int]]:
-    """Where this process has the file mapped, `[start, end)`, without mappings that have pages of their own."""
-    wanted, found = str(path.resolve()), []
+def _mappings(path: Path | None = None) -> list[tuple[int, int]]:
+    """Where this process has the file, or any, mapped, `[start, end)`; not mappings that have pages of their own."""
+    wanted, found = None if path is None else str(path.resolve()), []
     mapped: tuple[int, int] | None = None
     for line in _MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         fields = line.split(maxsplit=5)
         if not fields[0].endswith(":"):  # a mapping begins: addresses, rights, offset, device, inode, path
             start, end = (int(address, 16) for address in fields[0].split("-"))
-            mapped = (start, end) if len(fields) == 6 and fields[5] == wanted else None
+            named = len(fields) == 6 and fields[5].startswith("/")
+            mapped = (start, end) if named and wanted in (None, fields[5]) else None
         elif fields[0] == "Anonymous:" and mapped is not None and fields[1] == "0":
             found.append(mapped)
     return found

@@ -17,7 +17,7 @@ from ..core.errors import UsageError
 from ..core.files import refuse_existing, staging
 from ..core.sidecar import CheckRecord, Sidecar
 from ..runtime.session import Session
-from .artefact import demand, output_specs, publish_models, save_model, window_facts
+from .artefact import demand, drop_attention_bodies, output_specs, publish_models, save_model, window_facts
 from .checks.loads import check_loads, check_model
 from .export import ExportReport, ExportRequest, Progress, check_precision, sidecar_of
 from .graph import check_opset
@@ -172,7 +172,7 @@ def _check(parts: list[_Part], asked: ExportRequest, progress: Callable[[str], N
 
 def _remove_bodies(parts: list[_Part], asked: ExportRequest, shared: str | None) -> None:
     for part in parts:
-        part.model.functions.clear()
+        drop_attention_bodies(part.model)
         if shared is None:
             part.data = save_model(part.model, part.staged, asked.external_data_from)
         else:

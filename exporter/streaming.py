@@ -55,6 +55,13 @@ def message(model: ir.Model) -> onnx.ModelProto:
         return ir.serde.serialize_model(model)
 
 
+def forget_weights(model: ir.Model) -> None:
+    """Leave the bytes of the large weights out of a model that is written: names, types and shapes stay."""
+    values = model.graph.initializers
+    for name, tensor in _large_initializers(model).items():
+        values[name].const_value = _without_bytes(name, tensor)
+
+
 def read_message(path: Path) -> onnx.ModelProto:
     """A written file's message, likewise without the bytes of its large weights."""
     whole, bare = onnx.load(path, load_external_data=False), onnx.ModelProto()
@@ -83,13 +90,16 @@ def _without(model: ir.Model, large: Mapping[str, ir.TensorProtocol]) -> Iterato
     values = model.graph.initializers
     try:
         for name, tensor in large.items():
-            values[name].const_value = ir.ExternalTensor(
-                "", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name
-            )
+            values[name].const_value = _without_bytes(name, tensor)
         yield
     finally:
         for name, tensor in large.items():
             values[name].const_value = tensor
+
+
+def _without_bytes(name: str, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
+    shape = ir.Shape(tensor.shape.numpy())
+    return ir.ExternalTensor("", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
 
 
 def _header(tensor: onnx.TensorProto) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ class _Setup:
     Args:
         threads: of one operator; None leaves it to onnxruntime.
         kernel: compiled kernels to register; the CPU's only.
-        lean: keep no memory from one run for the next.
+        lean: as little memory as onnxruntime can do with, and none of it kept from one run for the next.
     """
 
     threads: int | None = None
@@ -99,6 +99,7 @@ class OnnxRuntimeSession(Session):
         source: the file's name, for errors.
         notes: as of `Session`.
         plugin: as of `Session`.
+        reopen: opens a lean session again, which gives memory back after each run and may be put to `rest`.
 
     Raises:
         UsageError: an input or output is no tensor of a numpy type.
@@ -107,25 +108,52 @@ class OnnxRuntimeSession(Session):
     backend = "onnxruntime"
 
     def __init__(
-        self, session: Any, provider: str, source: str, notes: Sequence[str] = (), plugin: str | None = None
+        self,
+        session: Any,
+        provider: str,
+        source: str,
+        notes: Sequence[str] = (),
+        plugin: str | None = None,
+        reopen: Callable[[], Any] | None = None,
     ) -> None:
         # onnxruntime would otherwise print to stdout and go on, on another provider, after an error.
         session.disable_fallback()
-        self._session = session
+        self._open, self._reopen = session, reopen
         self._source = source
+        self._run_options = None if reopen is None else _giving_back()
         self.provider = provider
         self.notes = tuple(notes)
         self.plugin = plugin
         self.inputs = [_spec(value, source) for value in session.get_inputs()]
         self.outputs = [_spec(value, source) for value in session.get_outputs()]
 
+    @property
+    def _session(self) -> Any:
+        """onnxruntime's session, opened again after a `rest`."""
+        if self._open is None:
+            assert self._reopen is not None
+            self._open = self._reopen()
+            self._open.disable_fallback()
+        return self._open
+
+    def rest(self) -> None:
+        """Of a lean session: leave its memory to others until the next run, which opens the file again."""
+        if self._reopen is not None:
+            self._open = None
+
+    def wake(self) -> None:
+        """After a `rest`: open the file again now."""
+        _ = self._session
+
     def _execute(self, inputs: Arrays) -> Arrays:
         names = [spec.name for spec in self.outputs]
         try:
-            results = self._session.run(names, inputs)
+            results = self._session.run(names, inputs, self._run_options)
         except Exception as error:
             raise self._did_not_run(error) from error
-        return {name: np.asarray(result) for name, result in zip(names, results, strict=True)}
+        # The outputs of a lean session are copied: a part of the arena would stay for each as long as it is used.
+        own = np.asarray if self._reopen is None else np.array
+        return {name: own(result) for name, result in zip(names, results, strict=True)}
 
     def io_binding(self) -> Any:
         """onnxruntime's `IOBinding` of this session: buffers that `run_bound` reads and writes."""
@@ -155,7 +183,7 @@ def open_file(
 ) -> OnnxRuntimeSession:
     """Open an ONNX file; external data is looked for beside it. Arguments as of `runtime.session.load`.
 
-    A lean session keeps no memory from one run for the next.
+    A lean session takes less memory than others and keeps none from one run for the next, on the CPU.
 
     Raises:
         UsageError: the file is broken or unsupported, or the provider unknown.
@@ -223,7 +251,9 @@ def _open_exactly(ort: Any, model: str | bytes, source: str, provider: Provider,
         raise _not_running(ort, provider, f"{wanted} did not start; {started} did")
     # The copy that emulates bf16 has the function bodies inlined.
     plugin = str(kernel.library) if kernel is not None and kernel.used and EMULATED not in notes else None
-    return OnnxRuntimeSession(session, provider.name, source, notes, plugin)
+    lean = setup.lean and not provider.chain
+    reopen = (lambda: _create(ort, model, provider, setup)[0]) if lean else None
+    return OnnxRuntimeSession(session, provider.name, source, notes, plugin, reopen)
 
 
 def _create(ort: Any, model: str | bytes, provider: Provider, setup: _Setup) -> tuple[Any, tuple[str, ...]]:
@@ -233,8 +263,9 @@ def _create(ort: Any, model: str | bytes, provider: Provider, setup: _Setup) -> 
         with contextlib.redirect_stdout(sys.stderr):
             ort.preload_dlls()
     chain, options = provider_chain(provider), session_options(ort, setup.threads, setup.kernel)
-    # The arena takes from the system in powers of two, and the pattern is one block more from the second run on.
-    options.enable_cpu_mem_arena = options.enable_mem_pattern = not setup.lean
+    # Reuse plans a buffer for each shape and holds it to the last of the layers; the pattern is one block more from
+    # the second run on. The arena stays: without it every tensor is new memory, whose pages took as long as the run.
+    options.enable_mem_reuse = options.enable_mem_pattern = not setup.lean
     failure: Exception | None = None
     try:
         session = ort.InferenceSession(model, options, providers=chain, enable_fallback=0)
@@ -259,6 +290,13 @@ def emulating_bf16(model: str | bytes, options: Any) -> bytes | None:
     if isinstance(model, str):
         options.add_session_config_entry(_DATA_FOLDER, str(Path(model).resolve().parent))
     return copy
+
+
+def _giving_back() -> Any:
+    """`RunOptions` with which the CPU's arena goes back to the system after the run."""
+    options = _BACKEND.require().RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return options
 
 
 def session_options(ort: Any, threads: int | None, kernel: CompiledKernel | None = None) -> Any:

@@ -65,6 +65,14 @@ class Session(ABC):
         """
         return self._execute(check_inputs(self.inputs, inputs))
 
+    def rest(self) -> None:
+        """Leave memory to others until `wake` or the next run, where the session can; most keep what they have."""
+        return None
+
+    def wake(self) -> None:
+        """Be ready to run again after a `rest`."""
+        return None
+
     @abstractmethod
     def _execute(self, inputs: Arrays) -> Arrays:
         """Run on inputs that already fit the model."""

@@ -1,17 +1,14 @@
 """Calls of the CPU kernel: cases, the C++ program that runs them, and the check against the dense float64 reference.
 
-The program, `plugin_sources/attend.cpp`, is linked with the kernel's sources and called with files of cases: the same
-way natively, under sanitizers, emulated, and with a fault put into the sources.
+The program is `plugin_sources/attend.cpp`.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
 import struct
-import subprocess
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,19 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import localattn
 from localattn.core.geometry import WindowGeometry
 from localattn.core.node import HEADS_FIRST, LOWEST_BIAS, SEQUENCE_FIRST, NodeAttributes
-from localattn.plugins.library.facts import Arch, host_arch
 
 from . import reference
-from .plugin_build import SOURCES as TEST_SOURCES
-from .plugin_build import compiler, emulator, folder
+from .cpu_program import ELEMENTS, NUMPY, Program
 
-KERNEL_SOURCES = Path(localattn.__file__).parent / "plugins" / "cpu" / "source"
-INSTRUCTION_SETS = {"x86_64": ("avx512", "avx2", "baseline"), "aarch64": ("neon", "baseline")}[host_arch()]
-ELEMENTS = ("fp32", "fp16")
-NUMPY = {"fp32": np.float32, "fp16": np.float16}
+SOURCE = "attend.cpp"
 # Outputs are averages of values of size 1; fp16 rounds them once.
 TOLERANCE = {"fp32": 4e-6, "fp16": 2e-3}
 
@@ -103,31 +94,8 @@ def named(case: Case) -> str:
     return f"{kind}-{window}-n{case.length}-d{case.head_dim}-{case.element}{flags}"
 
 
-@cache
-def program(arch: Arch, *flags: str, sources: Path = KERNEL_SOURCES) -> Path:
-    """The C++ program with the kernel of `sources`."""
-    output = folder() / arch / f"attend{zlib.crc32(repr((flags, sources)).encode())}"
-    output.parent.mkdir(exist_ok=True)
-    files = [TEST_SOURCES / "attend.cpp", *sources.glob("attention*.cpp"), sources / "scratch.cpp"]
-    options = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-pthread", "-static-libstdc++", *flags, f"-I{sources}"]
-    subprocess.run([*compiler(arch).command, *options, *files, "-o", output], check=True)
-    return output
-
-
-@dataclass(frozen=True)
-class Runner:
-    """A program, and what it shall run with."""
-
-    executable: Path
-    arch: Arch
-    environment: tuple[tuple[str, str], ...] = ()
-
-    def call(self, *arguments: object, **environment: str) -> str:
-        command = [*emulator(self.arch), str(self.executable), *map(str, arguments)]
-        env = {**os.environ, **dict(self.environment), **environment}
-        finished = subprocess.run(command, env=env, capture_output=True, text=True)
-        assert finished.returncode == 0, finished.stderr
-        return finished.stdout
+class Runner(Program):
+    """The program."""
 
     def __call__(
         self, tmp_path: Path, calls: Sequence[tuple[Case, Arrays]], **environment: str

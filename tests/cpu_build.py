@@ -1,9 +1,12 @@
-"""The library of compiled CPU kernels, built once a process for either processor."""
+"""The library of compiled CPU kernels, built once a process for either processor, and what of it a model runs."""
 
 from __future__ import annotations
 
+import json
 import os
 from functools import cache
+from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from localattn.core.cpu_library import LIBRARY_NAME, CpuLibraryFacts
@@ -26,3 +29,16 @@ def built(arch: Arch) -> CpuLibraryFacts:
 def library() -> str:
     """Path of the library for this machine."""
     return str(built(host_arch()).path)
+
+
+def operators_run(model: bytes, folder: Path, feed: dict[str, Any]) -> list[str]:
+    """The operators of a run with the library, by onnxruntime's profile."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.register_custom_ops_library(library())
+    options.enable_profiling, options.profile_file_prefix = True, str(folder / "profile")
+    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session.run(None, feed)
+    events = json.loads(Path(session.end_profiling()).read_text())
+    return [e["args"]["op_name"] for e in events if e.get("cat") == "Node" and e["name"].endswith("_kernel_time")]

@@ -10,7 +10,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from localattn.core.node import DOMAIN, DOMAIN_VERSION, SEQUENCE_FIRST, NodeAttributes, NodeVariant
-from localattn.exporter.function_body import facts_of, function_body
+from localattn.exporter.body_facts import facts_of
+from localattn.exporter.function_body import function_body
 from localattn.runtime.onnxruntime_session import OnnxRuntimeSession, open_bytes
 
 HEADS, HEAD_DIM = 2, 8
@@ -55,7 +56,8 @@ def one_node(
     output = node.outputs[0]
     output.name, output.shape, output.type = "out", ir.Shape(shapes["query"]), ir.TensorType(ELEMENT[dtype])
     graph = ir.Graph(inputs, [output], nodes=[node], opset_imports={"": opset, DOMAIN: DOMAIN_VERSION}, name="one_node")
-    facts = facts_of(variant, attributes.as_onnx(), length if isinstance(length, int) else None)
+    sequences = batch * HEADS if isinstance(batch, int) else None
+    facts = facts_of(variant, attributes.as_onnx(), length if isinstance(length, int) else None, sequences)
     body = function_body(variant, opset, facts)
     model = ir.serde.serialize_model(ir.Model(graph, ir_version=10, functions=[body]))
     onnx.checker.check_model(model, full_check=True)

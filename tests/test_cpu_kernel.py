@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,38 +14,22 @@ from localattn.core.geometry import WindowGeometry
 from localattn.core.node import HEADS_FIRST, SEQUENCE_FIRST
 from localattn.plugins.library.facts import Arch, host_arch
 
-from .attend_program import (
-    ELEMENTS,
-    INSTRUCTION_SETS,
-    KERNEL_SOURCES,
-    TOLERANCE,
-    Case,
-    Runner,
-    check,
-    expected,
-    geometries,
-    grid,
-    program,
-    some_case,
-)
+from .attend_program import SOURCE, TOLERANCE, Case, Runner, check, expected, geometries, grid, some_case
+from .cpu_program import ELEMENTS, INSTRUCTION_SETS, mutated, program, sanitized, with_instructions
 from .plugin_build import emulator
 
 
 @pytest.fixture(scope="module", params=INSTRUCTION_SETS)
 def kernel(request: pytest.FixtureRequest) -> Runner:
-    runner = Runner(program(host_arch(), "-O3"), host_arch(), (("LOCALATTN_CPU_ISA", request.param),))
-    said = subprocess.run(
-        [runner.executable, os.devnull, os.devnull], env=dict(runner.environment), capture_output=True
-    )
-    if json.loads(said.stdout)["isa"] != request.param:
-        pytest.skip(f"this processor has no {request.param}")
+    runner = Runner(program(SOURCE, host_arch(), "-O3"), host_arch(), with_instructions(request.param))
+    runner.demand(request.param)
     return runner
 
 
 @pytest.fixture
 def best() -> Runner:
     """With the instruction set that it takes by itself."""
-    return Runner(program(host_arch(), "-O3"), host_arch())
+    return Runner(program(SOURCE, host_arch(), "-O3"), host_arch())
 
 
 WINDOWS = (1, 5, 16, 20, 33, 64)
@@ -267,31 +247,23 @@ def test_on_the_other_processor(tmp_path: Path) -> None:
     """Emulated: numbers only."""
     arch: Arch = "aarch64" if host_arch() == "x86_64" else "x86_64"
     emulator(arch)
-    runner = Runner(program(arch, "-O2"), arch)
+    runner = Runner(program(SOURCE, arch, "-O2"), arch)
     said = check(runner, tmp_path, [*grid((5, 20), 1), Case(OPEN, 300, 64, "fp16", bias="fp16", threads=2)])
     assert said["isa"] == "neon" or arch == "x86_64"
     check(runner, tmp_path, grid((16,), 1), LOCALATTN_CPU_ISA="baseline")
 
 
-def sanitized(flags: str) -> Path:
-    """The program with a sanitizer, or the test is skipped."""
-    try:
-        return program(host_arch(), "-O1", "-g1", "-fno-sanitize-recover=all", f"-fsanitize={flags}")
-    except subprocess.CalledProcessError:
-        pytest.skip(f"this compiler has no -fsanitize={flags}")
-
-
 def test_no_access_outside_the_tensors(tmp_path: Path) -> None:
     """Every tensor is a block of its own size."""
-    executable = sanitized("address,undefined")
+    executable = sanitized(SOURCE, "address,undefined")
     for name in INSTRUCTION_SETS:
-        runner = Runner(executable, host_arch(), (("LOCALATTN_CPU_ISA", name),))
+        runner = Runner(executable, host_arch(), with_instructions(name))
         check(runner, tmp_path, [replace(case, threads=2) for case in grid((5, 20), 1)])
 
 
 @pytest.mark.slow
 def test_no_race(tmp_path: Path) -> None:
-    runner = Runner(sanitized("thread"), host_arch())
+    runner = Runner(sanitized(SOURCE, "thread"), host_arch())
     check(runner, tmp_path, [replace(case, threads=4) for case in grid((20, 33), 1)])
 
 
@@ -305,13 +277,8 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", ["first", *(pytest.param(name, marks=pytest.mark.slow) for name in [*FAULTS][1:])])
 def test_a_fault_of_one_position_is_seen(tmp_path: Path, fault: str) -> None:
-    mutated = tmp_path / "source"
-    shutil.copytree(KERNEL_SOURCES, mutated)
-    header = mutated / "window.h"
-    right, wrong = FAULTS[fault]
-    assert header.read_text().count(right) == 1
-    header.write_text(header.read_text().replace(right, wrong))
-    runner = Runner(program(host_arch(), "-O0", sources=mutated), host_arch())
+    sources = mutated(tmp_path, "window.h", *FAULTS[fault])
+    runner = Runner(program(SOURCE, host_arch(), "-O0", sources=sources), host_arch())
     exact = WindowGeometry(20, 1, 1, exact_windowsize=True)
     concerned = {"first": [CAUSAL, OPEN, exact], "end": [CAUSAL], "forward": [exact], "bias": [CAUSAL, OPEN, exact]}
     for geometry in concerned[fault]:

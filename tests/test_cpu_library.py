@@ -26,6 +26,19 @@ from .plugin_build import failing_compiler
 
 Call = Callable[..., Finished]
 NODES = [("localattn", "WindowedAttention")]
+EVERY_KERNEL = {
+    "WindowedAttention": ["fp32", "fp16"],
+    "WindowedAttentionMask": ["fp32", "fp16"],
+    "WindowedAttentionBias": ["fp32", "fp16"],
+    "WindowedAttentionMaskBias": ["fp32", "fp16"],
+    "ReadStreams": ["fp32"],
+    "MixStreams": ["fp32"],
+    "AddToStreams": ["fp32"],
+    "BeginStreams": ["fp32"],
+    "EndStreams": ["fp32"],
+    "RotateHeads": ["fp32", "fp16"],
+    "GatedGelu": ["fp32", "fp16"],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -68,12 +81,7 @@ def test_facts_say_what_was_built() -> None:
     facts = built(host_arch())
     assert cpu_library.read_facts(facts.path) == facts
     assert facts.bytes == facts.path.stat().st_size and re.fullmatch(r"\d+\.\d+", facts.glibc)
-    assert facts.operators == [
-        "WindowedAttention",
-        "WindowedAttentionMask",
-        "WindowedAttentionBias",
-        "WindowedAttentionMaskBias",
-    ]
+    assert facts.kernels == EVERY_KERNEL
     assert up_to_date(facts.path, host_arch()) == facts
     assert up_to_date(facts.path, next(arch for arch in ARCHITECTURES if arch != host_arch())) is None
 
@@ -91,7 +99,7 @@ def test_facts_that_are_none(text: str, copy: Path) -> None:
 def test_check_runs_every_kernel() -> None:
     pytest.importorskip("onnxruntime", reason="onnxruntime opens the library")
     checked = check_library(Path(library()))
-    assert checked.kernels == {op_type: ["fp32", "fp16"] for op_type in cpu_library.OP_TYPES}
+    assert checked.kernels == EVERY_KERNEL
     assert checked.instruction_set in ("avx512", "avx2", "neon", "baseline")
 
 
@@ -113,13 +121,15 @@ def test_from_build_to_check(localattn: Call, own_cache: Path, tmp_path: Path) -
 
     assert localattn("plugin", "path", "--backend", "onnxruntime").out == f"{there}\n"
     listed = localattn("plugin", "list")
-    assert str(there) in listed.out and "WindowedAttentionMaskBias" in listed.out and "OLD" not in listed.out
+    assert str(there) in listed.out and "OLD" not in listed.out
+    assert all(op_type in listed.out for op_type in EVERY_KERNEL)
     assert json.loads(localattn("plugin", "list", "--format", "json").out) == [facts]
     for arguments in (["--backend", "onnxruntime"], [there]):
         shown = localattn("plugin", "check", *arguments)
         assert shown.code == 0 and "WindowedAttentionMask  ran in fp32, fp16" in shown.out
+        assert "EndStreams  ran in fp32\n" in shown.out and "GatedGelu  ran in fp32, fp16\n" in shown.out
     told = json.loads(localattn("plugin", "check", there, "--format", "json").out)
-    assert told["backend"] == "onnxruntime" and set(told["kernels"]) == set(cpu_library.OP_TYPES)
+    assert told["backend"] == "onnxruntime" and told["kernels"] == EVERY_KERNEL
 
     with mock.patch.object(cpu_library, "fingerprint", lambda: "another release"):
         assert cpu_library.find_library() is None, "sessions take this release's only"
@@ -153,7 +163,7 @@ def test_wrong_options(arguments: list[str], code: int, message: str, localattn:
 
 
 def test_a_failed_build_leaves_nothing(localattn: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("CXX", str(failing_compiler(tmp_path, "kernel.cpp")))
+    monkeypatch.setenv("CXX", str(failing_compiler(tmp_path, "operators.cpp")))
     folder = tmp_path / "out"
     folder.mkdir()
     finished = localattn("plugin", "build", "--backend", "onnxruntime", "-o", folder / "library.so")
@@ -168,8 +178,10 @@ def test_auto_takes_a_sound_library_only(copy: Path, capsys: pytest.CaptureFixtu
     chosen = compiled_kernel.choose("auto", NODES)
     assert chosen is not None and chosen.library == copy and not chosen.asked
     assert compiled_kernel.choose("none", NODES) is None
-    for foreign in ([], [("localattn", "WindowedAttentionXpos")], [("", "WindowedAttention")]):
-        assert compiled_kernel.choose("auto", foreign) is None
+    for foreign in (("localattn", "WindowedAttentionXpos"), ("", "WindowedAttention"), ("localattn", "RotateHeads")):
+        assert compiled_kernel.choose("auto", [foreign]) is None
+    assert compiled_kernel.choose("auto", []) is None
+    assert compiled_kernel.choose("auto", [("localattn.fused", "RotateHeads")]) == chosen, "one without attention nodes"
     copy.write_bytes(copy.read_bytes()[:-1])
     assert compiled_kernel.choose("auto", NODES) is None and compiled_kernel.choose("auto", NODES) is None
     assert capsys.readouterr().err.count("was changed after it was built") == 1, "said once"

@@ -24,7 +24,7 @@ from localattn.runtime.session import Session, load
 
 from . import node_model, reference
 from .conftest import TINY, Finished, save_upstream
-from .cpu_build import library
+from .cpu_build import library, operators_run
 
 pytest.importorskip("onnxruntime", reason="onnxruntime opens the library")
 
@@ -53,19 +53,6 @@ def without_body(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def opened(model: onnx.ModelProto, plugin: str, threads: int = 2) -> Session:
     return open_bytes(model.SerializeToString(), "cpu", threads, plugin)
-
-
-def operators_run(model: bytes, folder: Path, feed: dict[str, Any]) -> list[str]:
-    """The operators of a run, by onnxruntime's profile."""
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.register_custom_ops_library(library())
-    options.enable_profiling, options.profile_file_prefix = True, str(folder / "profile")
-    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    session.run(None, feed)
-    events = json.loads(Path(session.end_profiling()).read_text())
-    return [e["args"]["op_name"] for e in events if e.get("cat") == "Node" and e["name"].endswith("_kernel_time")]
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])

@@ -89,7 +89,11 @@ def test_sidecar_tells_where_the_file_comes_from(tiny: Path) -> None:
     ]
     assert {"torch", "onnx", "onnxruntime", "localattn"} <= set(sidecar.versions)
     model = onnx.load(report.path)
-    assert {entry.domain: entry.version for entry in model.opset_import} == {"": 21, "localattn": 1}
+    assert {entry.domain: entry.version for entry in model.opset_import} == {
+        "": 21,
+        "localattn": 1,
+        "localattn.fused": 1,
+    }
 
 
 def test_no_path_of_this_machine_is_in_the_file(tiny: Path) -> None:
@@ -121,7 +125,7 @@ def test_external_data(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_without_function_body(tiny: Path) -> None:
     report = export(ExportRequest(tiny, tiny.with_name("m.onnx"), function_body=False))
     model = onnx.load(report.path)
-    assert not model.functions
+    assert {body.domain for body in model.functions} == {"localattn.fused"}, "nothing else computes those"
     assert [node.op_type for node in model.graph.node if node.domain == "localattn"] == ["WindowedAttention"] * 2
     assert not report.sidecar.function_body
     with pytest.raises(MissingDependency, match=r"m\.onnx.*compiled attention kernel"):

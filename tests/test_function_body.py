@@ -24,7 +24,9 @@ from localattn.core.node import (
     NodeVariant,
     choose_query_block,
 )
-from localattn.exporter.function_body import facts_of, function_body
+from localattn.exporter import body_facts
+from localattn.exporter.body_facts import MOST_PARTS, BodyFacts, Part, facts_of
+from localattn.exporter.function_body import function_body
 from localattn.plugins.torch_op import windowed_attention
 
 from . import reference
@@ -220,6 +222,81 @@ def test_what_is_known_of_a_node_changes_no_result(variant: NodeVariant, perm: t
                 check(run(model, feed), attributes, feed, "fp32")
 
 
+def without_parts(variant: NodeVariant, attributes: NodeAttributes, model: onnx.ModelProto, length: int) -> Any:
+    """The same model with the body in one part."""
+    plain = onnx.ModelProto()
+    plain.CopyFrom(model)
+    body = function_body(variant, 20, facts_of(variant, attributes.as_onnx(), length))
+    plain.functions[0].CopyFrom(ir.serde.serialize_function(body))
+    return plain
+
+
+@each_geometry
+@each_variant
+def test_parts_change_no_bit(variant: NodeVariant, geometry: WindowGeometry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of at most so many blocks, lengths around the window's multiples, short whole sequences included."""
+    rng = seeded("parts", variant.op_type, geometry)
+    window, cut = geometry.window_size, 0
+    for index, length in enumerate((2 * window, 3 * window + 1, 9 * window + 2)):
+        most = rng.choice([1, 3])
+        block = rng.choice([1, 3, 4]) if geometry.exact_windowsize and not variant.has_bias else geometry.window_size
+        attributes = attributes_for(variant, geometry, length, rng, query_block=block)
+        keys = geometry.backward_reach + geometry.forward_reach + block
+        monkeypatch.setattr(body_facts, "PART_BYTES", most * 4 * 2 * 2 * block * keys)  # batch 2, 2 heads
+        model = one_node(variant, attributes, length)
+        feed = feed_for(variant, attributes, length, seed=index)
+        output = run(model, feed)
+        check(output, attributes, feed, "fp32")
+        splits = [node for node in model.functions[0].node if node.op_type == "Split"]
+        facts = facts_of(variant, attributes.as_onnx(), length, 4)
+        assert facts.whole or bool(facts.parts) == (-(-length // block) > most)
+        assert bool(splits) == bool(facts.parts)
+        cut += bool(splits)
+        np.testing.assert_array_equal(output, run(without_parts(variant, attributes, model, length), feed))
+    assert cut
+
+
+@pytest.mark.parametrize("geometry", [*GEOMETRIES, WIDE], ids=lambda g: g.describe().replace(" ", "_"))
+def test_parts_are_all_blocks_and_inside_where_they_say(
+    geometry: WindowGeometry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variant = VARIANT_BY_OP_TYPE["WindowedAttention"]
+    for block in (1, 3, geometry.window_size) if geometry.exact_windowsize else (geometry.window_size,):
+        attributes = NodeAttributes(geometry, 0.3, query_block=block).as_onnx()
+        keys = geometry.backward_reach + geometry.forward_reach + block
+        for length in range(1, 9 * block + keys, 1 + block // 4):
+            for most in (1, 2, 5):
+                monkeypatch.setattr(body_facts, "PART_BYTES", most * 4 * block * keys)
+                facts = facts_of(variant, attributes, length, 1)
+                if facts.whole or not facts.parts:
+                    continue
+                assert sum(part.blocks for part in facts.parts) == -(-length // block)
+                at = 0
+                for part in facts.parts:
+                    starts = np.arange(at, at + part.blocks) * block
+                    first, end = starts - geometry.backward_reach, starts + block + geometry.forward_reach
+                    assert part.inside == bool((first >= 0).all() and (end <= length).all())
+                    at += part.blocks
+
+
+def test_long_sequences_have_few_parts_and_short_ones_none() -> None:
+    variant = VARIANT_BY_OP_TYPE["WindowedAttention"]
+    geometry = WindowGeometry(512, 1, 0, causal=True, exact_windowsize=True)
+    attributes = NodeAttributes(geometry, 0.125, query_block=128).as_onnx()
+    large = facts_of(variant, attributes, 8192, 12).parts
+    assert large == (Part(4, False), *[Part(4, True)] * 15)  # 4 blocks of 12 heads are 15 MiB of scores
+    assert MOST_PARTS <= len(facts_of(variant, attributes, 1 << 20, 12).parts) <= MOST_PARTS + 2
+    assert facts_of(variant, attributes, 1024, 4).parts == ()
+    assert facts_of(variant, attributes, None, 12).parts == ()
+    assert facts_of(variant, attributes, 8192, None).parts == ()
+
+
+def test_what_two_nodes_share() -> None:
+    parts = (Part(2, True),)
+    assert BodyFacts(aligned=True, parts=parts) & BodyFacts(aligned=True, whole=True) == BodyFacts(aligned=True)
+    assert BodyFacts(parts=parts) & BodyFacts(parts=parts) == BodyFacts(parts=parts)
+
+
 def test_reference_evaluator_agrees() -> None:
     geometry = WindowGeometry(3, 1, 1, exact_windowsize=True)
     for op_type in ("WindowedAttention", "WindowedAttentionMaskBias", "WindowedAttentionMaskBiasXpos"):
@@ -230,14 +307,16 @@ def test_reference_evaluator_agrees() -> None:
         check(output, attributes, feed, "fp32")
 
 
-def test_body_keeps_no_quadratic_tensor() -> None:
-    """The mask is not baked: nothing in the file grows with the length."""
+def test_body_keeps_no_quadratic_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mask is not baked: nothing in the file grows with the length, but parts up to their largest number."""
     variant = VARIANT_BY_OP_TYPE["WindowedAttentionMask"]
-    sizes = {
-        length: one_node(variant, NodeAttributes(WIDE, 1.0, query_block=64), length).ByteSize()
-        for length in (256, 1 << 20)
-    }
-    assert abs(sizes[256] - sizes[1 << 20]) < 64
+
+    def size(length: int) -> int:
+        return one_node(variant, NodeAttributes(WIDE, 1.0, query_block=64), length).ByteSize()
+
+    assert abs(size(1 << 18) - size(1 << 20)) < 64
+    monkeypatch.setattr(body_facts, "PART_BYTES", 1 << 40)
+    assert abs(size(256) - size(1 << 20)) < 64
 
 
 def call_operator(attributes: NodeAttributes, feed: Feed) -> torch.Tensor:

@@ -6,6 +6,7 @@ optimization, so what it folds or fuses away is not held against the export.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from pathlib import Path
 
@@ -15,10 +16,11 @@ import pytest
 
 from localattn.core.geometry import WindowGeometry
 from localattn.core.node import HEADS_FIRST, SEQUENCE_FIRST, VARIANT_BY_OP_TYPE, NodeAttributes
+from localattn.exporter import body_facts
 from localattn.exporter.export import ExportRequest, export
 
 from .conftest import TINY, save_upstream
-from .node_model import one_node
+from .node_model import HEADS, one_node
 
 LONG = 256
 EXACT = WindowGeometry(32, 1, 0, causal=True, exact_windowsize=True)
@@ -54,6 +56,43 @@ def test_the_node_runs_these_operators_and_no_others(op_type: str, perm: tuple[i
     attributes = NodeAttributes(EXACT, 0.3, perm=perm, query_block=32)
     found = operators(one_node(variant, attributes, LONG).SerializeToString(), tmp_path)
     assert found == Counter(CORE) + Counter(NODES[op_type, perm])
+
+
+@pytest.mark.parametrize("op_type", ["WindowedAttention", "WindowedAttentionMask", "WindowedAttentionBias"])
+def test_a_body_in_parts_runs_these_operators(op_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight blocks of which the first sees positions before the sequence, two at a time: 1, 2, 2, 2 and 1."""
+    monkeypatch.setattr(body_facts, "PART_BYTES", 2 * 4 * (2 * HEADS) * 32 * 64)
+    variant = VARIANT_BY_OP_TYPE[op_type]
+    model = one_node(variant, NodeAttributes(EXACT, 0.3, perm=HEADS_FIRST, query_block=32), LONG)
+    found = operators(model.SerializeToString(), tmp_path)
+    parts = {"FusedMatMul": 1, "MatMul": 1, "Softmax": 1, "Gather": 2}
+    once = {"Split": 1, "Concat": 1, "Reshape": 2}
+    own = {
+        # One small bias for all blocks that are inside; the first block's other one is a pass of its own.
+        "WindowedAttention": Counter({"Add": 5 + 1}),
+        # Each part's keys: gathered mask, made a bias, added to the window's; the first block's, to one more.
+        "WindowedAttentionMask": Counter(
+            {"Gather": 5, "Where": 5, "Unsqueeze": 5 + 1, "Add": 2 * 5 + 1, "Cast": 1, "Mul": 1}
+        ),
+        "WindowedAttentionBias": Counter({"Add": 1 + 5 + 1, "Max": 1, "Unsqueeze": 1, "Where": 1}),
+    }  # fmt: skip
+    assert found == Counter({name: 5 * count for name, count in parts.items()}) + Counter(once) + own[op_type]
+
+
+def test_a_body_in_parts_keeps_no_bias_of_all_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What onnxruntime folds: one window for a block, and what hides the positions before the sequence."""
+    variant = VARIANT_BY_OP_TYPE["WindowedAttention"]
+    attributes = NodeAttributes(EXACT, 0.3, perm=HEADS_FIRST, query_block=32)
+
+    def constants() -> int:
+        operators(one_node(variant, attributes, LONG).SerializeToString(), tmp_path)
+        graph = onnx.load(tmp_path / "optimized.onnx").graph
+        return sum(math.prod(x.dims) for x in graph.initializer if x.data_type == onnx.TensorProto.FLOAT)
+
+    blocks, window = LONG // 32, 32 * 64
+    assert blocks * window <= constants() < blocks * window + 100
+    monkeypatch.setattr(body_facts, "PART_BYTES", 2 * 4 * (2 * HEADS) * 32 * 64)
+    assert window <= constants() < window + 64 + 100
 
 
 def test_scores_meet_one_bias_and_no_where(tmp_path: Path) -> None:

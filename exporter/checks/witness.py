@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ...core.sidecar import CheckRecord
 from ...runtime.arrays import random_inputs
 from ...runtime.session import Session
-from ..resident import large_blocks_apart
+from ..resident import give_back
 from ..source import SourceModel
 from .probe import NodeProbe, probes
 
@@ -210,9 +210,9 @@ def witness_stretch(session: Session, source: SourceModel, findings: Findings, f
     keys = np.arange(start, start + window)
     inputs = _witness_inputs(session, source.token_limit)
     names = [name for name in inputs if name in _DATA]
-    with large_blocks_apart():
-        baseline = _baseline(session, inputs, first_run)[source.output_name]
-        outputs = session.run(_changed(inputs, names, keys, source, -2))[source.output_name]
+    give_back()  # what the runs of single nodes left
+    baseline = _baseline(session, inputs, first_run)[source.output_name]
+    outputs = session.run(_changed(inputs, names, keys, source, -2))[source.output_name]
     rows = np.moveaxis(outputs != baseline, -2, 0).reshape(length, -1).any(axis=1)
     touched = (low < start + window) & (high > start)
     for side, name in ((slice(0, start), "before"), (slice(start + window, length), "behind")):

@@ -8,9 +8,8 @@ With `S` streams `r_s` of width `D` and `u = r/‖r‖·√D·(γ + 1)`:
 
 Releases before 0.3.10 keep `r_s` in place of `m_{1+s}`: same keys, other numbers. γ, √D and the two
 functions are one matrix here, computed once; upstream folds the streams into the batch, here they
-stay an axis, `[B, N, S, D]`, so that no stream is transposed. They are the widest tensors of the model, so as few
-operators as possible pass over them: the norm divides the products with the matrix, `(r @ W)/‖r‖`, and
-`m_0` and the other `m` are two products, which needs no split of their results. Before the first connection all
+stay an axis, `[B, N, S, D]`, so that no stream is transposed. They are the widest tensors of the model, so reading
+them and writing them is a fused node each (`core.fused_node`). Before the first connection all
 streams are equal and after the last only their sum is asked for: `stream_ends.py` has these two.
 
 Source: `hyper_connections.HyperConnections`, hyper-connections 0.4.11; "Hyper-Connections", arXiv 2409.19606.
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .unit_norm import norm
+from .fused import read_streams, write_streams
 
 
 class HyperConnection(nn.Module):
@@ -71,27 +70,9 @@ class HyperConnection(nn.Module):
 
     def forward(self, streams: Tensor, *branch_inputs: Any) -> Tensor:
         """Read from the streams, run the branch, write back; streams stay fp32 whatever the branch is."""
-        weights = self._weights(streams)
-        beta = weights[..., -1:]
-        read = combine(streams, weights[..., :1])
-        output = self.branch(read.squeeze(-2), *branch_inputs)
-        residuals = weights[..., 1:-1].transpose(-1, -2) @ streams if self.mixes_residuals else streams
-        written: Tensor = residuals + beta * output.float().unsqueeze(-2)
-        return written
-
-    def _weights(self, x: Tensor) -> Tensor:
-        """A and β, a column each: `[…, D]` → `[…, columns]`."""
-        return torch.tanh(x @ self.weight / norm(x)) * self.gain + self.static
-
-
-def combine(streams: Tensor, weights: Tensor) -> Tensor:
-    """`Σ_s weights_s·r_s`: `[B, N, S, D]`, `[B, N, S, 1]` → `[B, N, 1, D]`.
-
-    The weights are reshaped, not transposed: the numbers lie as they should, and onnxruntime's product of a row and
-    a matrix took half the time of that of a transposed column and a matrix.
-    """
-    combined: Tensor = weights.reshape(*weights.shape[:2], 1, -1) @ streams
-    return combined
+        read, mix, beta = read_streams(streams, self.weight, self.gain, self.static)
+        output = self.branch(read, *branch_inputs).float()
+        return write_streams(streams, mix if self.mixes_residuals else None, beta, output)
 
 
 class _Gain(nn.Module):

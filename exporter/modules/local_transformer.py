@@ -13,10 +13,10 @@ local-attention 1.11.2.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...core.arguments import LocalTransformerArgs
+from .fused import gated_gelu
 from .hyper_connections import HyperConnection, Residual
 from .local_mha import LocalMHA
 from .stream_ends import FirstHyperConnection, LastHyperConnection
@@ -53,7 +53,7 @@ class FeedForward(nn.Sequential):
         """The norm is in fp32, the matrices in their own dtype."""
         norm, _, _, _, contract, value, gate = self.children()
         x = norm(x.float()).to(contract.weight.dtype)
-        output: Tensor = contract(value(x) * F.gelu(gate(x)))
+        output: Tensor = contract(gated_gelu(value(x), gate(x)))
         return output
 
 

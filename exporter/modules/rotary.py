@@ -16,6 +16,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from .fused import rotate
+
 
 class RotaryTable(nn.Module):
     """Cosines and signed sines of every position, for queries and for keys.
@@ -58,11 +60,4 @@ class RotaryTable(nn.Module):
         if self.open_length:
             length = key.shape[1 if self.sequence_first else 2]
             tables = [table.narrow(0, 0, length) for table in tables]
-        return _rotate(query, *tables[:2]), _rotate(key, *tables[2:])
-
-
-def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """The halves are an axis to turn round: one copy, where cutting them apart and joining them again is two."""
-    halves = x.reshape(*x.shape[:-1], 2, -1)
-    rotated: Tensor = (halves * cosine + halves.flip(-2) * sine).flatten(-2)
-    return rotated
+        return rotate(query, *tables[:2]), rotate(key, *tables[2:])

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .hyper_connections import HyperConnection, combine
+from .fused import begin_streams, end_streams, read_streams, stream_weights
+from .hyper_connections import HyperConnection
 
 
 class FirstHyperConnection(HyperConnection):
@@ -41,12 +42,12 @@ class FirstHyperConnection(HyperConnection):
     def forward(self, x: Tensor, *branch_inputs: Any) -> Tensor:
         """Read from `x`, run the branch, write all streams; they are fp32 whatever the branch is."""
         streams = self.static_beta.shape[0]
-        weights = self._weights(x)
+        weights = stream_weights(x, self.weight, self.gain, self.static)
         output = self.branch(weights[..., :1] * x, *branch_inputs).float()
-        residuals = x.unsqueeze(-2)
+        beta = weights[..., -streams:].unsqueeze(-1)
         if self.mixes_residuals:
-            residuals = weights[..., 1 : 1 + streams].unsqueeze(-1) * residuals
-        written: Tensor = residuals + weights[..., -streams:].unsqueeze(-1) * output.unsqueeze(-2)
+            return begin_streams(x, weights[..., 1 : 1 + streams].unsqueeze(-1), beta, output)
+        written: Tensor = x.unsqueeze(-2) + beta * output.unsqueeze(-2)
         return written
 
 
@@ -55,12 +56,9 @@ class LastHyperConnection(HyperConnection):
 
     def forward(self, streams: Tensor, *branch_inputs: Any) -> Tensor:
         """Read from the streams, run the branch, write to the sum."""
-        weights = self._weights(streams)
-        read = combine(streams, weights[..., :1])
-        output = self.branch(read.squeeze(-2), *branch_inputs).float()
+        read, mix, beta = read_streams(streams, self.weight, self.gain, self.static)
+        output = self.branch(read, *branch_inputs).float()
         if self.mixes_residuals:
-            residuals = combine(streams, weights[..., 1:-1].sum(dim=-1, keepdim=True))
-        else:
-            residuals = streams.sum(dim=-2, keepdim=True)
-        written: Tensor = residuals + weights[..., -1:].sum(dim=-2, keepdim=True) * output.unsqueeze(-2)
-        return written.squeeze(-2)
+            return end_streams(streams, mix, beta, output)
+        written: Tensor = streams.sum(dim=-2) + beta.sum(dim=-2) * output
+        return written

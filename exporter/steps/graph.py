@@ -8,6 +8,7 @@ from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 from torch import Tensor
 
 from ...core.step_node import STEP_VARIANT_BY_OP_TYPE
+from ..fused_body import attach_fused_bodies
 from ..graph import trace_module
 from ..source import NUMPY_DTYPE, TORCH_DTYPE
 from .body import step_function_body
@@ -65,6 +66,7 @@ def trace_step(source: StepSource, dtype: str, opset: int) -> ir.Model:
         variant = STEP_VARIANT_BY_OP_TYPE[node.op_type]
         body = step_function_body(variant, opset)
         model.functions.setdefault(body.identifier(), body)
+    attach_fused_bodies(model)
     return model
 
 

@@ -9,14 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ...core.cpu_library import ELEMENT_TYPES, HOW_TO_BUILD, OLDEST_ONNXRUNTIME, OP_TYPES
+from ...core.cpu_library import HOW_TO_BUILD, OLDEST_ONNXRUNTIME
 from ...core.errors import CheckFailed, MissingDependency
-from ...core.geometry import WindowGeometry
-from ...core.node import DOMAIN, DOMAIN_VERSION, VARIANT_BY_OP_TYPE, NodeAttributes, NodeVariant
 from ...core.processor import refuse_foreign
+from .probes import Arrays, Probe, probes
 
-_BATCH, _LENGTH, _HEADS, _HEAD_DIM = 1, 24, 2, 8
-_WINDOW = NodeAttributes(WindowGeometry(8, 1, 0, causal=True), _HEAD_DIM**-0.5)
 _OPSET, _IR_VERSION = 20, 9  # which every onnxruntime that takes the library reads
 
 
@@ -63,61 +60,44 @@ def check_library(library: Path) -> CheckedLibrary:
             fix=f"It takes libraries from release {OLDEST_ONNXRUNTIME} on. Build again: {HOW_TO_BUILD} --force",
         ) from error
     kernels: dict[str, list[str]] = {}
-    for op_type in OP_TYPES:
-        for dtype in ELEMENT_TYPES:
-            _run(ort, options, VARIANT_BY_OP_TYPE[op_type], dtype)
-            kernels.setdefault(op_type, []).append(dtype)
+    for probe in probes():
+        _run(ort, options, probe)
+        kernels.setdefault(probe.op_type, []).append(probe.dtype)
     return CheckedLibrary(ort.__version__, _instruction_set(library), kernels)
 
 
-def _run(ort: Any, options: Any, variant: NodeVariant, dtype: str) -> None:
-    """One call on equal scores: every query's output is the mean of the values it sees."""
-    name = f"{variant.op_type} in {dtype}"
-    model, feed = _model(variant, dtype), _feed(variant, dtype)
+def _run(ort: Any, options: Any, probe: Probe) -> None:
+    """One call, its outputs within rounding."""
+    name, model = f"{probe.op_type} in {probe.dtype}", _model(probe)
     try:
         session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        [output] = session.run(None, feed)
+        outputs = session.run(list(probe.expected), probe.feed)
     except Exception as error:
         why = " ".join(str(error).split())
         raise CheckFailed(f"{name} does not run.", why=why, fix=f"Build it again: {HOW_TO_BUILD} --force") from error
-    first, end = _WINDOW.geometry.visible_interval(np.arange(_LENGTH), _LENGTH)
-    value = feed["value"].astype(np.float64)
-    expected = np.stack([value[:, a:b].mean(axis=1) for a, b in zip(first, end, strict=True)], axis=1)
-    worst = float(np.abs(output - expected).max())
-    if not worst < 1e-2:
-        raise CheckFailed(f"{name} computes something else.", why=f"It is off by {worst:.3g}.")
+    for output, expected in zip(outputs, probe.expected.values(), strict=True):
+        worst = float(np.abs(output - expected).max())
+        if not worst < 1e-2:
+            raise CheckFailed(f"{name} computes something else.", why=f"It is off by {worst:.3g}.")
 
 
-def _feed(variant: NodeVariant, dtype: str) -> dict[str, Any]:
-    element = {"fp32": np.float32, "fp16": np.float16}[dtype]
-    shape = (_BATCH, _LENGTH, _HEADS, _HEAD_DIM)
-    value = np.random.default_rng(0).standard_normal(shape).astype(element)
-    given = {
-        "query": np.ones(shape, element),
-        "key": np.ones(shape, element),
-        "value": value,
-        "key_mask": np.ones((_BATCH, _LENGTH), bool),
-        "attn_bias": np.zeros((_HEADS, _WINDOW.geometry.window_size, _WINDOW.geometry.keys_per_window), element),
-    }
-    return {name: given[name] for name in variant.input_names}
-
-
-def _model(variant: NodeVariant, dtype: str) -> bytes:
-    """A model of one node, serialized."""
+def _model(probe: Probe) -> bytes:
+    """A model of one node without a body, serialized."""
     try:
         from onnx import TensorProto, helper
     except ImportError as error:
         raise MissingDependency("onnx cannot be imported.", why=str(error), fix="pip install onnx") from error
-    element = {"fp32": TensorProto.FLOAT, "fp16": TensorProto.FLOAT16}[dtype]
-    feed = _feed(variant, dtype)
-    inputs = [
-        helper.make_tensor_value_info(name, TensorProto.BOOL if name == "key_mask" else element, array.shape)
-        for name, array in feed.items()
-    ]
-    output = helper.make_tensor_value_info("output", element, feed["value"].shape)
-    node = helper.make_node(variant.op_type, list(feed), ["output"], domain=DOMAIN, **_WINDOW.as_onnx())
-    opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)]
-    graph = helper.make_graph([node], "check", inputs, [output])
+    element = {"fp32": TensorProto.FLOAT, "fp16": TensorProto.FLOAT16}[probe.dtype]
+
+    def described(arrays: Arrays) -> list[Any]:
+        return [
+            helper.make_tensor_value_info(name, TensorProto.BOOL if array.dtype == bool else element, array.shape)
+            for name, array in arrays.items()
+        ]
+
+    node = helper.make_node(probe.op_type, [*probe.feed], [*probe.expected], domain=probe.domain, **probe.attributes)
+    opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(probe.domain, 1)]
+    graph = helper.make_graph([node], "check", described(probe.feed), described(probe.expected))
     serialized: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION).SerializeToString()
     return serialized
 

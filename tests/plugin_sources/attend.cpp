@@ -3,27 +3,16 @@
 //   attend CASES OUTPUTS    every case: a Header, then query, key, value, mask and bias as it has them
 //   attend --half IN OUT    all halves as floats, and then the floats of a file as halves
 //
-// Every tensor is a heap block of exactly its size, and outputs begin as NaN. Prints the instruction set, the tasks of
-// every case, and the largest block of scratch memory as JSON.
-// DRIVE_NO_MEMORY: there is none for the kernel.
+// Outputs begin as NaN. Prints the instruction set, the tasks of every case, and the largest block of scratch memory as
+// JSON.
 #include "attention.h"
+#include "cases.h"
 #include "half.h"
 
-#include <atomic>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <fstream>
-#include <memory>
 #include <string>
-#include <thread>
-#include <vector>
-
-#include <stdlib.h>
 
 namespace {
-
-std::atomic<size_t> largest_scratch{0};
 
 struct Header {
     int64_t element, sequenceFirst, batch, heads, length, headDim;
@@ -36,28 +25,9 @@ size_t sizeOf(int64_t element) {
     return element == 0 ? 4 : 2;
 }
 
-std::unique_ptr<char[]> read(std::ifstream& file, size_t bytes) {
-    std::unique_ptr<char[]> data(new char[bytes]);
-    file.read(data.get(), static_cast<std::streamsize>(bytes));
-    return data;
-}
-
 int64_t run(localattn::Call const& call, int64_t threads) {
     int64_t const tasks = localattn::count_tasks(call, threads);
-    std::atomic<int64_t> next{0};
-    auto const work = [&] {
-        for (int64_t task = next++; task < tasks; task = next++) {
-            localattn::run_task(call, task, tasks);
-        }
-    };
-    std::vector<std::thread> others;
-    for (int64_t i = 1; i < threads; ++i) {
-        others.emplace_back(work);
-    }
-    work();
-    for (std::thread& other : others) {
-        other.join();
-    }
+    onThreads(threads, tasks, [&](int64_t task) { localattn::run_task(call, task, tasks); });
     return tasks;
 }
 
@@ -70,8 +40,7 @@ int64_t attend(Header const& h, std::ifstream& in, std::ofstream& out) {
     auto const value = read(in, bytes);
     auto const mask = read(in, h.mask ? static_cast<size_t>(h.batch * h.length) : 0);
     auto const bias = read(in, h.bias ? static_cast<size_t>(h.heads * h.window * width) * sizeOf(h.biasElement) : 0);
-    std::unique_ptr<char[]> const output(new char[bytes]);
-    std::memset(output.get(), 0xff, bytes);
+    auto const output = nothing(bytes);
 
     localattn::Call call{};
     call.query = query.get();
@@ -119,18 +88,6 @@ int convertHalves(char const* from, char const* to) {
 }
 
 }  // namespace
-
-// The kernel's one way to memory.
-extern "C" void* aligned_alloc(size_t alignment, size_t bytes) noexcept {
-    void* memory = nullptr;
-    if (std::getenv("DRIVE_NO_MEMORY") != nullptr || posix_memalign(&memory, alignment, bytes) != 0) {
-        return nullptr;
-    }
-    size_t before = largest_scratch;
-    while (before < bytes && !largest_scratch.compare_exchange_weak(before, bytes)) {
-    }
-    return memory;
-}
 
 int main(int argc, char** argv) {
     if (argc == 4 && std::string(argv[1]) == "--half") {

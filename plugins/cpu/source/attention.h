@@ -55,7 +55,7 @@ void run_task(const Call& call, int64_t task, int64_t tasks);
 // The same result as all tasks together, by the definition: one query after the other, in double.
 void attention_naive(const Call& call);
 
-// The instruction set that run_task uses on this processor: "avx512", "avx2", "neon" or "baseline".
+// The instruction set that is used on this processor: "avx512", "avx2", "neon" or "baseline".
 const char* instruction_set();
 
 }  // namespace localattn

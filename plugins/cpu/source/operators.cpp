@@ -5,81 +5,125 @@
 #include <new>
 #include <string>
 
-#include "attention.h"
-#include "kernel.h"
-#include "onnxruntime_c.h"
-#include "status.h"
+#include "attention_node.h"
+#include "fused_nodes.h"
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
 namespace localattn {
 namespace {
 
-constexpr char kDomain[] = "localattn";
 constexpr Element kHalf = Element::fp16, kSingle = Element::fp32;
+using Elements = std::vector<OrtElement>;
 
-// The names are those of core/node.py. The operators with xpos are missing: their function body computes them.
-constexpr Signature kSignatures[] = {
-    {"WindowedAttention", false, false, kSingle, kSingle},
-    {"WindowedAttention", false, false, kHalf, kHalf},
-    {"WindowedAttentionMask", true, false, kSingle, kSingle},
-    {"WindowedAttentionMask", true, false, kHalf, kHalf},
-    {"WindowedAttentionBias", false, true, kSingle, kSingle},
-    {"WindowedAttentionBias", false, true, kHalf, kHalf},
-    {"WindowedAttentionBias", false, true, kHalf, kSingle},
-    {"WindowedAttentionMaskBias", true, true, kSingle, kSingle},
-    {"WindowedAttentionMaskBias", true, true, kHalf, kHalf},
-    {"WindowedAttentionMaskBias", true, true, kHalf, kSingle},
-};
+OrtElement onnx_element(Element element) { return element == kHalf ? kFloat16 : kFloat; }
 
+// One operator of a domain for one set of element types.
 struct Operator : OrtCustomOp {
-  Signature signature;
+  const char* op_type;
+  Elements inputs, outputs;
+  bool first_shape;  // its only output has the shape of its first input
+  std::function<Node*(const OrtApi*, const OrtKernelInfo*)> make;
   const OrtApi* api;
 };
 
 const Operator& of(const OrtCustomOp* op) { return *static_cast<const Operator*>(op); }
 
-OrtElement onnx_element(Element element) { return element == kHalf ? kFloat16 : kFloat; }
+// The names are those of core/node.py. The operators with xpos are missing: their function body computes them.
+std::vector<Operator> attention_operators() {
+  const Signature signatures[] = {
+      {"WindowedAttention", false, false, kSingle, kSingle},
+      {"WindowedAttention", false, false, kHalf, kHalf},
+      {"WindowedAttentionMask", true, false, kSingle, kSingle},
+      {"WindowedAttentionMask", true, false, kHalf, kHalf},
+      {"WindowedAttentionBias", false, true, kSingle, kSingle},
+      {"WindowedAttentionBias", false, true, kHalf, kHalf},
+      {"WindowedAttentionBias", false, true, kHalf, kSingle},
+      {"WindowedAttentionMaskBias", true, true, kSingle, kSingle},
+      {"WindowedAttentionMaskBias", true, true, kHalf, kHalf},
+      {"WindowedAttentionMaskBias", true, true, kHalf, kSingle},
+  };
+  std::vector<Operator> operators;
+  for (const Signature& signature : signatures) {
+    Operator op{};
+    op.op_type = signature.op_type;
+    op.inputs = Elements(3, onnx_element(signature.element));
+    if (signature.has_mask) op.inputs.push_back(kBool);
+    if (signature.has_bias) op.inputs.push_back(onnx_element(signature.bias_element));
+    op.outputs = {onnx_element(signature.element)};
+    op.first_shape = true;
+    op.make = [signature](const OrtApi* api, const OrtKernelInfo* info) {
+      return new AttentionNode(api, signature, info);
+    };
+    operators.push_back(op);
+  }
+  return operators;
+}
 
-OrtElement input_type(const OrtCustomOp* op, size_t index) {
-  const Signature& signature = of(op).signature;
-  if (index < 3) return onnx_element(signature.element);
-  return signature.has_mask && index == 3 ? kBool : onnx_element(signature.bias_element);
+// The names are those of core/fused_node.py.
+std::vector<Operator> fused_operators() {
+  std::vector<Operator> operators;
+  const auto add = [&](const char* op_type, Elements inputs, Elements outputs, auto make, bool same_shape = true) {
+    Operator op{};
+    op.op_type = op_type;
+    op.inputs = std::move(inputs);
+    op.outputs = std::move(outputs);
+    op.first_shape = same_shape;
+    op.make = [make](const OrtApi* api, const OrtKernelInfo*) -> Node* { return make(api); };
+    operators.push_back(op);
+  };
+  const auto read = [](auto* api) { return new ReadStreamsNode(api); };
+  add("ReadStreams", Elements(4, kFloat), Elements(3, kFloat), read, false);
+  const auto add_writing = [&](const char* op_type, Writing writing) {
+    add(op_type, Elements(writing == Writing::add ? 3 : 4, kFloat), {kFloat},
+        [=](auto* api) { return new WriteStreamsNode(api, op_type, writing); },
+        writing == Writing::mix || writing == Writing::add);
+  };
+  add_writing("MixStreams", Writing::mix);
+  add_writing("AddToStreams", Writing::add);
+  add_writing("BeginStreams", Writing::begin);
+  add_writing("EndStreams", Writing::end);
+  for (const Element element : {kSingle, kHalf}) {
+    const OrtElement type = onnx_element(element);
+    add("RotateHeads", Elements(3, type), {type}, [element](auto* api) { return new RotateNode(api, element); });
+    add("GatedGelu", Elements(2, type), {type}, [element](auto* api) { return new GatedGeluNode(api, element); });
+  }
+  return operators;
 }
 
 OrtStatus* create(const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
-  return guarded(api, [&] { *kernel = new Kernel(api, of(op).signature, info); });
+  return guarded(api, [&] { *kernel = of(op).make(api, info); });
 }
 
 OrtStatus* compute(void* data, OrtKernelContext* context) {
-  const Kernel& kernel = *static_cast<const Kernel*>(data);
-  return guarded(kernel.api(), [&] { kernel.compute(context); });
+  const Node& node = *static_cast<const Node*>(data);
+  return guarded(node.api(), [&] { node.compute(context); });
 }
 
-// The output has the query's shape. A shape that is not known comes as one without dimensions, and stays unknown.
+// A shape that is not known comes as one without dimensions, and stays unknown; so do others than the first input's,
+// which the file tells.
 OrtStatus* infer_shape(const OrtCustomOp* op, OrtShapeInferContext* context) {
   const OrtApi* api = of(op).api;
   return guarded(api, [&] {
-    OrtTensorTypeAndShapeInfo* query = nullptr;  // owned by the context
+    if (!of(op).first_shape) return;
+    OrtTensorTypeAndShapeInfo* first = nullptr;  // owned by the context
     size_t rank = 0;
-    check(ort::ShapeInferContext_GetInputTypeShape(api, context, 0, &query));
-    check(ort::GetDimensionsCount(api, query, &rank));
-    if (rank == 4) check(ort::ShapeInferContext_SetOutputTypeShape(api, context, 0, query));
+    check(ort::ShapeInferContext_GetInputTypeShape(api, context, 0, &first));
+    check(ort::GetDimensionsCount(api, first, &rank));
+    if (rank != 0) check(ort::ShapeInferContext_SetOutputTypeShape(api, context, 0, first));
   });
 }
 
-Operator make_operator(const OrtApi* api, const Signature& signature) {
-  Operator op{};
+void complete(Operator& op, const OrtApi* api) {
   op.version = kApiVersion;
-  op.signature = signature;
   op.api = api;
-  op.GetName = [](const OrtCustomOp* self) { return of(self).signature.op_type; };
+  op.GetName = [](const OrtCustomOp* self) { return of(self).op_type; };
   op.GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };  // the CPU
-  op.GetInputType = input_type;
-  op.GetInputTypeCount = [](const OrtCustomOp* self) { return of(self).signature.inputs(); };
-  op.GetOutputType = [](const OrtCustomOp* self, size_t) { return onnx_element(of(self).signature.element); };
-  op.GetOutputTypeCount = [](const OrtCustomOp*) { return size_t{1}; };
-  op.KernelDestroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
+  op.GetInputType = [](const OrtCustomOp* self, size_t index) { return of(self).inputs[index]; };
+  op.GetInputTypeCount = [](const OrtCustomOp* self) { return of(self).inputs.size(); };
+  op.GetOutputType = [](const OrtCustomOp* self, size_t index) { return of(self).outputs[index]; };
+  op.GetOutputTypeCount = [](const OrtCustomOp* self) { return of(self).outputs.size(); };
+  op.KernelDestroy = [](void* kernel) { delete static_cast<Node*>(kernel); };
   op.GetInputCharacteristic = op.GetOutputCharacteristic = [](const OrtCustomOp*, size_t) { return kRequired; };
   op.GetInputMemoryType = [](const OrtCustomOp*, size_t) { return kDefaultMemory; };
   op.CreateKernelV2 = create;
@@ -87,18 +131,17 @@ Operator make_operator(const OrtApi* api, const Signature& signature) {
   op.InferOutputShapeFn = infer_shape;
   op.GetStartVersion = [](const OrtCustomOp*) { return 1; };
   op.GetEndVersion = [](const OrtCustomOp*) { return 1; };
-  return op;
 }
 
-// The domain and its operators, which must outlive every session that uses them: they go when the library does.
+// A domain and its operators, which must outlive every session that uses them: they go when the library does.
 class Domain {
  public:
-  explicit Domain(const OrtApi* api) : api_(api) {
-    check(ort::CreateCustomOpDomain(api, kDomain, &domain_));
-    size_t index = 0;
-    for (const Signature& signature : kSignatures) {
-      operators_[index] = make_operator(api, signature);
-      check(ort::CustomOpDomain_Add(api, domain_, &operators_[index++]));
+  Domain(const OrtApi* api, const char* name, std::vector<Operator> operators)
+      : api_(api), operators_(std::move(operators)) {
+    check(ort::CreateCustomOpDomain(api, name, &domain_));
+    for (Operator& op : operators_) {
+      complete(op, api);
+      check(ort::CustomOpDomain_Add(api, domain_, &op));
     }
   }
   Domain(const Domain&) = delete;
@@ -109,17 +152,23 @@ class Domain {
  private:
   const OrtApi* api_;
   OrtCustomOpDomain* domain_ = nullptr;
-  Operator operators_[sizeof(kSignatures) / sizeof(kSignatures[0])];
+  std::vector<Operator> operators_;
 };
 
-// One domain for each onnxruntime in the process.
-OrtCustomOpDomain* domain_of(const OrtApi* api) {
+struct Domains {
+  explicit Domains(const OrtApi* api)
+      : attention(api, "localattn", attention_operators()), fused(api, "localattn.fused", fused_operators()) {}
+  Domain attention, fused;
+};
+
+// One set of domains for each onnxruntime in the process.
+const Domains& domains_of(const OrtApi* api) {
   static std::mutex mutex;
-  static std::map<const OrtApi*, std::unique_ptr<Domain>> domains;
+  static std::map<const OrtApi*, std::unique_ptr<Domains>> known;
   const std::lock_guard<std::mutex> lock(mutex);
-  std::unique_ptr<Domain>& domain = domains[api];
-  if (domain == nullptr) domain = std::make_unique<Domain>(api);
-  return domain->get();
+  std::unique_ptr<Domains>& domains = known[api];
+  if (domains == nullptr) domains = std::make_unique<Domains>(api);
+  return *domains;
 }
 
 }  // namespace
@@ -135,7 +184,11 @@ EXPORTED localattn::OrtStatus* RegisterCustomOps(localattn::OrtSessionOptions* o
                                 " is too old for the kernels of localattn: they need 1." + std::to_string(kApiVersion);
     return ort::CreateStatus(base->GetApi(1), kFail, message.c_str());
   }
-  return guarded(api, [&] { check(ort::AddCustomOpDomain(api, options, domain_of(api))); });
+  return guarded(api, [&] {
+    const Domains& domains = domains_of(api);
+    check(ort::AddCustomOpDomain(api, options, domains.attention.get()));
+    check(ort::AddCustomOpDomain(api, options, domains.fused.get()));
+  });
 }
 
 // For `localattn plugin check`: "avx512", "avx2", "neon" or "baseline".

@@ -19,21 +19,4 @@ struct Rows {
 // By the definition, in double. Allocates nothing.
 void attend_rows_naive(const Call& call, const Rows& rows);
 
-// For one instruction set each: tiles.inl. `first` must be a multiple of 64. False: no memory, nothing was written.
-#if defined(__x86_64__)
-namespace avx512 {
-bool attend_rows(const Call& call, const Rows& rows);
-}
-namespace avx2 {
-bool attend_rows(const Call& call, const Rows& rows);
-}
-#elif defined(__aarch64__)
-namespace neon {
-bool attend_rows(const Call& call, const Rows& rows);
-}
-#endif
-namespace baseline {
-bool attend_rows(const Call& call, const Rows& rows);
-}
-
 }  // namespace localattn

@@ -1,5 +1,5 @@
-// The kernel for any processor: vectors of four floats, which every 64-bit one has.
-#include "before_tiles.h"
+// The kernels for any processor: vectors of four floats, which every 64-bit one has.
+#include "before_vectors.h"
 
 namespace localattn {
 namespace baseline {
@@ -21,6 +21,10 @@ inline void narrow_vector(uint16_t* to, Vector x) {
 #include "vectors.inl"
 
 #include "tiles.inl"
+
+#include "fused.inl"
+
+extern const Functions functions = {attend_rows, read_streams, write_streams, rotate, gated_gelu};
 
 }  // namespace baseline
 }  // namespace localattn

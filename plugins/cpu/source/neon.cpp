@@ -1,7 +1,7 @@
-// The kernel for 64-bit ARM processors, all of which have NEON.
+// The kernels for 64-bit ARM processors, all of which have NEON.
 #if defined(__aarch64__)
 
-#include "before_tiles.h"
+#include "before_vectors.h"
 
 #include <arm_neon.h>
 
@@ -25,6 +25,10 @@ inline void narrow_vector(uint16_t* to, Vector x) {
 #include "vectors.inl"
 
 #include "tiles.inl"
+
+#include "fused.inl"
+
+extern const Functions functions = {attend_rows, read_streams, write_streams, rotate, gated_gelu};
 
 }  // namespace neon
 }  // namespace localattn

@@ -1,7 +1,7 @@
-// The kernel for x86-64 processors with AVX-512.
+// The kernels for x86-64 processors with AVX-512.
 #if defined(__x86_64__)
 
-#include "before_tiles.h"
+#include "before_vectors.h"
 
 #include <immintrin.h>
 
@@ -34,6 +34,10 @@ inline void narrow_vector(uint16_t* to, Vector x) {
 #include "vectors.inl"
 
 #include "tiles.inl"
+
+#include "fused.inl"
+
+extern const Functions functions = {attend_rows, read_streams, write_streams, rotate, gated_gelu};
 
 }  // namespace avx512
 }  // namespace localattn

@@ -1,0 +1,57 @@
+"""The contracts of the fused nodes: what lies between a model's products and attention, one node for each pass.
+
+Their function bodies are standard operators, which every runtime inlines, TensorRT too: no plugin is asked for. The
+compiled kernels for onnxruntime on the CPU compute each in one pass over its tensors (`plugins/cpu`).
+
+With `B` batch, `N` sequence length, `S` residual streams `r_s` of width `D`, `H` heads:
+
+================  =========================================================================================
+`ReadStreams`     `streams [B, N, S, D]`, `weight [D, 2+S]`, `gain`, `constant [S, 2+S]`, all fp32 →
+                  `read = Σ_s A[s, 0]·r_s [B, N, D]`, `mix = A[:, 1:1+S] [B, N, S, S]`,
+                  `beta = A[:, 1+S:] [B, N, S, 1]` with `A = tanh((r @ weight)/‖r‖)·gain + constant`
+`MixStreams`      `streams`, `mix`, `beta`, `output [B, N, D]` → `r'_t = Σ_s mix[s, t]·r_s + beta_t·output`
+`AddToStreams`    `streams`, `beta`, `output` → `r'_t = r_t + beta_t·output`
+`BeginStreams`    `x [B, N, D]`, `mix [B, N, S, 1]`, `beta`, `output` → `r'_t = mix_t·x + beta_t·output`
+`EndStreams`      as `MixStreams` → the sum of its streams, `Σ_t r'_t [B, N, D]`
+`RotateHeads`     `x [B, N, H, D]` and tables `[N, 1, 2, D/2]`, or `x [B, H, N, D]` and `[N, 2, D/2]`, fp32, fp16 or
+                  bf16 → `x·cosine + (x₂, x₁)·sine` for the halves `x = (x₁, x₂)` of a head; `sine` carries the signs
+`GatedGelu`       `value`, `gate` of one shape, fp32, fp16 or bf16 → `value·gelu(gate)`, the exact (erf) gelu
+================  =========================================================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FUSED_DOMAIN = "localattn.fused"
+FUSED_VERSION = 1
+
+
+@dataclass(frozen=True)
+class FusedNode:
+    """One op type.
+
+    Args:
+        op_type: its name.
+        inputs: names, in order.
+        outputs: names, in order.
+        dtypes: element types of its compiled kernels.
+    """
+
+    op_type: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    dtypes: tuple[str, ...] = ("fp32",)
+
+
+_ANY = ("fp32", "fp16")
+FUSED_NODES = (
+    FusedNode("ReadStreams", ("streams", "weight", "gain", "constant"), ("read", "mix", "beta")),
+    FusedNode("MixStreams", ("streams", "mix", "beta", "output"), ("written",)),
+    FusedNode("AddToStreams", ("streams", "beta", "output"), ("written",)),
+    FusedNode("BeginStreams", ("x", "mix", "beta", "output"), ("written",)),
+    FusedNode("EndStreams", ("streams", "mix", "beta", "output"), ("written",)),
+    FusedNode("RotateHeads", ("x", "cosine", "sine"), ("rotated",), _ANY),
+    FusedNode("GatedGelu", ("value", "gate"), ("gated",), _ANY),
+)
+FUSED_BY_OP_TYPE = {node.op_type: node for node in FUSED_NODES}

@@ -1,0 +1,93 @@
+"""What is known of all nodes that share a function body: each fact leaves work or memory out, none changes a result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..core.geometry import WindowGeometry
+from ..core.node import HEADS_FIRST, NodeVariant, geometry_of
+
+# Scores, in bytes, that one part computes at a time, and the most parts of a body.
+PART_BYTES, MOST_PARTS = 16 << 20, 32
+
+
+class Part(NamedTuple):
+    """Some blocks of queries that are computed together.
+
+    Args:
+        blocks: how many.
+        inside: none of their keys lies before the sequence or after it.
+    """
+
+    blocks: int
+    inside: bool
+
+
+@dataclass(frozen=True)
+class BodyFacts:
+    """What is true of every node that shares a body.
+
+    Args:
+        aligned: the length is a multiple of `query_block`, so nothing is padded.
+        heads_first: the inputs are `[B, H, N, D]` already.
+        whole: the sequence, of several blocks, is no longer than the keys of one: every block takes all of them.
+        all_seen: every query sees the whole sequence, so the window hides nothing.
+        parts: all blocks in order, some at a time; empty where they are few, or where nothing is known of them.
+    """
+
+    aligned: bool = False
+    heads_first: bool = False
+    whole: bool = False
+    all_seen: bool = False
+    parts: tuple[Part, ...] = ()
+
+    def __and__(self, other: BodyFacts) -> BodyFacts:
+        """What is true of both."""
+        same = {field.name for field in fields(self) if getattr(self, field.name) == getattr(other, field.name)}
+        return BodyFacts(**{name: getattr(self, name) for name in same})
+
+
+def facts_of(
+    variant: NodeVariant, attributes: Mapping[str, Any], length: int | None, sequences: int | None = None
+) -> BodyFacts:
+    """The facts of one node.
+
+    Args:
+        variant: its op type.
+        attributes: its attributes, by name.
+        length: of its sequences; None if it is open.
+        sequences: `B·H`; None if it is open.
+    """
+    heads_first = tuple(attributes["perm"]) == HEADS_FIRST
+    if length is None:
+        return BodyFacts(heads_first=heads_first)
+    geometry, block = geometry_of(attributes), int(attributes["query_block"])
+    aligned = length % block == 0
+    keys = geometry.backward_reach + geometry.forward_reach + block
+    # A given bias, and xpos' decay, are laid out by distance from the block: they need the block's own span.
+    free = not (variant.has_bias or variant.has_xpos)
+    # In one block, or in blocks of one query, the scores would be N × N.
+    whole = aligned and free and length <= keys and 1 < block < length
+    first, end = geometry.visible_interval(np.array([0, length - 1]), length)
+    all_seen = whole and not attributes["shared_qk"] and first[1] == 0 and end[0] == length
+    most = None if sequences is None else PART_BYTES // (4 * sequences * block * (length if whole else keys))
+    parts = () if most is None else _parts(geometry, block, length, most)
+    return BodyFacts(aligned, heads_first, whole, bool(all_seen), parts)
+
+
+def _parts(geometry: WindowGeometry, block: int, length: int, most: int) -> tuple[Part, ...]:
+    """All blocks, at most so many in a part; those whose keys all lie inside the sequence apart from the others."""
+    blocks = -(-length // block)
+    if blocks <= max(1, most):
+        return ()
+    most = max(1, most, -(-blocks // MOST_PARTS))
+    first = min(blocks, -(-geometry.backward_reach // block))
+    end = max(first, (length - geometry.forward_reach) // block)
+    found = []
+    for start, stop, inside in ((0, first, False), (first, end, True), (end, blocks, False)):
+        found += [Part(min(most, stop - at), inside) for at in range(start, stop, most)]
+    return tuple(found)

@@ -1,0 +1,114 @@
+"""The fused nodes written in standard ONNX operators: the functions that ride in the file.
+
+Formulas, shapes and names: `core.fused_node`. Each body is what was fastest in onnxruntime among standard operators;
+the comments say what was slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import onnx_ir as ir
+from onnxscript import build_function
+
+from ..core.fused_node import FUSED_BY_OP_TYPE, FUSED_DOMAIN
+
+_FIRST_INT64 = -(1 << 63)
+# The first opset with Gelu.
+_HAS_GELU = 20
+
+
+def _integers(op: Any, *values: int) -> Any:
+    return op.Constant(value_ints=list(values))
+
+
+def _real(op: Any, value: float) -> Any:
+    return op.Constant(value_float=value)
+
+
+def _read_streams(op: Any, streams: Any, weight: Any, gain: Any, constant: Any) -> tuple[Any, Any, Any]:
+    """The norm divides the products, `(r @ W)/‖r‖`: the streams are passed over once less."""
+    squares = op.ReduceSum(op.Mul(streams, streams), _integers(op, -1), keepdims=1)
+    norm = op.Max(op.Sqrt(squares), _real(op, 1e-12))
+    weights = op.Add(op.Mul(op.Tanh(op.Div(op.MatMul(streams, weight), norm)), gain), constant)
+    count = op.Shape(streams, start=2, end=3)
+    one = _integers(op, 1)
+    read, mix, beta = op.Split(weights, op.Concat(one, count, one, axis=0), axis=-1, _outputs=3)
+    return op.Squeeze(op.MatMul(_as_row(op, read), streams), _integers(op, 2)), mix, beta
+
+
+def _mix_streams(op: Any, streams: Any, mix: Any, beta: Any, output: Any) -> Any:
+    kept = op.MatMul(op.Transpose(mix, perm=[0, 1, 3, 2]), streams)
+    return op.Add(kept, op.Mul(beta, op.Unsqueeze(output, _integers(op, 2))))
+
+
+def _add_to_streams(op: Any, streams: Any, beta: Any, output: Any) -> Any:
+    return op.Add(streams, op.Mul(beta, op.Unsqueeze(output, _integers(op, 2))))
+
+
+def _begin_streams(op: Any, x: Any, mix: Any, beta: Any, output: Any) -> Any:
+    axis = _integers(op, 2)
+    return op.Add(op.Mul(mix, op.Unsqueeze(x, axis)), op.Mul(beta, op.Unsqueeze(output, axis)))
+
+
+def _end_streams(op: Any, streams: Any, mix: Any, beta: Any, output: Any) -> Any:
+    """Only weights are summed, `Σ_s (Σ_t mix[s, t])·r_s + (Σ_t beta_t)·output`."""
+    axis = _integers(op, 2)
+    mix, beta = op.ReduceSum(mix, _integers(op, 3), keepdims=1), op.ReduceSum(beta, axis, keepdims=1)
+    kept = op.MatMul(_as_row(op, mix), streams)
+    return op.Squeeze(op.Add(kept, op.Mul(beta, op.Unsqueeze(output, axis))), axis)
+
+
+def _as_row(op: Any, column: Any) -> Any:
+    """`[B, N, S, 1]` → `[B, N, 1, S]`: the numbers lie as they should. A transposed column took twice as long."""
+    return op.Reshape(column, _integers(op, 0, 0, 1, -1))
+
+
+def _rotate(op: Any, x: Any, cosine: Any, sine: Any) -> Any:
+    """The halves are an axis to turn round: one copy, where cutting them apart and joining them again is two."""
+    halves = op.Reshape(x, _integers(op, 0, 0, 0, 2, -1))
+    last, before_first, axis, step = (_integers(op, value) for value in (-1, _FIRST_INT64, 3, -1))
+    turned = op.Slice(halves, last, before_first, axis, step)
+    return op.Reshape(op.Add(op.Mul(halves, cosine), op.Mul(turned, sine)), _integers(op, 0, 0, 0, -1))
+
+
+def _gated_gelu(op: Any, value: Any, gate: Any) -> Any:
+    return op.Mul(value, op.Gelu(gate))
+
+
+def _gated_gelu_by_erf(op: Any, value: Any, gate: Any) -> Any:
+    half, root = (op.CastLike(_real(op, number), gate) for number in (0.5, 0.5**0.5))
+    one = op.CastLike(_real(op, 1.0), gate)
+    return op.Mul(value, op.Mul(op.Mul(gate, half), op.Add(op.Erf(op.Mul(gate, root)), one)))
+
+
+_BODIES: Mapping[str, Callable[..., Any]] = {
+    "ReadStreams": _read_streams,
+    "MixStreams": _mix_streams,
+    "AddToStreams": _add_to_streams,
+    "BeginStreams": _begin_streams,
+    "EndStreams": _end_streams,
+    "RotateHeads": _rotate,
+    "GatedGelu": _gated_gelu,
+}
+
+
+def fused_body(op_type: str, opset: int) -> ir.Function:
+    """The model-local function of one op type.
+
+    Args:
+        op_type: as `core.fused_node` has it.
+        opset: opset of the body; it must be the model's.
+    """
+    trace = _gated_gelu_by_erf if op_type == "GatedGelu" and opset < _HAS_GELU else _BODIES[op_type]
+    inputs = [ir.Value(name=name) for name in FUSED_BY_OP_TYPE[op_type].inputs]
+    return build_function(trace, inputs, domain=FUSED_DOMAIN, name=op_type, attributes=[], opset_imports={"": opset})
+
+
+def attach_fused_bodies(model: ir.Model) -> None:
+    """Add the body of every fused op type the graph uses, in place."""
+    used = {node.op_type for node in model.graph.all_nodes() if node.domain == FUSED_DOMAIN}
+    for op_type in sorted(used):
+        body = fused_body(op_type, model.graph.opset_imports[""])
+        model.functions[body.identifier()] = body

@@ -1,0 +1,159 @@
+"""One small call of every compiled kernel, whose result is known without computing it the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.cpu_library import KERNELS
+from ...core.fused_node import FUSED_BY_OP_TYPE
+from ...core.geometry import WindowGeometry
+from ...core.node import DOMAIN, VARIANT_BY_OP_TYPE, NodeAttributes
+
+Arrays = dict[str, NDArray[Any]]
+
+_BATCH, _LENGTH, _HEADS, _HEAD_DIM, _STREAMS = 1, 24, 2, 8, 4
+_WINDOW = NodeAttributes(WindowGeometry(8, 1, 0, causal=True), _HEAD_DIM**-0.5)
+_PHI_1 = 0.8413447460685429  # the normal distribution at 1
+_NUMPY = {"fp32": np.float32, "fp16": np.float16}
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A call and its result.
+
+    Args:
+        domain: of the node.
+        op_type: of the node.
+        dtype: element type of its real inputs, "fp32" or "fp16".
+        feed: the inputs, in order.
+        expected: the outputs, in order.
+        attributes: of the node.
+    """
+
+    domain: str
+    op_type: str
+    dtype: str
+    feed: Arrays
+    expected: Arrays
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def probes() -> Iterator[Probe]:
+    """One for every kernel and element type."""
+    for (domain, op_type), dtypes in KERNELS.items():
+        for dtype in dtypes:
+            element = _NUMPY[dtype]
+            if domain == DOMAIN:
+                feed, expected = _attention(op_type, element)
+                yield Probe(domain, op_type, dtype, feed, {"output": expected}, _WINDOW.as_onnx())
+            else:
+                arrays, results = _FUSED[op_type](element)
+                node = FUSED_BY_OP_TYPE[op_type]
+                named = dict(zip(node.outputs, results, strict=True))
+                yield Probe(domain, op_type, dtype, dict(zip(node.inputs, arrays, strict=True)), named)
+
+
+def _attention(op_type: str, element: Any) -> tuple[Arrays, NDArray[Any]]:
+    """Equal scores: every query's output is the mean of the values it sees."""
+    shape = (_BATCH, _LENGTH, _HEADS, _HEAD_DIM)
+    geometry, value = _WINDOW.geometry, _random(element, *shape)
+    given = {
+        "query": np.ones(shape, element),
+        "key": np.ones(shape, element),
+        "value": value,
+        "key_mask": np.ones((_BATCH, _LENGTH), bool),
+        "attn_bias": np.zeros((_HEADS, geometry.window_size, geometry.keys_per_window), element),
+    }
+    first, end = geometry.visible_interval(np.arange(_LENGTH), _LENGTH)
+    wide = value.astype(np.float64)
+    expected = np.stack([wide[:, a:b].mean(axis=1) for a, b in zip(first, end, strict=True)], axis=1)
+    return {name: given[name] for name in VARIANT_BY_OP_TYPE[op_type].input_names}, expected
+
+
+def _random(element: Any, *shape: int, seed: int = 0) -> NDArray[Any]:
+    return np.random.default_rng(seed).standard_normal(shape).astype(element)
+
+
+def _streams() -> NDArray[Any]:
+    return _random(np.float32, _BATCH, _LENGTH, _STREAMS, _HEAD_DIM)
+
+
+def _per_token(weights: NDArray[Any]) -> NDArray[Any]:
+    """The same weights for every token."""
+    return np.broadcast_to(weights, (_BATCH, _LENGTH, *weights.shape)).copy()
+
+
+def _read_streams(_: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+    """Stream `s` has one number, at `s`: its products with the matrix, over its norm, are the matrix's row `s`."""
+    weight, gain, constant = (_random(np.float32, rows, _STREAMS + 2, seed=rows + i) for i, rows in enumerate(_ROWS))
+    size = np.arange(1, _LENGTH + 1, dtype=np.float32)[None, :, None, None]
+    streams = size * np.eye(_STREAMS, _HEAD_DIM, dtype=np.float32)
+    weights = np.tanh(weight[:_STREAMS]) * gain + constant
+    read = np.zeros((_BATCH, _LENGTH, _HEAD_DIM))
+    read[..., :_STREAMS] = size[..., 0] * weights[:, 0]
+    mix, beta = _per_token(weights[:, 1:-1]), _per_token(weights[:, -1:])
+    return [streams, weight, gain, constant], [read, mix, beta]
+
+
+_ROWS = (_HEAD_DIM, _STREAMS, _STREAMS)  # of the matrix, of gain and constant
+_BETA = np.arange(1, _STREAMS + 1, dtype=np.float32)[:, None]
+# Stream t takes what the one before it has.
+_SHIFT = np.roll(np.eye(_STREAMS, dtype=np.float32), 1, axis=1)
+
+
+def _writing() -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Streams, β, a branch's output, and what it adds to each stream."""
+    output = _random(np.float32, _BATCH, _LENGTH, _HEAD_DIM, seed=2)
+    return _streams(), _per_token(_BETA), output, _BETA * output[:, :, None]
+
+
+def _mix_streams(_: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+    streams, beta, output, added = _writing()
+    return [streams, _per_token(_SHIFT), beta, output], [np.roll(streams, 1, axis=2) + added]
+
+
+def _add_to_streams(_: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+    streams, beta, output, added = _writing()
+    return [streams, beta, output], [streams + added]
+
+
+def _begin_streams(_: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+    streams, beta, output, added = _writing()
+    x = streams[:, :, 0]
+    return [x, _per_token(_BETA), beta, output], [_BETA * x[:, :, None] + added]
+
+
+def _end_streams(_: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+    streams, beta, output, added = _writing()
+    return [streams, _per_token(_SHIFT), beta, output], [(streams + added).sum(axis=2)]
+
+
+def _rotate(element: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+    """A quarter of a turn, forwards and backwards in turn: the halves change places, and one changes its sign."""
+    x = _random(element, _BATCH, _LENGTH, _HEADS, _HEAD_DIM)
+    table = np.zeros((_LENGTH, 1, 2, _HEAD_DIM // 2), element)
+    turn = (1 - 2 * (np.arange(_LENGTH) % 2)).astype(element)[:, None, None]
+    signs = table + turn[..., None] * np.array([[-1], [1]], element)
+    first, second = np.split(x, 2, axis=-1)
+    return [x, table, signs], [np.concatenate((-second * turn, first * turn), axis=-1)]
+
+
+def _gated_gelu(element: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+    value = _random(element, _BATCH, _LENGTH, _HEAD_DIM)
+    return [value, np.ones_like(value)], [value.astype(np.float64) * _PHI_1]
+
+
+_FUSED: Mapping[str, Callable[[Any], tuple[list[NDArray[Any]], list[NDArray[Any]]]]] = {
+    "ReadStreams": _read_streams,
+    "MixStreams": _mix_streams,
+    "AddToStreams": _add_to_streams,
+    "BeginStreams": _begin_streams,
+    "EndStreams": _end_streams,
+    "RotateHeads": _rotate,
+    "GatedGelu": _gated_gelu,
+}

@@ -1,0 +1,51 @@
+// The nodes of core/fused_node.py: what one call does with onnxruntime's tensors. They have no attributes.
+#pragma once
+
+#include "attention.h"
+#include "tensors.h"
+
+namespace localattn {
+
+// (streams, weight, gain, constant) -> (read, mix, beta)
+class ReadStreamsNode : public Node {
+ public:
+  using Node::Node;
+  void compute(OrtKernelContext* context) const override;
+};
+
+// How the streams change when a branch writes to them.
+enum class Writing { mix, add, begin, end };
+
+// (streams, mix, beta, output) -> written; `add` has no mix, `begin` has one stream before, `end` one after.
+class WriteStreamsNode : public Node {
+ public:
+  WriteStreamsNode(const OrtApi* api, const char* op_type, Writing writing)
+      : Node(api), op_type_(op_type), writing_(writing) {}
+  void compute(OrtKernelContext* context) const override;
+
+ private:
+  const char* op_type_;
+  Writing writing_;
+};
+
+// (x, cosine, sine) -> rotated
+class RotateNode : public Node {
+ public:
+  RotateNode(const OrtApi* api, Element element) : Node(api), element_(element) {}
+  void compute(OrtKernelContext* context) const override;
+
+ private:
+  Element element_;
+};
+
+// (value, gate) -> output
+class GatedGeluNode : public Node {
+ public:
+  GatedGeluNode(const OrtApi* api, Element element) : Node(api), element_(element) {}
+  void compute(OrtKernelContext* context) const override;
+
+ private:
+  Element element_;
+};
+
+}  // namespace localattn

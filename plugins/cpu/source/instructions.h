@@ -1,0 +1,38 @@
+// What is compiled once for each instruction set, and which of them this processor has.
+#pragma once
+
+#include "fused.h"
+#include "rows.h"
+
+namespace localattn {
+
+// The functions of one instruction set; false: there is no memory, and nothing that was written counts.
+struct Functions {
+  bool (*attend_rows)(const Call&, const Rows&);  // `first` must be a multiple of 64
+  bool (*read_streams)(const ReadStreams&, Range rows);
+  bool (*write_streams)(const WriteStreams&, Range rows);
+  bool (*rotate)(const Rotate&, Range rows);
+  bool (*gated_gelu)(const GatedGelu&, Range elements);
+};
+
+// The fastest that this processor has; LOCALATTN_CPU_ISA names a slower one, to test it or to compare.
+const Functions& instructions();
+
+// Each defined by the file of its name.
+#if defined(__x86_64__)
+namespace avx512 {
+extern const Functions functions;
+}
+namespace avx2 {
+extern const Functions functions;
+}
+#elif defined(__aarch64__)
+namespace neon {
+extern const Functions functions;
+}
+#endif
+namespace baseline {
+extern const Functions functions;
+}
+
+}  // namespace localattn

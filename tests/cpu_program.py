@@ -1,0 +1,88 @@
+"""C++ programs of `plugin_sources` that are linked with the CPU kernels, without onnxruntime.
+
+They are called with files of cases: the same way natively, under sanitizers, emulated, and with a fault put into the
+sources.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import zlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import localattn
+from localattn.plugins.library.facts import Arch, host_arch
+
+from .plugin_build import SOURCES as TEST_SOURCES
+from .plugin_build import compiler, emulator, folder
+
+KERNEL_SOURCES = Path(localattn.__file__).parent / "plugins" / "cpu" / "source"
+INSTRUCTION_SETS = {"x86_64": ("avx512", "avx2", "baseline"), "aarch64": ("neon", "baseline")}[host_arch()]
+ELEMENTS = ("fp32", "fp16")
+NUMPY: dict[str, Any] = {"fp32": np.float32, "fp16": np.float16}
+# What speaks with onnxruntime.
+_NODES = {"attention_node.cpp", "fused_nodes.cpp", "operators.cpp", "tensors.cpp"}
+
+
+@cache
+def program(source: str, arch: Arch, *flags: str, sources: Path = KERNEL_SOURCES) -> Path:
+    """One C++ file with the kernels of `sources`."""
+    output = folder() / arch / f"{Path(source).stem}{zlib.crc32(repr((flags, sources)).encode())}"
+    output.parent.mkdir(exist_ok=True)
+    files = [TEST_SOURCES / source, *(file for file in sorted(sources.glob("*.cpp")) if file.name not in _NODES)]
+    options = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-pthread", "-static-libstdc++", *flags, f"-I{sources}"]
+    subprocess.run([*compiler(arch).command, *options, *files, "-o", output], check=True)
+    return output
+
+
+def sanitized(source: str, flags: str, level: str = "-O1") -> Path:
+    """The program with a sanitizer, or the test is skipped."""
+    try:
+        return program(source, host_arch(), level, "-g1", "-fno-sanitize-recover=all", f"-fsanitize={flags}")
+    except subprocess.CalledProcessError:
+        pytest.skip(f"this compiler has no -fsanitize={flags}")
+
+
+def mutated(folder: Path, file: str, right: str, wrong: str) -> Path:
+    """A copy of the kernels' sources in which one line says something else."""
+    copy = folder / "source"
+    shutil.copytree(KERNEL_SOURCES, copy)
+    text = (copy / file).read_text()
+    assert text.count(right) == 1, (file, right)
+    (copy / file).write_text(text.replace(right, wrong))
+    return copy
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program, and what it shall run with."""
+
+    executable: Path
+    arch: Arch
+    environment: tuple[tuple[str, str], ...] = ()
+
+    def call(self, *arguments: object, **environment: str) -> str:
+        command = [*emulator(self.arch), str(self.executable), *map(str, arguments)]
+        env = {**os.environ, **dict(self.environment), **environment}
+        finished = subprocess.run(command, env=env, capture_output=True, text=True)
+        assert finished.returncode == 0, finished.stderr
+        return finished.stdout
+
+    def demand(self, instruction_set: str) -> None:
+        """Skip the test if this processor does not have what the environment asks for."""
+        if json.loads(self.call(os.devnull, os.devnull))["isa"] != instruction_set:
+            pytest.skip(f"this processor has no {instruction_set}")
+
+
+def with_instructions(name: str) -> tuple[tuple[str, str], ...]:
+    """The environment in which an instruction set is used, if there is it."""
+    return (("LOCALATTN_CPU_ISA", name),)
