@@ -30,7 +30,7 @@ def _real(op: Any, value: float) -> Any:
 def _read_streams(op: Any, streams: Any, weight: Any, gain: Any, constant: Any) -> tuple[Any, Any, Any]:
     """The norm divides the products, `(r @ W)/‖r‖`: the streams are passed over once less."""
     squares = op.ReduceSum(op.Mul(streams, streams), _integers(op, -1), keepdims=1)
-    norm = op.Max(op.Sqrt(squares), _real(op, 1e-12))
+    norm = op.Clip(op.Sqrt(squares), _real(op, 1e-12))
     weights = op.Add(op.Mul(op.Tanh(op.Div(op.MatMul(streams, weight), norm)), gain), constant)
     count = op.Shape(streams, start=2, end=3)
     one = _integers(op, 1)
