@@ -1,4 +1,4 @@
-"""The compiled kernels of the attention node on the CPU: which library a session gets, and what if it does not load.
+"""The compiled kernels on the CPU: which library a session gets, and what if it does not load.
 
 onnxruntime prefers an operator of a registered library over the function body in the file. So the library is
 registered where it is there and the file has nodes for it; everything else is computed as ever.

@@ -1,1 +1,1 @@
-"""The node's kernels for onnxruntime on the CPU: C++ in `source/`, compiled into a library of custom operators."""
+"""Kernels of the attention node and of the fused nodes for onnxruntime on the CPU: C++ in `source/`, one library."""
