@@ -26,7 +26,7 @@ from .source import NUMPY_DTYPE, TORCH_DTYPE, SourceModel
 
 # PyTorch's exporter starts at 18; 24 is the newest that it, ONNX and onnxruntime were seen to agree on.
 OPSETS = range(18, 25)
-# The newest IR that TensorRT 10.3 and onnxruntime 1.17 still read; it has all that is used here.
+# The newest IR that TensorRT 10.3 and onnxruntime 1.18 still read; it has all that is used here.
 IR_VERSION = 10
 
 # Loggers that tell users of packages they did not ask for, and of attributes without meaning here.
