@@ -74,6 +74,20 @@ def _value(name: str, shape: list[int], dtype: ir.DataType = ir.DataType.FLOAT) 
     return ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
 
 
+def open_session(
+    model: str | bytes, kernels: Path | None = None, profile_to: Path | None = None
+) -> onnxruntime.InferenceSession:
+    """A session on the CPU as all candidates have it: a library of compiled kernels or none, a profile or none."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = THREADS
+    options.log_severity_level = 4
+    if kernels is not None:
+        options.register_custom_ops_library(str(kernels))
+    if profile_to is not None:
+        options.enable_profiling, options.profile_file_prefix = True, str(profile_to)
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
 def _in_onnxruntime(
     inputs: list[ir.Value], nodes: list[ir.Node], feed: dict[str, Any], *, opset: int, kernels: Path | None = None
 ) -> Run:
@@ -87,12 +101,7 @@ def _in_onnxruntime(
     graph = ir.Graph(inputs, [output], nodes=nodes, opset_imports=opsets, name="candidate")
     model = ir.Model(graph, ir_version=IR_VERSION)
     attach_bodies(model)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = THREADS
-    if kernels is not None:
-        options.register_custom_ops_library(str(kernels))
-    data = ir.serde.serialize_model(model).SerializeToString()
-    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    session = open_session(ir.serde.serialize_model(model).SerializeToString(), kernels)
     return lambda: np.asarray(session.run(["out"], feed)[0])
 
 

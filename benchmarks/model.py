@@ -19,10 +19,10 @@ from localattn.exporter.export import ExportRequest, open_request
 from localattn.exporter.export import export as run_export
 from localattn.runtime.arrays import random_inputs
 
-from .candidates import THREADS
+from .candidates import THREADS, open_session
 from .clock import Run, interleave
 from .compiled import library, why_no_library
-from .model_profile import Parts, open_session, profile
+from .model_profile import Parts, profile
 from .target import Target
 
 LIMIT = 1.15
@@ -90,7 +90,7 @@ def ratios(parts: dict[str, Parts]) -> dict[str, float]:
 
 
 def _ready(path: Path, kernels: Path | None, feed: dict[str, Any]) -> Callable[[], Run]:
-    session = open_session(path, kernels)
+    session = open_session(str(path), kernels)
     return lambda: lambda: session.run(None, feed)
 
 

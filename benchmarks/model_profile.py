@@ -13,12 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import onnxruntime
-
 from localattn.core.fused_node import FUSED_BY_OP_TYPE
 from localattn.core.node import VARIANT_BY_OP_TYPE
 
-from .candidates import THREADS
+from .candidates import open_session
 
 PRODUCTS = ("MatMul", "FusedMatMul", "Gemm")
 _CALLS = 20
@@ -51,18 +49,6 @@ class Parts:
         return parts | {"others": {name: round(value, 3) for name, value in self.others.most_common()}}
 
 
-def open_session(path: Path, library: Path | None, profile_to: Path | None = None) -> onnxruntime.InferenceSession:
-    """A session on the CPU, with compiled kernels or without, as all candidates have it."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = THREADS
-    options.log_severity_level = 4
-    if library is not None:
-        options.register_custom_ops_library(str(library))
-    if profile_to is not None:
-        options.enable_profiling, options.profile_file_prefix = True, str(profile_to)
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-
-
 def profile(path: Path, feed: dict[str, Any], folder: Path, library: Path | None) -> Parts:
     """One file's parts.
 
@@ -72,7 +58,7 @@ def profile(path: Path, feed: dict[str, Any], folder: Path, library: Path | None
         folder: for the profiler's own file.
         library: of compiled kernels; None for function bodies.
     """
-    session = open_session(path, library, folder / "profile")
+    session = open_session(str(path), library, folder / "profile")
     for _ in range(_CALLS):
         session.run(None, feed)
     durations: dict[tuple[str, str], list[float]] = defaultdict(list)

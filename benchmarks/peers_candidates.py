@@ -20,7 +20,7 @@ from localattn.core.geometry import WindowGeometry
 from localattn.core.node import DOMAIN, HEADS_FIRST, NodeAttributes, choose_query_block, variant_for
 from localattn.exporter.file_options import DEFAULT_OPSET
 
-from .candidates import HEAD_DIM, HEADS, SCALE, THREADS, _in_onnxruntime, _value
+from .candidates import HEAD_DIM, HEADS, SCALE, THREADS, _in_onnxruntime, _value, open_session
 from .compiled import library
 from .peers_grid import NUMPY_TYPE, Array, Cell
 
@@ -102,8 +102,6 @@ def upstream_exported(cell: Cell, feed: dict[str, Array]) -> Run:
     import logging
     import warnings
 
-    import onnxruntime
-
     data, mask = _tensors(feed)
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     names = ["query", "key", "value", *(["key_mask"] if cell.masked else [])]
@@ -116,9 +114,7 @@ def upstream_exported(cell: Cell, feed: dict[str, Array]) -> Run:
     assert made is not None
     buffer = io.BytesIO()
     made.save(buffer)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = THREADS
-    session = onnxruntime.InferenceSession(buffer.getvalue(), options, providers=["CPUExecutionProvider"])
+    session = open_session(buffer.getvalue())
     given = {value.name for value in session.get_inputs()}
     fed = {name: x for name, x in feed.items() if name in given}
     return lambda: np.asarray(session.run(None, fed)[0])

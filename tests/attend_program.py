@@ -97,6 +97,8 @@ def named(case: Case) -> str:
 class Runner(Program):
     """The program."""
 
+    source = SOURCE
+
     def __call__(
         self, tmp_path: Path, calls: Sequence[tuple[Case, Arrays]], **environment: str
     ) -> tuple[list[NDArray[Any]], dict[str, Any]]:

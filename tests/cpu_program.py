@@ -14,7 +14,7 @@ import zlib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -64,11 +64,22 @@ def mutated(folder: Path, file: str, right: str, wrong: str) -> Path:
 
 @dataclass(frozen=True)
 class Program:
-    """A program, and what it shall run with."""
+    """A program, and what it shall run with. A class for each file of `plugin_sources`, its `source`."""
+
+    source: ClassVar[str]
 
     executable: Path
     arch: Arch
     environment: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def here(cls, instruction_set: str | None = None) -> Any:
+        """On this machine, with the instruction set it takes by itself or with this one; skips the test without it."""
+        environment = () if instruction_set is None else with_instructions(instruction_set)
+        made = cls(program(cls.source, host_arch(), "-O3"), host_arch(), environment)
+        if instruction_set is not None:
+            made._demand(instruction_set)
+        return made
 
     def call(self, *arguments: object, **environment: str) -> str:
         command = [*emulator(self.arch), str(self.executable), *map(str, arguments)]
@@ -77,7 +88,7 @@ class Program:
         assert finished.returncode == 0, finished.stderr
         return finished.stdout
 
-    def demand(self, instruction_set: str) -> None:
+    def _demand(self, instruction_set: str) -> None:
         """Skip the test if this processor does not have what the environment asks for."""
         if json.loads(self.call(os.devnull, os.devnull))["isa"] != instruction_set:
             pytest.skip(f"this processor has no {instruction_set}")

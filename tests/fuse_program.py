@@ -92,6 +92,8 @@ class Case:
 class Runner(Program):
     """The program."""
 
+    source = SOURCE
+
     def __call__(
         self, tmp_path: Path, calls: Sequence[tuple[Case, Inputs]], **environment: str
     ) -> tuple[list[dict[str, NDArray[Any]]], dict[str, Any]]:

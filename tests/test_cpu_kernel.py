@@ -21,15 +21,13 @@ from .plugin_build import emulator
 
 @pytest.fixture(scope="module", params=INSTRUCTION_SETS)
 def kernel(request: pytest.FixtureRequest) -> Runner:
-    runner = Runner(program(SOURCE, host_arch(), "-O3"), host_arch(), with_instructions(request.param))
-    runner.demand(request.param)
-    return runner
+    return Runner.here(request.param)
 
 
 @pytest.fixture
 def best() -> Runner:
     """With the instruction set that it takes by itself."""
-    return Runner(program(SOURCE, host_arch(), "-O3"), host_arch())
+    return Runner.here()
 
 
 WINDOWS = (1, 5, 16, 20, 33, 64)

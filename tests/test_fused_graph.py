@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
-
-import onnx
-import pytest
 
 from localattn.exporter.export import ExportRequest, export
 
 from .cpu_build import library
-
-ort = pytest.importorskip("onnxruntime", reason="onnxruntime optimizes the graph")
-
-
-def optimized(model: Path, folder: Path, *, kernels: bool) -> Counter[str]:
-    """Operators as onnxruntime runs them on the CPU."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.optimized_model_filepath = str(folder / "optimized.onnx")
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    if kernels:
-        options.register_custom_ops_library(library())
-    ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-    return Counter(node.op_type for node in onnx.load(options.optimized_model_filepath).graph.node)
+from .optimized import operators
 
 
 def test_between_products_lie_norms_and_one_node_for_each_pass(tiny: Path, tmp_path: Path) -> None:
     depth, branches = 2, 4
     path = export(ExportRequest(tiny, tmp_path / "m.onnx", seeds=(0,))).path
-    found = optimized(path, tmp_path, kernels=True)
+    found = operators(str(path), tmp_path, library=library())
     linear = 7 * depth + 1  # q, k, v, out; value, gate, contract; logits
     assert found.pop("MatMul") == linear + 1  # the first connection's weights, of what is no stream yet
     assert found.pop("LayerNormalization") == branches + 1
@@ -52,7 +35,7 @@ def test_the_bodies_add_no_operator_that_is_not_needed(tiny: Path, tmp_path: Pat
     """A reading connection: three products with the streams, five passes for their weights, one cut."""
     depth, branches = 2, 4
     path = export(ExportRequest(tiny, tmp_path / "m.onnx", seeds=(0,))).path
-    found = optimized(path, tmp_path, kernels=False)
+    found = operators(str(path), tmp_path)
     assert found["Split"] == branches and found["Tanh"] == branches
     assert found["Slice"] == 2 * depth, "the halves of q and k turned round"
     assert found["Gelu"] == depth

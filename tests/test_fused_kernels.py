@@ -30,15 +30,13 @@ OF_STREAMS = ("ReadStreams", "MixStreams", "AddToStreams", "BeginStreams", "EndS
 
 @pytest.fixture(scope="module", params=INSTRUCTION_SETS)
 def kernels(request: pytest.FixtureRequest) -> Runner:
-    runner = Runner(program(SOURCE, host_arch(), "-O3"), host_arch(), with_instructions(request.param))
-    runner.demand(request.param)
-    return runner
+    return Runner.here(request.param)
 
 
 @pytest.fixture
 def best() -> Runner:
     """With the instruction set that it takes by itself."""
-    return Runner(program(SOURCE, host_arch(), "-O3"), host_arch())
+    return Runner.here()
 
 
 def of_streams(op_type: str) -> list[Case]:

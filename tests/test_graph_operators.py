@@ -11,7 +11,6 @@ from collections import Counter
 from pathlib import Path
 
 import onnx
-import onnxruntime
 import pytest
 
 from localattn.core.geometry import WindowGeometry
@@ -21,19 +20,10 @@ from localattn.exporter.export import ExportRequest, export
 
 from .conftest import TINY, save_upstream
 from .node_model import HEADS, one_node
+from .optimized import operators
 
 LONG = 256
 EXACT = WindowGeometry(32, 1, 0, causal=True, exact_windowsize=True)
-
-
-def operators(model: bytes, folder: Path, level: str = "EXTENDED") -> Counter[str]:
-    """Operators of the optimized graph, on the CPU."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.optimized_model_filepath = str(folder / "optimized.onnx")
-    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_ENABLE_{level}")
-    onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    return Counter(node.op_type for node in onnx.load(options.optimized_model_filepath).graph.node)
 
 
 CORE = {"FusedMatMul": 1, "MatMul": 1, "Softmax": 1, "Reshape": 2}

@@ -3,13 +3,11 @@
 //   attend CASES OUTPUTS    every case: a Header, then query, key, value, mask and bias as it has them
 //   attend --half IN OUT    all halves as floats, and then the floats of a file as halves
 //
-// Outputs begin as NaN. Prints the instruction set, the tasks of every case, and the largest block of scratch memory as
-// JSON.
+// Outputs begin as NaN. What it prints, `runCases` says.
 #include "attention.h"
 #include "cases.h"
 #include "half.h"
 
-#include <cstdio>
 #include <string>
 
 namespace {
@@ -96,14 +94,5 @@ int main(int argc, char** argv) {
     if (argc != 3) {
         return 2;
     }
-    std::ifstream in(argv[1], std::ios::binary);
-    std::ofstream out(argv[2], std::ios::binary);
-    std::string tasks;
-    Header header;
-    while (in.read(reinterpret_cast<char*>(&header), sizeof header)) {
-        tasks += (tasks.empty() ? "" : ", ") + std::to_string(attend(header, in, out));
-    }
-    std::printf("{\"isa\": \"%s\", \"tasks\": [%s], \"scratch\": %zu}\n", localattn::instruction_set(), tasks.c_str(),
-                largest_scratch.load());
-    return out.flush() ? 0 : 1;
+    return runCases<Header>(argv[1], argv[2], attend);
 }

@@ -2,19 +2,25 @@
 // their size, threads, and scratch memory that is counted, or refused with DRIVE_NO_MEMORY. Included by one file each.
 #pragma once
 
+#include "attention.h"
+
 #include <atomic>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <memory>
 #include <new>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include <stdlib.h>
 
 std::atomic<size_t> largest_scratch{0};
+// Tasks that a kernel gave back for want of memory.
+std::atomic<int64_t> withoutMemory{0};
 
 struct Free {
     void operator()(char* memory) const {
@@ -74,4 +80,21 @@ extern "C" void* aligned_alloc(size_t alignment, size_t bytes) noexcept {
     while (before < bytes && !largest_scratch.compare_exchange_weak(before, bytes)) {
     }
     return memory;
+}
+
+// All cases of file `from`, each a Header and what run(header, in, out) reads after it and writes to file `to`; it returns
+// the tasks. Prints the instruction set, the tasks of every case, how many tasks had no memory, and the largest block of
+// scratch memory as JSON. The program's exit status.
+template <typename Header, typename Run>
+int runCases(char const* from, char const* to, Run const& run) {
+    std::ifstream in(from, std::ios::binary);
+    std::ofstream out(to, std::ios::binary);
+    std::string tasks;
+    Header header;
+    while (in.read(reinterpret_cast<char*>(&header), sizeof header)) {
+        tasks += (tasks.empty() ? "" : ", ") + std::to_string(run(header, in, out));
+    }
+    std::printf("{\"isa\": \"%s\", \"tasks\": [%s], \"without_memory\": %lld, \"scratch\": %zu}\n",
+        localattn::instruction_set(), tasks.c_str(), static_cast<long long>(withoutMemory), largest_scratch.load());
+    return out.flush() ? 0 : 1;
 }

@@ -2,14 +2,11 @@
 //
 //   fuse CASES OUTPUTS    every case: a Header, then its inputs as fused.h has them
 //
-// Outputs begin as NaN. Prints the instruction set, the tasks of every case, how many tasks had no memory, and the
-// largest block of scratch memory as JSON.
+// Outputs begin as NaN. What it prints, `runCases` says.
 #include "cases.h"
 #include "instructions.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <string>
 
 namespace {
 
@@ -60,8 +57,6 @@ private:
     std::vector<Block> inputs_, outputs_;
     std::vector<size_t> sizes_;
 };
-
-std::atomic<int64_t> withoutMemory{0};
 
 int64_t tasksOf(Header const& h) {
     return h.rows > 0 ? (h.rows + h.range - 1) / h.range : 0;
@@ -128,28 +123,20 @@ void gatedGelu(Header const& h, Tensors& tensors) {
     run(h, call, localattn::instructions().gated_gelu);
 }
 
+int64_t fuse(Header const& h, std::ifstream& in, std::ofstream& out) {
+    Tensors tensors(in, h);
+    switch (h.kind) {
+        case Kind::read: readStreams(h, tensors); break;
+        case Kind::rotate: rotate(h, tensors); break;
+        case Kind::gelu: gatedGelu(h, tensors); break;
+        default: writeStreams(h, tensors);
+    }
+    tensors.write(out);
+    return tasksOf(h);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-    if (argc != 3) {
-        return 2;
-    }
-    std::ifstream in(argv[1], std::ios::binary);
-    std::ofstream out(argv[2], std::ios::binary);
-    std::string tasks;
-    Header header;
-    while (in.read(reinterpret_cast<char*>(&header), sizeof header)) {
-        Tensors tensors(in, header);
-        switch (header.kind) {
-            case Kind::read: readStreams(header, tensors); break;
-            case Kind::rotate: rotate(header, tensors); break;
-            case Kind::gelu: gatedGelu(header, tensors); break;
-            default: writeStreams(header, tensors);
-        }
-        tensors.write(out);
-        tasks += (tasks.empty() ? "" : ", ") + std::to_string(tasksOf(header));
-    }
-    std::printf("{\"isa\": \"%s\", \"tasks\": [%s], \"without_memory\": %lld, \"scratch\": %zu}\n",
-        localattn::instruction_set(), tasks.c_str(), static_cast<long long>(withoutMemory), largest_scratch.load());
-    return out.flush() ? 0 : 1;
+    return argc == 3 ? runCases<Header>(argv[1], argv[2], fuse) : 2;
 }

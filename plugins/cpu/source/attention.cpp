@@ -1,5 +1,6 @@
 // Cutting a call of the attention into tasks.
 #include "instructions.h"
+#include "tasks.h"
 #include "window.h"
 
 namespace localattn {
@@ -10,25 +11,21 @@ namespace {
 constexpr int64_t kAlignment = 64;
 // A task's queries and sums have to stay in the second level cache beside the keys it is at: in elements.
 constexpr int64_t kLargestTask = 512 * 64;
-// So many tasks a thread even out what one thread is slower than another.
-constexpr int64_t kTasksPerThread = 4;
-
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t align(int64_t rows) { return divide_up(rows, kAlignment) * kAlignment; }
 
 }  // namespace
 
 int64_t count_tasks(const Call& call, int64_t threads) {
   const int64_t heads = call.batch * call.heads;
   if (heads == 0 || call.length == 0 || call.head_dim == 0) return 0;
-  const int64_t wanted = align(divide_up(heads * call.length, kTasksPerThread * std::max<int64_t>(threads, 1)));
+  const int64_t wanted =
+      align(divide_up(heads * call.length, kTasksPerThread * std::max<int64_t>(threads, 1)), kAlignment);
   const int64_t most = std::max(kLargestTask / call.head_dim / kAlignment, int64_t{1}) * kAlignment;
   return heads * divide_up(call.length, std::min(wanted, most));
 }
 
 void run_task(const Call& call, int64_t task, int64_t tasks) {
   const int64_t parts = tasks / (call.batch * call.heads);
-  const int64_t size = align(divide_up(call.length, parts));
+  const int64_t size = align(divide_up(call.length, parts), kAlignment);
   // Heads come first: in [B, N, H, D] those of one row share pages of memory, whose addresses are then still known.
   const int64_t first = task / call.heads % parts * size;
   const Rows rows{task / call.heads / parts, task % call.heads, first, std::min(first + size, call.length)};

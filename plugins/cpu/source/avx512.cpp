@@ -1,7 +1,7 @@
 // The kernels for x86-64 processors with AVX-512.
 #if defined(__x86_64__)
 
-#include "before_vectors.h"
+#include "before_kernels.h"
 
 #include <immintrin.h>
 
@@ -31,13 +31,7 @@ inline void narrow_vector(uint16_t* to, Vector x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), halves);
 }
 
-#include "vectors.inl"
-
-#include "tiles.inl"
-
-#include "fused.inl"
-
-extern const Functions functions = {attend_rows, read_streams, write_streams, rotate, gated_gelu};
+#include "kernels.inl"
 
 }  // namespace avx512
 }  // namespace localattn

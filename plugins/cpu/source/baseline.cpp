@@ -1,5 +1,5 @@
 // The kernels for any processor: vectors of four floats, which every 64-bit one has.
-#include "before_vectors.h"
+#include "before_kernels.h"
 
 namespace localattn {
 namespace baseline {
@@ -18,13 +18,7 @@ inline void narrow_vector(uint16_t* to, Vector x) {
   for (int i = 0; i < kLanes; ++i) to[i] = narrow(x[i]);
 }
 
-#include "vectors.inl"
-
-#include "tiles.inl"
-
-#include "fused.inl"
-
-extern const Functions functions = {attend_rows, read_streams, write_streams, rotate, gated_gelu};
+#include "kernels.inl"
 
 }  // namespace baseline
 }  // namespace localattn

@@ -4,11 +4,11 @@
 #include <memory>
 
 #include "instructions.h"
+#include "tasks.h"
 
 namespace localattn {
 namespace {
 
-constexpr int64_t kTasksPerThread = 4;
 // So many elements are worth a task of their own.
 constexpr int64_t kSmallestTask = 16384;
 // Neither are there more streams, nor are they wider; products of these stay within 64 bits.
@@ -19,9 +19,9 @@ void for_all(const OrtApi* api, const OrtKernelContext* context, const char* op,
              const std::function<bool(Range)>& run) {
   if (rows <= 0 || elements <= 0) return;
   const int64_t least = std::max(kSmallestTask / elements, int64_t{1});
-  const int64_t wanted = std::min(kTasksPerThread * processors(), (rows + least - 1) / least);
-  const int64_t size = (rows + wanted - 1) / wanted;
-  run_on_threads(api, context, op, (rows + size - 1) / size, [&](int64_t task) {
+  const int64_t wanted = std::min(kTasksPerThread * processors(), divide_up(rows, least));
+  const int64_t size = divide_up(rows, wanted);
+  run_on_threads(api, context, op, divide_up(rows, size), [&](int64_t task) {
     return run({task * size, std::min((task + 1) * size, rows)});
   });
 }
@@ -50,7 +50,7 @@ Tensor stream_tokens(const OrtApi* api, const OrtKernelContext* context, const c
 class Columns {
  public:
   Columns(const float* matrix, int64_t rows, int64_t columns)
-      : width_((rows + kMostLanes - 1) / kMostLanes * kMostLanes), memory_(new float[columns * width_ + kMostLanes]()) {
+      : width_(align(rows, kMostLanes)), memory_(new float[columns * width_ + kMostLanes]()) {
     for (int64_t row = 0; row < rows; ++row) {
       for (int64_t column = 0; column < columns; ++column) {
         const_cast<float*>(data())[column * width_ + row] = matrix[row * columns + column];

@@ -12,7 +12,6 @@ constexpr float kHidden = -__builtin_inff();
 
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-inline int64_t align(int64_t size, int64_t unit) { return (size + unit - 1) / unit * unit; }
 
 // Keys and values [first, end) of a head that the mask keeps, side by side.
 struct Block {

@@ -1,7 +1,7 @@
 // The kernels for 64-bit ARM processors, all of which have NEON.
 #if defined(__aarch64__)
 
-#include "before_vectors.h"
+#include "before_kernels.h"
 
 #include <arm_neon.h>
 
@@ -22,13 +22,7 @@ inline void narrow_vector(uint16_t* to, Vector x) {
   vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)x)));
 }
 
-#include "vectors.inl"
-
-#include "tiles.inl"
-
-#include "fused.inl"
-
-extern const Functions functions = {attend_rows, read_streams, write_streams, rotate, gated_gelu};
+#include "kernels.inl"
 
 }  // namespace neon
 }  // namespace localattn

@@ -160,7 +160,7 @@ void attend(const Call& call, int64_t head, const Block& block, Tile& tile, floa
   const int64_t rows = end[kRows - 1] - first[0];
   if (rows <= 0) return;
   const int64_t steps = (rows + kStep - 1) / kStep;
-  const int64_t step = align((rows + steps - 1) / steps, kGroup);
+  const int64_t step = align(divide_up(rows, steps), kGroup);
   for (int64_t at = first[0]; at < end[kRows - 1]; at += step) {
     const int64_t count = least(step, end[kRows - 1] - at);
     for (int64_t k = 0; k < count; k += kGroup) {

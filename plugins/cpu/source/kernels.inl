@@ -1,0 +1,10 @@
+// All kernels, for one instruction set. Included by its file, inside its namespace, after Vector, kLanes, the sizes of
+// tiles, and the two conversions of vectors of fp16.
+
+#include "vectors.inl"
+
+#include "tiles.inl"
+
+#include "fused.inl"
+
+extern const Functions functions = {attend_rows, read_streams, write_streams, rotate, gated_gelu};
