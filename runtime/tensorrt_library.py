@@ -53,6 +53,9 @@ LIBRARIES = {
     )
 }
 
+# In what TensorRT-RTX logs after every error where there is no driver (seen with 1.4.0 and 1.7.1).
+_NO_DRIVER = "::catchCudaError::"
+
 # Polygraphy's modules that are bound to one library once they are imported.
 _BOUND = "polygraphy.backend.trt"
 
@@ -69,7 +72,8 @@ class Messages:
 
     def reason(self, error: Exception | None = None) -> str:
         """Why something failed, in one line: the last error logged, else the exception's words."""
-        words = self.errors[-1:] or [str(error or "")]
+        told = [line for line in self.errors if _NO_DRIVER not in line] or self.errors
+        words = told[-1:] or [str(error or "")]
         return words[0].strip().split("\n")[0] or "It logged no error."
 
     def clear(self) -> None:

@@ -12,18 +12,18 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...core.errors import MissingDependency, UsageError
 from ...core.geometry import WindowGeometry
 from ...core.node import PLUGIN_NAMESPACE, SEQUENCE_FIRST, VARIANTS, NodeAttributes, NodeVariant
 from ..kernel.compile import CompiledKernel, compile_kernel
-from ..kernel.spec import KernelSpec, pack_scalars
+from ..kernel.spec import KernelSpec, pack_scalars, why_unsupported
 from ..kernel.targets import Target
 from .availability import why_not
 
-# The node's attributes, as fields of the type that the ONNX parser reads them into: arrays.
-_INTEGERS, _FLOATS = npt.NDArray[np.int32], npt.NDArray[np.float32]
+# The node's attributes, as fields of the type that the ONNX parser reads them into: arrays. Written out, because
+# `tensorrt.plugin` before TensorRT 11.3 does not know what numpy 2.5 calls NDArray.
+_INTEGERS, _FLOATS = np.ndarray[tuple[Any, ...], np.dtype[np.int32]], np.ndarray[tuple[Any, ...], np.dtype[np.float32]]
 ATTRIBUTES: dict[str, Any] = {
     "window_size": _INTEGERS,
     "look_backward": _INTEGERS,
@@ -75,11 +75,11 @@ def _register(trtp: Any, variant: NodeVariant, target: Target) -> None:
     inputs = len(variant.input_names)
     kernels: dict[KernelSpec, CompiledKernel] = {}
 
-    def description(*arguments: Any) -> Any:
-        return arguments[0].like()
+    def description(*tensors: Any, **attributes: Any) -> Any:
+        return tensors[0].like()
 
     def implementation(*arguments: Any) -> Any:
-        # Inputs, attributes, the tuple of outputs, the tactic.
+        # Inputs, attributes, the outputs, the tactic: by position here, where a description gets attributes by name.
         attributes = _attributes(arguments[inputs : inputs + len(ATTRIBUTES)])
         query = arguments[0]
         spec = KernelSpec(_DTYPES[query.dtype.name], _known(query.shape_expr[3]), variant.has_mask, variant.has_bias)
@@ -104,9 +104,13 @@ def launch_of(trtp: Any, kernel: CompiledKernel, attributes: NodeAttributes, sha
         kernel: for the query's type and head size.
         attributes: of the node.
         shape: expressions of the query's four sizes.
+
+    Raises:
+        UsageError: the kernel cannot be launched for a node of this size.
     """
     length_axis = 1 if tuple(attributes.perm) == SEQUENCE_FIRST else 2
     batch, length, heads = shape[0], shape[length_axis], shape[3 - length_axis]
+    _refuse_sizes(attributes, batch=batch, heads=heads, length=length)
     launch = trtp.KernelLaunchParams()
     launch.grid_x = trtp.cdiv(length, kernel.tile.block_queries)
     launch.grid_y = batch * heads
@@ -137,6 +141,14 @@ def _known(size: Any) -> int:
     if not size.is_constant:
         raise UsageError("The head size of an attention node is open.", why="Its kernel is compiled for one size.")
     return int(size.constant_value())
+
+
+def _refuse_sizes(attributes: NodeAttributes, **sizes: Any) -> None:
+    """An open size is one that only the launch will know: it counts as 1 here."""
+    known = {name: int(size.constant_value()) if size.is_constant else 1 for name, size in sizes.items()}
+    reason = why_unsupported(attributes, **known)
+    if reason:
+        raise UsageError("The kernel does not compute an attention node of this size.", why=f"{reason}.")
 
 
 def _sign(function: Callable[..., Any], parameters: dict[str, Any], returned: Any) -> None:

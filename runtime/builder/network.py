@@ -38,7 +38,9 @@ def parse(opened: Opened, source: Source, plugin_kind: str, op_types: Sequence[s
         op_types: those that plugins serve.
 
     Raises:
-        BuildFailed: the parser does not take the file; the first error is named.
+        BuildFailed: the parser does not take the file, or the library does not know ahead-of-time plugins; the first
+            error is named.
+        MissingDependency: the library does not start.
     """
     trt = opened.trt
     opened.messages.clear()
@@ -66,13 +68,20 @@ def _empty_network(opened: Opened, plugin_kind: str) -> tuple[Any, Any]:
         kinds = opened.trt.NetworkDefinitionCreationFlag
         builder = opened.trt.Builder(opened.logger)
         flags = 1 << int(kinds.STRONGLY_TYPED) | 1 << int(kinds.PREFER_AOT_PYTHON_PLUGINS)
-        return builder, builder.create_network(flags)
+        definition = builder.create_network(flags)
     except TypeError as error:  # the bindings' word for a constructor that gave nothing
         raise MissingDependency(
             f"{opened.library.name} {opened.version} does not start.",
             why=opened.messages.reason(error),
             fix="Its release must fit the GPU driver: `nvidia-smi` shows the driver's version.",
         ) from error
+    if definition is None:
+        raise BuildFailed(
+            f"{opened.library.name} {opened.version} makes no network for ahead-of-time plugins.",
+            why=opened.messages.reason(),
+            fix="Use --plugin library.",
+        )
+    return builder, definition
 
 
 def _parser_error(error: Any) -> str:
