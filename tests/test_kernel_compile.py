@@ -91,7 +91,7 @@ def test_another_tile_and_a_failing_one() -> None:
 
 def test_spills_are_traded_for_registers() -> None:
     """Left alone, ptxas spills a few bytes of this one to fit more blocks on a multiprocessor."""
-    kernel = compile_kernel(KernelSpec("fp32", 128, has_bias=True), target("sm_87"), Tile(32, 16, 4, 2))
+    kernel = compile_kernel(KernelSpec("fp32", 128, has_mask=True), target("sm_87"), Tile(32, 16, 4, 2))
     alone = kernel.ptx.replace(".minnctapersm 1", "")
     assert alone != kernel.ptx and kernel.spills == 0 < assemble(alone, kernel.target)[2]
 

@@ -10,7 +10,10 @@ their order is free. The arguments are described in `spec`.
 
 Numerics: scores, softmax sums and the output are accumulated in fp32, fp32 inputs are not rounded to TF32. The running
 maximum starts at a finite value below every score, so that a row without keys divides zeros by one and nothing is
-ever `inf - inf`.
+ever `inf - inf`. The exponent `unit·x - unit·max` is one multiply-add: it rounds the second product and not the first,
+so the largest score's own exponent is not 0 but up to 2⁻²⁴ of it. Rows beyond `_EXACT_UP_TO`, where this would be no
+small number, take the power of two below `unit` instead: then both products are exact, and scores of that size that
+differ do so by so much that only the largest counts, under either factor.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -35,6 +38,10 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 _LOWEST_SCORE = tl.constexpr(-3e38)
 _LOWEST_RAW_BIAS = tl.constexpr(-1e38)
 _SMALLEST_SCALE = tl.constexpr(1e-30)
+# Up to this exponent the largest weight is at most 2⁸, which fp16 holds; neighbouring fp32 numbers beyond are 32 apart.
+_EXACT_UP_TO = tl.constexpr(2.0**28)
+# The bits of an fp32 number's exponent.
+_POWER_OF_TWO = tl.constexpr(0x7F800000)
 
 
 @triton.jit
@@ -91,6 +98,7 @@ def _attend(
     key_end,
     stride,
     unit,
+    coarse,
     HEAD_DIM: tl.constexpr,
     PADDED: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
@@ -100,8 +108,9 @@ def _attend(
 ):
     """One tile of keys, from position `s` on: the new sums, row totals and row maxima.
 
-    Without `COMPARE` every row sees the whole tile. Scores are raw until the exponential multiplies them by `unit`:
-    there the factor costs nothing, being one operation with the subtraction of the maximum.
+    Without `COMPARE` every row sees the whole tile. Scores and their maxima are raw until the exponential multiplies
+    them by `unit`: there the factor costs nothing, being one operation with the subtraction of the maximum. `coarse` is
+    the factor of rows with huge scores.
     """
     position = s + tl.arange(0, BLOCK_KEYS)
     raw = (1.0 / unit) * _LOG2E
@@ -129,9 +138,10 @@ def _attend(
     if COMPARE:
         x = tl.where(position[None, :] == itself[:, None], raw * _SELF_SCORE, x)
         x = tl.where((position[None, :] >= first[:, None]) & (position[None, :] < end[:, None]), x, float("-inf"))
-    higher = tl.maximum(top, tl.max(x, 1) * unit)
-    p = tl.math.exp2(x * unit - higher[:, None])
-    shrink = tl.math.exp2(top - higher)
+    higher = tl.maximum(top, tl.max(x, 1))
+    factor = tl.where(tl.abs(higher) > (1.0 / unit) * _EXACT_UP_TO, coarse, unit)
+    p = tl.math.exp2(x * factor[:, None] - (higher * factor)[:, None])
+    shrink = tl.math.exp2((top - higher) * unit)
     total = total * shrink + tl.sum(p, 1)
     acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
     return acc, total, higher
@@ -206,7 +216,8 @@ def windowed_attention(
         key_mask += batch.to(tl.int64) * length
         itself = tl.where(tl.load(key_mask + t) != 0, itself, -1)  # a hidden token stays hidden from itself
 
-    top = tl.full([BLOCK_QUERIES], _LOWEST_SCORE, tl.float32)
+    coarse = (factor.to(tl.int32, bitcast=True) & _POWER_OF_TWO).to(tl.float32, bitcast=True)
+    top = tl.full([BLOCK_QUERIES], 0.0, tl.float32) + tl.maximum((1.0 / factor) * _LOWEST_SCORE, _LOWEST_SCORE)
     total = tl.zeros([BLOCK_QUERIES], tl.float32)
     acc = tl.zeros([BLOCK_QUERIES, PADDED], tl.float32)
     for step in tl.range(0, plain + own_end - own + tiles - plain_end):
@@ -214,13 +225,14 @@ def windowed_attention(
         tile += tl.where(tile < own_end, 0, plain_end - own_end)
         acc, total, top = _attend(
             acc, total, top, q, key + base, value + base, key_mask, attn_bias, low + tile * BLOCK_KEYS, first, end,
-            itself, bias_row, high_end, stride, factor, HEAD_DIM, PADDED, BLOCK_KEYS, HAS_MASK, HAS_BIAS, COMPARE=True,
+            itself, bias_row, high_end, stride, factor, coarse, HEAD_DIM, PADDED, BLOCK_KEYS, HAS_MASK, HAS_BIAS,
+            COMPARE=True,
         )  # fmt: skip
     for step in tl.range(plain, plain_end - own_end + own):
         s = low + (step + tl.where(step < own, 0, own_end - own)) * BLOCK_KEYS
         acc, total, top = _attend(
             acc, total, top, q, key + base, value + base, key_mask, attn_bias, s, first, end, itself, bias_row,
-            high_end, stride, factor, HEAD_DIM, PADDED, BLOCK_KEYS, HAS_MASK, HAS_BIAS, COMPARE=False,
+            high_end, stride, factor, coarse, HEAD_DIM, PADDED, BLOCK_KEYS, HAS_MASK, HAS_BIAS, COMPARE=False,
         )  # fmt: skip
     out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     stored = (row < length)[:, None]
