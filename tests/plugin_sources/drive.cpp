@@ -145,16 +145,16 @@ void run(IPluginV3* plugin, std::vector<PluginTensorDesc> const& inputs) {
     std::printf("\"shape_change\": %d, ", runtime->onShapeChange(inputs.data(), count, inputs.data(), 1));
     std::vector<void const*> addresses;
     for (int32_t i = 0; i < count; ++i) {
-        addresses.push_back(reinterpret_cast<void const*>(uintptr_t{0x10000} * (i + 1)));
+        addresses.push_back(reinterpret_cast<void const*>(uintptr_t{0x40000000} * (i + 1)));
     }
-    void* output = reinterpret_cast<void*>(uintptr_t{0x90000});
+    void* output = reinterpret_cast<void*>(uintptr_t{0x900000000});
     cudaStream_t const stream = reinterpret_cast<cudaStream_t>(uintptr_t{0x55});
     std::printf("\"enqueue\": [");
     for (int32_t i = 0; i < 2; ++i) {
         int32_t const result = runtime->enqueue(inputs.data(), inputs.data(), addresses.data(), &output, nullptr, stream);
         std::printf("%s%d", i != 0 ? ", " : "", result);
     }
-    output = reinterpret_cast<void*>(uintptr_t{0x90008});
+    output = reinterpret_cast<void*>(uintptr_t{0x900000008});
     std::printf("], \"unaligned\": %d",
         runtime->enqueue(inputs.data(), inputs.data(), addresses.data(), &output, nullptr, stream));
     delete attached;

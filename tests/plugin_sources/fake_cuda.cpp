@@ -1,5 +1,6 @@
 // A stand-in for libcuda.so.1 on machines without a GPU. It computes nothing: it writes each call that matters as a line
-// of JSON into the file $FAKE_CUDA_LOG, so that a test can compare the arguments of a launch with the kernel's contract.
+// of JSON into the file $FAKE_CUDA_LOG, and the PTX it is given into $FAKE_CUDA_LOG.ptx, so that a test can compare the
+// arguments of a launch with the kernel's contract, and repeat the launch on a machine for PTX.
 //
 // FAKE_CUDA_CAPABILITY: compute capability, "87" for 8.7.  FAKE_CUDA_REFUSE: "cubin", "ptx" or "all" are not loaded.
 #include <cstdint>
@@ -30,6 +31,13 @@ void record(std::string const& line) {
     if (std::FILE* log = std::fopen(std::getenv("FAKE_CUDA_LOG"), "a")) {
         std::fprintf(log, "%s\n", line.c_str());
         std::fclose(log);
+    }
+}
+
+void keep(char const* ptx) {
+    if (std::FILE* file = std::fopen((std::string(std::getenv("FAKE_CUDA_LOG")) + ".ptx").c_str(), "w")) {
+        std::fputs(ptx, file);
+        std::fclose(file);
     }
 }
 
@@ -70,6 +78,9 @@ int cuModuleLoadDataEx(void** module, void const* image, unsigned, int*, void**)
     bool const refuse = refused(isPtx);
     record(std::string("{\"call\": \"load\", \"ptx\": ") + (isPtx ? "true" : "false") + ", \"refused\": "
         + (refuse ? "true" : "false") + "}");
+    if (isPtx && !refuse) {
+        keep(static_cast<char const*>(image));
+    }
     *module = new bool(isPtx);
     return refuse ? 209 : 0;
 }
