@@ -1,18 +1,21 @@
 """The attention kernel on a GPU: right, and how fast beside others. Needs torch, triton and this repository.
 
-    python -m benchmarks.gpu [--quick] [--output gpu.json] [--plot gpu.png]
+    python -m benchmarks.gpu [--quick] [--minutes 9] [--output gpu.json] [--plot gpu.png]
 
-For every case of the grid each candidate's numbers are compared with a dense fp32 reference; those that agree are
-timed (CUDA events, the L2 cache cleared before each call) and set against the roofline. Where TensorRT is installed,
-the demo model is built into engines and compared too. Exit codes: 0 all of ours is right, 1 it is not, 3 no GPU here.
+First the kernel is checked with every option, as PyTorch runs it and as the plugins hold it (PTX and machine code,
+through the CUDA driver). Then, for every case of the grid, each candidate's numbers are compared with a dense fp32
+reference; those that agree are timed (CUDA events, the L2 cache cleared before each call) and set against the roofline.
+Where TensorRT is installed, the demo model is built into engines and compared too. The document is written after every
+case; a run that was stopped, or that ran out of `--minutes`, is taken up by the next.
+Exit codes: 0 all of ours is right, 1 it is not, 3 no GPU here.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import sys
+import time
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -33,125 +36,20 @@ def use_this_tree() -> None:
 
 use_this_tree()
 
-from localattn.core.errors import LocalAttnError, MissingDependency  # noqa: E402
+from localattn.core.errors import LocalAttnError  # noqa: E402
 
-from .gpu_cases import HEADS, Case, Device, cases, data_sheet, floor_seconds, work  # noqa: E402
-
-
-def measured_device() -> Device:
-    """The bandwidth of a copy and the rate of a large matrix product, where no data sheet is known."""
-    import torch
-    from triton.testing import do_bench
-
-    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    copy = do_bench(lambda: target.copy_(source)) / 1e3
-    matrix = torch.randn(8192, 8192, device="cuda", dtype=torch.float16)
-    product = do_bench(lambda: matrix @ matrix) / 1e3
-    properties = torch.cuda.get_device_properties(0)
-    exponentials = 16 * properties.multi_processor_count * _clock_hz(properties)
-    return Device(2 * source.numel() / copy, 2 * 8192**3 / product, exponentials, "measured")
-
-
-def _clock_hz(properties: Any) -> float:
-    """The processor clock; an estimate where PyTorch does not tell."""
-    return float(getattr(properties, "clock_rate", 1_500_000)) * 1e3
-
-
-def device_of_this_machine() -> tuple[str, Device]:
-    """Name and limits of the first GPU.
-
-    Raises:
-        MissingDependency: there is none that PyTorch can use.
-    """
-    import torch
-
-    if not torch.cuda.is_available():
-        raise MissingDependency(
-            "There is no GPU that PyTorch can use.",
-            why=f"torch {torch.__version__} finds no CUDA device.",
-            fix="Run this where an NVIDIA GPU is, with a CUDA build of torch; --dry-run lists the cases anywhere.",
-        )
-    properties = torch.cuda.get_device_properties(0)
-    name = str(properties.name)
-    known = data_sheet(name, properties.multi_processor_count, _clock_hz(properties))
-    return name, known or measured_device()
-
-
-def measure(case: Case, device: Device) -> dict[str, Any]:
-    """All candidates on one case."""
-    from localattn.core.tolerance import tolerance_for
-
-    from .gpu_candidates import CANDIDATES, random_inputs, reference
-
-    inputs = random_inputs(case)
-    expected = reference(case, inputs)
-    tolerance = tolerance_for(case.dtype)
-    needed = work(case)
-    floor, limit = floor_seconds(needed, device)
-    results: dict[str, Any] = {}
-    for name, candidate in CANDIDATES.items():
-        reason = candidate.why_not(case)
-        if reason:
-            results[name] = {"skipped": reason}
-            continue
-        try:
-            run = candidate.prepare(case, inputs)
-            difference = (run().float() - expected).abs()
-            error = float(difference.max())
-            wrong = bool(
-                difference.isnan().any() | (difference > tolerance.atol + tolerance.rtol * expected.abs()).any()
-            )
-            entry: dict[str, Any] = {"max_error": None if error != error else error, "agrees": not wrong}
-            if not wrong:
-                entry |= timed(run, needed.operations, floor)
-            results[name] = entry
-        except Exception as error:  # another's library may fail in any way; ours may not
-            results[name] = {"failed": f"{type(error).__name__}: {str(error).strip()[:300]}"}
-    return {**case.as_json(), "floor_ms": floor * 1e3, "limit": limit, "candidates": results}
-
-
-def timed(run: Any, operations: float, floor: float) -> dict[str, Any]:
-    """Median, 10th and 90th percentile in milliseconds, rate, and share of the roofline."""
-    from triton.testing import do_bench
-
-    median, low, high = do_bench(run, warmup=25, rep=100, quantiles=[0.5, 0.1, 0.9])
-    return {
-        "median_ms": median,
-        "p10_ms": low,
-        "p90_ms": high,
-        "tflops": operations / median / 1e9,
-        "roofline": floor * 1e3 / median,
-    }
-
-
-def ours_is_wrong(results: list[dict[str, Any]]) -> list[str]:
-    """What of ours failed or differed."""
-    from .gpu_candidates import CANDIDATES
-
-    return [
-        f"{name}, n {result['length']}, w {result['window']}: {entry.get('failed') or 'it differs from the reference'}"
-        for result in results
-        for name, entry in result["candidates"].items()
-        if CANDIDATES[name].ours and not entry.get("agrees")
-    ]
-
-
-def print_case(case: Case, result: dict[str, Any]) -> None:
-    """One block of the report on the terminal."""
-    print(f"{case.describe()}: floor {result['floor_ms'] * 1e3:.1f} µs by {result['limit']}", flush=True)
-    for name, entry in result["candidates"].items():
-        if "median_ms" in entry:
-            text = f"{entry['median_ms'] * 1e3:9.1f} µs {entry['tflops']:6.1f} TFLOP/s {entry['roofline']:5.0%} of it"
-        else:
-            text = entry.get("skipped") or entry.get("failed") or f"differs by {entry['max_error']}: not timed"
-        print(f"  {name:8} {text}")
+from .gpu_cases import HEADS, Case, Device, cases, work  # noqa: E402
+from .gpu_device import device_of_this_machine  # noqa: E402
+from .gpu_measure import measure, ours_is_wrong, print_case, targets  # noqa: E402
+from .gpu_store import Store  # noqa: E402
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one window and head size: a minute or two")
     parser.add_argument("--dry-run", action="store_true", help="list the cases and candidates; needs no GPU")
+    parser.add_argument("--minutes", type=float, help="start no further case after so many; run again to go on")
+    parser.add_argument("--fresh", action="store_true", help="forget what the document holds")
     parser.add_argument("--no-engines", action="store_true", help="leave TensorRT out")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "gpu.json")
     parser.add_argument("--plot", type=Path, default=ROOT / "docs" / "images" / "gpu.png")
@@ -165,16 +63,34 @@ def main(arguments: list[str] | None = None) -> int:
         return dry_run(grid)
     try:
         name, device = device_of_this_machine()
-        return run(options, grid, name, device)
     except LocalAttnError as error:
         print(error, file=sys.stderr)
         return int(error.exit_code)
+    store = Store(options.output, facts(name, device))
+    if not options.fresh and (told := store.read()):
+        print(told)
+    return run(options, grid, device, store)
+
+
+def facts(name: str, device: Device) -> dict[str, Any]:
+    """Of this machine."""
+    import torch
+    import triton
+
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "device": {"name": name, **vars(device)},
+        "versions": {"torch": torch.__version__, "triton": triton.__version__, "cuda": torch.version.cuda},
+        "setting": {"batch": 1, "heads": HEADS, "layout": "[B, N, H, D]"},
+    }
 
 
 def dry_run(grid: list[Case]) -> int:
     """List what would be measured."""
     from .gpu_candidates import CANDIDATES
+    from .gpu_check import checks
 
+    print(f"{len(list(checks()))} checks of numbers")
     for case in grid:
         needed = work(case)
         runs = [name for name, candidate in CANDIDATES.items() if not candidate.why_not(case)]
@@ -183,40 +99,58 @@ def dry_run(grid: list[Case]) -> int:
     return 0
 
 
-def run(options: argparse.Namespace, grid: list[Case], name: str, device: Device) -> int:
-    """Measure, write, draw."""
-    import torch
-    import triton
-
-    results = []
-    for case in grid:
-        result = measure(case, device)
-        print_case(case, result)
-        results.append(result)
-    engines: list[dict[str, Any]] = []
-    if not options.no_engines:
+def run(options: argparse.Namespace, grid: list[Case], device: Device, store: Store) -> int:
+    """Check, measure, build engines, draw; each as far as it is not in the document yet."""
+    started = time.monotonic()
+    if "checks" not in store.rest:
+        store.rest["checks"] = check_numbers()
+        store.write()
+    missing = store.missing(grid)
+    for done, case in enumerate(missing):
+        if options.minutes is not None and time.monotonic() - started > 60 * options.minutes:
+            print(f"{len(missing) - done} of {len(grid)} cases are left: run again to go on.")
+            break
+        store.rows[case] = measure(case, device)
+        store.write()
+        print_case(case, store.rows[case])
+    if not options.no_engines and "engines" not in store.rest:
         from .gpu_engines import build_and_compare
 
-        engines = build_and_compare()
-    document = {
-        "name": "gpu",
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "device": {"name": name, **vars(device)},
-        "versions": {"torch": torch.__version__, "triton": triton.__version__, "cuda": torch.version.cuda},
-        "setting": {"batch": 1, "heads": HEADS, "layout": "[B, N, H, D]"},
-        "cases": results,
-        "engines": engines,
-    }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        store.rest["engines"] = build_and_compare()
+        store.write()
     print(f"Wrote {options.output}.")
+    draw(options.plot, store)
+    return judge(store)
+
+
+def check_numbers() -> list[dict[str, Any]]:
+    """The kernel with every option, in each of its ways."""
+    from .gpu_check import checks, run_check
+
+    results = [run_check(check) for check in checks()]
+    right = sum(result["agrees"] for result in results)
+    print(f"Numbers: {right} of {len(results)} calls agree with the float64 reference, in each way.", flush=True)
+    return results
+
+
+def draw(path: Path, store: Store) -> None:
+    """The plot, where matplotlib is there and something was measured."""
     if importlib.util.find_spec("matplotlib") is None:
         print("No plot: matplotlib is not installed.")
-    else:
-        from .gpu_plot import draw
+    elif store.rows:
+        from .gpu_plot import draw as draw_plot
 
-        print(f"Drew {draw(document, options.plot)}.")
-    complaints = ours_is_wrong(results) + [e["what"] for e in engines if e["status"] == "failed"]
+        print(f"Drew {draw_plot(store.document(), path)}.")
+
+
+def judge(store: Store) -> int:
+    """Say how often the targets are met, and what of ours is wrong; 1 if something is."""
+    results = list(store.rows.values())
+    for target, (met, among) in targets(results).items():
+        print(f"{target}: {met} of {among}")
+    complaints = [f"{x['what']}: {x['errors']}" for x in store.rest.get("checks", []) if not x["agrees"]]
+    complaints += ours_is_wrong(results)
+    complaints += [e["what"] for e in store.rest.get("engines", []) if e["status"] == "failed"]
     print("\n".join(complaints) or "Everything of ours agrees with the reference.")
     return 1 if complaints else 0
 

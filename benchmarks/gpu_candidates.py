@@ -15,14 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from localattn.plugins.kernel.compile import compile_kernel
-from localattn.plugins.kernel.launch import device_target, launch, spec_of
-from localattn.plugins.kernel.spec import pack_scalars
-
 from .gpu_cases import HEADS, Case
-from .gpu_driver import Arguments, Driver
+from .gpu_ours import WAYS, Call, Run
 
-Run = Callable[[], Tensor]
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 # Above this a dense mask is gigabytes.
 _LONGEST_DENSE = 16384
@@ -95,32 +90,9 @@ def reference(case: Case, inputs: Inputs, rows: int = 2048) -> Tensor:
     return torch.cat(parts, dim=2).transpose(1, 2)
 
 
-def _operator(case: Case, inputs: Inputs) -> Run:
-    """The kernel as PyTorch runs it."""
-    return lambda: launch(inputs.query, inputs.key, inputs.value, None, None, case.attributes)
-
-
-def _driver(image: str) -> Callable[[Case, Inputs], Run]:
-    """The kernel as the plugins launch it, from its PTX or its machine code."""
-
-    def prepare(case: Case, inputs: Inputs) -> Run:
-        target = device_target(inputs.query.device)
-        kernel = compile_kernel(spec_of(inputs.query, None, None), target)
-        driver = Driver()
-        function = driver.load(kernel.ptx.encode() if image == "ptx" else kernel.cubin, kernel.entry)
-        output = torch.empty_like(inputs.query)
-        addresses = [x.data_ptr() for x in (inputs.query, inputs.key, inputs.value)]
-        scalars = pack_scalars(case.attributes, case.length, HEADS)
-        arguments = Arguments.pack(addresses, scalars, output.data_ptr())
-
-        def run() -> Tensor:
-            stream = torch.cuda.current_stream().cuda_stream
-            driver.launch(function, kernel, arguments, case.length, HEADS, stream)
-            return output
-
-        return run
-
-    return prepare
+def _ours(way: str) -> Callable[[Case, Inputs], Run]:
+    """The kernel in one of its ways."""
+    return lambda case, inputs: WAYS[way](Call(case.attributes, inputs.query, inputs.key, inputs.value))
 
 
 def _flex(case: Case, inputs: Inputs) -> Run:
@@ -132,6 +104,7 @@ def _flex(case: Case, inputs: Inputs) -> Run:
     def rule(_batch: Tensor, _head: Tensor, t: Tensor, s: Tensor) -> Tensor:
         return visible(case, t, s)
 
+    torch._dynamo.reset()  # each length is compiled; after a few of one function it would go on without
     mask = create_block_mask(rule, None, None, case.length, case.length, device=query.device, _compile=True)
     compiled = torch.compile(flex_attention, dynamic=False)
     scale = case.attributes.scale
@@ -218,9 +191,9 @@ def _dense(case: Case) -> str:
 
 
 CANDIDATES = {
-    "kernel": Candidate("localattn kernel", _operator, _always, ours=True),
-    "ptx": Candidate("the plugins' PTX", _driver("ptx"), _always, ours=True),
-    "cubin": Candidate("the plugins' cubin", _driver("cubin"), _always, ours=True),
+    "kernel": Candidate("localattn kernel", _ours("kernel"), _always, ours=True),
+    "ptx": Candidate("the plugins' PTX", _ours("ptx"), _always, ours=True),
+    "cubin": Candidate("the plugins' cubin", _ours("cubin"), _always, ours=True),
     "flex": Candidate("FlexAttention", _flex, _always),
     "cudnn": Candidate("cuDNN sliding window", _cudnn, _exact_only("cudnn", "nvidia-cudnn-frontend")),
     "flash": Candidate("FlashAttention", _flash, _exact_only("flash_attn", "flash-attn")),

@@ -6,21 +6,40 @@ import ctypes
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
-from localattn.benchmarks import gpu, gpu_candidates, gpu_cases, gpu_engines
+from localattn.benchmarks import (
+    gpu,
+    gpu_candidates,
+    gpu_cases,
+    gpu_check,
+    gpu_device,
+    gpu_driver,
+    gpu_engines,
+    gpu_measure,
+    gpu_ours,
+    gpu_tune,
+)
 from localattn.benchmarks.gpu_cases import Case, Device, Work, cases, floor_seconds, work
 from localattn.benchmarks.gpu_driver import Arguments
 from localattn.core.errors import MissingDependency
 from localattn.core.geometry import WindowGeometry
-from localattn.core.node import NodeAttributes
-from localattn.plugins.kernel.spec import pack_scalars
+from localattn.core.node import HEADS_FIRST, SEQUENCE_FIRST, NodeAttributes
+from localattn.plugins.kernel.spec import KernelSpec, pack_scalars
+from localattn.plugins.kernel.targets import TARGETS
 
 from . import reference
+from .ptx.launch import launch
+from .ptx.memory import GlobalMemory
+from .ptx.program import read_program
 
 pytest.importorskip("triton", reason="the benchmark runs the kernel: pip install 'localattn[plugin]'")
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -37,7 +56,7 @@ def test_dry_run_lists_the_cases() -> None:
     finished = command("--dry-run", "--quick")
     assert finished.returncode == 0, finished.stderr
     lines = finished.stdout.splitlines()
-    assert lines[-1] == "8 cases" and len(lines) == 9
+    assert lines[-1] == "8 cases" and len(lines) == 10 and lines[0] == "50 checks of numbers"
     assert "non-causal block-local, window 256" in lines[-2] and "kernel, ptx, cubin, flex" in lines[-2]
 
 
@@ -119,6 +138,94 @@ def test_arguments_as_the_driver_reads_them() -> None:
     assert read[3:-1] == list(scalars) and scalars[-1] < 0
 
 
+class PtxDriver:
+    """The part of the CUDA driver that the benchmark calls; launches go to a machine for PTX.
+
+    Args:
+        tensors: whose addresses launches get.
+    """
+
+    def __init__(self, *tensors: torch.Tensor | None) -> None:
+        images: list[bytes] = []
+        sizes_of = {x.data_ptr(): x.numel() * x.element_size() for x in tensors if x is not None}
+        output = tensors[0]
+        assert output is not None
+
+        def load(_module: Any, image: bytes) -> int:
+            images.append(image)
+            return 0
+
+        def find(function: Any, _module: Any, entry: bytes) -> int:
+            assert read_program(images[-1].rstrip(b"\0").decode()).entry == entry.decode()
+            function._obj.value = len(images)
+            return 0
+
+        def start(function: Any, *rest: Any) -> int:
+            *sizes, shared, stream, pointers, extra = rest
+            assert (stream, extra) == (0x55, None)
+            program, memory = read_program(images[function.value - 1].rstrip(b"\0").decode()), GlobalMemory()
+            kinds = {64: ctypes.c_uint64, 32: ctypes.c_int32}
+            values = [kinds[bits].from_address(pointers[i]).value for i, bits in enumerate(program.parameters.values())]
+            for value, bits in zip(values, program.parameters.values(), strict=True):
+                if bits == 64:
+                    size = sizes_of.get(value, output.numel() * output.element_size())
+                    memory.put(np.frombuffer((ctypes.c_ubyte * size).from_address(value), np.uint8), value)
+            launch(program, memory, sizes[:3], sizes[3:], shared, values)
+            return 0
+
+        self.cuModuleLoadData, self.cuModuleGetFunction, self.cuLaunchKernel = load, find, start
+
+
+@pytest.fixture
+def ptx_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Makes a machine for PTX the driver, for the tensors given."""
+
+    def begin(*tensors: torch.Tensor | None) -> None:
+        gpu_ours._loaded.cache_clear()
+        monkeypatch.setattr(gpu_driver, "_open", lambda: PtxDriver(*tensors))
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0x55))
+    yield begin
+    gpu_ours._loaded.cache_clear()
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["block", "exact"])
+def test_the_plugins_ptx_as_the_benchmark_launches_it(exact: bool, ptx_machine: Callable[..., None]) -> None:
+    case = Case(True, exact, 24, 100, 64, "bf16")
+    inputs = gpu_candidates.random_inputs(case, "cpu")
+    ptx_machine(inputs.query)
+    run = gpu_candidates.CANDIDATES["ptx"].prepare(case, inputs)
+    difference = run().float() - gpu_candidates.reference(case, inputs)
+    assert difference.abs().max() < 0.02 and difference.abs().max() > 0
+
+
+CHECKS = [c for c in gpu_check.checks() if 1 < c.length < 150 and c.head_dim <= 64 and c.dtype != "fp32"]
+
+
+@pytest.mark.parametrize("check", CHECKS[::4], ids=gpu_check.Check.describe)
+def test_the_checks_of_the_benchmark(check: gpu_check.Check, ptx_machine: Callable[..., None]) -> None:
+    call = check.call()
+    held = [call.query, call.key, call.value, call.key_mask, call.attn_bias]
+    ptx_machine(*held)
+    with mock.patch.object(gpu_check.Check, "call", lambda self: call):
+        found = gpu_check.run_check(check, ["ptx"], "cpu")
+        assert found["agrees"] and found["errors"]["ptx"] > 0, found
+        with mock.patch.object(gpu_check, "TOLERANCES", {check.dtype: 1e-9}):
+            assert not gpu_check.run_check(check, ["ptx"], "cpu")["agrees"]
+        with mock.patch.dict(gpu_check.WAYS, ptx=lambda _call: 1 / 0):
+            failed = gpu_check.run_check(check, ["ptx"], "cpu")
+    assert not failed["agrees"] and "ZeroDivisionError" in failed["errors"]["ptx"]
+
+
+def test_checks_cover_every_option() -> None:
+    found = list(gpu_check.checks())
+    for name in ("mask", "bias", "shared_qk"):
+        assert {getattr(check, name) for check in found} == {True, False}
+    assert {check.dtype for check in found} == set(gpu_check.DTYPES)
+    assert {check.perm for check in found} == {SEQUENCE_FIRST, HEADS_FIRST}
+    assert {check.geometry for check in found} == set(gpu_check.WINDOWS)
+
+
 @without_gpu
 def test_candidates_say_why_not() -> None:
     block = Case(True, False, 64, 65536, 64, "fp16")
@@ -126,16 +233,16 @@ def test_candidates_say_why_not() -> None:
     for name in ("cudnn", "flash"):
         assert gpu_candidates.CANDIDATES[name].why_not(block)
     with pytest.raises(MissingDependency, match="no GPU"):
-        gpu.device_of_this_machine()
+        gpu_device.device_of_this_machine()
 
 
 def test_what_is_wrong_is_reported() -> None:
     case = {"length": 4096, "window": 256}
     good, wrong = {"agrees": True, "max_error": 0.0}, {"agrees": False, "max_error": 0.5}
     results = [{**case, "candidates": {"kernel": good, "ptx": wrong, "cubin": {"failed": "RuntimeError: no"}}}]
-    complaints = gpu.ours_is_wrong(results)
+    complaints = gpu_measure.ours_is_wrong(results)
     assert len(complaints) == 2 and complaints[0].startswith("ptx") and "RuntimeError: no" in complaints[1]
-    assert gpu.ours_is_wrong([{**case, "candidates": {"kernel": good, "flex": wrong}}]) == []
+    assert gpu_measure.ours_is_wrong([{**case, "candidates": {"kernel": good, "flex": wrong}}]) == []
 
 
 def test_plot(tmp_path: Path) -> None:
@@ -155,3 +262,73 @@ def test_plot(tmp_path: Path) -> None:
 def test_engines_are_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_engines, "BACKENDS", {"no_such_module": "tensorrt"})
     assert gpu_engines.build_and_compare() == [{"status": "skipped", "what": "engines: TensorRT is not installed"}]
+
+
+DEVICE = Device(1e12, 1e14, 1e12, "test")
+
+
+def measured(case: Case, _device: Device) -> dict[str, Any]:
+    """A row, as if measured: the kernel takes half the time of FlexAttention, and twice its floor."""
+    floor = floor_seconds(work(case), DEVICE)[0] * 1e3
+    entries = {"kernel": {"median_ms": 2 * floor, "roofline": 0.5, "agrees": True, "max_error": 0.0, "tflops": 1.0}}
+    entries["flex"] = entries["kernel"] | {"median_ms": 4 * floor}
+    return {**case.as_json(), "floor_ms": floor, "limit": "memory", "candidates": entries}
+
+
+def test_a_run_that_ends_early_is_taken_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The document is whole after every case; only what is missing is measured again; another GPU begins anew."""
+    calls: list[Case] = []
+
+    def measure(case: Case, device: Device) -> dict[str, Any]:
+        if len(calls) in (3, 4):
+            calls.append(case)
+            raise KeyboardInterrupt
+        calls.append(case)
+        return measured(case, device)
+
+    monkeypatch.setattr(gpu, "device_of_this_machine", lambda: ("a GPU", DEVICE))
+    monkeypatch.setattr(gpu, "measure", measure)
+    monkeypatch.setattr(gpu, "check_numbers", lambda: [{"what": "a call", "errors": {}, "agrees": True}])
+    monkeypatch.setattr("localattn.benchmarks.gpu_engines.BACKENDS", {})
+    options = ["--quick", "--output", str(tmp_path / "gpu.json"), "--plot", str(tmp_path / "gpu.png")]
+    with pytest.raises(KeyboardInterrupt):
+        gpu.main(options)
+    assert len(json.loads((tmp_path / "gpu.json").read_text())["cases"]) == 3
+    with pytest.raises(KeyboardInterrupt):
+        gpu.main(options)
+    assert gpu.main([*options, "--minutes", "0"]) == 0
+    assert "5 of 8 cases are left" in capsys.readouterr().out
+    assert gpu.main(options) == 0
+    printed = capsys.readouterr().out
+    document = json.loads((tmp_path / "gpu.json").read_text())
+    assert [case for case in calls if calls.count(case) == 1] and len(document["cases"]) == 8 and len(calls) == 10
+    assert "not slower than the fastest other: 8 of 8" in printed
+    assert "60% of the roofline from n 32768 on: 0 of 4" in printed
+    assert document["engines"] == [{"status": "skipped", "what": "engines: TensorRT is not installed"}]
+    monkeypatch.setattr(gpu, "device_of_this_machine", lambda: ("another GPU", DEVICE))
+    assert gpu.main([*options, "--minutes", "-1"]) == 0
+    assert "another device: it is begun anew" in capsys.readouterr().out
+
+
+def test_wrong_numbers_fail_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "device_of_this_machine", lambda: ("a GPU", DEVICE))
+    monkeypatch.setattr(gpu, "check_numbers", lambda: [{"what": "a call", "errors": {"ptx": 1.0}, "agrees": False}])
+    paths = ["--output", str(tmp_path / "gpu.json"), "--plot", str(tmp_path / "gpu.png")]
+    assert gpu.main([*paths, "--minutes", "-1", "--no-engines"]) == 1
+
+
+def test_tiles_to_try() -> None:
+    found = list(gpu_tune.tiles())
+    assert len(set(found)) == len(found) > 20
+    spec, target = KernelSpec("fp16", 64), TARGETS["sm_90"]
+    assert gpu_tune.why_left_out(spec, target, gpu_tune.Tile(64, 64, 4, 2)) == ""
+    assert "shared memory" in gpu_tune.why_left_out(spec, target, gpu_tune.Tile(128, 128, 8, 3))
+    assert {case.length for case in gpu_tune.cases_for(spec, [64, 256])} == {gpu_tune.LENGTH}
+
+
+@without_gpu
+def test_tuning_without_a_gpu_says_so() -> None:
+    finished = subprocess.run([sys.executable, "-m", "benchmarks.gpu_tune"], cwd=ROOT, capture_output=True, text=True)
+    assert finished.returncode == 3 and "no GPU" in finished.stderr
