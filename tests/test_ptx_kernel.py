@@ -49,16 +49,14 @@ def compiled(spec: KernelSpec, target: str) -> tuple[CompiledKernel, Program]:
 
 
 def run(target: str, case: Case, tensors: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
-    """The kernel's output."""
-    return run_counting(target, case, tensors)[0]
+    """The output of a target's kernel."""
+    return launched(*compiled(KernelSpec(case.dtype, case.head_dim, case.mask, case.bias), target), case, tensors)[0]
 
 
-def run_counting(
-    target: str, case: Case, tensors: tuple[torch.Tensor | None, ...]
+def launched(
+    kernel: CompiledKernel, program: Program, case: Case, tensors: tuple[torch.Tensor | None, ...]
 ) -> tuple[torch.Tensor, Counter[str]]:
     """The output of a launch as a driver launches it, NaN where nothing was written; and what was executed."""
-    spec = KernelSpec(case.dtype, case.head_dim, case.mask, case.bias)
-    kernel, program = compiled(spec, target)
     query = tensors[0]
     assert query is not None
     output = torch.full_like(query, torch.nan)
@@ -132,9 +130,9 @@ def test_work_is_what_the_windows_need() -> None:
     geometry = WindowGeometry(window, 1, 0, causal=True)
     for length in (512, 1024):
         case = Case(geometry, length, 64, "fp16", heads=1)
-        executed = run_counting("sm_80", case, case.tensors())[1]
-        tile = compiled(KernelSpec("fp16", 64), "sm_80")[0].tile
-        tiles = 0
+        kernel, program = compiled(KernelSpec("fp16", 64), "sm_80")
+        executed = launched(kernel, program, case, case.tensors())[1]
+        tile, tiles = kernel.tile, 0
         for start in range(0, length, tile.block_queries):
             low = max(0, start // window - 1) * window
             tiles += -(-(start + tile.block_queries - low) // tile.block_keys)
@@ -153,24 +151,13 @@ def test_shared_qk_and_a_negative_scale(target: str) -> None:
         judge(run(target, case, tensors), case, tensors)
 
 
-def faulty(target: str, pattern: str, replacement: str, count: int = 0) -> torch.Tensor:
+def faulty(target: str, pattern: str, replacement: str) -> torch.Tensor:
     """What the kernel gives after a change to its text."""
     case = Case(KINDS[0], 150, 64, "fp16", batch=2)
     kernel, _ = compiled(KernelSpec("fp16", 64), target)
-    text, changes = re.subn(pattern, replacement, kernel.ptx, count=count)
+    text, changes = re.subn(pattern, replacement, kernel.ptx)
     assert changes
-    query, key, value, *_ = case.tensors()
-    output, memory = torch.full_like(query, torch.nan), GlobalMemory()
-    inputs = [memory.put(x.view(torch.uint8).numpy()) for x in (query, key, value, output)]
-    launch(
-        read_program(text),
-        memory,
-        grid(kernel.tile, case.length, case.batch * case.heads),
-        (kernel.threads, 1, 1),
-        kernel.shared_bytes,
-        [*inputs[:3], *pack_scalars(case.attributes, case.length, case.heads), inputs[3]],
-    )
-    return output
+    return launched(kernel, read_program(text), case, case.tensors())[0]
 
 
 @pytest.mark.parametrize(
