@@ -1,4 +1,4 @@
-"""`localattn parity`: does a file compute what its checkpoint does?"""
+"""`localattn parity`: does a file compute what its checkpoint does, or another file of it?"""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import PluginOption, QuietOption, VerboseOption, note, progress, say
+from .console import PluginOption, QuietOption, VerboseOption, missing_package, note, progress, say
 from .report_output import ForceOption, OutputOption, ReportFormatOption, choose, show
 
 if TYPE_CHECKING:
-    from ..exporter.parity import ParityReport
+    from collections.abc import Callable
+
+    from ..runtime.parity_report import ParityReport, ParityRequest
+
+    Progress = Callable[[str], None]
 
 
 def parity(
@@ -19,10 +23,16 @@ def parity(
         list[Path],
         typer.Argument(metavar="MODEL...", help="The exported model, engines of it, or several.", show_default=False),
     ],
-    against: Annotated[Path, typer.Option(help="The checkpoint it was exported from.", show_default=False)],
+    against: Annotated[
+        Path,
+        typer.Option(
+            help="The checkpoint it was exported from; or another exported file, which needs no PyTorch.",
+            show_default=False,
+        ),
+    ],
     config: Annotated[
         Path | None,
-        typer.Option(help="Configuration. (Default: the sidecar's, else the one beside the checkpoint.)"),
+        typer.Option(help="The checkpoint's configuration. (Default: the sidecar's, else the one beside it.)"),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many sets of random inputs.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
@@ -34,7 +44,7 @@ def parity(
     save_inputs: Annotated[Path | None, typer.Option(help="Write the worst seed's inputs to this .npz.")] = None,
     save_outputs: Annotated[
         Path | None,
-        typer.Option(help="Write the worst seed's outputs to this .npz; NAME.reference is the float64 one."),
+        typer.Option(help="Write the worst seed's outputs to this .npz; NAME.reference is the reference's."),
     ] = None,
     seq_len: Annotated[
         str | None,
@@ -54,21 +64,23 @@ def parity(
 ) -> None:
     """Compare exported models and engines with an independent float64 reference of their checkpoint.
 
-    The reference is plain dense mathematics on the checkpoint's weights, not the exported graph. Exit code 0 if
-    every output of every file is within the tolerance, 1 if not.
+    The reference is plain dense mathematics on the checkpoint's weights, not the exported graph. Without PyTorch, as
+    on a device, give the ONNX file instead of the checkpoint: it is run by onnxruntime on the CPU, from its function
+    bodies. That proves the files equal to this one, which its export has compared with the reference. Exit code 0
+    if every output of every file is within the tolerance, 1 if not.
     """
     _refuse_shared_files(models, save_inputs, save_outputs)
     destination = choose(output_format, output, force)
     lengths = _lengths(seq_len)
     with progress() as step:
-        step("Loading PyTorch")
-        from ..exporter.parity import ParityRequest, run_parity
+        compare = _judge(against, step)
+        from ..runtime.parity_report import ParityRequest
 
         reports = []
         for model in models:
             request = ParityRequest(
                 model=model,
-                checkpoint=against,
+                against=against,
                 config=config,
                 seeds=tuple(range(seed, seed + seeds)),
                 inputs=load_inputs,
@@ -80,7 +92,7 @@ def parity(
                 causal=causal,
                 keep_reference=save_outputs is not None,
             )
-            reports.append(run_parity(request, step))
+            reports.append(compare(request, step))
             reports[-1].save(save_inputs, save_outputs)
     for line in dict.fromkeys(line for report in reports for line in report.notes):
         note(f"Note: {line}")
@@ -90,6 +102,31 @@ def parity(
     show(destination, "parity", document, lambda: _print_reports(reports))
     if not passed:
         raise typer.Exit(1)
+
+
+def _judge(against: Path, step: Progress) -> Callable[[ParityRequest, Progress], ParityReport]:
+    """The comparison with such a file: what a backend runs is an exported one, all else a checkpoint.
+
+    Raises:
+        MissingDependency: it is a checkpoint, and PyTorch is not installed.
+    """
+    from ..core.errors import MissingDependency
+    from ..runtime.session import BACKENDS
+
+    if against.suffix.lower() in BACKENDS:
+        from ..runtime.file_parity import run_file_parity
+
+        return run_file_parity
+    step("Loading PyTorch")
+    try:
+        from ..exporter.parity import run_parity
+    except ModuleNotFoundError as error:
+        lacking = missing_package(error)
+        if lacking is None:
+            raise
+        fix = f"{lacking.fix} Or compare with an exported file, which needs no PyTorch: --against model.onnx."
+        raise MissingDependency(lacking.what, why=lacking.why, fix=fix) from error
+    return run_parity
 
 
 def _lengths(text: str | None) -> tuple[int, ...]:
@@ -125,7 +162,10 @@ def _print_reports(reports: list[ParityReport]) -> None:
         verdict = "equal" if report.passed else "NOT equal"
         within = f"{tolerance.atol:g} + {tolerance.rtol:g}·|x|{floor}"
         how = " (compiled kernel)" if report.plugin else ""
-        say(f"{report.model}{how} and {report.checkpoint} are {verdict} within {within}.")
+        judge = f" ({report.reference.provider}, {report.reference.backend})" if report.reference.provider else ""
+        say(f"{report.model}{how} and {report.against}{judge} are {verdict} within {within}.")
+    for line in dict.fromkeys(report.reference.checked for report in reports if report.reference.checked):
+        say(f"{line}.")
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:

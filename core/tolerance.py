@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from .errors import UsageError
@@ -40,6 +41,7 @@ class Tolerance:
 
 
 # Half precision gets a cosine floor: 1e-2 absolute alone would pass small outputs that are all wrong.
+# In the order from fine to coarse, which `coarsest` reads.
 TOLERANCES = {
     "fp32": Tolerance(1e-4, 1e-4),
     "fp16": Tolerance(1e-2, 1e-2, cosine=0.999),
@@ -50,6 +52,12 @@ TOLERANCES = {
     # were off by 1.8 on random tokens and 0.8 on real ones, where cosines were 0.9991 and 0.9998.
     "int8": Tolerance(2.5, 1e-1, cosine=0.995),
 }
+
+
+def coarsest(dtypes: Iterable[str]) -> str:
+    """The element type with the widest tolerance; one that the table lacks, and `tolerance_for` refuses, goes first."""
+    order = list(TOLERANCES)
+    return max(dtypes, key=lambda dtype: order.index(dtype) if dtype in order else len(order))
 
 
 def tolerance_for(dtype: str, atol: float | None = None, rtol: float | None = None) -> Tolerance:

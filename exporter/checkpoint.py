@@ -128,7 +128,11 @@ def _sniffed(path: Path) -> Literal["safetensors", "torch zip", "legacy torch"]:
         return "safetensors"
     if start.startswith(b"\x80"):  # every pickle since protocol 2
         return "legacy torch"
-    raise UsageError(f"{path} is not a checkpoint.", why=_NOT_A_CHECKPOINT, fix="Check the path.")
+    raise UsageError(
+        f"{path} is not a checkpoint.",
+        why=_NOT_A_CHECKPOINT,
+        fix="Check the path. Exported files (.onnx, .engine) are something to compare with for localattn parity alone.",
+    )
 
 
 def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:

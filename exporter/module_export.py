@@ -22,12 +22,13 @@ from torch import Tensor, nn
 from ..core.errors import ExportFailed, UsageError
 from ..core.files import refuse_existing, sha256, staging
 from ..core.sidecar import CheckRecord, LayerFacts, Sidecar
+from ..core.size_sweep import sweep_sizes
 from . import graph
 from .artefact import finish_export, output_specs, package_versions, window_facts
 from .checks.audit import Shape, allowed, graph_shapes
 from .checks.layers import check_layer_memory, check_layer_windows
 from .checks.loads import check_loads, check_model
-from .checks.untouched import Trial, check_repeats, check_untouched, sweep_sizes
+from .checks.untouched import Trial, check_repeats, check_untouched
 from .file_options import FileOptions
 from .module_inputs import (
     BATCH,

@@ -16,12 +16,13 @@ import torch
 from ..core.arguments_aft import AFTLocalArgs
 from ..core.errors import UsageError
 from ..core.sidecar import CheckRecord
+from ..core.size_sweep import sweep_sizes
 from ..core.tensors import TensorSpec
 from ..core.tolerance import Tolerance
 from ..runtime.arrays import random_inputs
 from .checks.layers import check_layer_memory, check_layer_windows
 from .checks.loads import check_loads, check_model
-from .checks.untouched import Arrays, Trial, check_untouched, sweep_sizes
+from .checks.untouched import Arrays, Trial, check_untouched
 from .source import NUMPY_DTYPE, ShapeRequest, SourceModel
 
 BATCH, SEQUENCE = "batch", "seq"

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..core.config import RawConfig
 from ..core.engine_facts import read_model_facts
-from ..core.error_spread import ErrorSpread
-from ..core.errors import CheckFailed, UsageError
-from ..core.publishing import check_unchanged
+from ..core.errors import UsageError
 from ..core.sidecar import Sidecar
 from ..core.tensors import TensorSpec
-from ..core.tolerance import Tolerance, tolerance_for
+from ..core.tolerance import tolerance_for
 from ..core.window_view import WindowView, bias_views, views
-from ..runtime.arrays import save_arrays
-from ..runtime.compare import Comparison
 from ..runtime.inspect_onnx import inspect_onnx
+from ..runtime.parity_report import ParityReport, ParityRequest, altered, not_finite
 from ..runtime.session import Session, load
 from .open import open_checkpoint
 from .open_sizes import BATCH, SEQUENCE
@@ -29,119 +22,8 @@ from .parity_ways import StepByStep, Way, Whole
 from .source import NUMPY_DTYPE, ShapeRequest, SourceModel
 from .steps.source import StepSource
 
-Arrays = dict[str, NDArray[Any]]
 # Sequences a call where the file leaves it open and has no facts beside it.
 _OPEN_BATCH = 2
-
-
-@dataclass(frozen=True)
-class ParityRequest:
-    """What to compare.
-
-    Args:
-        model: the exported file.
-        checkpoint: its weights.
-        config: configuration file; by default the sidecar's, else the one beside the checkpoint.
-        seeds: one set of random inputs each.
-        inputs: an .npz of inputs instead.
-        lengths: of the sequences, for a file that leaves them open; by default some around the window's multiples.
-        atol: absolute tolerance instead of the dtype's.
-        rtol: relative tolerance instead of the dtype's.
-        provider: where to run the file.
-        plugin: compiled kernels, as `runtime.session.load` takes them.
-        causal: AFTLocal only, whether it was exported as causal; by default the sidecar's word.
-        keep_reference: keep the reference's outputs on the worst inputs too.
-    """
-
-    model: Path
-    checkpoint: Path
-    config: Path | None = None
-    seeds: tuple[int, ...] = (0, 1, 2)
-    inputs: Path | None = None
-    lengths: tuple[int, ...] = ()
-    atol: float | None = None
-    rtol: float | None = None
-    provider: str = "auto"
-    plugin: str = "auto"
-    causal: bool | None = None
-    keep_reference: bool = False
-
-
-@dataclass
-class ParityReport:
-    """What came out.
-
-    Args:
-        dtype: the file's, which chose the tolerance; "int8" if its linear layers are.
-        provider: what really ran.
-        plugin: path of the library whose compiled kernels computed the attention nodes; None if their body did.
-        model: the file.
-        checkpoint: what it was compared with.
-        tolerance: the criterion.
-        windows: those of its attention layers, at the length of the file.
-        sidecar: the facts of the export; None where there are none.
-        comparisons: by description of the inputs, one comparison an output.
-        notes: what the user should know.
-        inputs: those of the worst comparison.
-        outputs: the file's outputs on them, and the reference's as `NAME.reference`.
-    """
-
-    dtype: str
-    provider: str
-    model: Path
-    checkpoint: Path
-    tolerance: Tolerance
-    windows: list[WindowView]
-    plugin: str | None = None
-    sidecar: Sidecar | None = None
-    comparisons: list[tuple[str, Comparison]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    inputs: Arrays = field(default_factory=dict)
-    outputs: Arrays = field(default_factory=dict)
-
-    @property
-    def passed(self) -> bool:
-        """Whether every output of every set of inputs is within its tolerance."""
-        return all(comparison.passed for _, comparison in self.comparisons)
-
-    def rows(self) -> list[dict[str, Any]]:
-        """One row an output and set of inputs."""
-        return [
-            {"output": c.name, "inputs": source, "passed": c.passed, **c.figures()} for source, c in self.comparisons
-        ]
-
-    def spreads(self) -> dict[str, ErrorSpread]:
-        """How the errors of each output are spread, over all sets of inputs."""
-        found: dict[str, ErrorSpread] = {}
-        for _, comparison in self.comparisons:
-            if comparison.spread is not None:
-                known = found.get(comparison.name)
-                found[comparison.name] = comparison.spread if known is None else known.merge(comparison.spread)
-        return found
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
-        return {
-            "model": str(self.model),
-            "against": str(self.checkpoint),
-            "passed": self.passed,
-            "dtype": self.dtype,
-            "provider": self.provider,
-            "plugin": self.plugin,
-            "tolerance": asdict(self.tolerance),
-            "comparisons": self.rows(),
-            "notes": self.notes,
-            "errors": {name: spread.to_dict() for name, spread in self.spreads().items()},
-            "windows": [view.to_dict() for view in self.windows],
-            "sidecar": None if self.sidecar is None else self.sidecar.to_dict(),
-        }
-
-    def save(self, inputs: Path | None, outputs: Path | None) -> None:
-        """Write the arrays of the worst comparison as .npz."""
-        if inputs is not None:
-            save_arrays(inputs, self.inputs)
-        if outputs is not None:
-            save_arrays(outputs, self.outputs)
 
 
 def run_parity(request: ParityRequest, progress: Callable[[str], None] = lambda _: None) -> ParityReport:
@@ -158,7 +40,7 @@ def run_parity(request: ParityRequest, progress: Callable[[str], None] = lambda 
     )  # the numbers judge it
     sidecar = read_model_facts(request.model)
     source, notes = _source(request, session, sidecar)
-    notes += [*_altered(request.model), *session.notes]
+    notes += [*altered(request.model), *session.notes]
     dtype = dtype_of_file(request.model, session, source, sidecar)
     way = _way(session, source, dtype, sidecar)
     _check_inputs(session.inputs, way.specs, source)
@@ -168,23 +50,18 @@ def run_parity(request: ParityRequest, progress: Callable[[str], None] = lambda 
         precision,
         session.provider,
         request.model,
-        request.checkpoint,
+        request.against,
         tolerance,
         windows_of(way.source),
         session.plugin,
         sidecar,
         notes=notes,
     )
-    worst = -np.inf
     for name, inputs in way.inputs(request.seeds, request.inputs, request.lengths):
         progress(f"Comparing: {name}")
-        report.notes += _not_finite(inputs)
+        report.notes += not_finite(inputs)
         outputs, comparisons = way.compare(inputs, tolerance)
-        for comparison in comparisons:
-            report.comparisons.append((name, comparison))
-            if not report.outputs or comparison.excess(tolerance) > worst:
-                worst = comparison.excess(tolerance)
-                report.inputs, report.outputs = inputs, outputs
+        report.take(name, inputs, outputs, comparisons)
     report.notes += way.notes
     if request.keep_reference:
         expected = way.reference(report.inputs)
@@ -229,9 +106,9 @@ def _source(request: ParityRequest, session: Session, sidecar: Sidecar | None) -
     notes = []
     if sidecar is not None:
         known = RawConfig(sidecar.class_name, sidecar.kwargs, sidecar.hyper_connections, "the sidecar")
-    opened = open_checkpoint(request.checkpoint, request.config, known=known)
+    opened = open_checkpoint(request.against, request.config, known=known)
     if sidecar is not None and sidecar.checkpoint_sha256 != opened.loaded.sha256:
-        notes.append(f"{request.checkpoint} is not the checkpoint {request.model} was exported from")
+        notes.append(f"{request.against} is not the checkpoint {request.model} was exported from")
     inputs = {spec.name: spec for spec in session.inputs}
     data = session.inputs[0]
     is_attention, is_aft = "q" in inputs, "query" in inputs
@@ -289,19 +166,3 @@ def _check_inputs(found: list[TensorSpec], wanted: list[TensorSpec], source: Sou
 
 def _listed(specs: list[Any]) -> str:
     return ", ".join(spec.describe() for spec in specs)
-
-
-def _altered(model: Path) -> list[str]:
-    try:
-        check_unchanged(model)
-    except CheckFailed as error:
-        return [f"{error.what} {error.why}"]
-    return []
-
-
-def _not_finite(inputs: Arrays) -> list[str]:
-    return [
-        f"input {name!r} holds NaN or Inf: what comes out of it cannot be equal"
-        for name, array in inputs.items()
-        if not np.isfinite(array).all()
-    ]

@@ -15,13 +15,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ..core.errors import UsageError
+from ..core.size_sweep import sweep_sizes
 from ..core.tensors import TensorSpec, format_shape
 from ..core.tolerance import Tolerance
 from ..runtime.arrays import load_arrays, random_inputs
 from ..runtime.compare import Comparison
 from ..runtime.session import Session
 from .checks.parity import compare_with_oracle
-from .checks.untouched import sweep_sizes
 from .open_sizes import BATCH, SEQUENCE, at_sizes, open_specs
 from .source import SourceModel
 from .steps.check import check_length, compare_steps

@@ -59,11 +59,21 @@ def errors_title(name: str, before: str) -> str:
 def _lead(file: Document) -> str:
     worst = max(file["comparisons"], key=lambda row: _number(row["max_abs"]))
     relation = "are equal" if file["passed"] else "are NOT equal"
-    reference = f"the float64 reference of {PurePath(file['against']).name}"
+    judge, against = judge_of(file), PurePath(file["against"]).name
+    reference, proof = f"the float64 reference of {against}", ""
+    if judge["kind"] == "file":
+        reference = f"{against}, run by {judge['backend']} on {judge['provider']},"
+        proof = " " + (judge["checked"] or f"That {against} itself is right is not proven here") + "."
     return (
         f"{PurePath(file['model']).name} and {reference} {relation} within {tolerance_text(file)}; "
-        f"the largest error is {figure(worst['max_abs'])}."
+        f"the largest error is {figure(worst['max_abs'])}.{proof}"
     )
+
+
+def judge_of(file: Document) -> Document:
+    """Who judged; documents of older releases do not say: the oracle."""
+    judge: Document = file.get("reference", {"kind": "oracle"})
+    return judge
 
 
 def tolerance_text(file: Document) -> str:
@@ -74,7 +84,7 @@ def tolerance_text(file: Document) -> str:
 
 
 def _sections(file: Document, before: str) -> list[Section]:
-    sections = [Section(f"{before}Figures", tables=(_comparisons(file["comparisons"]),))]
+    sections = [Section(f"{before}Figures", tables=(_comparisons(file["comparisons"], judge_of(file)),))]
     for name, saved in file["errors"].items():
         sections.append(_errors(ErrorSpread.from_dict(saved), errors_title(name, before)))
     views = windows_of(file)
@@ -88,7 +98,7 @@ def _sections(file: Document, before: str) -> list[Section]:
     return sections
 
 
-def _comparisons(rows: Sequence[Document]) -> Table:
+def _comparisons(rows: Sequence[Document], judge: Document) -> Table:
     columns = (
         Column("output", False),
         Column("inputs", False),
@@ -99,8 +109,9 @@ def _comparisons(rows: Sequence[Document]) -> Table:
         (row["output"], row["inputs"], "ok" if row["passed"] else "FAILED", *(figure(row[name]) for name in _FIGURES))
         for row in rows
     ]
+    reference = "float64 reference" if judge["kind"] == "oracle" else "other file's outputs, in float64"
     note = (
-        "Differences from the float64 reference: the largest, the largest relative to the expected value, the root "
+        f"Differences from the {reference}: the largest, the largest relative to the expected value, the root "
         "mean square, and that relative to the expected values'; worst_index is where the tolerance is broken, or "
         "nearest to it."
     )

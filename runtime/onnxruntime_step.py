@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.tensors import TensorSpec
+from .compiled_kernel import AUTO
 from .onnxruntime_session import OnnxRuntimeSession, open_file
 from .session import BACKENDS, Arrays
 from .step_file import check_caches, find_prefill, other_tensors
@@ -110,6 +111,7 @@ class OnnxRuntimeStep(StepSession):
         session: the step file, opened.
         prefill: path and facts of the prefill file, opened when first needed; None without one.
         threads: as the step file was opened with.
+        plugin: likewise.
     """
 
     backend = "onnxruntime"
@@ -121,11 +123,12 @@ class OnnxRuntimeStep(StepSession):
         session: OnnxRuntimeSession,
         prefill: tuple[Path, StepFacts] | None,
         threads: int | None,
+        plugin: str = AUTO,
     ) -> None:
         facts = step_facts(sidecar)
         self.provider, self.notes = session.provider, session.notes
         check_caches(session, facts, path)
-        self._threads = threads
+        self._threads, self._plugin = threads, plugin
         self._banks = _Banks(facts, _DEVICES.get(session.provider, "cpu"))
         step = _BoundFile(session, facts, self._banks)
         self._files = {facts.chunk: step}
@@ -141,7 +144,7 @@ class OnnxRuntimeStep(StepSession):
         if chunk not in self._files:
             assert self._prefill is not None, "only a prefill file adds a chunk"
             path, facts = self._prefill
-            session = open_file(path, self.provider, self._threads)
+            session = open_file(path, self.provider, self._threads, self._plugin)
             check_caches(session, facts, path)
             self._files[chunk] = _BoundFile(session, facts, self._banks)
         return self._files[chunk].run(inputs, self.position)

@@ -8,7 +8,8 @@ defines a `StepSession` and one entry in `STEP_BACKENDS`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -94,7 +95,7 @@ class StepSession(ABC):
         self.sidecar, self.facts = sidecar, step_facts(sidecar)
         self.inputs, self.output, self.chunks = list(inputs), output, tuple(chunks)
         self.position = 0
-        self._specs = {chunk: [self._resized(spec, chunk) for spec in self.inputs] for chunk in self.chunks}
+        self._specs = {chunk: [self.resized(spec, chunk) for spec in self.inputs] for chunk in self.chunks}
 
     @property
     def max_positions(self) -> int | None:
@@ -139,22 +140,29 @@ class StepSession(ABC):
         Raises:
             UsageError: as `advance`; positions are counted before anything is consumed.
         """
+        return deque(self.calls(inputs), maxlen=1)[0]
+
+    def calls(self, inputs: Mapping[str, NDArray[Any]], largest: int | None = None) -> Iterator[NDArray[Any]]:
+        """Consume any number of positions as `consume` does, and give the output of each call.
+
+        Args:
+            inputs: as for `consume`.
+            largest: the most positions of one call; None takes chunks as long as there are.
+        """
         length, axis = self._positions(inputs), self.facts.sequence_axis
         if length == 0:
             raise UsageError("There is nothing to consume.", why="The inputs have no position.")
         self._check_room(length)
-        output: NDArray[Any] | None = None
+        chunks = [size for size in self.chunks if largest is None or size <= largest]
         start = 0
         while start < length:
-            chunk = max((size for size in self.chunks if size <= length - start), default=self.chunks[0])
+            chunk = max((size for size in chunks if size <= length - start), default=self.chunks[0])
             piece = {
                 name: array if name in _WHOLE else _cut(array, axis, start, start + chunk)
                 for name, array in inputs.items()
             }
-            output = self.advance(piece)
+            yield self.advance(piece)
             start += chunk
-        assert output is not None
-        return output
 
     def _positions(self, inputs: Mapping[str, NDArray[Any]]) -> int:
         """How many positions these inputs hold; what does not fit at all is left to `check_inputs`."""
@@ -175,11 +183,12 @@ class StepSession(ABC):
                 fix="Give a shorter prompt, generate fewer tokens, or begin anew.",
             )
 
-    def _resized(self, spec: TensorSpec, chunk: int) -> TensorSpec:
+    def resized(self, spec: TensorSpec, positions: int | str) -> TensorSpec:
+        """One of `inputs` for another number of positions, or for an open one of this name."""
         if spec.name in _WHOLE:
             return spec
         axis = self.facts.sequence_axis
-        return replace(spec, shape=(*spec.shape[:axis], chunk, *spec.shape[axis + 1 :]))
+        return replace(spec, shape=(*spec.shape[:axis], positions, *spec.shape[axis + 1 :]))
 
     @abstractmethod
     def _clear(self) -> None:

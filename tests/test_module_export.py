@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from localattn.core.errors import CheckFailed, ExportFailed, UsageError
 from localattn.core.sidecar import read_sidecar
+from localattn.core.size_sweep import sweep
 from localattn.exporter import function_body, graph
 from localattn.exporter.checks.layers import check_layer_windows
-from localattn.exporter.checks.untouched import sweep
 from localattn.exporter.module_export import ModuleExportReport, ModuleOptions, export_module
 from localattn.exporter.module_inputs import parse_input
 from localattn.exporter.modules import local_attention

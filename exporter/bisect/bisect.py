@@ -17,8 +17,9 @@ from ...core.errors import UsageError
 from ...core.tolerance import tolerance_for
 from ...runtime.arrays import load_arrays, random_inputs
 from ...runtime.inspect_onnx import read_model
+from ...runtime.parity_report import ParityRequest
 from ...runtime.session import Session, check_inputs, load
-from ..parity import ParityRequest, check_signature, dtype_of_file, source_of_file
+from ..parity import check_signature, dtype_of_file, source_of_file
 from ..source import SourceModel
 from .boundaries import Boundary, GraphIndex, find_boundaries
 from .causes import likely_cause

@@ -7,7 +7,7 @@ or does not; sizes that it refuses itself are left out, and counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.errors import CheckFailed, UsageError
-from ...core.geometry import WindowGeometry
 from ...core.sidecar import CheckRecord
 from ...core.tolerance import Tolerance
 from ...runtime.compare import Comparison
@@ -101,26 +100,3 @@ def check_repeats(reference: Callable[[Arrays], Arrays], inputs: Arrays) -> None
                 why=f"Its output {name!r} differs from run to run in evaluation mode, so nothing can be compared.",
                 fix="Turn off what is random in it.",
             )
-
-
-def sweep(windows: Sequence[WindowGeometry], longest: int) -> list[int]:
-    """Lengths around the multiples of every window, up to the longest."""
-    lengths = {1, longest - 1, longest}
-    for geometry in windows:
-        w = geometry.window_size
-        for multiple in (1, 2, 3, geometry.keys_per_window // w + 1):
-            lengths |= {multiple * w - 1, multiple * w, multiple * w + 1}
-    return sorted(n for n in lengths if 1 <= n <= longest)
-
-
-def sweep_sizes(
-    open_axes: Sequence[str], sizes: Mapping[str, int], sequence: str, windows: Sequence[WindowGeometry]
-) -> list[dict[str, int]]:
-    """Sizes of the open axes to try: each length of the sweep, then other batches."""
-    trials = [dict(sizes)]
-    if sequence in open_axes:
-        trials += [{**sizes, sequence: n} for n in sweep(windows, sizes[sequence])]
-    for axis in open_axes:
-        if axis != sequence:
-            trials += [{**trial, axis: n} for n in (1, 3) for trial in (trials[0], trials[len(trials) // 2])]
-    return [dict(x) for x in dict.fromkeys(tuple(sorted(trial.items())) for trial in trials)]

@@ -54,6 +54,7 @@ ABILITIES: tuple[Ability, ...] = (
     Ability("export", "a checkpoint or module to a checked ONNX file", _CHECKED),
     Ability("demo", "the shipped model, exported and run", _CHECKED),
     Ability("parity", "a file against its checkpoint", (("torch",), ("safetensors",), ("einops",), *_RUNS_ONNX)),
+    Ability("parity --against model.onnx", "a file against another, without PyTorch", _RUNS_ONNX),
     Ability("bisect", "the first module that differs", _CHECKED),
     Ability("inspect model.pt", "what a checkpoint is", (("torch",), ("safetensors",))),
     Ability("inspect model.onnx", "what a file is", (("onnx",),)),

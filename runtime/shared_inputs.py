@@ -1,0 +1,113 @@
+"""The inputs that two files take alike: drawn once, in the coarser of their float types, and cast for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ..core.errors import UsageError
+from ..core.tensors import UNNAMED_DIMENSION, TensorSpec
+from .session import Arrays
+
+# From coarse to fine. bfloat16 is not among them: numpy has none.
+_FLOATS = ("float16", "float32", "float64")
+# A size, or an open axis: whose it is, and its name.
+_Axis = int | tuple[str, str]
+
+
+def shared_specs(first: Sequence[TensorSpec], second: Sequence[TensorSpec], names: tuple[str, str]) -> list[TensorSpec]:
+    """What both files take.
+
+    Args:
+        first: the inputs of one file.
+        second: those of the other.
+        names: of the files, for the error.
+
+    Returns:
+        The inputs in the order of the first. A size that one of them leaves open is the other's; where both do, it
+        has the first one's name. Of two float types it is the coarser.
+
+    Raises:
+        UsageError: a name, a type or a size differs; every difference is told.
+    """
+    one, other = ({spec.name: spec for spec in specs} for specs in (first, second))
+    wrong = [f"Only {names[0]} takes {one[name].describe()}." for name in one if name not in other]
+    wrong += [f"Only {names[1]} takes {other[name].describe()}." for name in other if name not in one]
+    sizes = _Sizes()
+    found = []
+    for name in (name for name in one if name in other):
+        a, b = one[name], other[name]
+        dtype = _coarser(a.dtype, b.dtype)
+        fits = dtype is not None and len(a.shape) == len(b.shape)
+        joined = [sizes.join(x, y) for x, y in zip(_axes(names[0], a), _axes(names[1], b), strict=False)]
+        if not (fits and all(joined)):
+            wrong.append(f"Input {name!r} is {_told(a)} in {names[0]} and {_told(b)} in {names[1]}.")
+        found.append(replace(a, dtype=dtype or a.dtype))
+    if wrong:
+        raise UsageError(
+            f"{names[0]} and {names[1]} do not take the same inputs.",
+            why=" ".join(wrong),
+            fix="Give two files of one model at the same sizes; of a step file, its sidecar beside it too.",
+        )
+    return [replace(spec, shape=tuple(sizes.of(x) for x in _axes(names[0], spec))) for spec in found]
+
+
+def fitted(arrays: Mapping[str, NDArray[Any]], specs: Iterable[TensorSpec]) -> Arrays:
+    """Arrays in the float types of these inputs; whatever else does not fit, the session that runs them refuses."""
+    ready = dict(arrays)
+    for spec in specs:
+        array = ready.get(spec.name)
+        if array is not None and {array.dtype.name, spec.dtype} <= set(_FLOATS):
+            ready[spec.name] = array.astype(spec.dtype)
+    return ready
+
+
+def _coarser(a: str, b: str) -> str | None:
+    """The type to draw in; None where the two differ in more than their precision."""
+    if a == b:
+        return a
+    return _FLOATS[min(_FLOATS.index(a), _FLOATS.index(b))] if {a, b} <= set(_FLOATS) else None
+
+
+def _told(spec: TensorSpec) -> str:
+    return spec.describe().removeprefix(f"{spec.name} ")
+
+
+def _axes(owner: str, spec: TensorSpec) -> list[_Axis]:
+    """Its sizes, and its open axes with their owner; an axis without a name has its place for one."""
+    return [
+        size if isinstance(size, int) else (owner, size if size != UNNAMED_DIMENSION else f"?{spec.name} {axis}")
+        for axis, size in enumerate(spec.shape)
+    ]
+
+
+class _Sizes:
+    """Open axes that have to be of the same size, or of a known one."""
+
+    def __init__(self) -> None:
+        self._same: dict[_Axis, _Axis] = {}
+
+    def join(self, a: _Axis, b: _Axis) -> bool:
+        """Let two be the same; False where they are different sizes."""
+        a, b = self._root(a), self._root(b)
+        if a != b and isinstance(a, int) and isinstance(b, int):
+            return False
+        if a != b:
+            a, b = (b, a) if isinstance(b, int) else (a, b)
+            self._same[b] = a
+        return True
+
+    def of(self, axis: _Axis) -> int | str:
+        """The size, or the name of what is open."""
+        root = self._root(axis)
+        if isinstance(root, int):
+            return root
+        return UNNAMED_DIMENSION if root[1].startswith(UNNAMED_DIMENSION) else root[1]
+
+    def _root(self, axis: _Axis) -> _Axis:
+        while axis in self._same:
+            axis = self._same[axis]
+        return axis
