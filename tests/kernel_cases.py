@@ -20,7 +20,8 @@ from localattn.plugins.kernel.spec import Tile
 from . import reference
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-# Outputs are averages of values of size 1; weights are rounded to the input's type before the second product.
+# Outputs are averages of values of size 1; weights are rounded to the input's type before the second product. The same
+# number is what larger values may differ by in proportion: averages of few keys are as large as their largest.
 TOLERANCE = {"fp32": 4e-6, "fp16": 2e-3, "bf16": 2e-2}
 # Below the windows, so that all kinds of tiles occur.
 SMALL_TILE = Tile(16, 16, 4, 2)
@@ -84,7 +85,8 @@ def expected(case: Case, tensors: tuple[torch.Tensor | None, ...]) -> np.ndarray
 def judge(actual: torch.Tensor, case: Case, tensors: tuple[torch.Tensor | None, ...]) -> None:
     """The kernel's output is right, finite everywhere, and zero in rows without keys."""
     assert torch.isfinite(actual).all()
-    np.testing.assert_allclose(actual.double().numpy(), expected(case, tensors), rtol=0, atol=TOLERANCE[case.dtype])
+    most = TOLERANCE[case.dtype]
+    np.testing.assert_allclose(actual.double().numpy(), expected(case, tensors), rtol=most / 2, atol=most)
     if case.mask:
         dead = reference.rows_without_keys(case.geometry, tensors[3].numpy())
         assert dead.any() or case.geometry.keys_per_window > case.length // 2

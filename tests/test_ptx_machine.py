@@ -193,7 +193,7 @@ def test_a_copy_arrives_when_it_is_waited_for() -> None:
         ("st.global.b64 [%rd1+8], %rd0;", "in no tensor"),
         ("st.global.b64 [%rd1+4], %rd0;", "no multiple"),
         ("ld.global.b32 %r1, [%rd1+-2000];", "in no tensor"),
-        ("add.s32 %r1, %r2, 1;", "%r2 is read before it is written"),
+        ("add.s32 %r1, %r2, 1; mov.b32 %r2, 0;", "%r2 is read before it is written"),
         ("add.s64 %rd2, %r0, 1;", "%r0 has 32 bits, not 64"),
         ("div.s32 %r1, 5, 0;", "division by zero"),
         ("sqrt.rn.f32 %r1, %r0;", "no sqrt.rn.f32"),
@@ -204,6 +204,12 @@ def test_a_copy_arrives_when_it_is_waited_for() -> None:
 def test_faults(body: str, message: str) -> None:
     with pytest.raises(PtxFault, match=message):
         run(body)
+
+
+def test_what_nobody_writes_is_not_a_number() -> None:
+    """Compilers fill halves of registers that they do not need with such."""
+    halves = run("mov.b32 %r1, 7; mov.b64 %rd2, {%r1, %r2}; st.global.b64 [%rd1], %rd2;").view(np.uint32)
+    assert halves[0] == 7 and np.isnan(halves[1:2].view(np.float32))[0]
 
 
 def test_an_endless_loop(monkeypatch: pytest.MonkeyPatch) -> None:

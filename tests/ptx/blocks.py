@@ -167,6 +167,8 @@ class Blocks:
         """An operand's value in every thread, `[blocks, threads]`."""
         if isinstance(operand, Register):
             value = self.registers.get(operand.name)
+            if value is None and operand.name in self.program.undefined:
+                value = self._undefined(operand.name)
             if value is None:
                 raise PtxFault(f"{operand.name} is read before it is written")
             if operand.name in self.unready:
@@ -181,6 +183,11 @@ class Blocks:
         if operand in self.program.variables:
             return np.full(self.shape, SHARED_BASE, dtype)
         raise PtxFault(f"no value: {operand}")
+
+    def _undefined(self, name: str) -> Array:
+        """A value that would be seen if it were used: not a number."""
+        storage = _STORAGE[self.program.registers[name]]
+        return np.full(self.shape, np.uint64(0x7FBA_7FBA_7FBA_7FBA).astype(storage), storage)
 
     def read_all(self, operand: Operand, dtype: np.dtype[Any]) -> Array:
         """A vector operand, `[blocks, threads, parts]`; of a single register, one part."""

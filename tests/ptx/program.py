@@ -79,6 +79,7 @@ class Program:
         instructions: in order.
         labels: name → index of the instruction behind it.
         variables: names of the dynamic shared memory.
+        undefined: registers that no instruction writes: whoever reads one has no use for the value.
     """
 
     entry: str
@@ -88,6 +89,7 @@ class Program:
     instructions: list[Instruction]
     labels: dict[str, int]
     variables: frozenset[str]
+    undefined: frozenset[str]
 
 
 _BITS = {"pred": 1, "b8": 8, "b16": 16, "b32": 32, "b64": 64, "u32": 32, "u64": 64}
@@ -119,7 +121,15 @@ def read_program(text: str) -> Program:
         instructions=reader.instructions,
         labels=reader.labels,
         variables=frozenset(re.findall(r"\.extern \.shared[^;]*?(\w+)\[\]", text)),
+        undefined=frozenset(reader.registers) - {name for x in reader.instructions for name in _first_registers(x)},
     )
+
+
+def _first_registers(instruction: Instruction) -> set[str]:
+    """The registers that an instruction may write: they stand first; two of a vote's operands are results."""
+    results = instruction.operands[: 2 if instruction.opcode.startswith("elect") else 1]
+    parts = [part for x in results for part in (x.parts if isinstance(x, Vector) else (x,))]
+    return {part.name for part in parts if isinstance(part, Register)}
 
 
 class _Reader:
