@@ -101,6 +101,14 @@ def test_numbers(target: str, case: Case) -> None:
     judge(run(target, case, tensors), case, tensors)
 
 
+@pytest.mark.parametrize("target", DISTINCT)
+@pytest.mark.parametrize(("head_dim", "dtype", "perm"), [(17, "fp16", SEQUENCE_FIRST), (250, "bf16", HEADS_FIRST)])
+def test_heads_whose_rows_align_with_nothing(head_dim: int, dtype: str, perm: tuple[int, ...], target: str) -> None:
+    case = Case(KINDS[2], 70, head_dim, dtype, heads=3, perm=perm)
+    tensors = case.tensors()
+    judge(run(target, case, tensors), case, tensors)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("target", DISTINCT)
 @pytest.mark.parametrize("case", FULL_GRID, ids=named)

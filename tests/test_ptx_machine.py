@@ -197,6 +197,8 @@ def test_a_copy_arrives_when_it_is_waited_for() -> None:
         ("add.s64 %rd2, %r0, 1;", "%r0 has 32 bits, not 64"),
         ("div.s32 %r1, 5, 0;", "division by zero"),
         ("sqrt.rn.f32 %r1, %r0;", "no sqrt.rn.f32"),
+        ("shfl.sync.down.b32 %r1, %r0, 1, 31, -1;", "a shuffle of the kind down"),
+        ("cvt.rz.f16.f32 %rs1, %r0;", "a conversion with"),
         ("setp.lt.s32 %p1, %r0, 7; @%p1 bra $L_a; $L_b: mov.b32 %r1, 0; $L_a: mov.b32 %r1, 1;", "disagree on a branch"),
         ("mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r30], 0;", "was not initialised"),
     ],
@@ -252,6 +254,27 @@ def test_products_of_a_warp() -> None:
     launch(read_program(text), memory, (1, 1, 1), (32, 1, 1), 1024, [memory.put(tensor)])
     product = tensor[1024:].view(np.float32).reshape(16, 8)
     np.testing.assert_allclose(product, a.astype(np.float64) @ b.astype(np.float64).T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("stored", ["", ".trans"])
+@pytest.mark.parametrize("loaded", ["", ".trans"])
+def test_matrices_stored_and_loaded(stored: str, loaded: str) -> None:
+    """What `stmatrix` stores, `ldmatrix` gives back; transposed by one of the two, it is transposed."""
+    body = f"""
+    shl.b32 %r1, %r0, 1;
+    add.s32 %r2, %r1, 1;
+    shl.b32 %r3, %r2, 16;
+    or.b32 %r4, %r1, %r3;
+    mad.lo.s32 %r5, %r0, 16, %r30;
+    stmatrix.sync.aligned.m8n8.x4{stored}.shared.b16 [%r5], {{%r4, %r4, %r4, %r4}};
+    bar.sync 0;
+    ldmatrix.sync.aligned.m8n8.x4{loaded}.shared.b16 {{%r6, %r7, %r8, %r9}}, [%r5];
+    st.global.v2.b32 [%rd1], {{%r6, %r9}};"""
+    halves = run(body).view(np.uint16).reshape(THREADS, 2, 2)
+    warp = np.arange(64).reshape(8, 8)  # thread t holds numbers 2·t and the next: the matrix, row by row
+    expected = warp if stored == loaded else warp.T
+    for part in range(2):
+        assert (halves[:32, part].reshape(8, 8) == expected).all()
 
 
 @pytest.mark.parametrize("width", [32, 64, 128])

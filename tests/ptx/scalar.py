@@ -167,7 +167,9 @@ def _move(blocks: Blocks, instruction: Instruction) -> None:
 @handles("cvt")
 def _convert(blocks: Blocks, instruction: Instruction) -> None:
     """Between types; to a pair of halves from two numbers, the higher half first."""
-    *_, to, source = instruction.opcode.split(".")
+    _, *rounding, to, source = instruction.opcode.split(".")
+    if rounding not in ([], ["rn"]):
+        raise PtxFault(f"a conversion with {rounding}")
     result, *operands = instruction.operands
     if to in ("f16x2", "bf16x2"):
         high, low = (_bits(blocks.read(x, NUMPY[source]), to.removesuffix("x2")).astype(np.uint32) for x in operands)

@@ -96,6 +96,8 @@ def _store_matrices(blocks: Blocks, instruction: Instruction) -> None:
     rows = np.empty((*registers.shape[:2], count, 8, 8), np.uint16)
     for part in range(count):
         rows[:, :, part, ROW[:, None], COLUMNS] = registers[:, :, :, part]
+    if ".trans." in instruction.opcode:
+        rows = rows.swapaxes(-1, -2)
     words = np.ascontiguousarray(rows).view(np.uint32).reshape(blocks.count, -1, 8 * count, 4)
     address, warp = by_warp(blocks.address(target))[:, :, : 8 * count], by_warp(blocks.warp)[:, :, : 8 * count]
     block = by_warp(blocks.block)[:, :, : 8 * count]
@@ -109,10 +111,13 @@ def _shuffle(blocks: Blocks, instruction: Instruction) -> None:
     """The value of another lane: of a number, or of the own number with some bits turned."""
     blocks.taking_part()
     result, source, lane, clamp, _ = instruction.operands
+    mode = instruction.opcode.split(".")[2]
+    if mode not in ("bfly", "idx"):
+        raise PtxFault(f"a shuffle of the kind {mode}")
     if (blocks.read(clamp, NUMPY["u32"]) != 31).any():
         raise PtxFault("a shuffle within parts of a warp")
     other = by_warp(blocks.read(lane, NUMPY["u32"]))
-    if ".bfly." in instruction.opcode:
+    if mode == "bfly":
         other = other ^ LANES.astype(np.uint32)
     values = by_warp(blocks.read(source, NUMPY["b32"]))
     blocks.write(result, by_thread(np.take_along_axis(values, other.astype(int), axis=2)))
