@@ -19,7 +19,6 @@ def measure(case: Case, device: Device) -> Row:
 
     inputs = random_inputs(case)
     expected = reference(case, inputs)
-    tolerance = tolerance_for(case.dtype)
     needed = work(case)
     floor, limit = floor_seconds(needed, device)
     results: Row = {}
@@ -30,18 +29,20 @@ def measure(case: Case, device: Device) -> Row:
             continue
         try:
             run = candidate.prepare(case, inputs)
-            difference = (run().float() - expected).abs()
-            error = float(difference.max())
-            wrong = bool(
-                difference.isnan().any() | (difference > tolerance.atol + tolerance.rtol * expected.abs()).any()
-            )
-            entry: Row = {"max_error": None if error != error else error, "agrees": not wrong}
-            if not wrong:
+            error, agrees = judge(run(), expected, case.dtype)
+            entry: Row = {"max_error": None if error != error else error, "agrees": agrees}
+            if agrees:
                 entry |= _timed(run, needed.operations, floor)
             results[name] = entry
         except Exception as error:  # another's library may fail in any way; ours may not
             results[name] = {"failed": f"{type(error).__name__}: {str(error).strip()[:300]}"}
     return {**case.as_json(), "floor_ms": floor * 1e3, "limit": limit, "candidates": results}
+
+
+def judge(actual: Any, expected: Any, dtype: str) -> tuple[float, bool]:
+    """The largest error, and whether every one is within the tolerance of the type; NaN never is."""
+    tolerance, error = tolerance_for(dtype), (actual.float() - expected).abs()
+    return float(error.max()), bool((error <= tolerance.atol + tolerance.rtol * expected.abs()).all())
 
 
 def _timed(run: Any, operations: float, floor: float) -> Row:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .gpu_cases import Case
+from .machine import write_document
 
 Row = dict[str, Any]
 # What must be the same for cases to stand in one document.
@@ -53,7 +54,4 @@ class Store:
 
     def write(self) -> None:
         """Whole or not at all."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        new = self.path.with_suffix(".new")
-        new.write_text(json.dumps(self.document(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        new.replace(self.path)
+        write_document(self.path, self.document(), indent=1)

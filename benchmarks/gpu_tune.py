@@ -24,12 +24,12 @@ from .gpu import use_this_tree
 use_this_tree()
 
 from localattn.core.errors import LocalAttnError  # noqa: E402
-from localattn.core.tolerance import tolerance_for  # noqa: E402
 from localattn.plugins.kernel.spec import KernelSpec, Tile  # noqa: E402
 from localattn.plugins.kernel.targets import Target  # noqa: E402
 
 from .gpu_cases import Case  # noqa: E402
 from .gpu_device import device_of_this_machine  # noqa: E402
+from .gpu_measure import judge  # noqa: E402
 
 LENGTH = 32768
 
@@ -70,10 +70,9 @@ def times(cases: list[Case], tile: Tile) -> list[float] | str:
     for case in cases:
         inputs = random_inputs(case)
         call = (inputs.query, inputs.key, inputs.value, None, None, case.attributes, tile)
-        expected, tolerance = reference(case, inputs), tolerance_for(case.dtype)
-        error = (launch(*call).float() - expected).abs()
-        if not bool((error <= tolerance.atol + tolerance.rtol * expected.abs()).all()):
-            return f"it differs by {float(error.max())} in {case.describe()}"
+        error, agrees = judge(launch(*call), reference(case, inputs), case.dtype)
+        if not agrees:
+            return f"it differs by {error} in {case.describe()}"
         found.append(float(do_bench(lambda call=call: launch(*call), warmup=10, rep=40, return_mode="median")))
     return found
 

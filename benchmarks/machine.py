@@ -41,13 +41,17 @@ def facts() -> dict[str, dict[str, Any]]:
 def write_result(name: str, result: Mapping[str, Any]) -> Path:
     """Write `results/<name>.json`, whole or not at all: the facts about this machine, then the result."""
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    document = {"name": name, "date": date, **facts(), **result}
-    RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    new.replace(path)
+    write_document(path, {"name": name, "date": date, **facts(), **result}, indent=2)
     return path
+
+
+def write_document(path: Path, document: Mapping[str, Any], indent: int) -> None:
+    """Write JSON, whole or not at all; folders are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(document, indent=indent, allow_nan=False) + "\n", encoding="utf-8")
+    new.replace(path)
 
 
 def read_result(name: str) -> dict[str, Any]:

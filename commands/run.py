@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,16 +37,18 @@ def run(
     quiet: QuietOption = False,
 ) -> None:
     """Run an exported model and show what it returns."""
-    from ..runtime.arrays import load_arrays, save_arrays
+    from ..core.engine_facts import read_model_facts
+    from ..runtime.arrays import load_arrays, random_inputs, save_arrays
     from ..runtime.session import load
+    from ..runtime.vocabulary import check_tokens, vocabulary
 
     session = load(model, provider, threads, plugin=plugin)
-    vocabulary = _vocabulary_size(model)
+    limit = vocabulary(read_model_facts(model))
     if load_inputs is None:
-        inputs, source = _random(session, seed, vocabulary), f"random, seed {seed}"
+        inputs, source = random_inputs(session.inputs, seed, token_limit=limit), f"random, seed {seed}"
     else:
         inputs, source = load_arrays(load_inputs), str(load_inputs)
-    _check_tokens(inputs, vocabulary)
+    check_tokens(inputs, limit)
     outputs, milliseconds = _timed(session, inputs, iterations)
     if save_outputs is not None:
         save_arrays(save_outputs, outputs)
@@ -65,39 +67,6 @@ def run(
     _warn_not_finite("Input", report["inputs"])
     _warn_not_finite("Output", report["outputs"])
     typer.echo(json.dumps(report, allow_nan=False) if output_format is Format.json else _as_text(report))
-
-
-def _vocabulary_size(model: Path) -> int | None:
-    """`num_tokens` of the exported model; None without a sidecar or for embeddings."""
-    from ..core.engine_facts import read_model_facts
-
-    sidecar = read_model_facts(model)
-    size = None if sidecar is None else sidecar.kwargs.get("num_tokens")
-    return size if isinstance(size, int) else None
-
-
-def _random(session: Session, seed: int, vocabulary: int | None) -> Arrays:
-    from ..runtime.arrays import random_inputs
-
-    return random_inputs(session.inputs, seed, token_limit=vocabulary)
-
-
-def _check_tokens(inputs: Mapping[str, Any], vocabulary: int | None) -> None:
-    """Refuse tokens outside the vocabulary.
-
-    The graph would not: a negative index counts from the end of the embedding, a GPU may read zeros.
-    """
-    from ..core.errors import UsageError
-
-    if vocabulary is None:
-        return
-    for name, array in inputs.items():
-        if array.dtype.kind in "iu" and array.size and not 0 <= array.min() <= array.max() < vocabulary:
-            raise UsageError(
-                f"Input {name!r} holds tokens outside the vocabulary.",
-                why=f"They range from {array.min()} to {array.max()}; the model has {vocabulary} tokens.",
-                fix=f"Use tokens from 0 to {vocabulary - 1}.",
-            )
 
 
 def _timed(session: Session, inputs: Arrays, iterations: int) -> tuple[Arrays, dict[str, float | int]]:

@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from .geometry import WindowGeometry
 
+# Sequences a call where a file leaves it open and has no facts beside it.
+OPEN_BATCH = 2
+
 
 def sweep(windows: Sequence[WindowGeometry], longest: int) -> list[int]:
     """Lengths around the multiples of every window, up to the longest."""

@@ -10,6 +10,7 @@ from ..core.config import RawConfig
 from ..core.engine_facts import read_model_facts
 from ..core.errors import UsageError
 from ..core.sidecar import Sidecar
+from ..core.size_sweep import OPEN_BATCH
 from ..core.tensors import TensorSpec
 from ..core.tolerance import tolerance_for
 from ..core.window_view import WindowView, bias_views, views
@@ -21,9 +22,6 @@ from .open_sizes import BATCH, SEQUENCE
 from .parity_ways import StepByStep, Way, Whole
 from .source import NUMPY_DTYPE, ShapeRequest, SourceModel
 from .steps.source import StepSource
-
-# Sequences a call where the file leaves it open and has no facts beside it.
-_OPEN_BATCH = 2
 
 
 def run_parity(request: ParityRequest, progress: Callable[[str], None] = lambda _: None) -> ParityReport:
@@ -118,7 +116,7 @@ def _source(request: ParityRequest, session: Session, sidecar: Sidecar | None) -
     length: int | str | None = data.shape[2 if is_attention else 0 if is_aft else 1]
     batch = data.shape[1 if is_aft else 0]
     if isinstance(batch, str):
-        batch = _OPEN_BATCH if sidecar is None else sidecar.batch
+        batch = OPEN_BATCH if sidecar is None else sidecar.batch
     if sidecar is not None and sidecar.step is not None:  # any length that the class accepts
         length = getattr(opened.resolved.args, "window_size", 1)
     if isinstance(length, str):

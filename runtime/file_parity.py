@@ -27,7 +27,7 @@ from .session import Arrays
 from .shared_inputs import shared_specs
 
 if TYPE_CHECKING:
-    from ..core.sidecar import Sidecar
+    from ..core.sidecar import CheckRecord
 
 # The check of an export that compares the written file with a reference.
 _PARITY = "parity"
@@ -118,30 +118,26 @@ def _names(model: Path, judge: Path) -> tuple[str, str]:
 def _record(judge: Side) -> tuple[str | None, list[str]]:
     """What is known of the judge itself: what its export found, or a note why nothing is."""
     name, sidecar = judge.path.name, judge.sidecar
-    why = _unproven(judge, sidecar)
-    if why is not None:
+    found = next((check for check in sidecar.checks if check.name == _PARITY), None) if sidecar is not None else None
+    why = _unproven(judge, found)
+    if found is None or why is not None:
         return None, [f"that {name} itself is right is not proven here: {why}"]
-    assert sidecar is not None
-    return f"{name} was checked when it was exported: {_parity_of(sidecar)}", []
+    return f"{name} was checked when it was exported: {found.detail}", []
 
 
-def _unproven(judge: Side, sidecar: Sidecar | None) -> str | None:
+def _unproven(judge: Side, found: CheckRecord | None) -> str | None:
+    """Why the record of the judge's export proves nothing of the file; None if it does."""
     if judge.engine is not None:
         return "it is an engine, and what engines compute is not compared when they are built"
-    if sidecar is None:
+    if judge.sidecar is None:
         return "no sidecar lies beside it"
-    found = [check for check in sidecar.checks if check.name == _PARITY]
-    if not found:
+    if found is None:
         return "its sidecar has no record of a comparison with a reference"
-    if found[0].status != "passed":
-        return f"its export's comparison is called {found[0].status}: {found[0].detail}"
-    if not sidecar.model_sha256:
+    if found.status != "passed":
+        return f"its export's comparison is called {found.status}: {found.detail}"
+    if not judge.sidecar.model_sha256:
         return "its sidecar does not say for which file it was written"
     return "; ".join(altered(judge.path)) or None
-
-
-def _parity_of(sidecar: Sidecar) -> str:
-    return next(check.detail for check in sidecar.checks if check.name == _PARITY)
 
 
 def _origin(model: Side, judge: Side) -> list[str]:

@@ -9,17 +9,16 @@ from pathlib import Path
 
 from ..core.errors import UsageError
 from ..core.geometry import WindowGeometry
-from ..core.size_sweep import sweep_sizes
+from ..core.size_sweep import OPEN_BATCH, sweep_sizes
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec
 from .arrays import load_arrays, random_inputs
-from .bench.inputs import BATCH_AXES, SEQUENCE_AXES, vocabulary
+from .bench.inputs import BATCH_AXES, SEQUENCE_AXES
 from .parity_report import ParityRequest
 from .parity_side import Side, StepSide, steps_of
 from .session import Arrays, check_inputs
 from .shared_inputs import fitted
+from .vocabulary import check_tokens, vocabulary
 
-# Sequences a call where both files leave it open and have no facts beside them.
-_OPEN_BATCH = 2
 # A sequence is so many windows longer than the longest cache.
 _WINDOWS_BEYOND = 3
 
@@ -120,15 +119,7 @@ class Trials:
     def _read(self, path: Path) -> Arrays:
         """The inputs of an .npz, in the types that both files share."""
         given = check_inputs(self._specs, fitted(load_arrays(path), self._specs))
-        for name, array in given.items():
-            if self._tokens is None or array.dtype.kind not in "iu" or not array.size:
-                continue
-            if not 0 <= array.min() <= array.max() < self._tokens:
-                raise UsageError(
-                    f"Input {name!r} holds tokens outside the vocabulary.",
-                    why=f"They range from {array.min()} to {array.max()}; the model has {self._tokens} tokens.",
-                    fix=f"Use tokens from 0 to {self._tokens - 1}.",
-                )
+        check_tokens(given, self._tokens)
         return given
 
     def _choose(self, lengths: Sequence[int], windows: Sequence[WindowGeometry]) -> list[Sizes]:
@@ -170,7 +161,7 @@ class Trials:
     def _batch(self, axis: str) -> int:
         """Sequences a call: as at export, as far as both files take so many."""
         low, high = self._bounds(axis)
-        stated = next((side.sidecar.batch for side in self._sides if side.sidecar is not None), _OPEN_BATCH)
+        stated = next((side.sidecar.batch for side in self._sides if side.sidecar is not None), OPEN_BATCH)
         return max(low, stated if high is None else min(stated, high))
 
     def _bounds(self, name: str) -> tuple[int, int | None]:

@@ -11,6 +11,7 @@ from ...core.errors import UsageError
 from ...core.tensors import TensorSpec
 from ..arrays import load_arrays, random_inputs
 from ..session import Arrays, check_inputs
+from ..vocabulary import vocabulary
 
 if TYPE_CHECKING:
     from ...core.sidecar import Sidecar
@@ -126,12 +127,6 @@ def _fits(specs: Sequence[TensorSpec], arrays: Mapping[str, Any], sizes: Sizes) 
             if name in BATCH_AXES and sizes.batch not in (None, size):
                 return False
     return True
-
-
-def vocabulary(facts: Sidecar | None) -> int | None:
-    """One more than the largest token, where a sidecar tells."""
-    size = None if facts is None else facts.kwargs.get("num_tokens")
-    return size if isinstance(size, int) else None
 
 
 def from_file(path: Path, specs: Sequence[TensorSpec], facts: Sidecar | None) -> tuple[Arrays, Sizes]:

@@ -22,8 +22,9 @@ import numpy as np
 from ...core.bench_report import BenchReport, BenchRow, BenchSettings, Memory, Profile, Ratio
 from ...core.tensors import TensorSpec
 from ..arrays import save_arrays
+from ..vocabulary import vocabulary
 from .cautions import find_warnings
-from .inputs import Sizes, draw, facts_beside, from_file, sizes_of, vocabulary
+from .inputs import Sizes, draw, facts_beside, from_file, sizes_of
 from .process import WorkerProcess
 from .request import BenchRequest, Candidate, labels
 from .resources import machine

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from ...core.step_facts import StepFacts
 from ...core.tensors import TensorSpec
 from ..arrays import load_arrays, random_inputs
 from ..session import Arrays, Session, load
+from ..vocabulary import check_tokens, vocabulary
 from .parts import ModelPart
 
 
@@ -43,7 +43,7 @@ def make_samples(part: ModelPart, count: int, seed: int, given: Sequence[Path] =
     if not (count or given):
         return []
     session = load(part.path, provider="cpu", plugin="none")
-    limit = _vocabulary(part)
+    limit = vocabulary(part.sidecar)
     step = part.sidecar.step if part.sidecar else None
     drawn: Iterator[tuple[Arrays, str]]
     if given:
@@ -54,15 +54,9 @@ def make_samples(part: ModelPart, count: int, seed: int, given: Sequence[Path] =
         drawn = _draw(session.inputs, part, count, seed, limit)
     samples = []
     for inputs, source in drawn:
-        _check_tokens(inputs, limit, source)
+        check_tokens({name: x for name, x in inputs.items() if name != "position"}, limit, source)
         samples.append(Sample(inputs, _finite(session.run(inputs), source), source))
     return samples
-
-
-def _vocabulary(part: ModelPart) -> int | None:
-    """One more than the largest token; None where it is not known."""
-    size = part.sidecar.kwargs.get("num_tokens") if part.sidecar else None
-    return size if isinstance(size, int) and not isinstance(size, bool) else None
 
 
 def _draw(
@@ -100,16 +94,6 @@ def _stream(
             yield {spec.name: inputs[spec.name] for spec in session.inputs}, f"random, seed {seed}, call {call}"
         outputs = session.run(inputs)
         caches = {cache.input: outputs[cache.output] for cache in step.caches}
-
-
-def _check_tokens(inputs: Mapping[str, Any], limit: int | None, source: str) -> None:
-    """A negative token counts from the end of the embedding in one engine and reads anything in another."""
-    for name, array in inputs.items():
-        if limit is None or name == "position" or array.dtype.kind not in "iu" or not array.size:
-            continue
-        if not 0 <= array.min() <= array.max() < limit:
-            why = f"They range from {array.min()} to {array.max()}; the model has {limit} tokens."
-            raise UsageError(f"Input {name!r} of {source} holds tokens outside the vocabulary.", why=why)
 
 
 def _finite(outputs: Arrays, source: str) -> Arrays:

@@ -4,6 +4,7 @@
     memory      global, shared and tensor memory, each access checked
     blocks      registers and control flow: every thread of some thread blocks, in lockstep
     scalar      instructions of one thread: arithmetic, comparisons, conversions
+    groups      asynchronous work, in groups that are waited for
     transfer    loads, stores and asynchronous copies
     warp        instructions of a warp: shuffles, ldmatrix, stmatrix, mma
     wgmma       products of a warpgroup (Hopper)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ def handles(*opcodes: str) -> Callable[[Handler], Handler]:
     return keep
 
 
+@cache
 def handler_of(opcode: str) -> Handler:
     """The meaning of an opcode: that of its longest known beginning."""
     name = opcode

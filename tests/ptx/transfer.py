@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .blocks import NUMPY, Blocks, handles
+from .groups import Groups
 from .memory import Array
 from .program import Address, Instruction, Operand, PtxFault, Vector
 
@@ -22,6 +23,11 @@ class _Copy:
     address: Array
     warp: Array
     data: Array
+
+
+def _copies(blocks: Blocks) -> Groups[_Copy]:
+    groups: Groups[_Copy] = blocks.extra.setdefault("copies", Groups())
+    return groups
 
 
 def _parts(operand: Operand) -> int:
@@ -111,13 +117,13 @@ def _copy(blocks: Blocks, instruction: Instruction) -> None:
         words[copied, word] = blocks.memory.load(origin[copied] + np.uint64(4 * word), 4)
     block, warp = blocks.block[active], blocks.warp[active]
     blocks.shared.promise(block, to, size, warp)
-    blocks.extra.setdefault("copies", [[]])[-1].append(_Copy(block, to, warp, words))
+    _copies(blocks).start(_Copy(block, to, warp, words))
 
 
 @handles("cp.async.commit_group")
 def _commit(blocks: Blocks, instruction: Instruction) -> None:
     blocks.taking_part()
-    blocks.extra.setdefault("copies", [[]]).append([])
+    _copies(blocks).commit()
 
 
 @handles("cp.async.wait_group")
@@ -125,12 +131,10 @@ def _wait(blocks: Blocks, instruction: Instruction) -> None:
     """All groups of copies but the latest few have arrived."""
     blocks.taking_part()
     left = int(blocks.read(instruction.operands[0], NUMPY["u32"])[0, 0])
-    groups = blocks.extra.setdefault("copies", [[]])
-    while len(groups) - 1 > left:
-        for copy in groups.pop(0):
-            for word in range(copy.data.shape[1]):
-                data = np.ascontiguousarray(copy.data[:, word])
-                blocks.shared.store(copy.block, copy.address + 4 * word, data, copy.warp)
+    for copy in _copies(blocks).wait(left):
+        for word in range(copy.data.shape[1]):
+            data = np.ascontiguousarray(copy.data[:, word])
+            blocks.shared.store(copy.block, copy.address + 4 * word, data, copy.warp)
 
 
 @handles("bar.sync")
@@ -139,7 +143,7 @@ def _barrier(blocks: Blocks, instruction: Instruction) -> None:
         blocks.shared.barrier()
 
 
-@handles("bar.warp.sync", "fence.proxy.async")
+@handles("bar.warp.sync", "fence.proxy.async", "wgmma.fence")
 def _fence(blocks: Blocks, instruction: Instruction) -> None:
     """Threads of a warp run in lockstep here, and all memory is of one kind."""
     blocks.taking_part()

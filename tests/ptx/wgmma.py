@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from .blocks import NUMPY, Blocks, handles
+from .groups import Groups
 from .memory import Array
 from .program import Immediate, Instruction, Operand, PtxFault, Register, Vector
 from .scalar import numbers
@@ -84,14 +85,14 @@ def _multiply(blocks: Blocks, instruction: Instruction) -> None:
     right = numbers(read_matrix(blocks, descriptor, size, width, transposed == Immediate("0")), kind)
     product = left @ right.swapaxes(1, 2)[:, None]
     sums = np.zeros((*product.shape[:2], 32, size // 2), np.float32)
-    _release(blocks, _names(result))  # one product may follow another into the same sums
+    blocks.unready = blocks.unready - _names(result)  # one product may follow another into the same sums
     if uniform(blocks.read(add, NUMPY["pred"]), "a sum").all():
         sums = by_warp(blocks.read_all(result, NUMPY["f32"])).copy()
     for part in range(size // 4):
         row, column = part % 2 * 8, part // 2 * 8
         sums[..., 2 * part : 2 * part + 2] += product[:, :, row + ROW[:, None], column + COLUMNS]
     blocks.write_all(result, by_thread(sums))
-    _groups(blocks)[-1].append((_names(result), _names(a)))
+    _products(blocks).start((_names(result), _names(a)))
     _hold(blocks)
 
 
@@ -103,32 +104,23 @@ def _names(operand: Operand) -> Names:
     return frozenset(part.name for part in parts if isinstance(part, Register))
 
 
-def _groups(blocks: Blocks) -> list[list[tuple[Names, Names]]]:
-    """Results and factors of the products that were started, by group; the last one is not committed."""
-    groups: list[list[tuple[Names, Names]]] = blocks.extra.setdefault("products", [[]])
+def _products(blocks: Blocks) -> Groups[tuple[Names, Names]]:
+    """Results and factors of the products that were started."""
+    groups: Groups[tuple[Names, Names]] = blocks.extra.setdefault("products", Groups())
     return groups
 
 
 def _hold(blocks: Blocks) -> None:
     """Registers of products under way: results must not be read, factors not be overwritten."""
-    running = [pair for group in _groups(blocks) for pair in group]
+    running = _products(blocks)
     blocks.unready = frozenset().union(*(results for results, _ in running))
     blocks.in_use = frozenset().union(*(factors for _, factors in running))
-
-
-def _release(blocks: Blocks, names: Names) -> None:
-    blocks.unready = blocks.unready - names
-
-
-@handles("wgmma.fence")
-def _fence(blocks: Blocks, instruction: Instruction) -> None:
-    blocks.taking_part()
 
 
 @handles("wgmma.commit_group")
 def _commit(blocks: Blocks, instruction: Instruction) -> None:
     blocks.taking_part()
-    _groups(blocks).append([])
+    _products(blocks).commit()
 
 
 @handles("wgmma.wait_group")
@@ -136,6 +128,5 @@ def _wait(blocks: Blocks, instruction: Instruction) -> None:
     """All groups of products but the latest few have ended."""
     blocks.taking_part()
     left = int(blocks.read(instruction.operands[0], NUMPY["u32"])[0, 0])
-    groups = _groups(blocks)
-    del groups[: max(0, len(groups) - 1 - left)]
+    _products(blocks).wait(left)
     _hold(blocks)
