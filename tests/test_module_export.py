@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from localattn.core.errors import CheckFailed, ExportFailed, UsageError
 from localattn.core.sidecar import read_sidecar
 from localattn.core.size_sweep import sweep
-from localattn.exporter import function_body, graph
-from localattn.exporter.checks.layers import check_layer_windows
+from localattn.exporter import body_facts, function_body, graph
+from localattn.exporter.checks.layers import check_layer_memory, check_layer_windows
 from localattn.exporter.module_export import ModuleExportReport, ModuleOptions, export_module
 from localattn.exporter.module_inputs import parse_input
 from localattn.exporter.modules import local_attention
@@ -213,6 +213,38 @@ def test_a_square_tensor_of_the_rest_is_found(tmp_path: Path) -> None:
         options = dataclasses.replace(options, allow_quadratic=True)
         report = export_module(randomised(Global()), ["x:float32:[2,18,16]"], tmp_path / f"{name}.onnx", options)
         assert statuses(report)["memory audit"] == "skipped"
+
+
+def in_parts(path: Path) -> list[onnx.FunctionProto]:
+    """The bodies of a file that compute some blocks at a time."""
+    return [body for body in onnx.load(path).functions if any(node.op_type == "Split" for node in body.node)]
+
+
+@pytest.mark.parametrize("length", [64, 118])  # whole blocks, and a last one that is not
+@pytest.mark.parametrize("inputs", ["", "mask:bool:[2,{}]"], ids=["", "mask"])
+def test_a_long_sequence_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inputs: str, length: int) -> None:
+    """Its body is for that length alone: no check may try it at another."""
+    monkeypatch.setattr(body_facts, "PART_BYTES", 4096)
+    model = randomised(Mixer(causal=not inputs))
+    given = [f"x:float32:[2,{length},16]", *([inputs.format(length)] if inputs else [])]
+    report = export_module(model, given, tmp_path / "m.onnx")
+    assert set(statuses(report).values()) == {"passed"}
+    assert len(in_parts(report.path)) == 1
+    assert_equals(report, model, **{x.name: torch.from_numpy(x.draw(5, {})) for x in map(parse_input, given)})
+
+
+def test_a_quadratic_body_in_parts_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_facts, "PART_BYTES", 65536)
+    report = export_module(randomised(Mixer()), ["x:float32:[1,512,16]"], tmp_path / "m.onnx")
+    assert len(in_parts(report.path)) == 1
+    model = onnx.load(report.path)
+    assert check_layer_memory(model, {512}, "", lambda: None).status == "passed"
+    # Queries by keys of the whole sequence, which nothing uses.
+    rows = onnx.helper.make_node("Transpose", ["query"], ["rows"], perm=[0, 2, 1, 3])
+    columns = onnx.helper.make_node("Transpose", ["key"], ["columns"], perm=[0, 2, 3, 1])
+    model.functions[0].node.extend([rows, columns, onnx.helper.make_node("MatMul", ["rows", "columns"], ["square"])])
+    record = check_layer_memory(model, {512}, "", lambda: None)
+    assert record.status == "failed" and "square" in record.detail
 
 
 def test_a_module_as_wide_as_the_sequence_is_no_fault(tmp_path: Path) -> None:

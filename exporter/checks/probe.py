@@ -59,6 +59,15 @@ class NodeProbe:
         """The node's op type."""
         return VARIANT_BY_OP_TYPE[self.node.op_type]
 
+    @property
+    def for_one_length(self) -> bool:
+        """Whether the body computes the blocks in parts, which are laid out for the node's own length."""
+        return any(node.op_type == "Split" for body in self._bodies for node in body.node)
+
+    @property
+    def _bodies(self) -> list[onnx.FunctionProto]:
+        return [body for body in self.model.functions if (body.domain, body.name) == (DOMAIN, self.node.op_type)]
+
     def inputs(self, heads: int = 1, head_dim: int | None = None) -> list[TensorSpec]:
         """The node's inputs for a batch of one."""
         perm, geometry = self.attributes["perm"], self.geometry
@@ -84,9 +93,8 @@ class NodeProbe:
         values = [onnx.helper.make_tensor_value_info(x.name, _ELEMENT[x.dtype], x.shape) for x in inputs]
         out = onnx.helper.make_tensor_value_info("out", _ELEMENT[self.dtype], inputs[0].shape)
         graph = onnx.helper.make_graph([node], "probe", values, [out])
-        bodies = [f for f in self.model.functions if (f.domain, f.name) == (DOMAIN, node.op_type)]
         return onnx.helper.make_model(
-            graph, opset_imports=self.model.opset_import, functions=bodies, ir_version=self.model.ir_version
+            graph, opset_imports=self.model.opset_import, functions=self._bodies, ir_version=self.model.ir_version
         )
 
     def session(self, inputs: Sequence[TensorSpec]) -> Session:
