@@ -1,8 +1,8 @@
 """Rewriting a model for onnxruntime's TensorRT provider.
 
-The provider makes TensorRT's plugins known to onnxruntime as operators of the domain `trt.plugins`. A node of another
-domain, or one with a function body, onnxruntime inlines before the provider sees it; so the attention nodes are moved
-there and their function bodies taken out. Nodes with xpos, which no kernel computes, keep domain and body.
+The provider makes TensorRT's plugins known to onnxruntime as operators of the domain `trt.plugins`, and refuses a model
+with functions. So the attention nodes are moved to that domain, without their bodies. The bodies of all other functions
+take the place of the nodes that call them; that goes for attention with xpos too, which no kernel computes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import UsageError
 from ..core.files import publish, refuse_existing, sha256, staging
+from ..core.fused_node import FUSED_DOMAIN
 from ..core.node import DOMAIN, VARIANT_BY_OP_TYPE
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class Rewritten:
 
     Args:
         nodes: names of the attention nodes that moved.
-        kept: names of those with xpos, which did not.
+        kept: names of those with xpos, of which only the body is left.
         sha256: of the written file, without external data.
     """
 
@@ -85,14 +86,21 @@ def _move_nodes(proto: onnx.ModelProto) -> tuple[list[str], list[str]]:
         else:
             node.domain = PROVIDER_DOMAIN
             moved.append(name)
-    used = {(node.domain, node.op_type) for node in proto.graph.node}
-    bodies = [body for body in proto.functions if body.domain != DOMAIN or (body.domain, body.name) in used]
-    del proto.functions[:]
-    proto.functions.extend(bodies)
-    domains = {node.domain for node in proto.graph.node} | {body.domain for body in bodies}
-    imports = [entry for entry in proto.opset_import if entry.domain != DOMAIN or DOMAIN in domains]
+    _inline_functions(proto)
+    domains = {node.domain for node in proto.graph.node}
+    gone = {DOMAIN, FUSED_DOMAIN} - domains
+    imports = [entry for entry in proto.opset_import if entry.domain not in gone]
     del proto.opset_import[:]
     proto.opset_import.extend(imports)
     if moved and PROVIDER_DOMAIN not in {entry.domain for entry in imports}:
         proto.opset_import.append(onnx.helper.make_opsetid(PROVIDER_DOMAIN, 1))
     return moved, kept
+
+
+def _inline_functions(proto: onnx.ModelProto) -> None:
+    """Put the bodies of functions where they are called, and leave no function."""
+    import onnx.inliner
+
+    if proto.functions:
+        proto.CopyFrom(onnx.inliner.inline_local_functions(proto))
+    del proto.functions[:]

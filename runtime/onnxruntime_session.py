@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,42 +15,10 @@ from ..core.errors import MissingDependency, UsageError
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec
 from .compiled_kernel import AUTO, NONE, CompiledKernel, choose, fall_back, lacking, refuse_elsewhere
 from .onnx_calls import check_calls, operators_of
+from .onnxruntime_providers import AUTO_ORDER, CPU, PROVIDERS, Provider, load_libraries, model_for, not_running
 from .session import BACKENDS, Arrays, Session
 
 _BACKEND = BACKENDS[".onnx"]
-
-
-@dataclass(frozen=True)
-class Provider:
-    """One place to run.
-
-    Args:
-        name: as users call it.
-        chain: onnxruntime's execution providers, best first; the CPU is added as the last.
-        options: options of the first of the chain.
-    """
-
-    name: str
-    chain: tuple[str, ...]
-    options: dict[str, str] = field(default_factory=dict)
-
-
-_CPU = "CPUExecutionProvider"
-
-# TF32 is on by default in onnxruntime's CUDA provider and rounds fp32 products to 10 bits: an fp32
-# model would miss its own parity tolerance.
-PROVIDERS = {
-    provider.name: provider
-    for provider in (
-        Provider("cpu", ()),
-        Provider("cuda", ("CUDAExecutionProvider",), {"use_tf32": "0"}),
-        Provider("tensorrt", ("TensorrtExecutionProvider", "CUDAExecutionProvider")),
-    )
-}
-
-# What "auto" tries, best first. TensorRT is left out: it builds an engine before the first run, which
-# takes minutes that nobody asked for.
-AUTO_ORDER = ("cuda", "cpu")
 
 # onnxruntime logs on stderr what it also raises; 4 keeps only what ends the process.
 _FATAL_ONLY = 4
@@ -223,9 +190,9 @@ def _open_exactly(ort: Any, model: str | bytes, source: str, provider: Provider,
     """Open on this provider and no other; a library that the user did not name is left out if it does not load."""
     setup = replace(setup, kernel=None) if provider.chain else setup
     kernel = setup.kernel
-    wanted = (*provider.chain, _CPU)[0]
+    wanted = (*provider.chain, CPU)[0]
     if wanted not in ort.get_available_providers():
-        raise _not_running(ort, provider, f"{wanted} is not in this onnxruntime build")
+        raise not_running(ort, provider, f"{wanted} is not in this onnxruntime build")
     try:
         session, notes = _create(ort, model, provider, setup)
     except Exception as error:
@@ -240,7 +207,7 @@ def _open_exactly(ort: Any, model: str | bytes, source: str, provider: Provider,
         if provider.chain:
             # The model or the provider? If the CPU refuses it too, the model: that call raises.
             _open_exactly(ort, model, source, PROVIDERS["cpu"], replace(setup, kernel=None))
-            raise _not_running(ort, provider, reason) from error
+            raise not_running(ort, provider, reason) from error
         without_kernel = lacking(source, reason)
         if without_kernel is not None:
             raise without_kernel from error
@@ -248,7 +215,7 @@ def _open_exactly(ort: Any, model: str | bytes, source: str, provider: Provider,
         raise UsageError(f"{source} cannot be loaded.", why=reason, fix=fix) from error
     started = session.get_providers()[0]
     if started != wanted:
-        raise _not_running(ort, provider, f"{wanted} did not start; {started} did")
+        raise not_running(ort, provider, f"{wanted} did not start; {started} did")
     # The copy that emulates bf16 has the function bodies inlined.
     plugin = str(kernel.library) if kernel is not None and kernel.used and EMULATED not in notes else None
     lean = setup.lean and not provider.chain
@@ -258,15 +225,13 @@ def _open_exactly(ort: Any, model: str | bytes, source: str, provider: Provider,
 
 def _create(ort: Any, model: str | bytes, provider: Provider, setup: _Setup) -> tuple[Any, tuple[str, ...]]:
     """onnxruntime's session, and what its user should know."""
-    if provider.chain and hasattr(ort, "preload_dlls"):
-        # Finds CUDA and cuDNN where pip put them; it prints, and stdout belongs to the results.
-        with contextlib.redirect_stdout(sys.stderr):
-            ort.preload_dlls()
-    chain, options = provider_chain(provider), session_options(ort, setup.threads, setup.kernel)
+    load_libraries(ort, provider)
+    options = session_options(ort, setup.threads, setup.kernel)
     # Reuse plans a buffer for each shape and holds it to the last of the layers; the pattern is one block more from
     # the second run on. The arena stays: without it every tensor is new memory, whose pages took as long as the run.
     options.enable_mem_reuse = options.enable_mem_pattern = not setup.lean
     failure: Exception | None = None
+    model, chain = model_for(provider, model)
     try:
         session = ort.InferenceSession(model, options, providers=chain, enable_fallback=0)
         if provider.chain or not any("bfloat16" in x.type for x in (*session.get_inputs(), *session.get_outputs())):
@@ -312,25 +277,6 @@ def session_options(ort: Any, threads: int | None, kernel: CompiledKernel | None
     if kernel is not None:
         kernel.register(ort, options)
     return options
-
-
-def provider_chain(provider: Provider, more: Mapping[str, str] | None = None) -> list[Any]:
-    """`providers=` of an `InferenceSession`; `more` adds options to the first."""
-    chain: list[Any] = [*provider.chain, _CPU]
-    options = {**provider.options, **(more or {})}
-    if options:
-        chain[0] = (chain[0], options)
-    return chain
-
-
-def _not_running(ort: Any, provider: Provider, reason: str) -> MissingDependency:
-    have = ", ".join(ort.get_available_providers())
-    return MissingDependency(
-        f"The provider {provider.name!r} does not run here.",
-        why=f"{reason} (onnxruntime {ort.__version__} has: {have}).",
-        fix="pip uninstall onnxruntime onnxruntime-gpu, then pip install 'localattn[gpu]': "
-        "the two packages overwrite each other, keep one.",
-    )
 
 
 _NUMPY_NAMES = {"float": "float32", "double": "float64"}

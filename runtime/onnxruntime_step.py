@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..core.sidecar import Sidecar
     from ..core.step_facts import StepFacts
 
-# Where a provider of `onnxruntime_session.PROVIDERS` keeps its tensors; the others keep them in host memory.
+# Where a provider of `onnxruntime_providers` keeps its tensors; the others keep them in host memory.
 _DEVICES = {"cuda": "cuda", "tensorrt": "cuda"}
 
 

@@ -12,10 +12,9 @@ Weights stay bf16, in the file of external data too, with a Cast behind each tha
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
-from .inspect_onnx import read_model
+from .inlining import inlined, parsed, put_back, take_weights
 
 # What these give is one of the numbers they take, or its negative: exact in any element type. Control flow gives
 # what its bodies do, and those are rounded inside.
@@ -29,8 +28,6 @@ EXACT = frozenset((
 ))
 # fmt: on
 _CASTS = ("Cast", "CastLike")
-# Larger tensors wait outside while functions are inlined and types inferred; smaller ones may be shapes.
-_WEIGHTS_FROM = 1024
 
 
 def widened(model: str | bytes) -> bytes | None:
@@ -44,8 +41,7 @@ def widened(model: str | bytes) -> bytes | None:
     """
     import onnx
 
-    document = read_model(Path(model)) if isinstance(model, str) else onnx.load_model_from_string(model)
-    plain, types = _typed(document)
+    plain, types = _typed(parsed(model))
     if onnx.TensorProto.BFLOAT16 not in types.values():
         return None
     _Widening(types).top(plain.graph)
@@ -56,19 +52,10 @@ def widened(model: str | bytes) -> bytes | None:
 def _typed(model: Any) -> tuple[Any, dict[str, int]]:
     """The model without functions, and the element type of every value that is known."""
     import onnx
-    import onnx.inliner
 
-    weights = {}
-    for tensor in model.graph.initializer:
-        if len(tensor.raw_data) >= _WEIGHTS_FROM:
-            weights[tensor.name] = tensor.raw_data
-            tensor.ClearField("raw_data")
-    if model.functions:
-        model = onnx.inliner.inline_local_functions(model)
-    typed = onnx.shape_inference.infer_shapes(model)
-    for tensor in typed.graph.initializer:
-        if tensor.name in weights:
-            tensor.raw_data = weights[tensor.name]
+    weights = take_weights(model)
+    typed = onnx.shape_inference.infer_shapes(inlined(model))
+    put_back(typed, weights)
     return typed, dict(_types(typed.graph))
 
 

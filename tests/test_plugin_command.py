@@ -22,9 +22,13 @@ from localattn.plugins.library.build import up_to_date
 from localattn.plugins.library.facts import host_arch
 from localattn.plugins.library.locations import find_library
 from localattn.plugins.library.selection import default_targets, full_set, needed_by
+from localattn.plugins.provider_domain import rewrite_for_provider
+from localattn.runtime import load
+from localattn.runtime.onnxruntime_session import open_bytes
 
 from . import node_model
 from .conftest import Finished
+from .engine_models import NODES, small_model
 from .plugin_build import failing_compiler
 
 Call = Callable[..., Finished]
@@ -240,6 +244,26 @@ def test_rewrite_for_onnxruntimes_provider(localattn: Call, model: Path, tmp_pat
     shown = localattn("plugin", "rewrite", model, "-o", output, "--force")
     assert shown.code == 0 and "load_library" in shown.out
     assert localattn("plugin", "rewrite", output, "-o", tmp_path / "twice.onnx").code == 2
+
+
+def test_rewrite_leaves_no_function(tmp_path: Path) -> None:
+    """The provider takes none. Given its body again, the file computes what it did."""
+    model, output = small_model(), tmp_path / "provider.onnx"
+    moved = rewrite_for_provider(model, output)
+    before, after = onnx.load(str(model)), onnx.load(str(output))
+    assert {body.domain for body in before.functions} == {"localattn", "localattn.fused"} and not after.functions
+    assert sorted({node.domain for node in after.graph.node}) == ["", "trt.plugins"]
+    assert {entry.domain for entry in after.opset_import} == {"", "trt.plugins"}
+    assert moved.nodes == [node.name for node in after.graph.node if node.domain] and len(moved.nodes) == NODES
+    for node in after.graph.node:
+        node.domain = node.domain and "localattn"
+    after.functions.extend(before.functions)
+    del after.opset_import[:]
+    after.opset_import.extend(before.opset_import)
+    tokens = {"tokens": np.random.default_rng(0).integers(0, 23, (1, 64))}
+    expected = load(model, "cpu", plugin="none").run(tokens)
+    actual = open_bytes(after.SerializeToString(), "cpu").run(tokens)
+    np.testing.assert_array_equal(actual["logits"], expected["logits"])
 
 
 def test_rewrite_keeps_weights_findable(localattn: Call, model: Path, tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ class FakeRuntime:
     def __init__(self, listed, starts, fault=None):
         self.real, self.listed, self.starts, self.fault = onnxruntime, listed, starts, fault
         self.SessionOptions = onnxruntime.SessionOptions
-        self.asked = []
+        self.asked, self.models = [], []
 
     def get_available_providers(self):
         return self.listed
@@ -243,6 +243,7 @@ class FakeRuntime:
     def InferenceSession(self, model, options, providers, enable_fallback):
         names = [p if isinstance(p, str) else p[0] for p in providers]
         self.asked.append(providers)
+        self.models.append(model)
         if self.fault and names[0] != "CPUExecutionProvider":
             raise RuntimeError(self.fault)
         session = self.real.InferenceSession(model, options, providers=["CPUExecutionProvider"])

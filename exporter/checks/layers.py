@@ -97,13 +97,13 @@ def _at_some_length(probe: NodeProbe) -> NodeProbe:
 def _superlinear(probe: NodeProbe) -> list[str]:
     """Tensors of a node that grow faster than its length, as onnxruntime really computed them.
 
-    A body for one length, in which every block takes the whole sequence or the blocks are computed in parts, is measured
-    at that: no tensor may be larger than all queries by the keys that a block reaches, and the same again for what does
-    not divide.
+    A body for one length, in which every block takes the whole sequence or the blocks are computed in parts, is
+    measured at that: no tensor may be larger than all queries by the keys that a block reaches, and the same again for
+    what does not divide.
     """
     block, geometry = int(probe.attributes["query_block"]), probe.geometry
     reached = geometry.backward_reach + geometry.forward_reach + block
-    if 0 < probe.length and (probe.length <= reached or probe.for_one_length):
+    if probe.length > 0 and (probe.length <= reached or probe.for_one_length):
         # Scores take one number a query and key, gathered keys one a channel, of which the probe has 16 at most.
         most = _LINEAR * max(probe.length, block) * reached * max(1, 16 // block)
         return [

@@ -9,18 +9,20 @@ from typing import Any
 
 from ...core.errors import UsageError
 from ..compiled_kernel import AUTO, CompiledKernel
+from ..onnxruntime_providers import PROVIDERS, model_for
 from ..onnxruntime_session import (
     EMULATED,
-    PROVIDERS,
     OnnxRuntimeSession,
     emulating_bf16,
     open_file,
-    provider_chain,
     session_options,
 )
 
 # The option that makes a provider capture a CUDA graph and replay it; other providers cannot.
-_CUDA_GRAPH = {"cuda": {"enable_cuda_graph": "1"}, "tensorrt": {"trt_cuda_graph_enable": "1"}}
+_CUDA_GRAPH = {"cuda": {"enable_cuda_graph": "1"}, "tensorrt": {"trt_cuda_graph_enable": "True"}}
+
+# Providers that turn the graph into something of their own: onnxruntime cannot write it down as it runs.
+_COMPILED = ("tensorrt",)
 
 # Names under the folder that a profile goes to.
 PROFILE, OPTIMIZED = "profile", "optimized.onnx"
@@ -63,7 +65,7 @@ def open_tuned(
         plugin: as `runtime.session.load` takes it.
 
     Raises:
-        UsageError: no ONNX file, or a provider without CUDA graphs.
+        UsageError: no ONNX file, or a provider without CUDA graphs, or one that cannot be profiled.
         MissingDependency: the provider does not start.
     """
     what = "--cuda-graph" if cuda_graph else "--profile"
@@ -82,6 +84,12 @@ def open_tuned(
             why="A CUDA graph is a recording of GPU work.",
             fix=f"Choose --provider {' or '.join(_CUDA_GRAPH)}, or leave --cuda-graph out.",
         )
+    if profile is not None and started in _COMPILED:
+        raise UsageError(
+            f"--profile does not apply to the provider {started!r}.",
+            why="It runs the graph as one engine, of which onnxruntime sees no parts.",
+            fix="Choose --provider cpu or cuda; trtexec --dumpProfile shows the layers of an engine.",
+        )
     import onnxruntime as ort
 
     kernel = CompiledKernel(Path(opened.plugin), asked=True, used=True) if opened.plugin else None
@@ -92,8 +100,10 @@ def open_tuned(
         options.optimized_model_filepath = str(Path(profile) / OPTIMIZED)
         # Weights go to a file beside it: one ONNX file holds 2 GB at the most.
         options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights.bin")
-    chain = provider_chain(PROVIDERS[started], _CUDA_GRAPH[started] if cuda_graph else None)
+    recorded = _CUDA_GRAPH[started] if cuda_graph else None
     begin = time.perf_counter()
-    model = emulating_bf16(str(path), options) if EMULATED in opened.notes else str(path)
+    model, chain = model_for(PROVIDERS[started], str(path), recorded)
+    if EMULATED in opened.notes:
+        model = emulating_bf16(str(path), options) or model
     native = ort.InferenceSession(model, options, providers=chain, enable_fallback=0)
     return TunedSession(native, started, str(path), time.perf_counter() - begin, opened.notes, opened.plugin)

@@ -88,28 +88,38 @@ def run(name: str, release: Release, store: Path | None = None, **asked: Any) ->
         asked: the rest of its question, as JSON.
     """
     with tempfile.TemporaryDirectory(prefix="localattn-tensorrt-") as folder:
-        scratch = Path(folder)
-        parts = _parts(release, store, scratch)
-        # The package as this process has it, installed or as a source tree.
-        import localattn
-
-        (scratch / "import").mkdir()
-        (scratch / "import" / "localattn").symlink_to(Path(localattn.__file__).parent)
-        finished = subprocess.run(
-            [sys.executable, "-X", "faulthandler", "-m", f"tests.tensorrt_releases.{name}"],
-            input=json.dumps({"parts": asdict(parts), **asked}),
-            env=os.environ | {"PYTHONPATH": str(scratch / "import"), "XDG_CACHE_HOME": str(scratch / "cache")},
-            cwd=TREE,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        assert finished.returncode == 0, finished.stderr[-4000:]
-        found: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
-        return found
+        parts = parts_of(release, store, Path(folder))
+        return child(f"tests.tensorrt_releases.{name}", Path(folder), parts=asdict(parts), **asked)
 
 
-def _parts(release: Release, store: Path | None, scratch: Path) -> Parts:
+def child(module: str, scratch: Path, **asked: Any) -> dict[str, Any]:
+    """What a program of the tests prints, in a process of its own.
+
+    Args:
+        module: of the program.
+        scratch: a folder for its caches.
+        asked: its question, as JSON.
+    """
+    # The package as this process has it, installed or as a source tree.
+    import localattn
+
+    (scratch / "import").mkdir()
+    (scratch / "import" / "localattn").symlink_to(Path(localattn.__file__).parent)
+    finished = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-m", module],
+        input=json.dumps(asked),
+        env=os.environ | {"PYTHONPATH": str(scratch / "import"), "XDG_CACHE_HOME": str(scratch / "cache")},
+        cwd=TREE,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert finished.returncode == 0, finished.stderr[-4000:]
+    found: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
+    return found
+
+
+def parts_of(release: Release, store: Path | None, scratch: Path) -> Parts:
     major = release.numbers[0]
     library = f"libnvinfer_plugin.so.{major}"
     plugins = program(host_arch(), "no_plugins.cpp", "-shared", "-fPIC", f"-Wl,-soname={library}")

@@ -3,9 +3,9 @@
     python verify.py                     # what lies beside this script
     python verify.py --provider cuda --format json
 
-Needs Python 3.10 and numpy; onnxruntime for ONNX files, TensorRT for engines. Exit codes: 0 all is well; 1 a file was
-altered, a model does not load, or an output differs; 2 this is no bundle, or wrong usage; 3 something is missing from
-this machine.
+Needs Python 3.10 and numpy; onnxruntime for ONNX files, for its TensorRT provider onnx too; TensorRT for engines. Exit
+codes: 0 all is well; 1 a file was altered, a model does not load, or an output differs; 2 this is no bundle, or wrong
+usage; 3 something is missing from this machine.
 """
 
 from __future__ import annotations
@@ -81,10 +81,11 @@ Run = Callable[[dict[str, Any]], dict[str, Any]]
 # TF32 would round fp32 products to 10 bits and miss the tolerance.
 _CUDA = ("CUDAExecutionProvider", {"use_tf32": "0"})
 _CPU: tuple[str, dict[str, str]] = ("CPUExecutionProvider", {})
+TENSORRT = "TensorrtExecutionProvider"
 PROVIDERS: dict[str, list[tuple[str, dict[str, str]]]] = {
     "cpu": [_CPU],
     "cuda": [_CUDA, _CPU],
-    "tensorrt": [("TensorrtExecutionProvider", {}), _CUDA, _CPU],
+    "tensorrt": [(TENSORRT, {}), _CUDA, _CPU],
 }
 
 
@@ -127,9 +128,27 @@ def _session(ort: Any, path: Path, name: str, threads: int | None) -> Any:
     if name != "cpu" and hasattr(ort, "preload_dlls"):
         with contextlib.redirect_stdout(sys.stderr):
             ort.preload_dlls()
-    session = ort.InferenceSession(os.fspath(path), options, providers=PROVIDERS[name], enable_fallback=0)
+    model: str | bytes = os.fspath(path)
+    providers = list(PROVIDERS[name])
+    if name == "tensorrt":
+        model, providers[0] = _for_tensorrt(path)
+    session = ort.InferenceSession(model, options, providers=providers, enable_fallback=0)
     session.disable_fallback()
     return session
+
+
+def _for_tensorrt(path: Path) -> tuple[bytes, tuple[str, dict[str, str]]]:
+    """What onnxruntime's TensorRT provider is given, which refuses calls of functions and must be told of 16-bit types.
+
+    A copy with the bodies where they are called and all weights inside, and the provider with its options.
+    """
+    import onnx
+    import onnx.inliner
+
+    model = onnx.inliner.inline_local_functions(onnx.load(os.fspath(path)))
+    types = {tensor.data_type for tensor in model.graph.initializer}
+    told = {"trt_fp16_enable": onnx.TensorProto.FLOAT16, "trt_bf16_enable": onnx.TensorProto.BFLOAT16}
+    return model.SerializeToString(), (TENSORRT, {option: "True" for option, kind in told.items() if kind in types})
 
 
 def open_engine(path: Path, model: Report, plugins: list[Path]) -> tuple[str, Run]:

@@ -1,0 +1,156 @@
+"""What providers that take no functions are given: a copy with the same numbers, whole, and options for its types."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.inliner
+import pytest
+
+from localattn.core.errors import MissingDependency, UsageError
+from localattn.exporter.export import ExportRequest, export
+from localattn.runtime import inlining, load
+from localattn.runtime.bench.tuned import open_tuned
+from localattn.runtime.bundle.device import verify
+from localattn.runtime.inlining import TOO_LARGE, without_functions
+from localattn.runtime.onnxruntime_session import open_bytes
+
+from .engine_models import small_checkpoint, small_model
+from .test_runtime import CPU, CUDA, TENSORRT, FakeRuntime
+
+OPTIONS = {"fp32": {}, "fp16": {"trt_fp16_enable": "True"}, "bf16": {"trt_bf16_enable": "True"}}
+DTYPES = list(OPTIONS)
+
+
+@pytest.fixture
+def beside(tmp_path: Path) -> Path:
+    """A model whose weights lie in another file."""
+    export(ExportRequest(small_checkpoint(), tmp_path / "beside.onnx", external_data_from=0))
+    return tmp_path / "beside.onnx"
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
+    """An onnxruntime with all providers, which computes on the CPU."""
+    for dtype in DTYPES:
+        small_model(dtype)  # exported with the real one
+    runtime = FakeRuntime([TENSORRT, CUDA, CPU], [TENSORRT, CUDA, CPU])
+    monkeypatch.setitem(sys.modules, "onnxruntime", runtime)
+    return runtime
+
+
+def assert_plain(model: bytes) -> None:
+    given = onnx.load_model_from_string(model)
+    onnx.checker.check_model(given, full_check=True)
+    assert not given.functions
+    assert {node.domain for node in given.graph.node} == {""}
+    assert not [x for x in given.graph.initializer if x.data_location == onnx.TensorProto.EXTERNAL]
+
+
+def tokens() -> np.ndarray:
+    return np.random.default_rng(3).integers(0, 23, (1, 64))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_the_copy_computes_the_same(dtype: str) -> None:
+    model = small_model(dtype)
+    copy, types = without_functions(str(model))
+    assert copy is not None
+    assert_plain(copy)
+    assert types == {"fp32": {"float32", "int64"}, "fp16": {"float16", "float32", "int64"}}[dtype]
+    (expected,) = load(model, "cpu", plugin="none").run({"tokens": tokens()}).values()
+    (actual,) = open_bytes(copy, "cpu").run({"tokens": tokens()}).values()
+    np.testing.assert_array_equal(actual, expected)
+
+
+def test_weights_of_another_file_come_into_the_copy(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = load(beside, "cpu", plugin="none").run({"tokens": tokens()})
+    copy, _ = without_functions(str(beside))
+    assert copy is not None
+    assert_plain(copy)
+    monkeypatch.setattr(inlining, "_MOST_BYTES", len(copy) // 2)
+    with pytest.raises(ValueError, match="more than 2 GB"):
+        without_functions(str(beside))
+    for data in beside.parent.glob("*.data"):
+        data.unlink()
+    np.testing.assert_array_equal(
+        next(iter(open_bytes(copy, "cpu").run({"tokens": tokens()}).values())), next(iter(expected.values()))
+    )
+
+
+def test_a_model_without_functions_is_not_copied(tmp_path: Path) -> None:
+    model = onnx.inliner.inline_local_functions(onnx.load(small_model()))
+    assert without_functions(model.SerializeToString()) == (None, {"float32", "int64"})
+    with pytest.raises(UsageError):
+        without_functions(str(tmp_path / "none.onnx"))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tensorrts_provider_gets_the_copy_and_is_told_the_type(dtype: str, fake: FakeRuntime) -> None:
+    try:
+        assert load(small_model(dtype), "tensorrt").provider == "tensorrt"
+    except MissingDependency:  # this machine's CPU, which computes in its place, has no kernels for bf16
+        assert dtype == "bf16"
+    assert_plain(fake.models[0])
+    first = (TENSORRT, OPTIONS[dtype]) if OPTIONS[dtype] else TENSORRT
+    assert fake.asked[0] == [first, CUDA, CPU]
+    # The others take functions.
+    load(small_model("fp32"), "cuda")
+    assert fake.models[-1] == str(small_model("fp32"))
+
+
+def test_so_does_a_session_that_replays_a_cuda_graph(fake: FakeRuntime) -> None:
+    opened = open_tuned(small_model("fp16"), "tensorrt", None, cuda_graph=True, profile=None)
+    assert opened.provider == "tensorrt"
+    assert_plain(fake.models[-1])
+    assert fake.asked[-1][0] == (TENSORRT, {**OPTIONS["fp16"], "trt_cuda_graph_enable": "True"})
+
+
+def test_what_it_compiles_cannot_be_profiled(fake: FakeRuntime, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--profile does not apply to the provider 'tensorrt'"):
+        open_tuned(small_model(), "tensorrt", None, cuda_graph=False, profile=str(tmp_path))
+
+
+def test_so_does_the_script_of_a_bundle(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path, options in ((beside, {}), (small_model("fp16"), OPTIONS["fp16"])):
+        runtime = FakeRuntime([TENSORRT, CPU], [TENSORRT, CPU])
+        monkeypatch.setitem(sys.modules, "onnxruntime", runtime)
+        name, run = verify.open_onnx(path, "tensorrt", None)
+        assert name == "tensorrt" and len(run({"tokens": tokens()})) == 1
+        assert_plain(runtime.models[0])
+        assert runtime.asked[0][0] == (TENSORRT, options)
+    assert verify.PROVIDERS["tensorrt"][0] == (TENSORRT, {}), "the table stays as it is"
+
+
+@pytest.mark.parametrize(
+    ("fault", "fix"),
+    [
+        ("Please install TensorRT libraries as mentioned in the GPU requirements page", "pip install 'tensorrt<11'"),
+        (TOO_LARGE, "localattn build"),
+        ("CUDA failure 35", "onnxruntime-gpu"),
+    ],
+)
+def test_what_to_do_about_a_provider(fault: str, fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", FakeRuntime([TENSORRT, CPU], [TENSORRT, CPU], fault))
+    with pytest.raises(MissingDependency) as caught:
+        load(small_model(), "tensorrt")
+    assert fault in caught.value.why and fix in caught.value.fix
+
+
+def test_tensorrts_package_is_loaded_first(fake: FakeRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It brings the libraries that the provider links to, and puts them where no loader looks."""
+    (tmp_path / "tensorrt.py").write_text("import builtins\nbuiltins.tensorrt_came = 'onnxruntime not asked'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "tensorrt", raising=False)
+    import builtins
+
+    monkeypatch.setattr(builtins, "tensorrt_came", "", raising=False)
+    load(small_model(), "cuda")
+    assert builtins.tensorrt_came == ""
+    load(small_model(), "tensorrt")
+    assert builtins.tensorrt_came
+    monkeypatch.setitem(sys.modules, "tensorrt", None)  # cannot be imported: the system may have the libraries
+    assert load(small_model(), "tensorrt").provider == "tensorrt"
