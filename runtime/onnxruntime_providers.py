@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,8 @@ class Provider:
         functions: whether it takes models with functions.
         precision: element type of a model → options of the first of the chain without which it does not compute in it.
         package: Python package that brings libraries which the first of the chain links to.
+        device: where its tensors lie, in onnxruntime's words.
+        on_cpu: operator types which it leaves to the CPU.
     """
 
     name: str
@@ -31,9 +33,17 @@ class Provider:
     functions: bool = True
     precision: Mapping[str, dict[str, str]] = field(default_factory=dict)
     package: str = ""
+    device: str = "cpu"
+    on_cpu: tuple[str, ...] = ()
+
+    def notes(self, op_types: Iterable[str]) -> tuple[str, ...]:
+        """What users of a model with these operators should know."""
+        left = sorted({*self.on_cpu} & {*op_types})
+        return (f"{' and '.join(left)} run on the CPU, of which {self.name} has no kernels",) if left else ()
 
 
 CPU = "CPUExecutionProvider"
+_INT8 = ("DynamicQuantizeLinear", "MatMulInteger")  # of `--weights int8`
 
 # TF32 is on by default in onnxruntime's CUDA provider and rounds fp32 products to 10 bits: an fp32
 # model would miss its own parity tolerance.
@@ -41,13 +51,15 @@ PROVIDERS = {
     provider.name: provider
     for provider in (
         Provider("cpu", ()),
-        Provider("cuda", ("CUDAExecutionProvider",), {"use_tf32": "0"}),
+        Provider("cuda", ("CUDAExecutionProvider",), {"use_tf32": "0"}, device="cuda", on_cpu=_INT8),
         Provider(
             "tensorrt",
             ("TensorrtExecutionProvider", "CUDAExecutionProvider"),
             functions=False,
             precision={"float16": {"trt_fp16_enable": "True"}, "bfloat16": {"trt_bf16_enable": "True"}},
             package="tensorrt",
+            device="cuda",
+            on_cpu=_INT8,
         ),
     )
 }
@@ -65,6 +77,23 @@ _OTHER_PACKAGE = (
     "pip uninstall onnxruntime onnxruntime-gpu, then pip install 'localattn[gpu]': "
     "the two packages overwrite each other, keep one."
 )
+
+
+# onnxruntime's severities: all is said up to warnings unless told otherwise, and nothing but what ends the process.
+_WARNING, _FATAL = 2, 4
+
+
+@contextlib.contextmanager
+def quiet(ort: Any) -> Iterator[None]:
+    """Within it onnxruntime's logger for all sessions says nothing: what fails is raised as well.
+
+    It warns for every layer of a step file (CUDA's ScatterND), and no option of a session reaches it.
+    """
+    ort.set_default_logger_severity(_FATAL)
+    try:
+        yield
+    finally:
+        ort.set_default_logger_severity(_WARNING)
 
 
 def load_libraries(ort: Any, provider: Provider) -> None:

@@ -14,8 +14,8 @@ import numpy as np
 from ..core.errors import MissingDependency, UsageError
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec
 from .compiled_kernel import AUTO, NONE, CompiledKernel, choose, fall_back, lacking, refuse_elsewhere
-from .onnx_calls import check_calls, operators_of
-from .onnxruntime_providers import AUTO_ORDER, CPU, PROVIDERS, Provider, load_libraries, model_for, not_running
+from .onnx_calls import Operators, check_calls, operators_of
+from .onnxruntime_providers import AUTO_ORDER, CPU, PROVIDERS, Provider, load_libraries, model_for, not_running, quiet
 from .session import BACKENDS, Arrays, Session
 
 _BACKEND = BACKENDS[".onnx"]
@@ -49,11 +49,13 @@ class _Setup:
     Args:
         threads: of one operator; None leaves it to onnxruntime.
         kernel: compiled kernels to register; the CPU's only.
+        operators: of the model.
         lean: as little memory as onnxruntime can do with, and none of it kept from one run for the next.
     """
 
     threads: int | None = None
     kernel: CompiledKernel | None = None
+    operators: Operators = frozenset()
     lean: bool = False
 
 
@@ -140,7 +142,7 @@ class OnnxRuntimeSession(Session):
     def _did_not_run(self, error: Exception) -> UsageError:
         return UsageError(
             f"{self._source} did not run on these inputs.",
-            why=_one_line(error),
+            why=one_line(error),
             fix="Check that the values fit the model: tokens below its vocabulary size, enough memory.",
         )
 
@@ -157,14 +159,16 @@ def open_file(
         MissingDependency: onnxruntime is missing, the provider or library asked for does not start, or the file needs
             compiled kernels and there are none.
     """
-    return _open(str(path), str(path), provider, _Setup(threads, choose(plugin, check_calls(path)), lean))
+    operators = check_calls(path)
+    return _open(str(path), str(path), provider, _Setup(threads, choose(plugin, operators), operators, lean))
 
 
 def open_bytes(
     model: bytes, provider: str = "auto", threads: int | None = None, plugin: str = NONE
 ) -> OnnxRuntimeSession:
     """Open a serialized model without external data; raises what `open_file` raises."""
-    return _open(model, "The model in memory", provider, _Setup(threads, choose(plugin, operators_of(model))))
+    operators = operators_of(model)
+    return _open(model, "The model in memory", provider, _Setup(threads, choose(plugin, operators), operators))
 
 
 def _open(model: str | bytes, source: str, provider: str, setup: _Setup) -> OnnxRuntimeSession:
@@ -196,7 +200,7 @@ def _open_exactly(ort: Any, model: str | bytes, source: str, provider: Provider,
     try:
         session, notes = _create(ort, model, provider, setup)
     except Exception as error:
-        reason = error.why if isinstance(error, MissingDependency) else _one_line(error)
+        reason = error.why if isinstance(error, MissingDependency) else one_line(error)
         if kernel is not None and not kernel.asked:
             opened = _open_exactly(ort, model, source, provider, replace(setup, kernel=None))
             if EMULATED not in opened.notes:  # there is no bf16 kernel, and the note says how it runs
@@ -233,9 +237,10 @@ def _create(ort: Any, model: str | bytes, provider: Provider, setup: _Setup) -> 
     failure: Exception | None = None
     model, chain = model_for(provider, model)
     try:
-        session = ort.InferenceSession(model, options, providers=chain, enable_fallback=0)
+        with quiet(ort):
+            session = ort.InferenceSession(model, options, providers=chain, enable_fallback=0)
         if provider.chain or not any("bfloat16" in x.type for x in (*session.get_inputs(), *session.get_outputs())):
-            return session, ()
+            return session, provider.notes(op_type for _, op_type in setup.operators)
     except Exception as error:
         if provider.chain or _NO_KERNEL not in str(error):
             raise
@@ -303,7 +308,7 @@ _WRAPPING = (
 )
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """The reason in an onnxruntime error, without its wrapping, in one line of bearable length."""
     text = str(error)
     for wrapping in _WRAPPING:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..core.tensors import TensorSpec
 from .compiled_kernel import AUTO
+from .onnxruntime_providers import PROVIDERS
 from .onnxruntime_session import OnnxRuntimeSession, open_file
 from .session import BACKENDS, Arrays
 from .step_file import check_caches, find_prefill, other_tensors
@@ -24,9 +25,6 @@ from .step_session import StepSession, step_facts
 if TYPE_CHECKING:
     from ..core.sidecar import Sidecar
     from ..core.step_facts import StepFacts
-
-# Where a provider of `onnxruntime_providers` keeps its tensors; the others keep them in host memory.
-_DEVICES = {"cuda": "cuda", "tensorrt": "cuda"}
 
 
 class _Banks:
@@ -129,7 +127,7 @@ class OnnxRuntimeStep(StepSession):
         self.provider, self.notes = session.provider, session.notes
         check_caches(session, facts, path)
         self._threads, self._plugin = threads, plugin
-        self._banks = _Banks(facts, _DEVICES.get(session.provider, "cpu"))
+        self._banks = _Banks(facts, PROVIDERS[session.provider].device)
         step = _BoundFile(session, facts, self._banks)
         self._files = {facts.chunk: step}
         self._prefill = prefill

@@ -144,6 +144,7 @@ def on_cuda(store: Path) -> dict[str, Any]:
         onnxruntime=str(onnxruntime),
         folder=str(scratch),
         models={name: [str(path), False] for name, path in models().items()} | graphs,
+        step=str(models()["step"]),
     )
 
 
@@ -157,6 +158,12 @@ def test_cuda_computes_everything(name: str, store: Path) -> None:
     assert "error" not in seen, seen
     assert (seen["provider"], seen["notes"]) == ("cuda", [])
     assert not set(COPIES) & seen["operators"].keys()
+    assert seen["bound"] and len(seen["outputs"]) == (5 if "step" in name else 1)
+
+
+def test_cuda_keeps_the_caches_of_step_files(store: Path) -> None:
+    """A prompt in chunks and tokens one by one, caches bound on the GPU."""
+    assert on_cuda(store)["steps"] == [[1, 1, 23]] * 3
 
 
 def test_open_sizes_cost_two_small_copies_a_layer(store: Path) -> None:
@@ -169,3 +176,9 @@ def test_cuda_graphs_are_recorded_of_fixed_sizes(store: Path) -> None:
     seen = on_cuda(store)
     assert seen["fp16, graph"]["provider"] == seen["step, graph"]["provider"] == "cuda"
     assert "cannot use the graph capture feature" in seen["open, graph"]["error"]
+
+
+def test_cuda_has_no_int8_products_and_says_so(store: Path) -> None:
+    seen = on_cuda(store)["int8"]
+    assert seen["notes"] == ["DynamicQuantizeLinear and MatMulInteger run on the CPU, of which cuda has no kernels"]
+    assert seen["operators"]["MemcpyFromHost"] > seen["operators"]["MatMulInteger"] > 0

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx.inliner
+import onnx.parser
 import pytest
 
 from localattn.core.errors import MissingDependency, UsageError
@@ -102,11 +103,39 @@ def test_tensorrts_provider_gets_the_copy_and_is_told_the_type(dtype: str, fake:
     assert fake.models[-1] == str(small_model("fp32"))
 
 
+def test_what_a_provider_leaves_to_the_cpu_is_told(fake: FakeRuntime) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 20]>
+    g (uint8[2, 4] x, int8[4, 3] y) => (int32[2, 3] z) { z = MatMulInteger(x, y) }"""
+    model = onnx.parser.parse_model(text).SerializeToString()
+    assert open_bytes(model, "cpu").notes == ()
+    for provider in ("cuda", "tensorrt"):
+        assert open_bytes(model, provider).notes == (
+            f"MatMulInteger run on the CPU, of which {provider} has no kernels",
+        )
+    assert load(small_model(), "cuda").notes == ()
+
+
 def test_so_does_a_session_that_replays_a_cuda_graph(fake: FakeRuntime) -> None:
     opened = open_tuned(small_model("fp16"), "tensorrt", None, cuda_graph=True, profile=None)
     assert opened.provider == "tensorrt"
     assert_plain(fake.models[-1])
     assert fake.asked[-1][0] == (TENSORRT, {**OPTIONS["fp16"], "trt_cuda_graph_enable": "True"})
+
+
+def test_a_file_of_which_no_graph_can_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing(FakeRuntime):
+        """Opens nothing that is to be recorded."""
+
+        def InferenceSession(self, model, options, providers, enable_fallback):
+            if "enable_cuda_graph" in providers[0][1]:
+                raise RuntimeError("This session cannot use the graph capture feature")
+            return super().InferenceSession(model, options, providers, enable_fallback)
+
+    small_model()
+    monkeypatch.setitem(sys.modules, "onnxruntime", Refusing([CUDA, CPU], [CUDA, CPU]))
+    with pytest.raises(UsageError, match=r"No CUDA graph can be recorded of .*small.onnx") as caught:
+        open_tuned(small_model(), "cuda", None, cuda_graph=True, profile=None)
+    assert "graph capture feature" in caught.value.why and "fixed sizes" in caught.value.fix
 
 
 def test_what_it_compiles_cannot_be_profiled(fake: FakeRuntime, tmp_path: Path) -> None:

@@ -240,6 +240,9 @@ class FakeRuntime:
     def get_available_providers(self):
         return self.listed
 
+    def set_default_logger_severity(self, severity):
+        self.real.set_default_logger_severity(severity)
+
     def InferenceSession(self, model, options, providers, enable_fallback):
         names = [p if isinstance(p, str) else p[0] for p in providers]
         self.asked.append(providers)

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..onnxruntime_providers import PROVIDERS
 from ..session import Arrays, Session, check_inputs
 
 Call = Callable[[], object]
-
-# Where onnxruntime's providers keep their tensors; the CPU where nothing else is said.
-_DEVICES = {"cuda": "cuda", "tensorrt": "cuda"}
 
 # onnxruntime's key for "neither capture nor replay a CUDA graph in this run".
 _NO_GRAPH = ("gpu_graph_id", "-1")
@@ -36,7 +34,7 @@ def ready_call(session: Session, inputs: Mapping[str, Any], *, cuda_graph: bool 
 def _bound(session: Any, inputs: Arrays, cuda_graph: bool) -> Call:
     import onnxruntime as ort
 
-    device = _DEVICES.get(session.provider, "cpu")
+    device = PROVIDERS[session.provider].device
     binding = session.io_binding()
     values = {name: ort.OrtValue.ortvalue_from_numpy(array, device, 0) for name, array in inputs.items()}
     for name, value in values.items():

@@ -9,11 +9,12 @@ from typing import Any
 
 from ...core.errors import UsageError
 from ..compiled_kernel import AUTO, CompiledKernel
-from ..onnxruntime_providers import PROVIDERS, model_for
+from ..onnxruntime_providers import PROVIDERS, model_for, quiet
 from ..onnxruntime_session import (
     EMULATED,
     OnnxRuntimeSession,
     emulating_bf16,
+    one_line,
     open_file,
     session_options,
 )
@@ -65,7 +66,8 @@ def open_tuned(
         plugin: as `runtime.session.load` takes it.
 
     Raises:
-        UsageError: no ONNX file, or a provider without CUDA graphs, or one that cannot be profiled.
+        UsageError: no ONNX file, or a provider without CUDA graphs, or one that cannot be profiled, or a file of which
+            no graph can be recorded.
         MissingDependency: the provider does not start.
     """
     what = "--cuda-graph" if cuda_graph else "--profile"
@@ -105,5 +107,15 @@ def open_tuned(
     model, chain = model_for(PROVIDERS[started], str(path), recorded)
     if EMULATED in opened.notes:
         model = emulating_bf16(str(path), options) or model
-    native = ort.InferenceSession(model, options, providers=chain, enable_fallback=0)
+    try:
+        with quiet(ort):
+            native = ort.InferenceSession(model, options, providers=chain, enable_fallback=0)
+    except Exception as error:  # without a graph it opened above
+        if not cuda_graph:
+            raise
+        raise UsageError(
+            f"No CUDA graph can be recorded of {path}.",
+            why=f"Part of it runs on the CPU, as what is computed from open sizes does: {one_line(error)}",
+            fix="Export it with fixed sizes, or leave --cuda-graph out.",
+        ) from error
     return TunedSession(native, started, str(path), time.perf_counter() - begin, opened.notes, opened.plugin)

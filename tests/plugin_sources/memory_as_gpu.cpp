@@ -43,6 +43,8 @@ int cudaMemcpyAsync(void* to, const void* from, size_t bytes, int kind, void* st
 int cudaMemGetInfo(size_t* left, size_t* total) { *left = *total = (size_t)8 << 30; return 0; }
 int cudaStreamCreateWithFlags(void** stream, unsigned flags) { *stream = &something; return 0; }
 int cudaEventCreateWithFlags(void** event, unsigned flags) { *event = &something; return 0; }
+int cudaStreamEndCapture(void* stream, void** graph) { *graph = &something; return 0; }
+int cudaGraphInstantiate(void** made, void* graph, unsigned long long flags) { *made = &something; return 0; }
 void** __cudaRegisterFatBinary(void* binary) { static void* handle; return &handle; }
 const char* cudaGetErrorName(int error) { return "error"; }
 const char* cudaGetErrorString(int error) { return "an error of the stand-in"; }

@@ -122,7 +122,8 @@ def _runner(session: Any) -> Run:
 
 def _session(ort: Any, path: Path, name: str, threads: int | None) -> Any:
     options = ort.SessionOptions()
-    options.log_severity_level = 4
+    options.log_severity_level = 4  # what onnxruntime would print it raises too
+    ort.set_default_logger_severity(4)
     if threads is not None:
         options.intra_op_num_threads = threads
     if name != "cpu" and hasattr(ort, "preload_dlls"):
