@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
-import sys
+import io
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..core.errors import MissingDependency
@@ -24,7 +27,7 @@ class Provider:
         precision: element type of a model → options of the first of the chain without which it does not compute in it.
         package: Python package that brings libraries which the first of the chain links to.
         device: where its tensors lie, in onnxruntime's words.
-        on_cpu: operator types which it leaves to the CPU.
+        on_cpu: operator type which it leaves to the CPU → the release of onnxruntime that has a kernel; "" for none.
     """
 
     name: str
@@ -34,16 +37,28 @@ class Provider:
     precision: Mapping[str, dict[str, str]] = field(default_factory=dict)
     package: str = ""
     device: str = "cpu"
-    on_cpu: tuple[str, ...] = ()
+    on_cpu: Mapping[str, str] = field(default_factory=dict)
 
-    def notes(self, op_types: Iterable[str]) -> tuple[str, ...]:
-        """What users of a model with these operators should know."""
-        left = sorted({*self.on_cpu} & {*op_types})
-        return (f"{' and '.join(left)} run on the CPU, of which {self.name} has no kernels",) if left else ()
+    def notes(self, op_types: Iterable[str], release: str) -> tuple[str, ...]:
+        """What users of a model with these operators should know, in this release of onnxruntime."""
+        notes = []
+        for op_type in sorted({*self.on_cpu} & {*op_types}):
+            first = self.on_cpu[op_type]
+            if not first or numbers(release) < numbers(first):
+                since = f" before onnxruntime {first}" if first else ""
+                notes.append(f"{op_type} runs on the CPU: {self.name} has no kernel for it{since}")
+        return tuple(notes)
+
+
+def numbers(release: str) -> tuple[int, ...]:
+    """A release's major and minor number, to compare."""
+    return tuple(int(part) for part in re.findall(r"\d+", release)[:2])
 
 
 CPU = "CPUExecutionProvider"
-_INT8 = ("DynamicQuantizeLinear", "MatMulInteger")  # of `--weights int8`
+_INT8 = dict.fromkeys(("DynamicQuantizeLinear", "MatMulInteger"), "")  # of `--weights int8`
+# The norm of the residual streams in step files: three nodes of other operators cost 7 % of a token on the CPU.
+_CUDA_LACKS = {**_INT8, "LpNormalization": "1.27"}
 
 # TF32 is on by default in onnxruntime's CUDA provider and rounds fp32 products to 10 bits: an fp32
 # model would miss its own parity tolerance.
@@ -51,7 +66,7 @@ PROVIDERS = {
     provider.name: provider
     for provider in (
         Provider("cpu", ()),
-        Provider("cuda", ("CUDAExecutionProvider",), {"use_tf32": "0"}, device="cuda", on_cpu=_INT8),
+        Provider("cuda", ("CUDAExecutionProvider",), {"use_tf32": "0"}, device="cuda", on_cpu=_CUDA_LACKS),
         Provider(
             "tensorrt",
             ("TensorrtExecutionProvider", "CUDAExecutionProvider"),
@@ -69,8 +84,12 @@ PROVIDERS = {
 AUTO_ORDER = ("cuda", "cpu")
 
 # What to do about a provider that does not run, by a piece of the reason.
+_TENSORRT = "Install the TensorRT 10 that it links to: pip install 'tensorrt<11'."
 _REMEDIES = (
-    ("install TensorRT libraries", "Install the TensorRT 10 that it links to: pip install 'tensorrt<11'."),
+    ("install TensorRT libraries", _TENSORRT),
+    ("libnvinfer", _TENSORRT),
+    ("libnvonnxparser", _TENSORRT),
+    ("cannot open shared object", "Install CUDA and cuDNN for it: pip install 'localattn[gpu]'."),
     ("more than 2 GB", "Build an engine of it: localattn build MODEL."),
 )
 _OTHER_PACKAGE = (
@@ -84,14 +103,17 @@ _WARNING, _FATAL = 2, 4
 
 
 @contextlib.contextmanager
-def quiet(ort: Any) -> Iterator[None]:
-    """Within it onnxruntime's logger for all sessions says nothing: what fails is raised as well.
+def quiet(ort: Any) -> Iterator[io.StringIO]:
+    """Within it nothing is printed: neither by onnxruntime's logger for all sessions, nor on stdout, which is caught.
 
-    It warns for every layer of a step file (CUDA's ScatterND), and no option of a session reaches it.
+    What fails is raised as well. But the logger warns for every layer of a step file (CUDA's ScatterND), and no option
+    of a session reaches it; and up to 1.22 a session that fails on its provider is made again on the CPU, and that is
+    printed, whatever was asked for.
     """
     ort.set_default_logger_severity(_FATAL)
     try:
-        yield
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            yield said
     finally:
         ort.set_default_logger_severity(_WARNING)
 
@@ -99,7 +121,7 @@ def quiet(ort: Any) -> Iterator[None]:
 def load_libraries(ort: Any, provider: Provider) -> None:
     """Load what pip put where the system does not look: CUDA, cuDNN, and the provider's own package."""
     if provider.chain and hasattr(ort, "preload_dlls"):
-        with contextlib.redirect_stdout(sys.stderr):  # it prints, and stdout belongs to the results
+        with contextlib.redirect_stdout(io.StringIO()):  # a line for each library that is missing, see `why_not`
             ort.preload_dlls()
     if provider.package:
         with contextlib.suppress(ImportError, OSError):  # else onnxruntime looks for them itself
@@ -136,6 +158,39 @@ def _chain(provider: Provider, more: Mapping[str, str] | None) -> list[Any]:
     if options:
         chain[0] = (chain[0], options)
     return chain
+
+
+def why_not(ort: Any, provider: Provider, started: str, said: str) -> str:
+    """Why another execution provider started than the first of the chain.
+
+    Args:
+        ort: onnxruntime.
+        provider: what was asked for.
+        started: the execution provider that did start.
+        said: what was printed meanwhile.
+    """
+    wanted = provider.chain[0]
+    printed = re.search(r"^EP Error (.*)$", said, re.MULTILINE)
+    reason = _not_loaded(ort, wanted) or (printed[1] if printed else "")
+    return ": ".join(filter(None, (f"{wanted} did not start; {started} did", reason)))
+
+
+def _not_loaded(ort: Any, execution_provider: str) -> str:
+    """What the library of an execution provider lacks, as the system's loader says; "" if it loads.
+
+    onnxruntime itself only logs it.
+    """
+    name = execution_provider.removesuffix("ExecutionProvider").lower()
+    library = Path(str(getattr(ort, "__file__", ""))).parent / "capi" / f"libonnxruntime_providers_{name}.so"
+    if not library.is_file():
+        return ""
+    try:
+        # Its functions come from the library that both share; what it links to is missed first.
+        ctypes.CDLL(str(library.with_name("libonnxruntime_providers_shared.so")), mode=ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 def not_running(ort: Any, provider: Provider, reason: str) -> MissingDependency:

@@ -15,7 +15,17 @@ from ..core.errors import MissingDependency, UsageError
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec
 from .compiled_kernel import AUTO, NONE, CompiledKernel, choose, fall_back, lacking, refuse_elsewhere
 from .onnx_calls import Operators, check_calls, operators_of
-from .onnxruntime_providers import AUTO_ORDER, CPU, PROVIDERS, Provider, load_libraries, model_for, not_running, quiet
+from .onnxruntime_providers import (
+    AUTO_ORDER,
+    CPU,
+    PROVIDERS,
+    Provider,
+    load_libraries,
+    model_for,
+    not_running,
+    quiet,
+    why_not,
+)
 from .session import BACKENDS, Arrays, Session
 
 _BACKEND = BACKENDS[".onnx"]
@@ -217,9 +227,6 @@ def _open_exactly(ort: Any, model: str | bytes, source: str, provider: Provider,
             raise without_kernel from error
         fix = next((fix for piece, fix in _REMEDIES if piece in reason), "Check it with onnx.checker.")
         raise UsageError(f"{source} cannot be loaded.", why=reason, fix=fix) from error
-    started = session.get_providers()[0]
-    if started != wanted:
-        raise not_running(ort, provider, f"{wanted} did not start; {started} did")
     # The copy that emulates bf16 has the function bodies inlined.
     plugin = str(kernel.library) if kernel is not None and kernel.used and EMULATED not in notes else None
     lean = setup.lean and not provider.chain
@@ -237,10 +244,13 @@ def _create(ort: Any, model: str | bytes, provider: Provider, setup: _Setup) -> 
     failure: Exception | None = None
     model, chain = model_for(provider, model)
     try:
-        with quiet(ort):
+        with quiet(ort) as said:
             session = ort.InferenceSession(model, options, providers=chain, enable_fallback=0)
+        started = session.get_providers()[0]
+        if provider.chain and started != provider.chain[0]:
+            raise not_running(ort, provider, why_not(ort, provider, started, said.getvalue()))
         if provider.chain or not any("bfloat16" in x.type for x in (*session.get_inputs(), *session.get_outputs())):
-            return session, provider.notes(op_type for _, op_type in setup.operators)
+            return session, provider.notes((op_type for _, op_type in setup.operators), ort.__version__)
     except Exception as error:
         if provider.chain or _NO_KERNEL not in str(error):
             raise

@@ -8,6 +8,7 @@ and the CPU, whether a CUDA graph may be recorded, what goes to TensorRT. Buffer
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import subprocess
 from collections import defaultdict
@@ -24,20 +25,26 @@ from .plugin_build import SOURCES, compiler, folder
 from .tensorrt_releases.releases import unpacked
 
 PROVIDERS = ("libonnxruntime_providers_cuda.so", "libonnxruntime_providers_tensorrt.so")
+OTHER = "LOCALATTN_TEST_ONNXRUNTIME_GPU"
 # What of CUDA a provider needs; TensorRT and its parser are others' business.
-_CUDA = re.compile(r"lib(cu\w+)\.so\.\d+")
+_CUDA = re.compile(r"lib(cu\w+|nvrtc)\.so\.\d+")
 _DRIVER = "libcuda.so.1"
 
 # Kept, because a library that nobody holds may be unloaded.
 _held: list[ctypes.CDLL] = []
 
 
-def onnxruntime_gpu(store: Path) -> Path:
-    """The folder of onnxruntime-gpu, of the release installed for the CPU; fetched once, or the test is skipped."""
+def release_of_gpu() -> str:
+    """The release of onnxruntime-gpu: what `OTHER` says, or that which is installed for the CPU."""
     try:
-        return unpacked(f"onnxruntime-gpu=={version('onnxruntime')}", store)
+        return os.environ.get(OTHER) or version("onnxruntime")
     except PackageNotFoundError:
         pytest.skip("onnxruntime is not installed")
+
+
+def onnxruntime_gpu(store: Path) -> Path:
+    """The folder of onnxruntime-gpu, fetched once."""
+    return unpacked(f"onnxruntime-gpu=={release_of_gpu()}", store)
 
 
 @cache

@@ -17,6 +17,7 @@ from localattn.runtime import inlining, load
 from localattn.runtime.bench.tuned import open_tuned
 from localattn.runtime.bundle.device import verify
 from localattn.runtime.inlining import TOO_LARGE, without_functions
+from localattn.runtime.onnxruntime_providers import PROVIDERS
 from localattn.runtime.onnxruntime_session import open_bytes
 
 from .engine_models import small_checkpoint, small_model
@@ -109,10 +110,12 @@ def test_what_a_provider_leaves_to_the_cpu_is_told(fake: FakeRuntime) -> None:
     model = onnx.parser.parse_model(text).SerializeToString()
     assert open_bytes(model, "cpu").notes == ()
     for provider in ("cuda", "tensorrt"):
-        assert open_bytes(model, provider).notes == (
-            f"MatMulInteger run on the CPU, of which {provider} has no kernels",
-        )
+        assert open_bytes(model, provider).notes == (f"MatMulInteger runs on the CPU: {provider} has no kernel for it",)
     assert load(small_model(), "cuda").notes == ()
+    cuda = PROVIDERS["cuda"]
+    assert cuda.notes(["LpNormalization", "Add"], "1.27.0") == ()
+    (note,) = cuda.notes(["LpNormalization", "Add"], "1.9.2")
+    assert note == "LpNormalization runs on the CPU: cuda has no kernel for it before onnxruntime 1.27"
 
 
 def test_so_does_a_session_that_replays_a_cuda_graph(fake: FakeRuntime) -> None:

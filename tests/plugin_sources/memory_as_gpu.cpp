@@ -30,6 +30,7 @@ int cudaGetDeviceProperties(char* of, int device) {
     *(int*)(of + MINOR) = 6;
     return 0;
 }
+int cudaGetDeviceProperties_v2(char* of, int device) { return cudaGetDeviceProperties(of, device); }  // its name in CUDA 12
 int cudaMalloc(void** at, size_t bytes) { return allocate(at, bytes); }
 int cudaMallocHost(void** at, size_t bytes) { return allocate(at, bytes); }
 int cudaHostAlloc(void** at, size_t bytes, unsigned flags) { return allocate(at, bytes); }
