@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 import onnx_ir as ir
@@ -53,6 +54,14 @@ Progress = Callable[[str], None]
 # No sequence is longer: only a bound for PyTorch's exporter where an axis is open.
 _LARGEST_BATCH = 1 << 16
 _SEEDS = (0, 1)
+
+
+class _Elsewhere(NamedTuple):
+    """Other lengths that all layers see, the module replaced for them, and inputs of those."""
+
+    lengths: set[int]
+    module: nn.Module
+    example: Arrays
 
 
 @dataclass(frozen=True)
@@ -294,22 +303,41 @@ class ModuleJob:
             if layer.geometry is not None and layer.path and not present & {layer.path, *layer.other_paths}
         ]
 
-    def _retrace(self) -> tuple[set[int], dict[str, Shape]] | None:
-        """Shapes of the same module's graph where every layer sees other lengths, and those; None if none is found."""
+    def _retrace(self, taken: set[int]) -> tuple[set[int], dict[str, Shape]] | None:
+        """Shapes of the same module's graph where every layer sees other lengths, and those; None if none is found.
+
+        Args:
+            taken: sizes which those lengths should not be, if it can be helped.
+        """
+        spare: list[_Elsewhere] = []
+
+        def free() -> Iterator[_Elsewhere]:
+            for other in self._elsewhere():
+                if other.lengths & taken:
+                    spare.append(other)
+                else:
+                    yield other
+
+        for lengths, module, example in chain(free(), spare):
+            try:
+                return lengths, graph_shapes(ir.serde.serialize_model(self.trace(module, example)))
+            except (UsageError, ExportFailed):  # a module made for one length
+                continue
+        return None
+
+    def _elsewhere(self) -> Iterator[_Elsewhere]:
         known = {layer.path: set(layer.lengths) for layer in self.replacement.replaced}
         lengths = {n for seen in known.values() for n in seen}
         step = max((geometry.window_size for geometry in self.replacement.windows), default=1)
         for example in other_lengths(self.inputs_as_traced(), lengths, step):
             try:
                 other = replace_local_attention(self.module, lambda m, x=example: call(m, x, self.by_name))  # type: ignore[misc]
-                seen = {layer.path: set(layer.lengths) for layer in other.replaced}
-                if not known or seen.keys() != known.keys() or any(seen[path] & lengths for path in seen):
-                    continue  # that axis is not the sequence
-                shapes = graph_shapes(ir.serde.serialize_model(self.trace(other.module, example)))
-            except (UsageError, ExportFailed):  # a module made for one length
+            except (UsageError, ExportFailed):
                 continue
-            return {n for found in seen.values() for n in found}, shapes
-        return None
+            seen = {layer.path: set(layer.lengths) for layer in other.replaced}
+            # Else that axis is not the sequence.
+            if known and seen.keys() == known.keys() and not any(seen[path] & lengths for path in seen):
+                yield _Elsewhere({n for found in seen.values() for n in found}, other.module, example)
 
     def sidecar(self, model: ir.Model, staged: Path, data: str | None, checks: list[CheckRecord]) -> Sidecar:
         """What is known about the file, for those who find it later."""

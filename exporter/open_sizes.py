@@ -113,7 +113,7 @@ def open_checks(
     written = onnx.load(path, load_external_data=False)
     yield check_layer_windows(written, [])
     open_axis = SEQUENCE if SEQUENCE in axes else ""
-    yield check_layer_memory(written, {source.shapes.seq_len}, open_axis, lambda: None)
+    yield check_layer_memory(written, {source.shapes.seq_len}, open_axis, lambda _: None)
 
 
 def _sizes_of(inputs: Arrays, specs: Sequence[TensorSpec], source: SourceModel) -> dict[str, int]:

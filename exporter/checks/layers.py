@@ -57,7 +57,7 @@ def check_layer_memory(
     model: onnx.ModelProto,
     lengths: set[int],
     open_axis: str,
-    retrace: Callable[[], tuple[set[int], dict[str, Shape]] | None],
+    retrace: Callable[[set[int]], tuple[set[int], dict[str, Shape]] | None],
 ) -> CheckRecord:
     """Memory of every different node, and tensors of the rest that are square in the sequence length.
 
@@ -65,7 +65,8 @@ def check_layer_memory(
         model: the written file, weights may be absent.
         lengths: of the sequences, where they are fixed.
         open_axis: name of the sequence axis where it is open, else "".
-        retrace: the shapes where every layer sees other lengths, and those; None where the module takes no others.
+        retrace: the shapes where every layer sees other lengths, and those; None where the module takes no others. It
+            is told sizes that the lengths should not be, for a tensor may have them by chance.
     """
     different = {repr((p.node.op_type, sorted(p.attributes.items()))): p for p in probes(model)}
     suspects = [fault for probe in different.values() for fault in _superlinear(probe)]
@@ -74,7 +75,7 @@ def check_layer_memory(
     shapes = _shapes(model)
     square = [name for name, shape in shapes.items() if _is_square(shape, lengths, open_axis)]
     if square and not open_axis:
-        elsewhere = retrace()
+        elsewhere = retrace({size for name in square for size in shapes[name] if isinstance(size, int)})
         if elsewhere is None and not _scores(model, square, shapes, lengths):
             detail = f"{', '.join(square[:5])} may be square in the length, or as wide by chance"
             return CheckRecord(name=_AUDIT, status="not proven", detail=detail)
