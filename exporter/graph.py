@@ -147,7 +147,7 @@ def _check_open(model: ir.Model, open_axes: Sequence[Mapping[int, object]]) -> N
 
 
 def _export_failed(error: Exception) -> ExportFailed:
-    """The first line of what PyTorch says, or of what it found behind that."""
+    """The first line of what our own code said, else of the cause that PyTorch's error has at the bottom."""
     causes = [error]
     while (cause := causes[-1].__cause__) is not None and len(causes) < 10:
         causes.append(cause)  # type: ignore[arg-type]
@@ -155,7 +155,8 @@ def _export_failed(error: Exception) -> ExportFailed:
     if inner is not None:
         why = " ".join(filter(None, (inner.what, inner.why)))
     else:
-        why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        last = next((cause for cause in reversed(causes) if str(cause).strip()), error)
+        why = ": ".join((type(last).__name__, *str(last).strip().splitlines()[:1]))
     return ExportFailed("PyTorch could not export the model.", why=why, fix="Run again with -v for the whole message.")
 
 

@@ -242,6 +242,14 @@ def test_a_square_tensor_can_be_allowed(tiny: Path, monkeypatch: pytest.MonkeyPa
     assert statuses(report.sidecar.checks)["memory audit"] == "skipped"
 
 
+def test_no_size_of_the_probe_is_the_length(tmp_path: Path) -> None:
+    """Eight tokens, which windows of three pad to nine: the audit's own head size must be neither."""
+    kwargs = {"num_tokens": 11, "max_seq_len": 8, "dim": 16, "depth": 1, "dim_head": 24, "heads": 3, "causal": False}
+    checkpoint = save_upstream(tmp_path, "local_attention.LocalTransformer", {**kwargs, "local_attn_window_size": 3})
+    report = export(ExportRequest(checkpoint, tmp_path / "m.onnx"))
+    assert statuses(report.sidecar.checks)["memory audit"] == "passed"
+
+
 def test_equal_constants_are_stored_once(tiny: Path) -> None:
     report = export(ExportRequest(tiny, tiny.with_name("m.onnx")))
     tables = [t for t in onnx.load(report.path).graph.initializer if list(t.dims) == [64, 1, 2, 4]]

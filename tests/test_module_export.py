@@ -17,6 +17,7 @@ from localattn.core.errors import CheckFailed, ExportFailed, UsageError
 from localattn.core.sidecar import read_sidecar
 from localattn.core.size_sweep import sweep
 from localattn.exporter import body_facts, function_body, graph
+from localattn.exporter.checks.audit import grown
 from localattn.exporter.checks.layers import check_layer_memory, check_layer_windows
 from localattn.exporter.module_export import ModuleExportReport, ModuleOptions, export_module
 from localattn.exporter.module_inputs import parse_input
@@ -257,6 +258,28 @@ def test_another_length_is_no_other_size_of_the_module(tmp_path: Path) -> None:
     model = randomised(LocalMHA(dim=16, window_size=2, dim_head=8, heads=4))
     report = export_module(model, ["x:float32:[2,4,16]"], tmp_path / "m.onnx")
     assert statuses(report)["memory audit"] == "passed"
+
+
+def test_a_weight_as_wide_as_the_sequence_is_no_fault_whatever_its_number(tmp_path: Path) -> None:
+    """The exporter numbers transposed weights, and another length shifts the numbers."""
+    model = randomised(nn.Sequential(LocalTransformer(
+        num_tokens=17, max_seq_len=16, dim=16, depth=2, dim_head=4, heads=4, local_attn_window_size=3, causal=True,
+        use_dynamic_pos_bias=True, num_residual_streams=1,
+    )))  # fmt: skip
+    report = export_module(model, ["input:int64:[1,16]"], tmp_path / "m.onnx")
+    assert statuses(report)["memory audit"] == "passed"
+
+
+def test_square_tensors_by_name_and_by_number() -> None:
+    here: dict[str, tuple[int | str, ...]] = {
+        "a": (8, 8),
+        "b": (8, 8),
+        "c": (8, 8),
+        "val_1": (8, 8),
+        "val_7": (2, 8, 8),
+    }
+    # "b" kept its shape, "c" is gone; the numbered ones are other tensors, one of the same shape and one that grew.
+    assert grown(here, {9}, {"a": (9, 9), "b": (8, 8), "val_2": (8, 8), "val_8": (2, 9, 9)}) == ["a", "c", "val_7"]
 
 
 class Wide(nn.Module):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import onnx
@@ -20,6 +21,7 @@ from .probe import probes
 _NAME = "memory audit"
 Shape = tuple[int, ...]
 # A replaced layer keeps a module for each length it is called with (`modules/drop_in.py`).
+_NUMBERED = re.compile(r"val_\d+")
 _MADE_FOR = re.compile(r"(?<=\.by_length)\.\d+(?=\.)")
 
 
@@ -44,13 +46,14 @@ def check_audit(
         )
     shapes, alone = graph_shapes(model), probes(model)
     lengths = {length} | {probe.length for probe in alone}  # a node's input may be padded
-    suspects = [name for name, shape in shapes.items() if is_square(shape, lengths)]
-    if suspects:
+    square = {name: shape for name, shape in shapes.items() if is_square(shape, lengths)}
+    suspects: list[str] = []
+    if square:
         other, elsewhere = retrace(length)
-        suspects = grown(suspects, {other}, elsewhere)
+        suspects = grown(square, {other}, elsewhere)
     largest = max((elements(shape) for shape in shapes.values()), default=0)
     for probe in alone:
-        inside = probe.measured_shapes()
+        inside = probe.measured_shapes(lengths)
         suspects += [f"{probe.node.name}: {name}" for name, shape in inside.items() if is_square(shape, lengths)]
         heads = source.shapes.batch * source.shapes.heads
         largest = max(largest, heads * max(elements(shape) for shape in inside.values()))
@@ -104,10 +107,29 @@ def elements(shape: Shape) -> int:
     return math.prod(shape)
 
 
-def grown(suspects: list[str], others: set[int], elsewhere: Mapping[str, Shape]) -> list[str]:
-    """Those of the suspects that are square at other lengths too; `elsewhere` are the shapes at those."""
+def grown(suspects: Mapping[str, tuple[int | str, ...]], others: set[int], elsewhere: Mapping[str, Shape]) -> list[str]:
+    """Those of the suspects that are square at other lengths too.
+
+    A name that the exporter numbered may be another tensor's there. Of such tensors as many are no fault as have the
+    same shape there: the length did not change it.
+
+    Args:
+        suspects: shapes of the tensors that may be square in the length, by name.
+        others: the other lengths.
+        elsewhere: the shapes at those, by name.
+    """
     found: dict[str, list[Shape]] = {}
-    for name, shape in elsewhere.items():
-        found.setdefault(_MADE_FOR.sub("", name), []).append(shape)
-    shapes = {name: found.get(_MADE_FOR.sub("", name), []) for name in suspects}
-    return [name for name in suspects if not shapes[name] or any(is_square(x, others) for x in shapes[name])]
+    for name, other in elsewhere.items():
+        found.setdefault(_MADE_FOR.sub("", name), []).append(other)
+    same: Counter[tuple[int | str, ...]] = Counter(x for name, x in elsewhere.items() if _NUMBERED.fullmatch(name))
+    faults = []
+    for name, shape in suspects.items():
+        if _NUMBERED.fullmatch(name):
+            same[shape] -= 1
+            if same[shape] < 0:
+                faults.append(name)
+        else:
+            there = found.get(_MADE_FOR.sub("", name), [])
+            if not there or any(is_square(x, others) for x in there):
+                faults.append(name)
+    return faults

@@ -79,7 +79,11 @@ def check_layer_memory(
         if elsewhere is None and not _scores(model, square, shapes, lengths):
             detail = f"{', '.join(square[:5])} may be square in the length, or as wide by chance"
             return CheckRecord(name=_AUDIT, status="not proven", detail=detail)
-        square = _scores(model, square, shapes, lengths) if elsewhere is None else grown(square, *elsewhere)
+        square = (
+            _scores(model, square, shapes, lengths)
+            if elsewhere is None
+            else grown({name: shapes[name] for name in square}, *elsewhere)
+        )
     if square:
         detail = f"{len(square)} tensors outside the replaced layers are square in the length: {', '.join(square[:5])}"
         return CheckRecord(name=_AUDIT, status="failed", detail=detail)

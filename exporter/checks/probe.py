@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -101,12 +102,12 @@ class NodeProbe:
         """The node alone in onnxruntime."""
         return open_bytes(self.proto(inputs).SerializeToString(), provider="cpu")
 
-    def measured_shapes(self) -> dict[str, tuple[int, ...]]:
+    def measured_shapes(self, lengths: Collection[int] = ()) -> dict[str, tuple[int, ...]]:
         """The shape of every tensor inside the body, as onnxruntime really computed it.
 
-        One head of a size unlike the length, so that no dimension looks like the length by chance.
+        One head of a size unlike the length, or any of these lengths, so that no dimension looks like one by chance.
         """
-        head_dim = next(size for size in (8, 16) if size != self.length)
+        head_dim = next(size for size in count(8, 2) if size not in (self.length, *lengths))
         inputs = self.inputs(head_dim=head_dim)
         inlined = onnx.inliner.inline_local_functions(self.proto(inputs))
         known = {value.name for value in inlined.graph.output}
