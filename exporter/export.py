@@ -177,14 +177,20 @@ def _run_checks(path: Path, source: SourceModel, request: ExportRequest, progres
     progress("Checking: window witness")
     yield check_witness(model, session, source, request.dtype, first_run, nodes_only=request.weights is not None)
     progress("Checking: memory audit")
-    audit = check_audit(model, source, lambda length: _retrace(request, source, length))
+    audit = check_audit(model, source, lambda taken: _retrace(request, source, taken))
     yield allowed(audit) if request.allow_quadratic else audit
 
 
-def _retrace(request: ExportRequest, source: SourceModel, length: int) -> tuple[int, dict[str, Shape]]:
-    """Shapes of the same model's graph a token shorter, or a window where it takes whole windows only."""
-    autopad = getattr(source.args, "autopad", True)
-    other = length - (1 if autopad else source.window_size)
+def _retrace(request: ExportRequest, source: SourceModel, taken: set[int]) -> tuple[int, dict[str, Shape]]:
+    """Shapes of the same model's graph some tokens shorter, or windows where it takes whole windows only.
+
+    Args:
+        request: what is exported.
+        source: the model.
+        taken: sizes which that length should not be, if it can be helped.
+    """
+    length, step = source.shapes.seq_len, 1 if getattr(source.args, "autopad", True) else source.window_size
+    other = next((n for n in range(length - step, 0, -step) if n not in taken), length - step)
     shorter = source.at(replace(request.shapes, seq_len=other))
     model = graph.trace(shorter, request.dtype, request.opset)
     if request.weights is not None:  # tensors are told apart by their names

@@ -216,8 +216,8 @@ def test_the_checks_find_a_wrong_weight(tiny: Path) -> None:
 def test_the_audit_finds_a_square_tensor(tiny: Path) -> None:
     written = Written(tiny)
 
-    def no_retrace(length: int) -> tuple[int, dict[str, tuple[int, ...]]]:
-        return length - 1, {}
+    def no_retrace(taken: set[int]) -> tuple[int, dict[str, tuple[int, ...]]]:
+        return 63, {}
 
     assert check_audit(written.proto, written.source, no_retrace).status == "passed"
     written.proto.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((64, 64), np.float32), "mask"))
@@ -240,6 +240,14 @@ def test_a_square_tensor_can_be_allowed(tiny: Path, monkeypatch: pytest.MonkeyPa
         export(request)
     report = export(dataclasses.replace(request, allow_quadratic=True))
     assert statuses(report.sidecar.checks)["memory audit"] == "skipped"
+
+
+def test_the_audits_other_length_is_no_other_size(tmp_path: Path) -> None:
+    """Four tokens of four channels in a batch of three: at three tokens the batch would look like the length."""
+    kwargs = {"num_tokens": 11, "max_seq_len": 4, "dim": 16, "depth": 1, "dim_head": 4, "heads": 1, "causal": True}
+    checkpoint = save_upstream(tmp_path, "local_attention.LocalTransformer", {**kwargs, "local_attn_window_size": 2})
+    report = export(ExportRequest(checkpoint, tmp_path / "m.onnx", shapes=ShapeRequest(batch=3)))
+    assert statuses(report.sidecar.checks)["memory audit"] == "passed"
 
 
 def test_no_size_of_the_probe_is_the_length(tmp_path: Path) -> None:

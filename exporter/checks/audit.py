@@ -26,14 +26,14 @@ _MADE_FOR = re.compile(r"(?<=\.by_length)\.\d+(?=\.)")
 
 
 def check_audit(
-    model: onnx.ModelProto, source: SourceModel, retrace: Callable[[int], tuple[int, dict[str, Shape]]]
+    model: onnx.ModelProto, source: SourceModel, retrace: Callable[[set[int]], tuple[int, dict[str, Shape]]]
 ) -> CheckRecord:
     """Look for tensors that are quadratic in the sequence length.
 
     Args:
         model: the written file, weights may be absent.
         source: what it was exported from.
-        retrace: traces the model at a length unlike the one given; that length, and the shapes by name.
+        retrace: traces the model at another length, unlike these sizes if it can; that length, and the shapes by name.
     """
     length, window = source.shapes.seq_len, source.window_size
     if source.shapes.full_mask:
@@ -49,7 +49,7 @@ def check_audit(
     square = {name: shape for name, shape in shapes.items() if is_square(shape, lengths)}
     suspects: list[str] = []
     if square:
-        other, elsewhere = retrace(length)
+        other, elsewhere = retrace({size for shape in square.values() for size in shape})
         suspects = grown(square, {other}, elsewhere)
     largest = max((elements(shape) for shape in shapes.values()), default=0)
     for probe in alone:
