@@ -220,7 +220,8 @@ def rewrite(
 ) -> None:
     """Rewrite a model for onnxruntime's TensorRT provider, which takes plugins from the domain trt.plugins only.
 
-    The attention nodes move there and lose their function body: the file then runs nowhere without the plugin.
+    The attention nodes move there and lose their function body: the file then runs nowhere without the plugin. All
+    other functions are inlined, for the provider takes none.
     """
     from ..plugins.provider_domain import rewrite_for_provider
 
@@ -230,7 +231,7 @@ def rewrite(
         return
     say(f"{output}  {len(rewritten.nodes)} attention node(s) in the domain trt.plugins")
     for name in rewritten.kept:
-        say(f"  kept    {name}: its xpos is not in the kernel; its function body stays")
+        say(f"  kept    {name}: its xpos is not in the kernel; its function body stands in its place")
     say("Before onnxruntime opens it, load the plugin library into TensorRT in the same process:")
     say("  tensorrt.get_plugin_registry().load_library(PATH), with the PATH that `localattn plugin path` prints")
 

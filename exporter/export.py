@@ -19,7 +19,7 @@ from ..core.files import refuse_existing, sha256, staging
 from ..core.sidecar import CheckRecord, Sidecar
 from . import graph
 from .artefact import finish_export, output_specs, package_versions, window_facts
-from .checks.audit import Shape, allowed, check_audit, graph_shapes
+from .checks.audit import Shape, Taken, allowed, check_audit, free_length, graph_shapes
 from .checks.loads import check_loads, check_model
 from .checks.parity import check_parity
 from .checks.witness import check_witness
@@ -181,21 +181,21 @@ def _run_checks(path: Path, source: SourceModel, request: ExportRequest, progres
     yield allowed(audit) if request.allow_quadratic else audit
 
 
-def _retrace(request: ExportRequest, source: SourceModel, taken: set[int]) -> tuple[int, dict[str, Shape]]:
-    """Shapes of the same model's graph some tokens shorter, or windows where it takes whole windows only.
+def _retrace(request: ExportRequest, source: SourceModel, taken: Taken) -> tuple[set[int], dict[str, Shape]]:
+    """Shapes of the same model's graph some tokens shorter, or windows where it takes whole windows only."""
+    length, window = source.shapes.seq_len, source.window_size
+    step = 1 if getattr(source.args, "autopad", True) else window
 
-    Args:
-        request: what is exported.
-        source: the model.
-        taken: sizes which that length should not be, if it can be helped.
-    """
-    length, step = source.shapes.seq_len, 1 if getattr(source.args, "autopad", True) else source.window_size
-    other = next((n for n in range(length - step, 0, -step) if n not in taken), length - step)
+    def with_padding(n: int) -> set[int]:
+        return {n, -(-n // window) * window}
+
+    other = free_length(range(length - step, 0, -step), with_padding, taken)
+    assert other is not None
     shorter = source.at(replace(request.shapes, seq_len=other))
     model = graph.trace(shorter, request.dtype, request.opset)
     if request.weights is not None:  # tensors are told apart by their names
         model = quantize_weights(model)
-    return other, graph_shapes(message(model))
+    return with_padding(other), graph_shapes(message(model))
 
 
 def sidecar_of(

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ from ..core.sidecar import CheckRecord, LayerFacts, Sidecar
 from ..core.size_sweep import sweep_sizes
 from . import graph
 from .artefact import finish_export, output_specs, package_versions, window_facts
-from .checks.audit import Shape, allowed, graph_shapes
+from .checks.audit import Shape, Taken, allowed, free_length, graph_shapes
 from .checks.layers import check_layer_memory, check_layer_windows
 from .checks.loads import check_loads, check_model
 from .checks.untouched import Trial, check_repeats, check_untouched
@@ -303,26 +302,14 @@ class ModuleJob:
             if layer.geometry is not None and layer.path and not present & {layer.path, *layer.other_paths}
         ]
 
-    def _retrace(self, taken: set[int]) -> tuple[set[int], dict[str, Shape]] | None:
-        """Shapes of the same module's graph where every layer sees other lengths, and those; None if none is found.
-
-        Args:
-            taken: sizes which those lengths should not be, if it can be helped.
-        """
-        spare: list[_Elsewhere] = []
-
-        def free() -> Iterator[_Elsewhere]:
-            for other in self._elsewhere():
-                if other.lengths & taken:
-                    spare.append(other)
-                else:
-                    yield other
-
-        for lengths, module, example in chain(free(), spare):
+    def _retrace(self, taken: Taken) -> tuple[set[int], dict[str, Shape]] | None:
+        """Shapes of the same module's graph where every layer sees other lengths, and those; None if none is found."""
+        left = list(self._elsewhere())
+        while (other := free_length(left, lambda found: found.lengths, taken)) is not None:
             try:
-                return lengths, graph_shapes(ir.serde.serialize_model(self.trace(module, example)))
+                return other.lengths, graph_shapes(ir.serde.serialize_model(self.trace(other.module, other.example)))
             except (UsageError, ExportFailed):  # a module made for one length
-                continue
+                left.remove(other)
         return None
 
     def _elsewhere(self) -> Iterator[_Elsewhere]:

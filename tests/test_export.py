@@ -17,7 +17,7 @@ from localattn.core.errors import CheckFailed, MissingDependency, UsageError
 from localattn.core.sidecar import read_sidecar
 from localattn.core.tolerance import Tolerance
 from localattn.exporter import artefact, function_body, graph
-from localattn.exporter.checks.audit import check_audit
+from localattn.exporter.checks.audit import Taken, check_audit
 from localattn.exporter.checks.parity import check_parity
 from localattn.exporter.checks.witness import check_witness
 from localattn.exporter.export import ExportRequest, export, open_request
@@ -216,12 +216,19 @@ def test_the_checks_find_a_wrong_weight(tiny: Path) -> None:
 def test_the_audit_finds_a_square_tensor(tiny: Path) -> None:
     written = Written(tiny)
 
-    def no_retrace(taken: set[int]) -> tuple[int, dict[str, tuple[int, ...]]]:
-        return 63, {}
+    shapes: dict[str, tuple[int, ...]] = {"logits": (1, 53, 256)}
 
-    assert check_audit(written.proto, written.source, no_retrace).status == "passed"
+    def retrace(taken: Taken) -> tuple[set[int], dict[str, tuple[int, ...]]]:
+        assert 64 in taken[1] <= taken[0] and 53 not in taken[0]
+        return {53, 56}, shapes
+
+    assert check_audit(written.proto, written.source, retrace).status == "passed"
     written.proto.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((64, 64), np.float32), "mask"))
-    found = check_audit(written.proto, written.source, no_retrace)
+    assert check_audit(written.proto, written.source, retrace).status == "failed", "it is not there"
+    shapes["other"] = (64, 53)
+    assert check_audit(written.proto, written.source, retrace).status == "passed", "it grows in one place"
+    shapes["mask"] = (56, 53)
+    found = check_audit(written.proto, written.source, retrace)
     assert found.status == "failed"
     assert "mask" in found.detail
 

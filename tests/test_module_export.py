@@ -17,7 +17,6 @@ from localattn.core.errors import CheckFailed, ExportFailed, UsageError
 from localattn.core.sidecar import read_sidecar
 from localattn.core.size_sweep import sweep
 from localattn.exporter import body_facts, function_body, graph
-from localattn.exporter.checks.audit import grown
 from localattn.exporter.checks.layers import check_layer_memory, check_layer_windows
 from localattn.exporter.module_export import ModuleExportReport, ModuleOptions, export_module
 from localattn.exporter.module_inputs import parse_input
@@ -268,18 +267,6 @@ def test_a_weight_as_wide_as_the_sequence_is_no_fault_whatever_its_number(tmp_pa
     )))  # fmt: skip
     report = export_module(model, ["input:int64:[1,16]"], tmp_path / "m.onnx")
     assert statuses(report)["memory audit"] == "passed"
-
-
-def test_square_tensors_by_name_and_by_number() -> None:
-    here: dict[str, tuple[int | str, ...]] = {
-        "a": (8, 8),
-        "b": (8, 8),
-        "c": (8, 8),
-        "val_1": (8, 8),
-        "val_7": (2, 8, 8),
-    }
-    # "b" kept its shape, "c" is gone; the numbered ones are other tensors, one of the same shape and one that grew.
-    assert grown(here, {9}, {"a": (9, 9), "b": (8, 8), "val_2": (8, 8), "val_8": (2, 9, 9)}) == ["a", "c", "val_7"]
 
 
 class Wide(nn.Module):

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import TypeVar
 
 import onnx
 
@@ -20,20 +20,22 @@ from .probe import probes
 
 _NAME = "memory audit"
 Shape = tuple[int, ...]
+# Sizes that another length should not be, lest a tensor have them by chance: the stricter first.
+Taken = tuple[frozenset[int], ...]
+T = TypeVar("T")
 # A replaced layer keeps a module for each length it is called with (`modules/drop_in.py`).
-_NUMBERED = re.compile(r"val_\d+")
 _MADE_FOR = re.compile(r"(?<=\.by_length)\.\d+(?=\.)")
 
 
 def check_audit(
-    model: onnx.ModelProto, source: SourceModel, retrace: Callable[[set[int]], tuple[int, dict[str, Shape]]]
+    model: onnx.ModelProto, source: SourceModel, retrace: Callable[[Taken], tuple[set[int], dict[str, Shape]]]
 ) -> CheckRecord:
     """Look for tensors that are quadratic in the sequence length.
 
     Args:
         model: the written file, weights may be absent.
         source: what it was exported from.
-        retrace: traces the model at another length, unlike these sizes if it can; that length, and the shapes by name.
+        retrace: traces the model at another length; that length, also as it is padded, and the shapes by name.
     """
     length, window = source.shapes.seq_len, source.window_size
     if source.shapes.full_mask:
@@ -49,8 +51,8 @@ def check_audit(
     square = {name: shape for name, shape in shapes.items() if is_square(shape, lengths)}
     suspects: list[str] = []
     if square:
-        other, elsewhere = retrace({size for shape in square.values() for size in shape})
-        suspects = grown(square, {other}, elsewhere)
+        taken = taken_sizes(shapes, square)
+        suspects = still_square(square, taken, *retrace(taken))
     largest = max((elements(shape) for shape in shapes.values()), default=0)
     for probe in alone:
         inside = probe.measured_shapes(lengths)
@@ -107,29 +109,52 @@ def elements(shape: Shape) -> int:
     return math.prod(shape)
 
 
-def grown(suspects: Mapping[str, tuple[int | str, ...]], others: set[int], elsewhere: Mapping[str, Shape]) -> list[str]:
-    """Those of the suspects that are square at other lengths too.
+def taken_sizes(shapes: Mapping[str, tuple[int | str, ...]], suspects: Iterable[str]) -> Taken:
+    """All sizes of a graph, and those of the tensors that may be square in the length."""
+    each = ((size for name in names for size in shapes[name] if isinstance(size, int)) for names in (shapes, suspects))
+    return tuple(map(frozenset, each))
 
-    A name that the exporter numbered may be another tensor's there. Of such tensors as many are no fault as have the
-    same shape there: the length did not change it.
+
+def free_length(lengths: Iterable[T], sizes: Callable[[T], Collection[int]], taken: Taken) -> T | None:
+    """The first of some lengths of which no size is taken, else of which fewer are: in all of a graph, in its suspects.
 
     Args:
-        suspects: shapes of the tensors that may be square in the length, by name.
-        others: the other lengths.
-        elsewhere: the shapes at those, by name.
+        lengths: to choose from, the best first.
+        sizes: the sizes that one of them brings.
+        taken: as `taken_sizes` gives them.
     """
-    found: dict[str, list[Shape]] = {}
-    for name, other in elsewhere.items():
-        found.setdefault(_MADE_FOR.sub("", name), []).append(other)
-    same: Counter[tuple[int | str, ...]] = Counter(x for name, x in elsewhere.items() if _NUMBERED.fullmatch(name))
-    faults = []
-    for name, shape in suspects.items():
-        if _NUMBERED.fullmatch(name):
-            same[shape] -= 1
-            if same[shape] < 0:
-                faults.append(name)
-        else:
-            there = found.get(_MADE_FOR.sub("", name), [])
-            if not there or any(is_square(x, others) for x in there):
-                faults.append(name)
-    return faults
+    listed = list(lengths)
+    for sort in (*taken, frozenset()):
+        for length in listed:
+            if not sort & set(sizes(length)):
+                return length
+    return None
+
+
+def still_square(
+    suspects: Mapping[str, tuple[int | str, ...]], taken: Taken, lengths: set[int], shapes: Mapping[str, Shape]
+) -> list[str]:
+    """Names of the tensors that are square in the length where the graph was traced at another, by their shapes there.
+
+    The exporter numbers tensors, and another length may shift the numbers: a name alone tells little. But where that
+    length is a size of something else too, a tensor must have been square by its name as well; and one whose name is
+    gone must have left its shape, with the other length at one place at most.
+
+    Args:
+        suspects: shapes of the tensors that may be square, by name.
+        taken: sizes of the graph, as `taken_sizes` gives them.
+        lengths: the other length, also as it is padded.
+        shapes: the shapes there, by name.
+    """
+    square = [name for name, shape in shapes.items() if is_square(shape, lengths)]
+    named = {_MADE_FOR.sub("", name) for name in suspects}
+    faults = [name for name in square if not lengths & taken[0] or _MADE_FOR.sub("", name) in named]
+    there = {_MADE_FOR.sub("", name) for name in shapes}
+    gone = {name: shape for name, shape in suspects.items() if _MADE_FOR.sub("", name) not in there}
+    return faults + [name for name, shape in gone.items() if not _left(shape, lengths, set(shapes.values()))]
+
+
+def _left(shape: tuple[int | str, ...], lengths: set[int], shapes: set[Shape]) -> bool:
+    """Whether a shape is among others as it is, or with one of these lengths in one place."""
+    changed = ((*shape[:place], size, *shape[place + 1 :]) for place in range(len(shape)) for size in lengths)
+    return any(other in shapes for other in (shape, *changed))

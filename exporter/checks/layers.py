@@ -13,7 +13,7 @@ from dataclasses import replace
 import onnx
 
 from ...core.sidecar import CheckRecord
-from .audit import Shape, elements, grown
+from .audit import Shape, Taken, elements, still_square, taken_sizes
 from .probe import NodeProbe, probes
 from .witness import Findings, witness_node
 
@@ -57,7 +57,7 @@ def check_layer_memory(
     model: onnx.ModelProto,
     lengths: set[int],
     open_axis: str,
-    retrace: Callable[[set[int]], tuple[set[int], dict[str, Shape]] | None],
+    retrace: Callable[[Taken], tuple[set[int], dict[str, Shape]] | None],
 ) -> CheckRecord:
     """Memory of every different node, and tensors of the rest that are square in the sequence length.
 
@@ -65,8 +65,7 @@ def check_layer_memory(
         model: the written file, weights may be absent.
         lengths: of the sequences, where they are fixed.
         open_axis: name of the sequence axis where it is open, else "".
-        retrace: the shapes where every layer sees other lengths, and those; None where the module takes no others. It
-            is told sizes that the lengths should not be, for a tensor may have them by chance.
+        retrace: the shapes where every layer sees other lengths, and those; None where the module takes no others.
     """
     different = {repr((p.node.op_type, sorted(p.attributes.items()))): p for p in probes(model)}
     suspects = [fault for probe in different.values() for fault in _superlinear(probe)]
@@ -75,15 +74,15 @@ def check_layer_memory(
     shapes = _shapes(model)
     square = [name for name, shape in shapes.items() if _is_square(shape, lengths, open_axis)]
     if square and not open_axis:
-        elsewhere = retrace({size for name in square for size in shapes[name] if isinstance(size, int)})
+        taken = taken_sizes(shapes, square)
+        elsewhere = retrace(taken)
         if elsewhere is None and not _scores(model, square, shapes, lengths):
             detail = f"{', '.join(square[:5])} may be square in the length, or as wide by chance"
             return CheckRecord(name=_AUDIT, status="not proven", detail=detail)
-        square = (
-            _scores(model, square, shapes, lengths)
-            if elsewhere is None
-            else grown({name: shapes[name] for name in square}, *elsewhere)
-        )
+        if elsewhere is None:
+            square = _scores(model, square, shapes, lengths)
+        else:
+            square = still_square({name: shapes[name] for name in square}, taken, *elsewhere)
     if square:
         detail = f"{len(square)} tensors outside the replaced layers are square in the length: {', '.join(square[:5])}"
         return CheckRecord(name=_AUDIT, status="failed", detail=detail)
