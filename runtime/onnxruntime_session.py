@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -244,7 +245,7 @@ def _create(ort: Any, model: str | bytes, provider: Provider, setup: _Setup) -> 
     failure: Exception | None = None
     model, chain = model_for(provider, model)
     try:
-        with quiet(ort) as said:
+        with quiet(ort) if provider.chain else contextlib.nullcontext(io.StringIO()) as said:
             session = ort.InferenceSession(model, options, providers=chain, enable_fallback=0)
         started = session.get_providers()[0]
         if provider.chain and started != provider.chain[0]:

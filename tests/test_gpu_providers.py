@@ -5,7 +5,9 @@ The wheel, of the release that is installed for the CPU, is fetched from the pac
 
 from __future__ import annotations
 
+import os
 import platform
+import subprocess
 import sys
 from dataclasses import asdict
 from functools import cache
@@ -16,12 +18,14 @@ import onnx
 import pytest
 from local_attention import LocalMHA
 
+from localattn.core.errors import MissingDependency
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.module_export import export_module
 from localattn.exporter.source import ShapeRequest
 from localattn.exporter.step_export import StepRequest, export_steps
 from localattn.plugins.library.facts import host_arch
 from localattn.plugins.provider_domain import rewrite_for_provider
+from localattn.runtime.engine_device import find_device_or_none
 from localattn.runtime.onnxruntime_providers import numbers
 
 from .cuda_stand_in import onnxruntime_gpu, release_of_gpu, stand_ins
@@ -198,3 +202,19 @@ def test_cuda_has_no_int8_products_and_says_so(store: Path) -> None:
     seen = on_cuda(store)["int8"]
     assert [note.partition(" ")[0] for note in seen["notes"]] == ["DynamicQuantizeLinear", "MatMulInteger"]
     assert seen["operators"]["MemcpyFromHost"] > seen["operators"]["MatMulInteger"] > 0
+
+
+@pytest.mark.skipif(find_device_or_none() is not None, reason="this machine has a GPU")
+def test_what_a_provider_lacks_is_told_in_one_error(store: Path) -> None:
+    """Of a machine with onnxruntime-gpu and no CUDA; on whatever starts, nothing is said of it."""
+    environment = os.environ | {"PYTHONPATH": str(onnxruntime_gpu(store)), "LD_LIBRARY_PATH": ""}
+    command = [sys.executable, "-m", "localattn.cli", "run", str(small_model())]
+    chosen = {name: subprocess.run([*command, "--provider", name], env=environment, capture_output=True, text=True)
+              for name in ("cuda", "tensorrt", "auto")}  # fmt: skip
+    for name in ("cuda", "tensorrt"):
+        assert (chosen[name].returncode, chosen[name].stdout) == (MissingDependency.exit_code, "")
+        assert chosen[name].stderr.startswith(f"Error: The provider '{name}' does not run here.")
+    assert "libcublasLt.so" in chosen["cuda"].stderr and "CUDA and cuDNN" in chosen["cuda"].stderr
+    assert "pip install 'tensorrt<11'" in chosen["tensorrt"].stderr
+    assert (chosen["auto"].returncode, chosen["auto"].stderr) == (0, "")
+    assert "ran on cpu" in chosen["auto"].stdout

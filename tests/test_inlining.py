@@ -172,6 +172,23 @@ def test_what_to_do_about_a_provider(fault: str, fix: str, monkeypatch: pytest.M
     assert fault in caught.value.why and fix in caught.value.fix
 
 
+def test_a_session_that_fell_back_says_why(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    """Up to 1.22 onnxruntime prints the error of the provider, on stdout, and goes on with the CPU."""
+
+    class Printing(FakeRuntime):
+        def InferenceSession(self, model, options, providers, enable_fallback):
+            print("*** EP Error ***\nEP Error Please install TensorRT libraries\n when using …")
+            return super().InferenceSession(model, options, providers, enable_fallback)
+
+    small_model()
+    monkeypatch.setitem(sys.modules, "onnxruntime", Printing([TENSORRT, CPU], [CPU]))
+    with pytest.raises(MissingDependency) as caught:
+        load(small_model(), "tensorrt")
+    assert f"{TENSORRT} did not start; {CPU} did: Please install TensorRT libraries" in caught.value.why
+    assert "tensorrt<11" in caught.value.fix
+    assert capsys.readouterr().out == ""
+
+
 def test_tensorrts_package_is_loaded_first(fake: FakeRuntime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It brings the libraries that the provider links to, and puts them where no loader looks."""
     (tmp_path / "tensorrt.py").write_text("import builtins\nbuiltins.tensorrt_came = 'onnxruntime not asked'\n")

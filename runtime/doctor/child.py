@@ -83,6 +83,9 @@ def provider(name: str) -> dict[str, Any]:
         raise Missing(f"It is not in this onnxruntime {ort.__version__}.")
     if name != "CPUExecutionProvider" and hasattr(ort, "preload_dlls"):
         ort.preload_dlls()
+    if name == "TensorrtExecutionProvider":
+        with contextlib.suppress(ImportError, OSError):  # it brings the libraries, which the system may have instead
+            import_module("tensorrt")
     options = ort.SessionOptions()
     options.log_severity_level = 4
     if name != "CPUExecutionProvider":
