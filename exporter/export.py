@@ -19,7 +19,7 @@ from ..core.files import refuse_existing, sha256, staging
 from ..core.sidecar import CheckRecord, Sidecar
 from . import graph
 from .artefact import finish_export, output_specs, package_versions, window_facts
-from .checks.audit import Shape, Taken, allowed, check_audit, free_length, graph_shapes
+from .checks.audit import Shape, Taken, allowed, check_audit, freest, graph_shapes
 from .checks.loads import check_loads, check_model
 from .checks.parity import check_parity
 from .checks.witness import check_witness
@@ -189,8 +189,7 @@ def _retrace(request: ExportRequest, source: SourceModel, taken: Taken) -> tuple
     def with_padding(n: int) -> set[int]:
         return {n, -(-n // window) * window}
 
-    other = free_length(range(length - step, 0, -step), with_padding, taken)
-    assert other is not None
+    other = next(freest(range(length - step, 0, -step), with_padding, taken))
     shorter = source.at(replace(request.shapes, seq_len=other))
     model = graph.trace(shorter, request.dtype, request.opset)
     if request.weights is not None:  # tensors are told apart by their names

@@ -25,7 +25,7 @@ from ..core.sidecar import CheckRecord, LayerFacts, Sidecar
 from ..core.size_sweep import sweep_sizes
 from . import graph
 from .artefact import finish_export, output_specs, package_versions, window_facts
-from .checks.audit import Shape, Taken, allowed, free_length, graph_shapes
+from .checks.audit import Shape, Taken, allowed, freest, graph_shapes
 from .checks.layers import check_layer_memory, check_layer_windows
 from .checks.loads import check_loads, check_model
 from .checks.untouched import Trial, check_repeats, check_untouched
@@ -304,12 +304,11 @@ class ModuleJob:
 
     def _retrace(self, taken: Taken) -> tuple[set[int], dict[str, Shape]] | None:
         """Shapes of the same module's graph where every layer sees other lengths, and those; None if none is found."""
-        left = list(self._elsewhere())
-        while (other := free_length(left, lambda found: found.lengths, taken)) is not None:
+        for lengths, module, example in freest(self._elsewhere(), lambda found: found.lengths, taken):
             try:
-                return other.lengths, graph_shapes(ir.serde.serialize_model(self.trace(other.module, other.example)))
+                return lengths, graph_shapes(ir.serde.serialize_model(self.trace(module, example)))
             except (UsageError, ExportFailed):  # a module made for one length
-                left.remove(other)
+                continue
         return None
 
     def _elsewhere(self) -> Iterator[_Elsewhere]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import MissingDependency
+from .tensorrt_versions import parse
 
 
 @dataclass(frozen=True)
@@ -44,15 +45,10 @@ class Provider:
         notes = []
         for op_type in sorted({*self.on_cpu} & {*op_types}):
             first = self.on_cpu[op_type]
-            if not first or numbers(release) < numbers(first):
+            if not first or parse(release) < parse(first):
                 since = f" before onnxruntime {first}" if first else ""
                 notes.append(f"{op_type} runs on the CPU: {self.name} has no kernel for it{since}")
         return tuple(notes)
-
-
-def numbers(release: str) -> tuple[int, ...]:
-    """A release's major and minor number, to compare."""
-    return tuple(int(part) for part in re.findall(r"\d+", release)[:2])
 
 
 CPU = "CPUExecutionProvider"
@@ -99,7 +95,7 @@ _OTHER_PACKAGE = (
 
 
 # onnxruntime's severities: all is said up to warnings unless told otherwise, and nothing but what ends the process.
-_WARNING, _FATAL = 2, 4
+WARNING, FATAL = 2, 4
 
 
 @contextlib.contextmanager
@@ -110,12 +106,12 @@ def quiet(ort: Any) -> Iterator[io.StringIO]:
     of a session reaches it; and up to 1.22 a session that fails on its provider is made again on the CPU, and that is
     printed, whatever was asked for.
     """
-    ort.set_default_logger_severity(_FATAL)
+    ort.set_default_logger_severity(FATAL)
     try:
         with contextlib.redirect_stdout(io.StringIO()) as said:
             yield said
     finally:
-        ort.set_default_logger_severity(_WARNING)
+        ort.set_default_logger_severity(WARNING)
 
 
 def load_libraries(ort: Any, provider: Provider) -> None:

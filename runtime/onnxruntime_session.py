@@ -19,6 +19,7 @@ from .onnx_calls import Operators, check_calls, operators_of
 from .onnxruntime_providers import (
     AUTO_ORDER,
     CPU,
+    FATAL,
     PROVIDERS,
     Provider,
     load_libraries,
@@ -30,9 +31,6 @@ from .onnxruntime_providers import (
 from .session import BACKENDS, Arrays, Session
 
 _BACKEND = BACKENDS[".onnx"]
-
-# onnxruntime logs on stderr what it also raises; 4 keeps only what ends the process.
-_FATAL_ONLY = 4
 
 # What onnxruntime says of an element type that a provider cannot compute in.
 _NO_KERNEL = "Could not find an implementation"
@@ -287,7 +285,7 @@ def session_options(ort: Any, threads: int | None, kernel: CompiledKernel | None
         MissingDependency: onnxruntime does not take the library of the kernel.
     """
     options = ort.SessionOptions()
-    options.log_severity_level = _FATAL_ONLY
+    options.log_severity_level = FATAL  # it logs on stderr what it also raises
     if threads is not None:
         options.intra_op_num_threads = threads
     if kernel is not None:

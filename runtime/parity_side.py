@@ -40,25 +40,30 @@ class Side(ABC):
         path: the file.
         sidecar: of the file, or of the ONNX file that it was built from.
         engine: the facts of an engine; None of an ONNX file.
+        session: the file, opened.
+        plugin: path of the library whose compiled kernels compute the attention nodes; None if their body does.
 
     Attributes:
         inputs: what a run takes; sizes that the file leaves open have names.
         outputs: names of what it returns.
         backend: what runs it.
         provider: where it really runs.
-        plugin: path of the library whose compiled kernels compute the attention nodes; None if their body does.
         notes: what the user should know of how it runs.
     """
 
     inputs: list[TensorSpec]
     outputs: list[str]
-    backend: str
-    provider: str
-    plugin: str | None
-    notes: list[str]
 
-    def __init__(self, path: Path, sidecar: Sidecar | None, engine: EngineFacts | None) -> None:
-        self.path, self.sidecar, self.engine = path, sidecar, engine
+    def __init__(
+        self,
+        path: Path,
+        sidecar: Sidecar | None,
+        engine: EngineFacts | None,
+        session: Session | StepSession,
+        plugin: str | None,
+    ) -> None:
+        self.path, self.sidecar, self.engine, self.plugin = path, sidecar, engine, plugin
+        self.backend, self.provider, self.notes = session.backend, session.provider, list(session.notes)
 
     @property
     def precision(self) -> str:
@@ -114,11 +119,9 @@ class WholeSide(Side):
     """
 
     def __init__(self, path: Path, sidecar: Sidecar | None, engine: EngineFacts | None, session: Session) -> None:
-        super().__init__(path, sidecar, engine)
+        super().__init__(path, sidecar, engine, session, session.plugin)
         self._session = session
         self.inputs, self.outputs = session.inputs, [spec.name for spec in session.outputs]
-        self.backend, self.provider, self.plugin = session.backend, session.provider, session.plugin
-        self.notes = list(session.notes)
 
     def limits(self, name: str, axis: int) -> tuple[int, int | None]:
         """An engine's profile, else the longest sequence of the export."""
@@ -154,7 +157,7 @@ class StepSide(Side):
     def __init__(
         self, path: Path, sidecar: Sidecar, engine: EngineFacts | None, session: StepSession, plugin: str | None
     ) -> None:
-        super().__init__(path, sidecar, engine)
+        super().__init__(path, sidecar, engine, session, plugin)
         self.session, self.facts = session, session.facts
         ranks = {spec.name: len(spec.shape) for spec in session.inputs}
         if self.facts.sequence_axis >= ranks.get(self.facts.token_input, 0):
@@ -165,8 +168,6 @@ class StepSide(Side):
             )
         self.inputs = [session.resized(spec, STEP_SEQUENCE) for spec in session.inputs]
         self.outputs = [session.output.name]
-        self.backend, self.provider, self.plugin = session.backend, session.provider, plugin
-        self.notes = list(session.notes)
         if session.missing_prefill is not None:
             self.notes.append(f"{session.missing_prefill} does not lie beside {path.name} and is not judged with it")
 

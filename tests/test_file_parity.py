@@ -18,7 +18,6 @@ from localattn.core.sidecar import sidecar_path
 from localattn.core.tolerance import TOLERANCES
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.source import ShapeRequest
-from localattn.exporter.step_export import StepRequest, export_steps
 from localattn.runtime import load
 
 from .conftest import TINY, Finished, save_upstream
@@ -33,6 +32,7 @@ from .parity_faults import (
     second_output,
     wider_window,
 )
+from .parity_folder import open_and_steps
 
 Command = Callable[..., Finished]
 LENGTH = 37  # no multiple of the window
@@ -43,12 +43,9 @@ MHA = {"dim": 16, "window_size": 4, "heads": 2, "dim_head": 8, "causal": False}
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with files of one small transformer: static in two precisions, open, and step by step."""
     folder = tmp_path_factory.mktemp("made")
-    checkpoint = save_upstream(folder, "local_attention.LocalTransformer", TINY)
-    shapes = ShapeRequest(LENGTH)
+    checkpoint, shapes = open_and_steps(folder), ShapeRequest(LENGTH)
     export(ExportRequest(checkpoint, folder / "model.onnx", shapes=shapes, seeds=(0,)))
     export(ExportRequest(checkpoint, folder / "half.onnx", shapes=shapes, seeds=(0,), dtype="fp16"))
-    export(ExportRequest(checkpoint, folder / "open.onnx", dynamic=("batch", "seq")))
-    export_steps(StepRequest(ExportRequest(checkpoint, folder / "step.onnx"), chunk=8))
     return folder
 
 

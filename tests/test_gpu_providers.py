@@ -26,7 +26,7 @@ from localattn.exporter.step_export import StepRequest, export_steps
 from localattn.plugins.library.facts import host_arch
 from localattn.plugins.provider_domain import rewrite_for_provider
 from localattn.runtime.engine_device import find_device_or_none
-from localattn.runtime.onnxruntime_providers import numbers
+from localattn.runtime.tensorrt_versions import parse
 
 from .cuda_stand_in import onnxruntime_gpu, release_of_gpu, stand_ins
 from .engine_models import NODES, needs_plugin_tools, small_checkpoint, small_model
@@ -137,7 +137,7 @@ def test_tensorrt_gets_the_plugin(name: str, store: Path, tmp_path: Path) -> Non
 
 
 def release() -> tuple[int, ...]:
-    return numbers(release_of_gpu())
+    return parse(release_of_gpu())
 
 
 @cache

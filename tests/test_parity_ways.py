@@ -16,7 +16,8 @@ from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.source import ShapeRequest
 from localattn.exporter.step_export import StepRequest, export_steps
 
-from .conftest import TINY, Finished, save_upstream
+from .conftest import Finished, save_upstream
+from .parity_folder import open_and_steps
 
 Command = Callable[..., Finished]
 ATTENTION = {"window_size": 4, "causal": True, "dim": 8}
@@ -27,9 +28,7 @@ MHA = {"dim": 16, "window_size": 4, "heads": 2, "dim_head": 8, "causal": True}
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small transformer, its file with open sizes and its step files."""
     folder = tmp_path_factory.mktemp("made")
-    checkpoint = save_upstream(folder, "local_attention.LocalTransformer", TINY)
-    export(ExportRequest(checkpoint, folder / "open.onnx", dynamic=("batch", "seq")))
-    export_steps(StepRequest(ExportRequest(checkpoint, folder / "step.onnx"), chunk=8))
+    open_and_steps(folder)
     return folder
 
 

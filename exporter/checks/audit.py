@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TypeVar
 
 import onnx
@@ -20,8 +21,8 @@ from .probe import probes
 
 _NAME = "memory audit"
 Shape = tuple[int, ...]
-# Sizes that another length should not be, lest a tensor have them by chance: the stricter first.
-Taken = tuple[frozenset[int], ...]
+# Sizes that another length should not be, lest a tensor have them by chance: of a whole graph, of its suspects.
+Taken = tuple[frozenset[int], frozenset[int]]
 T = TypeVar("T")
 # A replaced layer keeps a module for each length it is called with (`modules/drop_in.py`).
 _MADE_FOR = re.compile(r"(?<=\.by_length)\.\d+(?=\.)")
@@ -111,24 +112,29 @@ def elements(shape: Shape) -> int:
 
 def taken_sizes(shapes: Mapping[str, tuple[int | str, ...]], suspects: Iterable[str]) -> Taken:
     """All sizes of a graph, and those of the tensors that may be square in the length."""
-    each = ((size for name in names for size in shapes[name] if isinstance(size, int)) for names in (shapes, suspects))
-    return tuple(map(frozenset, each))
+
+    def sizes(names: Iterable[str]) -> frozenset[int]:
+        return frozenset(size for name in names for size in shapes[name] if isinstance(size, int))
+
+    return sizes(shapes), sizes(suspects)
 
 
-def free_length(lengths: Iterable[T], sizes: Callable[[T], Collection[int]], taken: Taken) -> T | None:
-    """The first of some lengths of which no size is taken, else of which fewer are: in all of a graph, in its suspects.
+def freest(lengths: Iterable[T], sizes: Callable[[T], Collection[int]], taken: Taken) -> Iterator[T]:
+    """Lengths to try: those of which no size is taken in the graph, as they come; then those free of its suspects.
 
     Args:
         lengths: to choose from, the best first.
         sizes: the sizes that one of them brings.
         taken: as `taken_sizes` gives them.
     """
-    listed = list(lengths)
-    for sort in (*taken, frozenset()):
-        for length in listed:
-            if not sort & set(sizes(length)):
-                return length
-    return None
+    everywhere, suspect = taken
+    late = []
+    for length in lengths:
+        if everywhere.isdisjoint(sizes(length)):
+            yield length
+        else:
+            late.append(length)
+    yield from sorted(late, key=lambda length: not suspect.isdisjoint(sizes(length)))
 
 
 def still_square(
@@ -146,12 +152,13 @@ def still_square(
         lengths: the other length, also as it is padded.
         shapes: the shapes there, by name.
     """
+    everywhere, _ = taken
+    plain = partial(_MADE_FOR.sub, "")
+    named, there, left = set(map(plain, suspects)), set(map(plain, shapes)), set(shapes.values())
     square = [name for name, shape in shapes.items() if is_square(shape, lengths)]
-    named = {_MADE_FOR.sub("", name) for name in suspects}
-    faults = [name for name in square if not lengths & taken[0] or _MADE_FOR.sub("", name) in named]
-    there = {_MADE_FOR.sub("", name) for name in shapes}
-    gone = {name: shape for name, shape in suspects.items() if _MADE_FOR.sub("", name) not in there}
-    return faults + [name for name, shape in gone.items() if not _left(shape, lengths, set(shapes.values()))]
+    faults = [name for name in square if everywhere.isdisjoint(lengths) or plain(name) in named]
+    gone = {name: shape for name, shape in suspects.items() if plain(name) not in there}
+    return faults + [name for name, shape in gone.items() if not _left(shape, lengths, left)]
 
 
 def _left(shape: tuple[int | str, ...], lengths: set[int], shapes: set[Shape]) -> bool:

@@ -7,7 +7,7 @@ run alone; where its length is open, at a length that its window does not cover.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import onnx
@@ -72,19 +72,20 @@ def check_layer_memory(
     if suspects:
         return CheckRecord(name=_AUDIT, status="failed", detail=f"not linear in the length: {', '.join(suspects[:5])}")
     shapes = _shapes(model)
-    square = [name for name, shape in shapes.items() if _is_square(shape, lengths, open_axis)]
+    square = {name: shape for name, shape in shapes.items() if _is_square(shape, lengths, open_axis)}
+    faults = list(square)
     if square and not open_axis:
         taken = taken_sizes(shapes, square)
         elsewhere = retrace(taken)
-        if elsewhere is None and not _scores(model, square, shapes, lengths):
-            detail = f"{', '.join(square[:5])} may be square in the length, or as wide by chance"
-            return CheckRecord(name=_AUDIT, status="not proven", detail=detail)
-        if elsewhere is None:
-            square = _scores(model, square, shapes, lengths)
+        if elsewhere is not None:
+            faults = still_square(square, taken, *elsewhere)
         else:
-            square = still_square({name: shapes[name] for name in square}, taken, *elsewhere)
-    if square:
-        detail = f"{len(square)} tensors outside the replaced layers are square in the length: {', '.join(square[:5])}"
+            faults = _scores(model, square, shapes, lengths)
+            if not faults:
+                detail = f"{', '.join([*square][:5])} may be square in the length, or as wide by chance"
+                return CheckRecord(name=_AUDIT, status="not proven", detail=detail)
+    if faults:
+        detail = f"{len(faults)} tensors outside the replaced layers are square in the length: {', '.join(faults[:5])}"
         return CheckRecord(name=_AUDIT, status="failed", detail=detail)
     detail = f"{len(different)} different node(s) take memory linear in the length, and no other tensor is square in it"
     return CheckRecord(name=_AUDIT, status="passed", detail=detail, figures={"tensors": len(shapes)})
@@ -132,7 +133,7 @@ def _shapes(model: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
 
 
 def _scores(
-    model: onnx.ModelProto, suspects: Sequence[str], shapes: Mapping[str, tuple[int | str, ...]], lengths: set[int]
+    model: onnx.ModelProto, suspects: Collection[str], shapes: Mapping[str, tuple[int | str, ...]], lengths: set[int]
 ) -> list[str]:
     """Those of the suspects that are the products of two activations over another axis, as scores are.
 

@@ -223,6 +223,13 @@ def built(trt: Any, builder: Any, path: str) -> dict[str, Any]:
     if not understood:
         return told | seen
     layer = network.get_layer(0)
+    size = engine_bytes(builder, network)
+    told |= {"layers": [network.get_layer(index).type.name for index in range(network.num_layers)], **seen}
+    return told | {"engine": size, "output": list(layer.get_output(0).shape)}
+
+
+def engine_bytes(builder: Any, network: Any) -> int:
+    """How large an engine of a network is, of open axes for `SIZES`; 0 if none is built."""
     config = builder.create_builder_config()
     profile = builder.create_optimization_profile()
     for index in range(network.num_inputs):
@@ -230,8 +237,7 @@ def built(trt: Any, builder: Any, path: str) -> dict[str, Any]:
         profile.set_shape(tensor.name, *(sized(tensor.shape, which) for which in range(3)))
     config.add_optimization_profile(profile)
     engine = builder.build_serialized_network(network, config)
-    told |= {"layers": [network.get_layer(index).type.name for index in range(network.num_layers)], **seen}
-    return told | {"engine": 0 if engine is None else engine.nbytes, "output": list(layer.get_output(0).shape)}
+    return 0 if engine is None else engine.nbytes
 
 
 def sized(shape: Any, which: int) -> list[int]:

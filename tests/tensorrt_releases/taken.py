@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .bind import Parts, bind
-from .quick import sized
+from .quick import engine_bytes
 
 
 def main(asked: dict[str, Any]) -> dict[str, Any]:
@@ -32,16 +32,7 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
         "errors": [parser.get_error(index).desc() for index in range(parser.num_errors)],
         "plugins": sum(network.get_layer(i).type.name == "PLUGIN_V3" for i in range(network.num_layers)),
     }
-    if not parsed:
-        return told
-    config, profile = builder.create_builder_config(), builder.create_optimization_profile()
-    for index in range(network.num_inputs):
-        tensor = network.get_input(index)
-        if -1 in tensor.shape:
-            profile.set_shape(tensor.name, *(sized(tensor.shape, which) for which in range(3)))
-    config.add_optimization_profile(profile)
-    engine = builder.build_serialized_network(network, config)
-    return {**told, "engine": 0 if engine is None else engine.nbytes}
+    return {**told, "engine": engine_bytes(builder, network)} if parsed else told
 
 
 if __name__ == "__main__":
