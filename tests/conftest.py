@@ -49,6 +49,23 @@ def no_libraries_of_the_users(tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield
 
 
+@pytest.fixture(autouse=True)
+def no_modules_of_other_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a test imported from its own folder goes with it: a later test of the process would find it instead."""
+    before = set(sys.modules)
+    yield
+    scratch = str(tmp_path_factory.getbasetemp())
+    for name in set(sys.modules) - before:
+        if any(place.startswith(scratch) for place in _places(sys.modules[name])):
+            del sys.modules[name]
+
+
+def _places(module: object) -> list[str]:
+    """Where a module lies; a package without a file may lie in several folders."""
+    file = getattr(module, "__file__", None)
+    return [file] if isinstance(file, str) else [str(path) for path in getattr(module, "__path__", ())]
+
+
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
     """A LocalTransformer of two layers with windows of 4, as a checkpoint with its config."""

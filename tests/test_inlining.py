@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import sys
 from pathlib import Path
 
@@ -193,9 +194,8 @@ def test_tensorrts_package_is_loaded_first(fake: FakeRuntime, tmp_path: Path, mo
     """It brings the libraries that the provider links to, and puts them where no loader looks."""
     (tmp_path / "tensorrt.py").write_text("import builtins\nbuiltins.tensorrt_came = 'onnxruntime not asked'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "tensorrt", raising=False)
-    import builtins
-
+    monkeypatch.setitem(sys.modules, "tensorrt", None)  # what is imported in its place goes with the patch
+    del sys.modules["tensorrt"]
     monkeypatch.setattr(builtins, "tensorrt_came", "", raising=False)
     load(small_model(), "cuda")
     assert builtins.tensorrt_came == ""
