@@ -38,17 +38,17 @@ def run(
 ) -> None:
     """Run an exported model and show what it returns."""
     from ..core.engine_facts import read_model_facts
-    from ..runtime.arrays import load_arrays, random_inputs, save_arrays
+    from ..runtime.arrays import load_arrays, save_arrays
+    from ..runtime.one_call import check_call, draw_call
     from ..runtime.session import load
-    from ..runtime.vocabulary import check_tokens, vocabulary
 
     session = load(model, provider, threads, plugin=plugin)
-    limit = vocabulary(read_model_facts(model))
+    facts = read_model_facts(model)
     if load_inputs is None:
-        inputs, source = random_inputs(session.inputs, seed, token_limit=limit), f"random, seed {seed}"
+        inputs, source = draw_call(session.inputs, seed, facts), f"random, seed {seed}"
     else:
         inputs, source = load_arrays(load_inputs), str(load_inputs)
-    check_tokens(inputs, limit)
+    check_call(inputs, facts)
     outputs, milliseconds = _timed(session, inputs, iterations)
     if save_outputs is not None:
         save_arrays(save_outputs, outputs)

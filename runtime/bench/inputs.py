@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.errors import UsageError
 from ...core.tensors import TensorSpec
-from ..arrays import load_arrays, random_inputs
+from ..arrays import load_arrays
+from ..one_call import draw_call
 from ..session import Arrays, check_inputs
-from ..vocabulary import vocabulary
 
 if TYPE_CHECKING:
     from ...core.sidecar import Sidecar
@@ -99,20 +99,20 @@ def draw(
     Args:
         specs: what the candidate takes.
         sizes: of its open axes.
-        facts: its sidecar, for the vocabulary.
+        facts: its sidecar, for the vocabulary and the caches of a step file.
         seed: of numpy's generator.
         shared: inputs another candidate was given.
         token_limit: vocabulary where the sidecar does not tell.
 
     Raises:
-        UsageError: they cannot be drawn; see `runtime.arrays.random_inputs`.
+        UsageError: they cannot be drawn; see `runtime.one_call.draw_call`.
     """
     if shared is not None and _fits(specs, shared, sizes):
         return dict(shared)
     named: dict[str, int] = {}
     for axes, size in ((BATCH_AXES, sizes.batch), (SEQUENCE_AXES, sizes.seq_len)):
         named |= dict.fromkeys(axes, size) if size is not None else {}
-    return random_inputs(specs, seed, token_limit=vocabulary(facts) or token_limit, sizes=named)
+    return draw_call(specs, seed, facts, named, token_limit)
 
 
 def _fits(specs: Sequence[TensorSpec], arrays: Mapping[str, Any], sizes: Sizes) -> bool:

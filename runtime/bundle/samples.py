@@ -12,8 +12,9 @@ from ...core.errors import CheckFailed, UsageError
 from ...core.step_facts import StepFacts
 from ...core.tensors import TensorSpec
 from ..arrays import load_arrays, random_inputs
+from ..one_call import check_call, first_call
 from ..session import Arrays, Session, load
-from ..vocabulary import check_tokens, vocabulary
+from ..vocabulary import vocabulary
 from .parts import ModelPart
 
 
@@ -54,7 +55,7 @@ def make_samples(part: ModelPart, count: int, seed: int, given: Sequence[Path] =
         drawn = _draw(session.inputs, part, count, seed, limit)
     samples = []
     for inputs, source in drawn:
-        check_tokens({name: x for name, x in inputs.items() if name != "position"}, limit, source)
+        check_call(inputs, part.sidecar, source)
         samples.append(Sample(inputs, _finite(session.run(inputs), source), source))
     return samples
 
@@ -79,11 +80,11 @@ def _stream(
     session: Session, step: StepFacts, count: int, seed: int, limit: int | None
 ) -> Iterator[tuple[Arrays, str]]:
     """Calls of a step graph with the caches it really has then: the first call, and ones after the ring has wrapped."""
-    handed = {cache.input for cache in step.caches} | {step.position_input}
-    fresh = [spec for spec in session.inputs if spec.name not in handed]
+    begun = first_call(step)
+    fresh = [spec for spec in session.inputs if spec.name not in begun]
     slots = max((max(cache.shape[:-1], default=1) for cache in step.caches), default=1)
     apart = slots // step.chunk + 2
-    caches = {cache.input: np.full(cache.shape, cache.fill, cache.dtype) for cache in step.caches}
+    caches = {cache.input: begun[cache.input] for cache in step.caches}
     for call in range(apart * (count - 1) + 1):
         position = call * step.chunk
         if step.max_positions is not None and position + step.chunk > step.max_positions:
