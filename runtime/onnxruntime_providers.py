@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import MissingDependency
-from .tensorrt_versions import parse
+from ..core.tensorrt_versions import parse
 
 
 @dataclass(frozen=True)

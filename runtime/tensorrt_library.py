@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from ..core.errors import MissingDependency, UsageError
+from ..core.tensorrt_versions import TENSORRT, TENSORRT_RTX, describe, has
 from .rtx_library import preload
-from .tensorrt_versions import TENSORRT, TENSORRT_RTX, describe, has
 
 # Above every severity of Polygraphy: what it logs goes to stdout, where only results belong, and its errors are raised.
 _SILENT = 1000

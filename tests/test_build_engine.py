@@ -13,11 +13,11 @@ import onnx
 import pytest
 
 from localattn.commands.build import parse_profiles
+from localattn.core import tensorrt_versions
 from localattn.core.engine_facts import ProfileFacts, read_engine_facts
 from localattn.core.errors import UsageError
 from localattn.core.files import sha256
 from localattn.core.sidecar import read_sidecar, sidecar_path
-from localattn.runtime import tensorrt_versions
 from localattn.runtime.builder.build import build_engine
 from localattn.runtime.builder.request import BuildRequest, PluginChoice
 from localattn.runtime.builder.source import Source, profiles_for, read_source

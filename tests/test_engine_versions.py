@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from localattn.core.errors import UsageError
+from localattn.core.tensorrt_versions import FEATURES, describe, has, parse
 from localattn.runtime.builder.request import capability, resolve_targets
 from localattn.runtime.engine_device import Device
 from localattn.runtime.tensorrt_library import open_library
-from localattn.runtime.tensorrt_versions import FEATURES, describe, has, parse
 
 from .engine_models import needs_rtx
 
@@ -33,9 +33,10 @@ def test_versions_are_numbers(version: str, numbers: tuple[int, ...]) -> None:
         ("tensorrt", "10.3.0", {"supported", "timing_cache"}),
         ("tensorrt", "10.6.0.post1", {"supported", "timing_cache"}),
         ("tensorrt", "10.7.0.post1", {"supported", "timing_cache", "plugin_before_function"}),
-        ("tensorrt", "10.16.0.72", {"supported", "timing_cache", "plugin_before_function"}),
-        ("tensorrt", "11.4.0.106", {"supported", "timing_cache", "plugin_before_function", "always_strongly_typed"}),
-        ("tensorrt", "12.0.0", {"timing_cache", "plugin_before_function", "always_strongly_typed"}),
+        ("tensorrt", "10.14.1", {"supported", "timing_cache", "plugin_before_function"}),
+        ("tensorrt", "10.16.0.72", {"supported", "timing_cache", "plugin_before_function", "aot_plugins"}),
+        ("tensorrt", "11.4.0.106", set(FEATURES) - {"builds_without_gpu"}),
+        ("tensorrt", "12.0.0", set(FEATURES) - {"supported", "builds_without_gpu"}),
         ("tensorrt-rtx", "1.7.1.116", {"supported", "plugin_before_function", "builds_without_gpu"}),
         ("tensorrt-rtx", "2.0.0", {"plugin_before_function", "builds_without_gpu"}),
     ],
@@ -48,6 +49,7 @@ def test_spans_in_words() -> None:
     assert describe("supported", "tensorrt") == "10.3 up to 11.x"
     assert describe("plugin_before_function", "tensorrt") == "10.7 or later"
     assert describe("builds_without_gpu", "tensorrt") == "none"
+    assert describe("aot_plugins", "tensorrt") == "10.9 or later, not 10.14"
 
 
 @pytest.mark.parametrize("name", ["rtx40", "RTX40", "sm_89", "sm89", "89", "8.9", " 8.9 "])

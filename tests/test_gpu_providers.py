@@ -19,6 +19,7 @@ import pytest
 from local_attention import LocalMHA
 
 from localattn.core.errors import MissingDependency
+from localattn.core.tensorrt_versions import parse
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.module_export import export_module
 from localattn.exporter.source import ShapeRequest
@@ -26,7 +27,6 @@ from localattn.exporter.step_export import StepRequest, export_steps
 from localattn.plugins.library.facts import host_arch
 from localattn.plugins.provider_domain import rewrite_for_provider
 from localattn.runtime.engine_device import find_device_or_none
-from localattn.runtime.tensorrt_versions import parse
 
 from .cuda_stand_in import onnxruntime_gpu, release_of_gpu, stand_ins
 from .engine_models import NODES, needs_plugin_tools, small_checkpoint, small_model

@@ -23,11 +23,12 @@ import pytest
 from localattn.core.errors import MissingDependency
 from localattn.core.geometry import WindowGeometry
 from localattn.core.node import HEADS_FIRST, SEQUENCE_FIRST, VARIANTS, NodeAttributes, NodeVariant
+from localattn.core.tensorrt_versions import has
 from localattn.plugins.kernel.compile import compile_kernel
 from localattn.plugins.kernel.spec import KernelSpec, grid, pack_scalars
 from localattn.plugins.kernel.targets import TARGETS
 from localattn.plugins.quick import register
-from localattn.plugins.quick.availability import BROKEN, FIRST, why_not, why_not_release
+from localattn.plugins.quick.availability import why_not, why_not_release
 
 from . import node_model
 from .engine_models import needs_plugin_tools
@@ -40,7 +41,7 @@ SERVED = [variant for variant in VARIANTS if not variant.has_xpos]
 HERE = Release("")  # what is installed
 
 # Releases that serve, each with its own bindings, and each one's `tensorrt.plugin` in the bindings that are installed.
-SERVING = [release for release in OTHERS if FIRST <= release.numbers not in BROKEN]
+SERVING = [release for release in OTHERS if has("aot_plugins", "tensorrt", release.version)]
 NEW = [release for release in SERVING if release.libraries == "1.7.1"]
 EXCHANGED = [Release("", quick=release.version) for release in SERVING if release not in NEW]
 
@@ -227,11 +228,11 @@ def test_attributes_are_arrays_to_every_release() -> None:
 @pytest.mark.parametrize(
     ("version", "why"),
     [
-        ("10.3.0", "came with 10.9"),
-        ("10.8.0.43", "came with 10.9"),
+        ("10.3.0", "10.9 or later"),
+        ("10.8.0.43", "10.9 or later"),
         ("10.9.0.34", ""),
         ("10.13.3.9", ""),
-        ("10.14.1.48", "does not find them"),
+        ("10.14.1.48", "not 10.14"),
         ("10.16.1", ""),
         ("11.1.0", ""),
     ],
@@ -248,7 +249,7 @@ def test_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt.plugin", plugin)
     monkeypatch.setattr(register, "_registered", [])
     tensorrt.__version__ = "10.14.1"  # type: ignore[attr-defined]
-    with pytest.raises(MissingDependency, match=r"TensorRT 10\.14\.1 does not find them") as raised:
+    with pytest.raises(MissingDependency, match=r"TensorRT 10\.14\.1 finds no ahead-of-time plugins") as raised:
         register.register_plugins(TARGETS[TARGET])
     assert "--plugin library" in raised.value.fix
     tensorrt.__version__ = "11.0.0"  # type: ignore[attr-defined]

@@ -18,14 +18,13 @@ import pytest
 
 from localattn.core.errors import MissingDependency
 from localattn.core.node import VARIANTS
+from localattn.core.tensorrt_versions import FEATURES, has
 from localattn.exporter.export import ExportRequest, export
 from localattn.plugins.kernel.spec import KernelSpec
 from localattn.plugins.kernel.targets import TARGETS
 from localattn.plugins.library.build import build_library
 from localattn.plugins.library.facts import host_arch
-from localattn.plugins.quick.availability import FIRST
 from localattn.runtime.engine_device import find_device_or_none
-from localattn.runtime.tensorrt_versions import has
 
 from .engine_models import NODES, needs_plugin_tools, open_node, small_checkpoint, small_model
 from .plugin_build import folder
@@ -39,6 +38,7 @@ HERE = "installed"
 EVERY = [HERE, *(pytest.param(release, marks=pytest.mark.slow, id=str(release)) for release in OTHERS)]
 
 OP_TYPES = sorted(variant.op_type for variant in VARIANTS if not variant.has_xpos)
+AOT_SINCE = FEATURES["aot_plugins"]["tensorrt"].at_least
 ALIASES_SINCE = (10, 15)
 PREFER_AOT = "PREFER_AOT_PYTHON_PLUGINS"
 
@@ -80,7 +80,7 @@ def told_by(release: Release, store: Path | None) -> dict[str, Any]:
         used = {kind: sorted(found) for kind, found in names.used().items()}
         _told[release] = run(
             "networks", release, store, names=used, library=str(library()), models=plans, served=files["beside"],
-            unknown=files["unknown"], aot=release.numbers >= FIRST,
+            unknown=files["unknown"], aot=release.numbers >= AOT_SINCE,
         )  # fmt: skip
     return _told[release]
 
@@ -122,12 +122,12 @@ def test_the_table_of_features_is_true(release: Release, told: dict[str, Any]) -
     assert features["always_strongly_typed"] == (not api["weakly_typed_precisions"])
     assert features["timing_cache"] == api["timing_cache"]
     assert features["builds_without_gpu"] == api["compute_capabilities"]
-    assert (PREFER_AOT in api["flags"]) == (release.numbers >= FIRST)
+    assert (PREFER_AOT in api["flags"]) == (release.numbers >= AOT_SINCE)
     assert api["aliases"] == (release.numbers >= ALIASES_SINCE)
 
 
 def test_every_name_that_is_used_is_there(release: Release, told: dict[str, Any]) -> None:
-    expected = [] if release.numbers >= FIRST else [f"NetworkDefinitionCreationFlag.{PREFER_AOT}"]
+    expected = [] if release.numbers >= AOT_SINCE else [f"NetworkDefinitionCreationFlag.{PREFER_AOT}"]
     assert told["missing"] == expected
 
 
@@ -201,7 +201,7 @@ def test_the_parsers_errors_are_told(told: dict[str, Any]) -> None:
 
 def test_a_network_that_is_not_made_is_told(release: Release, told: dict[str, Any]) -> None:
     """TensorRT-RTX knows no ahead-of-time plugins: their flag, which the bindings have, is refused by what is below."""
-    if release.numbers < FIRST:
+    if release.numbers < AOT_SINCE:
         assert told["aot"] == []
         return
     kind, what, why = told["aot"]

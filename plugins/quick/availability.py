@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import re
 
-# Release that brought them out of an ONNX file, and releases in which they are broken (no plugin is found).
-FIRST = (10, 9)
-BROKEN = ((10, 14),)
+from ...core.tensorrt_versions import TENSORRT, describe, has
 
 
 def why_not_release(version: str) -> str:
     """Why a TensorRT release cannot use them; empty if it can."""
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    if numbers < FIRST:
-        return f"TensorRT {version} has no ahead-of-time plugins out of ONNX files; they came with {_text(FIRST)}"
-    if numbers in BROKEN:
-        return f"TensorRT {version} does not find them when it reads an ONNX file; take another release"
-    return ""
+    if has("aot_plugins", TENSORRT, version):
+        return ""
+    able = describe("aot_plugins", TENSORRT)
+    return f"TensorRT {version} finds no ahead-of-time plugins for the nodes of an ONNX file; {able} does"
 
 
 def why_not() -> str:
@@ -42,7 +37,3 @@ def why_not() -> str:
     except ImportError as error:
         return f"Triton, which compiles the kernel, does not import ({error}); pip install 'localattn[plugin]'"
     return ""
-
-
-def _text(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))

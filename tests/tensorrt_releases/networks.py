@@ -18,6 +18,7 @@ from unittest import mock
 
 from localattn.core.engine_facts import ProfileFacts
 from localattn.core.errors import LocalAttnError
+from localattn.core.tensorrt_versions import FEATURES
 from localattn.plugins.library.registry import available_backends, load_into_registry
 from localattn.runtime.builder import network
 from localattn.runtime.builder.checks import check_network
@@ -26,7 +27,6 @@ from localattn.runtime.builder.source import profiles_for, read_source
 from localattn.runtime.doctor.child import package
 from localattn.runtime.tensorrt_library import Opened, open_library
 from localattn.runtime.tensorrt_plugins import loaded_plugin, registered_op_types
-from localattn.runtime.tensorrt_versions import FEATURES
 
 from .bind import Parts, bind
 

@@ -15,19 +15,22 @@ Version = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Span:
-    """Releases of one library: `at_least ≤ version < below`.
+    """Releases of one library: `at_least ≤ version < below`, without single ones.
 
     Args:
         at_least: the first release, as many numbers as matter.
         below: the first release that no longer belongs; None for no end.
+        without: releases between them that do not belong, with all that begin with the same numbers.
     """
 
     at_least: Version
     below: Version | None = None
+    without: tuple[Version, ...] = ()
 
     def holds(self, version: Version) -> bool:
         """Whether a release belongs."""
-        return version >= self.at_least and (self.below is None or version < self.below)
+        inside = version >= self.at_least and (self.below is None or version < self.below)
+        return inside and not any(version[: len(single)] == single for single in self.without)
 
 
 # Feature → library → releases that have it; a library that is not named never has.
@@ -43,6 +46,9 @@ FEATURES: dict[str, dict[str, Span]] = {
     "always_strongly_typed": {TENSORRT: Span((11,))},
     # Times kernels while it builds; RTX does so at run time, and its timing cache does nothing.
     "timing_cache": {TENSORRT: Span((10,))},
+    # Finds plugins whose kernels are compiled ahead of time for the nodes of an ONNX file. 10.14 has such plugins and
+    # finds none (seen).
+    "aot_plugins": {TENSORRT: Span((10, 9), without=((10, 14),))},
 }
 
 
@@ -62,5 +68,10 @@ def describe(feature: str, library: str) -> str:
     span = FEATURES[feature].get(library)
     if span is None:
         return "none"
-    first = ".".join(map(str, span.at_least))
-    return f"{first} or later" if span.below is None else f"{first} up to {span.below[0] - 1}.x"
+    first = _text(span.at_least)
+    releases = f"{first} or later" if span.below is None else f"{first} up to {span.below[0] - 1}.x"
+    return releases + "".join(f", not {_text(single)}" for single in span.without)
+
+
+def _text(version: Version) -> str:
+    return ".".join(map(str, version))
