@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .adding import allowed, requirement
-from .probes import PROBES, Finding, Probe, provider_probe
+from .probes import PROBES, REMOTE_PROVIDERS, Finding, Probe, provider_probe
 
 CHILD = Path(__file__).with_name("child.py")
 # A provider may compile on its first run; a driver that does not answer in this time does not work.
@@ -34,8 +34,8 @@ def look(probes: Sequence[Probe] = PROBES, timeout_s: float = TIMEOUT_S) -> list
 
 
 def _other_providers(found: Sequence[Finding], probes: Sequence[Probe]) -> list[Probe]:
-    """Probes for the providers that the installed onnxruntime names and the table does not."""
-    asked = {probe.ask[1] for probe in probes if probe.ask[:1] == ("provider",)}
+    """Probes for the providers of this machine that the installed onnxruntime names and the table does not."""
+    asked = {probe.ask[1] for probe in probes if probe.ask[:1] == ("provider",)} | REMOTE_PROVIDERS
     named = [name for finding in found if finding.name == "onnxruntime" for name in finding.items]
     return [provider_probe(name) for name in named if name not in asked]
 

@@ -136,6 +136,10 @@ def tensorrt_command() -> str:
     return pip_install("tensorrt")
 
 
+# Providers that call models on a server: nothing runs on this machine by them. onnxruntime's own wheel has this one.
+REMOTE_PROVIDERS = frozenset({"AzureExecutionProvider"})
+
+
 def provider_probe(name: str) -> Probe:
     """A provider that this onnxruntime has and localattn does not offer."""
     title = f"onnxruntime on {name.removesuffix('ExecutionProvider')}"
