@@ -8,6 +8,7 @@ files come into the copy, for TensorRT's parser would look for them beside a fil
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def without_functions(model: str | bytes) -> tuple[bytes | None, set[str]]:
         OSError: its external data cannot be read.
     """
     document = parsed(model)
-    types = _element_types(document)
+    types = element_types(document)
     if not document.functions:
         return None, types
     if isinstance(model, str):
@@ -57,7 +58,8 @@ def _read_weights(model: Any, folder: Path) -> None:
         onnx.load_external_data_for_model(model, str(folder))
 
 
-def _element_types(model: Any) -> set[str]:
+def element_types(model: Any) -> set[str]:
+    """The element types of a model's inputs and weights, as numpy names them."""
     import onnx
 
     kinds = {tensor.data_type for tensor in model.graph.initializer}
@@ -78,6 +80,14 @@ def inlined(model: Any) -> Any:
     import onnx.inliner
 
     return onnx.inliner.inline_local_functions(model) if model.functions else model
+
+
+def graphs_of(node: Any) -> Iterator[Any]:
+    """The graphs inside a node of control flow."""
+    for attribute in node.attribute:
+        yield from attribute.graphs
+        if attribute.HasField("g"):
+            yield attribute.g
 
 
 def take_weights(model: Any) -> dict[str, bytes]:

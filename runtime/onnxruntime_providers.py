@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import importlib
 import io
+import platform
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ class Provider:
         package: Python package that brings libraries which the first of the chain links to.
         device: where its tensors lie, in onnxruntime's words.
         on_cpu: operator type which it leaves to the CPU → the release of onnxruntime that has a kernel; "" for none.
+        sums_halves: processor on which it sums products of fp16 in fp16 → the release of onnxruntime that began it.
     """
 
     name: str
@@ -39,6 +41,12 @@ class Provider:
     package: str = ""
     device: str = "cpu"
     on_cpu: Mapping[str, str] = field(default_factory=dict)
+    sums_halves: Mapping[str, str] = field(default_factory=dict)
+
+    def sums_halves_in_fp16(self, release: str) -> bool:
+        """Whether products of fp16 lose digits on this machine in this release of onnxruntime."""
+        first = self.sums_halves.get(platform.machine().lower())
+        return first is not None and parse(release) >= parse(first)
 
     def notes(self, op_types: Iterable[str], release: str) -> tuple[str, ...]:
         """What users of a model with these operators should know, in this release of onnxruntime."""
@@ -61,7 +69,7 @@ _CUDA_LACKS = {**_INT8, "LpNormalization": "1.27"}
 PROVIDERS = {
     provider.name: provider
     for provider in (
-        Provider("cpu", ()),
+        Provider("cpu", (), sums_halves={"aarch64": "1.29", "arm64": "1.29"}),
         Provider("cuda", ("CUDAExecutionProvider",), {"use_tf32": "0"}, device="cuda", on_cpu=_CUDA_LACKS),
         Provider(
             "tensorrt",
@@ -78,6 +86,8 @@ PROVIDERS = {
 # What "auto" tries, best first. TensorRT is left out: it builds an engine before the first run, which
 # takes minutes that nobody asked for.
 AUTO_ORDER = ("cuda", "cpu")
+
+SUMMED = "fp16 products are summed in fp32, as elsewhere; onnxruntime by itself sums them in fp16 on this processor"
 
 # What to do about a provider that does not run, by a piece of the reason.
 _TENSORRT = "Install the TensorRT 10 that it links to: pip install 'tensorrt<11'."
@@ -124,27 +134,61 @@ def load_libraries(ort: Any, provider: Provider) -> None:
             importlib.import_module(provider.package)
 
 
-def model_for(
-    provider: Provider, model: str | bytes, more: Mapping[str, str] | None = None
-) -> tuple[str | bytes, list[Any]]:
-    """What an `InferenceSession` is made of: the model, or a copy that this provider takes, and `providers=`.
+@dataclass(frozen=True)
+class Given:
+    """What an `InferenceSession` is made of.
 
     Args:
+        model: the model, or a copy of it that the provider takes or computes rightly.
+        providers: the argument of this name.
+        notes: what users should know of the copy.
+    """
+
+    model: str | bytes
+    providers: list[Any]
+    notes: tuple[str, ...] = ()
+
+
+# onnxruntime's key for the folder of external data, where the model is given as bytes.
+_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
+
+
+def find_data(model: str | bytes, options: Any) -> None:
+    """Tell a session that is made of a copy where the external data of the model lies."""
+    if isinstance(model, str):
+        options.add_session_config_entry(_DATA_FOLDER, str(Path(model).resolve().parent))
+
+
+def model_for(
+    ort: Any, provider: Provider, model: str | bytes, options: Any, more: Mapping[str, str] | None = None
+) -> Given:
+    """What the session of a model is made of on this provider.
+
+    Args:
+        ort: onnxruntime.
         provider: where it shall run.
         model: a path or bytes.
+        options: the `SessionOptions` of the session, which may come to find external data.
         more: options for the provider.
 
     Raises:
-        UsageError, ValueError, OSError: of `inlining.without_functions`.
+        UsageError, ValueError, OSError: of `inlining.without_functions` and `half_products.summed_in_fp32`.
     """
+    if provider.sums_halves_in_fp16(ort.__version__):
+        from .half_products import summed_in_fp32
+
+        wide = summed_in_fp32(model)
+        if wide is not None:
+            find_data(model, options)
+            return Given(wide, _chain(provider, more), (SUMMED,))
     if provider.functions and not provider.precision:
-        return model, _chain(provider, more)
+        return Given(model, _chain(provider, more))
     from .inlining import without_functions
 
     copy, types = without_functions(model)
     for name in types & provider.precision.keys():
         more = {**provider.precision[name], **(more or {})}
-    return model if copy is None else copy, _chain(provider, more)
+    return Given(model if copy is None else copy, _chain(provider, more))
 
 
 def _chain(provider: Provider, more: Mapping[str, str] | None) -> list[Any]:

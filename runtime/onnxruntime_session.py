@@ -22,6 +22,7 @@ from .onnxruntime_providers import (
     FATAL,
     PROVIDERS,
     Provider,
+    find_data,
     load_libraries,
     model_for,
     not_running,
@@ -34,8 +35,6 @@ _BACKEND = BACKENDS[".onnx"]
 
 # What onnxruntime says of an element type that a provider cannot compute in.
 _NO_KERNEL = "Could not find an implementation"
-# Its key for the folder of external data, where the model is given as bytes.
-_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 
 EMULATED = "bf16 products emulated in fp32 by this provider: the numbers are those of bf16, the time is not"
 
@@ -241,15 +240,16 @@ def _create(ort: Any, model: str | bytes, provider: Provider, setup: _Setup) -> 
     # the second run on. The arena stays: without it every tensor is new memory, whose pages took as long as the run.
     options.enable_mem_reuse = options.enable_mem_pattern = not setup.lean
     failure: Exception | None = None
-    model, chain = model_for(provider, model)
+    given = model_for(ort, provider, model, options)
     try:
         with quiet(ort) if provider.chain else contextlib.nullcontext(io.StringIO()) as said:
-            session = ort.InferenceSession(model, options, providers=chain, enable_fallback=0)
+            session = ort.InferenceSession(given.model, options, providers=given.providers, enable_fallback=0)
         started = session.get_providers()[0]
         if provider.chain and started != provider.chain[0]:
             raise not_running(ort, provider, why_not(ort, provider, started, said.getvalue()))
         if provider.chain or not any("bfloat16" in x.type for x in (*session.get_inputs(), *session.get_outputs())):
-            return session, provider.notes((op_type for _, op_type in setup.operators), ort.__version__)
+            lacks = provider.notes((op_type for _, op_type in setup.operators), ort.__version__)
+            return session, (*given.notes, *lacks)
     except Exception as error:
         if provider.chain or _NO_KERNEL not in str(error):
             raise
@@ -258,17 +258,15 @@ def _create(ort: Any, model: str | bytes, provider: Provider, setup: _Setup) -> 
     if copy is None:
         assert failure is not None
         raise failure
-    return ort.InferenceSession(copy, options, providers=chain, enable_fallback=0), (EMULATED,)
+    return ort.InferenceSession(copy, options, providers=given.providers, enable_fallback=0), (EMULATED,)
 
 
 def emulating_bf16(model: str | bytes, options: Any) -> bytes | None:
     """The fp32 copy of a bf16 model (`runtime.widening`), or None if it has no bf16; `options` will find its data."""
     from .widening import widened
 
-    copy = widened(model)
-    if isinstance(model, str):
-        options.add_session_config_entry(_DATA_FOLDER, str(Path(model).resolve().parent))
-    return copy
+    find_data(model, options)
+    return widened(model)
 
 
 def _giving_back() -> Any:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .inlining import inlined, parsed, put_back, take_weights
+from .inlining import graphs_of, inlined, parsed, put_back, take_weights
 
 # What these give is one of the numbers they take, or its negative: exact in any element type. Control flow gives
 # what its bodies do, and those are rounded inside.
@@ -66,15 +66,8 @@ def _types(graph: Any) -> Iterator[tuple[str, int]]:
     for tensor in graph.initializer:
         yield tensor.name, tensor.data_type
     for node in graph.node:
-        for inner in _graphs(node):
+        for inner in graphs_of(node):
             yield from _types(inner)
-
-
-def _graphs(node: Any) -> Iterator[Any]:
-    for attribute in node.attribute:
-        yield from attribute.graphs
-        if attribute.HasField("g"):
-            yield attribute.g
 
 
 def _is_exact(node: Any) -> bool:
@@ -124,7 +117,7 @@ class _Widening:
 
     def _node(self, node: Any) -> list[Any]:
         """The node, and what rounds its results."""
-        for inner in _graphs(node):
+        for inner in graphs_of(node):
             self.graph(inner)
         results = [name for name in node.output if name in self._names]
         if not results or _is_exact(node):
@@ -166,7 +159,7 @@ def _rename_inputs(node: Any, names: dict[str, str]) -> None:
     """Read other values, in the graphs inside the node too."""
     for index, name in enumerate(node.input):
         node.input[index] = names.get(name, name)
-    for inner in _graphs(node):
+    for inner in graphs_of(node):
         for part in inner.node:
             _rename_inputs(part, names)
 

@@ -174,6 +174,6 @@ def test_no_memory_is_a_clear_error(folder: Path, localattn: Command, monkeypatc
     def fail(*_: object, **__: object) -> None:
         raise MemoryError("Unable to allocate 8.00 TiB")
 
-    monkeypatch.setattr("localattn.runtime.arrays.random_inputs", fail)
+    monkeypatch.setattr("localattn.runtime.one_call.random_inputs", fail)
     finished = localattn("run", folder / "model.onnx")
     assert finished.code == 3 and "not enough memory" in finished.err and "8.00 TiB" in finished.err

@@ -375,6 +375,19 @@ def test_cosine_floor_is_judged() -> None:
     assert not script.compare(-expected, expected, tolerance)["passed"]
 
 
+@pytest.mark.parametrize("machine", ["aarch64", "x86_64"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_fp16_on_an_arm_cpu_is_explained_where_it_fails(
+    machine: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    row = {"model": "m", "provider": "cpu", "sample": "s", "output": "y", "dtype": dtype, "passed": False, "why": "w"}
+    report = {"rows": [row], "not_run": [], "samples": 1}
+    assert (script.SUMMED_IN_FP16 in script.report_lines(report)) is ((machine, dtype) == ("aarch64", "float16"))
+    for change in ({"passed": True, "max_abs": 0.0}, {"provider": "cuda"}):
+        assert script.SUMMED_IN_FP16 not in script.report_lines({**report, "rows": [row | change]})
+
+
 def test_a_wrong_provider_is_missing_not_replaced(tiny_bundle: Path) -> None:
     import onnxruntime
 

@@ -104,12 +104,11 @@ def open_tuned(
         options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights.bin")
     recorded = _CUDA_GRAPH[started] if cuda_graph else None
     begin = time.perf_counter()
-    model, chain = model_for(PROVIDERS[started], str(path), recorded)
-    if EMULATED in opened.notes:
-        model = emulating_bf16(str(path), options) or model
+    given = model_for(ort, PROVIDERS[started], str(path), options, recorded)
+    model = emulating_bf16(str(path), options) if EMULATED in opened.notes else given.model
     try:
         with quiet(ort):
-            native = ort.InferenceSession(model, options, providers=chain, enable_fallback=0)
+            native = ort.InferenceSession(model, options, providers=given.providers, enable_fallback=0)
     except Exception as error:  # without a graph it opened above
         if not cuda_graph:
             raise

@@ -25,6 +25,7 @@ import hashlib
 import io
 import json
 import math
+import platform
 import types
 import zipfile
 from collections.abc import Callable
@@ -210,6 +211,7 @@ def run_model(folder: Path, manifest: Report, model: Report, provider: str, thre
             raise Fault(ALTERED, f"{path.name} did not run on {sample['inputs']}.", why) from error
         for name, wanted in expected.items():
             row = {"model": model["path"], "provider": where, "sample": sample["inputs"], "output": name}
+            row["dtype"] = str(wanted.dtype)
             missing = {"passed": False, "why": "the model has no such output"}
             rows.append(row | (compare(actual[name], wanted, model["tolerance"]) if name in actual else missing))
     return rows
@@ -255,6 +257,17 @@ def _an_engine_ran(models: list[Report], ran: set[str]) -> bool:
     return any(model["kind"] == "engine" and model["path"] in ran for model in models)
 
 
+SUMMED_IN_FP16 = (
+    "Note: on Arm processors onnxruntime sums fp16 products in fp16 from 1.29 on, which costs digits. "
+    "On the CPU use a model in fp32."
+)
+
+
+def _summed_in_fp16(row: Report) -> bool:
+    arm = platform.machine().lower() in ("aarch64", "arm64")
+    return arm and row["provider"] == "cpu" and row["dtype"] == "float16"
+
+
 def report_lines(report: Report) -> list[str]:
     """The result for a terminal."""
     lines = []
@@ -269,6 +282,8 @@ def report_lines(report: Report) -> list[str]:
         if all(row["passed"] for row in rows):
             worst = max(row["max_abs"] for row in rows)
             lines.append(f"ok   {place}: {len(rows)} output(s), max error {worst:.2e}")
+    if any(_summed_in_fp16(row) for row in report["rows"] if not row["passed"]):
+        lines.append(SUMMED_IN_FP16)
     lines += [f"not run: {entry['model']}: {entry['why']}" for entry in report["not_run"]]
     if not report["rows"] and not report["not_run"]:
         lines.append("The files are intact. The bundle has no samples, so nothing was run.")

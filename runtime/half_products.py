@@ -1,0 +1,100 @@
+"""A copy of an fp16 model whose products are summed in fp32, for a provider that would sum them in fp16.
+
+From 1.29 on onnxruntime's CPU provider has fp16 kernels for MatMul and Gemm on Arm processors, and they sum in fp16:
+the error of a product of 256 terms is 11 times that of rounding the result once, of 1024 terms 22 times (1.29.0 and
+1.31.1, Cortex-A76 emulated), and a model leaves fp16's tolerance. Elsewhere, and before, it has no such kernels: it
+casts, sums in fp32 and rounds once, as tensor cores and the kernels of this package do. In the copy made here these
+Casts are in the model. Those of weights are folded when the session loads, so they cost memory and no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ..core.node import DOMAIN
+from .inlining import element_types, graphs_of, parsed, put_back, take_weights
+
+_PRODUCTS = ("Gemm", "MatMul")
+
+
+def summed_in_fp32(model: str | bytes) -> bytes | None:
+    """The copy of a model, serialized; None if nothing in it is fp16.
+
+    Functions stay functions, so that compiled kernels take their nodes. Inside the attention's own the products have
+    the Casts too; other functions are left alone, for nothing says there what is fp16.
+
+    Args:
+        model: path of an ONNX file, or its bytes. External data is not read: the copy refers to it as the model does.
+
+    Raises:
+        UsageError: it is no ONNX model.
+    """
+    document = parsed(model)
+    if "float16" not in element_types(document):
+        return None
+    casts = _Casts(_halves(document))
+    casts.inside(document.graph)
+    for function in document.functions:
+        if function.domain.partition(".")[0] == DOMAIN:
+            casts.inside(function, like_inputs=True)
+    serialized: bytes = document.SerializeToString()
+    return serialized
+
+
+def _halves(document: Any) -> set[str]:
+    """The values of the graph, and of the graphs inside its nodes, that are known to be fp16."""
+    import onnx
+
+    weights = take_weights(document)
+    typed = onnx.shape_inference.infer_shapes(document)
+    put_back(document, weights)
+    return set(_named_halves(typed.graph, onnx.TensorProto.FLOAT16))
+
+
+def _named_halves(graph: Any, fp16: int) -> Iterator[str]:
+    for value in (*graph.value_info, *graph.input, *graph.output):
+        if value.type.tensor_type.elem_type == fp16:
+            yield value.name
+    for node in graph.node:
+        for inner in graphs_of(node):
+            yield from _named_halves(inner, fp16)
+
+
+class _Casts:
+    """Puts Casts around products, in place.
+
+    Args:
+        halves: values that are fp16.
+    """
+
+    def __init__(self, halves: set[str]) -> None:
+        import onnx
+
+        self._fp16, self._fp32 = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
+        self._make = onnx.helper.make_node
+        self._halves = halves
+
+    def inside(self, part: Any, *, like_inputs: bool = False) -> None:
+        """The products of a graph or function; `like_inputs`: every one, and a result is of the type of its inputs."""
+        nodes = [new for node in part.node for new in self._node(node, like_inputs)]
+        del part.node[:]
+        part.node.extend(nodes)
+
+    def _node(self, node: Any, like_inputs: bool) -> Iterable[Any]:
+        for inner in graphs_of(node):
+            self.inside(inner, like_inputs=like_inputs)
+        product = node.op_type in _PRODUCTS and node.domain in ("", "ai.onnx")
+        if not product or not (like_inputs or node.output[0] in self._halves):
+            return [node]
+        result, first = node.output[0], node.input[0]
+        wide = {name: f"{result}/summed_in_fp32.{index}" for index, name in enumerate(node.input) if name}
+        casts = [self._make("Cast", [name], [wide[name]], to=self._fp32) for name in wide]
+        for index, name in enumerate(node.input):
+            node.input[index] = wide.get(name, name)
+        node.output[0] = f"{result}/summed_in_fp32"
+        if like_inputs:
+            back = self._make("CastLike", [node.output[0], first], [result])
+        else:
+            back = self._make("Cast", [node.output[0]], [result], to=self._fp16)
+        return [*casts, node, back]
