@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ..core.errors import UsageError
 from ..core.tensors import TensorSpec
 from .arrays import random_inputs
+from .open_axes import named_sizes
 from .session import Arrays
 from .vocabulary import check_tokens, vocabulary
 
@@ -51,12 +52,14 @@ def draw_call(
         specs: what the file takes.
         seed: see `runtime.arrays.random_inputs`.
         facts: its sidecar, for the vocabulary and the caches; None without one.
-        sizes: of the dimensions that the file leaves open, by name.
+        sizes: of the axes that the file leaves open, by name; None: those of its export, as the sidecar tells.
         token_limit: the vocabulary where the sidecar does not tell.
 
     Raises:
         UsageError: they cannot be drawn; see `runtime.arrays.random_inputs`.
     """
+    if sizes is None and facts is not None:
+        sizes = named_sizes(facts.batch, facts.seq_len)
     begun = {} if facts is None or facts.step is None else first_call(facts.step)
     drawn = random_inputs(
         [spec for spec in specs if spec.name not in begun], seed, vocabulary(facts) or token_limit, sizes

@@ -16,7 +16,7 @@ from ..core.publishing import finish_interrupted
 from ..core.sidecar import Sidecar, read_sidecar
 from ..core.tensors import TensorSpec
 from ..core.tolerance import coarsest
-from .bench.inputs import SEQUENCE_AXES
+from .open_axes import SEQUENCE_AXES
 from .session import BACKENDS, Arrays, Session, load
 from .shared_inputs import fitted
 

@@ -12,7 +12,7 @@ from ..core.geometry import WindowGeometry
 from ..core.size_sweep import OPEN_BATCH, sweep_sizes
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec
 from .arrays import load_arrays, random_inputs
-from .bench.inputs import BATCH_AXES, SEQUENCE_AXES
+from .open_axes import BATCH_AXES, SEQUENCE_AXES
 from .parity_report import ParityRequest
 from .parity_side import Side, StepSide, steps_of
 from .session import Arrays, check_inputs

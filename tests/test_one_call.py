@@ -106,6 +106,17 @@ def test_a_position_of_another_shape_or_type_is_refused(wordy: Path, localattn: 
         assert refused.code == 2 and "position" in refused.err
 
 
+def test_open_sizes_are_those_of_the_export(tmp_path: Path, localattn: Command) -> None:
+    checkpoint = save_upstream(tmp_path, TRANSFORMER, TINY)
+    made = localattn("export", checkpoint, "--seq-len", "24", "--dynamic", "batch,seq", "-q")
+    assert made.code == 0, made.err
+    ran = localattn("run", checkpoint.with_suffix(".onnx"), "--format", "json")
+    assert ran.code == 0, ran.err
+    sidecar = read_sidecar(checkpoint.with_suffix(".onnx"))
+    assert sidecar is not None and sidecar.seq_len == 24
+    assert json.loads(ran.out)["inputs"][0]["shape"] == [sidecar.batch, 24]
+
+
 def test_a_type_that_numpy_has_not_is_an_error(wordy: Path) -> None:
     sidecar = read_sidecar(wordy)
     assert sidecar is not None and sidecar.step is not None

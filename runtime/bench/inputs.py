@@ -11,14 +11,11 @@ from ...core.errors import UsageError
 from ...core.tensors import TensorSpec
 from ..arrays import load_arrays
 from ..one_call import draw_call
+from ..open_axes import BATCH_AXES, SEQUENCE_AXES, named_sizes
 from ..session import Arrays, check_inputs
 
 if TYPE_CHECKING:
     from ...core.sidecar import Sidecar
-
-# What files call their open axes: this package, then PyTorch's and Hugging Face's habits.
-BATCH_AXES = ("batch", "batch_size", "b", "N")
-SEQUENCE_AXES = ("seq", "seq_len", "sequence", "sequence_length", "length", "n", "T")
 
 
 @dataclass(frozen=True)
@@ -109,10 +106,7 @@ def draw(
     """
     if shared is not None and _fits(specs, shared, sizes):
         return dict(shared)
-    named: dict[str, int] = {}
-    for axes, size in ((BATCH_AXES, sizes.batch), (SEQUENCE_AXES, sizes.seq_len)):
-        named |= dict.fromkeys(axes, size) if size is not None else {}
-    return draw_call(specs, seed, facts, named, token_limit)
+    return draw_call(specs, seed, facts, named_sizes(sizes.batch, sizes.seq_len), token_limit)
 
 
 def _fits(specs: Sequence[TensorSpec], arrays: Mapping[str, Any], sizes: Sizes) -> bool:

@@ -13,6 +13,7 @@ from ...core.step_facts import StepFacts
 from ...core.tensors import TensorSpec
 from ..arrays import load_arrays, random_inputs
 from ..one_call import check_call, first_call
+from ..open_axes import named_sizes
 from ..session import Arrays, Session, load
 from ..vocabulary import vocabulary
 from .parts import ModelPart
@@ -69,7 +70,7 @@ def _draw(
         sizes = {}
         if sidecar is not None:
             length = sidecar.seq_len if index % 2 == 0 else max(1, sidecar.seq_len * 2 // 3)
-            sizes = {"batch": sidecar.batch, "seq": length}
+            sizes = named_sizes(sidecar.batch, length)
         try:
             yield random_inputs(specs, seed + index, limit, sizes), f"random, seed {seed + index}"
         except UsageError as error:
