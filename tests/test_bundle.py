@@ -28,6 +28,7 @@ from localattn.runtime.bundle.verify import verify_bundle
 
 from .bundles import demo_model, open_model, run_script, tiny_bundle, tiny_model  # noqa: F401
 from .conftest import Finished
+from .engine_models import small_model
 
 Command = Callable[..., Finished]
 
@@ -408,6 +409,16 @@ def test_the_script_runs_on_python_310(tiny_bundle: Path) -> None:
     has = subprocess.run([python, "-c", "import numpy, onnxruntime"], capture_output=True, check=False).returncode == 0
     assert finished.returncode == (0 if has else 3), finished.stderr
     assert "Traceback" not in finished.stderr
+
+
+def test_bf16_needs_a_gpu(tmp_path: Path) -> None:
+    """onnxruntime has no such kernels on the CPU: the bundle is not at fault."""
+    create_bundle(BundleRequest(small_model("bf16"), tmp_path / "bundle"))
+    report = verify_bundle(tmp_path / "bundle").report
+    assert report["code"] == 3 and report["rows"] == []
+    assert "A bf16 model needs a GPU" in report["not_run"][0]["why"]
+    finished = run_script(tmp_path / "bundle", "--provider", "cpu")
+    assert finished.returncode == 3 and "A bf16 model needs a GPU" in finished.stdout
 
 
 def test_missing_onnxruntime_is_said(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

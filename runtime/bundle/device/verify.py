@@ -90,6 +90,9 @@ PROVIDERS: dict[str, list[tuple[str, dict[str, str]]]] = {
 }
 
 
+_NO_KERNEL = "Could not find an implementation"  # what onnxruntime says of an element type that it cannot compute in
+
+
 def open_onnx(path: Path, provider: str, threads: int | None) -> tuple[str, Run]:
     """An ONNX file in onnxruntime: the provider that really runs, and a function from inputs to outputs."""
     try:
@@ -111,6 +114,9 @@ def open_onnx(path: Path, provider: str, threads: int | None) -> tuple[str, Run]
         if session.get_providers()[0] == first:
             return name, _runner(session)
         reason = f"{first} did not start."
+    if wanted[-1] == "cpu" and _NO_KERNEL in reason:
+        what = f"onnxruntime {ort.__version__} lacks kernels for {path.name} on the CPU. A bf16 model needs a GPU."
+        raise Fault(MISSING, what, reason, "Use --provider cuda.")
     if wanted[-1] == "cpu":
         raise Fault(ALTERED, f"onnxruntime {ort.__version__} does not load {path.name}.", reason, "Update onnxruntime.")
     raise Fault(MISSING, f"The provider {provider!r} does not run here.", reason, "Use --provider cpu, or install it.")
