@@ -57,7 +57,8 @@ def create(
         list[Path] | None, typer.Option(help="Inputs as .npz to take as a sample instead; may be repeated.")
     ] = None,
     plugin_library: Annotated[
-        list[Path] | None, typer.Option(help="A plugin library to take along; may be repeated.")
+        list[Path] | None,
+        typer.Option(help="A library to take along, of plugins or of kernels for the CPU; may be repeated."),
     ] = None,
     engine: Annotated[list[Path] | None, typer.Option(help="An engine built from the model; may be repeated.")] = None,
     atol: Annotated[float | None, typer.Option(help="Absolute tolerance on the device, instead of the type's.")] = None,

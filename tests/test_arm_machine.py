@@ -105,11 +105,12 @@ def test_fp16_products_are_summed_in_fp32(arm: ArmMachine, tmp_path: Path) -> No
     assert (plain > 10 * rounding) is SUMS_HALVES
 
 
-def test_a_bundle_proves_itself(arm: ArmMachine, tmp_path: Path) -> None:
-    create_bundle(BundleRequest(small_model(), tmp_path / "bundle"))
+def test_a_bundle_proves_itself(arm: ArmMachine, library: Path, tmp_path: Path) -> None:
+    create_bundle(BundleRequest(small_model(), tmp_path / "bundle", plugins=(library,)))
     finished = arm.python(tmp_path / "bundle" / "verify.py")
     assert finished.code == 0, finished.out + finished.err
-    assert finished.out.count("ok   model/small.onnx on cpu") == 2
+    assert finished.out.count("ok   model/small.onnx on cpu, samples") == 2
+    assert finished.out.count(f"ok   model/small.onnx on cpu, kernels/aarch64/{library.name}, samples") == 2
 
 
 def test_text_goes_on_with_the_same_tokens(arm: ArmMachine, library: Path, tmp_path: Path) -> None:

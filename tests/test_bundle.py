@@ -17,7 +17,9 @@ import numpy as np
 import onnx
 import pytest
 
+from localattn.core.cpu_library import LIBRARY_NAME
 from localattn.core.errors import CheckFailed, MissingDependency, UsageError
+from localattn.core.processor import ARCHITECTURES, host_arch
 from localattn.core.sidecar import read_sidecar, sidecar_path
 from localattn.runtime import load
 from localattn.runtime.bundle.create import BundleRequest, create_bundle
@@ -28,6 +30,7 @@ from localattn.runtime.bundle.verify import verify_bundle
 
 from .bundles import demo_model, open_model, run_script, tiny_bundle, tiny_model  # noqa: F401
 from .conftest import Finished
+from .cpu_build import built
 from .engine_models import small_model
 
 Command = Callable[..., Finished]
@@ -259,12 +262,17 @@ def test_kill_at_any_moment_leaves_old_or_new(tiny_model: Path, tmp_path: Path, 
     assert json.loads(finished.stdout) == {"none": ["new", "none"], "old": ["new", "old"]}
 
 
-def test_a_plugin_library_travels_by_processor(tiny_model: Path, tmp_path: Path) -> None:
+def empty_library(path: Path) -> Path:
+    """A shared library in which nothing is."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         pytest.skip("needs a C compiler")
-    library = tmp_path / "libx.so"
-    subprocess.run([compiler, "-shared", "-nostdlib", "-x", "c", "/dev/null", "-o", str(library)], check=True)
+    subprocess.run([compiler, "-shared", "-nostdlib", "-x", "c", "/dev/null", "-o", str(path)], check=True)
+    return path
+
+
+def test_a_plugin_library_travels_by_processor(tiny_model: Path, tmp_path: Path) -> None:
+    library = empty_library(tmp_path / "libx.so")
     arch = os.uname().machine
     facts = create_bundle(BundleRequest(tiny_model, tmp_path / "b", samples=0, plugins=(library,)))
     assert f"plugins/{arch}/libx.so" in {
@@ -276,6 +284,37 @@ def test_a_plugin_library_travels_by_processor(tiny_model: Path, tmp_path: Path)
         create_bundle(BundleRequest(tiny_model, tmp_path / "c", samples=0, plugins=(library,)))
     with pytest.raises(UsageError, match="not a plugin library"):
         create_bundle(BundleRequest(tiny_model, tmp_path / "c", samples=0, plugins=(tiny_model,)))
+
+
+def test_compiled_kernels_for_the_cpu_travel_and_are_tried(tiny_model: Path, tmp_path: Path) -> None:
+    """Those of this processor; TensorRT is not given them."""
+    libraries = [built(arch).path for arch in ARCHITECTURES]
+    facts = create_bundle(BundleRequest(tiny_model, tmp_path / "b", samples=1, plugins=tuple(libraries)))
+    homes = {arch: f"kernels/{arch}/{LIBRARY_NAME}" for arch in ARCHITECTURES}
+    roles = {entry["path"]: entry["role"] for entry in facts.manifest["files"]}
+    assert {path for path, role in roles.items() if role == "kernels"} == {*homes.values()}
+    assert all(roles[f"{home}.json"] == "sidecar" for home in homes.values())
+    readme = (tmp_path / "b/README.md").read_text()
+    assert "staticPlugins" not in readme
+    for home in homes.values():
+        assert f"--plugin {home}" in readme
+    finished = run_script(tmp_path / "b")
+    assert finished.returncode == 0, finished.stdout
+    assert "ok   model/tiny.onnx on cpu, samples" in finished.stdout
+    assert f"ok   model/tiny.onnx on cpu, {homes[host_arch()]}, samples" in finished.stdout
+    assert finished.stdout.count("ok  ") == 2
+    code = readme.split("```python\n")[1].split("```")[0].replace(min(homes.values()), homes[host_arch()])
+    code = "import onnxruntime\n" + code
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "b", check=True)
+
+
+def test_kernels_that_do_not_load_take_nothing_else_along(tiny_model: Path, tmp_path: Path) -> None:
+    library = empty_library(tmp_path / LIBRARY_NAME)
+    sidecar_path(library).write_text(json.dumps({"format": "localattn-onnxruntime"}))
+    create_bundle(BundleRequest(tiny_model, tmp_path / "b", samples=1, plugins=(library,)))
+    report = verify_bundle(tmp_path / "b").report
+    assert report["code"] == 3 and [row["passed"] for row in report["rows"]] == [True]
+    assert f"does not load tiny.onnx with {LIBRARY_NAME}" in report["not_run"][0]["why"]
 
 
 def engine_facts(engine: Path, model: Path, **changes: object) -> None:

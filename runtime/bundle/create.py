@@ -181,10 +181,9 @@ class _Layout:
             given = self.request.load_inputs if part is self.models[0] else ()
             self._write_samples(part, make_samples(part, self.request.samples, self.request.seed, given), home)
         for plugin in self.plugins:
-            self.take(plugin.path, f"plugins/{plugin.arch}/{plugin.path.name}", "plugin")
+            self.take(plugin.path, plugin.home, plugin.kind)
             if sidecar_path(plugin.path).is_file():
-                sidecar = sidecar_path(plugin.path)
-                self.take(sidecar, f"plugins/{plugin.arch}/{sidecar.name}", "sidecar")
+                self.take(sidecar_path(plugin.path), str(sidecar_path(Path(plugin.home))), "sidecar")
         for engine in self.engines:
             self._take_engine(engine, home, repository)
         if repository:
@@ -220,7 +219,9 @@ class _Layout:
             self.take(source, f"{home}/{source.name}", roles.get(source, "sidecar"))
         path = f"{home}/{part.path.name}"
         tolerance = part.tolerance(self.request.atol, self.request.rtol)
-        self._models.append(_model_entry(path, "onnx", path, tolerance, part.inputs, part.outputs))
+        kernels = [plugin.home for plugin in self.plugins if plugin.kind == "kernels"]
+        entry = _model_entry(path, "onnx", path, tolerance, part.inputs, part.outputs)
+        self._models.append(entry | {"plugins": kernels})
 
     def _write_samples(self, part: ModelPart, samples: list[Sample], home: str) -> None:
         for index, sample in enumerate(samples):
@@ -247,7 +248,7 @@ class _Layout:
             "backend": facts.backend,
             "backend_version": facts.library_version,
             "compute_capability": ",".join(map(_dotted, facts.targets)),
-            "plugins": [f"plugins/{p.arch}/{p.path.name}" for p in self.plugins if p.digest == needed],
+            "plugins": [plugin.home for plugin in self.plugins if plugin.digest == needed],
         }
         self._models.append(entry)
 

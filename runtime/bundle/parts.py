@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...core.cpu_library import is_cpu_library
 from ...core.errors import CheckFailed, UsageError
 from ...core.files import sha256
 from ...core.sidecar import Sidecar, sidecar_path
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 # Processors by the machine number in an ELF header (elf.h: EM_X86_64, EM_AARCH64).
 _MACHINES = {62: "x86_64", 183: "aarch64"}
+# Folders of libraries in a bundle, by their kind.
+_HOMES = {"plugin": "plugins", "kernels": "kernels"}
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16"}
 
 
@@ -54,11 +57,24 @@ class ModelPart:
 
 @dataclass(frozen=True)
 class PluginPart:
-    """A plugin library and the processor it is for."""
+    """A library of compiled attention and the processor it is for.
+
+    Args:
+        path: where it lies.
+        arch: "x86_64" or "aarch64".
+        digest: its SHA-256.
+        kind: "plugin" for TensorRT, "kernels" for onnxruntime on the CPU; also its role in the manifest.
+    """
 
     path: Path
     arch: str
     digest: str
+    kind: str = "plugin"
+
+    @property
+    def home(self) -> str:
+        """Its path in the bundle."""
+        return f"{_HOMES[self.kind]}/{self.arch}/{self.path.name}"
 
 
 @dataclass(frozen=True)
@@ -104,7 +120,7 @@ def read_model_part(path: Path) -> ModelPart:
 
 
 def read_plugin_part(path: Path) -> PluginPart:
-    """A plugin library for Linux on x86-64 or aarch64.
+    """A library for Linux on x86-64 or aarch64: TensorRT plugins, or onnxruntime's kernels for the CPU.
 
     Raises:
         UsageError: no such file, or no shared library for a known processor.
@@ -127,7 +143,7 @@ def read_plugin_part(path: Path) -> PluginPart:
     stated = facts.get("sha256") if isinstance(facts, dict) else None
     if stated not in (None, digest):
         raise CheckFailed(f"{path} was altered.", why="Its SHA-256 is not the one beside it.", fix="Build it again.")
-    return PluginPart(path, arch, digest)
+    return PluginPart(path, arch, digest, "kernels" if is_cpu_library(path) else "plugin")
 
 
 def read_engine_part(path: Path, model: ModelPart, plugins: Sequence[PluginPart]) -> EnginePart:

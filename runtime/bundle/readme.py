@@ -24,6 +24,7 @@ def readme_text(manifest: Mapping[str, Any], notes: Sequence[str], served: Seque
             "",
             *_check(manifest),
             *_run(manifest),
+            *_kernels(manifest),
             *_build(manifest),
             *_served(manifest, served),
             *_contents(manifest),
@@ -73,6 +74,31 @@ def _run(manifest: Mapping[str, Any]) -> list[str]:
         f"localattn run {first}{example} --save-outputs ../out.npz",
         "localattn bundle verify .",
         "```",
+        "",
+    ]
+
+
+def _kernels(manifest: Mapping[str, Any]) -> list[str]:
+    """How a program takes the compiled kernels for the CPU."""
+    libraries = [entry["path"] for entry in manifest["files"] if entry["role"] == "kernels"]
+    if not libraries:
+        return []
+    model = manifest["models"][0]["path"]
+    lines = ["## Faster on the CPU", "", "With localattn:", "", "```sh"]
+    lines += [f"localattn run {model} --plugin {library}  # {library.split('/')[1]}" for library in libraries]
+    return [
+        *lines,
+        "```",
+        "",
+        "In a program of your own:",
+        "",
+        "```python",
+        "options = onnxruntime.SessionOptions()",
+        f'options.register_custom_ops_library("{libraries[0]}")  # {libraries[0].split("/")[1]}',
+        f'session = onnxruntime.InferenceSession("{model}", options, providers=["CPUExecutionProvider"])',
+        "```",
+        "",
+        "`verify.py` runs every sample with the library for its processor too.",
         "",
     ]
 

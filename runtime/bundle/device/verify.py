@@ -90,11 +90,15 @@ PROVIDERS: dict[str, list[tuple[str, dict[str, str]]]] = {
 }
 
 
+_ARCH = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 _NO_KERNEL = "Could not find an implementation"  # what onnxruntime says of an element type that it cannot compute in
 
 
-def open_onnx(path: Path, provider: str, threads: int | None) -> tuple[str, Run]:
-    """An ONNX file in onnxruntime: the provider that really runs, and a function from inputs to outputs."""
+def open_onnx(path: Path, provider: str, threads: int | None, kernels: Path | None = None) -> tuple[str, Run]:
+    """An ONNX file in onnxruntime: the provider that really runs, and a function from inputs to outputs.
+
+    `kernels`: a library of compiled kernels, which is for the CPU.
+    """
     try:
         import onnxruntime as ort
     except ImportError as error:
@@ -107,9 +111,12 @@ def open_onnx(path: Path, provider: str, threads: int | None) -> tuple[str, Run]
             reason = f"{first} is not in this onnxruntime {ort.__version__}."
             continue
         try:
-            session = _session(ort, path, name, threads)
+            session = _session(ort, path, name, threads, kernels)
         except Exception as error:
             reason = " ".join(str(error).split())[:300]
+            if kernels is not None:
+                what = f"onnxruntime {ort.__version__} does not load {path.name} with {kernels.name}."
+                raise Fault(MISSING, what, reason) from error
             continue
         if session.get_providers()[0] == first:
             return name, _runner(session)
@@ -127,8 +134,10 @@ def _runner(session: Any) -> Run:
     return lambda inputs: dict(zip(outputs, session.run(outputs, inputs), strict=True))
 
 
-def _session(ort: Any, path: Path, name: str, threads: int | None) -> Any:
+def _session(ort: Any, path: Path, name: str, threads: int | None, kernels: Path | None) -> Any:
     options = ort.SessionOptions()
+    if kernels is not None:
+        options.register_custom_ops_library(os.fspath(kernels))
     options.log_severity_level = 4  # what onnxruntime would print it raises too
     ort.set_default_logger_severity(4)
     if threads is not None:
@@ -196,10 +205,14 @@ def compare(actual: Any, expected: Any, tolerance: Report) -> Report:
     return {"passed": passed, "max_abs": float(error.max()), "cosine": cosine, "why": why}
 
 
-def run_model(folder: Path, manifest: Report, model: Report, provider: str, threads: int | None) -> list[Report]:
-    """Run a model's samples; one row a sample and output."""
+def run_model(
+    folder: Path, manifest: Report, model: Report, provider: str, threads: int | None, kernels: str = ""
+) -> list[Report]:
+    """Run a model's samples, with `kernels` on the CPU if such a library is named; one row a sample and output."""
     path = folder / model["path"]
-    if model["kind"] == "onnx":
+    if kernels:
+        where, (_, run) = f"cpu, {kernels}", open_onnx(path, "cpu", threads, folder / kernels)
+    elif model["kind"] == "onnx":
         where, run = open_onnx(path, provider, threads)
     else:
         where, run = open_engine(path, model, [folder / plugin for plugin in model["plugins"]])
@@ -242,16 +255,23 @@ def run_bundle(
     rows: list[Report] = []
     not_run: list[Report] = []
     for model in wanted:
-        try:
-            rows += run_model(folder, manifest, model, provider, threads)
-        except Fault as fault:
-            reason = " ".join(line for line in (fault.what, fault.why) if line)
-            not_run.append({"model": model["path"], "kind": model["kind"], "code": fault.code, "why": reason})
+        for kernels in ("", *(_kernels(model) if provider in ("auto", "cpu") else ())):
+            try:
+                rows += run_model(folder, manifest, model, provider, threads, kernels)
+            except Fault as fault:
+                reason = " ".join(line for line in (fault.what, fault.why) if line)
+                not_run.append({"model": model["path"], "kind": model["kind"], "code": fault.code, "why": reason})
     ran = {row["model"] for row in rows}
     codes = {entry["code"] for entry in not_run if not (_for_other_gpu(entry) and _an_engine_ran(wanted, ran))}
     failed = ALTERED in codes or not all(row["passed"] for row in rows)
     code = ALTERED if failed else MISSING if MISSING in codes else 0
     return {"code": code, "rows": rows, "not_run": not_run, "samples": len(manifest["samples"])}
+
+
+def _kernels(model: Report) -> list[str]:
+    """The libraries of compiled kernels for this processor, by which their folders are named."""
+    arch = _ARCH.get(platform.machine().lower())
+    return [path for path in model["plugins"] if model["kind"] == "onnx" and Path(path).parent.name == arch]
 
 
 def _for_other_gpu(entry: Report) -> bool:
@@ -271,7 +291,7 @@ SUMMED_IN_FP16 = (
 
 def _summed_in_fp16(row: Report) -> bool:
     arm = platform.machine().lower() in ("aarch64", "arm64")
-    return arm and row["provider"] == "cpu" and row["dtype"] == "float16"
+    return arm and row["provider"].startswith("cpu") and row["dtype"] == "float16"
 
 
 def report_lines(report: Report) -> list[str]:
