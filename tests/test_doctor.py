@@ -21,7 +21,7 @@ import pytest
 from localattn.cli import command_line
 from localattn.runtime.doctor import adding, child, look
 from localattn.runtime.doctor.abilities import ABILITIES, Ability, judge
-from localattn.runtime.doctor.probes import PROBES, Finding, Probe, driver_command
+from localattn.runtime.doctor.probes import PROBES, Finding, Probe, driver_command, gpu_runtime_command
 from localattn.runtime.doctor.report import as_markdown
 
 from .conftest import Finished
@@ -233,6 +233,12 @@ def test_driver_command_knows_whether_there_is_a_gpu(tmp_path: Path) -> None:
     (tmp_path / "devices/0000:01/vendor").write_text("0x10de\n")
     assert driver_command(tmp_path / "devices", tmp_path / "os-release") == "sudo ubuntu-drivers install"
     assert driver_command(tmp_path / "devices", tmp_path / "no") == "sudo apt-get install nvidia-driver"
+
+
+def test_pypis_gpu_runtime_is_not_for_a_jetson(tmp_path: Path) -> None:
+    assert "onnxruntime-gpu[cuda,cudnn]" in gpu_runtime_command(tmp_path / "nv_tegra_release")
+    (tmp_path / "nv_tegra_release").touch()
+    assert gpu_runtime_command(tmp_path / "nv_tegra_release").startswith("localattn build")
 
 
 def test_alternatives_and_repeats() -> None:

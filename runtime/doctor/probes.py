@@ -83,9 +83,6 @@ class Probe:
         return Finding(self.name, self.title, self.area, self.serves, status, version, detail, items, add)
 
 
-_GPU_RUNTIME = (
-    f"{sys.executable} -m pip uninstall -y onnxruntime onnxruntime-gpu && {pip_install('onnxruntime-gpu[cuda,cudnn]')}"
-)
 _JETSON = Path("/etc/nv_tegra_release")
 
 
@@ -127,6 +124,14 @@ def driver_command(devices: Path = Path("/sys/bus/pci/devices"), system: Path = 
     command = "sudo ubuntu-drivers install" if ubuntu else "sudo apt-get install nvidia-driver"
     there = any(path.read_text().strip() == "0x10de" for path in devices.glob("*/vendor"))
     return command if there else f"{command}  # and an NVIDIA GPU: this machine has none"
+
+
+def gpu_runtime_command(jetson: Path = _JETSON) -> str:
+    """What would add onnxruntime for the GPU. The wheels of PyPI have no kernels for the GPU of a Jetson."""
+    if jetson.is_file():
+        return "localattn build model.onnx  # an engine: PyPI's onnxruntime-gpu is not made for Jetson's GPU"
+    remove = f"{sys.executable} -m pip uninstall -y onnxruntime onnxruntime-gpu"
+    return f"{remove} && {pip_install('onnxruntime-gpu[cuda,cudnn]')}"
 
 
 def tensorrt_command() -> str:
@@ -177,7 +182,7 @@ PROBES: tuple[Probe, ...] = (
         "engines",
         "--provider cuda",
         ("provider", "CUDAExecutionProvider"),
-        add=_GPU_RUNTIME,
+        add=gpu_runtime_command(),
     ),
     Probe(
         "tensorrt-provider",
@@ -185,7 +190,7 @@ PROBES: tuple[Probe, ...] = (
         "engines",
         "--provider tensorrt",
         ("provider", "TensorrtExecutionProvider"),
-        add=_GPU_RUNTIME,
+        add=gpu_runtime_command(),
     ),
     _package("tensorrt", "TensorRT", "engines", "engines for GPUs and Jetson", add=tensorrt_command()),
     _package("tensorrt_rtx", "TensorRT-RTX", "engines", "engines for RTX cards", "tensorrt-rtx-cu13"),
