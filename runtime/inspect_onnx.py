@@ -13,6 +13,7 @@ from ..core.files import is_file, sha256
 from ..core.node import DOMAIN
 from ..core.publishing import finish_interrupted
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec
+from .onnx_data import lies_inside
 
 if TYPE_CHECKING:
     from ..core.sidecar import Sidecar
@@ -229,8 +230,7 @@ def _weight_bytes(graph: Any) -> dict[str, int]:
 
 def _lies_beside(model: Path, name: str) -> bool:
     """Whether external data is there, in the folder of the model or below it: ONNX allows no other place."""
-    inside = bool(name) and not Path(name).is_absolute() and ".." not in Path(name).parts
-    return inside and is_file(model.parent / name)
+    return lies_inside(name) and is_file(model.parent / name)
 
 
 def _external_files(graph: Any) -> list[str]:

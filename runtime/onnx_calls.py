@@ -16,7 +16,7 @@ from .onnx_loops import LOOP, check_loops
 
 # The largest exported models have some ten thousand.
 MOST_NODES = 1 << 20
-_DEEPEST_GRAPH = 64
+DEEPEST_GRAPH = 64
 
 # Field numbers of onnx.proto (onnx/onnx.proto3, the same since IR version 8).
 _MODEL_GRAPH, _MODEL_FUNCTIONS = 7, 25
@@ -26,8 +26,8 @@ _NODE_OP_TYPE, _NODE_ATTRIBUTE, _NODE_DOMAIN = 4, 5, 7
 _ATTRIBUTE_GRAPH, _ATTRIBUTE_GRAPHS = 6, 11
 
 _Key = tuple[bytes, bytes]
-_Span = tuple[int, int]
-_Data = mmap.mmap | bytes
+Span = tuple[int, int]
+Data = mmap.mmap | bytes
 
 # Domain and type of operators.
 Operators = frozenset[tuple[str, str]]
@@ -68,7 +68,7 @@ def operators_of(model: bytes) -> Operators:
         return frozenset()
 
 
-def _expanded(data: _Data) -> tuple[int, Operators]:
+def _expanded(data: Data) -> tuple[int, Operators]:
     """Nodes of the graph after inlining, or more than `MOST_NODES` for a circle; and which operators they are.
 
     Raises:
@@ -76,11 +76,11 @@ def _expanded(data: _Data) -> tuple[int, Operators]:
     """
     calls: dict[_Key, Counter[_Key]] = {}
     graph: Counter[_Key] = Counter()
-    for number, span in _fields(data, (0, len(data))):
+    for number, span in fields(data, (0, len(data))):
         if number == _MODEL_GRAPH:
             graph += _nodes(data, span, _GRAPH_NODE, 0)
         elif number == _MODEL_FUNCTIONS:
-            inner = {field: data[start:end] for field, (start, end) in _fields(data, span) if field in (1, 10)}
+            inner = {field: data[start:end] for field, (start, end) in fields(data, span) if field in (1, 10)}
             key = (inner.get(_FUNCTION_DOMAIN, b""), inner.get(_FUNCTION_NAME, b""))
             calls[key] = _nodes(data, span, _FUNCTION_NODE, 0)
     operators = frozenset((_text(d), _text(op)) for counts in (graph, *calls.values()) for d, op in counts)
@@ -104,27 +104,27 @@ def _size(called: Counter[_Key], sizes: dict[_Key, int]) -> int:
     return sum(count * max(1, sizes.get(key, 1)) for key, count in called.items())
 
 
-def _nodes(data: _Data, span: _Span, node_field: int, depth: int) -> Counter[_Key]:
+def _nodes(data: Data, span: Span, node_field: int, depth: int) -> Counter[_Key]:
     """How often each operator stands in a graph or function, graphs inside its nodes included."""
-    if depth > _DEEPEST_GRAPH:
+    if depth > DEEPEST_GRAPH:
         raise ValueError("graphs in graphs, too deep for protobuf")
     found: Counter[_Key] = Counter()
-    for number, node in _fields(data, span):
+    for number, node in fields(data, span):
         if number != node_field:
             continue
         names = {_NODE_OP_TYPE: b"", _NODE_DOMAIN: b""}
-        for field, (start, end) in _fields(data, node):
+        for field, (start, end) in fields(data, node):
             if field in names:
                 names[field] = data[start:end]
             elif field == _NODE_ATTRIBUTE:
-                for kind, inner in _fields(data, (start, end)):
+                for kind, inner in fields(data, (start, end)):
                     if kind in (_ATTRIBUTE_GRAPH, _ATTRIBUTE_GRAPHS):
                         found += _nodes(data, inner, _GRAPH_NODE, depth + 1)
         found[names[_NODE_DOMAIN], names[_NODE_OP_TYPE]] += 1
     return found
 
 
-def _fields(data: _Data, span: _Span) -> Iterator[tuple[int, _Span]]:
+def fields(data: Data, span: Span) -> Iterator[tuple[int, Span]]:
     """Number and span of each field that has a length; others are skipped (protobuf.dev, "Encoding")."""
     at, end = span
     while at < end:
@@ -144,7 +144,7 @@ def _fields(data: _Data, span: _Span) -> Iterator[tuple[int, _Span]]:
             raise ValueError("no protobuf message")
 
 
-def _varint(data: _Data, at: int, end: int) -> tuple[int, int]:
+def _varint(data: Data, at: int, end: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
         if at >= end:

@@ -16,6 +16,7 @@ from ..core.errors import MissingDependency, UsageError
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec
 from .compiled_kernel import AUTO, NONE, CompiledKernel, choose, fall_back, lacking, refuse_elsewhere
 from .onnx_calls import Operators, check_calls, operators_of
+from .onnx_data import check_data
 from .onnxruntime_providers import (
     AUTO_ORDER,
     CPU,
@@ -167,6 +168,7 @@ def open_file(
         MissingDependency: onnxruntime is missing, the provider or library asked for does not start, or the file needs
             compiled kernels and there are none.
     """
+    check_data(path)
     operators = check_calls(path)
     return _open(str(path), str(path), provider, _Setup(threads, choose(plugin, operators), operators, lean))
 

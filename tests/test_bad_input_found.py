@@ -5,7 +5,7 @@ from __future__ import annotations
 # ruff: noqa: F811 - the fixtures are imported
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ import pytest
 from localattn import load
 from localattn.core.errors import UsageError
 from localattn.core.publishing import sealed, sidecar_path
+from localattn.runtime.builder.source import read_source
 from localattn.runtime.onnx_calls import check_calls
+from localattn.runtime.onnx_data import check_data
 
 from .conftest import Finished
 from .damaged import TOKENS, folder, made, worker  # noqa: F401
@@ -101,6 +103,58 @@ def test_tables_that_hold_themselves_are_refused(text: str, folder: Path, locala
     (folder / "c.yaml").write_text(text)
     finished = localattn("inspect", folder / "model.pt", "--config", folder / "c.yaml")
     assert finished.code == 2 and "kwargs has more than" in finished.err
+
+
+OUTSIDE = onnx.TensorProto(name="w", dims=[1], data_type=1, data_location=onnx.TensorProto.EXTERNAL)
+INITIALIZER = onnx.helper.make_graph([], "g", [], [], [OUTSIDE])
+CONSTANT = onnx.helper.make_node("Constant", [], ["w"], value=OUTSIDE)
+# Every place where a model may hold a tensor.
+HOLDERS = {
+    "initializer": (INITIALIZER, []),
+    "constant": (onnx.helper.make_graph([CONSTANT], "g", [], []), []),
+    "branch": (
+        onnx.helper.make_graph([onnx.helper.make_node("If", ["c"], [], then_branch=INITIALIZER)], "g", [], []),
+        [],
+    ),
+    "function": (
+        onnx.helper.make_graph([], "g", [], []),
+        [onnx.helper.make_function("own", "F", [], ["w"], [CONSTANT], [onnx.helper.make_opsetid("", 20)])],
+    ),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_weights_lie_in_the_folder_of_their_model(holder: str, tmp_path: Path) -> None:
+    graph, functions = HOLDERS[holder]
+    content = onnx.helper.make_model(graph, functions=functions).SerializeToString()
+    for place, allowed in (
+        ("w.data", True), ("sub/w.data", True), ("./w.data", True), ("..w.data", True),
+        ("../w.data", False), ("sub/../../w.data", False), ("/etc/passwd", False), ("", False),
+    ):  # fmt: skip
+        model = onnx.load_model_from_string(content)
+        tensors = list(every_tensor(model))
+        assert len(tensors) == 1
+        tensors[0].external_data.add(key="location", value=place)
+        path = tmp_path / "m.onnx"
+        path.write_bytes(model.SerializeToString())
+        if allowed:
+            check_data(path)
+            continue
+        for read in (check_data, read_source):
+            with pytest.raises(UsageError, match="cannot be loaded") as caught:
+                read(path)
+            assert repr(place) in caught.value.why
+
+
+def every_tensor(message: Any) -> Iterator[onnx.TensorProto]:
+    """The tensors of a message, by protobuf's own description of it."""
+    if isinstance(message, onnx.TensorProto):
+        yield message
+        return
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for part in value if field.is_repeated else [value]:
+                yield from every_tensor(part)
 
 
 @pytest.mark.parametrize("place", ["../secret.bin", "/etc/passwd", "x" * 300, ""])

@@ -14,6 +14,7 @@ from ...core.publishing import check_unchanged
 from ...core.tensors import UNNAMED_DIMENSION, TensorSpec
 from ..inspect_onnx import OnnxFacts, inspect_onnx, read_model
 from ..onnx_calls import check_calls
+from ..onnx_data import check_data
 
 # Operators that multiply matrices: with a weight among their inputs they carry the precision of the file.
 _PRODUCTS = ("MatMul", "Gemm", "Conv")
@@ -71,6 +72,7 @@ def read_source(path: Path) -> Source:
         CheckFailed: the file was altered after its sidecar was written.
     """
     check_unchanged(path)
+    check_data(path)
     check_calls(path)
     facts = inspect_onnx(path)
     if facts.missing_external_data:
