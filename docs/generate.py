@@ -90,7 +90,9 @@ def _parameters(callback: Callable[..., None]) -> list[Parameter]:
         hint = hints[name]
         if hint is typer.Context or name in SHARED:
             continue
-        annotation, *extras = typing.get_args(hint)
+        # Python 3.10 makes Optional[Annotated[…]] of what is None by default.
+        annotated = next(part for part in (hint, *typing.get_args(hint)) if hasattr(part, "__metadata__"))
+        annotation, *extras = typing.get_args(annotated)
         (info,) = (extra for extra in extras if isinstance(extra, ArgumentInfo | OptionInfo))
         found.append(_parameter(name, annotation, info, parameter.default))
     return found

@@ -19,6 +19,7 @@ from localattn.benchmarks.peers_grid import GEOMETRIES, QUICK, Cell, cells, choo
 from localattn.benchmarks.peers_store import Store
 from localattn.benchmarks.peers_table import OURS, PEERS
 from localattn.core.node import HEADS_FIRST, VARIANT_BY_OP_TYPE, NodeAttributes
+from localattn.core.tensorrt_versions import parse
 
 from .node_model import one_node
 
@@ -119,11 +120,15 @@ def test_cells_of_another_machine_are_not_mixed_in(results: Path) -> None:
 @pytest.mark.parametrize("shape", GEOMETRIES)
 def test_every_peer_computes_the_same(shape: str, masked: bool) -> None:
     """All that need no compiling or exporting; each is compared with the node, and a difference is its reason."""
+    import onnxruntime
+
     cell = Cell(shape, 64, SHORT, "fp32", masked)
     runs, entries = peers._prepare(cell, thorough=False)
     reasons = {name: entry["skipped"] for name, entry in entries.items()}
     if (no_compiler := why_no_library()) is not None:
         assert no_compiler in reasons.pop("kernel")
+    if parse(onnxruntime.__version__) < (1, 24):  # 1.23.2's operator is off by 0.47, and so is not timed
+        reasons.pop("gqa", None)
     for name, reason in reasons.items():
         assert PEERS[name].slow_to_make or reason == PEERS[name].refuses(cell), (name, reason)
     assert {"node", "upstream", "dense", "attention_op", "sdpa_blocks"} <= runs.keys()

@@ -13,11 +13,11 @@ from localattn.exporter.graph import attach_bodies, trace
 from localattn.exporter.source import SourceModel
 from localattn.runtime.onnxruntime_session import open_bytes
 
+from .opsets import OPSETS
 from .reference import rows_without_keys
 from .upstream import Case, Pair, draw
 
 FP32_ERROR = 1e-5
-OPSETS = (18, 20, 23, 24)
 # Numbers of cases, fp32 and fp16; each is a trace of about a second.
 COUNTS = {
     "local_attention.LocalAttention": (9, 2),

@@ -31,9 +31,9 @@ from localattn.plugins.torch_op import windowed_attention
 
 from . import reference
 from .node_model import HEAD_DIM, Feed, data_shape, feed_for, one_node, run, session
+from .opsets import OPSETS
 
 TOLERANCE = {"fp32": 1e-5, "fp16": 5e-3}
-OPSETS = (18, 20, 23, 24)
 GEOMETRIES = (
     WindowGeometry(5, causal=True, exact_windowsize=True),
     WindowGeometry(4, 2, 0, causal=True),
