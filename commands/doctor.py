@@ -151,10 +151,9 @@ def _compiler(arch: Arch) -> Looked:
 
 def _compiler_package(arch: str) -> str:
     """The package of a native compiler, or of one that makes code for another processor."""
-    import platform
+    from ..core.processor import machine
 
-    native = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower()) == arch
-    return f"sudo apt-get install {'g++' if native else 'g++-' + arch.replace('_', '-') + '-linux-gnu'}"
+    return f"sudo apt-get install {'g++' if machine() == arch else 'g++-' + arch.replace('_', '-') + '-linux-gnu'}"
 
 
 def _library() -> Looked:

@@ -14,13 +14,19 @@ ARCHITECTURES: tuple[Arch, ...] = ("x86_64", "aarch64")
 _MACHINE = {62: "x86_64", 183: "aarch64"}  # e_machine of an ELF header (System V ABI, "ELF Header")
 
 
+def machine() -> str:
+    """The processor of this machine by the name that Linux has for it, whether a library can be built for it or not."""
+    found = platform.machine().lower()
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(found, found)
+
+
 def host_arch() -> Arch:
     """The processor of this machine.
 
     Raises:
         UsageError: no library can be built for it.
     """
-    found = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
+    found = machine()
     for arch in ARCHITECTURES:
         if arch == found:
             return arch

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import MissingDependency
+from ..core.processor import machine
 
 _LIBRARIES = ("libcuda.so.1", "libcuda.so") if sys.platform.startswith("linux") else ("nvcuda.dll",)
 
@@ -103,8 +104,7 @@ def _attribute(cuda: ctypes.CDLL, device: ctypes.c_int, which: int) -> int:
 
 def platform_name() -> str:
     """Operating system and processor, as engines depend on them: `linux-x86_64`, `linux-aarch64`."""
-    machine = platform.machine().lower()
-    return f"{platform.system().lower()}-{ {'amd64': 'x86_64', 'arm64': 'aarch64'}.get(machine, machine) }"
+    return f"{platform.system().lower()}-{machine()}"
 
 
 @contextmanager

@@ -9,11 +9,11 @@ Casts are in the model. Those of weights are folded when the session loads, so t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from ..core.node import DOMAIN
-from .inlining import element_types, graphs_of, parsed, put_back, take_weights
+from .inlining import element_types, graphs_of, parsed, put_back, take_weights, types_of
 
 _PRODUCTS = ("Gemm", "MatMul")
 
@@ -49,16 +49,7 @@ def _halves(document: Any) -> set[str]:
     weights = take_weights(document)
     typed = onnx.shape_inference.infer_shapes(document)
     put_back(document, weights)
-    return set(_named_halves(typed.graph, onnx.TensorProto.FLOAT16))
-
-
-def _named_halves(graph: Any, fp16: int) -> Iterator[str]:
-    for value in (*graph.value_info, *graph.input, *graph.output):
-        if value.type.tensor_type.elem_type == fp16:
-            yield value.name
-    for node in graph.node:
-        for inner in graphs_of(node):
-            yield from _named_halves(inner, fp16)
+    return {name for name, kind in types_of(typed.graph) if kind == onnx.TensorProto.FLOAT16}
 
 
 class _Casts:

@@ -90,6 +90,17 @@ def graphs_of(node: Any) -> Iterator[Any]:
             yield attribute.g
 
 
+def types_of(graph: Any) -> Iterator[tuple[str, int]]:
+    """Name and element type of the values of a graph and of the graphs inside its nodes."""
+    for value in (*graph.value_info, *graph.input, *graph.output):
+        yield value.name, value.type.tensor_type.elem_type
+    for tensor in graph.initializer:
+        yield tensor.name, tensor.data_type
+    for node in graph.node:
+        for inner in graphs_of(node):
+            yield from types_of(inner)
+
+
 def take_weights(model: Any) -> dict[str, bytes]:
     """Take the numbers of large tensors out of a model, name → bytes, so that copying it is cheap."""
     weights = {}

@@ -1,22 +1,20 @@
 """How many nodes an ONNX file becomes when its functions are inlined, told before an engine inlines them.
 
-A few functions that call each other twice stand for any number of nodes, and an engine would not come back. The file
-is read as protobuf's wire format, as far as this needs and without its weights: no other package, no memory.
+A few functions that call each other twice stand for any number of nodes, and an engine would not come back.
 """
 
 from __future__ import annotations
 
 import mmap
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 from ..core.errors import UsageError
 from .onnx_loops import LOOP, check_loops
+from .onnx_wire import DEEPEST_GRAPH, Data, Span, fields
 
 # The largest exported models have some ten thousand.
 MOST_NODES = 1 << 20
-DEEPEST_GRAPH = 64
 
 # Field numbers of onnx.proto (onnx/onnx.proto3, the same since IR version 8).
 _MODEL_GRAPH, _MODEL_FUNCTIONS = 7, 25
@@ -26,8 +24,6 @@ _NODE_OP_TYPE, _NODE_ATTRIBUTE, _NODE_DOMAIN = 4, 5, 7
 _ATTRIBUTE_GRAPH, _ATTRIBUTE_GRAPHS = 6, 11
 
 _Key = tuple[bytes, bytes]
-Span = tuple[int, int]
-Data = mmap.mmap | bytes
 
 # Domain and type of operators.
 Operators = frozenset[tuple[str, str]]
@@ -122,36 +118,3 @@ def _nodes(data: Data, span: Span, node_field: int, depth: int) -> Counter[_Key]
                         found += _nodes(data, inner, _GRAPH_NODE, depth + 1)
         found[names[_NODE_DOMAIN], names[_NODE_OP_TYPE]] += 1
     return found
-
-
-def fields(data: Data, span: Span) -> Iterator[tuple[int, Span]]:
-    """Number and span of each field that has a length; others are skipped (protobuf.dev, "Encoding")."""
-    at, end = span
-    while at < end:
-        tag, at = _varint(data, at, end)
-        kind = tag & 7
-        if kind == 0:
-            _, at = _varint(data, at, end)
-        elif kind in (1, 5):
-            at += 8 if kind == 1 else 4
-        elif kind == 2:
-            length, at = _varint(data, at, end)
-            if length > end - at:
-                raise ValueError("cut")
-            yield tag >> 3, (at, at + length)
-            at += length
-        else:
-            raise ValueError("no protobuf message")
-
-
-def _varint(data: Data, at: int, end: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= end:
-            raise ValueError("cut")
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-    raise ValueError("a number too long")

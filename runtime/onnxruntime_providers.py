@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import importlib
 import io
-import platform
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import MissingDependency
+from ..core.processor import machine
 from ..core.tensorrt_versions import parse
 
 
@@ -45,7 +45,7 @@ class Provider:
 
     def sums_halves_in_fp16(self, release: str) -> bool:
         """Whether products of fp16 lose digits on this machine in this release of onnxruntime."""
-        first = self.sums_halves.get(platform.machine().lower())
+        first = self.sums_halves.get(machine())
         return first is not None and parse(release) >= parse(first)
 
     def notes(self, op_types: Iterable[str], release: str) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ _CUDA_LACKS = {**_INT8, "LpNormalization": "1.27"}
 PROVIDERS = {
     provider.name: provider
     for provider in (
-        Provider("cpu", (), sums_halves={"aarch64": "1.29", "arm64": "1.29"}),
+        Provider("cpu", (), sums_halves={"aarch64": "1.29"}),
         Provider("cuda", ("CUDAExecutionProvider",), {"use_tf32": "0"}, device="cuda", on_cpu=_CUDA_LACKS),
         Provider(
             "tensorrt",

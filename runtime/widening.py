@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .inlining import graphs_of, inlined, parsed, put_back, take_weights
+from .inlining import graphs_of, inlined, parsed, put_back, take_weights, types_of
 
 # What these give is one of the numbers they take, or its negative: exact in any element type. Control flow gives
 # what its bodies do, and those are rounded inside.
@@ -56,18 +56,7 @@ def _typed(model: Any) -> tuple[Any, dict[str, int]]:
     weights = take_weights(model)
     typed = onnx.shape_inference.infer_shapes(inlined(model))
     put_back(typed, weights)
-    return typed, dict(_types(typed.graph))
-
-
-def _types(graph: Any) -> Iterator[tuple[str, int]]:
-    """Name and element type of the values of a graph and of the graphs inside its nodes."""
-    for value in (*graph.value_info, *graph.input, *graph.output):
-        yield value.name, value.type.tensor_type.elem_type
-    for tensor in graph.initializer:
-        yield tensor.name, tensor.data_type
-    for node in graph.node:
-        for inner in graphs_of(node):
-            yield from _types(inner)
+    return typed, dict(types_of(typed.graph))
 
 
 def _is_exact(node: Any) -> bool:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from .conftest import Finished
+
 PYTHON = "python3.11"
 # onnxruntime's release stands in the folder's name: a newer one is fetched anew.
 ONNXRUNTIME = os.environ.get("LOCALATTN_TEST_ARM_ONNXRUNTIME", "1.31.1")
@@ -35,15 +37,6 @@ CPU part\t: 0xd0b
 CPU revision\t: 1
 
 """
-
-
-@dataclass(frozen=True)
-class Finished:
-    """How a program ended."""
-
-    code: int
-    out: str
-    err: str
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
+from localattn.core.tensorrt_versions import parse
 from localattn.core.tolerance import TOLERANCES
 from localattn.plugins.cpu.probes import probes
 from localattn.runtime import Generator, load
@@ -16,15 +17,15 @@ from localattn.runtime.arrays import load_arrays, save_arrays
 from localattn.runtime.bundle.create import BundleRequest, create_bundle
 from localattn.runtime.onnxruntime_providers import SUMMED
 
-from .arm_machine import ONNXRUNTIME, ArmMachine, Finished, arm_machine
-from .conftest import TINY, save_upstream
+from .arm_machine import ONNXRUNTIME, ArmMachine, arm_machine
+from .conftest import TINY, Finished, save_upstream
 from .cpu_build import built
 from .engine_models import small_model
 from .test_step_export import TRANSFORMER, steps
 
 pytestmark = pytest.mark.slow
 
-SUMS_HALVES = tuple(map(int, ONNXRUNTIME.split("."))) >= (1, 29)
+SUMS_HALVES = parse(ONNXRUNTIME) >= (1, 29)
 TOKENS = np.arange(64).reshape(1, 64) % 23
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import onnx.parser
 import pytest
 from onnx import TensorProto
 
+from localattn.core.processor import host_arch
 from localattn.exporter.export import ExportRequest, export
 from localattn.runtime import load, open_step
 from localattn.runtime.bench.tuned import OPTIMIZED, open_tuned
@@ -67,7 +67,7 @@ def products(graph: Any) -> list[list[str]]:
 @pytest.fixture
 def sums_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     """This processor is one on which onnxruntime sums products of fp16 in fp16."""
-    here = {platform.machine().lower(): "1.0"}
+    here = {host_arch(): "1.0"}
     monkeypatch.setitem(PROVIDERS, "cpu", replace(PROVIDERS["cpu"], sums_halves=here))
 
 

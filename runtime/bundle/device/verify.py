@@ -90,7 +90,6 @@ PROVIDERS: dict[str, list[tuple[str, dict[str, str]]]] = {
 }
 
 
-_ARCH = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 _NO_KERNEL = "Could not find an implementation"  # what onnxruntime says of an element type that it cannot compute in
 
 
@@ -268,10 +267,15 @@ def run_bundle(
     return {"code": code, "rows": rows, "not_run": not_run, "samples": len(manifest["samples"])}
 
 
+def _arch() -> str:
+    """This processor, as folders of libraries are named."""
+    found = platform.machine().lower()
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(found, found)
+
+
 def _kernels(model: Report) -> list[str]:
-    """The libraries of compiled kernels for this processor, by which their folders are named."""
-    arch = _ARCH.get(platform.machine().lower())
-    return [path for path in model["plugins"] if model["kind"] == "onnx" and Path(path).parent.name == arch]
+    """The libraries of compiled kernels for this processor."""
+    return [path for path in model["plugins"] if model["kind"] == "onnx" and Path(path).parent.name == _arch()]
 
 
 def _for_other_gpu(entry: Report) -> bool:
@@ -290,8 +294,7 @@ SUMMED_IN_FP16 = (
 
 
 def _summed_in_fp16(row: Report) -> bool:
-    arm = platform.machine().lower() in ("aarch64", "arm64")
-    return arm and row["provider"].startswith("cpu") and row["dtype"] == "float16"
+    return _arch() == "aarch64" and row["provider"].startswith("cpu") and row["dtype"] == "float16"
 
 
 def report_lines(report: Report) -> list[str]:
