@@ -48,12 +48,12 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 @cache
 def _build() -> Path | str:
     """The library, or the reason why there is none; the machine's list of built libraries stays as it is."""
-    from localattn.core.cpu_library import LIBRARY_NAME
     from localattn.core.errors import LocalAttnError
+    from localattn.core.library_store import CPU_KERNELS
     from localattn.core.processor import host_arch
     from localattn.plugins.cpu.build import build_library
 
-    path = Path(_folder().name) / LIBRARY_NAME
+    path = Path(_folder().name) / CPU_KERNELS.file_name
     before = os.environ.get(_CACHE)
     os.environ[_CACHE] = _folder().name
     try:

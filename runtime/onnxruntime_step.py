@@ -148,9 +148,12 @@ class OnnxRuntimeStep(StepSession):
         return self._files[chunk].run(inputs, self.position)
 
 
-def open_step_file(path: Path, sidecar: Sidecar, provider: str, threads: int | None) -> OnnxRuntimeStep:
+def open_step_file(
+    path: Path, sidecar: Sidecar, provider: str, threads: int | None, plugin: str = AUTO
+) -> OnnxRuntimeStep:
     """Open a step file whose sidecar was read; raises what `runtime.step_session.open_step` raises."""
-    return OnnxRuntimeStep(path, sidecar, open_file(path, provider, threads), find_prefill(path, sidecar), threads)
+    session = open_file(path, provider, threads, plugin)
+    return OnnxRuntimeStep(path, sidecar, session, find_prefill(path, sidecar), threads, plugin)
 
 
 def _zeros(spec: TensorSpec) -> NDArray[Any]:
