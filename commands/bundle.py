@@ -135,7 +135,7 @@ def verify(
     """Check every file of a bundle, then run its samples and compare. Exit codes 0, 1, 2, 3."""
     with progress() as step:
         step("Checking the bundle")
-        from ..runtime.bundle.device.verify import report_lines
+        from ..runtime.bundle.device.results import report_lines
         from ..runtime.bundle.verify import verify_bundle
 
         found = verify_bundle(

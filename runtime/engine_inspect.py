@@ -9,10 +9,11 @@ from typing import Any
 
 from ..core.engine_facts import EngineFacts, read_engine_facts
 from ..core.errors import CheckFailed, LocalAttnError
+from ..core.library_store import AUTO
 from ..core.publishing import check_unchanged
 from .engine_layers import EngineLayer, read_layers
 from .engine_open import open_engine
-from .tensorrt_plugins import AUTO, find_library
+from .tensorrt_plugins import find_library
 
 
 @dataclass(frozen=True)

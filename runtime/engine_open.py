@@ -12,9 +12,10 @@ from typing import Any
 
 from ..core.engine_facts import EngineFacts, read_engine_facts
 from ..core.errors import MissingDependency, UsageError
+from ..core.library_store import AUTO
 from .engine_device import Device, cuda_runtime_on_path, find_device, platform_name
 from .tensorrt_library import Opened, open_library
-from .tensorrt_plugins import AUTO, find_library, load_plugin
+from .tensorrt_plugins import find_library, load_plugin
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import MissingDependency, UsageError
+from ..core.library_store import AUTO, NONE
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec
-from .compiled_kernel import AUTO, NONE, CompiledKernel, choose, fall_back, lacking, refuse_elsewhere
+from .compiled_kernel import CompiledKernel, choose, fall_back, lacking, refuse_elsewhere
 from .onnx_calls import Operators, check_calls, operators_of
 from .onnx_data import check_data
 from .onnxruntime_providers import (

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.library_store import AUTO
 from ..core.tensors import TensorSpec
-from .compiled_kernel import AUTO
 from .onnxruntime_providers import PROVIDERS
 from .onnxruntime_session import OnnxRuntimeSession, open_file
 from .session import BACKENDS, Arrays

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import UsageError
-from ..compiled_kernel import AUTO, CompiledKernel
+from ...core.library_store import AUTO
+from ..compiled_kernel import CompiledKernel
 from ..onnxruntime_providers import PROVIDERS, model_for, quiet
 from ..onnxruntime_session import (
     EMULATED,

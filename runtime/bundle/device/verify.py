@@ -26,7 +26,6 @@ import hashlib
 import io
 import json
 import math
-import platform
 import tempfile
 import types
 import zipfile
@@ -45,9 +44,9 @@ def _beside(name: str) -> types.ModuleType:
 
 if TYPE_CHECKING or __package__:
     from ....core import library_image
-    from . import check_files
+    from . import check_files, results
 else:
-    check_files, library_image = _beside("check_files"), _beside("library_image")
+    check_files, library_image, results = map(_beside, ("check_files", "library_image", "results"))
 
 ALTERED, NO_BUNDLE, MISSING = check_files.ALTERED, check_files.NO_BUNDLE, check_files.MISSING
 Fault = check_files.Fault
@@ -235,29 +234,6 @@ def open_engine(path: Path, model: Report, plugins: list[Report]) -> tuple[str, 
         raise Fault(ALTERED, f"{path.name} does not load.", str(error)) from error
 
 
-def compare(actual: Any, expected: Any, tolerance: Report) -> Report:
-    """Figures of one output against what is expected, in float64, and whether they meet the tolerance.
-
-    The criterion is `|a - e| <= atol + rtol * |e|` everywhere, a cosine not below the floor, and nothing NaN or Inf.
-    """
-    import numpy as np
-
-    actual, expected = np.asarray(actual), np.asarray(expected)
-    if actual.shape != expected.shape or not expected.size:
-        return {"passed": False, "why": f"shape {list(actual.shape)}, expected {list(expected.shape)}"}
-    a, e = actual.astype(np.float64).ravel(), expected.astype(np.float64).ravel()
-    if not (np.isfinite(a).all() and np.isfinite(e).all()):
-        return {"passed": False, "why": f"{int((~np.isfinite(a)).sum())} values are NaN or Inf"}
-    error = np.abs(a - e)
-    excess = float((error - (tolerance["atol"] + tolerance["rtol"] * np.abs(e))).max())
-    norms = math.sqrt(float(a @ a)) * math.sqrt(float(e @ e))
-    cosine = min(1.0, float(a @ e) / norms) if norms else float(not a.any() and not e.any())
-    floor = tolerance["cosine"]
-    passed = excess <= 0 and (floor is None or cosine >= floor)
-    why = "" if passed else f"above atol {tolerance['atol']:g} + rtol {tolerance['rtol']:g}, or cosine below {floor}"
-    return {"passed": passed, "max_abs": float(error.max()), "cosine": cosine, "why": why}
-
-
 def run_model(
     folder: Path, manifest: Report, model: Report, provider: str, threads: int | None, kernels: str = ""
 ) -> list[Report]:
@@ -292,8 +268,10 @@ def run_model(
         for name, wanted in expected.items():
             row = {"model": model["path"], "provider": where, "sample": sample["inputs"], "output": name}
             row["dtype"] = str(wanted.dtype)
-            missing = {"passed": False, "why": "the model has no such output"}
-            rows.append(row | (compare(actual[name], wanted, model["tolerance"]) if name in actual else missing))
+            found = {"passed": False, "why": "the model has no such output"}
+            if name in actual:
+                found = results.compare(actual[name], wanted, model["tolerance"])
+            rows.append(row | found)
     source = library.get("source") or ("ONNX functions" if model["kind"] == "onnx" else "engine")
     computed = {"source": source, "sha256": library.get("sha256", ""), "ops": library.get("ops") or ran()}
     return [row | {"kernels": computed} for row in rows]
@@ -331,7 +309,9 @@ def run_bundle(
         for kernels in ("", *(_for_here(model) if libraries and _takes_kernels(model, provider) else ())):
             try:
                 if model["kind"] == "engine" and model["plugins"] and not libraries:
-                    raise Fault(MISSING, f"{model['path']} needs a plugin library of the bundle. {ONLY_IF_TOLD}")
+                    raise Fault(
+                        MISSING, f"{model['path']} needs a plugin library of the bundle. {results.ONLY_IF_TOLD}"
+                    )
                 rows += run_model(folder, manifest, model, provider, threads, kernels)
             except Fault as fault:
                 not_run.append(_not_run(model["path"], model["kind"], fault))
@@ -345,9 +325,6 @@ def run_bundle(
     code = ALTERED if failed else MISSING if MISSING in codes else 0
     report = {"code": code, "rows": rows, "not_run": not_run, "samples": len(manifest["samples"])}
     return report | {"libraries_not_run": sorted(set(left_alone))}
-
-
-ONLY_IF_TOLD = "Libraries of a bundle are code: they run only with --run-libraries, or with --manifest-sha256."
 
 
 def _not_run(path: str, kind: str, fault: Exception) -> Report:
@@ -366,15 +343,9 @@ def _without_kernels(rows: list[Report]) -> set[str]:
     return {source for source, any_kernel in used.items() if not any_kernel}
 
 
-def _arch() -> str:
-    """This processor, as folders of libraries are named."""
-    found = platform.machine().lower()
-    return {"amd64": "x86_64", "arm64": "aarch64"}.get(found, found)
-
-
 def _for_here(model: Report) -> list[str]:
     """The model's libraries for this processor."""
-    return [path for path in model["plugins"] if Path(path).parent.name == _arch()]
+    return [path for path in model["plugins"] if Path(path).parent.name == results.arch()]
 
 
 def _takes_kernels(model: Report, provider: str) -> bool:
@@ -389,47 +360,6 @@ def _for_other_gpu(entry: Report) -> bool:
 def _an_engine_ran(models: list[Report], ran: set[str]) -> bool:
     """A bundle may hold an engine for each kind of GPU; one that runs is enough."""
     return any(model["kind"] == "engine" and model["path"] in ran for model in models)
-
-
-SUMMED_IN_FP16 = (
-    "Note: on Arm processors onnxruntime sums fp16 products in fp16 from 1.29 on, which costs digits. "
-    "On the CPU use a model in fp32."
-)
-
-
-def _summed_in_fp16(row: Report) -> bool:
-    return _arch() == "aarch64" and row["provider"].startswith("cpu") and row["dtype"] == "float16"
-
-
-def report_lines(report: Report) -> list[str]:
-    """The result for a terminal."""
-    lines = []
-    samples: dict[tuple[str, str, str], list[Report]] = {}
-    for row in report["rows"]:
-        samples.setdefault((row["model"], row["provider"], row["sample"]), []).append(row)
-    for (model, provider, sample), rows in samples.items():
-        place = f"{model} on {provider}, {sample}"
-        for row in (row for row in rows if not row["passed"]):
-            figures = f"max error {row['max_abs']:.2e}, " if "max_abs" in row else ""
-            lines.append(f"FAIL {place}, {row['output']}: {figures}{row['why']}")
-        if all(row["passed"] for row in rows):
-            worst = max(row["max_abs"] for row in rows)
-            lines.append(f"ok   {place}: {len(rows)} output(s), max error {worst:.2e}, {_computed_by(rows[0])}")
-    if any(_summed_in_fp16(row) for row in report["rows"] if not row["passed"]):
-        lines.append(SUMMED_IN_FP16)
-    lines += [f"not run: {entry['model']}: {entry['why']}" for entry in report["not_run"]]
-    lines += [f"not run: {library}. {ONLY_IF_TOLD}" for library in report.get("libraries_not_run", ())]
-    if not report["rows"] and not report["not_run"]:
-        lines.append("The files are intact. The bundle has no samples, so nothing was run.")
-    return lines
-
-
-def _computed_by(row: Report) -> str:
-    """Which kernels computed the attention, for a terminal."""
-    computed = row["kernels"]
-    if not computed["sha256"]:
-        return f"by {computed['source']}"
-    return f"by {', '.join(computed['ops']) or 'no kernel'} of SHA-256 {computed['sha256'][:12]}…"
 
 
 def main() -> int:
@@ -465,7 +395,7 @@ def main() -> int:
     if options.format == "json":
         print(json.dumps({"bundle": manifest["name"], "manifest_sha256": digest, **report}, indent=2))
     else:
-        lines = [] if options.files_only else report_lines(report)
+        lines = [] if options.files_only else results.report_lines(report)
         print(f"{manifest['name']}: {len(manifest['files'])} files are intact.", *lines, sep="\n")
     return int(report["code"])
 
