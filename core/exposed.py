@@ -10,7 +10,7 @@ _MOST_LINKS = 40  # as Linux follows at most
 
 
 def why_exposed(path: Path) -> str:
-    """Say in a sentence who else could replace or change a file; "" if only its user and root can.
+    """Say in a sentence how somebody else could replace or change a file; "" if only its user and root can.
 
     The file, its folder and every folder above must belong to this user or to root and be writable by nobody else.
     Access lists (ACL) that let others write show in the group's bits of the mode, so they count.

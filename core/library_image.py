@@ -55,7 +55,7 @@ def read_once(path: str | os.PathLike[str], most: int = MAX_LIBRARY, *, follow_l
 
 
 def loadable(data: bytes, name: str) -> str:
-    """A path from which the dynamic loader gets these bytes and no others, until the process ends.
+    """Return a path from which the dynamic loader gets these bytes and no others, until the process ends.
 
     On Linux it leads to a sealed file in memory. Its descriptor stays open: the loader remembers libraries by their
     path, so the number must not be used again for another library. Elsewhere it leads to a copy in a private folder.
@@ -75,12 +75,12 @@ def loadable(data: bytes, name: str) -> str:
 
 
 def for_child(image: str) -> str:
-    """The path by which another process of the same user opens what `loadable` gave, while this process lives."""
+    """Return the path by which another process of this user opens what `loadable` gave, while this one lives."""
     return image.replace("/proc/self/", f"/proc/{os.getpid()}/")
 
 
 def _in_memory(data: bytes, name: str) -> str:
-    """A sealed memory file; "" where the system has none."""
+    """Write a sealed memory file and return its path; "" where the system has none."""
     try:
         descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except (AttributeError, OSError):
@@ -100,7 +100,7 @@ def _in_memory(data: bytes, name: str) -> str:
 
 
 def _in_private_folder(data: bytes, name: str) -> str:
-    """A copy that only this user can read or replace, removed when the process ends."""
+    """Write a copy that only this user can read or replace, removed when the process ends, and return its path."""
     folder = tempfile.mkdtemp(prefix="localattn-library-")  # of mode 0700
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     copy = Path(folder, name)

@@ -61,7 +61,7 @@ class LibraryKind:
     built_by: str
 
     def fingerprint(self) -> str:
-        """The digest of what this release makes such a library from."""
+        """Return the digest of what this release makes such a library from."""
         module = import_module(f"..plugins.{self.built_by}.fingerprint", __package__)
         found: str = module.fingerprint()
         return found
@@ -105,7 +105,7 @@ class Library:
     image: str = field(repr=False)
 
     def in_words(self, message: object) -> str:
-        """A loader's message in one line, with the library's own path instead of the image's."""
+        """Put a loader's message in one line, with the library's own path instead of the image's."""
         return " ".join(str(message).replace(self.image, str(self.path)).split())
 
 
@@ -126,7 +126,7 @@ class StoredLibrary:
     packaged: bool = False
 
     def read(self) -> Library:
-        """Verify it.
+        """Read it once and verify it.
 
         Raises:
             CheckFailed: others can write it, or it is not the one that was built.
@@ -157,7 +157,7 @@ def find(
     sha256: str | None = None,
     wanted: Callable[[Mapping[str, Any]], bool] = lambda facts: True,
 ) -> Library | None:
-    """The newest library that may be loaded by itself and verifies; None if there is none.
+    """Find the newest library that may be loaded by itself and verifies; None if there is none.
 
     Args:
         kind: what it is for.
@@ -193,7 +193,7 @@ def find(
 
 
 def read_named(kind: LibraryKind, path: Path) -> Library:
-    """A library that the user names: it may lie anywhere, and be any library for this processor.
+    """Read a library that the user names: it may lie anywhere, and be any library for this processor.
 
     Facts that lie beside it must be those of this kind, and of this very file.
 
@@ -228,7 +228,7 @@ def _library(kind: LibraryKind, path: Path, data: bytes, facts: Mapping[str, Any
 
 
 def candidates(kind: LibraryKind) -> Iterator[StoredLibrary]:
-    """What may be loaded by itself: the libraries of the user's cache, the newest first, and those of the package.
+    """List what may be loaded by itself: libraries of the user's cache, the newest first, then those of the package.
 
     Raises:
         CheckFailed: others can write the index of the cache.
@@ -245,7 +245,7 @@ def candidates(kind: LibraryKind) -> Iterator[StoredLibrary]:
 
 
 def read_facts(kind: LibraryKind, library: Path) -> dict[str, Any]:
-    """The facts that lie beside a library.
+    """Read the facts that lie beside a library.
 
     Raises:
         UsageError: there are none, or they are of something else.
@@ -263,7 +263,7 @@ def read_facts(kind: LibraryKind, library: Path) -> dict[str, Any]:
 
 
 def kind_of(library: Path) -> LibraryKind | None:
-    """What a library is by the facts beside it; None if nothing is said there."""
+    """Find the kind of a library by the facts beside it; None if nothing is said there."""
     for kind in KINDS.values():
         try:
             read_facts(kind, library)
@@ -274,7 +274,7 @@ def kind_of(library: Path) -> LibraryKind | None:
 
 
 def cache_folder() -> Path | None:
-    """The folder of all libraries that were built without a path; None for a user without a home.
+    """Return the folder of all libraries that were built without a path; None for a user without a home.
 
     A relative `XDG_CACHE_HOME` counts as none, as the XDG Base Directory Specification wants it: it would be found in
     whatever folder the process runs in.
@@ -337,13 +337,13 @@ def keep(kind: LibraryKind, library: Path, facts: Mapping[str, Any]) -> bool:
 
 
 def _entries(folder: Path, kind: LibraryKind) -> list[tuple[Path, dict[str, Any]]]:
-    """Path and facts of each library of a kind in the index, in the order they were built."""
+    """Return path and facts of each library of a kind in the index, in the order they were built."""
     mine = [(path, entry["facts"]) for path, entry in _all_entries(folder) if entry["kind"] == kind.name]
     return [(path, facts) for path, facts in mine if _are_facts(kind, facts)]
 
 
 def _all_entries(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """What the index holds; nothing where there is none, or none that can be understood.
+    """Read the index; nothing where there is none, or none that can be understood.
 
     Raises:
         CheckFailed: others can write it.
@@ -365,7 +365,7 @@ def _all_entries(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
 
 
 def _entry(folder: Path, item: object) -> tuple[Path, dict[str, Any]] | None:
-    """The path of an entry and its other contents; None if it is no entry, or leads out of the cache."""
+    """Split an entry into its path and the rest; None if it is no entry, or leads out of the cache."""
     if not isinstance(item, dict) or not isinstance(item.get("path"), str) or item.get("kind") not in KINDS:
         return None
     parts = item["path"].split("/")
@@ -375,7 +375,7 @@ def _entry(folder: Path, item: object) -> tuple[Path, dict[str, Any]] | None:
 
 
 def _are_facts(kind: LibraryKind, facts: object) -> bool:
-    """Whether these are the facts of a library of this kind, with all that is looked at here."""
+    """Check that these are the facts of a library of this kind, with all that is looked at here."""
     if not isinstance(facts, dict) or facts.get("format") != kind.format:
         return False
     return all(isinstance(facts.get(name), str) for name in ("arch", "sha256", "fingerprint"))

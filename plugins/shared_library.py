@@ -55,7 +55,7 @@ def newest_glibc(library: Path) -> str:
 
 
 def digest_of(sources: Iterable[Path]) -> str:
-    """Digest of files by name and content: what a library is made from, to tell those of other releases apart."""
+    """Hash files by name and content: what a library is made from, to tell those of other releases apart."""
     digest = hashlib.sha256()
     for path in sources:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())

@@ -87,7 +87,7 @@ def registered_op_types(opened: Opened) -> list[str]:
 
 
 def find_library(facts: PluginFacts | None, engine: Path, plugin: str = AUTO) -> Library | None:
-    """The plugin library that an engine needs; None if it needs none.
+    """Find the plugin library that an engine needs; None if it needs none.
 
     The path in an engine's facts is never followed: the file comes with the engine, from wherever that does.
 

@@ -1,4 +1,4 @@
-"""Libraries that tell on themselves when they are loaded, caches that hold them, and processes that may load them."""
+"""Libraries that write a file when they are loaded, caches that hold them, and processes that may load them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FACTS = CpuLibraryFacts(host_arch(), "", 0, "", "g++", "2.31", "2026-01-01T00:00
 
 
 def compile_marker(folder: Path, word: str) -> Path:
-    """A shared object that writes this word when it is loaded; the test is skipped where no compiler makes it."""
+    """Compile a shared object that writes this word when it is loaded; skip the test without a compiler."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("g++ compiles the libraries that show whether they were loaded")
@@ -48,13 +48,13 @@ def compile_marker(folder: Path, word: str) -> Path:
 
 
 def facts_of(library: Path) -> CpuLibraryFacts:
-    """Facts as this release writes them for such a library; anybody can write them."""
+    """Make facts as this release writes them for such a library; anybody can write them."""
     digest = hashlib.sha256(library.read_bytes()).hexdigest()
     return replace(FACTS, sha256=digest, bytes=library.stat().st_size, fingerprint=fingerprint())
 
 
 def put_beside(library: Path, place: Path) -> None:
-    """A copy of the library at a place, with matching facts beside it."""
+    """Copy the library to a place, with matching facts beside it."""
     shutil.copy(library, place)
     place.with_name(place.name + ".json").write_text(facts_of(library).to_json())
 
@@ -88,7 +88,7 @@ class Cache(NamedTuple):
 
 
 def fill(base: Path, library: Path) -> Cache:
-    """A cache as a build leaves it, every part private, with this library as the one that was built."""
+    """Make a cache as a build leaves it, every part private, with this library as the one that was built."""
     cache = Cache(base)
     cache.library.parent.mkdir(parents=True)
     put_beside(library, cache.library)
@@ -107,13 +107,12 @@ class Ended(NamedTuple):
     loaded: list[str]
 
 
-def run(folder: Path, *arguments: object, uid: int = 0, cwd: Path | None = None, **environment: str) -> Ended:
-    """Run Python in a folder where everybody may write, as root or as another user.
+def run(folder: Path, *arguments: object, cwd: Path | None = None, **environment: str) -> Ended:
+    """Run Python with almost no environment, and see what it loaded.
 
     Args:
         folder: for the marker and for what else must be there.
         arguments: of Python.
-        uid: the user, if not this one.
         cwd: the current folder.
         environment: beside the path and the marker; nothing else is passed on.
     """
@@ -132,12 +131,11 @@ def run(folder: Path, *arguments: object, uid: int = 0, cwd: Path | None = None,
         timeout=120,
         env=given | {"HOME": str(folder / "nobody")} | environment,
         cwd=cwd or folder,
-        user=uid or None,
         check=False,
     )
     return Ended(finished.returncode, finished.stdout, finished.stderr, marker.read_text().split())
 
 
-def command(folder: Path, *words: object, uid: int = 0, cwd: Path | None = None, **environment: str) -> Ended:
+def command(folder: Path, *words: object, cwd: Path | None = None, **environment: str) -> Ended:
     """Run the command line so."""
-    return run(folder, "-m", "localattn.cli", *words, uid=uid, cwd=cwd, **environment)
+    return run(folder, "-m", "localattn.cli", *words, cwd=cwd, **environment)

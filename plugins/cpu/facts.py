@@ -57,7 +57,7 @@ class CpuLibraryFacts:
 
 
 def parse_facts(document: Mapping[str, Any], library: Path) -> CpuLibraryFacts:
-    """The facts of a library, from the file beside it or from the index of the cache.
+    """Parse the facts of a library, from the file beside it or from the index of the cache.
 
     Raises:
         UsageError: they are not of such a library.

@@ -13,5 +13,5 @@ SOURCES = _HERE / "source"
 
 @cache
 def fingerprint() -> str:
-    """Digest of the sources of the library, and of what puts them together."""
+    """Return the digest of the sources of the library, and of what puts them together."""
     return digest_of((*sorted(SOURCES.iterdir()), _HERE / "build.py", _HERE.parent / "shared_library.py"))

@@ -102,7 +102,7 @@ class LibraryFacts(BaseModel):
 
 
 def parse_facts(document: Mapping[str, Any], library: Path) -> LibraryFacts:
-    """The facts of a library, from the file beside it or from the index of the cache.
+    """Parse the facts of a library, from the file beside it or from the index of the cache.
 
     Raises:
         UsageError: they are not of such a library.
@@ -121,7 +121,7 @@ def parse_facts(document: Mapping[str, Any], library: Path) -> LibraryFacts:
 def find_library(
     arch: Arch, specs: Sequence[KernelSpec] | None = None, targets: Sequence[Target] = ()
 ) -> Library | None:
-    """The newest library for a processor that may be loaded by itself; None if there is none.
+    """Find the newest library for a processor that may be loaded by itself; None if there is none.
 
     With `specs`, one that has these kernels for these GPUs, and has them as this release makes them.
 

@@ -1,4 +1,4 @@
-"""What the outputs of a bundle's models are worth: compared with those expected, and shown on a terminal."""
+"""Compare outputs with those expected, and write the result for a terminal."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def report_lines(report: Report) -> list[str]:
 
 
 def _computed_by(row: Report) -> str:
-    """Which kernels computed the attention, for a terminal."""
+    """Name the kernels that computed the attention, for a terminal."""
     computed = row["kernels"]
     if not computed["sha256"]:
         return f"by {computed['source']}"

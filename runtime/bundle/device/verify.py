@@ -103,7 +103,7 @@ KERNELS = (
 
 
 def load_library(folder: Path, manifest: Report, path: str) -> Report:
-    """A library of the bundle, read once and compared with the manifest: its image is what may be loaded.
+    """Read a library of the bundle once and compare it with the manifest; its image is what may be loaded.
 
     Returns:
         `source` (its path in the bundle), `sha256`, `image`.
@@ -119,7 +119,7 @@ def load_library(folder: Path, manifest: Report, path: str) -> Report:
 
 
 def open_with_library(path: Path, threads: int | None, library: Report) -> tuple[Run, Callable[[], list[str]]]:
-    """An ONNX file on the CPU with a library of compiled kernels.
+    """Open an ONNX file on the CPU with a library of compiled kernels.
 
     Returns:
         A function from inputs to outputs, and one that ends the session's profile and names the kernels that ran.
@@ -334,7 +334,7 @@ def _not_run(path: str, kind: str, fault: Exception) -> Report:
 
 
 def _without_kernels(rows: list[Report]) -> set[str]:
-    """The libraries that computed no node of any model."""
+    """List the libraries that computed no node of any model."""
     used: dict[str, bool] = {}
     for row in rows:
         computed = row["kernels"]
@@ -344,12 +344,12 @@ def _without_kernels(rows: list[Report]) -> set[str]:
 
 
 def _for_here(model: Report) -> list[str]:
-    """The model's libraries for this processor."""
+    """List the model's libraries for this processor."""
     return [path for path in model["plugins"] if Path(path).parent.name == results.arch()]
 
 
 def _takes_kernels(model: Report, provider: str) -> bool:
-    """Whether libraries of kernels for the CPU are tried with it."""
+    """Say whether libraries of kernels for the CPU are tried with it."""
     return bool(model["kind"] == "onnx") and provider in ("auto", "cpu")
 
 
