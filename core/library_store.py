@@ -146,7 +146,7 @@ class StoredLibrary:
                 why=f"Its SHA-256 is not the one {'beside it' if self.packaged else 'in the index of the cache'}.",
                 fix=again,
             )
-        return _library(self.kind, self.path, data, self.facts)
+        return _library(self.kind, self.path, data, digest, self.facts)
 
 
 def find(
@@ -204,27 +204,27 @@ def read_named(kind: LibraryKind, path: Path) -> Library:
     try:
         data = read_once(path, follow_link=True)
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"{path} cannot be read.", why=f"{why}.".replace("..", ".")) from error
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(f"{path} cannot be read.", why=f"{why}.") from error
     refuse_foreign(path, data)
-    beside = sidecar_path(path)
-    facts = read_facts(kind, path) if beside.exists() else {}
-    if facts and facts["sha256"] != hashlib.sha256(data).hexdigest():
+    facts = read_facts(kind, path) if sidecar_path(path).exists() else {}
+    digest = hashlib.sha256(data).hexdigest()
+    if facts and facts["sha256"] != digest:
         raise CheckFailed(
             f"{path} was changed after it was built.",
             why="Its SHA-256 is not the one in the file beside it.",
             fix=f"Build it again: {kind.how_to_build} --force",
         )
-    return _library(kind, path, data, facts)
+    return _library(kind, path, data, digest, facts)
 
 
-def _library(kind: LibraryKind, path: Path, data: bytes, facts: Mapping[str, Any]) -> Library:
+def _library(kind: LibraryKind, path: Path, data: bytes, digest: str, facts: Mapping[str, Any]) -> Library:
     try:
         image = loadable(data, kind.file_name)
     except OSError as error:
         why = error.strerror or str(error)
         raise UsageError(f"{path} cannot be loaded.", why=f"No copy of it can be made: {why}.") from error
-    return Library(kind, path, hashlib.sha256(data).hexdigest(), facts, image)
+    return Library(kind, path, digest, facts, image)
 
 
 def candidates(kind: LibraryKind) -> Iterator[StoredLibrary]:

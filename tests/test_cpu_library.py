@@ -210,6 +210,7 @@ def test_paths_that_lead_to_no_library(tmp_path: Path) -> None:
     with pytest.raises(MissingDependency, match="cannot be loaded into onnxruntime") as caught:
         chosen.register(ort, ort.SessionOptions())
     assert "plugin build --backend onnxruntime" in caught.value.fix
+    assert str(empty) in caught.value.why and "/proc/" not in caught.value.why
 
 
 def test_doctor_shows_it(copy: Path) -> None:

@@ -12,12 +12,13 @@ from pathlib import Path
 import onnx
 import pytest
 
+from localattn.core import library_store
 from localattn.core.cpu_library import KERNELS
-from localattn.core.errors import UsageError
+from localattn.core.errors import CheckFailed, UsageError
 from localattn.core.exposed import why_exposed
 from localattn.core.files import sha256
 from localattn.core.geometry import WindowGeometry
-from localattn.core.library_store import CPU_KERNELS, prepare_cache
+from localattn.core.library_store import CPU_KERNELS, find, prepare_cache
 from localattn.core.node import VARIANTS, NodeAttributes
 from localattn.core.processor import host_arch
 from localattn.core.sidecar import sidecar_path
@@ -75,7 +76,8 @@ def opened(place: Path, cache: Path | str, cwd: Path | None = None, **environmen
 AS_USER = """
 import os, sys
 from localattn import load
-from localattn.core.errors import UsageError
+from localattn.core import library_store
+from localattn.core.errors import CheckFailed, UsageError
 from localattn.core.library_store import CPU_KERNELS, prepare_cache
 model, home, cache = sys.argv[1:]
 os.environ |= {"XDG_CACHE_HOME": os.path.dirname(model) + "/before"}
@@ -269,6 +271,29 @@ def test_a_new_cache_is_private_and_an_exposed_one_is_not_filled(
     with pytest.raises(UsageError, match="Libraries cannot be kept") as caught:
         prepare_cache(host_arch())
     assert f"{tmp_path}/a can be written by others (mode 0777)" in caught.value.why
+
+
+def test_the_installed_package_may_bring_libraries(
+    tmp_path: Path, libraries: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a wheel would: in a folder for each processor, with the facts beside them; after what the user built."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(library_store, "_PACKAGED", tmp_path / "libraries")
+    packaged = tmp_path / "libraries" / host_arch() / CPU_KERNELS.file_name
+    packaged.parent.mkdir(parents=True)
+    assert find(CPU_KERNELS) is None
+    put_beside(libraries / "mine.so", packaged)
+    found = find(CPU_KERNELS)
+    assert found is not None and (found.path, found.sha256) == (packaged, sha256(libraries / "mine.so"))
+    own = fill(tmp_path / "cache", libraries / "evil.so")
+    found = find(CPU_KERNELS)
+    assert found is not None and found.path == own.library
+    own.library.write_bytes(b"changed")
+    found = find(CPU_KERNELS)
+    assert found is not None and found.path == packaged, "the next that verifies"
+    packaged.write_bytes(b"changed")
+    with pytest.raises(CheckFailed, match="was changed after it was built"):
+        find(CPU_KERNELS)
 
 
 # Verified, then replaced on the disk, then registered; what runs is what was verified.
