@@ -37,7 +37,7 @@ def bench(
     provider: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or tensorrt; or a list.")] = "auto",
     plugin: Annotated[
         str,
-        typer.Option(help="Compiled CPU kernels: auto, none, or a library's path; a list (none,auto) measures each."),
+        typer.Option(help="Libraries of compiled kernels: auto, none, or a path; a list (none,auto) measures each."),
     ] = "auto",
     percentile: Annotated[str, typer.Option(help="Percentiles of the latency.")] = "50,90,99",
     cuda_graph: Annotated[bool, typer.Option("--cuda-graph", help="Replay a CUDA graph (cuda, tensorrt).")] = False,

@@ -31,6 +31,9 @@ def bisect(
     ] = None,
     rtol: Annotated[float | None, typer.Option(min=0, help="Relative tolerance. (Default: by dtype.)")] = None,
     provider: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or tensorrt.")] = "auto",
+    plugin_library: Annotated[
+        Path | None, typer.Option(help="The plugin library that an engine was built with, if you trust it.")
+    ] = None,
     all_boundaries: Annotated[
         bool, typer.Option("--all", help="Show every boundary, not only those around the fault.")
     ] = False,
@@ -60,6 +63,7 @@ def bisect(
             atol=atol,
             rtol=rtol,
             provider=provider,
+            plugin="auto" if plugin_library is None else str(plugin_library),
         )
         report = run_bisect(request, step)
     for line in report.notes:

@@ -121,8 +121,12 @@ def verify(
     provider: Annotated[str, typer.Option(help="Of onnxruntime: auto, cpu, cuda or tensorrt.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")] = None,
     files_only: Annotated[bool, typer.Option("--files-only", help="Check the files and run nothing.")] = False,
+    run_libraries: Annotated[
+        bool, typer.Option("--run-libraries", help="Also run with the libraries of the bundle, which are code.")
+    ] = False,
     manifest_sha256: Annotated[
-        str | None, typer.Option(help="Refuse the bundle unless its manifest has this SHA-256.")
+        str | None,
+        typer.Option(help="Refuse the bundle unless its manifest has this SHA-256, which allows its libraries too."),
     ] = None,
     output_format: FormatOption = Format.console,
     verbose: VerboseOption = False,
@@ -131,7 +135,7 @@ def verify(
     """Check every file of a bundle, then run its samples and compare. Exit codes 0, 1, 2, 3."""
     with progress() as step:
         step("Checking the bundle")
-        from ..runtime.bundle.device.verify import report_lines
+        from ..runtime.bundle.device.results import report_lines
         from ..runtime.bundle.verify import verify_bundle
 
         found = verify_bundle(
@@ -141,6 +145,7 @@ def verify(
             threads=threads,
             files_only=files_only,
             manifest_sha256=manifest_sha256,
+            run_libraries=run_libraries,
         )
     if output_format is Format.json:
         document = {"bundle": found.manifest["name"], "manifest_sha256": found.manifest_sha256, **found.report}

@@ -49,7 +49,7 @@ VerboseOption = Annotated[
     bool, typer.Option("--verbose", "-v", callback=_set_verbose, help="Show tracebacks and details.")
 ]
 PluginOption = Annotated[
-    str, typer.Option(help="Compiled CPU kernels: auto (if built here), none, or a library's path.")
+    str, typer.Option(help="Library of compiled kernels: auto (from your cache), none, or the path of one you trust.")
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", callback=_set_quiet, help="No progress.")]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import Format, FormatOption, QuietOption, VerboseOption, note, print_json, say, warn
+from .console import Format, FormatOption, PluginOption, QuietOption, VerboseOption, note, print_json, say, warn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,6 +53,7 @@ def generate(
         str, typer.Option(help="Where to run: auto (the best that starts), cpu, cuda or tensorrt.")
     ] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")] = None,
+    plugin: PluginOption = "auto",
     output_format: FormatOption = Format.console,
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
@@ -66,7 +67,7 @@ def generate(
     from ..runtime.generate import Generator
 
     settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    generator = Generator.open(model, provider, threads)
+    generator = Generator.open(model, provider, threads, plugin=plugin)
     ids = _read_prompt(generator.vocabulary, prompt, prompt_file, prompt_ids)
     if generator.session.missing_prefill:
         warn(f"{generator.session.missing_prefill} is not beside {model.name}: the prompt is read token by token.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import QuietOption, VerboseOption, bytes_text, print_checks, say
+from .console import PluginOption, QuietOption, VerboseOption, bytes_text, print_checks, say
 from .report_output import ForceOption, OutputOption, ReportFormatOption, choose, show
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ def inspect(
     config: Annotated[
         Path | None, typer.Option(help="Configuration of the checkpoint. (Default: found beside it.)")
     ] = None,
+    plugin: PluginOption = "auto",
     output_format: ReportFormatOption = None,
     output: OutputOption = None,
     force: ForceOption = False,
@@ -37,7 +38,7 @@ def inspect(
         from ..runtime.engine_inspect import inspect_engine
         from ..runtime.model_windows import windows_of_sidecar
 
-        report = inspect_engine(file)
+        report = inspect_engine(file, plugin)
         windows = [view.to_dict() for view in windows_of_sidecar(report.facts.model)]
         show(destination, "engine", {**report.to_dict(), "windows": windows}, lambda: _print_engine(report))
     elif file.suffix == ".onnx":

@@ -77,6 +77,7 @@ def parity(
         from ..runtime.parity_report import ParityRequest
 
         reports = []
+        any_onnx = any(model.suffix == ".onnx" for model in models)
         for model in models:
             request = ParityRequest(
                 model=model,
@@ -88,7 +89,7 @@ def parity(
                 atol=atol,
                 rtol=rtol,
                 provider=provider if model.suffix == ".onnx" else "auto",
-                plugin=plugin if model.suffix == ".onnx" else "auto",
+                plugin=plugin if model.suffix == ".onnx" or not any_onnx else "auto",
                 causal=causal,
                 keep_reference=save_outputs is not None,
             )

@@ -27,7 +27,7 @@ class PluginFacts(BaseModel):
 
     Args:
         kind: `library`: a shared library that the runtime must load; `aot`: kernels inside the engine.
-        path: the library as it lay at build time; "" without one.
+        path: the library as it lay at build time, for people: it is never opened from there; "" without one.
         sha256: of the library; "" without one.
         layers: names of the layers it computes.
     """

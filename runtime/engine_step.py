@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import LocalAttnError, MissingDependency, UsageError
+from ..core.library_store import AUTO
 from ..core.tensors import TensorSpec
 from .engine_open import OpenEngine, open_engine
 from .engine_session import check_place
@@ -160,6 +161,7 @@ class EngineStep(StepSession):
         sidecar: of the ONNX file it was built from.
         opened: the step engine, in the GPU.
         prefill: path and facts of the prefill engine, opened when first needed; None without one.
+        plugin: the plugin library of both, as `open_engine` takes it.
 
     Raises:
         UsageError: the engine is not what its facts say.
@@ -169,11 +171,17 @@ class EngineStep(StepSession):
     provider = "cuda"
 
     def __init__(
-        self, path: Path, sidecar: Sidecar, opened: OpenEngine, prefill: tuple[Path, StepFacts] | None
+        self,
+        path: Path,
+        sidecar: Sidecar,
+        opened: OpenEngine,
+        prefill: tuple[Path, StepFacts] | None,
+        plugin: str = AUTO,
     ) -> None:
         facts = step_facts(sidecar)
         self.backend = opened.facts.backend
         self._path, self._prefill, self._messages = path, prefill, opened.opened.messages
+        self._plugin = plugin
         with _starting(path, self._messages):
             self._memory = _GpuMemory()
             self._closer = weakref.finalize(self, self._memory.free)
@@ -207,7 +215,7 @@ class EngineStep(StepSession):
         assert self._prefill is not None, "only a prefill engine adds a chunk"
         path, facts = self._prefill
         with _starting(path, self._messages):
-            engine = _BoundEngine(path, open_engine(path), facts, self._caches, self._memory)
+            engine = _BoundEngine(path, open_engine(path, self._plugin), facts, self._caches, self._memory)
         self._engines[facts.chunk] = engine
         return engine
 
@@ -216,11 +224,13 @@ class EngineStep(StepSession):
         self._closer()
 
 
-def open_step_engine(path: Path, sidecar: Sidecar, provider: str, threads: int | None) -> EngineStep:
+def open_step_engine(
+    path: Path, sidecar: Sidecar, provider: str, threads: int | None, plugin: str = AUTO
+) -> EngineStep:
     """Open a step engine whose facts were read; raises what `runtime.step_session.open_step` raises."""
     check_place(path, provider, threads)
     prefill = find_prefill(path, sidecar)
-    return EngineStep(path, sidecar, open_engine(path), prefill)
+    return EngineStep(path, sidecar, open_engine(path, plugin), prefill, plugin)
 
 
 def _shared(path: Path, opened: OpenEngine, facts: StepFacts) -> list[bool]:

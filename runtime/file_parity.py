@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..core.engine_facts import ENGINE_SUFFIX
+from ..core.engine_facts import ENGINE_SUFFIX, read_engine_facts
 from ..core.errors import CheckFailed, MissingDependency, UsageError
 from ..core.tensors import TensorSpec
 from ..core.tolerance import Tolerance, coarsest, tolerance_for
@@ -50,7 +50,7 @@ def run_file_parity(request: ParityRequest, progress: Callable[[str], None] = la
     progress(f"Loading {request.model.name}")
     model = open_side(request.model, request.provider, request.plugin)
     progress(f"Loading {request.against.name}")
-    judge = _open_judge(request.against)
+    judge = _open_judge(request)
     names = _names(model.path, judge.path)
     specs = shared_specs(model.inputs, judge.inputs, names)
     precision = coarsest([model.precision, judge.precision])
@@ -87,14 +87,19 @@ def run_file_parity(request: ParityRequest, progress: Callable[[str], None] = la
     return report
 
 
-def _open_judge(path: Path) -> Side:
+def _open_judge(request: ParityRequest) -> Side:
     """The other file: on the CPU and without compiled kernels, so that nothing but onnxruntime has to be believed.
+
+    An engine takes the plugin library that was named for the first one, if it needs any.
 
     Raises:
         UsageError: it cannot be run so.
     """
+    path = request.against
     if path.suffix.lower() == ENGINE_SUFFIX:
-        return open_side(path)
+        plugin = read_engine_facts(path).plugin
+        both = request.model.suffix.lower() == ENGINE_SUFFIX and plugin is not None and plugin.kind == "library"
+        return open_side(path, plugin=request.plugin if both else "auto")
     try:
         return open_side(path, "cpu", "none", companion=False)
     except MissingDependency as error:

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import MissingDependency, UsageError
+from ..core.library_store import AUTO, NONE
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec
-from .compiled_kernel import AUTO, NONE, CompiledKernel, choose, fall_back, lacking, refuse_elsewhere
+from .compiled_kernel import CompiledKernel, choose, fall_back, lacking, refuse_elsewhere
 from .onnx_calls import Operators, check_calls, operators_of
 from .onnx_data import check_data
 from .onnxruntime_providers import (
@@ -76,7 +77,7 @@ class OnnxRuntimeSession(Session):
         provider: the name in `PROVIDERS` of what really runs.
         source: the file's name, for errors.
         notes: as of `Session`.
-        plugin: as of `Session`.
+        kernel: the compiled kernels that it uses.
         reopen: opens a lean session again, which gives memory back after each run and may be put to `rest`.
 
     Raises:
@@ -91,7 +92,7 @@ class OnnxRuntimeSession(Session):
         provider: str,
         source: str,
         notes: Sequence[str] = (),
-        plugin: str | None = None,
+        kernel: CompiledKernel | None = None,
         reopen: Callable[[], Any] | None = None,
     ) -> None:
         # onnxruntime would otherwise print to stdout and go on, on another provider, after an error.
@@ -101,7 +102,8 @@ class OnnxRuntimeSession(Session):
         self._run_options = None if reopen is None else _giving_back()
         self.provider = provider
         self.notes = tuple(notes)
-        self.plugin = plugin
+        self.kernel = kernel
+        self.plugin = None if kernel is None else str(kernel.library.path)
         self.inputs = [_spec(value, source) for value in session.get_inputs()]
         self.outputs = [_spec(value, source) for value in session.get_outputs()]
 
@@ -188,7 +190,7 @@ def _open(model: str | bytes, source: str, provider: str, setup: _Setup) -> Onnx
     kernel = setup.kernel
     if kernel is not None and kernel.asked:
         if PROVIDERS.get(provider, PROVIDERS["cpu"]).chain:
-            refuse_elsewhere(str(kernel.library), f"the provider {provider!r}")
+            refuse_elsewhere(str(kernel.library.path), f"the provider {provider!r}")
         provider = "cpu"  # a library of CPU kernels was named
     if provider != "auto":
         return _open_exactly(ort, model, source, PROVIDERS[provider], setup)
@@ -228,10 +230,10 @@ def _open_exactly(ort: Any, model: str | bytes, source: str, provider: Provider,
         fix = next((fix for piece, fix in _REMEDIES if piece in reason), "Check it with onnx.checker.")
         raise UsageError(f"{source} cannot be loaded.", why=reason, fix=fix) from error
     # The copy that emulates bf16 has the function bodies inlined.
-    plugin = str(kernel.library) if kernel is not None and kernel.used and EMULATED not in notes else None
+    kernel = kernel if kernel is not None and kernel.used and EMULATED not in notes else None
     lean = setup.lean and not provider.chain
     reopen = (lambda: _create(ort, model, provider, setup)[0]) if lean else None
-    return OnnxRuntimeSession(session, provider.name, source, notes, plugin, reopen)
+    return OnnxRuntimeSession(session, provider.name, source, notes, kernel, reopen)
 
 
 def _create(ort: Any, model: str | bytes, provider: Provider, setup: _Setup) -> tuple[Any, tuple[str, ...]]:

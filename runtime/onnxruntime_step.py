@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.library_store import AUTO
 from ..core.tensors import TensorSpec
-from .compiled_kernel import AUTO
 from .onnxruntime_providers import PROVIDERS
 from .onnxruntime_session import OnnxRuntimeSession, open_file
 from .session import BACKENDS, Arrays
@@ -148,9 +148,12 @@ class OnnxRuntimeStep(StepSession):
         return self._files[chunk].run(inputs, self.position)
 
 
-def open_step_file(path: Path, sidecar: Sidecar, provider: str, threads: int | None) -> OnnxRuntimeStep:
+def open_step_file(
+    path: Path, sidecar: Sidecar, provider: str, threads: int | None, plugin: str = AUTO
+) -> OnnxRuntimeStep:
     """Open a step file whose sidecar was read; raises what `runtime.step_session.open_step` raises."""
-    return OnnxRuntimeStep(path, sidecar, open_file(path, provider, threads), find_prefill(path, sidecar), threads)
+    session = open_file(path, provider, threads, plugin)
+    return OnnxRuntimeStep(path, sidecar, session, find_prefill(path, sidecar), threads, plugin)
 
 
 def _zeros(spec: TensorSpec) -> NDArray[Any]:

@@ -237,7 +237,7 @@ def open_side(path: Path, provider: str = "auto", plugin: str = "auto", *, compa
     if engine is not None:
         from .engine_step import open_step_engine
 
-        return StepSide(path, sidecar, engine, open_step_engine(path, sidecar, provider, None), None)
+        return StepSide(path, sidecar, engine, open_step_engine(path, sidecar, provider, None, plugin), None)
     from .onnxruntime_session import open_file
     from .onnxruntime_step import OnnxRuntimeStep
     from .step_file import find_prefill

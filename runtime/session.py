@@ -165,9 +165,9 @@ def load(
             any other name is used or refused.
         threads: CPU threads for one operator, ≥ 1; None leaves it to the engine.
         verify: refuse a file that is not the one the facts beside it were written for; reads it once more.
-        plugin: compiled kernels for the attention nodes on the CPU: "auto" takes the library that `localattn plugin
-            build --backend onnxruntime` built last here, if there is one that loads; "none" leaves the nodes to their
-            function body; the path of a library takes that one or fails.
+        plugin: library of compiled kernels: "auto" takes one that may be loaded by itself, from the installed package
+            or the user's own cache (for the CPU the newest of this release, if it loads; for an engine the one with
+            the SHA-256 it was built with); "none" takes none; the path of a library takes that one or fails.
 
     Raises:
         UsageError: no such file, a suffix no backend runs, a broken model, an unknown provider.

@@ -39,7 +39,7 @@ class StepBackend:
 
     Args:
         module: module of this package that defines its session, imported only when such a file is opened.
-        opener: its function `(path, sidecar, provider, threads) -> StepSession`.
+        opener: its function `(path, sidecar, provider, threads, plugin) -> StepSession`.
         how: the commands that make such a file.
         without_sidecar: why there is none, where there is none; `{}` stands for its name.
     """
@@ -199,13 +199,16 @@ class StepSession(ABC):
         """Run the file of this chunk on inputs that fit, at `self.position`, and update the caches."""
 
 
-def open_step(path: str | Path, provider: str = "auto", threads: int | None = None) -> StepSession:
+def open_step(
+    path: str | Path, provider: str = "auto", threads: int | None = None, *, plugin: str | Path = "auto"
+) -> StepSession:
     """Open a step file, at position 0; the prefill file that its sidecar names is used if it lies beside it.
 
     Args:
         path: the step file or the engine built from it, the sidecar beside it.
         provider: as for `runtime.session.load`.
         threads: CPU threads for one operator, ≥ 1; None leaves it to the engine.
+        plugin: as for `runtime.session.load`.
 
     Raises:
         UsageError: no such file, no step file, no sidecar, files that do not belong together.
@@ -240,7 +243,7 @@ def open_step(path: str | Path, provider: str = "auto", threads: int | None = No
         )
     BACKENDS[suffix].require()
     opener = getattr(import_module(backend.module, __package__), backend.opener)
-    return cast("StepSession", opener(path, sidecar, provider, threads))
+    return cast("StepSession", opener(path, sidecar, provider, threads, str(plugin)))
 
 
 def step_facts(sidecar: Sidecar, name: str = "The file", how: str = _HOW_TO_EXPORT) -> StepFacts:

@@ -89,7 +89,7 @@ class _Bisection:
         """Run the file and judge every boundary in order."""
         with tempfile.TemporaryDirectory() as folder:
             names = [boundary.value for boundary in boundaries]
-            session = open_marked(self.request.model, self.document, names, Path(folder), self.request.provider)
+            session = open_marked(self.document, names, Path(folder), self.request)
             outputs = session.run(inputs)
             measured = [measure(b, outputs[b.value], self.tolerance) for b in boundaries]
             report = BisectReport(self.dtype, session.provider, [_row(m) for m in measured], notes=notes)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import UsageError
-from ..compiled_kernel import AUTO, CompiledKernel
+from ...core.library_store import AUTO
+from ..compiled_kernel import CompiledKernel
 from ..onnxruntime_providers import PROVIDERS, model_for, quiet
 from ..onnxruntime_session import (
     EMULATED,
@@ -45,9 +46,9 @@ class TunedSession(OnnxRuntimeSession):
         source: str,
         load_seconds: float,
         notes: Sequence[str] = (),
-        plugin: str | None = None,
+        kernel: CompiledKernel | None = None,
     ) -> None:
-        super().__init__(native, provider, source, notes, plugin)
+        super().__init__(native, provider, source, notes, kernel)
         self.native = native
         self.load_seconds = load_seconds
 
@@ -94,8 +95,7 @@ def open_tuned(
         )
     import onnxruntime as ort
 
-    kernel = CompiledKernel(Path(opened.plugin), asked=True, used=True) if opened.plugin else None
-    options = session_options(ort, threads, kernel)
+    options = session_options(ort, threads, opened.kernel)
     if profile is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(profile) / PROFILE)
@@ -117,4 +117,4 @@ def open_tuned(
             why=f"Part of it runs on the CPU, as what is computed from open sizes does: {one_line(error)}",
             fix="Export it with fixed sizes, or leave --cuda-graph out.",
         ) from error
-    return TunedSession(native, started, str(path), time.perf_counter() - begin, opened.notes, opened.plugin)
+    return TunedSession(native, started, str(path), time.perf_counter() - begin, opened.notes, opened.kernel)

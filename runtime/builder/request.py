@@ -10,6 +10,7 @@ from typing import Literal
 
 from ...core.engine_facts import ProfileFacts
 from ...core.errors import UsageError
+from ...core.library_store import Library
 from ..engine_device import Device
 from ..tensorrt_library import Opened
 
@@ -33,7 +34,7 @@ class PluginChoice:
     """
 
     kind: Literal["library", "aot", "none"] = "none"
-    library: Path | None = None
+    library: Library | None = None
     register: Callable[[], None] | None = None
     op_types: tuple[str, ...] = ()
     asked: str = "none"

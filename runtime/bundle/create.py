@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...core import library_image
 from ...core.errors import UsageError
 from ...core.files import refuse_existing, sha256, staging
 from ...core.sidecar import sidecar_path
@@ -189,7 +190,7 @@ class _Layout:
         if repository:
             repository.write_model()
             self._served, self.notes = repository.served, repository.notes
-        for source in sorted(Path(device.__file__).parent.glob("*.py")):
+        for source in (*sorted(Path(device.__file__).parent.glob("*.py")), Path(library_image.__file__)):
             if source.name != "__init__.py":
                 self.take(source, source.name, "script")
         if self.models[0].sidecar and self.models[0].sidecar.step:

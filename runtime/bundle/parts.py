@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...core.cpu_library import is_cpu_library
 from ...core.errors import CheckFailed, UsageError
 from ...core.files import sha256
+from ...core.library_store import TENSORRT_PLUGIN, kind_of
 from ...core.sidecar import Sidecar, sidecar_path
 from ...core.tensors import TensorSpec
 from ...core.tolerance import TOLERANCES, Tolerance, tolerance_for
@@ -143,7 +143,7 @@ def read_plugin_part(path: Path) -> PluginPart:
     stated = facts.get("sha256") if isinstance(facts, dict) else None
     if stated not in (None, digest):
         raise CheckFailed(f"{path} was altered.", why="Its SHA-256 is not the one beside it.", fix="Build it again.")
-    return PluginPart(path, arch, digest, "kernels" if is_cpu_library(path) else "plugin")
+    return PluginPart(path, arch, digest, (kind_of(path) or TENSORRT_PLUGIN).name)
 
 
 def read_engine_part(path: Path, model: ModelPart, plugins: Sequence[PluginPart]) -> EnginePart:
@@ -168,8 +168,8 @@ def read_engine_part(path: Path, model: ModelPart, plugins: Sequence[PluginPart]
     needed = facts.plugin.sha256 if facts.plugin and facts.plugin.kind == "library" else ""
     if needed and needed not in {plugin.digest for plugin in plugins}:
         why = f"It needs the library it was built with, SHA-256 {needed}."
-        where = facts.plugin.path if facts.plugin else ""
-        raise UsageError(f"The plugin library of {path} is missing.", why=why, fix=f"Add --plugin-library {where}")
+        name = Path(facts.plugin.path).name if facts.plugin else ""
+        raise UsageError(f"The plugin library of {path} is missing.", why=why, fix=f"Add --plugin-library {name}")
     return EnginePart(path, facts)
 
 

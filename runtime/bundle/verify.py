@@ -46,6 +46,7 @@ def verify_bundle(
     threads: int | None = None,
     files_only: bool = False,
     manifest_sha256: str | None = None,
+    run_libraries: bool = False,
 ) -> Verified:
     """Check every file of a bundle, then run its samples.
 
@@ -57,7 +58,9 @@ def verify_bundle(
         provider: of onnxruntime: auto, cpu, cuda or tensorrt.
         threads: CPU threads for one operator.
         files_only: run nothing.
-        manifest_sha256: refuse the bundle unless its manifest has this SHA-256.
+        manifest_sha256: refuse the bundle unless its manifest has this SHA-256; as it says what every file is, it
+            allows the libraries too.
+        run_libraries: also run with the libraries of the bundle, which are code.
 
     Raises:
         UsageError: no bundle, or one with a path, link or claim that is refused.
@@ -69,7 +72,8 @@ def verify_bundle(
         if folder is None:
             report: dict[str, Any] = {"code": 0, "rows": [], "not_run": [], "samples": len(manifest["samples"])}
         else:
-            report = script.run_bundle(folder, manifest, model, provider, threads)
+            libraries = run_libraries or manifest_sha256 is not None
+            report = script.run_bundle(folder, manifest, model, provider, threads, libraries=libraries)
     return Verified(manifest, digest, report)
 
 
