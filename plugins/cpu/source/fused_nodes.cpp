@@ -88,6 +88,7 @@ void ReadStreamsNode::compute(OrtKernelContext* context) const {
   call.read = static_cast<float*>(output(api(), context, 0, {batch, length, dim}));
   call.mix = static_cast<float*>(output(api(), context, 1, {batch, length, count, count}));
   call.beta = static_cast<float*>(output(api(), context, 2, {batch, length, count, 1}));
+  if (is_empty(streams.dims)) return;
   call.count = count;
   call.dim = dim;
   call.width = columns.width();
@@ -106,6 +107,7 @@ void WriteStreamsNode::compute(OrtKernelContext* context) const {
   if (writing_ != Writing::add) {
     const Tensor mix = input(api(), context, next++);
     if (writing_ == Writing::begin) call.to = mix.dims.size() == 4 ? mix.dims[2] : 0;
+    if (call.to > kMost) refuse(op_type_, ": mix has shape ", text(mix.dims), "; there are at most ", kMost, " streams");
     require(op_type_, "mix", mix.dims, {batch, length, call.to, call.from});
     call.mix = mix.floats();
   }
@@ -117,6 +119,7 @@ void WriteStreamsNode::compute(OrtKernelContext* context) const {
   call.output = branch.floats();
   const Dims written = call.adds_up ? Dims{batch, length, dim} : Dims{batch, length, call.to, dim};
   call.written = static_cast<float*>(output(api(), context, 0, written));
+  if (is_empty(written)) return;
   call.dim = dim;
   for_all(api(), context, op_type_, batch * length, std::max(call.from, call.to) * dim,
           [&](Range rows) { return instructions().write_streams(call, rows); });
@@ -138,6 +141,7 @@ void RotateNode::compute(OrtKernelContext* context) const {
   call.cosine = cosine.data;
   call.sine = sine.data;
   call.rotated = output(api(), context, 0, x.dims);
+  if (is_empty(x.dims)) return;
   call.element = element_;
   call.dim = x.dims[3];
   call.positions = positions;
@@ -154,7 +158,7 @@ void GatedGeluNode::compute(OrtKernelContext* context) const {
   call.gate = gate.data;
   call.output = output(api(), context, 0, value.dims);
   call.element = element_;
-  for_all(api(), context, "GatedGelu", value.elements(), 1,
+  for_all(api(), context, "GatedGelu", elements(value.dims), 1,
           [&](Range elements) { return instructions().gated_gelu(call, elements); });
 }
 
