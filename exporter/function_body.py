@@ -143,7 +143,10 @@ def _xpos_scale(op: Any, span: _Span, head_dim: Any, offset: Any, sign: float) -
     channel = op.Cast(span.range(op, half), to=ir.DataType.FLOAT)
     twice = op.Add(channel, channel)
     zeta = op.Div(op.Add(twice, op.Mul(dim, _real(op, 0.4))), op.Mul(dim, _real(op, 1.4)))
-    zeta = op.Unsqueeze(op.Concat(zeta, zeta, axis=0), _integers(op, 0))
+    # The Gather changes nothing for an even width, and fails for an odd one, which has no pairs. Heads of one channel would
+    # be multiplied as heads of none: sums of nothing, which onnxruntime does not initialise.
+    zeta = op.Gather(op.Concat(zeta, zeta, axis=0), span.range(op, head_dim))
+    zeta = op.Unsqueeze(zeta, _integers(op, 0))
     centre = op.Cast(op.Sub(op.Add(span.block, span.forward), span.backward), to=ir.DataType.FLOAT)
     centre = op.Mul(centre, _real(op, 0.5))
     distance = op.Mul(op.Sub(op.Cast(offset, to=ir.DataType.FLOAT), centre), _real(op, sign))
