@@ -1,9 +1,10 @@
 #include "fused_nodes.h"
 
 #include <algorithm>
-#include <memory>
+#include <new>
 
 #include "instructions.h"
+#include "scratch.h"
 #include "tasks.h"
 
 namespace localattn {
@@ -46,27 +47,29 @@ Tensor stream_tokens(const OrtApi* api, const OrtKernelContext* context, const c
   return first;
 }
 
-// A matrix [rows, columns] transposed, its rows filled up with zeros.
+// A matrix [rows, columns] transposed, its rows filled up with zeros. Throws if there is no memory.
 class Columns {
  public:
   Columns(const float* matrix, int64_t rows, int64_t columns)
-      : width_(align(rows, kMostLanes)), memory_(new float[columns * width_ + kMostLanes]()) {
+      : width_(align(rows, kMostLanes)), memory_(static_cast<size_t>(columns * width_)) {
+    float* data = memory_.data();
+    if (data == nullptr) throw std::bad_alloc();
+    for (int64_t column = 0; column < columns; ++column) {
+      std::fill(data + column * width_ + rows, data + (column + 1) * width_, 0.0f);
+    }
     for (int64_t row = 0; row < rows; ++row) {
       for (int64_t column = 0; column < columns; ++column) {
-        const_cast<float*>(data())[column * width_ + row] = matrix[row * columns + column];
+        data[column * width_ + row] = matrix[row * columns + column];
       }
     }
   }
 
   int64_t width() const { return width_; }
-  const float* data() const {
-    const uintptr_t bytes = kMostLanes * sizeof(float);
-    return reinterpret_cast<const float*>((reinterpret_cast<uintptr_t>(memory_.get()) + bytes - 1) / bytes * bytes);
-  }
+  const float* data() const { return memory_.data(); }
 
  private:
   int64_t width_;
-  std::unique_ptr<float[]> memory_;
+  Memory memory_;
 };
 
 }  // namespace

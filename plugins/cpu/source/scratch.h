@@ -1,23 +1,34 @@
-// Scratch memory of a task. A thread keeps a little of it from one task to the next; more is given back at once.
+// Memory besides tensors. A thread keeps a little of it from one task to the next; more is given back to the system.
 #pragma once
 
 #include <cstddef>
 
 namespace localattn {
 
-// Holds at least so many floats for as long as it lives, from a multiple of 64 bytes on, with any content. A thread has
-// one at a time.
-class Scratch {
+// So many floats, from a multiple of 64 bytes on, with any content; none for 0.
+class Memory {
  public:
-  explicit Scratch(size_t floats);
-  ~Scratch();
-  Scratch(const Scratch&) = delete;
+  explicit Memory(size_t floats);
+  ~Memory();
+  Memory(const Memory&) = delete;
 
   // Null if there is no memory.
   float* data() const { return data_; }
 
  private:
-  bool kept_;
+  size_t mapped_;  // bytes that came from the system itself
+  float* data_;
+};
+
+// The same for a task, out of what its thread keeps if that will do. A thread has one at a time.
+class Scratch {
+ public:
+  explicit Scratch(size_t floats);
+
+  float* data() const { return data_; }
+
+ private:
+  Memory own_;
   float* data_;
 };
 
