@@ -40,6 +40,9 @@ _NO_KERNEL = "Could not find an implementation"
 
 EMULATED = "bf16 products emulated in fp32 by this provider: the numbers are those of bf16, the time is not"
 
+# What to do about a node that a compiled kernel refuses.
+REFUSED = "Export the model again; localattn does not write such a node."
+
 # What to do about a refused model, by a piece of onnxruntime's message.
 _REMEDIES = (
     ("rotobuf parsing failed", "The file is cut or is not ONNX: copy it again, or export it again."),
@@ -214,7 +217,13 @@ def _open_exactly(ort: Any, model: str | bytes, source: str, provider: Provider,
     except Exception as error:
         reason = error.why if isinstance(error, MissingDependency) else one_line(error)
         if kernel is not None and not kernel.asked:
-            opened = _open_exactly(ort, model, source, provider, replace(setup, kernel=None))
+            try:
+                opened = _open_exactly(ort, model, source, provider, replace(setup, kernel=None))
+            except MissingDependency as missing:
+                if isinstance(error, MissingDependency):
+                    raise
+                # There is a kernel, and it refuses the node, which has no function body.
+                raise UsageError(f"{source} cannot be loaded.", why=reason, fix=REFUSED) from missing
             if EMULATED not in opened.notes:  # there is no bf16 kernel, and the note says how it runs
                 fall_back(reason)  # the model is not at fault: without the library it opens
             return opened
@@ -224,6 +233,7 @@ def _open_exactly(ort: Any, model: str | bytes, source: str, provider: Provider,
             # The model or the provider? If the CPU refuses it too, the model: that call raises.
             _open_exactly(ort, model, source, PROVIDERS["cpu"], replace(setup, kernel=None))
             raise not_running(ort, provider, reason) from error
+        _refuse_invalid_nodes(model)
         without_kernel = lacking(source, reason)
         if without_kernel is not None:
             raise without_kernel from error
@@ -234,6 +244,23 @@ def _open_exactly(ort: Any, model: str | bytes, source: str, provider: Provider,
     lean = setup.lean and not provider.chain
     reopen = (lambda: _create(ort, model, provider, setup)[0]) if lean else None
     return OnnxRuntimeSession(session, provider.name, source, notes, kernel, reopen)
+
+
+def _refuse_invalid_nodes(model: str | bytes) -> None:
+    """Of a file that cannot be opened: name the attention node at fault, which onnxruntime does not.
+
+    Raises:
+        UsageError: there is one.
+    """
+    from .inspect_onnx import check_nodes, read_model
+
+    if isinstance(model, bytes):
+        return
+    try:
+        read = read_model(Path(model))
+    except UsageError:  # onnxruntime has said what is wrong with the file
+        return
+    check_nodes(Path(model), read)
 
 
 def _create(ort: Any, model: str | bytes, provider: Provider, setup: _Setup) -> tuple[Any, tuple[str, ...]]:
