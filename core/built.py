@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from .errors import CheckFailed, LocalAttnError, UsageError
 from .files import publish, sha256, staging
-from .publishing import finish_interrupted, sidecar_path
+from .publishing import sidecar_path
 
 _MOST_REMEMBERED = 100
 Facts = TypeVar("Facts")
@@ -66,7 +66,6 @@ def facts_beside(library: Path, how_to_build: str) -> Path:
     Raises:
         UsageError: there is no library, or no facts beside it.
     """
-    finish_interrupted(library)
     facts = sidecar_path(library)
     for file in (library, facts):
         if not file.is_file():

@@ -10,7 +10,9 @@ from pathlib import Path
 from ...core import cpu_library
 from ...core.cpu_library import LIBRARY_NAME, SOURCES, CpuLibraryFacts, fingerprint, read_facts
 from ...core.errors import LocalAttnError
-from ...core.files import refuse_existing, sha256, staging
+from ...core.file_kinds import LIBRARY
+from ...core.files import sha256
+from ...core.outputs import Output, writing
 from ...core.processor import Arch
 from ...core.publishing import publish_together, sidecar_path
 from ..compilers import find_compiler
@@ -36,9 +38,8 @@ def build_library(
         MissingDependency: there is no C++ compiler for this processor.
         BuildFailed: the compiler failed.
     """
-    refuse_existing(output, overwrite)
-    compiler = find_compiler(arch)
-    with staging(output) as folder:
+    with writing(Output(output, LIBRARY), overwrite=overwrite) as folder:
+        compiler = find_compiler(arch)
         staged = folder / output.name
         progress(f"compiling C++ for {arch}")
         compile_library(SOURCES, compiler, staged, name=LIBRARY_NAME, options=_OPTIONS, fix=f"{compiler.version}.")
