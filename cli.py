@@ -22,8 +22,11 @@ if not __package__:  # `python cli.py` in a source tree: make the tree the packa
     _spec.loader.exec_module(sys.modules["localattn"])
     __package__ = "localattn"
 
+import inspect
 import os
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Annotated
 
@@ -31,6 +34,7 @@ import typer
 
 from .commands import completion
 from .commands.console import Verbosity, missing_package, print_error
+from .commands.paths import checked
 from .core.errors import ExitCode, LocalAttnError, MissingDependency
 
 # Modules of `commands/`, in the order of the help. One of several verbs has an `app`, any other a function of its name.
@@ -76,9 +80,11 @@ def command_line(names: Sequence[str] = COMMANDS) -> typer.Typer:
     for name in names:
         module = import_module(f".commands.{name}", __package__)
         if hasattr(module, "app"):
+            for command in module.app.registered_commands:
+                command.callback = checked(inspect.unwrap(command.callback))
             app.add_typer(module.app)
         else:
-            app.command()(getattr(module, name))
+            app.command()(checked(getattr(module, name)))
     return app
 
 
@@ -87,7 +93,8 @@ def main() -> None:
     completion.prepare(sys.argv)
     asked = tuple(sys.argv[1:2])
     try:
-        command_line(asked if set(asked) & set(COMMANDS) else COMMANDS)()
+        with _unwinding():
+            command_line(asked if set(asked) & set(COMMANDS) else COMMANDS)()
     except LocalAttnError as error:
         print_error(error)
         sys.exit(error.exit_code)
@@ -106,6 +113,27 @@ def main() -> None:
         sys.exit(ExitCode.OK)
     except Exception as error:
         _leave_with_fault(error)
+
+
+@contextmanager
+def _unwinding() -> Iterator[None]:
+    """Let a request to end (SIGTERM, or SIGHUP of a closed terminal) clean up like an error, with exit code 128 + n."""
+
+    def leave(number: int, _: object) -> None:
+        for other in caught:
+            signal.signal(other, signal.SIG_IGN)  # what has begun to clean up finishes
+        raise SystemExit(128 + number)
+
+    known = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    # One that is ignored (nohup) stays so.
+    caught = [number for number in known if signal.getsignal(number) is signal.SIG_DFL]
+    for number in caught:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in caught:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _no_memory(error: MemoryError) -> LocalAttnError:

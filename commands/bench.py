@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from .console import QuietOption, VerboseOption, progress, say, warn
-from .report_output import Destination, ForceOption, OutputOption, ReportFormat, ReportFormatOption, choose
+from .paths import INPUT, ForceOption
+from .report_output import Destination, OutputOption, ReportFormat, ReportFormatOption, choose
 
 if TYPE_CHECKING:
     from ..core.bench_report import BenchReport
@@ -19,9 +20,11 @@ _T = TypeVar("_T")
 
 
 def bench(
-    model: Annotated[Path, typer.Argument(help="An exported model or an engine.", show_default=False)],
+    model: Annotated[Path, typer.Argument(help="An exported model or an engine.", show_default=False), INPUT],
     against: Annotated[
-        list[Path] | None, typer.Option(help="Another one to compare with it; may be given again.", show_default=False)
+        list[Path] | None,
+        typer.Option(help="Another one to compare with it; may be given again.", show_default=False),
+        INPUT,
     ] = None,
     seq_len: Annotated[
         str | None, typer.Option(help="Lengths to measure at (512,1024), for files with an open axis.")
@@ -45,7 +48,7 @@ def bench(
         bool, typer.Option("--profile", help="Tell where the time goes, by module, operator and node (.onnx).")
     ] = False,
     top: Annotated[int, typer.Option(min=1, help="Rows of each table of the profile.")] = 15,
-    load_inputs: Annotated[Path | None, typer.Option(help="Inputs (.npz) instead of random ones.")] = None,
+    load_inputs: Annotated[Path | None, typer.Option(help="Inputs (.npz) instead of random ones."), INPUT] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs and of the order of turns.")] = 0,
     output_format: ReportFormatOption = None,
     output: OutputOption = None,

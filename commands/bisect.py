@@ -8,22 +8,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .console import QuietOption, VerboseOption, note, progress, say
-from .report_output import ForceOption, OutputOption, ReportFormatOption, choose, show
+from .paths import INPUT, ForceOption
+from .report_output import OutputOption, ReportFormatOption, choose, show
 
 if TYPE_CHECKING:
     from ..exporter.bisect.request import BisectReport, BoundaryRow
 
 
 def bisect(
-    model: Annotated[Path, typer.Argument(help="The exported model, or an engine of it.", show_default=False)],
-    against: Annotated[Path, typer.Option(help="The checkpoint it was exported from.", show_default=False)],
+    model: Annotated[Path, typer.Argument(help="The exported model, or an engine of it.", show_default=False), INPUT],
+    against: Annotated[Path, typer.Option(help="The checkpoint it was exported from.", show_default=False), INPUT],
     config: Annotated[
         Path | None,
         typer.Option(help="Configuration. (Default: the sidecar's, else the one beside the checkpoint.)"),
+        INPUT,
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
     load_inputs: Annotated[
-        Path | None, typer.Option(help="Compare on these inputs (.npz) instead of random ones.")
+        Path | None, typer.Option(help="Compare on these inputs (.npz) instead of random ones."), INPUT
     ] = None,
     atol: Annotated[
         float | None,

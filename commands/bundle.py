@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from ..core.file_kinds import BUNDLE
 from .console import Format, FormatOption, QuietOption, VerboseOption, bytes_text, note, print_json, progress, say
+from .paths import INPUT, OutputPath
 
 if TYPE_CHECKING:
     from ..runtime.bundle.create import BundleFacts
@@ -45,8 +47,10 @@ app = typer.Typer(
 
 @app.command()
 def create(
-    model: Annotated[Path, typer.Argument(help="The exported model (model.onnx).", show_default=False)],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The folder or tar to write.", show_default=False)],
+    model: Annotated[Path, typer.Argument(help="The exported model (model.onnx).", show_default=False), INPUT],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The folder or tar to write.", show_default=False), OutputPath(BUNDLE)
+    ],
     shape: Annotated[
         Shape | None, typer.Option("--format", help="dir or tar; without it a name that ends in .tar is a tar.")
     ] = None,
@@ -54,13 +58,16 @@ def create(
     samples: Annotated[int, typer.Option(min=0, max=1000, help="Random samples to draw for each model.")] = 2,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first sample.")] = 0,
     load_inputs: Annotated[
-        list[Path] | None, typer.Option(help="Inputs as .npz to take as a sample instead; may be repeated.")
+        list[Path] | None, typer.Option(help="Inputs as .npz to take as a sample instead; may be repeated."), INPUT
     ] = None,
     plugin_library: Annotated[
         list[Path] | None,
         typer.Option(help="A library to take along, of plugins or of kernels for the CPU; may be repeated."),
+        INPUT,
     ] = None,
-    engine: Annotated[list[Path] | None, typer.Option(help="An engine built from the model; may be repeated.")] = None,
+    engine: Annotated[
+        list[Path] | None, typer.Option(help="An engine built from the model; may be repeated."), INPUT
+    ] = None,
     atol: Annotated[float | None, typer.Option(help="Absolute tolerance on the device, instead of the type's.")] = None,
     rtol: Annotated[float | None, typer.Option(help="Relative tolerance on the device, instead of the type's.")] = None,
     triton_instances: Annotated[int, typer.Option(min=1, help="Copies of the model that run at once.")] = 1,
@@ -116,7 +123,7 @@ def _print_created(facts: BundleFacts) -> None:
 
 @app.command()
 def verify(
-    bundle: Annotated[Path, typer.Argument(help="A bundle: folder or tar.", show_default=False)],
+    bundle: Annotated[Path, typer.Argument(help="A bundle: folder or tar.", show_default=False), INPUT],
     model: Annotated[str | None, typer.Option(help="Run only this model of the bundle.")] = None,
     provider: Annotated[str, typer.Option(help="Of onnxruntime: auto, cpu, cuda or tensorrt.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")] = None,

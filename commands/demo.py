@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ..core.file_kinds import FOLDER
 from .console import (
     Format,
     FormatOption,
@@ -18,17 +19,19 @@ from .console import (
     progress,
     say,
 )
+from .paths import ForceOption, OutputPath
 
 
 def demo(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the exported file.")] = Path(
-        "localattn-demo"
-    ),
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for the exported file."), OutputPath(FOLDER)
+    ] = Path("localattn-demo"),
     prompt: Annotated[str, typer.Option(help="What the model goes on from.")] = "import os\n\n\ndef ",
     length: Annotated[int, typer.Option(min=0, max=2000, help="Bytes to write.")] = 240,
     temperature: Annotated[float, typer.Option(min=0.01, help="Lower is safer, higher is bolder.")] = 0.5,
     rows: Annotated[int, typer.Option(min=1, help="Rows of held-out text to measure, of 64.")] = 64,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0,
+    force: ForceOption = False,
     output_format: FormatOption = Format.console,
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
@@ -41,7 +44,7 @@ def demo(
         step("Loading PyTorch")
         from ..demo.run import run_demo, write_on
 
-        result = run_demo(output, rows, step)
+        result = run_demo(output, rows, step, overwrite=force)
         text = write_on(result.session, prompt.encode(), length, seed, temperature)
     model = result.report.path
     if output_format is Format.json:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..core.file_kinds import ONNX
 from .console import (
     Format,
     FormatOption,
@@ -21,6 +22,7 @@ from .console import (
 )
 from .export_module import ModuleRequest, export_users_module, open_axes, print_module, refuse_options
 from .export_steps import Mode, export_step_files, print_step_files
+from .paths import INPUT, ForceOption, OutputPath
 
 if TYPE_CHECKING:
     from ..exporter.export import ExportRequest
@@ -56,15 +58,17 @@ class Dtype(str, Enum):
 def export(
     context: typer.Context,
     checkpoint: Annotated[
-        Path | None, typer.Argument(help="Weights: .pt, .pth, .bin or .safetensors.", show_default=False)
+        Path | None, typer.Argument(help="Weights: .pt, .pth, .bin or .safetensors.", show_default=False), INPUT
     ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="The file to write. (Default: CHECKPOINT with .onnx, or _step.onnx.)"),
+        OutputPath(ONNX),
     ] = None,
     config: Annotated[
         Path | None,
         typer.Option(help="Configuration (JSON, TOML or YAML). (Default: found beside the checkpoint.)"),
+        INPUT,
     ] = None,
     seq_len: Annotated[
         int | None, typer.Option(help="Sequence length of the file. (Default: the model's max_seq_len.)")
@@ -123,17 +127,18 @@ def export(
             help="With --factory its weights (default: those it is made with); of a checkpoint: int8, "
             "for linear layers in dynamic int8."
         ),
+        INPUT,
     ] = None,
     module_input: Annotated[
         list[str] | None,
         typer.Option("--input", help="An input of the module, name:dtype:[sizes], as tokens:int64:[1,128]. Repeat."),
     ] = None,
-    load_inputs: Annotated[Path | None, typer.Option(help="An .npz with the module's inputs instead.")] = None,
+    load_inputs: Annotated[Path | None, typer.Option(help="An .npz with the module's inputs instead."), INPUT] = None,
     allow_pickle: Annotated[
         bool,
         typer.Option("--allow-pickle", help="Open a pickled module. DANGER: runs any code that is in the file."),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    force: ForceOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be exported, and stop.")] = False,
     output_format: FormatOption = Format.console,
     verbose: VerboseOption = False,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .console import Format, FormatOption, PluginOption, QuietOption, VerboseOption, note, print_json, say, warn
+from .paths import INPUT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,10 +31,12 @@ BYTES = 256
 
 def generate(
     model: Annotated[
-        Path, typer.Argument(help="The step file (model_step.onnx), or the engine built from it.", show_default=False)
+        Path,
+        typer.Argument(help="The step file (model_step.onnx), or the engine built from it.", show_default=False),
+        INPUT,
     ],
     prompt: Annotated[str | None, typer.Option(help="Text to go on from.")] = None,
-    prompt_file: Annotated[Path | None, typer.Option(help="Read it from this file.")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="Read it from this file."), INPUT] = None,
     prompt_ids: Annotated[str | None, typer.Option(help="Tokens to go on from, as 1,2,3.")] = None,
     max_tokens: Annotated[
         int | None,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .console import PluginOption, QuietOption, VerboseOption, bytes_text, print_checks, say
-from .report_output import ForceOption, OutputOption, ReportFormatOption, choose, show
+from .paths import INPUT, ForceOption
+from .report_output import OutputOption, ReportFormatOption, choose, show
 
 if TYPE_CHECKING:
     from ..runtime.engine_inspect import EngineReport
@@ -16,9 +17,11 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A checkpoint, a model.onnx, or a model.engine.", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(help="A checkpoint, a model.onnx, or a model.engine.", show_default=False), INPUT
+    ],
     config: Annotated[
-        Path | None, typer.Option(help="Configuration of the checkpoint. (Default: found beside it.)")
+        Path | None, typer.Option(help="Configuration of the checkpoint. (Default: found beside it.)"), INPUT
     ] = None,
     plugin: PluginOption = "auto",
     output_format: ReportFormatOption = None,

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..core.file_kinds import NPZ
 from .console import PluginOption, QuietOption, VerboseOption, missing_package, note, progress, say
-from .report_output import ForceOption, OutputOption, ReportFormatOption, choose, show
+from .paths import INPUT, ForceOption, OutputPath
+from .report_output import OutputOption, ReportFormatOption, choose, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +24,7 @@ def parity(
     models: Annotated[
         list[Path],
         typer.Argument(metavar="MODEL...", help="The exported model, engines of it, or several.", show_default=False),
+        INPUT,
     ],
     against: Annotated[
         Path,
@@ -29,22 +32,27 @@ def parity(
             help="The checkpoint it was exported from; or another exported file, which needs no PyTorch.",
             show_default=False,
         ),
+        INPUT,
     ],
     config: Annotated[
         Path | None,
         typer.Option(help="The checkpoint's configuration. (Default: the sidecar's, else the one beside it.)"),
+        INPUT,
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many sets of random inputs.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
     atol: Annotated[float | None, typer.Option(min=0, help="Absolute tolerance. (Default: by dtype.)")] = None,
     rtol: Annotated[float | None, typer.Option(min=0, help="Relative tolerance. (Default: by dtype.)")] = None,
     load_inputs: Annotated[
-        Path | None, typer.Option(help="Compare on these inputs (.npz) instead of random ones.")
+        Path | None, typer.Option(help="Compare on these inputs (.npz) instead of random ones."), INPUT
     ] = None,
-    save_inputs: Annotated[Path | None, typer.Option(help="Write the worst seed's inputs to this .npz.")] = None,
+    save_inputs: Annotated[
+        Path | None, typer.Option(help="Write the worst seed's inputs to this .npz."), OutputPath(NPZ)
+    ] = None,
     save_outputs: Annotated[
         Path | None,
         typer.Option(help="Write the worst seed's outputs to this .npz; NAME.reference is the reference's."),
+        OutputPath(NPZ),
     ] = None,
     seq_len: Annotated[
         str | None,
@@ -94,7 +102,7 @@ def parity(
                 keep_reference=save_outputs is not None,
             )
             reports.append(compare(request, step))
-            reports[-1].save(save_inputs, save_outputs)
+            reports[-1].save(save_inputs, save_outputs, overwrite=force)
     for line in dict.fromkeys(line for report in reports for line in report.notes):
         note(f"Note: {line}")
     passed = all(report.passed for report in reports)

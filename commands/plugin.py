@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..core.file_kinds import LIBRARY, REWRITTEN
 from . import plugin_cpu
 from .console import (
     Format,
@@ -19,6 +20,7 @@ from .console import (
     progress,
     say,
 )
+from .paths import INPUT, ForceOption, OutputPath
 
 if TYPE_CHECKING:
     from ..plugins.library.facts import Arch, LibraryFacts
@@ -39,7 +41,7 @@ KindOption = Annotated[
 @app.command()
 def build(
     models: Annotated[
-        list[Path] | None, typer.Argument(help="Exported models; only the kernels they need are built.")
+        list[Path] | None, typer.Argument(help="Exported models; only the kernels they need are built."), INPUT
     ] = None,
     target: Annotated[
         str, typer.Option(help="GPUs, as sm_87,sm_90. (Default: sm_80,sm_90,sm_100; for aarch64 sm_80,sm_87,sm_110.)")
@@ -49,7 +51,9 @@ def build(
     dtype: Annotated[str, typer.Option(help="Element types, of fp16,bf16,fp32. (Default: all.)")] = "",
     head_dim: Annotated[str, typer.Option(help="Head sizes, 16 to 256. (Default: 16,32,64,128,256.)")] = "",
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="The library to write. (Default: in the cache.)")
+        Path | None,
+        typer.Option("-o", "--output", help="The library to write. (Default: in the cache.)"),
+        OutputPath(LIBRARY),
     ] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Kernels compiled at a time. (Default: one a processor.)")
@@ -168,7 +172,7 @@ def list_libraries(
 @app.command()
 def check(
     library: Annotated[
-        Path | None, typer.Argument(help="A plugin library. (Default: the one built last.)", show_default=False)
+        Path | None, typer.Argument(help="A plugin library. (Default: the one built last.)", show_default=False), INPUT
     ] = None,
     backend: Annotated[
         str,
@@ -206,9 +210,11 @@ def check(
 
 @app.command()
 def rewrite(
-    model: Annotated[Path, typer.Argument(help="An exported model.onnx.", show_default=False)],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the rewritten model goes.")],
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    model: Annotated[Path, typer.Argument(help="An exported model.onnx.", show_default=False), INPUT],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Where the rewritten model goes."), OutputPath(REWRITTEN)
+    ],
+    force: ForceOption = False,
     output_format: FormatOption = Format.console,
     verbose: VerboseOption = False,
     quiet: QuietOption = False,

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..core.file_kinds import NPZ
 from .console import Format, FormatOption, PluginOption, QuietOption, VerboseOption
+from .paths import INPUT, ForceOption, OutputPath
 
 if TYPE_CHECKING:
     from ..runtime.session import Arrays, Session
@@ -18,13 +20,14 @@ if TYPE_CHECKING:
 
 def run(
     model: Annotated[
-        Path, typer.Argument(help="The exported model (model.onnx), or an engine of it.", show_default=False)
+        Path, typer.Argument(help="The exported model (model.onnx), or an engine of it.", show_default=False), INPUT
     ],
     load_inputs: Annotated[
-        Path | None,
-        typer.Option(help="Inputs as .npz, one array an input. Without it: random inputs."),
+        Path | None, typer.Option(help="Inputs as .npz, one array an input. Without it: random inputs."), INPUT
     ] = None,
-    save_outputs: Annotated[Path | None, typer.Option(help="Write the outputs to this .npz file.")] = None,
+    save_outputs: Annotated[
+        Path | None, typer.Option(help="Write the outputs to this .npz file."), OutputPath(NPZ)
+    ] = None,
     provider: Annotated[
         str, typer.Option(help="Where to run: auto (the best that starts), cpu, cuda or tensorrt.")
     ] = "auto",
@@ -32,6 +35,7 @@ def run(
     plugin: PluginOption = "auto",
     iterations: Annotated[int, typer.Option(min=1, help="How often to run.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
+    force: ForceOption = False,
     output_format: FormatOption = Format.console,
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
@@ -51,7 +55,7 @@ def run(
     check_call(inputs, facts)
     outputs, milliseconds = _timed(session, inputs, iterations)
     if save_outputs is not None:
-        save_arrays(save_outputs, outputs)
+        save_arrays(save_outputs, outputs, overwrite=force)
     report = {
         "model": str(model),
         "backend": session.backend,

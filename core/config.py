@@ -28,6 +28,7 @@ from .arguments import (
 )
 from .arguments_aft import AFTLocalArgs
 from .errors import MissingDependency, UsageError
+from .file_kinds import CONFIG_SUFFIXES
 
 __all__ = [
     "CLASSES",
@@ -52,7 +53,6 @@ __all__ = [
 AnyArgs = LocalAttentionArgs | LocalMHAArgs | LocalTransformerArgs | AFTLocalArgs
 Kind = Literal["attention", "mha", "transformer", "aft"]
 
-CONFIG_SUFFIXES = (".json", ".toml", ".yaml", ".yml")
 _MOST_VALUES = 10_000
 _LARGEST_FILE = 1 << 20
 _TOP_LEVEL = ("about", "class", "hyper_connections", "kwargs")

@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .errors import UsageError
-from .publishing import MAX_BYTES, SEAL, check_seal, finish_interrupted
+from .publishing import MAX_BYTES, SEAL, check_seal
 from .sidecar import CheckRecord, Sidecar, TensorSpec, read_sidecar, sidecar_path
 
 ENGINE_SUFFIX = ".engine"
@@ -134,7 +134,6 @@ def read_engine_facts(engine: Path) -> EngineFacts:
         UsageError: there are none, or the file is not one of these; the first problem is named.
         CheckFailed: they were altered after they were written.
     """
-    finish_interrupted(engine)
     path = sidecar_path(engine)
     try:
         with path.open("rb") as stream:

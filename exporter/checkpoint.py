@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..core.config import CONFIG_SUFFIXES
 from ..core.errors import MissingDependency, UsageError
+from ..core.file_kinds import configs_beside
 from ..core.files import sha256
 from .unwrap import plain_state
 
@@ -95,12 +95,7 @@ def find_config(path: Path, explicit: Path | None = None) -> Path | None:
         if not explicit.is_file():
             raise UsageError(f"There is no config at {explicit}.", fix="Check the path.")
         return explicit
-    for stem in (path.stem, "config"):
-        for suffix in CONFIG_SUFFIXES:
-            candidate = path.with_name(stem + suffix)
-            if candidate != path and candidate.is_file():
-                return candidate
-    return None
+    return next((candidate for candidate in configs_beside(path) if candidate.is_file()), None)
 
 
 def _sniffed(path: Path) -> Literal["safetensors", "torch zip", "legacy torch"]:

@@ -15,7 +15,9 @@ from typing import Any, Literal, cast
 import onnx_ir as ir
 
 from ..core.errors import UsageError
-from ..core.files import refuse_existing, sha256, staging
+from ..core.file_kinds import ONNX
+from ..core.files import sha256
+from ..core.outputs import Output, check_outputs, writing
 from ..core.sidecar import CheckRecord, Sidecar
 from . import graph
 from .artefact import finish_export, output_specs, package_versions, window_facts
@@ -59,6 +61,11 @@ class ExportRequest(FileOptions):
     weights: str | None = None
 
     @property
+    def inputs(self) -> list[Path]:
+        """The files that are read, besides those that are found beside them."""
+        return [self.checkpoint] if self.config is None else [self.checkpoint, self.config]
+
+    @property
     def precision(self) -> str:
         """The entry of `core.tolerance` that judges the file."""
         return self.weights or self.dtype
@@ -90,7 +97,7 @@ def open_request(request: ExportRequest) -> tuple[OpenedCheckpoint, SourceModel]
     """
     check_precision(request)
     graph.check_opset(request.opset)
-    refuse_existing(request.output, request.overwrite)
+    check_outputs([Output(request.output, ONNX)], inputs=request.inputs, overwrite=request.overwrite)
     sizes = {"heads": request.shapes.heads, "dim_head": request.shapes.dim_head}
     overrides = {name: size for name, size in sizes.items() if size is not None}
     opened = open_checkpoint(request.checkpoint, request.config, overrides)
@@ -129,10 +136,10 @@ def export(request: ExportRequest, progress: Progress = lambda _: None) -> Expor
         ExportFailed: the graph could not be made.
         CheckFailed: a check found a fault; nothing was written.
     """
-    progress("Reading the checkpoint")
-    opened, source = open_request(request)
-    give_back(request.checkpoint)
-    with staging(request.output) as folder:
+    with writing(Output(request.output, ONNX), inputs=request.inputs, overwrite=request.overwrite) as folder:
+        progress("Reading the checkpoint")
+        opened, source = open_request(request)
+        give_back(request.checkpoint)
         progress("Tracing the model")
         axes = dimensions(source, request.dynamic) if request.dynamic else None
         model = graph.trace(source, request.dtype, request.opset, axes)

@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..core.errors import ExportFailed, UsageError
-from ..core.files import refuse_existing, sha256, staging
+from ..core.file_kinds import ONNX
+from ..core.files import sha256
+from ..core.outputs import Output, check_outputs, writing
 from ..core.sidecar import CheckRecord, LayerFacts, Sidecar
 from ..core.size_sweep import sweep_sizes
 from . import graph
@@ -135,9 +137,9 @@ def export_module(
         CheckFailed: a check found a fault; nothing was written.
     """
     options, output = options or ModuleOptions(), Path(output)
-    progress("Running the module")
-    job = open_module(module, inputs, output, options, origin)
-    with staging(output) as folder:
+    with writing(Output(output, ONNX), overwrite=options.overwrite) as folder:
+        progress("Running the module")
+        job = open_module(module, inputs, output, options, origin)
         progress("Tracing the module")
         model = job.trace(job.replacement.module)
         graph.attach_bodies(model)
@@ -163,7 +165,7 @@ def open_module(
         UsageError: the module or the inputs cannot be used.
     """
     graph.check_opset(options.opset)
-    refuse_existing(output, options.overwrite)
+    check_outputs([Output(output, ONNX)], overwrite=options.overwrite)
     if not isinstance(module, nn.Module):
         raise UsageError(f"A {type(module).__name__} cannot be exported.", why="It is no torch.nn.Module.")
     parsed = from_arrays(inputs) if isinstance(inputs, Mapping) else list(inputs)

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.errors import UsageError
-from ..core.files import publish, refuse_existing, sha256, staging
+from ..core.file_kinds import REWRITTEN
+from ..core.files import publish, sha256
 from ..core.fused_node import FUSED_DOMAIN
 from ..core.node import DOMAIN, VARIANT_BY_OP_TYPE
+from ..core.outputs import Output, writing
 
 if TYPE_CHECKING:
     import onnx
@@ -48,22 +50,21 @@ def rewrite_for_provider(model: Path, output: Path, *, overwrite: bool = False) 
     """
     import onnx
 
-    refuse_existing(output, overwrite)
-    try:
-        proto = onnx.load(str(model), load_external_data=False)
-    except Exception as error:  # protobuf's errors have no common base class
-        raise UsageError(f"{model} cannot be read as an ONNX file.", why=str(error)) from error
-    outside = any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in proto.graph.initializer)
-    if outside and output.resolve().parent != model.resolve().parent:
-        raise UsageError(
-            f"{output} would not find the weights of {model}.",
-            why="They lie in a file beside the model.",
-            fix=f"Write it into {model.resolve().parent}.",
-        )
-    nodes, kept = _move_nodes(proto)
-    if not nodes:
-        raise UsageError(f"{model} has no attention node to rewrite.", why="No node of it is computed by a kernel.")
-    with staging(output) as folder:
+    with writing(Output(output, REWRITTEN), inputs=[model], overwrite=overwrite) as folder:
+        try:
+            proto = onnx.load(str(model), load_external_data=False)
+        except Exception as error:  # protobuf's errors have no common base class
+            raise UsageError(f"{model} cannot be read as an ONNX file.", why=str(error)) from error
+        outside = any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in proto.graph.initializer)
+        if outside and output.resolve().parent != model.resolve().parent:
+            raise UsageError(
+                f"{output} would not find the weights of {model}.",
+                why="They lie in a file beside the model.",
+                fix=f"Write it into {model.resolve().parent}.",
+            )
+        nodes, kept = _move_nodes(proto)
+        if not nodes:
+            raise UsageError(f"{model} has no attention node to rewrite.", why="No node of it is computed by a kernel.")
         staged = folder / output.name
         onnx.save(proto, str(staged))
         digest = sha256(staged)

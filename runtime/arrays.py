@@ -22,7 +22,9 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from ..core.errors import UsageError
-from ..core.files import publish, staging
+from ..core.file_kinds import NPZ
+from ..core.files import publish
+from ..core.outputs import Output, writing
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec, format_shape
 
 _MEMBER_SUFFIX = ".npy"
@@ -121,10 +123,15 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[A
         return array
 
 
-def save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+def save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], *, overwrite: bool = False) -> None:
     """Write arrays to an `.npz` file, whole or not at all; equal arrays give equal bytes.
 
-    The path is used as it is. Any name is possible (`numpy.savez` cannot write one called "file").
+    Any name of an array is possible (`numpy.savez` cannot write one called "file").
+
+    Args:
+        path: a name that ends in .npz.
+        arrays: what to write, by name.
+        overwrite: an existing .npz file may be replaced.
 
     Raises:
         UsageError: the place cannot be written, or an array holds something other than numbers.
@@ -132,18 +139,15 @@ def save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     for name, array in arrays.items():
         if array.dtype.kind not in "biufc":
             raise UsageError(f"Cannot write {name!r} to {path}.", why=f"numpy's file format has no {array.dtype}.")
-    with staging(path) as folder:
+    with writing(Output(path, NPZ), overwrite=overwrite) as folder:
         staged = folder / path.name
-        try:
-            with zipfile.ZipFile(staged, "w", zipfile.ZIP_STORED) as archive:
-                for name, array in arrays.items():
-                    # A ZipInfo made here carries no clock time, so that the bytes repeat.
-                    member = zipfile.ZipInfo(name + _MEMBER_SUFFIX)
-                    with archive.open(member, "w", force_zip64=True) as stream:
-                        npy.write_array(stream, np.asanyarray(array), allow_pickle=False)
-            publish(staged, path)
-        except OSError as error:
-            raise UsageError(f"Cannot write {path}.", why=error.strerror or str(error)) from error
+        with zipfile.ZipFile(staged, "w", zipfile.ZIP_STORED) as archive:
+            for name, array in arrays.items():
+                # A ZipInfo made here carries no clock time, so that the bytes repeat.
+                member = zipfile.ZipInfo(name + _MEMBER_SUFFIX)
+                with archive.open(member, "w", force_zip64=True) as stream:
+                    npy.write_array(stream, np.asanyarray(array), allow_pickle=False)
+        publish(staged, path)
 
 
 def random_inputs(

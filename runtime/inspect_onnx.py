@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import UsageError
 from ..core.files import is_file, sha256
 from ..core.node import DOMAIN
-from ..core.publishing import finish_interrupted
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec
 from .onnx_data import lies_inside
 
@@ -111,7 +110,6 @@ def inspect_onnx(path: Path) -> OnnxFacts:
     """
     from ..core.sidecar import read_sidecar
 
-    finish_interrupted(path)
     model = read_model(path)
     graph = model.graph
     sidecar = read_sidecar(path)

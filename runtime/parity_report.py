@@ -172,12 +172,12 @@ class ParityReport:
             "sidecar": None if self.sidecar is None else self.sidecar.to_dict(),
         }
 
-    def save(self, inputs: Path | None, outputs: Path | None) -> None:
+    def save(self, inputs: Path | None, outputs: Path | None, *, overwrite: bool = False) -> None:
         """Write the arrays of the worst comparison as .npz."""
         if inputs is not None:
-            save_arrays(inputs, self.inputs)
+            save_arrays(inputs, self.inputs, overwrite=overwrite)
         if outputs is not None:
-            save_arrays(outputs, self.outputs)
+            save_arrays(outputs, self.outputs, overwrite=overwrite)
 
 
 def altered(model: Path) -> list[str]:

@@ -12,7 +12,6 @@ import numpy as np
 from ..core.engine_facts import ENGINE_SUFFIX, EngineFacts, read_engine_facts
 from ..core.errors import UsageError
 from ..core.files import sha256
-from ..core.publishing import finish_interrupted
 from ..core.sidecar import Sidecar, read_sidecar
 from ..core.tensors import TensorSpec
 from ..core.tolerance import coarsest
@@ -226,7 +225,6 @@ def open_side(path: Path, provider: str = "auto", plugin: str = "auto", *, compa
         MissingDependency: the engine is not installed, or the provider asked for does not start.
     """
     suffix = path.suffix.lower()
-    finish_interrupted(path)
     if suffix not in BACKENDS or not path.is_file():
         load(path)  # which says what is wrong
     engine = read_engine_facts(path) if suffix == ENGINE_SUFFIX else None

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import MissingDependency, UsageError
-from ..core.publishing import check_unchanged, finish_interrupted
+from ..core.publishing import check_unchanged
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec, format_shape
 
 __all__ = ["BACKENDS", "Arrays", "Backend", "Session", "TensorSpec", "check_inputs", "load", "place"]
@@ -182,7 +182,6 @@ def load(
             why=f"No backend runs files named {path.suffix or 'without a suffix'}.",
             fix=f"Known: {', '.join(BACKENDS)}.",
         )
-    finish_interrupted(path)
     if not path.is_file():
         why = "It is a folder." if path.is_dir() else "There is no such file."
         raise UsageError(f"Cannot run {path}.", why=why, fix="Give the path of an exported model.")

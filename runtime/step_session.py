@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import UsageError
-from ..core.publishing import check_unchanged, finish_interrupted
+from ..core.publishing import check_unchanged
 from ..core.tensors import TensorSpec
 from .session import BACKENDS, check_inputs
 
@@ -219,7 +219,6 @@ def open_step(
     from ..core.sidecar import sidecar_path
 
     path = Path(path)
-    finish_interrupted(path)
     suffix = path.suffix.lower()
     backend = STEP_BACKENDS.get(suffix)
     if backend is None:

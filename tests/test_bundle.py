@@ -26,7 +26,6 @@ from localattn.runtime import load
 from localattn.runtime.bundle.create import BundleRequest, create_bundle
 from localattn.runtime.bundle.device import results, run_engine
 from localattn.runtime.bundle.device import verify as script
-from localattn.runtime.bundle.place import check_target
 from localattn.runtime.bundle.verify import verify_bundle
 
 from .bundles import demo_model, open_model, run_script, tiny_bundle, tiny_model  # noqa: F401
@@ -186,8 +185,8 @@ def test_nothing_but_a_bundle_is_replaced(tiny_model: Path, tmp_path: Path, loca
     assert "other things than a bundle" in refused.err
     assert files_of(home) == {"letter.txt": b"dear"}
     (tmp_path / "link").symlink_to(home)
-    with pytest.raises(UsageError):
-        check_target(tmp_path / "link", True)
+    linked = localattn("bundle", tiny_model, "-o", tmp_path / "link", "--force")
+    assert linked.code == 2 and "symbolic link" in linked.err
 
     (tmp_path / "empty").mkdir()
     assert localattn("bundle", tiny_model, "-o", tmp_path / "empty").code == 0
@@ -580,8 +579,16 @@ def test_a_full_disk_leaves_nothing(tiny_model: Path, tmp_path: Path, shape: str
 
 def test_a_tar_is_not_replaced_unasked(tiny_model: Path, tmp_path: Path, localattn: Command) -> None:
     target = tmp_path / "b.tar"
-    target.write_text("mine")
+    for options in ([], ["--force"]):
+        target.write_text("mine")
+        assert localattn("bundle", tiny_model, "-o", target, "--samples", "0", *options).code == 2
+        assert target.read_text() == "mine"
+    with tarfile.open(target, "w") as archive:
+        archive.add(tiny_model, "backup/model.onnx")
+    backup = localattn("bundle", tiny_model, "-o", target, "--samples", "0", "--force")
+    assert backup.code == 2 and "a tar of other things" in backup.err
+    target.unlink()
+    assert localattn("bundle", tiny_model, "-o", target, "--samples", "0").code == 0
     assert localattn("bundle", tiny_model, "-o", target, "--samples", "0").code == 2
-    assert target.read_text() == "mine"
     assert localattn("bundle", tiny_model, "-o", target, "--samples", "0", "--force").code == 0
     assert localattn("bundle", "verify", target).code == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -78,9 +79,13 @@ def test_from_model_to_library_and_back(localattn: Call, model: Path, own_cache:
 
     # Nothing is replaced unasked where the user says the path.
     output = tmp_path / "mine.so"
-    output.write_text("mine")
+    shutil.copy(path, output)
     refused = localattn("plugin", "build", model, "--target", "sm_86", "-o", output)
-    assert refused.code == 2 and "--force" in refused.err and output.read_text() == "mine"
+    assert refused.code == 2 and "--force" in refused.err
+    output.write_text("mine")
+    refused = localattn("plugin", "build", model, "--target", "sm_86", "-o", output, "--force")
+    assert refused.code == 2 and "It is a text" in refused.err and output.read_text() == "mine"
+    shutil.copy(path, output)
     assert localattn("plugin", "build", model, "--target", "sm_86", "-o", output, "--force").code == 0
     assert localattn("plugin", "path").out == f"{path}\n", "one that lies elsewhere is used when it is named"
 

@@ -8,8 +8,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ...core.errors import LocalAttnError
-from ...core.files import refuse_existing, sha256, staging
+from ...core.file_kinds import LIBRARY
+from ...core.files import sha256
 from ...core.library_store import CPU_KERNELS, candidates, keep
+from ...core.outputs import Output, writing
 from ...core.processor import Arch
 from ...core.publishing import publish_together, sidecar_path
 from ..compilers import find_compiler
@@ -37,9 +39,8 @@ def build_library(
         MissingDependency: there is no C++ compiler for this processor.
         BuildFailed: the compiler failed.
     """
-    refuse_existing(output, overwrite)
-    compiler = find_compiler(arch)
-    with staging(output) as folder:
+    with writing(Output(output, LIBRARY), overwrite=overwrite) as folder:
+        compiler = find_compiler(arch)
         staged = folder / output.name
         progress(f"compiling C++ for {arch}")
         compile_library(

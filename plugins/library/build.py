@@ -14,8 +14,10 @@ from importlib import metadata
 from pathlib import Path
 
 from ...core.errors import LocalAttnError, UsageError
-from ...core.files import refuse_existing, sha256, staging
+from ...core.file_kinds import LIBRARY
+from ...core.files import sha256
 from ...core.library_store import TENSORRT_PLUGIN, candidates, keep
+from ...core.outputs import Output, writing
 from ...core.publishing import publish_together, sidecar_path
 from ..compilers import Compiler, find_compiler
 from ..kernel.compile import CompiledKernel, compile_many
@@ -58,10 +60,9 @@ def build_library(
     """
     if not specs or not targets:
         raise UsageError("There is nothing to build.", why="No kernel or no GPU target was asked for.")
-    refuse_existing(output, overwrite)
-    tensorrt, cuda = find_tensorrt_headers(arch), find_cuda_headers(arch)
-    compiler = find_compiler(arch)
-    with staging(output) as folder:
+    with writing(Output(output, LIBRARY), overwrite=overwrite) as folder:
+        tensorrt, cuda = find_tensorrt_headers(arch), find_cuda_headers(arch)
+        compiler = find_compiler(arch)
         kernels = _compile_kernels(specs, targets, jobs, progress)
         images = images_of(kernels, targets)
         work = folder / "work"

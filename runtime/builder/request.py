@@ -10,7 +10,9 @@ from typing import Literal
 
 from ...core.engine_facts import ProfileFacts
 from ...core.errors import UsageError
+from ...core.file_kinds import ENGINE, TIMING_CACHE
 from ...core.library_store import Library
+from ...core.outputs import Output
 from ..engine_device import Device
 from ..tensorrt_library import Opened
 
@@ -67,6 +69,17 @@ class BuildRequest:
     builder_optimization_level: int | None = None
     profiles: Sequence[ProfileFacts] = field(default_factory=tuple)
     overwrite: bool = False
+
+    @property
+    def outputs(self) -> list[Output]:
+        """What is written, the engine last."""
+        cache = [] if self.timing_cache is None else [Output(self.timing_cache, TIMING_CACHE)]
+        return [*cache, Output(self.output, ENGINE)]
+
+    @property
+    def inputs(self) -> list[Path]:
+        """The files that are read, besides those beside them."""
+        return [self.model] if self.plugin.library is None else [self.model, self.plugin.library]
 
 
 def capability(target: str) -> int:
