@@ -7,17 +7,16 @@ import os
 import socket
 import stat
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 # In planted files: the folder of the case.
 HERE = b"@HERE@"
 # The tmpfs of a case that fills a disk, and what else lies on it.
 DISK, DISK_BYTES = "disk", 2 << 20
-NOBODY = 54321  # a user id that no user has
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Streams:
     Args:
         out: stdout: "pipe" (read to its end), "closed", "full" (/dev/full), or "early": a pipe without a reader.
         err: stderr, likewise.
-        nobody: run as a user that has no entry in the system's list, and no home; only where the tests run as root.
+        nobody: run as a user that the system's list does not have, as containers do, where namespaces allow it.
     """
 
     out: str = "pipe"
@@ -111,10 +110,6 @@ def laid_out(case: Case, folder: Path) -> Iterator[list[str]]:
         for name, owner in case.owners.items():
             if os.geteuid() == 0:
                 os.chown(folder / name, owner, owner, follow_symlinks=False)
-        if case.streams is not None and case.streams.nobody:
-            for path in (folder, *folder.rglob("*")):
-                os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
-            folder.parent.chmod(0o755)
         for name, mode in case.modes.items():
             (folder / name).chmod(mode)
         try:
@@ -195,6 +190,17 @@ def _fill(disk: Path, free: int) -> None:
 
 
 Entry = tuple[str, int, int, bytes | str]
+# What onnxruntime leaves in the user's cache and in the temporary folder.
+_ONNXRUNTIME = {"Microsoft", ".ses"}
+
+
+def of_others(names: Iterable[str]) -> set[str]:
+    """Those of the names that other packages make, and the folders above them."""
+    found: set[str] = set()
+    for path in map(PurePosixPath, names):
+        if _ONNXRUNTIME & set(path.parts):
+            found |= {str(path), *(str(parent) for parent in path.parents)}
+    return found
 
 
 def snapshot(folder: Path) -> dict[str, Entry]:

@@ -24,6 +24,8 @@ from localattn.cli import command_line
 Value = str | tuple[str, ...] | bool
 # Parameters of this name are outputs, wherever they are.
 _OUTPUT = re.compile(r"output|save_\w+|timing_cache")
+# Parameters whose value may be code that the user asks for.
+NAMED_CODE = ("plugin", "library", "plugin_library", "factory")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from localattn.core.errors import ExitCode
 
-from .case import Case, Entry, Streams, environment, laid_out, snapshot
+from .case import Case, Entry, Streams, environment, laid_out, of_others, snapshot
 from .process import run_process
 from .runner import GROWTH, Worker
 
@@ -104,6 +104,7 @@ def _files(code: int | None, case: Case, before: dict[str, Entry], after: dict[s
         for name in before
         if before[name] != after.get(name) and not (finished and name in after and case.may_change(name))
     ]
-    left = [name for name in after.keys() - before.keys() if not (finished and case.may_leave(name))]
+    new = after.keys() - before.keys() - of_others(after)
+    left = [name for name in new if not (finished and case.may_leave(name))]
     faults = [Fault("lost", f"{sorted(lost)} after exit code {code}")] if lost else []
     return [*faults, Fault("left", f"{sorted(left)} after exit code {code}")] if left else faults

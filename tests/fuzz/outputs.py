@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from random import Random
 
 from .case import DISK, DISK_BYTES, Case, Content, Folder, HardLink, Pipe, Socket
-from .command_line import CALLS, Call, Value, parameters, words
+from .command_line import CALLS, NAMED_CODE, Call, Value, parameters, words
 from .groups import GROUPS, Files, gather
 from .seeds import Seeds
 
@@ -233,6 +233,7 @@ def case_of(command: str, call: Call, files: Files, target: Target | None = None
         environment=call.environment,
         modes=target.modes,
         free=target.free,
+        names_code=any(call.values.get(name, "none") not in ("none", "auto") for name in NAMED_CODE),
     )
 
 

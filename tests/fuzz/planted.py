@@ -156,7 +156,8 @@ def _joined(command: str, call: Call, seeds: Seeds, planted: Case) -> Case:
     return replace(
         case,
         environment={**case.environment, **planted.environment},
-        modes={"cache": 0o700, **planted.modes} if "cache/" in "".join(planted.files) else planted.modes,
+        modes={name: 0o700 for name in ("cache", "home") if any(path.startswith(f"{name}/") for path in planted.files)}
+        | planted.modes,
         owners=planted.owners,
         outputs=tuple(pattern for pattern in case.outputs if not pattern.startswith("cache")),
     )

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .case import of_others, snapshot
 from .seeds import ROOT
 
 SECONDS = 60.0  # on a busy machine; cases take milliseconds
 GROWTH = 1 << 30  # bytes of memory a case of a few kilobytes may take
 # What a process may map; enough for torch, and far below what a lying header asks for.
 ADDRESS_SPACE = 12 << 30
-_NOT_OURS = {".ses"}  # onnxruntime leaves it in the temporary folder
 _PR_CAPBSET_DROP = 24
 _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
 
@@ -98,15 +98,15 @@ class Worker:
         return {"signal": signal.Signals(-code).name if code < 0 else f"exit {code}"}
 
     def strays(self) -> list[str]:
-        """What lies in the home and the temporary folder; they are empty again afterwards."""
-        places = (self._home / "home", self._home / "tmp")
-        found = [path for place in places for path in place.iterdir() if path.name not in _NOT_OURS]
-        for path in found:
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink()
-        return [f"{path.parent.name}/{path.name}" for path in found]
+        """What commands left in the home and the temporary folder; they are empty again afterwards."""
+        found = []
+        for place in (self._home / "home", self._home / "tmp"):
+            names = snapshot(place)
+            found += [f"{place.name}/{name}" for name in sorted(names.keys() - of_others(names))]
+            if names:
+                shutil.rmtree(place, ignore_errors=True)
+                place.mkdir(exist_ok=True)
+        return found
 
     def close(self) -> None:
         if self._process is not None:

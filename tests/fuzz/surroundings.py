@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from random import Random
 
@@ -93,7 +92,7 @@ def draw_streams(random: Random, seeds: Seeds) -> Case:
         arguments = (*arguments, "--verbose")
     elif kind < 0.6:
         arguments = (*arguments[:-1], "--no-such-option-é✗")
-    streams = Streams(random.choice(_STREAMS), random.choice(_STREAMS), os.geteuid() == 0 and random.random() < 0.15)
+    streams = Streams(random.choice(_STREAMS), random.choice(_STREAMS), random.random() < 0.15)
     variables = {**random.choice(_LOCALES), **(_HOMELESS if streams.nobody else {}), **case.environment}
     files = {**case.files, "tmp": Folder()}
     return replace(case, files=files, arguments=arguments, environment=variables, streams=streams)

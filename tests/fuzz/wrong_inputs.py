@@ -14,8 +14,6 @@ from .groups import GROUPS, Files, gather
 from .outputs import case_of
 from .seeds import Seeds
 
-# Parameters whose value is code that the user asks for.
-NAMED_CODE = ("plugin", "library", "plugin_library", "factory")
 _DEPTH = 50_000
 
 
@@ -78,4 +76,4 @@ def draw_wrong_input(random: Random, seeds: Seeds) -> Case:
 
 def _case(command: str, call: Call, name: str, wrong: Value, files: Files) -> Case:
     values = {**call.values, name: wrong if isinstance(call.values[name], str) else (str(wrong),)}
-    return replace(case_of(command, replace(call, values=values), files), names_code=name in NAMED_CODE)
+    return case_of(command, replace(call, values=values), files)
