@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import tarfile
 from collections.abc import Callable
 
@@ -32,6 +33,13 @@ def _model(name: str) -> Callable[[Seeds], Files]:
     return lambda seeds: {name: seeds.model.read_bytes(), f"{name}.json": seeds.sidecar}
 
 
+def _engine(seeds: Seeds) -> Files:
+    """An engine that needs no plugin library."""
+    facts = json.loads(seeds.engine["model.engine.json"]) | {"plugin": None}
+    facts.pop("facts_sha256", None)
+    return {**seeds.engine, "model.engine.json": json_bytes(facts)}
+
+
 def _factory(seeds: Seeds) -> Files:
     made = f"LocalTransformer(**{seeds.config['kwargs']!r})"
     source = f"from local_attention import LocalTransformer\n\n\ndef make():\n    return {made}\n"
@@ -46,12 +54,12 @@ GROUPS: dict[str, Callable[[Seeds], Files]] = {
     "other": _model("other.onnx"),
     "steps": lambda seeds: {path.name: path.read_bytes() for path in sorted(seeds.step.parent.iterdir())},
     "npz": lambda seeds: {"in.npz": seeds.npz},
-    "engine": lambda seeds: dict(seeds.engine),
+    "engine": _engine,
     "library": lambda seeds: dict(seeds.library),
     "compiler": lambda seeds: {"compiler": seeds.compiler},
     "bundle": lambda seeds: {f"b/{path}": content for path, content in seeds.bundle.items()},
     "tar": lambda seeds: {"b.tar": tar_of(seeds.bundle)},
-    "text": lambda seeds: {"prompt.txt": b"\x01\x02\x03"},
+    "text": lambda seeds: {"prompt.txt": b"1,2,3"},
     "report": lambda seeds: {"r.md": b"# An earlier report\n"},
 }
 

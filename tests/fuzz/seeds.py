@@ -150,7 +150,7 @@ class Seeds:
             inputs=[TensorSpec("tokens", "int64", (1, 16))], outputs=[TensorSpec("logits", "float32", (1, 16, 23))],
             plugin=PluginFacts(kind="library", path="/none/plugin.so", sha256="0" * 64, layers=["a"]),
             options=BuildOptions(plugin="auto", profiles=[profile]),
-            onnx_name="model.onnx", onnx_sha256="0" * 64, engine_sha256=sha256(path), engine_bytes=64,
+            onnx_name="model.onnx", onnx_sha256=sha256(self.model), engine_sha256=sha256(path), engine_bytes=64,
             created="2026-01-01T00:00:00+00:00", model=read_sidecar(self.model),
         )  # fmt: skip
         return {"model.engine": path.read_bytes(), "model.engine.json": facts.to_json().encode()}
