@@ -106,7 +106,8 @@ def _other_kind(drawn: _Drawn) -> Target:
 
 
 def _inputs(drawn: _Drawn) -> list[str]:
-    return sorted(name for name, content in drawn.files.items() if isinstance(content, bytes) and name != "compiler")
+    names = sorted(name for name, content in drawn.files.items() if isinstance(content, bytes) and name != "compiler")
+    return names or ["none"]
 
 
 def _input(drawn: _Drawn) -> Target:
@@ -118,7 +119,8 @@ def _input(drawn: _Drawn) -> Target:
 def _linked_input(drawn: _Drawn) -> Target:
     name = "linked" + drawn.suffix
     main = drawn.random.choice(_inputs(drawn))
-    content: Content = HardLink(main) if drawn.random.random() < 0.5 else "{}/" + main
+    hard = main in drawn.files and drawn.random.random() < 0.5
+    content: Content = HardLink(main) if hard else "{}/" + main
     return Target("{}/" + name, {name: content})
 
 
