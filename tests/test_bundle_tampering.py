@@ -109,6 +109,12 @@ FOLDERS: dict[str, tuple[Change, int, str]] = {
     "a cut file": (lambda b: os.truncate(b / "model/tiny.onnx", 100), 1, "bytes"),
     "a missing file": (lambda b: (b / "model/tiny.onnx.json").unlink(), 1, "is missing"),
     "a file that is not listed": (lambda b: (b / "model/more.bin").write_bytes(b"x"), 1, "is not listed"),
+    "a library that is not listed": (lambda b: (b / "model/kernels.so").write_bytes(b"\x7fELF"), 1, "is not listed"),
+    "a write that seems interrupted": (
+        lambda b: ((b / ".localattn.next.tiny.onnx").mkdir(), (b / ".localattn.next.tiny.onnx/x").touch())[1],
+        1,
+        "is not listed",
+    ),
     "a module that would be imported": (lambda b: (b / "numpy.py").write_text("raise SystemExit(0)"), 1, "not listed"),
     "a module of the standard library": (lambda b: (b / "json.py").write_text("raise SystemExit(0)"), 1, "not listed"),
     "a link to a file": (replace_by_link, 2, "not a plain file"),
