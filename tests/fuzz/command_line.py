@@ -226,13 +226,17 @@ def _functions(app: Any) -> Iterator[tuple[str, Any]]:
 def _parameters(callback: Any) -> Iterator[Parameter]:
     hints = typing.get_type_hints(callback, include_extras=True)
     for name in inspect.signature(callback).parameters:
-        declared = typing.get_args(hints[name])
-        info = next((entry for entry in declared if isinstance(entry, ArgumentInfo | OptionInfo)), None)
-        if info is None:
-            continue
-        names = [text for text in info.param_decls or () if text.startswith("--")]
-        option = "" if isinstance(info, ArgumentInfo) else names[0] if names else "--" + name.replace("_", "-")
-        yield Parameter(name, option, _value_type(declared[0]), info.min, info.max)
+        # Python 3.10 makes Optional[Annotated[…]] of what is None by default.
+        for part in (hints[name], *typing.get_args(hints[name])):
+            for info in getattr(part, "__metadata__", ()):
+                if isinstance(info, ArgumentInfo | OptionInfo):
+                    yield _parameter(name, part.__origin__, info)
+
+
+def _parameter(name: str, hint: Any, info: ArgumentInfo | OptionInfo) -> Parameter:
+    names = [text for text in info.param_decls or () if text.startswith("--")]
+    option = "" if isinstance(info, ArgumentInfo) else names[0] if names else "--" + name.replace("_", "-")
+    return Parameter(name, option, _value_type(hint), info.min, info.max)
 
 
 def _value_type(hint: Any) -> type:

@@ -106,8 +106,7 @@ def _other_kind(drawn: _Drawn) -> Target:
 
 
 def _inputs(drawn: _Drawn) -> list[str]:
-    names = sorted(name for name, content in drawn.files.items() if isinstance(content, bytes) and name != "compiler")
-    return names or ["none"]
+    return sorted(name for name, content in drawn.files.items() if isinstance(content, bytes) and name != "compiler")
 
 
 def _input(drawn: _Drawn) -> Target:
@@ -119,8 +118,7 @@ def _input(drawn: _Drawn) -> Target:
 def _linked_input(drawn: _Drawn) -> Target:
     name = "linked" + drawn.suffix
     main = drawn.random.choice(_inputs(drawn))
-    hard = main in drawn.files and drawn.random.random() < 0.5
-    content: Content = HardLink(main) if hard else "{}/" + main
+    content: Content = HardLink(main) if drawn.random.random() < 0.5 else "{}/" + main
     return Target("{}/" + name, {name: content})
 
 
@@ -205,6 +203,7 @@ _TARGETS: tuple[Callable[[_Drawn], Target], ...] = (
     _new, _same_kind, _other_kind, _other_kind, _input, _input, _linked_input, _through_folder, _link, _no_file,
     _folder_with_files, _companion, _long, _odd_name, _odd_suffix, _odd_folder, _full_disk, _planted_batch,
 )  # fmt: skip
+_OF_INPUTS = (_input, _linked_input, _through_folder, _planted_batch)
 
 
 def draw_output(random: Random, seeds: Seeds) -> Case:
@@ -214,7 +213,8 @@ def draw_output(random: Random, seeds: Seeds) -> Case:
     value = call.values.get(name, "{}/out.cache")
     assert isinstance(value, str)
     drawn = _Drawn(random, seeds, files, call, value, call.writes[name])
-    target = random.choice(_TARGETS)(drawn)
+    makers = _TARGETS if _inputs(drawn) else [make for make in _TARGETS if make not in _OF_INPUTS]
+    target = random.choice(makers)(drawn)
     values: dict[str, Value] = {**call.values, name: target.path}
     force = "force" in parameters()[command] and random.random() < 0.5
     if force:
