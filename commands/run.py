@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import Format, FormatOption, PluginOption, QuietOption, VerboseOption
+from ..core.limits import LARGEST_SEED, MOST_ITERATIONS
+from .console import Format, FormatOption, PluginOption, QuietOption, VerboseOption, say, warn
 
 if TYPE_CHECKING:
     from ..runtime.session import Arrays, Session
@@ -30,8 +31,8 @@ def run(
     ] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")] = None,
     plugin: PluginOption = "auto",
-    iterations: Annotated[int, typer.Option(min=1, help="How often to run.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
+    iterations: Annotated[int, typer.Option(min=1, max=MOST_ITERATIONS, help="How often to run.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the random inputs.")] = 0,
     output_format: FormatOption = Format.console,
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
@@ -66,7 +67,7 @@ def run(
     }
     _warn_not_finite("Input", report["inputs"])
     _warn_not_finite("Output", report["outputs"])
-    typer.echo(json.dumps(report, allow_nan=False) if output_format is Format.json else _as_text(report))
+    say(json.dumps(report, allow_nan=False) if output_format is Format.json else _as_text(report))
 
 
 def _timed(session: Session, inputs: Arrays, iterations: int) -> tuple[Arrays, dict[str, float | int]]:
@@ -101,7 +102,7 @@ def _facts(name: str, array: Any) -> dict[str, Any]:
 def _warn_not_finite(kind: str, facts: Any) -> None:
     for fact in facts:
         if not fact["finite"]:
-            typer.echo(f"Warning: {kind.lower()} {fact['name']!r} holds NaN or Inf.", err=True)
+            warn(f"{kind.lower()} {fact['name']!r} holds NaN or Inf.")
 
 
 def _as_text(report: dict[str, Any]) -> str:
