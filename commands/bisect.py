@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import QuietOption, VerboseOption, note, progress, say
+from ..core.limits import LARGEST_SEED
+from .console import QuietOption, VerboseOption, finite, note, progress, say
 from .report_output import ForceOption, OutputOption, ReportFormatOption, choose, show
 
 if TYPE_CHECKING:
@@ -21,15 +22,21 @@ def bisect(
         Path | None,
         typer.Option(help="Configuration. (Default: the sidecar's, else the one beside the checkpoint.)"),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the random inputs.")] = 0,
     load_inputs: Annotated[
         Path | None, typer.Option(help="Compare on these inputs (.npz) instead of random ones.")
     ] = None,
     atol: Annotated[
         float | None,
-        typer.Option(min=0, help="Absolute tolerance, in units of each value's root mean square. (Default: by dtype.)"),
+        typer.Option(
+            min=0,
+            callback=finite,
+            help="Absolute tolerance, in units of each value's root mean square. (Default: by dtype.)",
+        ),
     ] = None,
-    rtol: Annotated[float | None, typer.Option(min=0, help="Relative tolerance. (Default: by dtype.)")] = None,
+    rtol: Annotated[
+        float | None, typer.Option(min=0, callback=finite, help="Relative tolerance. (Default: by dtype.)")
+    ] = None,
     provider: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or tensorrt.")] = "auto",
     all_boundaries: Annotated[
         bool, typer.Option("--all", help="Show every boundary, not only those around the fault.")

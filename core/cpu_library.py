@@ -17,7 +17,8 @@ from .errors import UsageError
 from .fused_node import FUSED_DOMAIN, FUSED_NODES
 from .node import DOMAIN, VARIANTS
 from .processor import host_arch
-from .publishing import sidecar_path
+from .publishing import MAX_BYTES, sidecar_path
+from .reading import read_plain
 
 LIBRARY_NAME = "liblocalattn_onnxruntime.so"
 # The attention nodes it has kernels for, with fp32 or fp16 inputs; those with xpos stay with their function body.
@@ -82,8 +83,8 @@ class CpuLibraryFacts:
 def is_cpu_library(library: Path) -> bool:
     """Whether the facts beside a library say that it is one of these."""
     try:
-        document = json.loads(sidecar_path(library).read_bytes())
-    except (OSError, ValueError):
+        document = json.loads(read_plain(sidecar_path(library), MAX_BYTES))
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(document, dict) and document.get("format") == _FORMAT
 
@@ -104,8 +105,8 @@ def read_facts(library: Path, *, verify: bool = True) -> CpuLibraryFacts:
 def _parse(path: Path) -> CpuLibraryFacts:
     broken = UsageError(f"{path} does not describe a library of kernels for onnxruntime.")
     try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+        document = json.loads(read_plain(path, MAX_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
         raise broken from error
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
         raise broken

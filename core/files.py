@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import UsageError
+from .reading import open_plain
 
 try:
     import fcntl
@@ -36,7 +37,7 @@ def is_file(path: Path) -> bool:
 def sha256(path: Path) -> str:
     """SHA-256 of a file as lower-case hex."""
     digest = hashlib.sha256()
-    with path.open("rb") as stream:
+    with open_plain(path) as stream:
         while block := stream.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()

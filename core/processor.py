@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from .errors import UsageError
+from .reading import open_plain
 
 Arch = Literal["x86_64", "aarch64"]
 ARCHITECTURES: tuple[Arch, ...] = ("x86_64", "aarch64")
@@ -40,7 +41,7 @@ def refuse_foreign(library: Path) -> None:
         UsageError: no such file, no shared library, or one for another processor.
     """
     try:
-        with library.open("rb") as stream:
+        with open_plain(library) as stream:
             header = stream.read(20)
     except OSError as error:
         raise UsageError(f"{library} cannot be read.", why=error.strerror or str(error)) from error

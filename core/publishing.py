@@ -18,6 +18,7 @@ from typing import Any
 
 from .errors import CheckFailed, UsageError
 from .files import flush, sha256
+from .reading import read_plain
 
 # Finished files on their way to their places: a folder of this name and the main file's.
 _PREFIX = ".localattn.next."
@@ -138,8 +139,7 @@ def check_unchanged(model: Path) -> None:
     """
     finish_interrupted(model)
     try:
-        with sidecar_path(model).open("rb") as stream:
-            document = json.loads(stream.read(MAX_BYTES))
+        document = json.loads(read_plain(sidecar_path(model), MAX_BYTES))
         for entry, fix in _DIGESTS.items():
             stated = document.get(entry)
             if isinstance(stated, str) and stated and stated != sha256(model):

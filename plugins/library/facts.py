@@ -15,6 +15,8 @@ from ...core.errors import UsageError
 from ...core.processor import ARCHITECTURES as ARCHITECTURES
 from ...core.processor import Arch as Arch
 from ...core.processor import host_arch as host_arch
+from ...core.publishing import MAX_BYTES
+from ...core.reading import read_plain
 from ..kernel.spec import KernelSpec
 from ..kernel.targets import Target
 
@@ -110,7 +112,7 @@ def read_facts(library: Path, *, verify: bool = True) -> LibraryFacts:
     """
     path = built.facts_beside(library, _HOW_TO_BUILD)
     try:
-        facts = LibraryFacts.model_validate_json(path.read_bytes())
+        facts = LibraryFacts.model_validate_json(read_plain(path, MAX_BYTES))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])

@@ -14,6 +14,7 @@ from ...core.engine_facts import ENGINE_SUFFIX, BuildOptions, EngineFacts, Plugi
 from ...core.errors import BuildFailed, MissingDependency, UsageError
 from ...core.files import refuse_existing, sha256, staging
 from ...core.publishing import publish_together, sealed
+from ...core.reading import check_plain
 from ...core.sidecar import CheckRecord, sidecar_path
 from ..engine_device import Device, find_device, find_device_or_none, platform_name
 from ..tensorrt_library import Opened, open_library
@@ -84,6 +85,8 @@ def _check_paths(request: BuildRequest) -> None:
             why="Whatever opens a file here tells what it is by its suffix.",
             fix=f"Call it {request.output.with_suffix(ENGINE_SUFFIX)}.",
         )
+    if request.timing_cache is not None:
+        check_plain(request.timing_cache)
     if request.timing_cache is not None and not request.timing_cache.parent.is_dir():
         raise UsageError(
             f"Cannot write {request.timing_cache}.", why=f"The folder {request.timing_cache.parent} does not exist."

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ...core.errors import UsageError
 from ...core.files import flush, work_folder
+from ...core.reading import read_plain
 from .device.check_files import MANIFEST, MAX_MANIFEST
 
 _AT_FDCWD = -100
@@ -40,9 +41,9 @@ def check_target(target: Path, overwrite: bool) -> None:
 
 def _is_bundle(folder: Path) -> bool:
     try:
-        with (folder / MANIFEST).open("rb") as stream:
-            return bool(json.loads(stream.read(MAX_MANIFEST))["format"] == "localattn-bundle")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        manifest = json.loads(read_plain(folder / MANIFEST, MAX_MANIFEST))
+        return bool(manifest["format"] == "localattn-bundle")
+    except (UsageError, OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
 
 
