@@ -116,7 +116,8 @@ def _listed(flag: str, text: str, read: Callable[[str], _T]) -> list[_T]:
                 raise ValueError
             values.append(read(part.strip()))
         except ValueError:
-            raise UsageError(f"{flag} {text} is not understood.", why=f"{part!r} does not belong there.") from None
+            why = f"{part[:40]!r} does not belong there."
+            raise UsageError(f"{flag} {text[:80]} is not understood.", why=why) from None
     return values
 
 

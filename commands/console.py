@@ -111,9 +111,14 @@ def print_fault(error: Exception) -> None:
     _remark("  This is a fault of localattn. Run again with -v and report what it prints.")
 
 
+# Characters of an error's line: enough for the inputs of a model, and no flood.
+_LONGEST_LINE = 2000
+
+
 def _printable(text: str) -> str:
     """Text whose control characters are spelled out: a name in a file must not steer the terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+    shown = text if len(text) <= _LONGEST_LINE else f"{text[: _LONGEST_LINE - 1]}…"
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in shown)
 
 
 @contextmanager
