@@ -23,7 +23,7 @@ if not __package__:  # `python cli.py` in a source tree: make the tree the packa
     __package__ = "localattn"
 
 import inspect
-import os
+import re
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,8 +32,8 @@ from typing import Annotated
 
 import typer
 
-from .commands import completion
-from .commands.console import Verbosity, missing_package, print_error
+from .commands import completion, streams
+from .commands.console import missing_package, print_error, print_fault
 from .commands.paths import checked
 from .core.errors import ExitCode, LocalAttnError, MissingDependency
 
@@ -47,6 +47,10 @@ _EPILOG = (
     "Exit codes: 0 good, 1 a check failed, 2 wrong usage or input, 3 something is missing from this machine, "
     "4 the export failed, 5 a build failed."
 )
+
+
+# How PyTorch says that memory is short, in a RuntimeError.
+_NO_MEMORY = re.compile(r"can't allocate memory|not enough memory: you tried to allocate|std::bad_alloc")
 
 
 def _print_version(wanted: bool) -> None:
@@ -90,29 +94,44 @@ def command_line(names: Sequence[str] = COMMANDS) -> typer.Typer:
 
 def main() -> None:
     """Run the command line and leave with its exit code."""
+    streams.prepare()
     completion.prepare(sys.argv)
+    try:
+        code = _run()
+        sys.stdout.flush()
+    except streams.OutputLost as error:
+        print_error(error)
+        streams.discard_output()
+        code = error.exit_code
+    except streams.ReaderGone:
+        streams.discard_output()
+        code = ExitCode.OK
+    sys.exit(code)
+
+
+def _run() -> int:
+    """Run the command line; its exit code, once every error has been shown.
+
+    Raises:
+        OutputLost: stdout cannot be written.
+        ReaderGone: nobody reads it any more.
+    """
     asked = tuple(sys.argv[1:2])
     try:
         with _unwinding():
             command_line(asked if set(asked) & set(COMMANDS) else COMMANDS)()
-    except LocalAttnError as error:
-        print_error(error)
-        sys.exit(error.exit_code)
-    except ModuleNotFoundError as error:
-        missing = missing_package(error)
-        if missing is None:
-            _leave_with_fault(error)
-        else:
-            print_error(missing)
-            sys.exit(missing.exit_code)
-    except MemoryError as error:
-        print_error(_no_memory(error))
-        sys.exit(ExitCode.MISSING)
-    except BrokenPipeError:  # the reader of our output went away (`| head`)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(ExitCode.OK)
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except (streams.OutputLost, streams.ReaderGone):
+        raise
     except Exception as error:
-        _leave_with_fault(error)
+        known = _known(error)
+        if known is None:
+            print_fault(error)
+            return ExitCode.INTERNAL
+        print_error(known)
+        return known.exit_code
+    return ExitCode.OK
 
 
 @contextmanager
@@ -136,21 +155,25 @@ def _unwinding() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _no_memory(error: MemoryError) -> LocalAttnError:
-    return MissingDependency(
-        "There is not enough memory.",
-        why=str(error).splitlines()[0][:300] if str(error) else "",
-        fix="Check that the file is what it should be; else free memory, or use a machine with more.",
-    )
-
-
-def _leave_with_fault(error: Exception) -> None:
-    """Report an error nobody expected."""
-    if Verbosity.verbose:
-        raise error
-    typer.secho(f"Error: {type(error).__name__}: {error}".splitlines()[0], fg="red", bold=True, err=True)
-    typer.echo("  This is a fault of localattn. Run again with -v and report what it prints.", err=True)
-    sys.exit(ExitCode.INTERNAL)
+def _known(error: Exception) -> LocalAttnError | None:
+    """The error to show for an exception that ended a command; None for one that nobody expected."""
+    if isinstance(error, LocalAttnError):
+        return error
+    if isinstance(error, ModuleNotFoundError):
+        return missing_package(error)
+    if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
+        return MissingDependency(
+            "There is not enough memory.",
+            why=str(error).splitlines()[0][:300] if str(error) else "",
+            fix="Check that the sizes are what they should be; else free memory, or use a machine with more.",
+        ).with_traceback(error.__traceback__)
+    if isinstance(error, OSError):
+        return MissingDependency(
+            f"The system refused: {error.strerror or error}.",
+            why=f"It concerns {error.filename}." if error.filename is not None else "",
+            fix="Check permissions, free space, and the limits of this user.",
+        ).with_traceback(error.__traceback__)
+    return None
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import QuietOption, VerboseOption, note, progress, say
+from ..core.limits import LARGEST_SEED
+from .console import QuietOption, VerboseOption, finite, note, progress, say
 from .paths import INPUT, ForceOption
 from .report_output import OutputOption, ReportFormatOption, choose, show
 
@@ -23,15 +24,21 @@ def bisect(
         typer.Option(help="Configuration. (Default: the sidecar's, else the one beside the checkpoint.)"),
         INPUT,
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the random inputs.")] = 0,
     load_inputs: Annotated[
         Path | None, typer.Option(help="Compare on these inputs (.npz) instead of random ones."), INPUT
     ] = None,
     atol: Annotated[
         float | None,
-        typer.Option(min=0, help="Absolute tolerance, in units of each value's root mean square. (Default: by dtype.)"),
+        typer.Option(
+            min=0,
+            callback=finite,
+            help="Absolute tolerance, in units of each value's root mean square. (Default: by dtype.)",
+        ),
     ] = None,
-    rtol: Annotated[float | None, typer.Option(min=0, help="Relative tolerance. (Default: by dtype.)")] = None,
+    rtol: Annotated[
+        float | None, typer.Option(min=0, callback=finite, help="Relative tolerance. (Default: by dtype.)")
+    ] = None,
     provider: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or tensorrt.")] = "auto",
     plugin_library: Annotated[
         Path | None, typer.Option(help="The plugin library that an engine was built with, if you trust it.")

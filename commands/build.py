@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..core.file_kinds import ENGINE, TIMING_CACHE
+from ..core.limits import LARGEST_WORKSPACE_MIB, is_size
 from .build_plugin import PluginKind, choose_plugin
 from .console import (
     Format,
@@ -69,7 +70,9 @@ def build(
         typer.Option(help="File of measured kernel times: read, and extended. (TensorRT only.)"),
         OutputPath(TIMING_CACHE),
     ] = None,
-    workspace: Annotated[int | None, typer.Option(min=1, help="Scratch memory of a layer in MiB.")] = None,
+    workspace: Annotated[
+        int | None, typer.Option(min=1, max=LARGEST_WORKSPACE_MIB, help="Scratch memory of a layer in MiB.")
+    ] = None,
     builder_optimization_level: Annotated[
         int | None, typer.Option(min=0, max=5, help="Higher searches longer for faster kernels.")
     ] = None,
@@ -151,8 +154,8 @@ def _shapes(option: str, text: str | None) -> dict[str, tuple[int, ...]]:
             continue
         name, _, sizes = part.strip().rpartition(":")
         numbers = sizes.split("x")
-        if not name or not all(number.isdecimal() for number in numbers):
-            raise UsageError(f"{option} {part.strip()!r} is no shape.", fix="Write INPUT:1x1024.")
+        if not name or not all(is_size(number) for number in numbers):
+            raise UsageError(f"{option} {part.strip()[:80]!r} is no shape.", fix="Write INPUT:1x1024.")
         found[name] = tuple(map(int, numbers))
     return found
 

@@ -13,7 +13,19 @@ import typer
 from typer.core import TyperGroup
 
 from ..core.file_kinds import BUNDLE
-from .console import Format, FormatOption, QuietOption, VerboseOption, bytes_text, note, print_json, progress, say
+from ..core.limits import LARGEST_SEED, LARGEST_SIZE
+from .console import (
+    Format,
+    FormatOption,
+    QuietOption,
+    VerboseOption,
+    bytes_text,
+    finite,
+    note,
+    print_json,
+    progress,
+    say,
+)
 from .paths import INPUT, OutputPath
 
 if TYPE_CHECKING:
@@ -56,7 +68,7 @@ def create(
     ] = None,
     triton: Annotated[bool, typer.Option("--triton", help="Add a repository for Triton Inference Server.")] = False,
     samples: Annotated[int, typer.Option(min=0, max=1000, help="Random samples to draw for each model.")] = 2,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the first sample.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the first sample.")] = 0,
     load_inputs: Annotated[
         list[Path] | None, typer.Option(help="Inputs as .npz to take as a sample instead; may be repeated."), INPUT
     ] = None,
@@ -68,11 +80,23 @@ def create(
     engine: Annotated[
         list[Path] | None, typer.Option(help="An engine built from the model; may be repeated."), INPUT
     ] = None,
-    atol: Annotated[float | None, typer.Option(help="Absolute tolerance on the device, instead of the type's.")] = None,
-    rtol: Annotated[float | None, typer.Option(help="Relative tolerance on the device, instead of the type's.")] = None,
-    triton_instances: Annotated[int, typer.Option(min=1, help="Copies of the model that run at once.")] = 1,
-    triton_max_batch: Annotated[int, typer.Option(min=1, help="Requests joined in a call, if batch is open.")] = 8,
-    triton_sequences: Annotated[int, typer.Option(min=1, help="Sequences an instance serves, for step files.")] = 16,
+    atol: Annotated[
+        float | None,
+        typer.Option(min=0, callback=finite, help="Absolute tolerance on the device, instead of the type's."),
+    ] = None,
+    rtol: Annotated[
+        float | None,
+        typer.Option(min=0, callback=finite, help="Relative tolerance on the device, instead of the type's."),
+    ] = None,
+    triton_instances: Annotated[
+        int, typer.Option(min=1, max=LARGEST_SIZE, help="Copies of the model that run at once.")
+    ] = 1,
+    triton_max_batch: Annotated[
+        int, typer.Option(min=1, max=LARGEST_SIZE, help="Requests joined in a call, if batch is open.")
+    ] = 8,
+    triton_sequences: Annotated[
+        int, typer.Option(min=1, max=LARGEST_SIZE, help="Sequences an instance serves, for step files.")
+    ] = 16,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier bundle.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest and nothing else, as JSON.")] = False,
     verbose: VerboseOption = False,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from .console import QuietOption, VerboseOption, print_json, progress, say
+from .console import QuietOption, VerboseOption, print_json, progress, say, styled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -219,7 +219,7 @@ def _print(findings: Sequence[Finding], verdicts: Sequence[Verdict]) -> None:
     for area, title in _AREAS.items():
         say(f"{title}:")
         for finding in (finding for finding in findings if finding.area == area):
-            sign = typer.style(SIGNS[finding.status], fg=_COLOURS[finding.status])
+            sign = styled(SIGNS[finding.status], fg=_COLOURS[finding.status])
             word = "" if finding.works else f"{finding.status.upper()}: "
             said = "  ".join(part for part in (finding.version, finding.detail) if part)
             say(f"  {sign} {finding.title:<{width}}  {word}{said}".rstrip())
@@ -229,7 +229,7 @@ def _print(findings: Sequence[Finding], verdicts: Sequence[Verdict]) -> None:
     width = max(len(verdict.ability.command) for verdict in verdicts)
     for verdict in verdicts:
         status = "ok" if verdict.able else "missing"
-        sign = typer.style(SIGNS[status], fg=_COLOURS[status])
+        sign = styled(SIGNS[status], fg=_COLOURS[status])
         lacks = f": lacks {', '.join(verdict.lacks)}" if verdict.lacks else ""
         say(f"  {sign} {verdict.ability.command:<{width}}  {verdict.ability.does}{lacks}")
     commands = commands_to_add(cast("list[Verdict]", list(verdicts)))

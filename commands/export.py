@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..core.file_kinds import ONNX
+from ..core.limits import LARGEST_SIZE
 from .console import (
     Format,
     FormatOption,
     QuietOption,
     VerboseOption,
+    finite,
     note,
     print_exported,
     print_json,
@@ -71,11 +73,14 @@ def export(
         INPUT,
     ] = None,
     seq_len: Annotated[
-        int | None, typer.Option(help="Sequence length of the file. (Default: the model's max_seq_len.)")
+        int | None,
+        typer.Option(max=LARGEST_SIZE, help="Sequence length of the file. (Default: the model's max_seq_len.)"),
     ] = None,
-    batch: Annotated[int, typer.Option(help="Batch size of the file.")] = 1,
-    heads: Annotated[int | None, typer.Option(help="Heads, where the weights do not tell.")] = None,
-    dim_head: Annotated[int | None, typer.Option(help="Head size, where the weights do not tell.")] = None,
+    batch: Annotated[int, typer.Option(max=LARGEST_SIZE, help="Batch size of the file.")] = 1,
+    heads: Annotated[int | None, typer.Option(max=LARGEST_SIZE, help="Heads, where the weights do not tell.")] = None,
+    dim_head: Annotated[
+        int | None, typer.Option(max=LARGEST_SIZE, help="Head size, where the weights do not tell.")
+    ] = None,
     mask: Annotated[bool, typer.Option("--mask", help="Add the input mask: bool, True = keep.")] = False,
     attn_bias: Annotated[bool, typer.Option("--attn-bias", help="Add the input attn_bias [H, w, K].")] = False,
     causal: Annotated[bool, typer.Option("--causal", help="AFTLocal: the model was run with a causal mask.")] = False,
@@ -90,10 +95,13 @@ def export(
         ),
     ] = Mode.full,
     chunk: Annotated[
-        int | None, typer.Option(help="Tokens a call of the file for prompts; 1: none. (Default: 64 or fewer.)")
+        int | None,
+        typer.Option(max=LARGEST_SIZE, help="Tokens a call of the file for prompts; 1: none. (Default: 64 or fewer.)"),
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="Element type of the file.")] = Dtype.fp32,
-    opset: Annotated[int, typer.Option(help="ONNX opset, 18 to 24; TensorRT 10.3 reads up to 20.")] = 20,
+    opset: Annotated[
+        int, typer.Option(max=LARGEST_SIZE, help="ONNX opset, 18 to 24; TensorRT 10.3 reads up to 20.")
+    ] = 20,
     no_function_body: Annotated[
         bool,
         typer.Option(
@@ -102,10 +110,12 @@ def export(
         ),
     ] = False,
     atol: Annotated[
-        float | None, typer.Option(min=0, help="Absolute tolerance of the parity check. (Default: by dtype.)")
+        float | None,
+        typer.Option(min=0, callback=finite, help="Absolute tolerance of the parity check. (Default: by dtype.)"),
     ] = None,
     rtol: Annotated[
-        float | None, typer.Option(min=0, help="Relative tolerance of the parity check. (Default: by dtype.)")
+        float | None,
+        typer.Option(min=0, callback=finite, help="Relative tolerance of the parity check. (Default: by dtype.)"),
     ] = None,
     allow_quadratic: Annotated[
         bool, typer.Option("--allow-quadratic", help="Accept tensors that are square in the sequence length.")
@@ -114,7 +124,10 @@ def export(
         str | None, typer.Option(help="Axes that stay open: batch,seq. (Default: none, static shapes.)")
     ] = None,
     max_seq_len: Annotated[
-        int | None, typer.Option(help="Longest sequence with --dynamic seq. (Default: the example's, or the model's.)")
+        int | None,
+        typer.Option(
+            max=LARGEST_SIZE, help="Longest sequence with --dynamic seq. (Default: the example's, or the model's.)"
+        ),
     ] = None,
     factory: Annotated[
         str | None,

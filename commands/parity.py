@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..core.file_kinds import NPZ
-from .console import PluginOption, QuietOption, VerboseOption, missing_package, note, progress, say
+from ..core.limits import LARGEST_SEED, MOST_SEEDS, is_size
+from .console import PluginOption, QuietOption, VerboseOption, finite, missing_package, note, progress, say
 from .paths import INPUT, ForceOption, OutputPath
 from .report_output import OutputOption, ReportFormatOption, choose, show
 
@@ -39,10 +40,14 @@ def parity(
         typer.Option(help="The checkpoint's configuration. (Default: the sidecar's, else the one beside it.)"),
         INPUT,
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many sets of random inputs.")] = 3,
-    seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
-    atol: Annotated[float | None, typer.Option(min=0, help="Absolute tolerance. (Default: by dtype.)")] = None,
-    rtol: Annotated[float | None, typer.Option(min=0, help="Relative tolerance. (Default: by dtype.)")] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="How many sets of random inputs.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="The first seed.")] = 0,
+    atol: Annotated[
+        float | None, typer.Option(min=0, callback=finite, help="Absolute tolerance. (Default: by dtype.)")
+    ] = None,
+    rtol: Annotated[
+        float | None, typer.Option(min=0, callback=finite, help="Relative tolerance. (Default: by dtype.)")
+    ] = None,
     load_inputs: Annotated[
         Path | None, typer.Option(help="Compare on these inputs (.npz) instead of random ones."), INPUT
     ] = None,
@@ -147,8 +152,10 @@ def _lengths(text: str | None) -> tuple[int, ...]:
     from ..core.errors import UsageError
 
     parts = [] if text is None else text.split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise UsageError(f"--seq-len is {text!r}.", fix="Write lengths with commas between them: 512,1024.")
+    if not all(is_size(part.strip()) for part in parts):
+        raise UsageError(
+            f"--seq-len is {(text or '')[:80]!r}.", fix="Write lengths with commas between them: 512,1024."
+        )
     return tuple(int(part) for part in parts)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..core.file_kinds import LIBRARY, REWRITTEN
+from ..core.limits import MOST_JOBS
 from . import plugin_cpu
 from .console import (
     Format,
@@ -56,7 +57,7 @@ def build(
         OutputPath(LIBRARY),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Kernels compiled at a time. (Default: one a processor.)")
+        int | None, typer.Option(min=1, max=MOST_JOBS, help="Kernels compiled at a time. (Default: one a processor.)")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Build again, and replace an existing file.")] = False,
     output_format: FormatOption = Format.console,

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..core.file_kinds import NPZ
-from .console import Format, FormatOption, PluginOption, QuietOption, VerboseOption
+from ..core.limits import LARGEST_SEED, MOST_ITERATIONS
+from .console import Format, FormatOption, PluginOption, QuietOption, VerboseOption, say, warn
 from .paths import INPUT, ForceOption, OutputPath
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ def run(
     ] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")] = None,
     plugin: PluginOption = "auto",
-    iterations: Annotated[int, typer.Option(min=1, help="How often to run.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
+    iterations: Annotated[int, typer.Option(min=1, max=MOST_ITERATIONS, help="How often to run.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the random inputs.")] = 0,
     force: ForceOption = False,
     output_format: FormatOption = Format.console,
     verbose: VerboseOption = False,
@@ -70,7 +71,7 @@ def run(
     }
     _warn_not_finite("Input", report["inputs"])
     _warn_not_finite("Output", report["outputs"])
-    typer.echo(json.dumps(report, allow_nan=False) if output_format is Format.json else _as_text(report))
+    say(json.dumps(report, allow_nan=False) if output_format is Format.json else _as_text(report))
 
 
 def _timed(session: Session, inputs: Arrays, iterations: int) -> tuple[Arrays, dict[str, float | int]]:
@@ -105,7 +106,7 @@ def _facts(name: str, array: Any) -> dict[str, Any]:
 def _warn_not_finite(kind: str, facts: Any) -> None:
     for fact in facts:
         if not fact["finite"]:
-            typer.echo(f"Warning: {kind.lower()} {fact['name']!r} holds NaN or Inf.", err=True)
+            warn(f"{kind.lower()} {fact['name']!r} holds NaN or Inf.")
 
 
 def _as_text(report: dict[str, Any]) -> str:

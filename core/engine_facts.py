@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .errors import UsageError
 from .publishing import MAX_BYTES, SEAL, check_seal
+from .reading import read_plain
 from .sidecar import CheckRecord, Sidecar, TensorSpec, read_sidecar, sidecar_path
 
 ENGINE_SUFFIX = ".engine"
@@ -136,8 +137,7 @@ def read_engine_facts(engine: Path) -> EngineFacts:
     """
     path = sidecar_path(engine)
     try:
-        with path.open("rb") as stream:
-            text = stream.read(MAX_BYTES + 1)
+        text = read_plain(path, MAX_BYTES)
     except OSError as error:
         why = "The facts of an engine lie beside it: which library and GPU it is for, which plugin it needs."
         raise UsageError(

@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import BinaryIO
 
 from .errors import UsageError
+from .reading import open_plain
 
 try:
     import fcntl
@@ -47,7 +48,7 @@ def is_file(path: Path) -> bool:
 
 def sha256(path: Path) -> str:
     """SHA-256 of a file as lower-case hex."""
-    with path.open("rb") as stream:
+    with open_plain(path) as stream:
         return sha256_of(stream)
 
 

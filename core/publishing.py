@@ -22,6 +22,7 @@ from typing import Any
 
 from .errors import CheckFailed, UsageError
 from .files import flush, sha256, sha256_of, write_error
+from .reading import read_plain
 
 # Finished files on their way to their places: a folder of this name and the main file's.
 _PREFIX = ".localattn.next."
@@ -203,8 +204,7 @@ def check_unchanged(model: Path) -> None:
         CheckFailed: the SHA-256 of the file or of its data differs.
     """
     try:
-        with sidecar_path(model).open("rb") as stream:
-            document = json.loads(stream.read(MAX_BYTES))
+        document = json.loads(read_plain(sidecar_path(model), MAX_BYTES))
         for entry, fix in _DIGESTS.items():
             stated = document.get(entry)
             if isinstance(stated, str) and stated and stated != sha256(model):

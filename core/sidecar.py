@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .errors import UsageError
 from .publishing import MAX_BYTES, SEAL, check_seal, sidecar_path
+from .reading import read_plain
 from .step_facts import StepFacts
 from .tensors import TensorSpec
 
@@ -141,8 +142,7 @@ def read_sidecar(model: Path) -> Sidecar | None:
     """
     path = sidecar_path(model)
     try:
-        with path.open("rb") as stream:
-            text = stream.read(MAX_BYTES + 1)
+        text = read_plain(path, MAX_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..core.errors import MissingDependency, UsageError
 from ..core.file_kinds import configs_beside
 from ..core.files import sha256
+from ..core.reading import check_plain, open_plain
 from .unwrap import plain_state
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ def find_config(path: Path, explicit: Path | None = None) -> Path | None:
         UsageError: the explicit config does not exist.
     """
     if explicit is not None:
+        check_plain(explicit)
         if not explicit.is_file():
             raise UsageError(f"There is no config at {explicit}.", fix="Check the path.")
         return explicit
@@ -107,7 +109,7 @@ def _sniffed(path: Path) -> Literal["safetensors", "torch zip", "legacy torch"]:
     if path.is_dir():
         raise UsageError(f"{path} is a folder.", why=_NOT_A_CHECKPOINT, fix="Give the file inside it.")
     try:
-        with path.open("rb") as stream:
+        with open_plain(path) as stream:
             start = stream.read(_SAFETENSORS_START + 1)
         size = path.stat().st_size
     except OSError as error:

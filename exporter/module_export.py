@@ -40,6 +40,7 @@ from .module_inputs import (
     axis_sizes,
     bind,
     call,
+    check_memory,
     from_arrays,
     name_axes,
     other_lengths,
@@ -172,6 +173,7 @@ def open_module(
     listed = name_axes([parse_input(x) if isinstance(x, str) else x for x in parsed], options.dynamic)
     if not listed:
         raise UsageError("The module's inputs are not given.", fix="Add --input name:dtype:[shape], or --load-inputs.")
+    check_memory(listed)
     by_name = bind(module, [x.name for x in listed])
     untouched = working_copy(module)
     return ModuleJob(module, untouched, with_token_limits(listed, untouched, by_name), by_name, options, origin)

@@ -11,6 +11,7 @@ place of the other inputs go with them.
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,15 +23,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..core.errors import UsageError
+from ..core.limits import LARGEST_SIZE, is_size
+from ..core.memory import check_fits
 from ..core.tensors import TensorSpec
-from ..runtime.arrays import random_inputs
+from ..runtime.arrays import check_drawable, random_inputs
 
 Arrays = dict[str, NDArray[Any]]
 
 # Names an open axis goes by in --dynamic when no input names its axes.
 BATCH, SEQUENCE = "batch", "seq"
 DTYPES = ("float32", "int64", "int32", "bool")
-_INPUT = re.compile(r"([A-Za-z_]\w*):(\w+):\[([^\]]*)\](?::([0-9]+))?")
+_INPUT = re.compile(r"([A-Za-z_]\w*):(\w+):\[([^\]]*)\](?::([0-9]{1,19}))?")
 _AXIS = re.compile(r"(?:([A-Za-z_]\w*)=)?([0-9]+)")
 _HOW = "Write name:dtype:[sizes], for instance tokens:int64:[1,128] or x:float32:[batch=2,seq=128,64]."
 # Integers of unknown meaning are drawn below this: any table has two rows.
@@ -88,8 +91,9 @@ def parse_input(text: str) -> ModuleInput:
     parts = [part.strip() for part in inside.split(",")] if inside.strip() else []
     axes = [_AXIS.fullmatch(part) for part in parts]
     found = [axis for axis in axes if axis is not None]
-    if len(found) < len(parts) or any(int(axis[2]) < 1 for axis in found):
-        raise UsageError(f"--input {name} has the shape [{inside[:60]}].", why="Sizes are 1 or more.", fix=_HOW)
+    if len(found) < len(parts) or not all(is_size(axis[2]) for axis in found):
+        why = f"Sizes are numbers from 1 to {LARGEST_SIZE:,}."
+        raise UsageError(f"--input {name} has the shape [{inside[:60]}].", why=why, fix=_HOW)
     shape, names = tuple(int(axis[2]) for axis in found), tuple(axis[1] or "" for axis in found)
     return ModuleInput(name, dtype, shape, names, None if limit is None else int(limit))
 
@@ -148,6 +152,20 @@ def axis_sizes(inputs: Sequence[ModuleInput]) -> dict[str, int]:
             if axis and sizes.setdefault(axis, size) != size:
                 raise UsageError(f"Axis {axis} is {sizes[axis]} and, in {x.name}, {size}.", fix="Give one size.")
     return sizes
+
+
+def check_memory(inputs: Sequence[ModuleInput]) -> None:
+    """Refuse inputs that cannot be made, before any is.
+
+    Raises:
+        MissingDependency: they do not fit into memory together.
+        UsageError: one has more elements than are drawn at random.
+    """
+    sizes = [math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in inputs]
+    largest = inputs[sizes.index(max(sizes))]
+    check_fits(f"Input {largest.spec().describe()}", sum(sizes), "Give smaller sizes, or use a machine with more.")
+    for x in inputs:
+        check_drawable(x.spec())
 
 
 def bind(module: nn.Module, names: Sequence[str]) -> bool:

@@ -20,7 +20,7 @@ from ..runtime.session import Session, load
 from .open import open_checkpoint
 from .open_sizes import BATCH, SEQUENCE
 from .parity_ways import StepByStep, Way, Whole
-from .source import NUMPY_DTYPE, ShapeRequest, SourceModel
+from .source import NUMPY_DTYPE, ShapeRequest, SourceModel, signature
 from .steps.source import StepSource
 
 
@@ -108,6 +108,14 @@ def _source(request: ParityRequest, session: Session, sidecar: Sidecar | None) -
     if sidecar is not None and sidecar.checkpoint_sha256 != opened.loaded.sha256:
         notes.append(f"{request.against} is not the checkpoint {request.model} was exported from")
     inputs = {spec.name: spec for spec in session.inputs}
+    stepwise = sidecar is not None and sidecar.step is not None
+    wanted = signature(
+        opened.resolved.class_name, opened.resolved.args, *(x in inputs for x in ("mask", "attn_bias", "full_mask"))
+    )
+    caches = {spec.name for spec in session.inputs} - {spec.name for spec in wanted} if stepwise else set()
+    ranks = [(spec.name, len(spec.shape)) for spec in session.inputs if spec.name not in caches]
+    if ranks != [(spec.name, len(spec.shape)) for spec in wanted]:
+        raise _other_inputs(session.inputs, wanted, opened.resolved.class_name)
     data = session.inputs[0]
     is_attention, is_aft = "q" in inputs, "query" in inputs
     causal = request.causal
@@ -117,13 +125,13 @@ def _source(request: ParityRequest, session: Session, sidecar: Sidecar | None) -
     batch = data.shape[1 if is_aft else 0]
     if isinstance(batch, str):
         batch = OPEN_BATCH if sidecar is None else sidecar.batch
-    if sidecar is not None and sidecar.step is not None:  # any length that the class accepts
+    if stepwise:  # any length that the class accepts
         length = getattr(opened.resolved.args, "window_size", 1)
     if isinstance(length, str):
         longest = None if sidecar is None else sidecar.seq_len  # None: the model's own
         if longest is not None and max(request.lengths, default=0) > longest:
-            wanted = max(request.lengths)
-            raise UsageError(f"--seq-len {wanted} is beyond the {longest} positions of {request.model}.")
+            asked = max(request.lengths)
+            raise UsageError(f"--seq-len {asked} is beyond the {longest} positions of {request.model}.")
         length = max(request.lengths, default=longest)
     shapes = ShapeRequest(
         batch=batch,
@@ -135,7 +143,13 @@ def _source(request: ParityRequest, session: Session, sidecar: Sidecar | None) -
         causal=causal,
         full_mask="full_mask" in inputs,
     )
-    return opened.source(shapes), notes + opened.notes
+    opened.resolved.check_keys()
+    try:
+        return opened.source(shapes), notes + opened.notes
+    except UsageError as error:
+        if not all(isinstance(size, int) for spec in session.inputs for size in spec.shape):
+            raise
+        raise _other_inputs(session.inputs, wanted, opened.resolved.class_name, error.what) from error
 
 
 def dtype_of_file(model: Path, session: Session, source: SourceModel, sidecar: Sidecar | None) -> str:
@@ -155,11 +169,16 @@ def check_signature(session: Session, source: SourceModel, dtype: str) -> None:
 
 def _check_inputs(found: list[TensorSpec], wanted: list[TensorSpec], source: SourceModel) -> None:
     if wanted != found:
-        raise UsageError(
-            "The model and the checkpoint do not belong together.",
-            why=f"The model takes {_listed(found)}; the checkpoint's {source.class_name} takes {_listed(wanted)}.",
-            fix="Give the checkpoint and configuration the model was exported from.",
-        )
+        raise _other_inputs(found, wanted, source.class_name)
+
+
+def _other_inputs(found: list[TensorSpec], wanted: list[TensorSpec], class_name: str, detail: str = "") -> UsageError:
+    return UsageError(
+        "The model and the checkpoint do not belong together.",
+        why=f"The model takes {_listed(found) or 'nothing'}; the checkpoint's {class_name} takes {_listed(wanted)}. "
+        f"{detail}".rstrip(),
+        fix="Give the checkpoint and configuration the model was exported from.",
+    )
 
 
 def _listed(specs: list[Any]) -> str:

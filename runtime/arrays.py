@@ -24,7 +24,9 @@ from numpy.typing import NDArray
 from ..core.errors import UsageError
 from ..core.file_kinds import NPZ
 from ..core.files import publish
+from ..core.memory import check_fits
 from ..core.outputs import Output, writing
+from ..core.reading import open_plain
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec, format_shape
 
 _MEMBER_SUFFIX = ".npy"
@@ -32,6 +34,9 @@ _MEMBER_SUFFIX = ".npy"
 _MAX_HEADER = 10_000
 # Deflate cannot shrink data further than this; a larger claim is a lie.
 _MAX_DEFLATE_RATIO = 1032
+# Compressed arrays may grow to 256 MiB, larger ones to 20 times the file: numbers of a model shrink less than that.
+LARGEST_INFLATED = 256 << 20
+MOST_INFLATION = 20
 # 2 GiB of float32: random inputs beyond it are a claim of a broken file, not a model's.
 _MOST_ELEMENTS = 1 << 29
 _HEADER_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
@@ -42,9 +47,10 @@ def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
     Raises:
         UsageError: no such file, not an `.npz`, cut or damaged, pickled objects inside, or a header
-            that claims more than the file holds.
+            that claims more than the file holds, or arrays of many times its size.
+        MissingDependency: the arrays do not fit into memory.
     """
-    with _as_usage_error(path), zipfile.ZipFile(path) as archive:
+    with _as_usage_error(path), open_plain(path) as stream, zipfile.ZipFile(stream) as archive:
         members = archive.infolist()
         names = [member.filename.removesuffix(_MEMBER_SUFFIX) for member in members]
         if len(set(names)) != len(names):
@@ -53,6 +59,7 @@ def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
             raise ValueError("its directory claims more bytes than the file has")
         for member in members:
             _check_member(archive, member)
+        _check_total(path, members)
         return {name: _read_member(archive, member) for name, member in zip(names, members, strict=True)}
 
 
@@ -101,6 +108,14 @@ def _check_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
     claimed, there = math.prod(shape) * dtype.itemsize, member.file_size - head.tell()
     if claimed != there:
         raise ValueError(f"{name!r} claims {claimed} bytes of numbers and has {there}")
+
+
+def _check_total(path: Path, members: Sequence[zipfile.ZipInfo]) -> None:
+    """Refuse arrays that a small file would blow up, and those that cannot fit into memory."""
+    there, claimed = path.stat().st_size, sum(member.file_size for member in members)
+    if claimed > max(LARGEST_INFLATED, MOST_INFLATION * there):
+        raise ValueError(f"its {there:,} bytes would become {claimed:,}: compressed arrays that large are not read")
+    check_fits(str(path), claimed, "Give smaller inputs, or use a machine with more memory.")
 
 
 def _read_header(name: str, head: io.BytesIO) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -168,16 +183,21 @@ def random_inputs(
         sizes: sizes of the dimensions that the model leaves open, by name.
 
     Raises:
-        UsageError: an open dimension without a size, tokens without a limit or with one their type
+        MissingDependency: they do not fit into memory together.
+        UsageError: an open dimension without a size, an array too large, tokens without a limit or with one their type
             cannot hold, a type that is neither, or a negative seed.
     """
     if seed < 0:
         raise UsageError(f"The seed is {seed}.", why="numpy's generator takes 0 or more.")
     generator = np.random.default_rng(seed)
     inputs: dict[str, NDArray[Any]] = {}
+    shapes = {spec.name: _closed_shape(spec, sizes or {}) for spec in specs}
     for spec in specs:
-        shape = _closed_shape(spec, sizes or {})
-        _check_size(spec, shape)
+        check_drawable(spec, shapes[spec.name])
+    total = sum(_bytes(spec, shapes[spec.name]) for spec in specs)
+    check_fits("The random inputs", total, "Give the inputs in a file, or use a machine with more memory.")
+    for spec in specs:
+        shape = shapes[spec.name]
         if spec.dtype == "bool":
             inputs[spec.name] = _mask(generator, shape)
         elif spec.dtype in ("float16", "float32", "float64"):
@@ -194,15 +214,31 @@ def random_inputs(
     return inputs
 
 
-def _check_size(spec: TensorSpec, shape: tuple[int, ...]) -> None:
-    """Refuse sizes that are none, and arrays that would not fit into memory together with the model."""
-    count = math.prod(shape)
-    if min(shape, default=0) < 0 or count > _MOST_ELEMENTS:
+def check_drawable(spec: TensorSpec, shape: tuple[int, ...] | None = None) -> None:
+    """Refuse sizes that are none, and arrays larger than any that is drawn at random.
+
+    Args:
+        spec: what the array is for.
+        shape: of the array, where the dimensions of `spec` are open.
+
+    Raises:
+        UsageError: it is such an array.
+    """
+    sizes = [int(size) for size in (spec.shape if shape is None else shape)]
+    if min(sizes, default=0) < 0 or math.prod(sizes) > _MOST_ELEMENTS:
         raise UsageError(
             f"Input {spec.name!r} cannot be drawn at random.",
-            why=f"The model says its shape is {format_shape(shape)}.",
+            why=f"Its shape is {format_shape(tuple(sizes))}, and at most {_MOST_ELEMENTS:,} numbers are drawn.",
             fix="If that is right, give the inputs in a file.",
         )
+
+
+def _bytes(spec: TensorSpec, shape: tuple[int, ...]) -> int:
+    """What an array takes; types that numpy lacks are refused when they are drawn."""
+    try:
+        return math.prod(shape) * np.dtype(spec.dtype).itemsize
+    except TypeError:
+        return 0
 
 
 def _closed_shape(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -11,11 +11,16 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import UsageError
 from ..core.files import is_file, sha256
 from ..core.node import DOMAIN
+from ..core.reading import read_plain
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec
 from .onnx_data import lies_inside
 
 if TYPE_CHECKING:
     from ..core.sidecar import Sidecar
+
+
+# A protobuf message has no more bytes than this.
+_LARGEST_MODEL = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -147,7 +152,7 @@ def read_model(path: Path) -> Any:
 
     try:
         # Not `onnx.load(path)`, which takes a file named .json or .txt for another format.
-        model = onnx.load_model_from_string(path.read_bytes())
+        model = onnx.load_model_from_string(read_plain(path, _LARGEST_MODEL))
     except OSError as error:
         raise UsageError(f"Cannot read {path}.", why=error.strerror or str(error)) from error
     except (DecodeError, ValueError) as error:

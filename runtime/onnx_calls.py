@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 from ..core.errors import UsageError
+from ..core.reading import open_plain
 from .onnx_loops import LOOP, check_loops
 from .onnx_wire import DEEPEST_GRAPH, Data, Span, fields
 
@@ -41,7 +42,7 @@ def check_calls(path: Path) -> Operators:
         UsageError: it is one of these.
     """
     try:
-        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with open_plain(path) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
             total, operators = _expanded(data)
     except (OSError, ValueError):
         return frozenset()

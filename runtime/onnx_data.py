@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..core.errors import UsageError
+from ..core.reading import check_plain, open_plain
 from .onnx_wire import DEEPEST_GRAPH, Data, Span, fields
 
 # Which fields of a message are messages that may hold tensors, and in the end the places of their data; the numbers are
@@ -36,10 +37,10 @@ def check_data(path: Path) -> None:
     """Refuse a file whose weights lie elsewhere than in its folder. What is no ONNX file is left to whoever opens it.
 
     Raises:
-        UsageError: it is such a file.
+        UsageError: it is such a file, or its weights are no plain file.
     """
     try:
-        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with open_plain(path) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
             locations = set(_locations(data, "Model", (0, len(data)), 0))
     except (OSError, ValueError):
         return
@@ -50,6 +51,8 @@ def check_data(path: Path) -> None:
             why=f"It takes weights from {outside[0][:100]!r}, which is no file of its folder.",
             fix="Keep the external data file beside the model, under its original name.",
         )
+    for location in sorted(locations):
+        check_plain(path.parent / location)
 
 
 def _locations(data: Data, message: str, span: Span, depth: int) -> Iterator[str]:

@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import MissingDependency, UsageError
+from ..core.limits import check_threads
 from ..core.publishing import check_unchanged
+from ..core.reading import check_plain
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec, format_shape
 
 __all__ = ["BACKENDS", "Arrays", "Backend", "Session", "TensorSpec", "check_inputs", "load", "place"]
@@ -163,7 +165,7 @@ def load(
         path: the model file; its suffix chooses the backend.
         provider: where to run it; "auto" takes the best that really starts (see `Session.provider`),
             any other name is used or refused.
-        threads: CPU threads for one operator, ≥ 1; None leaves it to the engine.
+        threads: CPU threads for one operator, from 1 to `core.limits.most_threads()`; None leaves it to the engine.
         verify: refuse a file that is not the one the facts beside it were written for; reads it once more.
         plugin: library of compiled kernels: "auto" takes one that may be loaded by itself, from the installed package
             or the user's own cache (for the CPU the newest of this release, if it loads; for an engine the one with
@@ -175,6 +177,7 @@ def load(
         MissingDependency: the engine is not installed, or the provider asked for does not start.
     """
     path = Path(path)
+    check_threads(threads)
     backend = BACKENDS.get(path.suffix.lower())
     if backend is None:
         raise UsageError(
@@ -182,11 +185,10 @@ def load(
             why=f"No backend runs files named {path.suffix or 'without a suffix'}.",
             fix=f"Known: {', '.join(BACKENDS)}.",
         )
+    check_plain(path)
     if not path.is_file():
-        why = "It is a folder." if path.is_dir() else "There is no such file."
+        why = "There is no such file."
         raise UsageError(f"Cannot run {path}.", why=why, fix="Give the path of an exported model.")
-    if threads is not None and threads < 1:
-        raise UsageError(f"threads is {threads}.", why="An operator runs on at least one thread.")
     if verify:
         check_unchanged(path)
     return backend.open(path, provider, threads, str(plugin))

@@ -19,7 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import UsageError
+from ..core.limits import check_threads
 from ..core.publishing import check_unchanged
+from ..core.reading import check_plain
 from ..core.tensors import TensorSpec
 from .session import BACKENDS, check_inputs
 
@@ -207,7 +209,7 @@ def open_step(
     Args:
         path: the step file or the engine built from it, the sidecar beside it.
         provider: as for `runtime.session.load`.
-        threads: CPU threads for one operator, ≥ 1; None leaves it to the engine.
+        threads: CPU threads for one operator, from 1 to `core.limits.most_threads()`; None leaves it to the engine.
         plugin: as for `runtime.session.load`.
 
     Raises:
@@ -219,15 +221,15 @@ def open_step(
     from ..core.sidecar import sidecar_path
 
     path = Path(path)
+    check_threads(threads)
     suffix = path.suffix.lower()
     backend = STEP_BACKENDS.get(suffix)
     if backend is None:
         known = ", ".join(STEP_BACKENDS)
         raise UsageError(f"Cannot generate with {path}.", why=f"Its suffix is none of: {known}.", fix=_HOW_TO_EXPORT)
+    check_plain(path)
     if not path.is_file():
         raise UsageError(f"Cannot generate with {path}.", why="There is no such file.", fix=backend.how)
-    if threads is not None and threads < 1:
-        raise UsageError(f"threads is {threads}.", why="An operator runs on at least one thread.")
     check_unchanged(path)
     sidecar = read_model_facts(path)
     if sidecar is None:

@@ -79,7 +79,7 @@ class BuildRequest:
     @property
     def inputs(self) -> list[Path]:
         """The files that are read, besides those beside them."""
-        return [self.model] if self.plugin.library is None else [self.model, self.plugin.library]
+        return [self.model] if self.plugin.library is None else [self.model, self.plugin.library.path]
 
 
 def capability(target: str) -> int:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from ...core.errors import CheckFailed, UsageError
 from ...core.files import sha256
 from ...core.library_store import TENSORRT_PLUGIN, kind_of
+from ...core.publishing import MAX_BYTES
+from ...core.reading import open_plain, read_plain
 from ...core.sidecar import Sidecar, sidecar_path
 from ...core.tensors import TensorSpec
 from ...core.tolerance import TOLERANCES, Tolerance, tolerance_for
@@ -129,11 +131,11 @@ def read_plugin_part(path: Path) -> PluginPart:
     import json
 
     try:
-        with path.open("rb") as stream:
+        with open_plain(path) as stream:
             header = stream.read(20)
         arch = _MACHINES.get(int.from_bytes(header[18:20], "little")) if header.startswith(b"\x7fELF") else None
         digest = sha256(path)
-        facts = json.loads(sidecar_path(path).read_bytes()) if sidecar_path(path).is_file() else {}
+        facts = json.loads(read_plain(sidecar_path(path), MAX_BYTES)) if sidecar_path(path).is_file() else {}
     except OSError as error:
         raise UsageError(f"Cannot read {path}.", why=error.strerror or str(error)) from error
     except (ValueError, RecursionError) as error:

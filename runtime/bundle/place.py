@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ...core.errors import UsageError
 from ...core.files import flush
+from ...core.reading import read_plain
 from .archive import read_table, read_tar_manifest
 from .device.check_files import MANIFEST, MAX_MANIFEST, Fault
 
@@ -37,9 +38,8 @@ def check_bundle(target: Path, *, as_tar: bool, overwrite: bool) -> None:
 
 def _is_bundle(folder: Path) -> bool:
     try:
-        with (folder / MANIFEST).open("rb") as stream:
-            return _is_manifest(stream.read(MAX_MANIFEST))
-    except OSError:
+        return _is_manifest(read_plain(folder / MANIFEST, MAX_MANIFEST))
+    except (UsageError, OSError):
         return False
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import CheckFailed, LocalAttnError, MissingDependency, UsageError
+from ...core.limits import check_threads
+from ...core.reading import check_plain
 from .archive import check_tar, extract, read_table, read_tar_manifest
 from .device import check_files
 from .device import verify as script
@@ -66,6 +68,7 @@ def verify_bundle(
         UsageError: no bundle, or one with a path, link or claim that is refused.
         CheckFailed: a file is missing, added or altered.
     """
+    check_threads(threads)
     if provider not in ("auto", *script.PROVIDERS):
         raise UsageError(f"There is no provider {provider!r}.", fix=f"Known: auto, {', '.join(script.PROVIDERS)}.")
     with _as_errors(), _checked(path, manifest_sha256, unpack=not files_only) as (folder, manifest, digest):
@@ -96,6 +99,7 @@ def _checked(path: Path, expected: str | None, *, unpack: bool) -> Iterator[tupl
         check_files.check_folder(path, manifest)
         yield (path if unpack else None), manifest, hashlib.sha256(text).hexdigest()
         return
+    check_plain(path)
     if not path.is_file():
         raise UsageError(f"Cannot read {path}.", why="There is no such file or folder.", fix="Give a bundle.")
     table = read_table(path)
