@@ -60,6 +60,18 @@ def sha256_of(stream: BinaryIO) -> str:
     return digest.hexdigest()
 
 
+def require_parent(target: Path) -> Path:
+    """The folder that holds a target.
+
+    Raises:
+        UsageError: it does not exist.
+    """
+    parent = target.absolute().parent
+    if not os.path.isdir(parent):  # noqa: PTH112 (`Path.is_dir` raises where a name is too long)
+        raise UsageError(f"Cannot write {target}.", why=f"The folder {parent} does not exist.", fix="Create it first.")
+    return parent
+
+
 @contextmanager
 def staging(target: Path) -> Iterator[Path]:
     """A temporary folder beside `target`, for a file that several processes replace in turn.
@@ -85,9 +97,7 @@ def work_folder(target: Path, *, wait: bool = False) -> Iterator[Path]:
     Raises:
         UsageError: the folder that holds `target` is missing or cannot be written, or another process writes `target`.
     """
-    parent = target.absolute().parent
-    if not parent.is_dir():
-        raise UsageError(f"Cannot write {target}.", why=f"The folder {parent} does not exist.", fix="Create it first.")
+    parent = require_parent(target)
     key = parent.resolve() / target.name
     if key in _held.get():
         yield _held.get()[key]

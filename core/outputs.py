@@ -30,7 +30,7 @@ from .file_kinds import (
     kind_named,
     name_error,
 )
-from .files import is_file, work_folder, write_error
+from .files import is_file, require_parent, work_folder, write_error
 from .publishing import MAX_BYTES, check_leftover, sidecar_path
 
 _LONGEST_NAME = 255  # bytes, where the file system does not say
@@ -131,9 +131,7 @@ def _check_name(path: Path, kind: Kind) -> None:
         raise UsageError(f"Cannot write {path}.", why="That is a folder, or an empty name.", fix="Give it a name.")
     if kind is not SIDECAR and kind_named(path, (kind,)) is None:
         raise name_error(path, (kind,))
-    parent = path.absolute().parent
-    if not parent.is_dir():
-        raise UsageError(f"Cannot write {path}.", why=f"The folder {parent} does not exist.", fix="Create it first.")
+    parent = require_parent(path)
     try:
         longest = os.pathconf(parent, "PC_NAME_MAX")
     except (AttributeError, OSError, ValueError):  # not on Windows
@@ -224,6 +222,8 @@ def beside(path: Path) -> Iterator[Path]:
     yield sidecar_path(path)
     if path.suffix.lower() not in (*ONNX.suffixes, *ENGINE.suffixes, *NPZ.suffixes, *CONFIG_SUFFIXES):
         yield from configs_beside(path)
+    if not is_file(sidecar_path(path)):
+        return
     try:
         with sidecar_path(path).open("rb") as stream:
             facts = json.loads(stream.read(MAX_BYTES))

@@ -71,11 +71,22 @@ def publish_together(staged: Mapping[Path, Path], folder: Path) -> None:
         _finish_interrupted(main, names)
         batch = _batch_of(main)
         gathered.rename(batch)  # the moment
-        for name in _in_order(names):
-            (batch / name).replace(main.with_name(name))
-        batch.rmdir()
+        try:
+            _move(batch, names)
+        except (KeyboardInterrupt, SystemExit):  # a request to end that came after the moment
+            _move(batch, names)
+            raise
     except OSError as error:
         raise write_error(main, error) from error
+
+
+def _move(batch: Path, names: Collection[str]) -> None:
+    """Move what is in the folder to its places."""
+    for name in _in_order(names):
+        with contextlib.suppress(FileNotFoundError):
+            (batch / name).replace(batch.parent / name)
+    with contextlib.suppress(FileNotFoundError):
+        batch.rmdir()
 
 
 def _batch_of(main: Path) -> Path:

@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 import pytest
 
+from localattn import cli
 from localattn.core.engine_facts import read_engine_facts
 from localattn.core.errors import CheckFailed, UsageError
 from localattn.core.files import sha256, work_folder
@@ -252,6 +253,52 @@ def test_publishing_killed_before_each_change(tmp_path: Path) -> None:
         assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
     assert code == 0 and step > 15
     assert seen == {b"old", b"new"} and interrupted
+
+
+def in_ended_child(act: Callable[[], object], step: int) -> int:
+    """Fork, and ask the child to end (SIGTERM, as the command line takes it) before its change number `step`."""
+    child = os.fork()
+    if child == 0:
+        made = 0
+
+        def hook(event: str, arguments: tuple[Any, ...]) -> None:
+            nonlocal made
+            made += event in ("os.rename", "os.mkdir", "os.rmdir", "open")
+            if made == step and event in ("os.rename", "os.mkdir", "os.rmdir", "open"):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        code = 1
+        try:
+            with cli._unwinding():
+                sys.addaudithook(hook)
+                act()
+            code = 0
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else 1
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_publishing_ended_before_each_change(tmp_path: Path) -> None:
+    seen = set()
+    for step in range(1, 80):
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        write_set(folder, b"old")
+        code = in_ended_child(lambda place=folder: write_set(place, b"new"), step)  # type: ignore[misc]
+        assert code in (0, 128 + signal.SIGTERM)
+        models = [folder / "model.onnx", folder / "model.prefill.onnx"]
+        contents = {path.read_bytes() for path in models}
+        assert len(contents) == 1, "what has begun to move is moved"
+        seen |= contents
+        for path in models:
+            check_unchanged(path)
+        assert not list(folder.glob(".localattn.next.*"))
+        if code == 0:
+            break
+    assert code == 0 and step > 15
+    assert seen == {b"old", b"new"}
 
 
 def test_places_that_are_folders_are_refused_before_anything_changes(tmp_path: Path) -> None:

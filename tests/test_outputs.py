@@ -333,7 +333,8 @@ def test_names_of_another_kind_are_refused(words: str, output: Parameter, refuse
         refused(words, output, name, "Cannot write")
     suffix = next(iter(own), "")
     refused(words, output, "n" * 256 + suffix, "too long")
-    refused(words, output, f"no-such-folder/new{suffix}", "does not exist")
+    for folder in ("no-such-folder", "n" * 300, "m.onnx"):
+        refused(words, output, f"{folder}/new{suffix}", "does not exist")
 
 
 def test_names_are_refused_where_the_facts_beside_would_not_fit(tiny: Path, localattn: Command) -> None:
