@@ -190,15 +190,15 @@ def _fill(disk: Path, free: int) -> None:
 
 
 Entry = tuple[str, int, int, bytes | str]
-# What onnxruntime leaves in the user's cache and in the temporary folder.
-_ONNXRUNTIME = {"Microsoft", ".ses"}
+# What onnxruntime and torch leave in the user's cache and in the temporary folder begins like this.
+_OTHERS = ("Microsoft", ".ses", "torchinductor_")
 
 
 def of_others(names: Iterable[str]) -> set[str]:
     """Those of the names that other packages make, and the folders above them."""
     found: set[str] = set()
     for path in map(PurePosixPath, names):
-        if _ONNXRUNTIME & set(path.parts):
+        if any(part.startswith(_OTHERS) for part in path.parts):
             found |= {str(path), *(str(parent) for parent in path.parents)}
     return found
 
