@@ -121,7 +121,7 @@ def test_lists_of_numbers(tmp_path: Path, localattn: Command, verb: str, flag: s
 
 @pytest.mark.parametrize("flag", SHAPES)
 def test_shapes_of_profiles(tmp_path: Path, localattn: Command, flag: str) -> None:
-    given = {name: "x:1x8" for name in SHAPES}
+    given = dict.fromkeys(SHAPES, "x:1x8")
     for number in NUMBERS:
         options = [word for name, text in (given | {flag: f"x:1x{number}"}).items() for word in (name, text)]
         finished = localattn("build", tmp_path / "none.onnx", *options)
@@ -130,7 +130,8 @@ def test_shapes_of_profiles(tmp_path: Path, localattn: Command, flag: str) -> No
 
 
 @pytest.mark.parametrize(
-    "text", [*(f"x:float32:[{n}]" for n in NUMBERS), *(f"t:int64:[4]:{n}" for n in NUMBERS if n not in ("0", str(2**31)))]
+    "text",
+    [*(f"x:float32:[{n}]" for n in NUMBERS), *(f"t:int64:[4]:{n}" for n in NUMBERS if n not in ("0", str(2**31)))],
 )
 def test_sizes_of_inputs(tmp_path: Path, localattn: Command, text: str) -> None:
     if text.endswith((f":{2**63}", ":1" + "0" * 30)):
