@@ -19,6 +19,7 @@ from ..core.file_kinds import ONNX
 from ..core.files import sha256
 from ..core.outputs import Output, check_outputs, writing
 from ..core.sidecar import CheckRecord, Sidecar
+from ..runtime.arrays import check_drawable
 from . import graph
 from .artefact import finish_export, output_specs, package_versions, window_facts
 from .checks.audit import Shape, Taken, allowed, check_audit, freest, graph_shapes
@@ -94,6 +95,7 @@ def open_request(request: ExportRequest) -> tuple[OpenedCheckpoint, SourceModel]
 
     Raises:
         UsageError: the request or one of its files cannot be used.
+        MissingDependency: the inputs do not fit into memory.
     """
     check_precision(request)
     graph.check_opset(request.opset)
@@ -103,6 +105,7 @@ def open_request(request: ExportRequest) -> tuple[OpenedCheckpoint, SourceModel]
     opened = open_checkpoint(request.checkpoint, request.config, overrides)
     source = opened.source(request.shapes)
     check_axes(source, request.dynamic)
+    check_drawable(source.inputs(request.dtype))  # the checks of the written file draw them
     return opened, at_open_sizes(source, request.shapes, request.dynamic) if request.dynamic else source
 
 

@@ -25,6 +25,7 @@ from ..core.files import sha256
 from ..core.outputs import Output, check_outputs, writing
 from ..core.sidecar import CheckRecord, LayerFacts, Sidecar
 from ..core.size_sweep import sweep_sizes
+from ..runtime.arrays import check_drawable
 from . import graph
 from .artefact import finish_export, output_specs, package_versions, window_facts
 from .checks.audit import Shape, Taken, allowed, freest, graph_shapes
@@ -40,7 +41,6 @@ from .module_inputs import (
     axis_sizes,
     bind,
     call,
-    check_memory,
     from_arrays,
     name_axes,
     other_lengths,
@@ -173,7 +173,7 @@ def open_module(
     listed = name_axes([parse_input(x) if isinstance(x, str) else x for x in parsed], options.dynamic)
     if not listed:
         raise UsageError("The module's inputs are not given.", fix="Add --input name:dtype:[shape], or --load-inputs.")
-    check_memory(listed)
+    check_drawable([x.spec() for x in listed])
     by_name = bind(module, [x.name for x in listed])
     untouched = working_copy(module)
     return ModuleJob(module, untouched, with_token_limits(listed, untouched, by_name), by_name, options, origin)

@@ -11,7 +11,6 @@ place of the other inputs go with them.
 from __future__ import annotations
 
 import inspect
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,9 +23,8 @@ from torch import Tensor, nn
 
 from ..core.errors import UsageError
 from ..core.limits import LARGEST_SIZE, is_size
-from ..core.memory import check_fits
 from ..core.tensors import TensorSpec
-from ..runtime.arrays import check_drawable, random_inputs
+from ..runtime.arrays import random_inputs
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -152,20 +150,6 @@ def axis_sizes(inputs: Sequence[ModuleInput]) -> dict[str, int]:
             if axis and sizes.setdefault(axis, size) != size:
                 raise UsageError(f"Axis {axis} is {sizes[axis]} and, in {x.name}, {size}.", fix="Give one size.")
     return sizes
-
-
-def check_memory(inputs: Sequence[ModuleInput]) -> None:
-    """Refuse inputs that cannot be made, before any is.
-
-    Raises:
-        MissingDependency: they do not fit into memory together.
-        UsageError: one has more elements than are drawn at random.
-    """
-    sizes = [math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in inputs]
-    largest = inputs[sizes.index(max(sizes))]
-    check_fits(f"Input {largest.spec().describe()}", sum(sizes), "Give smaller sizes, or use a machine with more.")
-    for x in inputs:
-        check_drawable(x.spec())
 
 
 def bind(module: nn.Module, names: Sequence[str]) -> bool:

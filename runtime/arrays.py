@@ -14,6 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -191,13 +192,10 @@ def random_inputs(
         raise UsageError(f"The seed is {seed}.", why="numpy's generator takes 0 or more.")
     generator = np.random.default_rng(seed)
     inputs: dict[str, NDArray[Any]] = {}
-    shapes = {spec.name: _closed_shape(spec, sizes or {}) for spec in specs}
-    for spec in specs:
-        check_drawable(spec, shapes[spec.name])
-    total = sum(_bytes(spec, shapes[spec.name]) for spec in specs)
-    check_fits("The random inputs", total, "Give the inputs in a file, or use a machine with more memory.")
-    for spec in specs:
-        shape = shapes[spec.name]
+    closed = [replace(spec, shape=_closed_shape(spec, sizes or {})) for spec in specs]
+    check_drawable(closed)
+    for spec in closed:
+        shape = tuple(int(size) for size in spec.shape)
         if spec.dtype == "bool":
             inputs[spec.name] = _mask(generator, shape)
         elif spec.dtype in ("float16", "float32", "float64"):
@@ -214,29 +212,35 @@ def random_inputs(
     return inputs
 
 
-def check_drawable(spec: TensorSpec, shape: tuple[int, ...] | None = None) -> None:
-    """Refuse sizes that are none, and arrays larger than any that is drawn at random.
+def check_drawable(specs: Sequence[TensorSpec]) -> None:
+    """Refuse arrays that cannot be, before any is made.
 
     Args:
-        spec: what the array is for.
-        shape: of the array, where the dimensions of `spec` are open.
+        specs: what is to be drawn; every dimension is a number.
 
     Raises:
-        UsageError: it is such an array.
+        MissingDependency: they do not fit into memory together.
+        UsageError: a negative size, or an array larger than any that is drawn at random.
     """
-    sizes = [int(size) for size in (spec.shape if shape is None else shape)]
-    if min(sizes, default=0) < 0 or math.prod(sizes) > _MOST_ELEMENTS:
-        raise UsageError(
-            f"Input {spec.name!r} cannot be drawn at random.",
-            why=f"Its shape is {format_shape(tuple(sizes))}, and at most {_MOST_ELEMENTS:,} numbers are drawn.",
-            fix="If that is right, give the inputs in a file.",
-        )
+    shapes = [[int(size) for size in spec.shape] for spec in specs]
+    sizes = [math.prod(shape) * _item_bytes(spec) for spec, shape in zip(specs, shapes, strict=True)]
+    if sizes:
+        largest = specs[sizes.index(max(sizes))]
+        fix = "Give smaller sizes, or use a machine with more memory."
+        check_fits(f"Input {largest.describe()}", sum(sizes), fix)
+    for spec, shape in zip(specs, shapes, strict=True):
+        if min(shape, default=0) < 0 or math.prod(shape) > _MOST_ELEMENTS:
+            raise UsageError(
+                f"Input {spec.name!r} cannot be drawn at random.",
+                why=f"Its shape is {format_shape(spec.shape)}, and at most {_MOST_ELEMENTS:,} numbers are drawn.",
+                fix="If that is right, give the inputs in a file.",
+            )
 
 
-def _bytes(spec: TensorSpec, shape: tuple[int, ...]) -> int:
-    """What an array takes; types that numpy lacks are refused when they are drawn."""
+def _item_bytes(spec: TensorSpec) -> int:
+    """Bytes of an element; none for a type that numpy lacks, which is refused when it is drawn."""
     try:
-        return math.prod(shape) * np.dtype(spec.dtype).itemsize
+        return np.dtype(spec.dtype).itemsize
     except TypeError:
         return 0
 
