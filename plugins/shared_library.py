@@ -44,6 +44,9 @@ def compile_library(
         lines = finished.stderr.splitlines()
         first = next((line for line in lines if "error" in line), lines[0] if lines else "")
         raise BuildFailed(f"{compiler.command[0]} could not compile the plugin library.", why=first, fix=fix)
+    if not output.is_file():
+        why = f"It ended without an error and wrote no {name}."
+        raise BuildFailed(f"{compiler.command[0]} made no library.", why=why, fix=fix)
 
 
 def newest_glibc(library: Path) -> str:

@@ -173,6 +173,17 @@ def test_a_failed_build_leaves_nothing(localattn: Call, monkeypatch: pytest.Monk
     assert localattn("plugin", "build", "--backend", "onnxruntime").code == 3
 
 
+def test_a_compiler_that_makes_nothing(localattn: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lazy = failing_compiler(tmp_path, "operators.cpp")
+    lazy.write_text(lazy.read_text().replace("exit 1", "exit 0"))
+    monkeypatch.setenv("CXX", str(lazy))
+    finished = localattn("plugin", "build", "--backend", "onnxruntime", "-o", tmp_path / "library.so")
+    assert finished.code == 5 and "made no library" in finished.err
+    monkeypatch.setenv("CXX", "'")
+    finished = localattn("plugin", "build", "--backend", "onnxruntime", "-o", tmp_path / "library.so")
+    assert finished.code == 2 and "CXX is no command" in finished.err
+
+
 def test_auto_takes_a_sound_library_only(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = compiled_kernel.choose("auto", NODES)
     assert chosen is not None and chosen.library.path == copy and not chosen.asked
