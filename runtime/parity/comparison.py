@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.error_spread import ErrorSpread
-from ..core.errors import CheckFailed
-from ..core.tensors import format_shape
-from ..core.tolerance import Tolerance
-from .error_spread import SequenceAxis, SpreadSums
+from ...core.error_spread import ErrorSpread
+from ...core.errors import CheckFailed
+from ...core.tensors import format_shape
+from ...core.tolerance import Tolerance
+from .spread import SequenceAxis, SpreadSums
 
 Floats = NDArray[np.float64]
 Frontier = tuple[tuple[float, float], ...]

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.error_spread import ErrorSpread
-from ..core.errors import CheckFailed
-from ..core.publishing import check_unchanged
-from ..core.tolerance import Tolerance
-from ..core.window_view import WindowView
-from .arrays import save_arrays
-from .compare import Comparison
+from ...core.error_spread import ErrorSpread
+from ...core.errors import CheckFailed
+from ...core.publishing import check_unchanged
+from ...core.tolerance import Tolerance
+from ...core.window_view import WindowView
+from ..arrays import save_arrays
+from .comparison import Comparison
 
 if TYPE_CHECKING:
-    from ..core.sidecar import Sidecar
+    from ...core.sidecar import Sidecar
 
 Arrays = dict[str, NDArray[Any]]
 
