@@ -11,10 +11,9 @@ from ..core.sidecar import Sidecar
 from ..core.size_sweep import OPEN_BATCH
 from ..core.tensors import TensorSpec
 from ..core.window_view import WindowView, bias_views, views
-from ..runtime.parity.compare import Against, compare_models
+from ..runtime.parity.compare import compare_models
 from ..runtime.parity.report import ORACLE, ParityReport, ParityRequest, altered
 from ..runtime.parity.runner import FileRunner, StepRunner, open_runner
-from ..runtime.parity.shared_inputs import shared_specs
 from .open import open_checkpoint
 from .open_sizes import BATCH, SEQUENCE
 from .reference_runner import ReferenceRunner
@@ -47,15 +46,8 @@ def run_parity(request: ParityRequest, progress: Callable[[str], None] = lambda 
     else:
         reference = ReferenceRunner(source, candidate.dtype, _open_axes(candidate), samples=True)
         check_signature(candidate, source, reference.inputs)
-    against = Against(
-        reference,
-        ORACLE,
-        _windows(reference.source),
-        candidate.precision,
-        [*notes, *altered(request.model), *candidate.notes],
-    )
-    specs = shared_specs(candidate.inputs, reference.inputs, (candidate.name, reference.name))
-    return compare_models(request, candidate, against, specs, progress)
+    notes += [*altered(request.model), *candidate.notes]
+    return compare_models(request, candidate, reference, ORACLE, _windows(reference.source), notes, progress)
 
 
 def _windows(source: SourceModel) -> list[WindowView]:

@@ -124,7 +124,7 @@ class OnnxRuntimeStep(StepSession):
         plugin: str = AUTO,
     ) -> None:
         facts = step_facts(sidecar)
-        self.sidecar, self.provider, self.notes = sidecar, session.provider, session.notes
+        self.sidecar, self.provider, self.notes, self.plugin = sidecar, session.provider, session.notes, session.plugin
         check_caches(session, facts, path)
         self._threads, self._plugin = threads, plugin
         self._banks = _Banks(facts, PROVIDERS[session.provider].device)

@@ -85,12 +85,14 @@ class StepSession(ABC):
         position: positions consumed since the start.
         notes: what a user should know of how it runs, a sentence each.
         missing_prefill: name of the prefill file that was exported with it and does not lie beside it.
+        plugin: path of the library whose compiled kernels compute the attention nodes; None if their body does.
     """
 
     backend: str
     provider: str
     notes: tuple[str, ...] = ()
     missing_prefill: str | None = None
+    plugin: str | None = None
     sidecar: Sidecar | None = None
 
     def __init__(self, facts: StepFacts, inputs: Sequence[TensorSpec], output: TensorSpec, chunks: Sequence[int]):

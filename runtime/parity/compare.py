@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...core.errors import CheckFailed, UsageError
-from ...core.tensors import TensorSpec
 from ...core.tolerance import Tolerance, coarsest, tolerance_for
 from ...core.window_view import WindowView
 from ..session import Arrays
@@ -18,6 +17,7 @@ from .comparison import Comparison, compare_arrays
 from .inputs import InputSets
 from .report import ParityReport, ParityRequest, Reference, not_finite
 from .runner import FileRunner, Runner, Sample
+from .shared_inputs import shared_specs
 from .spread import SequenceAxis
 
 
@@ -102,30 +102,13 @@ def _sequence(
     return SequenceAxis(axis, positions)
 
 
-@dataclass(frozen=True)
-class Against:
-    """A reference and what is known of it.
-
-    Args:
-        runner: computes it.
-        described: as reports name it.
-        windows: of the model's attention layers.
-        precision: chooses the tolerance where it is coarser than the candidate's.
-        notes: what the user should know before the figures.
-    """
-
-    runner: Runner
-    described: Reference
-    windows: Sequence[WindowView]
-    precision: str
-    notes: Sequence[str]
-
-
 def compare_models(
     request: ParityRequest,
     candidate: FileRunner,
-    against: Against,
-    specs: Sequence[TensorSpec],
+    reference: Runner,
+    described: Reference,
+    windows: Sequence[WindowView],
+    notes: Sequence[str],
     progress: Callable[[str], None],
 ) -> ParityReport:
     """Compare a file with its reference in all its run modes, on every set of inputs.
@@ -133,18 +116,20 @@ def compare_models(
     Args:
         request: seeds, lengths, inputs and tolerances.
         candidate: the file.
-        against: the reference.
-        specs: the inputs that both take.
+        reference: what it has to equal.
+        described: the reference as reports name it; its element type counts if it is coarser than the candidate's.
+        windows: of the model's attention layers.
+        notes: what the user should know of the two.
         progress: called with each step as it begins.
 
     Raises:
-        UsageError: inputs or lengths that do not fit, or the model takes none of them.
+        UsageError: the two do not take the same inputs, or not those asked for.
         CheckFailed: an output is missing or has another shape than the reference's.
     """
-    reference = against.runner
-    precision = coarsest([candidate.precision, against.precision])
+    specs = shared_specs(candidate.inputs, reference.inputs, (candidate.name, reference.name))
+    precision = coarsest([candidate.precision, described.dtype or candidate.precision])
     tolerance = tolerance_for(precision, request.atol, request.rtol)
-    geometries = [view.geometry for view in against.windows if not view.biases]
+    geometries = [view.geometry for view in windows if not view.biases]
     sets = InputSets(request, specs, (candidate, reference), geometries)
     report = ParityReport(
         precision,
@@ -152,11 +137,11 @@ def compare_models(
         request.model,
         request.against,
         tolerance,
-        [view if sets.length is None else replace(view, length=sets.length) for view in against.windows],
+        [view if sets.length is None else replace(view, length=sets.length) for view in windows],
         candidate.plugin,
         candidate.sidecar,
-        against.described,
-        notes=[*against.notes, *sets.notes],
+        described,
+        notes=[*notes, *sets.notes],
     )
     refusal = ""
     for inputs in sets:
@@ -174,7 +159,7 @@ def compare_models(
             )
             report.take(inputs.name + mode.mode, inputs.arrays, outputs, comparisons)
     if not report.comparisons:
-        raise UsageError("Nothing could be compared.", why=f"{refusal}.", fix="Choose other lengths with --seq-len.")
+        raise UsageError("Nothing could be compared.", why=f"{refusal}.", fix="Give inputs of other lengths.")
     if request.keep_reference:
         whole = reference.unsampled().run(report.inputs)
         report.outputs = report.outputs | {f"{name}.reference": x for name, x in whole.items()}

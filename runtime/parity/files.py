@@ -7,18 +7,16 @@ exported; its sidecar has the result, as long as it belongs to the file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...core.engine_facts import ENGINE_SUFFIX
 from ...core.errors import MissingDependency, UsageError
-from ...core.tensors import TensorSpec
 from ..model_windows import windows_of_sidecar
-from .compare import Against, compare_models
+from .compare import compare_models
 from .report import ParityReport, ParityRequest, Reference, altered
-from .runner import FileRunner, StepRunner, open_runner
-from .shared_inputs import shared_specs
+from .runner import FileRunner, open_runner
 
 if TYPE_CHECKING:
     from ...core.sidecar import CheckRecord
@@ -47,23 +45,18 @@ def run_file_parity(request: ParityRequest, progress: Callable[[str], None] = la
     reference = _open_reference(request.against)
     if candidate.name == reference.name:
         candidate.name, reference.name = str(candidate.path), str(reference.path)
-    specs = shared_specs(candidate.inputs, reference.inputs, (candidate.name, reference.name))
     checked, doubts = _record(reference)
-    against = Against(
-        reference,
-        Reference("file", reference.precision, reference.backend, reference.provider, checked),
-        windows_of_sidecar(candidate.sidecar) or windows_of_sidecar(reference.sidecar),
-        reference.precision,
-        [
-            *_origin(candidate, reference),
-            *altered(candidate.path),
-            *doubts,
-            *candidate.notes,
-            *_unlike(candidate, reference, specs),
-            *(f"{reference.name}: {line}" for line in reference.notes),
-        ],
-    )
-    return compare_models(request, candidate, against, specs, progress)
+    notes = [
+        *_origin(candidate, reference),
+        *altered(candidate.path),
+        *doubts,
+        *candidate.notes,
+        *(f"output {x!r} is in {candidate.name} only" for x in candidate.outputs if x not in reference.outputs),
+        *(f"{reference.name}: {line}" for line in reference.notes),
+    ]
+    described = Reference("file", reference.precision, reference.backend, reference.provider, checked)
+    windows = windows_of_sidecar(candidate.sidecar) or windows_of_sidecar(reference.sidecar)
+    return compare_models(request, candidate, reference, described, windows, notes, progress)
 
 
 def _open_reference(path: Path) -> FileRunner:
@@ -129,16 +122,3 @@ def _origin(candidate: FileRunner, reference: FileRunner) -> list[str]:
     if ran[0] == ran[1] and candidate.path.samefile(reference.path) and len(candidate.modes()) == 1:
         notes.append(f"{name} is compared with itself, run in the same way: that proves nothing")
     return notes
-
-
-def _unlike(candidate: FileRunner, reference: FileRunner, specs: Sequence[TensorSpec]) -> list[str]:
-    """Notes on outputs and sizes that the reference does not have."""
-    name = candidate.path.name
-    notes = [f"output {output!r} is in {name} only" for output in candidate.outputs if output not in reference.outputs]
-    if not isinstance(candidate, StepRunner) and len(_open(specs)) < len(_open(candidate.inputs)):
-        notes.append(f"{name} leaves sizes open, and is compared at those of {reference.path.name} only")
-    return notes
-
-
-def _open(specs: Sequence[TensorSpec]) -> set[str]:
-    return {size for spec in specs for size in spec.shape if isinstance(size, str)}

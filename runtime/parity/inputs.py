@@ -47,7 +47,7 @@ class InputSets:
     Args:
         request: seeds, inputs or lengths.
         specs: the inputs that both take.
-        runners: both models.
+        runners: the candidate and the reference.
         windows: of the model's layers.
 
     Attributes:
@@ -66,7 +66,7 @@ class InputSets:
     ) -> None:
         self._request, self._specs, self._runners = request, list(specs), runners
         self._steps = [runner for runner in runners if isinstance(runner, StepRunner)]
-        self._axes = list(dict.fromkeys(size for spec in specs for size in spec.shape if isinstance(size, str)))
+        self._axes = _dynamic_axes(specs)
         self._sequence = next((name for name in self._axes if name in SEQUENCE_AXES), None)
         self._tokens = min((x.token_limit for x in runners if x.token_limit is not None), default=None)
         self._given = None
@@ -89,7 +89,7 @@ class InputSets:
     def __iter__(self) -> Iterator[InputSet]:
         """One set a size, and at the largest and at sizes that were asked for one a seed."""
         if self._given is not None:
-            yield InputSet(str(self._request.inputs), self._given, True)
+            yield InputSet(str(self._request.inputs), self._given, True, str(self._request.inputs))
             return
         seeds, lengths = self._request.seeds, self._request.lengths
         for sizes in self._sizes:
@@ -101,8 +101,11 @@ class InputSets:
 
     @property
     def notes(self) -> list[str]:
-        """What was fed to step files, and what sizes errors are shown of."""
+        """What was fed to step files, and the sizes where models have others too."""
         found = []
+        candidate, reference = self._runners
+        if not isinstance(candidate, StepRunner) and len(self._axes) < len(_dynamic_axes(candidate.inputs)):
+            found.append(f"{candidate.name} leaves sizes open, and is compared at those of {reference.name} only")
         for runner in self._steps:
             chunk = runner.facts.chunk
             calls = "one a call" if chunk == 1 else f"{chunk} a call"
@@ -226,6 +229,10 @@ class InputSets:
                     why=f"It takes {chunk} a call{ends}.",
                     fix="Choose another length with --seq-len, or give the step file where this is a prefill file.",
                 )
+
+
+def _dynamic_axes(specs: Sequence[TensorSpec]) -> list[str]:
+    return list(dict.fromkeys(size for spec in specs for size in spec.shape if isinstance(size, str)))
 
 
 def _within(size: int, bounds: tuple[int, int | None]) -> bool:

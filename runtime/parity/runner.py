@@ -96,35 +96,31 @@ class FileRunner(Runner):
 
     Args:
         session: the file, opened.
-        path: of the file, for its name and for the facts below.
-        sidecar: of the file, or of the ONNX file that it was built from.
-        engine: the facts of an engine; None of an ONNX file.
-        plugin: path of the library whose compiled kernels compute the attention nodes; None if their body does.
+        path: of the file, for its name and for what the facts do not say.
+        facts: of the file; None where there are none.
 
     Attributes:
-        mode: what tells this run mode from the file's others, for the name of a comparison.
+        sidecar: the facts of the file, or of the ONNX file that it was built from.
+        engine: the facts of an engine; None of an ONNX file.
         signature: inputs of one call of the file.
-        backend: what runs it.
-        provider: where it really runs.
+        mode: what tells this run mode from the file's others, for the name of a comparison.
         notes: what the user should know of how it runs.
     """
 
-    mode = ""
     signature: Sequence[TensorSpec]
+    mode = ""
 
     def __init__(
-        self,
-        session: Session | StepSession,
-        path: Path = NO_FILE,
-        sidecar: Sidecar | None = None,
-        engine: EngineFacts | None = None,
-        plugin: str | None = None,
+        self, session: Session | StepSession, path: Path = NO_FILE, facts: Sidecar | EngineFacts | None = None
     ) -> None:
-        self.path, self.name, self.sidecar, self.engine, self.plugin = path, path.name, sidecar, engine, plugin
-        self.backend, self.provider, self.notes = session.backend, session.provider, list(session.notes)
-        self.batch = None if sidecar is None else sidecar.batch
-        self.token_limit = vocabulary(sidecar)
-        self._results = [session.output] if hasattr(session, "output") else session.outputs
+        self.path, self.name = path, path.name
+        self.engine = facts if isinstance(facts, EngineFacts) else None
+        self.sidecar = facts.model if isinstance(facts, EngineFacts) else facts
+        self.backend, self.provider, self.plugin = session.backend, session.provider, session.plugin
+        self.notes = list(session.notes)
+        self.batch = None if self.sidecar is None else self.sidecar.batch
+        self.token_limit = vocabulary(self.sidecar)
+        self._results = session.outputs if isinstance(session, Session) else [session.output]
         self.outputs = [spec.name for spec in self._results]
 
     @property
@@ -163,24 +159,17 @@ class FileRunner(Runner):
 
 
 class SessionRunner(FileRunner):
-    """A file that takes whole sequences.
-
-    Args:
-        session: the file, opened; its plugin is the runner's.
-        path: as of `FileRunner`, likewise the facts.
-        rests: let the session rest after each run, and leave its memory to the reference.
-    """
+    """A file that takes whole sequences; with `rests` its session leaves its memory to the reference after each run."""
 
     def __init__(
         self,
         session: Session,
         path: Path = NO_FILE,
-        sidecar: Sidecar | None = None,
-        engine: EngineFacts | None = None,
+        facts: Sidecar | EngineFacts | None = None,
         *,
         rests: bool = False,
     ) -> None:
-        super().__init__(session, path, sidecar, engine, session.plugin)
+        super().__init__(session, path, facts)
         self.session, self.inputs, self.signature, self._rests = session, session.inputs, session.inputs, rests
 
     def run(self, inputs: Arrays) -> Arrays:
@@ -212,7 +201,8 @@ class StepRunner(FileRunner):
 
     Args:
         session: the file, opened.
-        path: as of `FileRunner`, likewise the facts.
+        path: as of `FileRunner`.
+        facts: likewise.
         singles: feed the longest chunks first, and at least so many positions in the file's own calls after them;
             None feeds in its own calls only.
 
@@ -224,14 +214,13 @@ class StepRunner(FileRunner):
         self,
         session: StepSession,
         path: Path = NO_FILE,
-        sidecar: Sidecar | None = None,
-        engine: EngineFacts | None = None,
-        plugin: str | None = None,
+        facts: Sidecar | EngineFacts | None = None,
         *,
         singles: int | None = None,
     ) -> None:
-        super().__init__(session, path, sidecar, engine, plugin)
+        super().__init__(session, path, facts)
         self.session, self.facts, self._singles = session, session.facts, singles
+        self.mode = "" if singles is None else f", {max(session.chunks)} a call first"
         ranks = {spec.name: len(spec.shape) for spec in session.inputs}
         if self.facts.sequence_axis >= ranks.get(self.facts.token_input, 0):
             raise UsageError(
@@ -244,8 +233,6 @@ class StepRunner(FileRunner):
         self.signature = [*session.inputs, TensorSpec(self.facts.position_input, "int64", (1,)), *caches]
         if session.missing_prefill is not None:
             self.notes.append(f"{session.missing_prefill} does not lie beside {path.name} and is not judged with it")
-        longest = max(session.chunks)
-        self.mode = "" if singles is None else f", {longest} a call first"
 
     @property
     def slots(self) -> int:
@@ -263,8 +250,7 @@ class StepRunner(FileRunner):
         """In its own calls; and with the prefill file beside it, chunks first and single tokens after."""
         if max(self.session.chunks) == self.facts.chunk:
             return [self]
-        chunked = StepRunner(self.session, self.path, self.sidecar, self.engine, self.plugin, singles=0)
-        return [self, chunked]
+        return [self, StepRunner(self.session, self.path, self.engine or self.sidecar, singles=0)]
 
     def run(self, inputs: Arrays) -> Arrays:
         """Feed the sequence; the output of every call, joined."""
@@ -306,14 +292,14 @@ def open_runner(path: Path, provider: str = "auto", plugin: str = "auto", *, pre
     engine = read_engine_facts(path) if suffix == ENGINE_SUFFIX else None
     sidecar = read_sidecar(path) if engine is None else engine.model
     if sidecar is None or sidecar.step is None:
-        return SessionRunner(load(path, provider, plugin=plugin, verify=False), path, sidecar, engine)
+        return SessionRunner(load(path, provider, plugin=plugin, verify=False), path, engine or sidecar)
     BACKENDS[suffix].require()
     session: StepSession
     if engine is not None:
         from ..engine_step import open_step_engine
 
         refuse_elsewhere(plugin, "a GPU engine")
-        session, kernels = open_step_engine(path, sidecar, provider, None), None
+        session = open_step_engine(path, sidecar, provider, None)
     else:
         from ..onnxruntime_session import open_file
         from ..onnxruntime_step import OnnxRuntimeStep
@@ -321,7 +307,7 @@ def open_runner(path: Path, provider: str = "auto", plugin: str = "auto", *, pre
 
         opened = open_file(path, provider, None, plugin)
         companion = find_prefill(path, sidecar) if prefill else None
-        session, kernels = OnnxRuntimeStep(path, sidecar, opened, companion, None, plugin), opened.plugin
+        session = OnnxRuntimeStep(path, sidecar, opened, companion, None, plugin)
     if not prefill:
         session.chunks, session.missing_prefill = (session.facts.chunk,), None
-    return StepRunner(session, path, sidecar, engine, kernels)
+    return StepRunner(session, path, engine or sidecar)
