@@ -27,14 +27,15 @@ class ModuleRunner(Runner):
     """
 
     def __init__(self, module: nn.Module, untouched: nn.Module, by_name: bool, example: Arrays) -> None:
-        self._module, self._by_name, self._double, self.notes = untouched, by_name, False, []
+        self._module, self._by_name, self._double = untouched, by_name, False
+        self.notes: list[str] = []
         try:
             twin = working_copy(module, double=True)
             call(twin, example, by_name, double=True)
         except Exception as error:  # often it makes fp32 tensors itself; what fails in fp32 too is raised there
             why = (str(error).strip().splitlines() or [""])[0][:200]
             self.notes = [
-                f"the module does not run in float64, so the reference is fp32: {type(error).__name__}: {why}"
+                f"the reference is in fp32: the module does not run in float64 ({type(error).__name__}: {why})"
             ]
         else:
             self._module, self._double = twin, True
