@@ -118,7 +118,7 @@ class InputSets:
         if self._given is None and len(self._sizes) > 1:
             lengths = self._request.lengths
             largest = self._sizes[0] if not lengths else {**self._sizes[0], self._sequence or "": self.length or 0}
-            found.append(f"how errors are spread is told of {self._named(largest)}")
+            found.append(f"how errors are spread is shown for {self._named(largest)}")
         return found
 
     def _named(self, sizes: Sizes) -> str:
@@ -145,7 +145,7 @@ class InputSets:
             if name == UNNAMED_DIMENSION or (name != self._sequence and name not in BATCH_AXES):
                 raise UsageError(
                     f"Both files leave {'an axis' if name == UNNAMED_DIMENSION else f'the axis {name!r}'} open.",
-                    why="Nothing tells which sizes it may have.",
+                    why="Nothing says which sizes it may have.",
                     fix="Give the inputs in a file: --load-inputs.",
                 )
         now = {name: self._batch(name) for name in self._axes if name != self._sequence}
@@ -165,7 +165,7 @@ class InputSets:
         if high is None:
             raise UsageError(
                 "Both files leave the length open.",
-                why="No sidecar beside them tells the longest.",
+                why="No sidecar beside them says which is the longest.",
                 fix="Give lengths with --seq-len, or the inputs with --load-inputs.",
             )
         swept = sweep_sizes(self._axes, {**now, self._sequence: high}, self._sequence, windows)

@@ -103,7 +103,7 @@ class FileRunner(Runner):
         sidecar: the facts of the file, or of the ONNX file that it was built from.
         engine: the facts of an engine; None of an ONNX file.
         signature: inputs of one call of the file.
-        mode: what tells this run mode from the file's others, for the name of a comparison.
+        mode: the run mode in words, for the name of a comparison; empty for the usual one.
         notes: what the user should know of how it runs.
     """
 
@@ -232,7 +232,7 @@ class StepRunner(FileRunner):
         caches = [TensorSpec(cache.input, cache.dtype, tuple(cache.shape)) for cache in self.facts.caches]
         self.signature = [*session.inputs, TensorSpec(self.facts.position_input, "int64", (1,)), *caches]
         if session.missing_prefill is not None:
-            self.notes.append(f"{session.missing_prefill} does not lie beside {path.name} and is not judged with it")
+            self.notes.append(f"{session.missing_prefill} does not lie beside {path.name} and is not compared with it")
 
     @property
     def slots(self) -> int:
