@@ -61,8 +61,9 @@ class ReferenceRunner(Runner):
         if few is not None:
             for spec, axes in zip(self.inputs, open_axes(source, [BATCH]), strict=True):
                 for axis in axes:
-                    inputs = {**inputs, spec.name: np.take(inputs[spec.name], few, axis)}
-        return source.reference(inputs, sample.get(self.sequence_axis()))
+                    inputs = {**inputs, spec.name: np.compress(few, inputs[spec.name], axis)}
+        positions = sample.get(self.sequence_axis())
+        return source.reference(inputs, None if positions is None else np.flatnonzero(positions))
 
     def refuses(self, inputs: Arrays) -> str | None:
         """Why the class itself takes no inputs of these sizes, None if it does."""
@@ -75,12 +76,12 @@ class ReferenceRunner(Runner):
     def sample(self, inputs: Arrays) -> Sample:
         """The positions and the sequences that are computed."""
         source = self._at(inputs)
-        batch = source.shapes.batch
-        found: dict[int, NDArray[np.int64]] = {}
+        batch, length = source.shapes.batch, source.shapes.seq_len
+        found: dict[int, NDArray[np.bool_]] = {}
         if self._few_sequences and batch > 2:
-            found[source.kind.batch_axis] = np.array([0, batch - 1])
+            found[source.kind.batch_axis] = np.isin(np.arange(batch), (0, batch - 1))
         positions = sampled_positions(source) if self._samples else None
-        return found if positions is None else found | {self.sequence_axis(): positions}
+        return found if positions is None else found | {self.sequence_axis(): np.isin(np.arange(length), positions)}
 
     def unsampled(self) -> ReferenceRunner:
         """The same reference, whole."""

@@ -133,14 +133,14 @@ def test_a_sampled_reference_is_compared_where_it_computes(tmp_path: Path) -> No
     reference = ReferenceRunner(source, samples=True, few_sequences=True)
     runner = SessionRunner(load(tmp_path / "m.onnx", "cpu", plugin="none"))
     inputs = random_inputs(reference.inputs, 0, reference.token_limit)
-    sample = reference.sample(inputs)
-    assert sample[0].tolist() == [0, 2] and {0, WINDOW, 2099} <= set(sample[-2].tolist())
-    assert f"2 of 3 sequences, {len(sample[-2])} of 2100 positions" in detail
+    sequences, positions = (np.flatnonzero(reference.sample(inputs)[axis]) for axis in (0, -2))
+    assert sequences.tolist() == [0, 2] and {0, WINDOW, 2099} <= set(positions.tolist())
+    assert f"2 of 3 sequences, {len(positions)} of 2100 positions" in detail
     outputs, expected, (comparison,) = compare(runner, reference, inputs, TOLERANCE, spread=True)
-    assert comparison.passed and expected["logits"].shape == (2, len(sample[-2]), TINY["num_tokens"])
+    assert comparison.passed and expected["logits"].shape == (2, len(positions), TINY["num_tokens"])
     assert comparison.spread is not None and comparison.spread.positions[-1] > 2048
     whole = reference.unsampled().run(inputs)["logits"]
-    np.testing.assert_allclose(whole[[0, 2]][:, sample[-2]], expected["logits"], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(whole[[0, 2]][:, positions], expected["logits"], rtol=0, atol=1e-12)
     assert not reference.unsampled().sample(inputs) and whole.shape == outputs["logits"].shape
 
     def spoiled(x: Arrays, at: tuple[int, int]) -> Arrays:
@@ -151,6 +151,9 @@ def test_a_sampled_reference_is_compared_where_it_computes(tmp_path: Path) -> No
     for at, passed in (((2, 2099), False), ((0, 0), False), ((1, 0), True), ((0, 1000), True)):
         wrong = Altered(runner, lambda x, at=at: spoiled(x, at))  # type: ignore[misc]
         assert compare(wrong, reference, inputs, TOLERANCE).comparisons[0].passed == passed
+    longer = Altered(runner, lambda x: {"logits": np.concatenate([x["logits"], x["logits"][:, -1:]], axis=1)})
+    with pytest.raises(CheckFailed, match="another shape"):
+        compare(longer, reference, inputs, TOLERANCE)
 
 
 def test_steps_in_plain_sessions_are_those_of_bound_buffers(folder: Path) -> None:

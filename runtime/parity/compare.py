@@ -82,11 +82,11 @@ def worst_of(comparisons: Sequence[tuple[str, Comparison]], tolerance: Tolerance
 
 
 def _take(output: NDArray[Any], sample: Sample) -> NDArray[Any]:
-    """The sampled part of an output; one that does not have it as it is, which fails for its shape."""
-    if any(axis >= output.ndim or indices.max() >= output.shape[axis] for axis, indices in sample.items()):
-        return output
-    for axis, indices in sample.items():
-        output = np.take(output, indices, axis)
+    """The sampled part of an output; one of another size is returned as it is, and fails for its shape."""
+    for axis, chosen in sample.items():
+        if not -output.ndim <= axis < output.ndim or output.shape[axis] != len(chosen):
+            return output
+        output = np.compress(chosen, output, axis)
     return output
 
 
@@ -98,8 +98,8 @@ def _sequence(
     axis = next((axis for axis in stated if axis is not None), -2)
     if not -len(shape) <= axis < len(shape) or shape[axis] not in {n for x in inputs.values() for n in x.shape}:
         return None
-    positions = {axis % len(shape): indices for axis, indices in sample.items()}.get(axis % len(shape))
-    return SequenceAxis(axis, positions)
+    chosen = {axis % len(shape): chosen for axis, chosen in sample.items()}.get(axis % len(shape))
+    return SequenceAxis(axis, None if chosen is None else np.flatnonzero(chosen))
 
 
 def compare_models(

@@ -38,8 +38,8 @@ _WEIGHTS = {"int8": "int8", "bfloat16": "bf16", "float16": "fp16"}
 _SEQUENCE_AXES = {"labml_nn.AFTLocal": 0}
 # Stands for the path of a session's file where only its outputs matter.
 NO_FILE = Path("The file")
-# Indices along some axes of an output.
-Sample = Mapping[int, NDArray[np.int64]]
+# By axis of an output, which of its entries are meant: `[size of the axis]`.
+Sample = Mapping[int, NDArray[np.bool_]]
 
 
 class Runner(ABC):
@@ -75,7 +75,7 @@ class Runner(ABC):
         return None
 
     def sample(self, inputs: Arrays) -> Sample:
-        """The part of the outputs that `run` returns on these inputs: indices by axis; other axes are whole."""
+        """The part of the outputs that `run` returns on these inputs; axes that it lacks are whole."""
         return {}
 
     def unsampled(self) -> Runner:
