@@ -16,7 +16,7 @@ from .report_output import OutputOption, ReportFormatOption, choose, show
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..runtime.parity_report import ParityReport, ParityRequest
+    from ..runtime.parity.report import ParityReport, ParityRequest
 
     Progress = Callable[[str], None]
 
@@ -87,7 +87,7 @@ def parity(
     lengths = _lengths(seq_len)
     with progress() as step:
         compare = _judge(against, step)
-        from ..runtime.parity_report import ParityRequest
+        from ..runtime.parity.report import ParityRequest
 
         reports = []
         any_onnx = any(model.suffix == ".onnx" for model in models)
@@ -101,7 +101,7 @@ def parity(
                 lengths=lengths,
                 atol=atol,
                 rtol=rtol,
-                provider=provider if model.suffix == ".onnx" else "auto",
+                provider=provider,
                 plugin=plugin if model.suffix == ".onnx" or not any_onnx else "auto",
                 causal=causal,
                 keep_reference=save_outputs is not None,
@@ -128,7 +128,7 @@ def _judge(against: Path, step: Progress) -> Callable[[ParityRequest, Progress],
     from ..runtime.session import BACKENDS
 
     if against.suffix.lower() in BACKENDS:
-        from ..runtime.file_parity import run_file_parity
+        from ..runtime.parity.files import run_file_parity
 
         return run_file_parity
     step("Loading PyTorch")

@@ -25,10 +25,11 @@ from .artefact import finish_export, output_specs, package_versions, window_fact
 from .checks.audit import Shape, Taken, allowed, check_audit, freest, graph_shapes
 from .checks.loads import check_loads, check_model
 from .checks.parity import check_parity
+from .checks.sweep import open_checks
 from .checks.witness import check_witness
 from .file_options import FileOptions
 from .open import OpenedCheckpoint, open_checkpoint
-from .open_sizes import at_open_sizes, check_axes, dimensions, open_checks, open_specs
+from .open_sizes import at_open_sizes, check_axes, dimensions, open_specs
 from .quantize import quantize_weights
 from .resident import give_back
 from .source import TORCH_DTYPE, ShapeRequest, SourceModel

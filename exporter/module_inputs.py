@@ -185,10 +185,17 @@ def call(module: nn.Module, arrays: Mapping[str, NDArray[Any]], by_name: bool, *
         return module(**tensors) if by_name else module(*tensors.values())
 
 
-def with_token_limits(inputs: Sequence[ModuleInput], module: nn.Module, by_name: bool) -> list[ModuleInput]:
-    """The integers' limits, where they are not given: rows of the embeddings that an input goes into as it is."""
+def with_token_limits(
+    inputs: Sequence[ModuleInput], module: nn.Module, by_name: bool
+) -> tuple[list[ModuleInput], list[str]]:
+    """Find the integers' limits where they are not given: rows of the embeddings that an input goes into as it is.
+
+    Returns:
+        The inputs with their limits, and a note where the module did not run, so that none could be found.
+    """
     zeros = {x.name: torch.zeros(x.shape, dtype=getattr(torch, x.dtype)) for x in inputs}
     limits: dict[str, int] = {}
+    notes: list[str] = []
 
     def note(part: nn.Module, args: tuple[Any, ...]) -> None:
         for name, tensor in zeros.items():
@@ -201,12 +208,18 @@ def with_token_limits(inputs: Sequence[ModuleInput], module: nn.Module, by_name:
     try:
         with torch.no_grad():
             module(**zeros) if by_name else module(*zeros.values())
-    except Exception:  # the run that follows explains it
-        pass
+    except Exception as error:  # a module that runs on no inputs at all is refused by the run that follows
+        unknown = [x.name for x in inputs if "int" in x.dtype and x.limit is None and x.name not in limits]
+        if unknown:
+            why = (str(error).strip().splitlines() or [""])[0][:200]
+            notes = [
+                f"the vocabulary of {', '.join(unknown)} is not known, so few of its numbers are tried; the module "
+                f"does not run on zeros ({type(error).__name__}: {why})"
+            ]
     finally:
         for handle in handles:
             handle.remove()
-    return [replace(x, limit=limits.get(x.name) if x.limit is None else x.limit) for x in inputs]
+    return [replace(x, limit=limits.get(x.name) if x.limit is None else x.limit) for x in inputs], notes
 
 
 def other_lengths(inputs: Sequence[ModuleInput], lengths: set[int], step: int) -> Iterator[Arrays]:

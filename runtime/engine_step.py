@@ -190,7 +190,8 @@ class EngineStep(StepSession):
             self._caches.clear()
         self._engines = {facts.chunk: step}
         chunks = {facts.chunk} | ({prefill[1].chunk} if prefill else set())
-        super().__init__(sidecar, step.inputs, step.output, sorted(chunks))
+        self.sidecar = sidecar
+        super().__init__(facts, step.inputs, step.output, sorted(chunks))
         companion = prefill_path(path, facts)
         self.missing_prefill = companion.name if companion is not None and prefill is None else None
 

@@ -124,7 +124,7 @@ class OnnxRuntimeStep(StepSession):
         plugin: str = AUTO,
     ) -> None:
         facts = step_facts(sidecar)
-        self.provider, self.notes = session.provider, session.notes
+        self.sidecar, self.provider, self.notes, self.plugin = sidecar, session.provider, session.notes, session.plugin
         check_caches(session, facts, path)
         self._threads, self._plugin = threads, plugin
         self._banks = _Banks(facts, PROVIDERS[session.provider].device)
@@ -132,7 +132,7 @@ class OnnxRuntimeStep(StepSession):
         self._files = {facts.chunk: step}
         self._prefill = prefill
         chunks = {facts.chunk} | ({prefill[1].chunk} if prefill else set())
-        super().__init__(sidecar, step.inputs, step.output, sorted(chunks))
+        super().__init__(facts, step.inputs, step.output, sorted(chunks))
         self.missing_prefill = facts.prefill if prefill is None else None
 
     def _clear(self) -> None:

@@ -74,7 +74,7 @@ class StepSession(ABC):
     """A model and the caches of what it has consumed. Memory and time of a call do not grow with the position.
 
     Args:
-        sidecar: of the step file.
+        facts: of the step file.
         inputs: what one call of the step file takes, without its position and caches.
         output: what it returns, without caches.
         chunks: how many positions one call can consume, ascending: those of the step file and of the prefill file.
@@ -82,19 +82,23 @@ class StepSession(ABC):
     Attributes:
         backend: name of the engine, as in `runtime.session.BACKENDS`.
         provider: what really runs ("cpu", "cuda", …).
+        sidecar: of the step file, where there is one.
         facts: of the step file.
         position: positions consumed since the start.
         notes: what a user should know of how it runs, a sentence each.
         missing_prefill: name of the prefill file that was exported with it and does not lie beside it.
+        plugin: path of the library whose compiled kernels compute the attention nodes; None if their body does.
     """
 
     backend: str
     provider: str
     notes: tuple[str, ...] = ()
     missing_prefill: str | None = None
+    plugin: str | None = None
+    sidecar: Sidecar | None = None
 
-    def __init__(self, sidecar: Sidecar, inputs: Sequence[TensorSpec], output: TensorSpec, chunks: Sequence[int]):
-        self.sidecar, self.facts = sidecar, step_facts(sidecar)
+    def __init__(self, facts: StepFacts, inputs: Sequence[TensorSpec], output: TensorSpec, chunks: Sequence[int]):
+        self.facts = facts
         self.inputs, self.output, self.chunks = list(inputs), output, tuple(chunks)
         self.position = 0
         self._specs = {chunk: [self.resized(spec, chunk) for spec in self.inputs] for chunk in self.chunks}
@@ -144,12 +148,15 @@ class StepSession(ABC):
         """
         return deque(self.calls(inputs), maxlen=1)[0]
 
-    def calls(self, inputs: Mapping[str, NDArray[Any]], largest: int | None = None) -> Iterator[NDArray[Any]]:
+    def calls(
+        self, inputs: Mapping[str, NDArray[Any]], largest: int | None = None, smallest_last: int = 0
+    ) -> Iterator[NDArray[Any]]:
         """Consume any number of positions as `consume` does, and give the output of each call.
 
         Args:
             inputs: as for `consume`.
             largest: the most positions of one call; None takes chunks as long as there are.
+            smallest_last: positions at the end that are left to the smallest calls.
         """
         length, axis = self._positions(inputs), self.facts.sequence_axis
         if length == 0:
@@ -158,7 +165,8 @@ class StepSession(ABC):
         chunks = [size for size in self.chunks if largest is None or size <= largest]
         start = 0
         while start < length:
-            chunk = max((size for size in chunks if size <= length - start), default=self.chunks[0])
+            fitting = (size for size in chunks if size <= length - smallest_last - start)
+            chunk = max(fitting, default=self.chunks[0])
             piece = {
                 name: array if name in _WHOLE else _cut(array, axis, start, start + chunk)
                 for name, array in inputs.items()

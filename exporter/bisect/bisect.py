@@ -17,9 +17,10 @@ from ...core.errors import UsageError
 from ...core.tolerance import tolerance_for
 from ...runtime.arrays import load_arrays, random_inputs
 from ...runtime.inspect_onnx import read_model
-from ...runtime.parity_report import ParityRequest
+from ...runtime.parity.report import ParityRequest
+from ...runtime.parity.runner import SessionRunner
 from ...runtime.session import Session, check_inputs, load
-from ..parity import check_signature, dtype_of_file, source_of_file
+from ..parity import check_signature, source_of_file
 from ..source import SourceModel
 from .boundaries import Boundary, GraphIndex, find_boundaries
 from .causes import likely_cause
@@ -43,9 +44,12 @@ def run_bisect(request: BisectRequest, progress: Callable[[str], None] = lambda 
     path = onnx_file_of(request.model)
     facts = read_model_facts(request.model)
     session = load(path, provider="cpu", plugin="none", verify=False)  # what was altered is what one looks for
-    source, notes = source_of_file(ParityRequest(path, request.checkpoint, config=request.config), session, facts)
-    dtype = dtype_of_file(path, session, source, facts)
-    check_signature(session, source, dtype)
+    candidate = SessionRunner(session, path, facts)
+    if not all(isinstance(size, int) for spec in session.inputs for size in spec.shape):
+        raise UsageError(f"{path} has open dimensions.", why="This needs a file with static shapes.")
+    source, notes = source_of_file(ParityRequest(path, request.checkpoint, config=request.config), candidate)
+    dtype = candidate.dtype
+    check_signature(candidate, source, source.inputs(dtype))
     inputs = _inputs(request, session, source, dtype)
     progress("Running the model in float64")
     bisection = _Bisection(request, source, dtype, read_model(path))

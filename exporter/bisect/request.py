@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...runtime.compare import Comparison
+from ...runtime.parity.comparison import Comparison
 from .causes import Cause
 
 

@@ -1,4 +1,4 @@
-"""What a parity comparison is asked and what it tells, whoever judges: the float64 oracle, or another exported file."""
+"""The request and the report of a comparison with a reference: the float64 one, or another exported file."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.error_spread import ErrorSpread
-from ..core.errors import CheckFailed
-from ..core.publishing import check_unchanged
-from ..core.tolerance import Tolerance
-from ..core.window_view import WindowView
-from .arrays import save_arrays
-from .compare import Comparison
+from ...core.error_spread import ErrorSpread
+from ...core.errors import CheckFailed
+from ...core.publishing import check_unchanged
+from ...core.tolerance import Tolerance
+from ...core.window_view import WindowView
+from ..arrays import save_arrays
+from .comparison import Comparison
 
 if TYPE_CHECKING:
-    from ..core.sidecar import Sidecar
+    from ...core.sidecar import Sidecar
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -59,7 +59,7 @@ class ParityRequest:
 
 @dataclass(frozen=True)
 class Reference:
-    """Who judged.
+    """The reference as reports name it.
 
     Args:
         kind: "oracle": float64 mathematics on the checkpoint's weights; "file": another exported file, as it ran.
@@ -93,7 +93,7 @@ class ParityReport:
         windows: those of its attention layers, at the length of the file.
         plugin: path of the library whose compiled kernels computed the attention nodes; None if their body did.
         sidecar: the facts of the export; None where there are none.
-        reference: who judged.
+        reference: what the file was compared with.
         comparisons: by description of the inputs, one comparison an output.
         notes: what the user should know.
         inputs: those of the worst comparison.
@@ -181,7 +181,7 @@ class ParityReport:
 
 
 def altered(model: Path) -> list[str]:
-    """A note where a file is not the one that the facts beside it were written for: its numbers judge it anyway."""
+    """A note where a file is not the one that the facts beside it were written for: it is compared all the same."""
     try:
         check_unchanged(model)
     except CheckFailed as error:
