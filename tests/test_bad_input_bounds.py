@@ -242,7 +242,7 @@ for path in sys.argv[1:]:
     try:
         config.load_config(Path(path))
     except UsageError as error:
-        print(Path(path).name, "nests" in error.why or "parts" in error.why or "<<" in error.why or "recursion" in error.why)
+        print(Path(path).name, any(word in error.why for word in ("nests", "parts", "<<", "recursion")))
 """
 
 

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from localattn.core.built import facts_beside
 from localattn.core.engine_facts import read_engine_facts
 from localattn.core.errors import CheckFailed, LocalAttnError, UsageError
 from localattn.core.file_kinds import ENGINE, LIBRARY, ONNX
 from localattn.core.files import sha256
+from localattn.core.library_store import CPU_KERNELS, kind_of, read_facts
 from localattn.core.outputs import Output, writing
 from localattn.core.publishing import check_unchanged, publish_together, sealed, sidecar_path
 from localattn.core.sidecar import read_sidecar
 from localattn.runtime.inspect_onnx import inspect_onnx
-from localattn.runtime.parity_side import open_side
+from localattn.runtime.parity.runner import open_runner
 from localattn.runtime.session import load
 from localattn.runtime.step_session import open_step
 
@@ -32,11 +32,12 @@ READERS: dict[str, Callable[[Path], object]] = {
     "session": lambda path: load(path, "cpu", 1),
     "inspect": inspect_onnx,
     "step session": lambda path: open_step(path, "cpu", 1),
-    "parity": lambda path: open_side(path, "cpu", "none"),
+    "parity": lambda path: open_runner(path, "cpu", "none"),
     "engine facts": read_engine_facts,
     "sidecar": read_sidecar,
     "check_unchanged": check_unchanged,
-    "library facts": lambda path: facts_beside(path, "localattn plugin build"),
+    "library facts": lambda path: read_facts(CPU_KERNELS, path),
+    "library kind": kind_of,
 }
 
 
