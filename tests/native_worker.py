@@ -3,8 +3,9 @@
     python -m localattn.tests.native_worker LIBRARY CASES
 
 CASES is JSON: a list of `[domain, op type, element type, shapes of the inputs, shapes of the outputs, attributes]`; an
-output whose shape is null is left to onnxruntime. For each it prints a line of JSON: bytes of all tensors, and what the process took beyond them at most during a call
-(`peak`), and after two calls (`held`); or, where onnxruntime refuses, its `error`.
+output whose shape is null is left to onnxruntime. For each it prints a line of JSON: bytes of all tensors, and what the
+process took beyond them at most during a call (`peak`), and after two calls (`held`); or, where onnxruntime refuses,
+its `error`.
 """
 
 from __future__ import annotations
