@@ -15,6 +15,7 @@ from ..core.errors import UsageError
 from ..core.files import publish, refuse_existing, sha256, staging
 from ..core.fused_node import FUSED_DOMAIN
 from ..core.node import DOMAIN, VARIANT_BY_OP_TYPE
+from ..core.reading import check_plain
 
 if TYPE_CHECKING:
     import onnx
@@ -49,6 +50,7 @@ def rewrite_for_provider(model: Path, output: Path, *, overwrite: bool = False) 
     import onnx
 
     refuse_existing(output, overwrite)
+    check_plain(model)
     try:
         proto = onnx.load(str(model), load_external_data=False)
     except Exception as error:  # protobuf's errors have no common base class
