@@ -36,7 +36,7 @@ class ReaderGone(Exception):
 class _Result(io.FileIO):
     """stdout: what cannot be written is an error of its own kind, which nothing on the way takes for another."""
 
-    def write(self, data: ReadableBuffer, /) -> int | None:
+    def write(self, data: ReadableBuffer, /) -> int:
         """Write bytes.
 
         Raises:

@@ -130,8 +130,7 @@ def _source(request: ParityRequest, session: Session, sidecar: Sidecar | None) -
     if isinstance(length, str):
         longest = None if sidecar is None else sidecar.seq_len  # None: the model's own
         if longest is not None and max(request.lengths, default=0) > longest:
-            wanted = max(request.lengths)
-            raise UsageError(f"--seq-len {wanted} is beyond the {longest} positions of {request.model}.")
+            raise UsageError(f"--seq-len {max(request.lengths)} is beyond the {longest} positions of {request.model}.")
         length = max(request.lengths, default=longest)
     shapes = ShapeRequest(
         batch=batch,

@@ -135,7 +135,9 @@ def assert_one_error(finished: Finished, *codes: int) -> None:
     assert "Traceback" not in finished.err and 0 < len(finished.err) < 3000, finished.err
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["fifo", "endless", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("folder", "link"))]
+)
 @pytest.mark.parametrize("line", READERS)
 def test_only_plain_files_are_read(
     exported: Path, tmp_path: Path, localattn: Command, monkeypatch: pytest.MonkeyPatch, line: str, kind: str

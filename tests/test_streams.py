@@ -47,7 +47,9 @@ REAL = {
     "doctor": "doctor",
     "demo": "demo -o OUT --rows 1 --length 4",
 }
-LIGHT = ("parity", "run", "generate", "inspect", "plugin", "bundle", "doctor")
+# Those of the broad matrix; the first two by default.
+LIGHT = ["run", "inspect", *(pytest.param(name, marks=pytest.mark.slow) for name in ("parity", "generate", "plugin"))]
+LIGHT += [pytest.param(name, marks=pytest.mark.slow) for name in ("bundle", "doctor")]
 
 
 @pytest.fixture(scope="module")
