@@ -17,6 +17,7 @@ from ..core.files import publish, sha256
 from ..core.fused_node import FUSED_DOMAIN
 from ..core.node import DOMAIN, VARIANT_BY_OP_TYPE
 from ..core.outputs import Output, writing
+from ..core.reading import check_plain
 
 if TYPE_CHECKING:
     import onnx
@@ -51,6 +52,7 @@ def rewrite_for_provider(model: Path, output: Path, *, overwrite: bool = False) 
     import onnx
 
     with writing(Output(output, REWRITTEN), inputs=[model], overwrite=overwrite) as folder:
+        check_plain(model)
         try:
             proto = onnx.load(str(model), load_external_data=False)
         except Exception as error:  # protobuf's errors have no common base class

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.errors import UsageError
 from ...core.node import DOMAIN, VARIANT_BY_OP_TYPE, VARIANTS
+from ...core.reading import check_plain
 from ..kernel.spec import ELEMENT_TYPES, KernelSpec
 from ..kernel.targets import TARGETS, Target
 from .facts import Arch
@@ -58,6 +59,7 @@ def needed_by(model: Path) -> list[KernelSpec]:
     """
     import onnx
 
+    check_plain(model)
     try:
         graph = onnx.load(str(model), load_external_data=False)
     except Exception as error:  # protobuf's errors have no common base class
