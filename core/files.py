@@ -15,7 +15,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -36,6 +36,8 @@ _NAME = re.compile(re.escape(_PREFIX) + "[0-9a-f]{16}")
 _PATIENCE = 1.0
 # The folders that this thread holds, by target: what is nested works in the same folder.
 _held: ContextVar[Mapping[Path, Path]] = ContextVar("held", default=MappingProxyType({}))
+# Looks once more at a target right before it is replaced (`core.outputs.reserved` sets it).
+last_look: ContextVar[Callable[[Path], None]] = ContextVar("last_look", default=lambda target: None)
 
 
 def is_file(path: Path) -> bool:
@@ -203,8 +205,13 @@ def flush(path: Path) -> None:
 
 
 def publish(staged: Path, target: Path) -> None:
-    """Move a finished file to its place in one atomic step, after its bytes are on disk."""
+    """Move a finished file to its place in one atomic step, after its bytes are on disk.
+
+    Raises:
+        UsageError: since the work began, something has appeared there that must stay.
+    """
     flush(staged)
+    last_look.get()(target)
     staged.replace(target)
 
 

@@ -30,7 +30,7 @@ from .file_kinds import (
     kind_named,
     name_error,
 )
-from .files import is_file, require_parent, work_folder, write_error
+from .files import is_file, last_look, require_parent, work_folder, write_error
 from .publishing import MAX_BYTES, check_leftover, sidecar_path
 
 _LONGEST_NAME = 255  # bytes, where the file system does not say
@@ -91,7 +91,16 @@ def reserved(outputs: Sequence[Output], *, inputs: Iterable[Path] = (), overwrit
         for path in sorted({file.path for output in outputs for file in output.files()}):
             folders[path] = stack.enter_context(work_folder(path))
         check_outputs(outputs, inputs=inputs, overwrite=overwrite)  # another process may have written meanwhile
-        yield folders[outputs[-1].path]
+
+        def look(target: Path) -> None:
+            mine = [output for output in outputs if target in (file.path for file in output.files())]
+            check_outputs(mine, inputs=inputs, overwrite=overwrite)
+
+        token = last_look.set(look)
+        try:
+            yield folders[outputs[-1].path]
+        finally:
+            last_look.reset(token)
 
 
 def check_outputs(outputs: Sequence[Output], *, inputs: Iterable[Path] = (), overwrite: bool = False) -> None:

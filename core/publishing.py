@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import CheckFailed, UsageError
-from .files import flush, sha256, sha256_of, write_error
+from .files import flush, last_look, sha256, sha256_of, write_error
 from .reading import read_plain
 
 # Finished files on their way to their places: a folder of this name and the main file's.
@@ -53,7 +53,8 @@ def publish_together(staged: Mapping[Path, Path], folder: Path) -> None:
         folder: where they were prepared (`core.outputs.writing`), on the same disk.
 
     Raises:
-        UsageError: one of the places is no regular file, or cannot be written.
+        UsageError: one of the places is no regular file, cannot be written, or holds something that has appeared since
+            the work began and must stay.
     """
     main = list(staged.values())[-1]
     for place in staged.values():
@@ -68,6 +69,8 @@ def publish_together(staged: Mapping[Path, Path], folder: Path) -> None:
             flush(file)
             file.replace(gathered / place.name)
         flush(gathered)
+        for place in staged.values():
+            last_look.get()(place)
         _finish_interrupted(main, names)
         batch = _batch_of(main)
         gathered.rename(batch)  # the moment

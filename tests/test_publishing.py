@@ -12,8 +12,8 @@ import pytest
 
 from localattn.core.engine_facts import read_engine_facts
 from localattn.core.errors import CheckFailed, LocalAttnError, UsageError
-from localattn.core.file_kinds import ENGINE, LIBRARY, ONNX
-from localattn.core.files import sha256
+from localattn.core.file_kinds import ENGINE, LIBRARY, NPZ, ONNX
+from localattn.core.files import publish, sha256
 from localattn.core.library_store import CPU_KERNELS, kind_of, read_facts
 from localattn.core.outputs import Output, writing
 from localattn.core.publishing import check_unchanged, publish_together, sealed, sidecar_path
@@ -39,6 +39,24 @@ READERS: dict[str, Callable[[Path], object]] = {
     "library facts": lambda path: read_facts(CPU_KERNELS, path),
     "library kind": kind_of,
 }
+
+
+@pytest.mark.parametrize(
+    ("content", "overwrite"), [(b"PK\x03\x04 a checkpoint", False), (b"PK\x03\x04 a checkpoint", True), (MODEL, False)]
+)
+def test_what_appears_during_the_work_stays(tmp_path: Path, content: bytes, overwrite: bool) -> None:
+    main = tmp_path / "m.onnx"
+    with pytest.raises(UsageError), writing(Output(main, ONNX), overwrite=overwrite) as work:
+        (work / main.name).write_bytes(MODEL)
+        main.write_bytes(content)
+        publish_together({work / main.name: main}, work)
+    assert tree(tmp_path) == {"m.onnx": content}
+    other = tmp_path / "x.npz"
+    with pytest.raises(UsageError), writing(Output(other, NPZ), overwrite=overwrite) as work:
+        (work / other.name).write_bytes(b"PK")
+        other.write_bytes(b"notes")
+        publish(work / other.name, other)
+    assert tree(tmp_path) == {"m.onnx": content, "x.npz": b"notes"}
 
 
 def tree(folder: Path) -> dict[str, bytes | str]:
