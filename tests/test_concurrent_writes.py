@@ -151,7 +151,8 @@ def test_nohup_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         for set_before in (signal.SIG_IGN, signal.SIG_DFL):
             signal.signal(signal.SIGHUP, set_before)
-            cli.main()
+            with pytest.raises(SystemExit):
+                cli.main()
             assert signal.getsignal(signal.SIGHUP) is set_before
     finally:
         signal.signal(signal.SIGHUP, before)
