@@ -47,6 +47,7 @@ REAL = {
     "doctor": "doctor",
     "demo": "demo -o OUT --rows 1 --length 4",
 }
+SLOW = ("parity", "bench", "bundle", "bisect", "demo")
 # Those of the broad matrix; the first two by default.
 LIGHT = ["run", "inspect", *(pytest.param(name, marks=pytest.mark.slow) for name in ("parity", "generate", "plugin"))]
 LIGHT += [pytest.param(name, marks=pytest.mark.slow) for name in ("bundle", "doctor")]
@@ -121,7 +122,9 @@ def test_errors_on_broken_streams_keep_their_code(tmp_path: Path, streams: str) 
         assert_clean(call(line, tmp_path, tmp_path / "out", STREAMS[streams][0]), 2)
 
 
-@pytest.mark.parametrize("command", REAL)
+@pytest.mark.parametrize(
+    "command", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in REAL]
+)
 def test_commands_in_an_ascii_locale(exported: Path, tmp_path: Path, command: str) -> None:
     finished = call(REAL[command], exported, tmp_path / "out", environment=ASCII)
     assert_clean(finished, 0)
@@ -165,7 +168,7 @@ def test_a_fault_survives_broken_streams(tmp_path: Path, streams: str) -> None:
     """Exit code 70, whatever cannot be said; with -v too."""
     program = (
         "import sys; from localattn import cli\n"
-        "def fail(*_, **__): raise AssertionError('✓ what nobody expected \\udcff')\n"
+        "def fail(*_, **__): raise AssertionError('\\u2713 what nobody expected \\udcff')\n"
         "cli.command_line = fail\n"
         "cli.main()\n"
     )
