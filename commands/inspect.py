@@ -11,8 +11,8 @@ from .console import QuietOption, VerboseOption, bytes_text, print_checks, say
 from .report_output import ForceOption, OutputOption, ReportFormatOption, choose, show
 
 if TYPE_CHECKING:
+    from ..onnx_graph.facts import OnnxFacts
     from ..runtime.engine_inspect import EngineReport
-    from ..runtime.inspect_onnx import OnnxFacts
 
 
 def inspect(
@@ -34,15 +34,15 @@ def inspect(
     """
     destination = choose(output_format, output, force)
     if file.suffix == ".engine":
+        from ..onnx_graph.windows import windows_of_sidecar
         from ..runtime.engine_inspect import inspect_engine
-        from ..runtime.model_windows import windows_of_sidecar
 
         report = inspect_engine(file)
         windows = [view.to_dict() for view in windows_of_sidecar(report.facts.model)]
         show(destination, "engine", {**report.to_dict(), "windows": windows}, lambda: _print_engine(report))
     elif file.suffix == ".onnx":
-        from ..runtime.inspect_onnx import inspect_onnx
-        from ..runtime.model_windows import windows_of_file
+        from ..onnx_graph.facts import inspect_onnx
+        from ..onnx_graph.windows import windows_of_file
 
         facts = inspect_onnx(file)
         windows = [view.to_dict() for view in windows_of_file(facts)]

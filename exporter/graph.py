@@ -19,9 +19,9 @@ from .. import __version__
 from ..core.errors import ExportFailed, LocalAttnError, UsageError
 from ..core.node import DOMAIN, VARIANT_BY_OP_TYPE
 from ..core.tensors import TensorSpec
-from .body_facts import BodyFacts, facts_of
-from .function_body import function_body
-from .fused_body import attach_fused_bodies
+from .lowering.attention_facts import BodyFacts, facts_of
+from .lowering.attention_function import function_body
+from .lowering.fused_functions import attach_fused_bodies
 from .source import NUMPY_DTYPE, TORCH_DTYPE, SourceModel
 
 # PyTorch's exporter starts at 18; 24 is the newest that it, ONNX and onnxruntime were seen to agree on.

@@ -14,7 +14,7 @@ from ..core.size_sweep import OPEN_BATCH
 from ..core.tensors import TensorSpec
 from ..core.tolerance import tolerance_for
 from ..core.window_view import WindowView, bias_views, views
-from ..runtime.inspect_onnx import inspect_onnx
+from ..onnx_graph.facts import inspect_onnx
 from ..runtime.parity_report import ParityReport, ParityRequest, altered, not_finite
 from ..runtime.session import Session, load
 from .open import open_checkpoint

@@ -17,9 +17,9 @@ from ..core.errors import CheckFailed, MissingDependency, UsageError
 from ..core.tensors import TensorSpec
 from ..core.tolerance import Tolerance, coarsest, tolerance_for
 from ..core.window_view import WindowView
+from ..onnx_graph.windows import windows_of_sidecar
 from .compare import Comparison, compare_arrays
 from .error_spread import SequenceAxis
-from .model_windows import windows_of_sidecar
 from .parity_report import ParityReport, ParityRequest, Reference, altered, not_finite
 from .parity_side import Side, open_side, steps_of
 from .parity_trials import Trial, Trials

@@ -175,7 +175,7 @@ def model_for(
         UsageError, ValueError, OSError: of `inlining.without_functions` and `half_products.summed_in_fp32`.
     """
     if provider.sums_halves_in_fp16(ort.__version__):
-        from .half_products import summed_in_fp32
+        from ..onnx_graph.fp16_matmul_in_fp32 import summed_in_fp32
 
         wide = summed_in_fp32(model)
         if wide is not None:
@@ -183,7 +183,7 @@ def model_for(
             return Given(wide, _chain(provider, more), (SUMMED,))
     if provider.functions and not provider.precision:
         return Given(model, _chain(provider, more))
-    from .inlining import without_functions
+    from ..onnx_graph.inlining import without_functions
 
     copy, types = without_functions(model)
     for name in types & provider.precision.keys():

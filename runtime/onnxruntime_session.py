@@ -14,9 +14,9 @@ import numpy as np
 
 from ..core.errors import MissingDependency, UsageError
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec
+from ..onnx_graph.external_data import check_data
+from ..onnx_graph.function_calls import Operators, check_calls, operators_of
 from .compiled_kernel import AUTO, NONE, CompiledKernel, choose, fall_back, lacking, refuse_elsewhere
-from .onnx_calls import Operators, check_calls, operators_of
-from .onnx_data import check_data
 from .onnxruntime_providers import (
     AUTO_ORDER,
     CPU,
@@ -265,7 +265,7 @@ def _create(ort: Any, model: str | bytes, provider: Provider, setup: _Setup) -> 
 
 def emulating_bf16(model: str | bytes, options: Any) -> bytes | None:
     """The fp32 copy of a bf16 model (`runtime.widening`), or None if it has no bf16; `options` will find its data."""
-    from .widening import widened
+    from ..onnx_graph.bf16_to_fp32 import widened
 
     find_data(model, options)
     return widened(model)

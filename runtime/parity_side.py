@@ -72,7 +72,7 @@ class Side(ABC):
             return str(self.sidecar.options.get("weights", self.sidecar.dtype))
         if self.engine is not None:
             return self.engine.dtype
-        from .inspect_onnx import inspect_onnx
+        from ..onnx_graph.facts import inspect_onnx
 
         return coarsest(["fp32", *(_WEIGHTS[x] for x in inspect_onnx(self.path).weight_bytes if x in _WEIGHTS)])
 

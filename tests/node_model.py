@@ -10,8 +10,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from localattn.core.node import DOMAIN, DOMAIN_VERSION, SEQUENCE_FIRST, NodeAttributes, NodeVariant
-from localattn.exporter.body_facts import facts_of
-from localattn.exporter.function_body import function_body
+from localattn.exporter.lowering.attention_facts import facts_of
+from localattn.exporter.lowering.attention_function import function_body
 from localattn.runtime.onnxruntime_session import OnnxRuntimeSession, open_bytes
 
 HEADS, HEAD_DIM = 2, 8

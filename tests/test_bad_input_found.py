@@ -16,9 +16,9 @@ import pytest
 from localattn import load
 from localattn.core.errors import UsageError
 from localattn.core.publishing import sealed, sidecar_path
+from localattn.onnx_graph.external_data import check_data
+from localattn.onnx_graph.function_calls import check_calls
 from localattn.runtime.builder.source import read_source
-from localattn.runtime.onnx_calls import check_calls
-from localattn.runtime.onnx_data import check_data
 
 from .conftest import Finished
 from .damaged import TOKENS, folder, made, worker  # noqa: F401

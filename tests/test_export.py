@@ -16,11 +16,12 @@ import torch
 from localattn.core.errors import CheckFailed, MissingDependency, UsageError
 from localattn.core.sidecar import read_sidecar
 from localattn.core.tolerance import Tolerance
-from localattn.exporter import artefact, function_body, graph
+from localattn.exporter import artefact, graph
 from localattn.exporter.checks.audit import Taken, check_audit
 from localattn.exporter.checks.parity import check_parity
 from localattn.exporter.checks.witness import check_witness
 from localattn.exporter.export import ExportRequest, export, open_request
+from localattn.exporter.lowering import attention_function
 from localattn.exporter.source import ShapeRequest
 from localattn.runtime import load
 from localattn.runtime.onnxruntime_session import open_bytes
@@ -149,7 +150,7 @@ def test_a_model_as_wide_as_the_sequence_is_no_fault(tmp_path: Path) -> None:
 
 
 def test_a_failed_check_leaves_nothing(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(function_body, "OUTSIDE_SCORE", 0.0)  # the window is lost
+    monkeypatch.setattr(attention_function, "OUTSIDE_SCORE", 0.0)  # the window is lost
     with pytest.raises(CheckFailed, match="parity"):
         export(ExportRequest(tiny, tiny.with_name("m.onnx")))
     assert {path.name for path in tiny.parent.iterdir()} == {"model.pt", "model.json"}
@@ -186,7 +187,7 @@ class Written:
 @pytest.mark.parametrize("outside", [0.0, -3.0])
 def test_the_witness_finds_a_lost_window(tiny: Path, monkeypatch: pytest.MonkeyPatch, outside: float) -> None:
     assert Written(tiny).witness().status == "passed"
-    monkeypatch.setattr(function_body, "OUTSIDE_SCORE", outside)
+    monkeypatch.setattr(attention_function, "OUTSIDE_SCORE", outside)
     spoiled = Written(tiny).witness()
     assert spoiled.status == "failed"
     assert "sees outside" in spoiled.detail

@@ -24,9 +24,9 @@ from localattn.core.node import (
     NodeVariant,
     choose_query_block,
 )
-from localattn.exporter import body_facts
-from localattn.exporter.body_facts import MOST_PARTS, BodyFacts, Part, facts_of
-from localattn.exporter.function_body import function_body
+from localattn.exporter.lowering import attention_facts
+from localattn.exporter.lowering.attention_facts import MOST_PARTS, BodyFacts, Part, facts_of
+from localattn.exporter.lowering.attention_function import function_body
 from localattn.plugins.torch_op import windowed_attention
 
 from . import reference
@@ -242,7 +242,7 @@ def test_parts_change_no_bit(variant: NodeVariant, geometry: WindowGeometry, mon
         block = rng.choice([1, 3, 4]) if geometry.exact_windowsize and not variant.has_bias else geometry.window_size
         attributes = attributes_for(variant, geometry, length, rng, query_block=block)
         keys = geometry.backward_reach + geometry.forward_reach + block
-        monkeypatch.setattr(body_facts, "PART_BYTES", most * 4 * 2 * 2 * block * keys)  # batch 2, 2 heads
+        monkeypatch.setattr(attention_facts, "PART_BYTES", most * 4 * 2 * 2 * block * keys)  # batch 2, 2 heads
         model = one_node(variant, attributes, length)
         feed = feed_for(variant, attributes, length, seed=index)
         output = run(model, feed)
@@ -266,7 +266,7 @@ def test_parts_are_all_blocks_and_inside_where_they_say(
         keys = geometry.backward_reach + geometry.forward_reach + block
         for length in range(1, 9 * block + keys, 1 + block // 4):
             for most in (1, 2, 5):
-                monkeypatch.setattr(body_facts, "PART_BYTES", most * 4 * block * keys)
+                monkeypatch.setattr(attention_facts, "PART_BYTES", most * 4 * block * keys)
                 facts = facts_of(variant, attributes, length, 1)
                 if facts.whole or not facts.parts:
                     continue
@@ -315,7 +315,7 @@ def test_body_keeps_no_quadratic_tensor(monkeypatch: pytest.MonkeyPatch) -> None
         return one_node(variant, NodeAttributes(WIDE, 1.0, query_block=64), length).ByteSize()
 
     assert abs(size(1 << 18) - size(1 << 20)) < 64
-    monkeypatch.setattr(body_facts, "PART_BYTES", 1 << 40)
+    monkeypatch.setattr(attention_facts, "PART_BYTES", 1 << 40)
     assert abs(size(256) - size(1 << 20)) < 64
 
 

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 from localattn.core.errors import CheckFailed
 from localattn.core.fused_node import FUSED_BY_OP_TYPE, FUSED_DOMAIN, FUSED_NODES, FUSED_VERSION
 from localattn.core.processor import host_arch
-from localattn.exporter.fused_body import fused_body
+from localattn.exporter.lowering.fused_functions import fused_body
 from localattn.exporter.modules import fused
 from localattn.plugins.cpu import build
 from localattn.plugins.cpu.check import check_library

@@ -15,9 +15,9 @@ from onnx import TensorProto
 
 from localattn.core.processor import host_arch
 from localattn.exporter.export import ExportRequest, export
+from localattn.onnx_graph.fp16_matmul_in_fp32 import summed_in_fp32
 from localattn.runtime import load, open_step
 from localattn.runtime.bench.tuned import OPTIMIZED, open_tuned
-from localattn.runtime.half_products import summed_in_fp32
 from localattn.runtime.onnxruntime_providers import PROVIDERS, SUMMED
 from localattn.runtime.onnxruntime_session import open_bytes
 

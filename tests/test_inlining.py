@@ -14,10 +14,11 @@ import pytest
 
 from localattn.core.errors import MissingDependency, UsageError
 from localattn.exporter.export import ExportRequest, export
-from localattn.runtime import inlining, load
+from localattn.onnx_graph import inlining
+from localattn.onnx_graph.inlining import TOO_LARGE, without_functions
+from localattn.runtime import load
 from localattn.runtime.bench.tuned import open_tuned
 from localattn.runtime.bundle.device import verify
-from localattn.runtime.inlining import TOO_LARGE, without_functions
 from localattn.runtime.onnxruntime_providers import PROVIDERS
 from localattn.runtime.onnxruntime_session import open_bytes
 

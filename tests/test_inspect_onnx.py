@@ -15,7 +15,7 @@ from localattn.core.geometry import WindowGeometry
 from localattn.core.node import NodeAttributes
 from localattn.core.sidecar import Sidecar, sidecar_path
 from localattn.core.tensors import TensorSpec
-from localattn.runtime.inspect_onnx import FunctionFacts, inspect_onnx
+from localattn.onnx_graph.facts import FunctionFacts, inspect_onnx
 
 MODEL = """
 <ir_version: 10, producer_name: "pytorch", producer_version: "2.13",

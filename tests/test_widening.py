@@ -17,9 +17,9 @@ from torch import Tensor
 
 from localattn.core.errors import UsageError
 from localattn.core.tensors import TensorSpec
+from localattn.onnx_graph.bf16_to_fp32 import widened
 from localattn.runtime import load
 from localattn.runtime.onnxruntime_session import EMULATED, open_bytes
-from localattn.runtime.widening import widened
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20, "own" : 1]>\n'
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from ...core.engine_facts import read_model_facts
 from ...core.errors import UsageError
 from ...core.tolerance import tolerance_for
+from ...onnx_graph.facts import read_model
 from ...runtime.arrays import load_arrays, random_inputs
-from ...runtime.inspect_onnx import read_model
 from ...runtime.parity_report import ParityRequest
 from ...runtime.session import Session, check_inputs, load
 from ..parity import check_signature, dtype_of_file, source_of_file

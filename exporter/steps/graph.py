@@ -8,10 +8,10 @@ from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 from torch import Tensor
 
 from ...core.step_node import STEP_VARIANT_BY_OP_TYPE
-from ..fused_body import attach_fused_bodies
 from ..graph import trace_module
+from ..lowering.fused_functions import attach_fused_bodies
+from ..lowering.step_function import step_function_body
 from ..source import NUMPY_DTYPE, TORCH_DTYPE
-from .body import step_function_body
 from .source import Call, StepSource
 
 

@@ -37,7 +37,7 @@ def origins(model: Path, optimised: Path) -> dict[str, Origin]:
     Raises:
         UsageError: one of them is no ONNX model.
     """
-    from ..inspect_onnx import read_model
+    from ...onnx_graph.facts import read_model
 
     by_value, by_name = _modules_of(read_model(model).graph.node)
     nodes = list(read_model(optimised).graph.node)

@@ -12,9 +12,9 @@ from ...core.errors import BuildFailed, UsageError
 from ...core.node import DOMAIN
 from ...core.publishing import check_unchanged
 from ...core.tensors import UNNAMED_DIMENSION, TensorSpec
-from ..inspect_onnx import OnnxFacts, inspect_onnx, read_model
-from ..onnx_calls import check_calls
-from ..onnx_data import check_data
+from ...onnx_graph.external_data import check_data
+from ...onnx_graph.facts import OnnxFacts, inspect_onnx, read_model
+from ...onnx_graph.function_calls import check_calls
 
 # Operators that multiply matrices: with a weight among their inputs they carry the precision of the file.
 _PRODUCTS = ("MatMul", "Gemm", "Conv")

@@ -92,7 +92,7 @@ def read_model_part(path: Path) -> ModelPart:
         UsageError: no ONNX model, its data is missing or lies elsewhere, or a sidecar that is broken.
         CheckFailed: the file was altered after its sidecar was written.
     """
-    from ..inspect_onnx import inspect_onnx
+    from ...onnx_graph.facts import inspect_onnx
 
     if path.suffix.lower() != ".onnx":
         raise UsageError(

@@ -133,7 +133,7 @@ def write_stateful(model: Path, target: Path, step: StepFacts) -> None:
     """
     import onnx
 
-    from ..inspect_onnx import read_model
+    from ...onnx_graph.facts import read_model
 
     proto = read_model(model)
     graph = proto.graph

@@ -30,8 +30,8 @@ from typing import Any, Protocol
 import onnx_ir as ir
 from onnxscript import build_function
 
-from ..core.node import DOMAIN, LOWEST_BIAS, SELF_SCORE, NodeVariant
-from .body_facts import BodyFacts, Part
+from ...core.node import DOMAIN, LOWEST_BIAS, SELF_SCORE, NodeVariant
+from .attention_facts import BodyFacts, Part
 
 # A key hidden by the key mask keeps a higher score than one outside the window: a row all of whose
 # visible keys are masked then spreads over those keys alone, whose values are zero. Finite, so that

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .inspect_onnx import read_model
+from .facts import read_model
 
 TOO_LARGE = "Its weights are more than 2 GB, which no ONNX model in memory holds."
 _MOST_BYTES = (1 << 31) - (1 << 20)  # protobuf's limit, and room for the bodies

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..core.errors import UsageError
-from .onnx_wire import DEEPEST_GRAPH, Data, Span, fields
+from .wire_format import DEEPEST_GRAPH, Data, Span, fields
 
 # Which fields of a message are messages that may hold tensors, and in the end the places of their data; the numbers are
 # those of onnx.proto.

@@ -30,7 +30,7 @@ def check_loops(path: Path) -> None:
     Raises:
         UsageError: it is such a file.
     """
-    from .inspect_onnx import read_model
+    from .facts import read_model
 
     try:
         model = read_model(path)

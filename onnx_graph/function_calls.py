@@ -10,8 +10,8 @@ from collections import Counter
 from pathlib import Path
 
 from ..core.errors import UsageError
-from .onnx_loops import LOOP, check_loops
-from .onnx_wire import DEEPEST_GRAPH, Data, Span, fields
+from .loops import LOOP, check_loops
+from .wire_format import DEEPEST_GRAPH, Data, Span, fields
 
 # The largest exported models have some ten thousand.
 MOST_NODES = 1 << 20

@@ -13,7 +13,7 @@ from ..core.files import is_file, sha256
 from ..core.node import DOMAIN
 from ..core.publishing import finish_interrupted
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec
-from .onnx_data import lies_inside
+from .external_data import lies_inside
 
 if TYPE_CHECKING:
     from ..core.sidecar import Sidecar
