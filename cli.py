@@ -31,6 +31,8 @@ import typer
 
 from .commands import completion
 from .commands.console import Verbosity, missing_package, print_error
+from .commands.log_output import show_log
+from .core import process
 from .core.errors import ExitCode, LocalAttnError, MissingDependency
 
 # Modules of `commands/`, in the order of the help. One of several verbs has an `app`, any other a function of its name.
@@ -85,6 +87,8 @@ def command_line(names: Sequence[str] = COMMANDS) -> typer.Typer:
 def main() -> None:
     """Run the command line and leave with its exit code."""
     completion.prepare(sys.argv)
+    process.owned = True
+    show_log()
     asked = tuple(sys.argv[1:2])
     try:
         command_line(asked if set(asked) & set(COMMANDS) else COMMANDS)()

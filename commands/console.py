@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .log_output import show_log
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -34,8 +36,9 @@ class Verbosity:
     quiet = False
 
 
-def _set_verbose(value: bool) -> bool:
-    Verbosity.verbose = Verbosity.verbose or value
+def _set_verbose(value: int) -> int:
+    Verbosity.verbose = Verbosity.verbose or value > 0
+    show_log(value)
     return value
 
 
@@ -46,7 +49,10 @@ def _set_quiet(value: bool) -> bool:
 
 FormatOption = Annotated[Format, typer.Option("--format", help="console, or json: nothing but JSON on stdout.")]
 VerboseOption = Annotated[
-    bool, typer.Option("--verbose", "-v", callback=_set_verbose, help="Show tracebacks and details.")
+    int,
+    typer.Option(
+        "--verbose", "-v", count=True, callback=_set_verbose, help="Show tracebacks and what is decided; -vv: details."
+    ),
 ]
 PluginOption = Annotated[
     str, typer.Option(help="Compiled CPU kernels: auto (if built here), none, or a library's path.")

@@ -15,8 +15,9 @@ from ..core.tensors import TensorSpec
 from ..core.tolerance import tolerance_for
 from ..core.window_view import WindowView, bias_views, views
 from ..onnx_graph.facts import inspect_onnx
+from ..onnx_graph.onnx_file import OnnxFile
 from ..runtime.parity_report import ParityReport, ParityRequest, altered, not_finite
-from ..runtime.session import Session, load
+from ..runtime.session import Session, load, read_once
 from .open import open_checkpoint
 from .open_sizes import BATCH, SEQUENCE
 from .parity_ways import StepByStep, Way, Whole
@@ -33,13 +34,12 @@ def run_parity(request: ParityRequest, progress: Callable[[str], None] = lambda 
         MissingDependency: onnxruntime, or the provider asked for, is not there.
     """
     progress("Loading the model")
-    session = load(
-        request.model, provider=request.provider, plugin=request.plugin, verify=False
-    )  # the numbers judge it
+    file = read_once(request.model)
+    session = load(file, provider=request.provider, plugin=request.plugin, verify=False)  # the numbers judge it
     sidecar = read_model_facts(request.model)
     source, notes = _source(request, session, sidecar)
-    notes += [*altered(request.model), *session.notes]
-    dtype = dtype_of_file(request.model, session, source, sidecar)
+    notes += [*altered(file), *session.notes]
+    dtype = dtype_of_file(file, session, source, sidecar)
     way = _way(session, source, dtype, sidecar)
     _check_inputs(session.inputs, way.specs, source)
     precision = dtype if sidecar is None else str(sidecar.options.get("weights", dtype))
@@ -138,7 +138,7 @@ def _source(request: ParityRequest, session: Session, sidecar: Sidecar | None) -
     return opened.source(shapes), notes + opened.notes
 
 
-def dtype_of_file(model: Path, session: Session, source: SourceModel, sidecar: Sidecar | None) -> str:
+def dtype_of_file(model: Path | OnnxFile, session: Session, source: SourceModel, sidecar: Sidecar | None) -> str:
     """The element type a file was exported in: the sidecar's word, else its weights' or its output's."""
     if sidecar is not None:
         return sidecar.dtype

@@ -69,7 +69,13 @@ def run_file_parity(request: ParityRequest, progress: Callable[[str], None] = la
         model.plugin,
         model.sidecar,
         Reference("file", judge.precision, judge.backend, judge.provider, checked),
-        notes=[*_origin(model, judge), *altered(model.path), *notes, *model.notes, *_unlike(model, judge, specs)],
+        notes=[
+            *_origin(model, judge),
+            *altered(model.file),
+            *notes,
+            *model.notes,
+            *_unlike(model, judge, specs),
+        ],
     )
     report.notes += [f"{names[1]}: {line}" for line in judge.notes] + trials.notes
     worst: Arrays = {}
@@ -137,7 +143,7 @@ def _unproven(judge: Side, found: CheckRecord | None) -> str | None:
         return f"its export's comparison is called {found.status}: {found.detail}"
     if not judge.sidecar.model_sha256:
         return "its sidecar does not say for which file it was written"
-    return "; ".join(altered(judge.path)) or None
+    return "; ".join(altered(judge.file)) or None
 
 
 def _origin(model: Side, judge: Side) -> list[str]:

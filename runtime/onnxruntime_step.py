@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.tensors import TensorSpec
+from ..onnx_graph.onnx_file import OnnxFile
 from .compiled_kernel import AUTO
 from .onnxruntime_providers import PROVIDERS
 from .onnxruntime_session import OnnxRuntimeSession, open_file
@@ -119,7 +120,7 @@ class OnnxRuntimeStep(StepSession):
         path: Path,
         sidecar: Sidecar,
         session: OnnxRuntimeSession,
-        prefill: tuple[Path, StepFacts] | None,
+        prefill: tuple[Path | OnnxFile, StepFacts] | None,
         threads: int | None,
         plugin: str = AUTO,
     ) -> None:
@@ -141,16 +142,17 @@ class OnnxRuntimeStep(StepSession):
     def _execute(self, inputs: Mapping[str, NDArray[Any]], chunk: int) -> NDArray[Any]:
         if chunk not in self._files:
             assert self._prefill is not None, "only a prefill file adds a chunk"
-            path, facts = self._prefill
-            session = open_file(path, self.provider, self._threads, self._plugin)
-            check_caches(session, facts, path)
+            file, facts = self._prefill
+            session = open_file(file, self.provider, self._threads, self._plugin)
+            check_caches(session, facts, Path(file))
             self._files[chunk] = _BoundFile(session, facts, self._banks)
         return self._files[chunk].run(inputs, self.position)
 
 
-def open_step_file(path: Path, sidecar: Sidecar, provider: str, threads: int | None) -> OnnxRuntimeStep:
+def open_step_file(file: Path | OnnxFile, sidecar: Sidecar, provider: str, threads: int | None) -> OnnxRuntimeStep:
     """Open a step file whose sidecar was read; raises what `runtime.step_session.open_step` raises."""
-    return OnnxRuntimeStep(path, sidecar, open_file(path, provider, threads), find_prefill(path, sidecar), threads)
+    path = Path(file)
+    return OnnxRuntimeStep(path, sidecar, open_file(file, provider, threads), find_prefill(path, sidecar), threads)
 
 
 def _zeros(spec: TensorSpec) -> NDArray[Any]:

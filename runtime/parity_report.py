@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from ..core.error_spread import ErrorSpread
 from ..core.errors import CheckFailed
-from ..core.publishing import check_unchanged
 from ..core.tolerance import Tolerance
 from ..core.window_view import WindowView
+from ..onnx_graph.onnx_file import OnnxFile
 from .arrays import save_arrays
 from .compare import Comparison
+from .session import check_file
 
 if TYPE_CHECKING:
     from ..core.sidecar import Sidecar
@@ -180,10 +181,10 @@ class ParityReport:
             save_arrays(outputs, self.outputs)
 
 
-def altered(model: Path) -> list[str]:
+def altered(model: Path | OnnxFile) -> list[str]:
     """A note where a file is not the one that the facts beside it were written for: its numbers judge it anyway."""
     try:
-        check_unchanged(model)
+        check_file(model)
     except CheckFailed as error:
         return [f"{error.what} {error.why}"]
     return []

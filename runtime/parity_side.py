@@ -11,13 +11,12 @@ import numpy as np
 
 from ..core.engine_facts import ENGINE_SUFFIX, EngineFacts, read_engine_facts
 from ..core.errors import UsageError
-from ..core.files import sha256
-from ..core.publishing import finish_interrupted
 from ..core.sidecar import Sidecar, read_sidecar
 from ..core.tensors import TensorSpec
 from ..core.tolerance import coarsest
+from ..onnx_graph.onnx_file import OnnxFile
 from .open_axes import SEQUENCE_AXES
-from .session import BACKENDS, Arrays, Session, load
+from .session import BACKENDS, Arrays, Session, load, read_once
 from .shared_inputs import fitted
 
 if TYPE_CHECKING:
@@ -49,6 +48,7 @@ class Side(ABC):
         backend: what runs it.
         provider: where it really runs.
         notes: what the user should know of how it runs.
+        file: what `read_once` gave.
     """
 
     inputs: list[TensorSpec]
@@ -62,6 +62,7 @@ class Side(ABC):
         session: Session | StepSession,
         plugin: str | None,
     ) -> None:
+        self.file: Path | OnnxFile = path
         self.path, self.sidecar, self.engine, self.plugin = path, sidecar, engine, plugin
         self.backend, self.provider, self.notes = session.backend, session.provider, list(session.notes)
 
@@ -74,12 +75,14 @@ class Side(ABC):
             return self.engine.dtype
         from ..onnx_graph.facts import inspect_onnx
 
-        return coarsest(["fp32", *(_WEIGHTS[x] for x in inspect_onnx(self.path).weight_bytes if x in _WEIGHTS)])
+        return coarsest(["fp32", *(_WEIGHTS[x] for x in inspect_onnx(self.file).weight_bytes if x in _WEIGHTS)])
 
     @property
     def onnx_sha256(self) -> str:
         """SHA-256 of the ONNX file that it is, or that it was built from."""
-        return sha256(self.path) if self.engine is None else self.engine.onnx_sha256
+        if self.engine is not None:
+            return self.engine.onnx_sha256
+        return OnnxFile.read(self.file).sha256
 
     def limits(self, name: str, axis: int) -> tuple[int, int | None]:
         """The smallest and the largest size of an open axis of an input; None where nothing tells it."""
@@ -226,13 +229,13 @@ def open_side(path: Path, provider: str = "auto", plugin: str = "auto", *, compa
         MissingDependency: the engine is not installed, or the provider asked for does not start.
     """
     suffix = path.suffix.lower()
-    finish_interrupted(path)
-    if suffix not in BACKENDS or not path.is_file():
-        load(path)  # which says what is wrong
+    file = read_once(path)
     engine = read_engine_facts(path) if suffix == ENGINE_SUFFIX else None
     sidecar = read_sidecar(path) if engine is None else engine.model
     if sidecar is None or sidecar.step is None:
-        return WholeSide(path, sidecar, engine, load(path, provider, plugin=plugin, verify=False))
+        side: Side = WholeSide(path, sidecar, engine, load(file, provider, plugin=plugin, verify=False))
+        side.file = file
+        return side
     BACKENDS[suffix].require()
     if engine is not None:
         from .engine_step import open_step_engine
@@ -242,12 +245,14 @@ def open_side(path: Path, provider: str = "auto", plugin: str = "auto", *, compa
     from .onnxruntime_step import OnnxRuntimeStep
     from .step_file import find_prefill
 
-    opened = open_file(path, provider, None, plugin)
+    opened = open_file(file, provider, None, plugin)
     prefill = find_prefill(path, sidecar) if companion else None
     session = OnnxRuntimeStep(path, sidecar, opened, prefill, None, plugin)
     if not companion:
         session.missing_prefill = None
-    return StepSide(path, sidecar, None, session, opened.plugin)
+    side = StepSide(path, sidecar, None, session, opened.plugin)
+    side.file = file
+    return side
 
 
 def steps_of(sides: Sequence[Side]) -> list[StepSide]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ..core.errors import MissingDependency, UsageError
 from ..core.publishing import check_unchanged, finish_interrupted
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec, format_shape
+from ..onnx_graph.onnx_file import OnnxFile
 
 __all__ = ["BACKENDS", "Arrays", "Backend", "Session", "TensorSpec", "check_inputs", "load", "place"]
 
@@ -117,8 +118,8 @@ class Backend:
             f"{self.needs} is needed to run this file and cannot be imported.", why=why, fix=self.install
         )
 
-    def open(self, path: Path, provider: str, threads: int | None, plugin: str) -> Session:
-        """Open a file with this backend."""
+    def open(self, path: Path | OnnxFile, provider: str, threads: int | None, plugin: str) -> Session:
+        """Open a file with this backend; onnxruntime's takes one that was read too."""
         self.require()
         opener = getattr(import_module(self.module, __package__), self.opener)
         return cast("Session", opener(path, provider, threads, plugin))
@@ -150,7 +151,7 @@ def place(provider: str, plugin: str | None) -> str:
 
 
 def load(
-    path: str | Path,
+    path: str | Path | OnnxFile,
     provider: str = "auto",
     threads: int | None = None,
     *,
@@ -160,11 +161,11 @@ def load(
     """Open an exported model.
 
     Args:
-        path: the model file; its suffix chooses the backend.
+        path: the model file, or an ONNX file that was read already; its suffix chooses the backend.
         provider: where to run it; "auto" takes the best that really starts (see `Session.provider`),
             any other name is used or refused.
         threads: CPU threads for one operator, ≥ 1; None leaves it to the engine.
-        verify: refuse a file that is not the one the facts beside it were written for; reads it once more.
+        verify: refuse a file that is not the one the facts beside it were written for.
         plugin: compiled kernels for the attention nodes on the CPU: "auto" takes the library that `localattn plugin
             build --backend onnxruntime` built last here, if there is one that loads; "none" leaves the nodes to their
             function body; the path of a library takes that one or fails.
@@ -174,6 +175,23 @@ def load(
         CheckFailed: the file or its external data was altered after its facts were written.
         MissingDependency: the engine is not installed, or the provider asked for does not start.
     """
+    file = read_once(path)
+    if threads is not None and threads < 1:
+        raise UsageError(f"threads is {threads}.", why="An operator runs on at least one thread.")
+    if verify:
+        check_file(file)
+    suffix = ".onnx" if isinstance(file, OnnxFile) else file.suffix.lower()
+    return BACKENDS[suffix].open(file, provider, threads, str(plugin))
+
+
+def read_once(path: str | Path | OnnxFile) -> Path | OnnxFile:
+    """What `load` opens: an ONNX file, read for all that a command asks of it, or the path of an engine.
+
+    Raises:
+        UsageError: no such file, or a suffix no backend runs.
+    """
+    if isinstance(path, OnnxFile):
+        return path
     path = Path(path)
     backend = BACKENDS.get(path.suffix.lower())
     if backend is None:
@@ -186,11 +204,19 @@ def load(
     if not path.is_file():
         why = "It is a folder." if path.is_dir() else "There is no such file."
         raise UsageError(f"Cannot run {path}.", why=why, fix="Give the path of an exported model.")
-    if threads is not None and threads < 1:
-        raise UsageError(f"threads is {threads}.", why="An operator runs on at least one thread.")
-    if verify:
-        check_unchanged(path)
-    return backend.open(path, provider, threads, str(plugin))
+    return OnnxFile.read(path) if path.suffix.lower() == ".onnx" else path
+
+
+def check_file(file: Path | OnnxFile) -> None:
+    """Refuse a file that is not the one which the facts beside it were written for.
+
+    Raises:
+        CheckFailed: the SHA-256 of the file or of its external data differs.
+    """
+    if isinstance(file, OnnxFile):
+        file.check_unchanged()
+    else:
+        check_unchanged(file)
 
 
 def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, NDArray[Any]]) -> Arrays:

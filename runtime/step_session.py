@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import UsageError
-from ..core.publishing import check_unchanged, finish_interrupted
+from ..core.publishing import finish_interrupted
 from ..core.tensors import TensorSpec
-from .session import BACKENDS, check_inputs
+from .session import BACKENDS, check_file, check_inputs, read_once
 
 if TYPE_CHECKING:
     from ..core.sidecar import Sidecar
@@ -226,7 +226,8 @@ def open_step(path: str | Path, provider: str = "auto", threads: int | None = No
         raise UsageError(f"Cannot generate with {path}.", why="There is no such file.", fix=backend.how)
     if threads is not None and threads < 1:
         raise UsageError(f"threads is {threads}.", why="An operator runs on at least one thread.")
-    check_unchanged(path)
+    file = read_once(path)
+    check_file(file)
     sidecar = read_model_facts(path)
     if sidecar is None:
         why = backend.without_sidecar.format(sidecar_path(path).name)
@@ -240,7 +241,7 @@ def open_step(path: str | Path, provider: str = "auto", threads: int | None = No
         )
     BACKENDS[suffix].require()
     opener = getattr(import_module(backend.module, __package__), backend.opener)
-    return cast("StepSession", opener(path, sidecar, provider, threads))
+    return cast("StepSession", opener(file, sidecar, provider, threads))
 
 
 def step_facts(sidecar: Sidecar, name: str = "The file", how: str = _HOW_TO_EXPORT) -> StepFacts:

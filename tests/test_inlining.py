@@ -15,7 +15,9 @@ import pytest
 from localattn.core.errors import MissingDependency, UsageError
 from localattn.exporter.export import ExportRequest, export
 from localattn.onnx_graph import inlining
-from localattn.onnx_graph.inlining import TOO_LARGE, without_functions
+from localattn.onnx_graph.graph_values import element_types
+from localattn.onnx_graph.inlining import TOO_LARGE
+from localattn.onnx_graph.onnx_file import OnnxFile
 from localattn.runtime import load
 from localattn.runtime.bench.tuned import open_tuned
 from localattn.runtime.bundle.device import verify
@@ -61,10 +63,10 @@ def tokens() -> np.ndarray:
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 def test_the_copy_computes_the_same(dtype: str) -> None:
     model = small_model(dtype)
-    copy, types = without_functions(str(model))
-    assert copy is not None
+    document = OnnxFile.read(model).parse()
+    assert element_types(document) == {"fp32": {"float32", "int64"}, "fp16": {"float16", "float32", "int64"}}[dtype]
+    copy = inlining.apply(document).SerializeToString()
     assert_plain(copy)
-    assert types == {"fp32": {"float32", "int64"}, "fp16": {"float16", "float32", "int64"}}[dtype]
     (expected,) = load(model, "cpu", plugin="none").run({"tokens": tokens()}).values()
     (actual,) = open_bytes(copy, "cpu").run({"tokens": tokens()}).values()
     np.testing.assert_array_equal(actual, expected)
@@ -72,12 +74,13 @@ def test_the_copy_computes_the_same(dtype: str) -> None:
 
 def test_weights_of_another_file_come_into_the_copy(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = load(beside, "cpu", plugin="none").run({"tokens": tokens()})
-    copy, _ = without_functions(str(beside))
-    assert copy is not None
+    document = OnnxFile.read(beside).parse()
+    inlining.read_weights(document, beside.parent)
+    copy = inlining.apply(document).SerializeToString()
     assert_plain(copy)
     monkeypatch.setattr(inlining, "_MOST_BYTES", len(copy) // 2)
     with pytest.raises(ValueError, match="more than 2 GB"):
-        without_functions(str(beside))
+        inlining.read_weights(OnnxFile.read(beside).parse(), beside.parent)
     for data in beside.parent.glob("*.data"):
         data.unlink()
     np.testing.assert_array_equal(
@@ -87,9 +90,9 @@ def test_weights_of_another_file_come_into_the_copy(beside: Path, monkeypatch: p
 
 def test_a_model_without_functions_is_not_copied(tmp_path: Path) -> None:
     model = onnx.inliner.inline_local_functions(onnx.load(small_model()))
-    assert without_functions(model.SerializeToString()) == (None, {"float32", "int64"})
+    assert inlining.apply(model) is model
     with pytest.raises(UsageError):
-        without_functions(str(tmp_path / "none.onnx"))
+        OnnxFile.read(tmp_path / "none.onnx")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -103,7 +106,7 @@ def test_tensorrts_provider_gets_the_copy_and_is_told_the_type(dtype: str, fake:
     assert fake.asked[0] == [first, CUDA, CPU]
     # The others take functions.
     load(small_model("fp32"), "cuda")
-    assert fake.models[-1] == str(small_model("fp32"))
+    assert fake.models[-1] == small_model("fp32").read_bytes()
 
 
 def test_what_a_provider_leaves_to_the_cpu_is_told(fake: FakeRuntime) -> None:

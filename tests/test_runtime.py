@@ -243,7 +243,17 @@ class FakeRuntime:
     def set_default_logger_severity(self, severity):
         self.real.set_default_logger_severity(severity)
 
-    def InferenceSession(self, model, options, providers, enable_fallback):
+    @property
+    def InferenceSession(self):
+        runtime = self
+
+        class InferenceSession:
+            def __new__(cls, model, options, providers, enable_fallback):
+                return runtime.open(model, options, providers)
+
+        return InferenceSession
+
+    def open(self, model, options, providers):
         names = [p if isinstance(p, str) else p[0] for p in providers]
         self.asked.append(providers)
         self.models.append(model)

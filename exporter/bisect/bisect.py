@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from ...core.engine_facts import read_model_facts
 from ...core.errors import UsageError
 from ...core.tolerance import tolerance_for
-from ...onnx_graph.facts import read_model
+from ...onnx_graph.onnx_file import OnnxFile
 from ...runtime.arrays import load_arrays, random_inputs
 from ...runtime.parity_report import ParityRequest
-from ...runtime.session import Session, check_inputs, load
+from ...runtime.session import Session, check_inputs, load, read_once
 from ..parity import check_signature, dtype_of_file, source_of_file
 from ..source import SourceModel
 from .boundaries import Boundary, GraphIndex, find_boundaries
@@ -42,13 +42,14 @@ def run_bisect(request: BisectRequest, progress: Callable[[str], None] = lambda 
     progress("Loading the model")
     path = onnx_file_of(request.model)
     facts = read_model_facts(request.model)
-    session = load(path, provider="cpu", plugin="none", verify=False)  # what was altered is what one looks for
+    file = OnnxFile.read(read_once(path))
+    session = load(file, provider="cpu", plugin="none", verify=False)  # what was altered is what one looks for
     source, notes = source_of_file(ParityRequest(path, request.checkpoint, config=request.config), session, facts)
-    dtype = dtype_of_file(path, session, source, facts)
+    dtype = dtype_of_file(file, session, source, facts)
     check_signature(session, source, dtype)
     inputs = _inputs(request, session, source, dtype)
     progress("Running the model in float64")
-    bisection = _Bisection(request, source, dtype, read_model(path))
+    bisection = _Bisection(request, source, dtype, file.parse())
     recording = record(source, inputs)
     boundaries = find_boundaries(bisection.index, recording)
     if not any(boundary.path for boundary in boundaries):

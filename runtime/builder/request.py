@@ -10,6 +10,7 @@ from typing import Literal
 
 from ...core.engine_facts import ProfileFacts
 from ...core.errors import UsageError
+from ...onnx_graph.onnx_file import OnnxFile
 from ..engine_device import Device
 from ..tensorrt_library import Opened
 
@@ -44,7 +45,7 @@ class BuildRequest:
     """One engine.
 
     Args:
-        model: the ONNX file; its external data is looked for beside it.
+        model: the ONNX file, or its path; its external data is looked for beside it.
         output: the engine to write; its facts go to a file beside it.
         backend: "tensorrt" or "tensorrt-rtx".
         targets: GPUs, as "rtx40" or "sm_89"; none means the GPU here, for RTX without a GPU those of `DEFAULT_TARGETS`.
@@ -56,7 +57,7 @@ class BuildRequest:
         overwrite: replace an existing engine.
     """
 
-    model: Path
+    model: Path | OnnxFile
     output: Path
     backend: Literal["tensorrt", "tensorrt-rtx"]
     targets: Sequence[str] = ()

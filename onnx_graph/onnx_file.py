@@ -1,0 +1,214 @@
+"""An ONNX file, read once and hashed once: every check of a command looks at the bytes that are opened later."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import mmap
+import os
+import stat
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import CheckFailed, UsageError
+from ..core.publishing import check_unchanged
+from .loops import LOOP, check_loops
+from .wire_scan import MOST_NODES, Data, Scan, lies_inside, scan
+
+# Larger files stay on the disk: they are mapped, hashed in blocks, and opened by their path.
+IN_MEMORY = 16 << 20
+_BLOCK = 1 << 20
+_log = logging.getLogger(__name__)
+
+# Device, inode, size, and the times of the last changes of content and of anything else, in nanoseconds.
+_State = tuple[int, int, int, int, int]
+
+
+class NotAModel(UsageError):
+    """The file is read, and holds no ONNX model."""
+
+
+class OnnxFile:
+    """An ONNX model and where it lies; made by `read` or `of_bytes`.
+
+    A model of up to `IN_MEMORY` bytes is in memory, and these bytes are what an engine is given. Of a larger one, and
+    of external data, `check_same` tells whether they were changed since they were looked at.
+
+    Attributes:
+        path: the file; None for a model in memory.
+        name: what errors call it.
+    """
+
+    def __init__(self, path: Path | None, data: Data, descriptor: int = -1) -> None:
+        self.path, self._data, self._descriptor = path, data, descriptor
+        self.name = "The model in memory" if path is None else str(path)
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+    @classmethod
+    def read(cls, path: str | Path | OnnxFile) -> OnnxFile:
+        """Read a file; one that was read already is returned as it is.
+
+        Raises:
+            UsageError: there is no such file, or it cannot be read.
+        """
+        if isinstance(path, OnnxFile):
+            return path
+        path = Path(path)
+        descriptor = -1
+        try:
+            # Opening a pipe would wait for a writer.
+            descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise UsageError(f"Cannot read {path}.", why="It is not a plain file.", fix="Give a model.onnx.")
+            _log.debug("reading %s, %d bytes", path, found.st_size)
+            if found.st_size > IN_MEMORY:
+                file = cls(path, mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), descriptor)
+                descriptor = -1
+                return file
+            with open(descriptor, "rb", closefd=False) as stream:
+                return cls(path, stream.read())
+        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+            why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            raise UsageError(f"Cannot read {path}.", why=why) from error
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    @classmethod
+    def of_bytes(cls, content: bytes) -> OnnxFile:
+        """A serialized model that lies in no file."""
+        return cls(None, content)
+
+    def __fspath__(self) -> str:
+        return self.name
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file, without external data."""
+        return len(self._data)
+
+    @property
+    def content(self) -> str | bytes:
+        """What an engine opens: the bytes that were read, or the path of a file too large for memory."""
+        return self._data if isinstance(self._data, bytes) else self.name
+
+    @property
+    def folder(self) -> Path | None:
+        """Where external data lies."""
+        return None if self.path is None else self.path.resolve().parent
+
+    @cached_property
+    def sha256(self) -> str:
+        """SHA-256 of the file, without external data, as lower-case hex."""
+        if isinstance(self._data, bytes):
+            return hashlib.sha256(self._data).hexdigest()
+        digest = hashlib.sha256()
+        # Not from the mapping: pages that are touched there count as memory of this process.
+        with open(self._descriptor, "rb", closefd=False) as stream:
+            stream.seek(0)
+            while block := stream.read(_BLOCK):
+                digest.update(block)
+        return digest.hexdigest()
+
+    @cached_property
+    def scan(self) -> Scan:
+        """Operators, number of nodes, and places of external data."""
+        return scan(self._data)
+
+    @cached_property
+    def _states(self) -> dict[Path, _State | None]:
+        """The state of what stays on the disk, before anything was concluded from it."""
+        if self.path is None:
+            return {}
+        beside = {self.path.parent / location for location in self.scan.locations if lies_inside(location)}
+        return {path: _state(path) for path in beside} | (
+            {} if isinstance(self._data, bytes) else {self.path: _state(self._descriptor)}
+        )
+
+    def parse(self) -> Any:
+        """A new `onnx.ModelProto` of the file, without its external data.
+
+        Raises:
+            NotAModel: it is another kind of file, or cut.
+        """
+        import onnx
+        from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+        try:
+            # Not `onnx.load(path)`, which takes a file named .json or .txt for another format.
+            model = onnx.load_model_from_string(self._data[:])
+        except (DecodeError, ValueError) as error:
+            raise self._no_model("It is cut, or is another kind of file.") from error
+        if not model.HasField("graph") or not model.ir_version:
+            # An empty file, and some others, parse as an empty message.
+            raise self._no_model("It holds no graph.")
+        return model
+
+    def _no_model(self, why: str) -> NotAModel:
+        return NotAModel(f"{self.name} is not an ONNX model.", why=why, fix="Copy it again, or export it again.")
+
+    def check_unchanged(self) -> None:
+        """Refuse a file that is not the one which the sidecar beside it was written for.
+
+        Raises:
+            CheckFailed: the SHA-256 of the file or of its external data differs.
+        """
+        if self.path is not None:
+            _ = self._states
+            check_unchanged(self.path, lambda: self.sha256)
+
+    def check(self) -> None:
+        """Refuse what must not be handed to an engine; what is no ONNX file is left to the engine.
+
+        Weights outside the model's folder would let a file read any other of the machine. Functions that call each
+        other too often, and loops without end, would keep the engine for as long as one waits.
+
+        Raises:
+            UsageError: it is such a file.
+        """
+        _ = self._states
+        outside = sorted(location for location in self.scan.locations if not lies_inside(location))
+        if outside:
+            raise UsageError(
+                f"{self.name} cannot be loaded.",
+                why=f"It takes weights from {outside[0][:100]!r}, which is no file of its folder.",
+                fix="Keep the external data file beside the model, under its original name.",
+            )
+        if self.scan.inlined_nodes > MOST_NODES:
+            raise UsageError(
+                f"{self.name} cannot be loaded.",
+                why=f"Its functions call each other so often that it would become more than {MOST_NODES} nodes.",
+                fix="Export the model again; this file was not made by an exporter.",
+            )
+        if any(op_type == LOOP for _, op_type in self.scan.operators):
+            with contextlib.suppress(NotAModel):
+                check_loops(self.parse(), self.name)
+
+    def check_same(self) -> None:
+        """Refuse a file, or external data, that was changed since it was looked at; called once it is open.
+
+        Raises:
+            CheckFailed: it was changed.
+        """
+        for path, state in self._states.items():
+            if _state(path) != state:
+                raise CheckFailed(
+                    f"{path} was changed while it was opened.",
+                    why="What was checked is not what was loaded.",
+                    fix="Try again when nothing writes there any more.",
+                )
+
+
+def _state(path: Path | int) -> _State | None:
+    """What tells one content of a file from another; None where there is no file."""
+    try:
+        found = os.fstat(path) if isinstance(path, int) else path.stat()
+    except (OSError, ValueError):
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
