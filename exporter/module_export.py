@@ -30,6 +30,7 @@ from .checks.layers import check_layer_memory, check_layer_windows
 from .checks.loads import check_loads, check_model
 from .checks.untouched import Trial, check_repeats, check_untouched
 from .file_options import FileOptions
+from .lowering import functions
 from .module_inputs import (
     BATCH,
     SEQUENCE,
@@ -140,7 +141,7 @@ def export_module(
     with staging(output) as folder:
         progress("Tracing the module")
         model = job.trace(job.replacement.module)
-        graph.attach_bodies(model)
+        functions.attach_functions(model)
         sidecar = finish_export(
             model,
             folder,

@@ -21,7 +21,7 @@ from localattn.exporter.checks.audit import Taken, check_audit
 from localattn.exporter.checks.parity import check_parity
 from localattn.exporter.checks.witness import check_witness
 from localattn.exporter.export import ExportRequest, export, open_request
-from localattn.exporter.lowering import attention_function
+from localattn.exporter.lowering import attention_function, functions
 from localattn.exporter.source import ShapeRequest
 from localattn.runtime import load
 from localattn.runtime.onnxruntime_session import open_bytes
@@ -173,7 +173,7 @@ class Written:
         request = ExportRequest(checkpoint, checkpoint.with_name("m.onnx"), shapes=ShapeRequest(**shapes))
         self.source = open_request(request)[1]
         model = graph.trace(self.source, "fp32", 20)
-        graph.attach_bodies(model)
+        functions.attach_functions(model)
         self.proto = ir.serde.serialize_model(model)
 
     def witness(self) -> Any:
@@ -236,14 +236,14 @@ def test_the_audit_finds_a_square_tensor(tiny: Path) -> None:
 
 
 def test_a_square_tensor_can_be_allowed(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = graph.attach_bodies
+    original = functions.attach_functions
 
     def with_square(model: ir.Model) -> None:
         original(model)
         square = ir.Value(name="square", const_value=ir.tensor(np.zeros((64, 64), np.float32), name="square"))
         model.graph.initializers.add(square)
 
-    monkeypatch.setattr(graph, "attach_bodies", with_square)
+    monkeypatch.setattr(functions, "attach_functions", with_square)
     request = ExportRequest(tiny, tiny.with_name("m.onnx"))
     with pytest.raises(CheckFailed, match="memory audit"):
         export(request)

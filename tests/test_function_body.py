@@ -26,7 +26,7 @@ from localattn.core.node import (
 )
 from localattn.exporter.lowering import attention_facts
 from localattn.exporter.lowering.attention_facts import MOST_PARTS, BodyFacts, Part, facts_of
-from localattn.exporter.lowering.attention_function import function_body
+from localattn.exporter.lowering.attention_function import attention_function
 from localattn.plugins.torch_op import windowed_attention
 
 from . import reference
@@ -213,7 +213,7 @@ def test_what_is_known_of_a_node_changes_no_result(variant: NodeVariant, perm: t
             feed = feed_for(variant, attributes, length)
             known = one_node(variant, attributes, length)
             plain = one_node(variant, attributes, length)
-            plain.functions[0].CopyFrom(ir.serde.serialize_function(function_body(variant, 20)))
+            plain.functions[0].CopyFrom(ir.serde.serialize_function(attention_function(variant, 20)))
             operators = [node.op_type for node in known.functions[0].node]
             assert operators.count("Gather") == (
                 0 if short and not variant.has_mask else 1 if short else 2 + variant.has_mask
@@ -226,7 +226,7 @@ def without_parts(variant: NodeVariant, attributes: NodeAttributes, model: onnx.
     """The same model with the body in one part."""
     plain = onnx.ModelProto()
     plain.CopyFrom(model)
-    body = function_body(variant, 20, facts_of(variant, attributes.as_onnx(), length))
+    body = attention_function(variant, 20, facts_of(variant, attributes.as_onnx(), length))
     plain.functions[0].CopyFrom(ir.serde.serialize_function(body))
     return plain
 

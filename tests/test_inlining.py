@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnx.inliner
 import onnx.parser
+import onnxruntime
 import pytest
 
 from localattn.core.errors import MissingDependency, UsageError
@@ -134,10 +135,10 @@ def test_a_file_of_which_no_graph_can_be_recorded(monkeypatch: pytest.MonkeyPatc
     class Refusing(FakeRuntime):
         """Opens nothing that is to be recorded."""
 
-        def InferenceSession(self, model, options, providers, enable_fallback):
+        def open(self, model, options, providers):
             if "enable_cuda_graph" in providers[0][1]:
                 raise RuntimeError("This session cannot use the graph capture feature")
-            return super().InferenceSession(model, options, providers, enable_fallback)
+            return super().open(model, options, providers)
 
     small_model()
     monkeypatch.setitem(sys.modules, "onnxruntime", Refusing([CUDA, CPU], [CUDA, CPU]))
@@ -177,20 +178,31 @@ def test_what_to_do_about_a_provider(fault: str, fix: str, monkeypatch: pytest.M
     assert fault in caught.value.why and fix in caught.value.fix
 
 
-def test_a_session_that_fell_back_says_why(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    """Up to 1.22 onnxruntime prints the error of the provider, on stdout, and goes on with the CPU."""
+class Old(onnxruntime.InferenceSession):
+    """As up to 1.22: whatever is asked for, the error of a provider is printed, and the CPU takes its place."""
 
-    class Printing(FakeRuntime):
-        def InferenceSession(self, model, options, providers, enable_fallback):
-            print("*** EP Error ***\nEP Error Please install TensorRT libraries\n when using …")
-            return super().InferenceSession(model, options, providers, enable_fallback)
+    _fallback_providers = (CPU,)
 
-    small_model()
-    monkeypatch.setitem(sys.modules, "onnxruntime", Printing([TENSORRT, CPU], [CPU]))
-    with pytest.raises(MissingDependency) as caught:
-        load(small_model(), "tensorrt")
-    assert f"{TENSORRT} did not start; {CPU} did: Please install TensorRT libraries" in caught.value.why
-    assert "tensorrt<11" in caught.value.fix
+    def __init__(self, model, options, providers, enable_fallback):
+        super().__init__(model, options, providers=providers)
+
+    def _create_inference_session(self, providers, *more):
+        if TENSORRT in providers:
+            raise RuntimeError("Please install TensorRT libraries")
+        super()._create_inference_session(providers, *more)
+
+
+def test_a_session_does_not_fall_back(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    class Falling(FakeRuntime):
+        InferenceSession = Old
+
+    path = small_model()
+    assert Old(str(path), None, [TENSORRT, CPU], 0).get_providers() == [CPU]
+    assert "EP Error" in capsys.readouterr().out
+    monkeypatch.setitem(sys.modules, "onnxruntime", Falling([TENSORRT, CPU], [CPU]))
+    with pytest.raises(MissingDependency, match="'tensorrt' does not run here") as caught:
+        load(path, "tensorrt")
+    assert "Please install TensorRT libraries" in caught.value.why and "tensorrt<11" in caught.value.fix
     assert capsys.readouterr().out == ""
 
 

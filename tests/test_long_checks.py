@@ -11,7 +11,7 @@ import pytest
 from localattn.exporter import graph
 from localattn.exporter.checks import parity, witness
 from localattn.exporter.export import ExportRequest, open_request
-from localattn.exporter.lowering import attention_function
+from localattn.exporter.lowering import attention_function, functions
 from localattn.exporter.source import ShapeRequest, SourceModel
 from localattn.runtime.arrays import random_inputs
 from localattn.runtime.onnxruntime_session import open_bytes
@@ -64,7 +64,7 @@ def test_two_runs_find_a_lost_window(
     def found() -> object:
         source = source_of(tmp_path, 64, depth=depth, **kwargs)
         model = graph.trace(source, "fp32", 20)
-        graph.attach_bodies(model)
+        functions.attach_functions(model)
         session = open_bytes(ir.serde.serialize_model(model).SerializeToString())
         findings = witness.Findings()
         sentence = witness.witness_stretch(session, source, findings, {})

@@ -18,7 +18,7 @@ from localattn.core.sidecar import read_sidecar
 from localattn.core.size_sweep import sweep
 from localattn.exporter import graph
 from localattn.exporter.checks.layers import check_layer_memory, check_layer_windows
-from localattn.exporter.lowering import attention_facts, attention_function
+from localattn.exporter.lowering import attention_facts, attention_function, functions
 from localattn.exporter.module_export import ModuleExportReport, ModuleOptions, export_module
 from localattn.exporter.module_inputs import parse_input
 from localattn.exporter.modules import local_attention
@@ -172,28 +172,28 @@ def test_wrong_padding_of_an_open_length_is_found(tmp_path: Path, monkeypatch: p
 
 
 def test_a_wrong_weight_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = graph.attach_bodies
+    original = functions.attach_functions
 
     def spoil(model: ir.Model) -> None:
         original(model)
         weight = next(x for name, x in model.graph.initializers.items() if name.endswith("out.bias"))
         weight.const_value = ir.tensor(weight.const_value.numpy() + 0.01, name=weight.name)
 
-    monkeypatch.setattr(graph, "attach_bodies", spoil)
+    monkeypatch.setattr(functions, "attach_functions", spoil)
     with pytest.raises(CheckFailed, match="parity"):
         export_module(randomised(Mixer()), ["x:float32:[2,18,16]"], tmp_path / "m.onnx")
 
 
 @pytest.mark.parametrize(("attribute", "value"), [("window_size", 3), ("exact_windowsize", 0)])
 def test_a_wrong_window_is_found(tmp_path: Path, attribute: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = graph.attach_bodies
+    original = functions.attach_functions
 
     def spoil(model: ir.Model) -> None:
         original(model)
         for node in graph.attention_nodes(model):
             node.attributes[attribute] = ir.AttrInt64(attribute, value)
 
-    monkeypatch.setattr(graph, "attach_bodies", spoil)
+    monkeypatch.setattr(functions, "attach_functions", spoil)
     with pytest.raises(CheckFailed, match="parity"):
         export_module(randomised(Mixer(causal=True)), ["x:float32:[2,18,16]"], tmp_path / "m.onnx", OPEN)
 

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ...core.step_node import STEP_VARIANT_BY_OP_TYPE
 from ..graph import trace_module
-from ..lowering.fused_functions import attach_fused_bodies
-from ..lowering.step_function import step_function_body
+from ..lowering.functions import attach_functions
 from ..source import NUMPY_DTYPE, TORCH_DTYPE
 from .source import Call, StepSource
 
@@ -62,11 +61,7 @@ def trace_step(source: StepSource, dtype: str, opset: int) -> ir.Model:
         opset,
     )
     CommonSubexpressionEliminationPass()(model)
-    for node in step_nodes(model):
-        variant = STEP_VARIANT_BY_OP_TYPE[node.op_type]
-        body = step_function_body(variant, opset)
-        model.functions.setdefault(body.identifier(), body)
-    attach_fused_bodies(model)
+    attach_functions(model)
     return model
 
 
