@@ -8,6 +8,7 @@ import logging
 import mmap
 import os
 import stat
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ from typing import Any
 from ..core.errors import CheckFailed, UsageError
 from ..core.publishing import check_unchanged
 from .loops import LOOP, check_loops
-from .wire_scan import MOST_NODES, Data, Scan, lies_inside, scan
+from .wire_scan import MOST_NODES, Scan, lies_inside, scan
 
-# Larger files stay on the disk: they are mapped, hashed in blocks, and opened by their path.
+# Larger files stay on the disk: they are hashed in blocks and opened by their path.
 IN_MEMORY = 16 << 20
 _BLOCK = 1 << 20
 _log = logging.getLogger(__name__)
@@ -39,10 +40,11 @@ class OnnxFile:
     Attributes:
         path: the file; None for a model in memory.
         name: what errors call it.
+        size: bytes of the file, without external data.
     """
 
-    def __init__(self, path: Path | None, data: Data, descriptor: int = -1) -> None:
-        self.path, self._data, self._descriptor = path, data, descriptor
+    def __init__(self, path: Path | None, data: bytes | None, size: int, descriptor: int = -1) -> None:
+        self.path, self.size, self._data, self._descriptor = path, size, data, descriptor
         self.name = "The model in memory" if path is None else str(path)
 
     def __del__(self) -> None:
@@ -68,11 +70,12 @@ class OnnxFile:
                 raise UsageError(f"Cannot read {path}.", why="It is not a plain file.", fix="Give a model.onnx.")
             _log.debug("reading %s, %d bytes", path, found.st_size)
             if found.st_size > IN_MEMORY:
-                file = cls(path, mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), descriptor)
+                file = cls(path, None, found.st_size, descriptor)
                 descriptor = -1
                 return file
             with open(descriptor, "rb", closefd=False) as stream:
-                return cls(path, stream.read())
+                content = stream.read()
+            return cls(path, content, len(content))
         except (OSError, ValueError) as error:  # ValueError: a name that no file can have
             why = (error.strerror if isinstance(error, OSError) else None) or str(error)
             raise UsageError(f"Cannot read {path}.", why=why) from error
@@ -83,20 +86,15 @@ class OnnxFile:
     @classmethod
     def of_bytes(cls, content: bytes) -> OnnxFile:
         """A serialized model that lies in no file."""
-        return cls(None, content)
+        return cls(None, content, len(content))
 
     def __fspath__(self) -> str:
         return self.name
 
     @property
-    def size(self) -> int:
-        """Bytes of the file, without external data."""
-        return len(self._data)
-
-    @property
     def content(self) -> str | bytes:
         """What an engine opens: the bytes that were read, or the path of a file too large for memory."""
-        return self._data if isinstance(self._data, bytes) else self.name
+        return self.name if self._data is None else self._data
 
     @property
     def folder(self) -> Path | None:
@@ -106,20 +104,29 @@ class OnnxFile:
     @cached_property
     def sha256(self) -> str:
         """SHA-256 of the file, without external data, as lower-case hex."""
-        if isinstance(self._data, bytes):
-            return hashlib.sha256(self._data).hexdigest()
         digest = hashlib.sha256()
-        # Not from the mapping: pages that are touched there count as memory of this process.
+        for block in self._blocks(_BLOCK):
+            digest.update(block)
+        return digest.hexdigest()
+
+    def _blocks(self, size: int) -> Iterator[bytes]:
+        """The content from its beginning; of a file on the disk so many bytes at a time, of any other at once."""
+        if self._data is not None:
+            yield self._data
+            return
         with open(self._descriptor, "rb", closefd=False) as stream:
             stream.seek(0)
-            while block := stream.read(_BLOCK):
-                digest.update(block)
-        return digest.hexdigest()
+            while block := stream.read(size):
+                yield block
 
     @cached_property
     def scan(self) -> Scan:
         """Operators, number of nodes, and places of external data."""
-        return scan(self._data)
+        if self._data is not None:
+            return scan(self._data)
+        # Not kept: pages of a mapping that were touched count as memory of the process, two megabytes for each touch.
+        with mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ) as mapped:
+            return scan(mapped)
 
     @cached_property
     def _states(self) -> dict[Path, _State | None]:
@@ -128,7 +135,7 @@ class OnnxFile:
             return {}
         beside = {self.path.parent / location for location in self.scan.locations if lies_inside(location)}
         return {path: _state(path) for path in beside} | (
-            {} if isinstance(self._data, bytes) else {self.path: _state(self._descriptor)}
+            {} if self._data is not None else {self.path: _state(self._descriptor)}
         )
 
     def parse(self) -> Any:
@@ -142,7 +149,7 @@ class OnnxFile:
 
         try:
             # Not `onnx.load(path)`, which takes a file named .json or .txt for another format.
-            model = onnx.load_model_from_string(self._data[:])
+            model = onnx.load_model_from_string(b"".join(self._blocks(self.size)))
         except (DecodeError, ValueError) as error:
             raise self._no_model("It is cut, or is another kind of file.") from error
         if not model.HasField("graph") or not model.ir_version:
