@@ -46,6 +46,7 @@ class OnnxFile:
     def __init__(self, path: Path | None, data: bytes | None, size: int, descriptor: int = -1) -> None:
         self.path, self.size, self._data, self._descriptor = path, size, data, descriptor
         self.name = "The model in memory" if path is None else str(path)
+        self._read = _state(descriptor) if descriptor >= 0 else None
 
     def __del__(self) -> None:
         if self._descriptor >= 0:
@@ -98,8 +99,8 @@ class OnnxFile:
 
     @property
     def folder(self) -> Path | None:
-        """Where external data lies."""
-        return None if self.path is None else self.path.resolve().parent
+        """Where external data lies: beside the path that was given, be it a link."""
+        return None if self.path is None else self.path.absolute().parent
 
     @cached_property
     def sha256(self) -> str:
@@ -130,13 +131,11 @@ class OnnxFile:
 
     @cached_property
     def _states(self) -> dict[Path, _State | None]:
-        """The state of what stays on the disk, before anything was concluded from it."""
+        """The state of what stays on the disk: of the file when it was read, of its data when that was first asked."""
         if self.path is None:
             return {}
         beside = {self.path.parent / location for location in self.scan.locations if lies_inside(location)}
-        return {path: _state(path) for path in beside} | (
-            {} if self._data is not None else {self.path: _state(self._descriptor)}
-        )
+        return {path: _state(path) for path in beside} | ({} if self._read is None else {self.path: self._read})
 
     def parse(self) -> Any:
         """A new `onnx.ModelProto` of the file, without its external data.
