@@ -22,16 +22,20 @@ if not __package__:  # `python cli.py` in a source tree: make the tree the packa
     _spec.loader.exec_module(sys.modules["localattn"])
     __package__ = "localattn"
 
-import os
-from collections.abc import Sequence
+import inspect
+import re
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Annotated
 
 import typer
 
-from .commands import completion
-from .commands.console import Verbosity, missing_package, print_error
+from .commands import completion, streams
+from .commands.console import missing_package, print_error, print_fault
 from .commands.log_output import show_log
+from .commands.paths import checked
 from .core import process
 from .core.errors import ExitCode, LocalAttnError, MissingDependency
 
@@ -45,6 +49,10 @@ _EPILOG = (
     "Exit codes: 0 good, 1 a check failed, 2 wrong usage or input, 3 something is missing from this machine, "
     "4 the export failed, 5 a build failed."
 )
+
+
+# How PyTorch says that memory is short, in a RuntimeError.
+_NO_MEMORY = re.compile(r"can't allocate memory|not enough memory: you tried to allocate|std::bad_alloc")
 
 
 def _print_version(wanted: bool) -> None:
@@ -78,55 +86,98 @@ def command_line(names: Sequence[str] = COMMANDS) -> typer.Typer:
     for name in names:
         module = import_module(f".commands.{name}", __package__)
         if hasattr(module, "app"):
+            for command in module.app.registered_commands:
+                command.callback = checked(inspect.unwrap(command.callback))
             app.add_typer(module.app)
         else:
-            app.command()(getattr(module, name))
+            app.command()(checked(getattr(module, name)))
     return app
 
 
 def main() -> None:
     """Run the command line and leave with its exit code."""
+    streams.prepare()
     completion.prepare(sys.argv)
     process.owned = True
     show_log()
+    try:
+        code = _run()
+        sys.stdout.flush()
+    except streams.OutputLost as error:
+        print_error(error)
+        streams.discard_output()
+        code = error.exit_code
+    except streams.ReaderGone:
+        streams.discard_output()
+        code = ExitCode.OK
+    sys.exit(code)
+
+
+def _run() -> int:
+    """Run the command line; its exit code, once every error has been shown.
+
+    Raises:
+        OutputLost: stdout cannot be written.
+        ReaderGone: nobody reads it any more.
+    """
     asked = tuple(sys.argv[1:2])
     try:
-        command_line(asked if set(asked) & set(COMMANDS) else COMMANDS)()
-    except LocalAttnError as error:
-        print_error(error)
-        sys.exit(error.exit_code)
-    except ModuleNotFoundError as error:
-        missing = missing_package(error)
-        if missing is None:
-            _leave_with_fault(error)
-        else:
-            print_error(missing)
-            sys.exit(missing.exit_code)
-    except MemoryError as error:
-        print_error(_no_memory(error))
-        sys.exit(ExitCode.MISSING)
-    except BrokenPipeError:  # the reader of our output went away (`| head`)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(ExitCode.OK)
+        with _unwinding():
+            command_line(asked if set(asked) & set(COMMANDS) else COMMANDS)()
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except (streams.OutputLost, streams.ReaderGone):
+        raise
     except Exception as error:
-        _leave_with_fault(error)
+        known = _known(error)
+        if known is None:
+            print_fault(error)
+            return ExitCode.INTERNAL
+        print_error(known)
+        return known.exit_code
+    return ExitCode.OK
 
 
-def _no_memory(error: MemoryError) -> LocalAttnError:
-    return MissingDependency(
-        "There is not enough memory.",
-        why=str(error).splitlines()[0][:300] if str(error) else "",
-        fix="Check that the file is what it should be; else free memory, or use a machine with more.",
-    )
+@contextmanager
+def _unwinding() -> Iterator[None]:
+    """Let a request to end (SIGTERM, or SIGHUP of a closed terminal) clean up like an error, with exit code 128 + n."""
+
+    def leave(number: int, _: object) -> None:
+        for other in caught:
+            signal.signal(other, signal.SIG_IGN)  # what has begun to clean up finishes
+        raise SystemExit(128 + number)
+
+    known = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    # One that is ignored (nohup) stays so.
+    caught = [number for number in known if signal.getsignal(number) is signal.SIG_DFL]
+    for number in caught:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in caught:
+            signal.signal(number, signal.SIG_DFL)
 
 
-def _leave_with_fault(error: Exception) -> None:
-    """Report an error nobody expected."""
-    if Verbosity.verbose:
-        raise error
-    typer.secho(f"Error: {type(error).__name__}: {error}".splitlines()[0], fg="red", bold=True, err=True)
-    typer.echo("  This is a fault of localattn. Run again with -v and report what it prints.", err=True)
-    sys.exit(ExitCode.INTERNAL)
+def _known(error: Exception) -> LocalAttnError | None:
+    """The error to show for an exception that ended a command; None for one that nobody expected."""
+    if isinstance(error, LocalAttnError):
+        return error
+    if isinstance(error, ModuleNotFoundError):
+        return missing_package(error)
+    if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
+        return MissingDependency(
+            "There is not enough memory.",
+            why=str(error).splitlines()[0][:300] if str(error) else "",
+            fix="Check that the sizes are what they should be; else free memory, or use a machine with more.",
+        ).with_traceback(error.__traceback__)
+    if isinstance(error, OSError):
+        return MissingDependency(
+            f"The system refused: {error.strerror or error}.",
+            why=f"It concerns {error.filename}." if error.filename is not None else "",
+            fix="Check permissions, free space, and the limits of this user.",
+        ).with_traceback(error.__traceback__)
+    return None
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from pathlib import Path
 
 # Where a process tells its children what it built.
 _VARIABLE = "LOCALATTN_BENCHMARKS_LIBRARY"
-_CACHE = "XDG_CACHE_HOME"
 
 
 class NoKernel(Exception):
@@ -47,21 +46,15 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 @cache
 def _build() -> Path | str:
-    """The library, or the reason why there is none; the machine's list of built libraries stays as it is."""
-    from localattn.core.cpu_library import LIBRARY_NAME
+    """The library, or the reason why there is none."""
     from localattn.core.errors import LocalAttnError
+    from localattn.core.library_store import CPU_KERNELS
     from localattn.core.processor import host_arch
     from localattn.plugins.cpu.build import build_library
 
-    path = Path(_folder().name) / LIBRARY_NAME
-    before = os.environ.get(_CACHE)
-    os.environ[_CACHE] = _folder().name
+    path = Path(_folder().name) / CPU_KERNELS.file_name
     try:
         build_library(path, arch=host_arch())
     except LocalAttnError as error:
         return " ".join(filter(None, (error.what, error.why)))
-    finally:
-        os.environ.pop(_CACHE)
-        if before is not None:
-            os.environ[_CACHE] = before
     return path

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from .console import QuietOption, VerboseOption, progress, say, warn
-from .report_output import Destination, ForceOption, OutputOption, ReportFormat, ReportFormatOption, choose
+from ..core.limits import LARGEST_SEED, LARGEST_SIZE, LONGEST_SECONDS, MOST_ITERATIONS, MOST_ROUNDS
+from .console import QuietOption, VerboseOption, finite, progress, say, warn
+from .paths import INPUT, ForceOption
+from .report_output import Destination, OutputOption, ReportFormat, ReportFormatOption, choose
 
 if TYPE_CHECKING:
     from ..core.bench_report import BenchReport
@@ -19,34 +21,50 @@ _T = TypeVar("_T")
 
 
 def bench(
-    model: Annotated[Path, typer.Argument(help="An exported model or an engine.", show_default=False)],
+    model: Annotated[Path, typer.Argument(help="An exported model or an engine.", show_default=False), INPUT],
     against: Annotated[
-        list[Path] | None, typer.Option(help="Another one to compare with it; may be given again.", show_default=False)
+        list[Path] | None,
+        typer.Option(help="Another one to compare with it; may be given again.", show_default=False),
+        INPUT,
     ] = None,
     seq_len: Annotated[
         str | None, typer.Option(help="Lengths to measure at (512,1024), for files with an open axis.")
     ] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Sequences a call, for files with an open axis.")] = None,
-    duration: Annotated[float, typer.Option(min=0, help="Seconds of timed calls of each, at the least.")] = 3.0,
-    iterations: Annotated[int, typer.Option(min=1, help="Timed calls of each, at the least.")] = 10,
-    warmup: Annotated[float, typer.Option(min=0, help="Milliseconds of calls before them, at the least.")] = 200.0,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of each; 6 or more for an interval.")] = 12,
+    batch: Annotated[
+        int | None, typer.Option(min=1, max=LARGEST_SIZE, help="Sequences a call, for files with an open axis.")
+    ] = None,
+    duration: Annotated[
+        float,
+        typer.Option(min=0, max=LONGEST_SECONDS, callback=finite, help="Seconds of timed calls of each, at the least."),
+    ] = 3.0,
+    iterations: Annotated[
+        int, typer.Option(min=1, max=MOST_ITERATIONS, help="Timed calls of each, at the least.")
+    ] = 10,
+    warmup: Annotated[
+        float,
+        typer.Option(
+            min=0, max=1e3 * LONGEST_SECONDS, callback=finite, help="Milliseconds of calls before them, at the least."
+        ),
+    ] = 200.0,
+    rounds: Annotated[int, typer.Option(min=1, max=MOST_ROUNDS, help="Turns of each; 6 or more for an interval.")] = 12,
     threads: Annotated[
         str | None, typer.Option(help="CPU threads for one operator (.onnx); a list (1,2) measures each.")
     ] = None,
     provider: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or tensorrt; or a list.")] = "auto",
     plugin: Annotated[
         str,
-        typer.Option(help="Compiled CPU kernels: auto, none, or a library's path; a list (none,auto) measures each."),
+        typer.Option(help="Libraries of compiled kernels: auto, none, or a path; a list (none,auto) measures each."),
     ] = "auto",
     percentile: Annotated[str, typer.Option(help="Percentiles of the latency.")] = "50,90,99",
     cuda_graph: Annotated[bool, typer.Option("--cuda-graph", help="Replay a CUDA graph (cuda, tensorrt).")] = False,
     profile: Annotated[
         bool, typer.Option("--profile", help="Tell where the time goes, by module, operator and node (.onnx).")
     ] = False,
-    top: Annotated[int, typer.Option(min=1, help="Rows of each table of the profile.")] = 15,
-    load_inputs: Annotated[Path | None, typer.Option(help="Inputs (.npz) instead of random ones.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs and of the order of turns.")] = 0,
+    load_inputs: Annotated[Path | None, typer.Option(help="Inputs (.npz) instead of random ones."), INPUT] = None,
+    top: Annotated[int, typer.Option(min=1, max=LARGEST_SIZE, help="Rows of each table of the profile.")] = 15,
+    seed: Annotated[
+        int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the random inputs and of the order of turns.")
+    ] = 0,
     output_format: ReportFormatOption = None,
     output: OutputOption = None,
     force: ForceOption = False,
@@ -101,13 +119,14 @@ def _listed(flag: str, text: str, read: Callable[[str], _T]) -> list[_T]:
                 raise ValueError
             values.append(read(part.strip()))
         except ValueError:
-            raise UsageError(f"{flag} {text} is not understood.", why=f"{part!r} does not belong there.") from None
+            why = f"{part[:40]!r} does not belong there."
+            raise UsageError(f"{flag} {text[:80]} is not understood.", why=why) from None
     return values
 
 
 def _count(text: str) -> int:
     value = int(text)
-    if value < 1:
+    if not 1 <= value <= LARGEST_SIZE:
         raise ValueError
     return value
 

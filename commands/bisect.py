@@ -7,30 +7,42 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import QuietOption, VerboseOption, note, progress, say
-from .report_output import ForceOption, OutputOption, ReportFormatOption, choose, show
+from ..core.limits import LARGEST_SEED
+from .console import QuietOption, VerboseOption, finite, note, progress, say
+from .paths import INPUT, ForceOption
+from .report_output import OutputOption, ReportFormatOption, choose, show
 
 if TYPE_CHECKING:
     from ..exporter.bisect.request import BisectReport, BoundaryRow
 
 
 def bisect(
-    model: Annotated[Path, typer.Argument(help="The exported model, or an engine of it.", show_default=False)],
-    against: Annotated[Path, typer.Option(help="The checkpoint it was exported from.", show_default=False)],
+    model: Annotated[Path, typer.Argument(help="The exported model, or an engine of it.", show_default=False), INPUT],
+    against: Annotated[Path, typer.Option(help="The checkpoint it was exported from.", show_default=False), INPUT],
     config: Annotated[
         Path | None,
         typer.Option(help="Configuration. (Default: the sidecar's, else the one beside the checkpoint.)"),
+        INPUT,
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the random inputs.")] = 0,
     load_inputs: Annotated[
-        Path | None, typer.Option(help="Compare on these inputs (.npz) instead of random ones.")
+        Path | None, typer.Option(help="Compare on these inputs (.npz) instead of random ones."), INPUT
     ] = None,
     atol: Annotated[
         float | None,
-        typer.Option(min=0, help="Absolute tolerance, in units of each value's root mean square. (Default: by dtype.)"),
+        typer.Option(
+            min=0,
+            callback=finite,
+            help="Absolute tolerance, in units of each value's root mean square. (Default: by dtype.)",
+        ),
     ] = None,
-    rtol: Annotated[float | None, typer.Option(min=0, help="Relative tolerance. (Default: by dtype.)")] = None,
+    rtol: Annotated[
+        float | None, typer.Option(min=0, callback=finite, help="Relative tolerance. (Default: by dtype.)")
+    ] = None,
     provider: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or tensorrt.")] = "auto",
+    plugin_library: Annotated[
+        Path | None, typer.Option(help="The plugin library that an engine was built with, if you trust it.")
+    ] = None,
     all_boundaries: Annotated[
         bool, typer.Option("--all", help="Show every boundary, not only those around the fault.")
     ] = False,
@@ -60,6 +72,7 @@ def bisect(
             atol=atol,
             rtol=rtol,
             provider=provider,
+            plugin="auto" if plugin_library is None else str(plugin_library),
         )
         report = run_bisect(request, step)
     for line in report.notes:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..core.file_kinds import ENGINE, TIMING_CACHE
+from ..core.limits import LARGEST_WORKSPACE_MIB, is_size
 from .build_plugin import PluginKind, choose_plugin
 from .console import (
     Format,
@@ -21,6 +23,7 @@ from .console import (
     progress,
     say,
 )
+from .paths import INPUT, ForceOption, OutputPath
 
 if TYPE_CHECKING:
     from ..core.engine_facts import ProfileFacts
@@ -38,9 +41,11 @@ _SHAPES = "as tokens:1x1024,mask:1x1024."
 
 
 def build(
-    model: Annotated[Path, typer.Argument(help="The exported model (model.onnx).", show_default=False)],
+    model: Annotated[Path, typer.Argument(help="The exported model (model.onnx).", show_default=False), INPUT],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The engine to write. (Default: MODEL with .engine.)")
+        Path | None,
+        typer.Option("--output", "-o", help="The engine to write. (Default: MODEL with .engine.)"),
+        OutputPath(ENGINE),
     ] = None,
     backend: Annotated[
         Backend, typer.Option(help="tensorrt (on the device), or tensorrt-rtx (RTX GPUs; needs no GPU to build).")
@@ -59,18 +64,22 @@ def build(
             "aot: kernels inside the engine; none: standard operators."
         ),
     ] = PluginKind.auto,
-    plugin_library: Annotated[Path | None, typer.Option(help="Use this plugin library.")] = None,
+    plugin_library: Annotated[Path | None, typer.Option(help="Use this plugin library."), INPUT] = None,
     timing_cache: Annotated[
-        Path | None, typer.Option(help="File of measured kernel times: read, and extended. (TensorRT only.)")
+        Path | None,
+        typer.Option(help="File of measured kernel times: read, and extended. (TensorRT only.)"),
+        OutputPath(TIMING_CACHE),
     ] = None,
-    workspace: Annotated[int | None, typer.Option(min=1, help="Scratch memory of a layer in MiB.")] = None,
+    workspace: Annotated[
+        int | None, typer.Option(min=1, max=LARGEST_WORKSPACE_MIB, help="Scratch memory of a layer in MiB.")
+    ] = None,
     builder_optimization_level: Annotated[
         int | None, typer.Option(min=0, max=5, help="Higher searches longer for faster kernels.")
     ] = None,
     min_shapes: Annotated[str | None, typer.Option(help=f"Smallest sizes of open dimensions, {_SHAPES}")] = None,
     opt_shapes: Annotated[str | None, typer.Option(help="Sizes to be fastest at.")] = None,
     max_shapes: Annotated[str | None, typer.Option(help="Largest sizes.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing engine.")] = False,
+    force: ForceOption = False,
     output_format: FormatOption = Format.console,
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
@@ -82,15 +91,11 @@ def build(
     """
     with progress() as step:
         step("Reading the model")
-        from ..core.files import refuse_existing
-        from ..core.publishing import finish_interrupted
         from ..onnx_graph.onnx_file import OnnxFile
         from ..runtime.builder.build import build_engine, plan_targets
         from ..runtime.builder.request import BuildRequest
 
         path = output if output is not None else model.with_suffix(".engine")
-        refuse_existing(path, force)
-        finish_interrupted(model)
         file = OnnxFile.read(model)
         profiles = parse_profiles(min_shapes, opt_shapes, max_shapes)
         wanted = tuple(name for name in (target or "").split(",") if name.strip())
@@ -151,8 +156,8 @@ def _shapes(option: str, text: str | None) -> dict[str, tuple[int, ...]]:
             continue
         name, _, sizes = part.strip().rpartition(":")
         numbers = sizes.split("x")
-        if not name or not all(number.isdecimal() for number in numbers):
-            raise UsageError(f"{option} {part.strip()!r} is no shape.", fix="Write INPUT:1x1024.")
+        if not name or not all(is_size(number) for number in numbers):
+            raise UsageError(f"{option} {part.strip()[:80]!r} is no shape.", fix="Write INPUT:1x1024.")
         found[name] = tuple(map(int, numbers))
     return found
 

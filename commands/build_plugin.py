@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ..core.library_store import Library
     from ..onnx_graph.onnx_file import OnnxFile
     from ..plugins.kernel.spec import KernelSpec
     from ..plugins.kernel.targets import Target
@@ -76,11 +77,10 @@ def choose_plugin(
 
 def _library(
     named: Path | None, model: OnnxFile, capabilities: Sequence[int], progress: Callable[[str], None]
-) -> Path | None:
+) -> Library | None:
     """The plugin library for this model and these GPUs; None if the model needs none."""
-    from ..core.publishing import sidecar_path
-    from ..plugins.library.facts import host_arch, read_facts
-    from ..plugins.library.locations import find_library
+    from ..core.library_store import TENSORRT_PLUGIN, read_named
+    from ..plugins.library.facts import find_library, host_arch, parse_facts
     from ..plugins.library.selection import needed_by
 
     progress("Looking for the plugin library")
@@ -88,13 +88,11 @@ def _library(
     if not specs:
         return None
     if named is not None:
-        if sidecar_path(named).is_file():
-            _demand_kernels(named, read_facts(named).missing(specs, targets))
-        return named
-    known = find_library(host_arch(), specs, targets)
-    if known is not None and known.path is not None:
-        return known.path
-    return _build(specs, targets, progress)
+        library = read_named(TENSORRT_PLUGIN, named)
+        if library.facts:
+            _demand_kernels(named, parse_facts(library.facts, named).missing(specs, targets))
+        return library
+    return find_library(host_arch(), specs, targets) or _build(specs, targets, progress)
 
 
 def _demand_kernels(library: Path, missing: list[str]) -> None:
@@ -121,24 +119,22 @@ def _gpus(capabilities: Sequence[int]) -> list[Target]:
     return found
 
 
-def _build(specs: list[KernelSpec], targets: list[Target], progress: Callable[[str], None]) -> Path:
+def _build(specs: list[KernelSpec], targets: list[Target], progress: Callable[[str], None]) -> Library:
     """Build a library with these kernels. Its name tells its content: engines built with another one stay valid."""
     import hashlib
 
+    from ..core.library_store import TENSORRT_PLUGIN, StoredLibrary, prepare_cache
     from ..plugins.kernel.targets import TARGETS
     from ..plugins.library.build import build_library, fingerprint
     from ..plugins.library.facts import host_arch
-    from ..plugins.library.locations import cache_folder
 
     arch = host_arch()
     own = [target for target in targets if target.name in TARGETS] or [next(iter(TARGETS.values()))]
     content = "\n".join([fingerprint(), *(spec.name for spec in specs), *(target.name for target in own)])
     name = f"liblocalattn_plugin-{hashlib.sha256(content.encode()).hexdigest()[:12]}.so"
-    folder = cache_folder() / arch
-    folder.mkdir(parents=True, exist_ok=True)
-    facts = build_library(folder / name, specs=specs, targets=own, arch=arch, overwrite=True, progress=progress)
-    assert facts.path is not None
-    return facts.path
+    path = prepare_cache(arch) / name
+    facts = build_library(path, specs=specs, targets=own, arch=arch, overwrite=True, progress=progress)
+    return StoredLibrary(TENSORRT_PLUGIN, path, facts.model_dump(mode="json")).read()
 
 
 def _inside_engine(backend: str, capabilities: Sequence[int]) -> PluginChoice:

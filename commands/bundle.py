@@ -12,7 +12,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from .console import Format, FormatOption, QuietOption, VerboseOption, bytes_text, note, print_json, progress, say
+from ..core.file_kinds import BUNDLE
+from ..core.limits import LARGEST_SEED, LARGEST_SIZE
+from .console import (
+    Format,
+    FormatOption,
+    QuietOption,
+    VerboseOption,
+    bytes_text,
+    finite,
+    note,
+    print_json,
+    progress,
+    say,
+)
+from .paths import INPUT, OutputPath
 
 if TYPE_CHECKING:
     from ..runtime.bundle.create import BundleFacts
@@ -45,27 +59,44 @@ app = typer.Typer(
 
 @app.command()
 def create(
-    model: Annotated[Path, typer.Argument(help="The exported model (model.onnx).", show_default=False)],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The folder or tar to write.", show_default=False)],
+    model: Annotated[Path, typer.Argument(help="The exported model (model.onnx).", show_default=False), INPUT],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The folder or tar to write.", show_default=False), OutputPath(BUNDLE)
+    ],
     shape: Annotated[
         Shape | None, typer.Option("--format", help="dir or tar; without it a name that ends in .tar is a tar.")
     ] = None,
     triton: Annotated[bool, typer.Option("--triton", help="Add a repository for Triton Inference Server.")] = False,
     samples: Annotated[int, typer.Option(min=0, max=1000, help="Random samples to draw for each model.")] = 2,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the first sample.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the first sample.")] = 0,
     load_inputs: Annotated[
-        list[Path] | None, typer.Option(help="Inputs as .npz to take as a sample instead; may be repeated.")
+        list[Path] | None, typer.Option(help="Inputs as .npz to take as a sample instead; may be repeated."), INPUT
     ] = None,
     plugin_library: Annotated[
         list[Path] | None,
         typer.Option(help="A library to take along, of plugins or of kernels for the CPU; may be repeated."),
+        INPUT,
     ] = None,
-    engine: Annotated[list[Path] | None, typer.Option(help="An engine built from the model; may be repeated.")] = None,
-    atol: Annotated[float | None, typer.Option(help="Absolute tolerance on the device, instead of the type's.")] = None,
-    rtol: Annotated[float | None, typer.Option(help="Relative tolerance on the device, instead of the type's.")] = None,
-    triton_instances: Annotated[int, typer.Option(min=1, help="Copies of the model that run at once.")] = 1,
-    triton_max_batch: Annotated[int, typer.Option(min=1, help="Requests joined in a call, if batch is open.")] = 8,
-    triton_sequences: Annotated[int, typer.Option(min=1, help="Sequences an instance serves, for step files.")] = 16,
+    engine: Annotated[
+        list[Path] | None, typer.Option(help="An engine built from the model; may be repeated."), INPUT
+    ] = None,
+    atol: Annotated[
+        float | None,
+        typer.Option(min=0, callback=finite, help="Absolute tolerance on the device, instead of the type's."),
+    ] = None,
+    rtol: Annotated[
+        float | None,
+        typer.Option(min=0, callback=finite, help="Relative tolerance on the device, instead of the type's."),
+    ] = None,
+    triton_instances: Annotated[
+        int, typer.Option(min=1, max=LARGEST_SIZE, help="Copies of the model that run at once.")
+    ] = 1,
+    triton_max_batch: Annotated[
+        int, typer.Option(min=1, max=LARGEST_SIZE, help="Requests joined in a call, if batch is open.")
+    ] = 8,
+    triton_sequences: Annotated[
+        int, typer.Option(min=1, max=LARGEST_SIZE, help="Sequences an instance serves, for step files.")
+    ] = 16,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier bundle.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest and nothing else, as JSON.")] = False,
     verbose: VerboseOption = False,
@@ -116,13 +147,17 @@ def _print_created(facts: BundleFacts) -> None:
 
 @app.command()
 def verify(
-    bundle: Annotated[Path, typer.Argument(help="A bundle: folder or tar.", show_default=False)],
+    bundle: Annotated[Path, typer.Argument(help="A bundle: folder or tar.", show_default=False), INPUT],
     model: Annotated[str | None, typer.Option(help="Run only this model of the bundle.")] = None,
     provider: Annotated[str, typer.Option(help="Of onnxruntime: auto, cpu, cuda or tensorrt.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")] = None,
     files_only: Annotated[bool, typer.Option("--files-only", help="Check the files and run nothing.")] = False,
+    run_libraries: Annotated[
+        bool, typer.Option("--run-libraries", help="Also run with the libraries of the bundle, which are code.")
+    ] = False,
     manifest_sha256: Annotated[
-        str | None, typer.Option(help="Refuse the bundle unless its manifest has this SHA-256.")
+        str | None,
+        typer.Option(help="Refuse the bundle unless its manifest has this SHA-256, which allows its libraries too."),
     ] = None,
     output_format: FormatOption = Format.console,
     verbose: VerboseOption = False,
@@ -131,7 +166,7 @@ def verify(
     """Check every file of a bundle, then run its samples and compare. Exit codes 0, 1, 2, 3."""
     with progress() as step:
         step("Checking the bundle")
-        from ..runtime.bundle.device.verify import report_lines
+        from ..runtime.bundle.device.results import report_lines
         from ..runtime.bundle.verify import verify_bundle
 
         found = verify_bundle(
@@ -141,6 +176,7 @@ def verify(
             threads=threads,
             files_only=files_only,
             manifest_sha256=manifest_sha256,
+            run_libraries=run_libraries,
         )
     if output_format is Format.json:
         document = {"bundle": found.manifest["name"], "manifest_sha256": found.manifest_sha256, **found.report}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -47,6 +48,13 @@ def _set_quiet(value: bool) -> bool:
     return value
 
 
+def finite(value: float | None) -> float | None:
+    """A callback for options that are numbers: NaN is in every range, and infinity in an open one."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number.")
+    return value
+
+
 FormatOption = Annotated[Format, typer.Option("--format", help="console, or json: nothing but JSON on stdout.")]
 VerboseOption = Annotated[
     int,
@@ -55,45 +63,68 @@ VerboseOption = Annotated[
     ),
 ]
 PluginOption = Annotated[
-    str, typer.Option(help="Compiled CPU kernels: auto (if built here), none, or a library's path.")
+    str, typer.Option(help="Library of compiled kernels: auto (from your cache), none, or the path of one you trust.")
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", callback=_set_quiet, help="No progress.")]
 
 
-def say(text: str) -> None:
+def say(text: str, end: str = "\n") -> None:
     """A line of the result, on stdout."""
-    typer.echo(text)
+    print(text, end=end, flush=True)
+
+
+def styled(text: str, **style: Any) -> str:
+    """Text for `say`, in colour or bold where stdout is a terminal; arguments as of `typer.style`."""
+    return typer.style(text, **style) if sys.stdout.isatty() else text
 
 
 def note(text: str) -> None:
     """A line about the work, on stderr; nothing under -q."""
     if not Verbosity.quiet:
-        typer.echo(text, err=True)
+        _remark(text)
 
 
 def warn(text: str) -> None:
     """A danger, on stderr, under -q too."""
-    typer.secho(f"Warning: {text}", fg="yellow", err=True)
+    _remark(f"Warning: {text}", fg="yellow")
+
+
+def _remark(text: str, **style: Any) -> None:
+    print(typer.style(text, **style) if style and sys.stderr.isatty() else text, file=sys.stderr, flush=True)
 
 
 def print_json(document: Any) -> None:
     """The result as JSON and nothing else, on stdout."""
-    typer.echo(json.dumps(document, indent=2, allow_nan=False))
+    say(json.dumps(document, indent=2, allow_nan=False))
 
 
 def print_error(error: LocalAttnError) -> None:
     """What happened, why, and what to do: three lines on stderr; the traceback under -v."""
     if Verbosity.verbose:
         traceback.print_exception(error)
-    typer.secho(f"Error: {_printable(error.what)}", fg="red", bold=True, err=True)
+    _remark(f"Error: {_printable(error.what)}", fg="red", bold=True)
     for line in (error.why, error.fix):
         if line:
-            typer.echo(f"  {_printable(line)}", err=True)
+            _remark(f"  {_printable(line)}")
+
+
+def print_fault(error: Exception) -> None:
+    """An error nobody expected, in two lines on stderr; the traceback under -v."""
+    if Verbosity.verbose:
+        traceback.print_exception(error)
+    first = (str(error).splitlines() or [""])[0]
+    _remark(f"Error: {_printable(f'{type(error).__name__}: {first}')}", fg="red", bold=True)
+    _remark("  This is a fault of localattn. Run again with -v and report what it prints.")
+
+
+# Characters of an error's line: enough for the inputs of a model, and no flood.
+_LONGEST_LINE = 2000
 
 
 def _printable(text: str) -> str:
     """Text whose control characters are spelled out: a name in a file must not steer the terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+    shown = text if len(text) <= _LONGEST_LINE else f"{text[: _LONGEST_LINE - 1]}…"
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in shown)
 
 
 @contextmanager
@@ -140,7 +171,7 @@ def print_checks(checks: Sequence[CheckRecord]) -> None:
     for check in checks:
         sign, colour = _SIGNS[check.status]
         outcome = "" if check.status == "passed" else f"{check.status.upper()}: "
-        say(f"  {typer.style(sign, fg=colour)} {check.name:<{width}}  {outcome}{check.detail}")
+        say(f"  {styled(sign, fg=colour)} {check.name:<{width}}  {outcome}{check.detail}")
 
 
 def print_exported(path: Path, sidecar: Sidecar, notes: Sequence[str], details: Sequence[str] = ()) -> None:

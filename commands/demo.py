@@ -7,28 +7,36 @@ from typing import Annotated
 
 import typer
 
+from ..core.file_kinds import FOLDER
+from ..core.limits import LARGEST_SEED
 from .console import (
     Format,
     FormatOption,
     QuietOption,
     VerboseOption,
     bytes_text,
+    finite,
     print_checks,
     print_json,
     progress,
     say,
+    styled,
 )
+from .paths import ForceOption, OutputPath
 
 
 def demo(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the exported file.")] = Path(
-        "localattn-demo"
-    ),
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for the exported file."), OutputPath(FOLDER)
+    ] = Path("localattn-demo"),
     prompt: Annotated[str, typer.Option(help="What the model goes on from.")] = "import os\n\n\ndef ",
     length: Annotated[int, typer.Option(min=0, max=2000, help="Bytes to write.")] = 240,
-    temperature: Annotated[float, typer.Option(min=0.01, help="Lower is safer, higher is bolder.")] = 0.5,
-    rows: Annotated[int, typer.Option(min=1, help="Rows of held-out text to measure, of 64.")] = 64,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0,
+    temperature: Annotated[
+        float, typer.Option(min=0.01, callback=finite, help="Lower is safer, higher is bolder.")
+    ] = 0.5,
+    rows: Annotated[int, typer.Option(min=1, max=64, help="Rows of held-out text to measure, of 64.")] = 64,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the sampling.")] = 0,
+    force: ForceOption = False,
     output_format: FormatOption = Format.console,
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
@@ -41,7 +49,7 @@ def demo(
         step("Loading PyTorch")
         from ..demo.run import run_demo, write_on
 
-        result = run_demo(output, rows, step)
+        result = run_demo(output, rows, step, overwrite=force)
         text = write_on(result.session, prompt.encode(), length, seed, temperature)
     model = result.report.path
     if output_format is Format.json:
@@ -61,7 +69,7 @@ def demo(
         f"{result.stated:.4f} over 64 when it was trained in PyTorch."
     )
     say("It goes on from your prompt, byte by byte, in onnxruntime:\n")
-    typer.echo(typer.style(prompt, bold=True), nl=False)
+    say(styled(prompt, bold=True), end="")
     for byte in text:
-        typer.echo(bytes([byte]).decode("latin-1"), nl=False)
+        say(bytes([byte]).decode("latin-1"), end="")
     say(f"\n\nNext: localattn inspect {model}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from .console import QuietOption, VerboseOption, print_json, progress, say
+from .console import QuietOption, VerboseOption, print_json, progress, say, styled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -157,35 +157,40 @@ def _compiler_package(arch: str) -> str:
 
 
 def _library() -> Looked:
-    from ..plugins.library.locations import built_libraries
+    from ..core.library_store import TENSORRT_PLUGIN, candidates
+    from ..plugins.library.facts import parse_facts
 
-    built = built_libraries()
+    built = [parse_facts(found.facts, found.path) for found in candidates(TENSORRT_PLUGIN)]
     items = [f"{facts.path}: {facts.arch}, {len(facts.kernels)} kernels, {','.join(facts.targets)}" for facts in built]
     return (
-        ("ok", "", f"{len(built)} built here", tuple(items)) if built else ("missing", "", "None was built here.", ())
+        ("ok", "", f"{len(built)} in your cache", tuple(items))
+        if built
+        else ("missing", "", "There is none in your cache; one built with --output is used when it is named.", ())
     )
 
 
 def _cpu_library_probe() -> Probe:
     """The library that sessions on the CPU take by themselves: loaded for a trial if there is one."""
-    from ..core.cpu_library import HOW_TO_BUILD, built_libraries, find_library
     from ..core.errors import LocalAttnError
+    from ..core.library_image import for_child
+    from ..core.library_store import CPU_KERNELS, candidates, find
     from ..runtime.doctor.probes import Probe
 
-    facts, wrong = None, None
+    library, wrong = None, None
     try:
-        facts = find_library()
+        library = find(CPU_KERNELS)
     except LocalAttnError as error:
         wrong = error
 
     def look() -> Looked:
         if wrong is not None:
             raise wrong
-        found = tuple(str(facts.path) for facts in built_libraries())
-        why = "Those built here are of another release, or for another processor." if found else "None was built here."
+        found = tuple(str(stored.path) for stored in candidates(CPU_KERNELS))
+        none = "There is none in your cache; one built with --output is used when it is named."
+        why = "Those in your cache are of another release, or for another processor." if found else none
         return "missing", "", f"{why} The function body serves.", found
 
-    ask = () if facts is None else ("library", str(facts.path.resolve()))
+    ask = () if library is None else ("library", for_child(library.image), str(library.path))
     return Probe(
         "cpu-library",
         "Compiled CPU kernels",
@@ -193,7 +198,7 @@ def _cpu_library_probe() -> Probe:
         "faster attention on the CPU",
         ask,
         None if ask else _safely(look),
-        add=HOW_TO_BUILD,
+        add=CPU_KERNELS.how_to_build,
     )
 
 
@@ -214,7 +219,7 @@ def _print(findings: Sequence[Finding], verdicts: Sequence[Verdict]) -> None:
     for area, title in _AREAS.items():
         say(f"{title}:")
         for finding in (finding for finding in findings if finding.area == area):
-            sign = typer.style(SIGNS[finding.status], fg=_COLOURS[finding.status])
+            sign = styled(SIGNS[finding.status], fg=_COLOURS[finding.status])
             word = "" if finding.works else f"{finding.status.upper()}: "
             said = "  ".join(part for part in (finding.version, finding.detail) if part)
             say(f"  {sign} {finding.title:<{width}}  {word}{said}".rstrip())
@@ -224,7 +229,7 @@ def _print(findings: Sequence[Finding], verdicts: Sequence[Verdict]) -> None:
     width = max(len(verdict.ability.command) for verdict in verdicts)
     for verdict in verdicts:
         status = "ok" if verdict.able else "missing"
-        sign = typer.style(SIGNS[status], fg=_COLOURS[status])
+        sign = styled(SIGNS[status], fg=_COLOURS[status])
         lacks = f": lacks {', '.join(verdict.lacks)}" if verdict.lacks else ""
         say(f"  {sign} {verdict.ability.command:<{width}}  {verdict.ability.does}{lacks}")
     commands = commands_to_add(cast("list[Verdict]", list(verdicts)))

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..core.file_kinds import ONNX
+from ..core.limits import LARGEST_SIZE
 from .console import (
     Format,
     FormatOption,
     QuietOption,
     VerboseOption,
+    finite,
     note,
     print_exported,
     print_json,
@@ -21,6 +24,7 @@ from .console import (
 )
 from .export_module import ModuleRequest, export_users_module, open_axes, print_module, refuse_options
 from .export_steps import Mode, export_step_files, print_step_files
+from .paths import INPUT, ForceOption, OutputPath
 
 if TYPE_CHECKING:
     from ..exporter.export import ExportRequest
@@ -56,22 +60,27 @@ class Dtype(str, Enum):
 def export(
     context: typer.Context,
     checkpoint: Annotated[
-        Path | None, typer.Argument(help="Weights: .pt, .pth, .bin or .safetensors.", show_default=False)
+        Path | None, typer.Argument(help="Weights: .pt, .pth, .bin or .safetensors.", show_default=False), INPUT
     ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="The file to write. (Default: CHECKPOINT with .onnx, or _step.onnx.)"),
+        OutputPath(ONNX),
     ] = None,
     config: Annotated[
         Path | None,
         typer.Option(help="Configuration (JSON, TOML or YAML). (Default: found beside the checkpoint.)"),
+        INPUT,
     ] = None,
     seq_len: Annotated[
-        int | None, typer.Option(help="Sequence length of the file. (Default: the model's max_seq_len.)")
+        int | None,
+        typer.Option(max=LARGEST_SIZE, help="Sequence length of the file. (Default: the model's max_seq_len.)"),
     ] = None,
-    batch: Annotated[int, typer.Option(help="Batch size of the file.")] = 1,
-    heads: Annotated[int | None, typer.Option(help="Heads, where the weights do not tell.")] = None,
-    dim_head: Annotated[int | None, typer.Option(help="Head size, where the weights do not tell.")] = None,
+    batch: Annotated[int, typer.Option(max=LARGEST_SIZE, help="Batch size of the file.")] = 1,
+    heads: Annotated[int | None, typer.Option(max=LARGEST_SIZE, help="Heads, where the weights do not tell.")] = None,
+    dim_head: Annotated[
+        int | None, typer.Option(max=LARGEST_SIZE, help="Head size, where the weights do not tell.")
+    ] = None,
     mask: Annotated[bool, typer.Option("--mask", help="Add the input mask: bool, True = keep.")] = False,
     attn_bias: Annotated[bool, typer.Option("--attn-bias", help="Add the input attn_bias [H, w, K].")] = False,
     causal: Annotated[bool, typer.Option("--causal", help="AFTLocal: the model was run with a causal mask.")] = False,
@@ -86,10 +95,13 @@ def export(
         ),
     ] = Mode.full,
     chunk: Annotated[
-        int | None, typer.Option(help="Tokens a call of the file for prompts; 1: none. (Default: 64 or fewer.)")
+        int | None,
+        typer.Option(max=LARGEST_SIZE, help="Tokens a call of the file for prompts; 1: none. (Default: 64 or fewer.)"),
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="Element type of the file.")] = Dtype.fp32,
-    opset: Annotated[int, typer.Option(help="ONNX opset, 18 to 24; TensorRT 10.3 reads up to 20.")] = 20,
+    opset: Annotated[
+        int, typer.Option(max=LARGEST_SIZE, help="ONNX opset, 18 to 24; TensorRT 10.3 reads up to 20.")
+    ] = 20,
     no_function_body: Annotated[
         bool,
         typer.Option(
@@ -98,10 +110,12 @@ def export(
         ),
     ] = False,
     atol: Annotated[
-        float | None, typer.Option(min=0, help="Absolute tolerance of the parity check. (Default: by dtype.)")
+        float | None,
+        typer.Option(min=0, callback=finite, help="Absolute tolerance of the parity check. (Default: by dtype.)"),
     ] = None,
     rtol: Annotated[
-        float | None, typer.Option(min=0, help="Relative tolerance of the parity check. (Default: by dtype.)")
+        float | None,
+        typer.Option(min=0, callback=finite, help="Relative tolerance of the parity check. (Default: by dtype.)"),
     ] = None,
     allow_quadratic: Annotated[
         bool, typer.Option("--allow-quadratic", help="Accept tensors that are square in the sequence length.")
@@ -110,7 +124,10 @@ def export(
         str | None, typer.Option(help="Axes that stay open: batch,seq. (Default: none, static shapes.)")
     ] = None,
     max_seq_len: Annotated[
-        int | None, typer.Option(help="Longest sequence with --dynamic seq. (Default: the example's, or the model's.)")
+        int | None,
+        typer.Option(
+            max=LARGEST_SIZE, help="Longest sequence with --dynamic seq. (Default: the example's, or the model's.)"
+        ),
     ] = None,
     factory: Annotated[
         str | None,
@@ -123,17 +140,18 @@ def export(
             help="With --factory its weights (default: those it is made with); of a checkpoint: int8, "
             "for linear layers in dynamic int8."
         ),
+        INPUT,
     ] = None,
     module_input: Annotated[
         list[str] | None,
         typer.Option("--input", help="An input of the module, name:dtype:[sizes], as tokens:int64:[1,128]. Repeat."),
     ] = None,
-    load_inputs: Annotated[Path | None, typer.Option(help="An .npz with the module's inputs instead.")] = None,
+    load_inputs: Annotated[Path | None, typer.Option(help="An .npz with the module's inputs instead."), INPUT] = None,
     allow_pickle: Annotated[
         bool,
         typer.Option("--allow-pickle", help="Open a pickled module. DANGER: runs any code that is in the file."),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    force: ForceOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be exported, and stop.")] = False,
     output_format: FormatOption = Format.console,
     verbose: VerboseOption = False,

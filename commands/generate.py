@@ -12,7 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import Format, FormatOption, QuietOption, VerboseOption, note, print_json, say, warn
+from ..core.limits import LARGEST_SEED, LARGEST_SIZE
+from .console import (
+    Format,
+    FormatOption,
+    PluginOption,
+    QuietOption,
+    VerboseOption,
+    finite,
+    note,
+    print_json,
+    say,
+    warn,
+)
+from .paths import INPUT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,33 +39,47 @@ INTERRUPTED = 130
 DEFAULT_TOKENS = 256
 # A model of so many tokens reads and writes bytes.
 BYTES = 256
+# A file or a stream that is longer is none.
+MOST_PROMPT_BYTES = 16 << 20
 
 
 def generate(
     model: Annotated[
-        Path, typer.Argument(help="The step file (model_step.onnx), or the engine built from it.", show_default=False)
+        Path,
+        typer.Argument(help="The step file (model_step.onnx), or the engine built from it.", show_default=False),
+        INPUT,
     ],
     prompt: Annotated[str | None, typer.Option(help="Text to go on from.")] = None,
-    prompt_file: Annotated[Path | None, typer.Option(help="Read it from this file.")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="Read it from this file."), INPUT] = None,
     prompt_ids: Annotated[str | None, typer.Option(help="Tokens to go on from, as 1,2,3.")] = None,
     max_tokens: Annotated[
         int | None,
         typer.Option(
-            min=-1, help=f"Tokens to generate; -1: until Ctrl-C or its last position. (Default: {DEFAULT_TOKENS}.)"
+            min=-1,
+            max=LARGEST_SIZE,
+            help=f"Tokens to generate; -1: until Ctrl-C or its last position. (Default: {DEFAULT_TOKENS}.)",
         ),
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0, help="Divides the logits; 0 takes the likeliest token.")] = 1.0,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Choose among so many likeliest tokens.")] = None,
-    top_p: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Choose among the likeliest that together reach this.")
+    temperature: Annotated[
+        float, typer.Option(min=0, callback=finite, help="Divides the logits; 0 takes the likeliest token.")
+    ] = 1.0,
+    top_k: Annotated[
+        int | None, typer.Option(min=1, max=LARGEST_SIZE, help="Choose among so many likeliest tokens.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0,
-    batch: Annotated[int, typer.Option(min=1, help="How many continuations, each with its own random numbers.")] = 1,
+    top_p: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, callback=finite, help="Choose among the likeliest that together reach this."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the sampling.")] = 0,
+    batch: Annotated[
+        int, typer.Option(min=1, max=LARGEST_SIZE, help="How many continuations, each with its own random numbers.")
+    ] = 1,
     echo: Annotated[bool, typer.Option("--echo", help="Write the prompt too.")] = False,
     provider: Annotated[
         str, typer.Option(help="Where to run: auto (the best that starts), cpu, cuda or tensorrt.")
     ] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")] = None,
+    plugin: PluginOption = "auto",
     output_format: FormatOption = Format.console,
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
@@ -66,7 +93,7 @@ def generate(
     from ..runtime.generate import Generator
 
     settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    generator = Generator.open(model, provider, threads)
+    generator = Generator.open(model, provider, threads, plugin=plugin)
     ids = _read_prompt(generator.vocabulary, prompt, prompt_file, prompt_ids)
     if generator.session.missing_prefill:
         warn(f"{generator.session.missing_prefill} is not beside {model.name}: the prompt is read token by token.")
@@ -228,10 +255,11 @@ def _read_prompt(vocabulary: int, text: str | None, file: Path | None, ids: str 
 def _read_bytes(file: Path | None) -> bytes:
     """A file's bytes, or stdin's."""
     from ..core.errors import UsageError
+    from ..core.reading import read_plain
 
     if file is not None:
         try:
-            return file.read_bytes()
+            return _bounded(read_plain(file, MOST_PROMPT_BYTES), str(file))
         except OSError as error:
             raise UsageError(f"Cannot read {file}.", why=error.strerror or str(error)) from error
     if sys.stdin.isatty():
@@ -240,7 +268,15 @@ def _read_bytes(file: Path | None) -> bytes:
             why="The model needs something to go on from.",
             fix="Give --prompt, --prompt-file or --prompt-ids, or pipe it in.",
         )
-    return sys.stdin.buffer.read()
+    return _bounded(sys.stdin.buffer.read(MOST_PROMPT_BYTES + 1), "Standard input")
+
+
+def _bounded(raw: bytes, source: str) -> bytes:
+    from ..core.errors import UsageError
+
+    if len(raw) > MOST_PROMPT_BYTES:
+        raise UsageError(f"{source} is no prompt.", why=f"It is over {MOST_PROMPT_BYTES >> 20} MiB.")
+    return raw
 
 
 def _numbers(text: str) -> list[int]:

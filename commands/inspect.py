@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import QuietOption, VerboseOption, bytes_text, print_checks, say
-from .report_output import ForceOption, OutputOption, ReportFormatOption, choose, show
+from .console import PluginOption, QuietOption, VerboseOption, bytes_text, print_checks, say
+from .paths import INPUT, ForceOption
+from .report_output import OutputOption, ReportFormatOption, choose, show
 
 if TYPE_CHECKING:
     from ..onnx_graph.facts import OnnxFacts
@@ -16,10 +17,13 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A checkpoint, a model.onnx, or a model.engine.", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(help="A checkpoint, a model.onnx, or a model.engine.", show_default=False), INPUT
+    ],
     config: Annotated[
-        Path | None, typer.Option(help="Configuration of the checkpoint. (Default: found beside it.)")
+        Path | None, typer.Option(help="Configuration of the checkpoint. (Default: found beside it.)"), INPUT
     ] = None,
+    plugin: PluginOption = "auto",
     output_format: ReportFormatOption = None,
     output: OutputOption = None,
     force: ForceOption = False,
@@ -37,7 +41,7 @@ def inspect(
         from ..onnx_graph.windows import windows_of_sidecar
         from ..runtime.engine_inspect import inspect_engine
 
-        report = inspect_engine(file)
+        report = inspect_engine(file, plugin)
         windows = [view.to_dict() for view in windows_of_sidecar(report.facts.model)]
         show(destination, "engine", {**report.to_dict(), "windows": windows}, lambda: _print_engine(report))
     elif file.suffix == ".onnx":
@@ -108,8 +112,8 @@ def _window(attributes: dict[str, Any]) -> str:
 
     try:
         return geometry_of(attributes).describe()
-    except KeyError as missing:
-        return f"attribute {missing} is missing"
+    except KeyError:  # a node of another contract
+        return "no window"
 
 
 def _print_sidecar(facts: OnnxFacts) -> None:

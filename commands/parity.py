@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import PluginOption, QuietOption, VerboseOption, missing_package, note, progress, say
-from .report_output import ForceOption, OutputOption, ReportFormatOption, choose, show
+from ..core.file_kinds import NPZ
+from ..core.limits import LARGEST_SEED, MOST_SEEDS, is_size
+from .console import PluginOption, QuietOption, VerboseOption, finite, missing_package, note, progress, say
+from .paths import INPUT, ForceOption, OutputPath
+from .report_output import OutputOption, ReportFormatOption, choose, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..runtime.parity_report import ParityReport, ParityRequest
+    from ..runtime.parity.report import ParityReport, ParityRequest
 
     Progress = Callable[[str], None]
 
@@ -22,6 +25,7 @@ def parity(
     models: Annotated[
         list[Path],
         typer.Argument(metavar="MODEL...", help="The exported model, engines of it, or several.", show_default=False),
+        INPUT,
     ],
     against: Annotated[
         Path,
@@ -29,22 +33,31 @@ def parity(
             help="The checkpoint it was exported from; or another exported file, which needs no PyTorch.",
             show_default=False,
         ),
+        INPUT,
     ],
     config: Annotated[
         Path | None,
         typer.Option(help="The checkpoint's configuration. (Default: the sidecar's, else the one beside it.)"),
+        INPUT,
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many sets of random inputs.")] = 3,
-    seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
-    atol: Annotated[float | None, typer.Option(min=0, help="Absolute tolerance. (Default: by dtype.)")] = None,
-    rtol: Annotated[float | None, typer.Option(min=0, help="Relative tolerance. (Default: by dtype.)")] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="How many sets of random inputs.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="The first seed.")] = 0,
+    atol: Annotated[
+        float | None, typer.Option(min=0, callback=finite, help="Absolute tolerance. (Default: by dtype.)")
+    ] = None,
+    rtol: Annotated[
+        float | None, typer.Option(min=0, callback=finite, help="Relative tolerance. (Default: by dtype.)")
+    ] = None,
     load_inputs: Annotated[
-        Path | None, typer.Option(help="Compare on these inputs (.npz) instead of random ones.")
+        Path | None, typer.Option(help="Compare on these inputs (.npz) instead of random ones."), INPUT
     ] = None,
-    save_inputs: Annotated[Path | None, typer.Option(help="Write the worst seed's inputs to this .npz.")] = None,
+    save_inputs: Annotated[
+        Path | None, typer.Option(help="Write the worst seed's inputs to this .npz."), OutputPath(NPZ)
+    ] = None,
     save_outputs: Annotated[
         Path | None,
         typer.Option(help="Write the worst seed's outputs to this .npz; NAME.reference is the reference's."),
+        OutputPath(NPZ),
     ] = None,
     seq_len: Annotated[
         str | None,
@@ -74,9 +87,10 @@ def parity(
     lengths = _lengths(seq_len)
     with progress() as step:
         compare = _judge(against, step)
-        from ..runtime.parity_report import ParityRequest
+        from ..runtime.parity.report import ParityRequest
 
         reports = []
+        any_onnx = any(model.suffix == ".onnx" for model in models)
         for model in models:
             request = ParityRequest(
                 model=model,
@@ -87,13 +101,13 @@ def parity(
                 lengths=lengths,
                 atol=atol,
                 rtol=rtol,
-                provider=provider if model.suffix == ".onnx" else "auto",
-                plugin=plugin if model.suffix == ".onnx" else "auto",
+                provider=provider,
+                plugin=plugin if model.suffix == ".onnx" or not any_onnx else "auto",
                 causal=causal,
                 keep_reference=save_outputs is not None,
             )
             reports.append(compare(request, step))
-            reports[-1].save(save_inputs, save_outputs)
+            reports[-1].save(save_inputs, save_outputs, overwrite=force)
     for line in dict.fromkeys(line for report in reports for line in report.notes):
         note(f"Note: {line}")
     passed = all(report.passed for report in reports)
@@ -114,7 +128,7 @@ def _judge(against: Path, step: Progress) -> Callable[[ParityRequest, Progress],
     from ..runtime.session import BACKENDS
 
     if against.suffix.lower() in BACKENDS:
-        from ..runtime.file_parity import run_file_parity
+        from ..runtime.parity.files import run_file_parity
 
         return run_file_parity
     step("Loading PyTorch")
@@ -138,8 +152,10 @@ def _lengths(text: str | None) -> tuple[int, ...]:
     from ..core.errors import UsageError
 
     parts = [] if text is None else text.split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise UsageError(f"--seq-len is {text!r}.", fix="Write lengths with commas between them: 512,1024.")
+    if not all(is_size(part.strip()) for part in parts):
+        raise UsageError(
+            f"--seq-len is {(text or '')[:80]!r}.", fix="Write lengths with commas between them: 512,1024."
+        )
     return tuple(int(part) for part in parts)
 
 

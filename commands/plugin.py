@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..core.file_kinds import LIBRARY, REWRITTEN
+from ..core.limits import MOST_JOBS
 from . import plugin_cpu
 from .console import (
     Format,
@@ -19,6 +21,7 @@ from .console import (
     progress,
     say,
 )
+from .paths import INPUT, ForceOption, OutputPath
 
 if TYPE_CHECKING:
     from ..plugins.library.facts import Arch, LibraryFacts
@@ -39,7 +42,7 @@ KindOption = Annotated[
 @app.command()
 def build(
     models: Annotated[
-        list[Path] | None, typer.Argument(help="Exported models; only the kernels they need are built.")
+        list[Path] | None, typer.Argument(help="Exported models; only the kernels they need are built."), INPUT
     ] = None,
     target: Annotated[
         str, typer.Option(help="GPUs, as sm_87,sm_90. (Default: sm_80,sm_90,sm_100; for aarch64 sm_80,sm_87,sm_110.)")
@@ -49,10 +52,12 @@ def build(
     dtype: Annotated[str, typer.Option(help="Element types, of fp16,bf16,fp32. (Default: all.)")] = "",
     head_dim: Annotated[str, typer.Option(help="Head sizes, 16 to 256. (Default: 16,32,64,128,256.)")] = "",
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="The library to write. (Default: in the cache.)")
+        Path | None,
+        typer.Option("-o", "--output", help="The library to write. (Default: in the cache.)"),
+        OutputPath(LIBRARY),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Kernels compiled at a time. (Default: one a processor.)")
+        int | None, typer.Option(min=1, max=MOST_JOBS, help="Kernels compiled at a time. (Default: one a processor.)")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Build again, and replace an existing file.")] = False,
     output_format: FormatOption = Format.console,
@@ -65,11 +70,11 @@ def build(
     library has PTX for later GPUs besides the machine code of its targets. For onnxruntime it needs the C++ compiler.
     """
     from ..core.errors import UsageError
+    from ..core.library_store import prepare_cache
     from ..plugins.compilers import find_compiler
     from ..plugins.kernel.targets import target as target_called
     from ..plugins.library.build import build_library, up_to_date
     from ..plugins.library.headers import find_cuda_headers, find_tensorrt_headers
-    from ..plugins.library.locations import default_path
     from ..plugins.library.selection import default_targets, full_set, needed_by
 
     if _is_cpu(backend):
@@ -94,11 +99,8 @@ def build(
             )
     else:
         specs = full_set(_split(dtype), _numbers(head_dim))
-    path = output or default_path(chosen_arch, models)
-    facts = None
-    if output is None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        facts = None if force else up_to_date(path, specs, targets, chosen_arch)
+    path = output or prepare_cache(chosen_arch) / _file_name(models)
+    facts = up_to_date(path, specs, targets, chosen_arch) if output is None and not force else None
     if facts is not None:
         note(f"{path} is up to date; --force builds it again.")
     else:
@@ -115,6 +117,8 @@ def build(
                 jobs=jobs,
                 progress=step,
             )
+    if output is not None:
+        note(f"Nothing loads {path} by itself: name it with --plugin-library {path}, or build without --output.")
     if output_format is Format.json:
         print_json(_document(facts))
     else:
@@ -129,17 +133,17 @@ def path(
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Print the path of the library that was built last for a processor."""
-    from ..plugins.library.locations import find_library
+    """Print the path of the library in the cache that was built last for a processor."""
+    from ..plugins.library.facts import find_library
 
     chosen_arch = _arch(arch)
-    facts = plugin_cpu.newest(chosen_arch) if _is_cpu(backend) else find_library(chosen_arch)
-    if facts is None:
+    library = plugin_cpu.newest(chosen_arch) if _is_cpu(backend) else find_library(chosen_arch)
+    if library is None:
         raise _none_built(chosen_arch)
     if output_format is Format.json:
-        print_json({"path": str(facts.path), "sha256": facts.sha256})
+        print_json({"path": str(library.path), "sha256": library.sha256})
     else:
-        say(str(facts.path))
+        say(str(library.path))
 
 
 @app.command("list")
@@ -148,16 +152,18 @@ def list_libraries(
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Show the libraries that were built on this machine, the newest of each kind first, and what is in them."""
-    from ..core.cpu_library import built_libraries as built_cpu_libraries
-    from ..plugins.library.locations import built_libraries
+    """Show the libraries that may be loaded by themselves, the newest of each kind first, and what is in them."""
+    from ..core.library_store import CPU_KERNELS, TENSORRT_PLUGIN, candidates
+    from ..plugins.cpu.facts import parse_facts as parse_cpu_facts
+    from ..plugins.library.facts import parse_facts
 
-    libraries, for_cpu = built_libraries(), built_cpu_libraries()
+    libraries = [parse_facts(found.facts, found.path) for found in candidates(TENSORRT_PLUGIN)]
+    for_cpu = [parse_cpu_facts(found.facts, found.path) for found in candidates(CPU_KERNELS)]
     if output_format is Format.json:
         print_json([*map(_document, libraries), *map(plugin_cpu.document, for_cpu)])
         return
     if not (libraries or for_cpu):
-        say("No plugin library was built on this machine. Build one with: localattn plugin build")
+        say("There is no plugin library in your cache. Build one with: localattn plugin build")
     for facts in libraries:
         _print_library(facts)
     for cpu_facts in for_cpu:
@@ -167,7 +173,7 @@ def list_libraries(
 @app.command()
 def check(
     library: Annotated[
-        Path | None, typer.Argument(help="A plugin library. (Default: the one built last.)", show_default=False)
+        Path | None, typer.Argument(help="A plugin library. (Default: the one built last.)", show_default=False), INPUT
     ] = None,
     backend: Annotated[
         str,
@@ -181,39 +187,35 @@ def check(
 
     Into TensorRT's plugin registry, without a GPU; or into onnxruntime, where each kernel runs once.
     """
-    from ..core.cpu_library import is_cpu_library
-    from ..core.publishing import sidecar_path
-    from ..plugins.library.facts import host_arch, read_facts
-    from ..plugins.library.locations import find_library
+    from ..core.library_store import CPU_KERNELS, TENSORRT_PLUGIN, kind_of, read_named
+    from ..plugins.library.facts import find_library, host_arch
     from ..plugins.library.registry import load_into_registry
     from ..plugins.quick.availability import why_not as why_not_ahead_of_time
 
-    if backend == plugin_cpu.BACKEND or (not backend and library is not None and is_cpu_library(library)):
+    if backend == plugin_cpu.BACKEND or (not backend and library is not None and kind_of(library) is CPU_KERNELS):
         plugin_cpu.check(library, as_json=output_format is Format.json)
         return
-    if library is None:
-        found = find_library(host_arch())
-        if found is None or found.path is None:
-            raise _none_built(host_arch())
-        library = found.path
+    found = find_library(host_arch()) if library is None else read_named(TENSORRT_PLUGIN, library)
+    if found is None:
+        raise _none_built(host_arch())
     backends = _backends(backend)
-    if sidecar_path(library).is_file():
-        read_facts(library)  # refuses a changed one
     for chosen in backends:
         _prepare(chosen)
-    registered = load_into_registry(library, backends)
+    registered = load_into_registry(found, backends)
     reason = why_not_ahead_of_time()
     if output_format is Format.json:
-        print_json(_registry_document(library, registered, reason))
+        print_json(_registry_document(found.path, registered, reason))
     else:
-        _print_registry(library, registered, reason)
+        _print_registry(found.path, registered, reason)
 
 
 @app.command()
 def rewrite(
-    model: Annotated[Path, typer.Argument(help="An exported model.onnx.", show_default=False)],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the rewritten model goes.")],
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    model: Annotated[Path, typer.Argument(help="An exported model.onnx.", show_default=False), INPUT],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Where the rewritten model goes."), OutputPath(REWRITTEN)
+    ],
+    force: ForceOption = False,
     output_format: FormatOption = Format.console,
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
@@ -247,6 +249,14 @@ def _is_cpu(backend: str) -> bool:
     if backend not in ("tensorrt", plugin_cpu.BACKEND):
         raise UsageError(f"There is no library for {backend!r}.", fix=f"Known: tensorrt, {plugin_cpu.BACKEND}.")
     return backend == plugin_cpu.BACKEND
+
+
+def _file_name(models: list[Path]) -> str:
+    """The name of a library in the cache: one for the full set, one for each set of models."""
+    from ..core.library_store import TENSORRT_PLUGIN
+
+    name = Path(TENSORRT_PLUGIN.file_name)
+    return f"{name.stem}-{'-'.join(model.stem for model in models)[:80]}{name.suffix}" if models else str(name)
 
 
 def _split(text: str) -> list[str]:
@@ -300,8 +310,8 @@ def _none_built(arch: str) -> Exception:
     from ..core.errors import MissingDependency
 
     return MissingDependency(
-        f"There is no plugin library for {arch} on this machine.",
-        why="None was built, or it was removed.",
+        f"There is no plugin library for {arch} in your cache.",
+        why="None was built without --output, or it was removed.",
         fix=f"Build one with: localattn plugin build --arch {arch}",
     )
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from .console import bytes_text, note, print_json, progress, say
 
 if TYPE_CHECKING:
-    from ..core.cpu_library import CpuLibraryFacts
+    from ..core.library_store import Library
     from ..core.processor import Arch
     from ..plugins.cpu.check import CheckedLibrary
+    from ..plugins.cpu.facts import CpuLibraryFacts
 
 BACKEND = "onnxruntime"
 
@@ -35,21 +36,20 @@ def refuse_options(given: Mapping[str, object]) -> None:
 
 def build(output: Path | None, arch: Arch, *, force: bool, as_json: bool) -> None:
     """Build the library, unless the one in the cache is what would come out."""
-    from ..core.cpu_library import default_path
+    from ..core.library_store import CPU_KERNELS, prepare_cache
     from ..plugins.compilers import find_compiler
     from ..plugins.cpu.build import build_library, up_to_date
 
-    path = output or default_path(arch)
-    facts = None
-    if output is None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        facts = None if force else up_to_date(path, arch)
+    path = output or prepare_cache(arch) / CPU_KERNELS.file_name
+    facts = up_to_date(path, arch) if output is None and not force else None
     if facts is not None:
         note(f"{path} is up to date; --force builds it again.")
     else:
         note(f"Compiler {find_compiler(arch).version}")
         with progress() as step:
             facts = build_library(path, arch=arch, overwrite=force or output is None, progress=step)
+    if output is not None:
+        note(f"Sessions do not load {path} by themselves: name it with --plugin {path}, or build without --output.")
     if as_json:
         print_json(document(facts))
     else:
@@ -60,41 +60,36 @@ def check(library: Path | None, *, as_json: bool) -> None:
     """Load a library into onnxruntime and run each of its kernels."""
     from dataclasses import asdict
 
-    from ..core.cpu_library import read_facts
-    from ..core.publishing import sidecar_path
+    from ..core.library_store import CPU_KERNELS, read_named
+    from ..core.processor import host_arch
     from ..plugins.cpu.check import check_library
 
-    if library is None:
-        library = newest(None).path
-    elif sidecar_path(library).is_file():
-        read_facts(library)  # refuses a changed one
-    checked = check_library(library)
+    chosen = newest(host_arch()) if library is None else read_named(CPU_KERNELS, library)
+    checked = check_library(chosen)
     if as_json:
-        print_json({"path": str(library), "backend": BACKEND, **asdict(checked)})
+        print_json({"path": str(chosen.path), "backend": BACKEND, **asdict(checked)})
     else:
-        _print_checked(library, checked)
+        _print_checked(chosen.path, checked)
 
 
-def newest(arch: Arch | None) -> CpuLibraryFacts:
-    """The library that was built last for a processor.
+def newest(arch: Arch) -> Library:
+    """The library in the cache that was built last for a processor.
 
     Raises:
         MissingDependency: there is none.
-        CheckFailed: it was changed after it was built.
+        CheckFailed: others can write it, or it was changed after it was built.
     """
-    from ..core.cpu_library import HOW_TO_BUILD, find_library
     from ..core.errors import MissingDependency
-    from ..core.processor import host_arch
+    from ..core.library_store import CPU_KERNELS, find
 
-    facts = find_library(arch, this_release=False)
-    if facts is None:
-        wanted = arch or host_arch()
+    library = find(CPU_KERNELS, arch=arch, this_release=False)
+    if library is None:
         raise MissingDependency(
-            f"There is no library of CPU kernels for {wanted} on this machine.",
-            why="None was built, or it was removed.",
-            fix=f"Build one with: {HOW_TO_BUILD}" + (f" --arch {arch}" if arch else ""),
+            f"There is no library of CPU kernels for {arch} in your cache.",
+            why="None was built without --output, or it was removed.",
+            fix=f"Build one with: {CPU_KERNELS.how_to_build} --arch {arch}",
         )
-    return facts
+    return library
 
 
 def document(facts: CpuLibraryFacts) -> dict[str, Any]:
@@ -104,7 +99,7 @@ def document(facts: CpuLibraryFacts) -> dict[str, Any]:
 
 def print_library(facts: CpuLibraryFacts) -> None:
     """What is in a library, for people."""
-    from ..core.cpu_library import fingerprint
+    from ..plugins.cpu.fingerprint import fingerprint
 
     say(f"{facts.path}  {facts.arch}, {bytes_text(facts.bytes)}, for onnxruntime on the CPU")
     by_dtypes: dict[str, list[str]] = {}

@@ -11,7 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
+from ..core.file_kinds import REPORTS, kind_named
 from .console import note, say
+from .paths import OutputPath
 
 
 class ReportFormat(str, Enum):
@@ -33,25 +35,32 @@ ReportFormatOption = Annotated[
         show_default=False,
     ),
 ]
-OutputOption = Annotated[Path | None, typer.Option("--output", "-o", help="Write the result to this file.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace the output file.")]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="Write the result to this file: .json, .md or .html."),
+    OutputPath(*REPORTS),
+]
 
 
 @dataclass(frozen=True)
 class Destination:
-    """The format that was chosen, and the file; without one, stdout."""
+    """The format that was chosen, and the file, which may replace an older one; without a file, stdout."""
 
     format: ReportFormat
     path: Path | None
+    overwrite: bool = False
 
     def write(self, text: str) -> None:
         """The result, whole or not at all."""
         if self.path is None:
             say(text.rstrip("\n"))
             return
-        from ..core.files import publish, staging
+        from ..core.files import publish
+        from ..core.outputs import Output, writing
 
-        with staging(self.path) as folder:
+        kind = kind_named(self.path, REPORTS)
+        assert kind is not None, "it was checked before the command began"
+        with writing(Output(self.path, kind), overwrite=self.overwrite) as folder:
             staged = folder / self.path.name
             staged.write_text(text, encoding="utf-8")
             publish(staged, self.path)
@@ -67,7 +76,7 @@ def choose(asked: ReportFormat | None, output: Path | None, force: bool) -> Dest
     """Where the result goes, decided before the work begins.
 
     Raises:
-        UsageError: the file exists, cannot be written, or its format is not clear.
+        UsageError: the suffix of the file is not that of the format.
         MissingDependency: a page is asked for and Jinja2 is not installed.
     """
     from ..core.errors import UsageError
@@ -75,24 +84,18 @@ def choose(asked: ReportFormat | None, output: Path | None, force: bool) -> Dest
     chosen = asked
     if chosen is None:
         chosen = ReportFormat.console if output is None else _BY_SUFFIX.get(output.suffix.lower())
-    if output is not None and chosen in (None, ReportFormat.console):
+    if output is not None and chosen is not _BY_SUFFIX.get(output.suffix.lower()):
         raise UsageError(
-            f"The format of {output} is not clear.",
-            why="A file is json, md or html.",
-            fix="Name it .json, .md or .html, or give --format.",
+            f"{output} is not called a report in {chosen.value if chosen else 'a known format'}.",
+            why="What a file is can be told from its suffix.",
+            fix="Name it .json, .md or .html, as --format says; without --format the suffix chooses.",
         )
     assert chosen is not None
-    if output is not None:
-        from ..core.files import refuse_existing, staging
-
-        refuse_existing(output, force)
-        with staging(output):  # the folder is there and can be written
-            pass
     if chosen is ReportFormat.html:
         from ..reports import require_html
 
         require_html()
-    return Destination(chosen, output)
+    return Destination(chosen, output, force)
 
 
 def show(destination: Destination, kind: str, document: Mapping[str, Any], console: Callable[[], None]) -> None:

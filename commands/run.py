@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import Format, FormatOption, PluginOption, QuietOption, VerboseOption
+from ..core.file_kinds import NPZ
+from ..core.limits import LARGEST_SEED, MOST_ITERATIONS
+from .console import Format, FormatOption, PluginOption, QuietOption, VerboseOption, say, warn
+from .paths import INPUT, ForceOption, OutputPath
 
 if TYPE_CHECKING:
     from ..runtime.session import Arrays, Session
@@ -18,20 +21,22 @@ if TYPE_CHECKING:
 
 def run(
     model: Annotated[
-        Path, typer.Argument(help="The exported model (model.onnx), or an engine of it.", show_default=False)
+        Path, typer.Argument(help="The exported model (model.onnx), or an engine of it.", show_default=False), INPUT
     ],
     load_inputs: Annotated[
-        Path | None,
-        typer.Option(help="Inputs as .npz, one array an input. Without it: random inputs."),
+        Path | None, typer.Option(help="Inputs as .npz, one array an input. Without it: random inputs."), INPUT
     ] = None,
-    save_outputs: Annotated[Path | None, typer.Option(help="Write the outputs to this .npz file.")] = None,
+    save_outputs: Annotated[
+        Path | None, typer.Option(help="Write the outputs to this .npz file."), OutputPath(NPZ)
+    ] = None,
     provider: Annotated[
         str, typer.Option(help="Where to run: auto (the best that starts), cpu, cuda or tensorrt.")
     ] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")] = None,
     plugin: PluginOption = "auto",
-    iterations: Annotated[int, typer.Option(min=1, help="How often to run.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
+    iterations: Annotated[int, typer.Option(min=1, max=MOST_ITERATIONS, help="How often to run.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the random inputs.")] = 0,
+    force: ForceOption = False,
     output_format: FormatOption = Format.console,
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
@@ -51,7 +56,7 @@ def run(
     check_call(inputs, facts)
     outputs, milliseconds = _timed(session, inputs, iterations)
     if save_outputs is not None:
-        save_arrays(save_outputs, outputs)
+        save_arrays(save_outputs, outputs, overwrite=force)
     report = {
         "model": str(model),
         "backend": session.backend,
@@ -66,7 +71,7 @@ def run(
     }
     _warn_not_finite("Input", report["inputs"])
     _warn_not_finite("Output", report["outputs"])
-    typer.echo(json.dumps(report, allow_nan=False) if output_format is Format.json else _as_text(report))
+    say(json.dumps(report, allow_nan=False) if output_format is Format.json else _as_text(report))
 
 
 def _timed(session: Session, inputs: Arrays, iterations: int) -> tuple[Arrays, dict[str, float | int]]:
@@ -101,7 +106,7 @@ def _facts(name: str, array: Any) -> dict[str, Any]:
 def _warn_not_finite(kind: str, facts: Any) -> None:
     for fact in facts:
         if not fact["finite"]:
-            typer.echo(f"Warning: {kind.lower()} {fact['name']!r} holds NaN or Inf.", err=True)
+            warn(f"{kind.lower()} {fact['name']!r} holds NaN or Inf.")
 
 
 def _as_text(report: dict[str, Any]) -> str:

@@ -28,6 +28,9 @@ from .arguments import (
 )
 from .arguments_aft import AFTLocalArgs
 from .errors import MissingDependency, UsageError
+from .file_kinds import CONFIG_SUFFIXES
+from .nesting import check_nesting
+from .reading import read_plain
 
 __all__ = [
     "CLASSES",
@@ -52,9 +55,8 @@ __all__ = [
 AnyArgs = LocalAttentionArgs | LocalMHAArgs | LocalTransformerArgs | AFTLocalArgs
 Kind = Literal["attention", "mha", "transformer", "aft"]
 
-CONFIG_SUFFIXES = (".json", ".toml", ".yaml", ".yml")
 _MOST_VALUES = 10_000
-_LARGEST_FILE = 1 << 20
+LARGEST_FILE = 256 << 10  # bytes
 _TOP_LEVEL = ("about", "class", "hyper_connections", "kwargs")
 # The first hyper-connections release whose depth connection adds to the mixed residual.
 _FIRST_MIXING_RELEASE = (0, 3, 10)
@@ -267,9 +269,12 @@ def load_config(path: Path) -> RawConfig:
     if suffix not in CONFIG_SUFFIXES:
         raise UsageError(f"{path} is not a config.", fix=f"Name it {', '.join(CONFIG_SUFFIXES)}.")
     try:
-        if path.stat().st_size > _LARGEST_FILE:
-            raise UsageError(f"{path} is over 1 MiB.", why="A config is a few lines.", fix="Check the path.")
-        text = path.read_text(encoding="utf-8-sig")
+        content = read_plain(path, LARGEST_FILE)
+        if len(content) > LARGEST_FILE:
+            raise UsageError(
+                f"{path} is over {LARGEST_FILE >> 10} KiB.", why="A config is a few lines.", fix="Check the path."
+            )
+        text = content.decode("utf-8-sig").replace("\r\n", "\n")
     except OSError as error:
         reason = error.strerror or str(error)
         raise UsageError(f"Cannot read {path}.", why=f"{reason}.", fix="Check the path.") from error
@@ -281,10 +286,11 @@ def load_config(path: Path) -> RawConfig:
 def _parsed(text: str, suffix: str, path: Path) -> object:
     """The document in a text; every way a reader can fail ends in one error."""
     try:
+        check_nesting(text)
         if suffix == ".json":
             return json.loads(text)
         return _parsed_toml(text) if suffix == ".toml" else _parsed_yaml(text)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
         kind = {".json": "JSON", ".toml": "TOML"}.get(suffix, "YAML")
         reason = " ".join(str(error).split())[:200]
         raise UsageError(f"{path} is not valid {kind}.", why=reason) from error
@@ -309,8 +315,17 @@ def _parsed_yaml(text: str) -> object:
         raise MissingDependency(
             "Reading YAML needs pyyaml.", fix="pip install pyyaml, or write the config as JSON."
         ) from error
+
+    class Loader(yaml.SafeLoader):
+        """YAML's plain types, without merge keys: a few lists of them stand for any number of entries."""
+
+        def flatten_mapping(self, node: Any) -> None:
+            if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
+                raise ValueError("Merge keys (<<) are not read. Write the entries out.")
+            super().flatten_mapping(node)
+
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
 

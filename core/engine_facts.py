@@ -13,7 +13,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .errors import UsageError
-from .publishing import MAX_BYTES, SEAL, check_seal, finish_interrupted
+from .publishing import MAX_BYTES, SEAL, check_seal
+from .reading import read_plain
 from .sidecar import CheckRecord, Sidecar, TensorSpec, read_sidecar, sidecar_path
 
 ENGINE_SUFFIX = ".engine"
@@ -27,7 +28,7 @@ class PluginFacts(BaseModel):
 
     Args:
         kind: `library`: a shared library that the runtime must load; `aot`: kernels inside the engine.
-        path: the library as it lay at build time; "" without one.
+        path: the library as it lay at build time, for people: it is never opened from there; "" without one.
         sha256: of the library; "" without one.
         layers: names of the layers it computes.
     """
@@ -134,11 +135,9 @@ def read_engine_facts(engine: Path) -> EngineFacts:
         UsageError: there are none, or the file is not one of these; the first problem is named.
         CheckFailed: they were altered after they were written.
     """
-    finish_interrupted(engine)
     path = sidecar_path(engine)
     try:
-        with path.open("rb") as stream:
-            text = stream.read(MAX_BYTES + 1)
+        text = read_plain(path, MAX_BYTES)
     except OSError as error:
         why = "The facts of an engine lie beside it: which library and GPU it is for, which plugin it needs."
         raise UsageError(

@@ -1,21 +1,29 @@
 """Writing files so that they appear whole or not at all, and fingerprints of what is on disk.
 
-Work is done in a temporary folder beside its target. Each is locked by the process it belongs to, so that what a
-killed process left behind can be told from what another one is using, and is removed by the next that writes there.
+Work is done in a temporary folder beside its target. Its name follows from the target's, and the process that writes
+the target holds its lock: so no two write the same file, and what a killed process left behind can be told from what
+another one is using, and is removed by the next that writes there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from types import MappingProxyType
+from typing import BinaryIO
 
 from .errors import UsageError
+from .reading import open_plain
 
 try:
     import fcntl
@@ -23,6 +31,11 @@ except ImportError:  # not on Windows: folders are not locked, and none but one'
     fcntl = None  # type: ignore[assignment]
 
 _PREFIX = ".localattn-"
+_NAME = re.compile(re.escape(_PREFIX) + "[0-9a-f]{16}")
+# Seconds to wait for a lock that may be held for a moment only, by a process that removes abandoned folders.
+_PATIENCE = 1.0
+# The folders that this thread holds, by target: what is nested works in the same folder.
+_held: ContextVar[Mapping[Path, Path]] = ContextVar("held", default=MappingProxyType({}))
 
 
 def is_file(path: Path) -> bool:
@@ -35,86 +48,147 @@ def is_file(path: Path) -> bool:
 
 def sha256(path: Path) -> str:
     """SHA-256 of a file as lower-case hex."""
+    with open_plain(path) as stream:
+        return sha256_of(stream)
+
+
+def sha256_of(stream: BinaryIO) -> str:
+    """SHA-256 of what is left in a stream, as lower-case hex."""
     digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
+    while block := stream.read(1 << 20):
+        digest.update(block)
     return digest.hexdigest()
+
+
+def require_parent(target: Path) -> Path:
+    """The folder that holds a target.
+
+    Raises:
+        UsageError: it does not exist.
+    """
+    parent = target.absolute().parent
+    if not os.path.isdir(parent):  # noqa: PTH112 (`Path.is_dir` raises where a name is too long)
+        raise UsageError(f"Cannot write {target}.", why=f"The folder {parent} does not exist.", fix="Create it first.")
+    return parent
 
 
 @contextmanager
 def staging(target: Path) -> Iterator[Path]:
-    """A temporary folder beside `target`; what is `publish`ed from it appears whole.
-
-    The folder is on the same file system as the target, so that the final rename is atomic, and it
-    is removed on every way out; after a kill, by the next that writes there.
+    """A temporary folder beside `target`, for a file that several processes replace in turn.
 
     Raises:
         UsageError: the target's folder does not exist or cannot be written.
     """
-    parent = target.parent
-    if not parent.is_dir():
-        raise UsageError(f"Cannot write {target}.", why=f"The folder {parent} does not exist.", fix="Create it first.")
-    if target.is_dir():
-        raise UsageError(f"Cannot write {target}.", why="It is a folder.", fix="Give the path of a file.")
-    with work_folder(target) as folder:
+    with work_folder(target, wait=True) as folder:
         yield folder
 
 
 @contextmanager
-def work_folder(target: Path) -> Iterator[Path]:
-    """A locked temporary folder beside `target`, removed on every way out; those of killed processes go first.
+def work_folder(target: Path, *, wait: bool = False) -> Iterator[Path]:
+    """The locked temporary folder beside `target`, removed on every way out; those of killed processes go first.
+
+    It is on the same file system as the target, so that a rename to the target is atomic. Whoever holds it already
+    gets the same folder again.
+
+    Args:
+        target: the file or folder to write.
+        wait: until another process has finished with it, instead of raising.
 
     Raises:
-        UsageError: the folder that holds `target` cannot be written.
+        UsageError: the folder that holds `target` is missing or cannot be written, or another process writes `target`.
     """
-    parent = target.absolute().parent
+    parent = require_parent(target)
+    key = parent.resolve() / target.name
+    if key in _held.get():
+        yield _held.get()[key]
+        return
     remove_abandoned(parent)
     try:
-        folder, lock = _locked_folder(parent)
+        folder, lock = _locked_folder(target, wait)
     except OSError as error:
-        raise UsageError(f"Cannot write {target}.", why=str(error), fix="Choose another folder.") from error
+        raise write_error(target, error) from error
+    token = _held.set({**_held.get(), key: folder})
     try:
         yield folder
     finally:
+        _held.reset(token)
         shutil.rmtree(folder, ignore_errors=True)
         if lock is not None:
             os.close(lock)
 
 
-def _locked_folder(parent: Path) -> tuple[Path, int | None]:
-    """A new folder, and the open descriptor whose lock ends with this process."""
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        lock = _lock(folder, wait=True)
-        if lock is None or folder.is_dir():
+def _locked_folder(target: Path, wait: bool) -> tuple[Path, int | None]:
+    """A new folder, and the open descriptor whose lock ends with this process; None where locks do not work."""
+    parent = target.absolute().parent
+    folder = parent / (_PREFIX + hashlib.sha256(os.fsencode(target.name)).hexdigest()[:16])
+    deadline = time.monotonic() + _PATIENCE
+    while fcntl is not None:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        try:
+            lock = _lock(folder)
+        except FileNotFoundError:  # another process has just removed it
+            continue
+        except BlockingIOError:
+            if not wait and time.monotonic() > deadline:
+                raise UsageError(
+                    f"{target} is being written by another process.",
+                    why="Only one can write a file at a time.",
+                    fix="Wait until it has finished, or choose another name.",
+                ) from None
+            time.sleep(0.02)
+            continue
+        except OSError as error:
+            if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+                folder.rmdir()
+                break
+            raise UsageError(
+                f"Cannot write {target}.",
+                why=f"{folder} is not a folder of yours.",
+                fix="Look at what it is, and remove it.",
+            ) from error
+        if _same(folder, lock) and not any(folder.iterdir()):
             return folder, lock
-        os.close(lock)  # another process took it for abandoned before it was locked
+        if _same(folder, lock):  # what a killed process left there
+            shutil.rmtree(folder)
+        os.close(lock)
+    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent)), None
 
 
-def _lock(folder: Path, *, wait: bool) -> int | None:
-    """An open descriptor that holds the folder's lock; None where it is held, or locks do not work."""
-    if fcntl is None:
-        return None
-    descriptor = -1
+def _lock(folder: Path) -> int:
+    """An open descriptor that holds the lock of a folder of the current user.
+
+    Raises:
+        BlockingIOError: another process holds it.
+        OSError: it is not such a folder, or locks do not work here.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        descriptor = os.open(folder, os.O_RDONLY)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "it belongs to another user", str(folder))
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        if descriptor >= 0:
-            os.close(descriptor)
-        return None
+        os.close(descriptor)
+        raise
     return descriptor
 
 
+def _same(folder: Path, descriptor: int) -> bool:
+    """Whether the name still leads to the open folder."""
+    try:
+        return os.path.samestat(folder.lstat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
 def remove_abandoned(parent: Path) -> None:
-    """Remove temporary folders that no living process holds."""
+    """Remove temporary folders of the current user that no living process holds."""
+    if fcntl is None:
+        return
     with contextlib.suppress(OSError):
-        for folder in list(parent.glob(f"{_PREFIX}*")):
-            if folder.is_symlink() or not folder.is_dir():
-                continue
-            lock = _lock(folder, wait=False)
-            if lock is not None:
+        for folder in [path for path in parent.iterdir() if _NAME.fullmatch(path.name)]:
+            with contextlib.suppress(OSError):
+                lock = _lock(folder)
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(lock)
 
@@ -134,11 +208,20 @@ def publish(staged: Path, target: Path) -> None:
     staged.replace(target)
 
 
-def refuse_existing(target: Path, overwrite: bool) -> None:
-    """Nothing is replaced unasked.
+# What helps against each cause; anything else calls for another place.
+_REMEDIES = {
+    errno.ENOSPC: "Free some space on that disk, or write to another one.",
+    errno.EDQUOT: "Free some space, or write to another disk.",
+    errno.EFBIG: "Write to a disk that takes files of this size.",
+    errno.ENAMETOOLONG: "Choose a shorter name.",
+}
 
-    Raises:
-        UsageError: the target exists and may not be overwritten.
-    """
-    if target.exists() and not overwrite:
-        raise UsageError(f"{target} exists.", why="Nothing is replaced unasked.", fix="Add --force.")
+
+def write_error(target: Path, error: OSError) -> UsageError:
+    """The error to raise where the system refuses to write a target."""
+    name = f": {error.filename}" if error.filename else ""
+    return UsageError(
+        f"Cannot write {target}.",
+        why=f"{error.strerror or error}{name}.",
+        fix=_REMEDIES.get(error.errno or 0, "Choose another folder, or check its permissions and its disk."),
+    )

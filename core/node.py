@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .errors import UsageError
 from .geometry import WindowGeometry
 
 DOMAIN = "localattn"
@@ -112,6 +113,27 @@ class NodeAttributes:
             "plugin_namespace": PLUGIN_NAMESPACE,
             "plugin_version": PLUGIN_VERSION,
         }
+
+
+def xpos_problem(head_dim: int) -> str:
+    """Why xpos cannot scale heads of this width, or "" if it can."""
+    if head_dim >= 2 and head_dim % 2 == 0:
+        return ""
+    return f"Heads are {head_dim} wide; xpos scales channels in pairs."
+
+
+def check_xpos(head_dim: int) -> None:
+    """Refuse heads that xpos cannot scale.
+
+    Raises:
+        UsageError: the width is odd or below 2.
+    """
+    if xpos_problem(head_dim):
+        raise UsageError(
+            f"xpos cannot be used: the heads are {head_dim} wide.",
+            why="It scales channels in pairs.",
+            fix="Use heads of an even width, or no xpos.",
+        )
 
 
 def geometry_attributes(geometry: WindowGeometry) -> dict[str, int]:

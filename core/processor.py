@@ -33,17 +33,16 @@ def host_arch() -> Arch:
     raise UsageError(f"No plugin library is built for {found} processors.", fix="Give --arch x86_64 or aarch64.")
 
 
-def refuse_foreign(library: Path) -> None:
-    """A library that is opened must be one, and for this processor.
+def refuse_foreign(library: Path, header: bytes) -> None:
+    """Refuse what is no library for this processor.
+
+    Args:
+        library: its path, for the error.
+        header: its bytes, the first 20 at least.
 
     Raises:
-        UsageError: no such file, no shared library, or one for another processor.
+        UsageError: no shared library, or one for another processor.
     """
-    try:
-        with library.open("rb") as stream:
-            header = stream.read(20)
-    except OSError as error:
-        raise UsageError(f"{library} cannot be read.", why=error.strerror or str(error)) from error
     if len(header) < 20 or header[:4] != b"\x7fELF":
         raise UsageError(f"{library} is not a shared library.")
     machine = _MACHINE.get(int.from_bytes(header[18:20], "little"), "another")

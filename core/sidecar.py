@@ -12,7 +12,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .errors import UsageError
-from .publishing import MAX_BYTES, SEAL, check_seal, finish_interrupted, sidecar_path
+from .publishing import MAX_BYTES, SEAL, check_seal, sidecar_path
+from .reading import read_plain
 from .step_facts import StepFacts
 from .tensors import TensorSpec
 
@@ -139,11 +140,9 @@ def read_sidecar(model: Path) -> Sidecar | None:
         UsageError: the sidecar is there but is not one; the first problem is named.
         CheckFailed: it was altered after it was written.
     """
-    finish_interrupted(model)
     path = sidecar_path(model)
     try:
-        with path.open("rb") as stream:
-            text = stream.read(MAX_BYTES + 1)
+        text = read_plain(path, MAX_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -32,17 +32,18 @@ class DemoResult:
     rows: int
 
 
-def run_demo(folder: Path, rows: int, progress: Callable[[str], None]) -> DemoResult:
+def run_demo(folder: Path, rows: int, progress: Callable[[str], None], *, overwrite: bool = False) -> DemoResult:
     """Export into `folder` and measure the file on `rows` rows of held-out text.
 
     Raises:
+        UsageError: the file is there and may not be replaced, or the folder cannot be written.
         CheckFailed: a check of the export found a fault.
     """
     import json
 
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     output = folder / "pybytes.onnx"
-    report = export(ExportRequest(checkpoint_path(), output, config=config_path(), overwrite=True), progress)
+    report = export(ExportRequest(checkpoint_path(), output, config=config_path(), overwrite=overwrite), progress)
     progress("Running the file on held-out text")
     session = load(output, provider="cpu")
     text = np.frombuffer(validation_path().read_bytes(), dtype=np.uint8)

@@ -140,7 +140,7 @@ def publish_models(models: Sequence[tuple[Path, Sidecar, Path]], data: Sequence[
     folder, place = models[0][0].parent, models[0][2].parent
     files = {folder / name: place / name for name in data}
     for staged, sidecar, output in models:
-        described = folder / f"{output.name}.facts"
+        described = sidecar_path(staged)
         described.write_text(sealed(sidecar.to_json()), encoding="utf-8")
         files |= {described: sidecar_path(output), staged: output}
     publish_together(files, folder)

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..core.config import CONFIG_SUFFIXES
 from ..core.errors import MissingDependency, UsageError
+from ..core.file_kinds import configs_beside
 from ..core.files import sha256
+from ..core.reading import check_plain, open_plain
 from .unwrap import plain_state
 
 if TYPE_CHECKING:
@@ -92,15 +93,11 @@ def find_config(path: Path, explicit: Path | None = None) -> Path | None:
         UsageError: the explicit config does not exist.
     """
     if explicit is not None:
+        check_plain(explicit)
         if not explicit.is_file():
             raise UsageError(f"There is no config at {explicit}.", fix="Check the path.")
         return explicit
-    for stem in (path.stem, "config"):
-        for suffix in CONFIG_SUFFIXES:
-            candidate = path.with_name(stem + suffix)
-            if candidate != path and candidate.is_file():
-                return candidate
-    return None
+    return next((candidate for candidate in configs_beside(path) if candidate.is_file()), None)
 
 
 def _sniffed(path: Path) -> Literal["safetensors", "torch zip", "legacy torch"]:
@@ -112,7 +109,7 @@ def _sniffed(path: Path) -> Literal["safetensors", "torch zip", "legacy torch"]:
     if path.is_dir():
         raise UsageError(f"{path} is a folder.", why=_NOT_A_CHECKPOINT, fix="Give the file inside it.")
     try:
-        with path.open("rb") as stream:
+        with open_plain(path) as stream:
             start = stream.read(_SAFETENSORS_START + 1)
         size = path.stat().st_size
     except OSError as error:

@@ -12,6 +12,7 @@ from ..core.node import (
     HEADS_FIRST,
     SEQUENCE_FIRST,
     NodeAttributes,
+    check_xpos,
     choose_query_block,
     variant_for,
 )
@@ -31,7 +32,13 @@ def attend(
     sequence_first: bool = True,
     xpos_scale_base: float = 0.0,
 ) -> Tensor:
-    """Windowed attention; arguments as `plugins.torch_op.windowed_attention`."""
+    """Windowed attention; arguments as `plugins.torch_op.windowed_attention`.
+
+    Raises:
+        UsageError: xpos with heads whose width is odd or below 2.
+    """
+    if xpos_scale_base:
+        check_xpos(query.shape[-1])
     if attn_bias is not None:
         attn_bias = attn_bias.to(query.dtype)  # plugins take inputs of one element type
     if not torch.onnx.is_in_onnx_export():

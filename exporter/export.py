@@ -15,18 +15,22 @@ from typing import Any, Literal, cast
 import onnx_ir as ir
 
 from ..core.errors import UsageError
-from ..core.files import refuse_existing, sha256, staging
+from ..core.file_kinds import ONNX
+from ..core.files import sha256
+from ..core.outputs import Output, check_outputs, writing
 from ..core.sidecar import CheckRecord, Sidecar
+from ..runtime.arrays import check_drawable
 from . import graph
 from .artefact import finish_export, output_specs, package_versions, window_facts
 from .checks.audit import Shape, Taken, allowed, check_audit, freest, graph_shapes
 from .checks.loads import check_loads, check_model
 from .checks.parity import check_parity
+from .checks.sweep import open_checks
 from .checks.witness import check_witness
 from .file_options import FileOptions
 from .lowering import functions
 from .open import OpenedCheckpoint, open_checkpoint
-from .open_sizes import at_open_sizes, check_axes, dimensions, open_checks, open_specs
+from .open_sizes import at_open_sizes, check_axes, dimensions, open_specs
 from .quantize import quantize_weights
 from .resident import give_back
 from .source import TORCH_DTYPE, ShapeRequest, SourceModel
@@ -60,6 +64,11 @@ class ExportRequest(FileOptions):
     weights: str | None = None
 
     @property
+    def inputs(self) -> list[Path]:
+        """The files that are read, besides those that are found beside them."""
+        return [self.checkpoint] if self.config is None else [self.checkpoint, self.config]
+
+    @property
     def precision(self) -> str:
         """The entry of `core.tolerance` that judges the file."""
         return self.weights or self.dtype
@@ -88,15 +97,17 @@ def open_request(request: ExportRequest) -> tuple[OpenedCheckpoint, SourceModel]
 
     Raises:
         UsageError: the request or one of its files cannot be used.
+        MissingDependency: the inputs do not fit into memory.
     """
     check_precision(request)
     graph.check_opset(request.opset)
-    refuse_existing(request.output, request.overwrite)
+    check_outputs([Output(request.output, ONNX)], inputs=request.inputs, overwrite=request.overwrite)
     sizes = {"heads": request.shapes.heads, "dim_head": request.shapes.dim_head}
     overrides = {name: size for name, size in sizes.items() if size is not None}
     opened = open_checkpoint(request.checkpoint, request.config, overrides)
     source = opened.source(request.shapes)
     check_axes(source, request.dynamic)
+    check_drawable(source.inputs(request.dtype))  # the checks of the written file draw them
     return opened, at_open_sizes(source, request.shapes, request.dynamic) if request.dynamic else source
 
 
@@ -130,10 +141,10 @@ def export(request: ExportRequest, progress: Progress = lambda _: None) -> Expor
         ExportFailed: the graph could not be made.
         CheckFailed: a check found a fault; nothing was written.
     """
-    progress("Reading the checkpoint")
-    opened, source = open_request(request)
-    give_back(request.checkpoint)
-    with staging(request.output) as folder:
+    with writing(Output(request.output, ONNX), inputs=request.inputs, overwrite=request.overwrite) as folder:
+        progress("Reading the checkpoint")
+        opened, source = open_request(request)
+        give_back(request.checkpoint)
         progress("Tracing the model")
         axes = dimensions(source, request.dynamic) if request.dynamic else None
         model = graph.trace(source, request.dtype, request.opset, axes)

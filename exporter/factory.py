@@ -23,6 +23,7 @@ from torch import nn
 
 from ..core.errors import UsageError
 from ..core.files import sha256
+from ..core.reading import check_plain
 from .checkpoint import load_state
 from .module_export import Origin
 from .shapes import INV_FREQ
@@ -117,6 +118,7 @@ def _from_package(name: str) -> ModuleType:
 
 
 def _from_file(path: Path) -> ModuleType:
+    check_plain(path)
     if not path.is_file():
         raise UsageError(f"There is no file {path}.", fix=_HOW)
     _importable(path.resolve().parent)
@@ -195,6 +197,7 @@ def _load_weights(module: nn.Module, path: Path, allow_pickle: bool) -> list[str
 
 def _is_pickled_module(path: Path) -> bool:
     """Whether a file holds more than tensors, which only building its objects can read."""
+    check_plain(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -208,6 +211,7 @@ def _is_pickled_module(path: Path) -> bool:
 
 def _unpickled(path: Path) -> nn.Module:
     """The module in a file; runs code from the file."""
+    check_plain(path)
     _importable(Path.cwd())  # where its classes may be
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=False)

@@ -20,15 +20,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..core.errors import ExportFailed, UsageError
-from ..core.files import refuse_existing, sha256, staging
+from ..core.file_kinds import ONNX
+from ..core.files import sha256
+from ..core.outputs import Output, check_outputs, writing
 from ..core.sidecar import CheckRecord, LayerFacts, Sidecar
 from ..core.size_sweep import sweep_sizes
+from ..runtime.arrays import check_drawable
+from ..runtime.parity.inputs import InputSet
 from . import graph
 from .artefact import finish_export, output_specs, package_versions, window_facts
 from .checks.audit import Shape, Taken, allowed, freest, graph_shapes
 from .checks.layers import check_layer_memory, check_layer_windows
 from .checks.loads import check_loads, check_model
-from .checks.untouched import Trial, check_repeats, check_untouched
+from .checks.parity import check_input_sets
 from .file_options import FileOptions
 from .lowering import functions
 from .module_inputs import (
@@ -45,7 +49,8 @@ from .module_inputs import (
     parse_input,
     with_token_limits,
 )
-from .module_outputs import Entry, as_arrays
+from .module_outputs import Entry
+from .module_runner import ModuleRunner
 from .observe import working_copy
 from .replace import ReplacementReport, replace_local_attention
 
@@ -136,9 +141,9 @@ def export_module(
         CheckFailed: a check found a fault; nothing was written.
     """
     options, output = options or ModuleOptions(), Path(output)
-    progress("Running the module")
-    job = open_module(module, inputs, output, options, origin)
-    with staging(output) as folder:
+    with writing(Output(output, ONNX), overwrite=options.overwrite) as folder:
+        progress("Running the module")
+        job = open_module(module, inputs, output, options, origin)
         progress("Tracing the module")
         model = job.trace(job.replacement.module)
         functions.attach_functions(model)
@@ -164,16 +169,18 @@ def open_module(
         UsageError: the module or the inputs cannot be used.
     """
     graph.check_opset(options.opset)
-    refuse_existing(output, options.overwrite)
+    check_outputs([Output(output, ONNX)], overwrite=options.overwrite)
     if not isinstance(module, nn.Module):
         raise UsageError(f"A {type(module).__name__} cannot be exported.", why="It is no torch.nn.Module.")
     parsed = from_arrays(inputs) if isinstance(inputs, Mapping) else list(inputs)
     listed = name_axes([parse_input(x) if isinstance(x, str) else x for x in parsed], options.dynamic)
     if not listed:
         raise UsageError("The module's inputs are not given.", fix="Add --input name:dtype:[shape], or --load-inputs.")
+    check_drawable([x.spec() for x in listed])
     by_name = bind(module, [x.name for x in listed])
     untouched = working_copy(module)
-    return ModuleJob(module, untouched, with_token_limits(listed, untouched, by_name), by_name, options, origin)
+    limited, notes = with_token_limits(listed, untouched, by_name)
+    return ModuleJob(module, untouched, limited, by_name, options, origin, notes)
 
 
 class ModuleJob:
@@ -186,6 +193,7 @@ class ModuleJob:
         by_name: whether they go in by name.
         options: how to export.
         origin: where the module came from.
+        notes: what was assumed of the inputs.
     """
 
     def __init__(
@@ -196,21 +204,21 @@ class ModuleJob:
         by_name: bool,
         options: ModuleOptions,
         origin: Origin | None,
+        notes: Sequence[str] = (),
     ) -> None:
         self.module, self.inputs, self.by_name, self.options = module, list(inputs), by_name, options
         self.origin = origin or Origin(f"{type(module).__module__}.{type(module).__qualname__}")
         self.names = [x.name for x in inputs]
-        self.sizes, self.notes = self._sizes(), list(self.origin.notes)
-        self.reference, self.precision = self._reference(untouched)
+        self.sizes, self.notes = self._sizes(), [*self.origin.notes, *notes]
         example = self._draw(0, self.sizes)
+        self.reference = ModuleRunner(module, untouched, by_name, example)
         self.replacement = replace_local_attention(
             module, lambda m: call(m, example, by_name), open_length=bool(options.dynamic)
         )
-        self.notes += [x.describe() for x in self.replacement.left]
+        self.notes += [*self.reference.notes, *(x.describe() for x in self.replacement.left)]
         if not self.replacement.replaced:
             self.notes.append("no upstream local-attention layer was replaced; the module exports as it is")
-        check_repeats(self.reference, example)
-        self.output_names = list(self.reference(example))
+        self.output_names = list(self.reference.check_repeats(example))
 
     def _sizes(self) -> dict[str, int]:
         """Sizes of the named axes to trace at: the example's, the longest sequence, and no open axis of size 1."""
@@ -227,16 +235,6 @@ class ModuleJob:
 
     def _draw(self, seed: int, sizes: Mapping[str, int]) -> Arrays:
         return {x.name: x.draw(seed + place, sizes) for place, x in enumerate(self.inputs)}
-
-    def _reference(self, untouched: nn.Module) -> tuple[Callable[[Arrays], Arrays], str]:
-        """The untouched module as a function of arrays, and the precision it can run in."""
-        example = self._draw(0, self.sizes)
-        try:
-            twin = working_copy(self.module, double=True)
-            call(twin, example, self.by_name, double=True)
-        except Exception:  # it makes fp32 tensors itself: then fp32 it is, and its own faults show there
-            return lambda arrays: as_arrays(call(untouched, arrays, self.by_name)), "fp32"
-        return lambda arrays: as_arrays(call(twin, arrays, self.by_name, double=True)), "float64"
 
     def trace(self, module: nn.Module, arrays: Arrays | None = None) -> ir.Model:
         """The module as ONNX, without function bodies; at the sizes of the file, or of these inputs.
@@ -265,8 +263,7 @@ class ModuleJob:
         yield record
         progress("Checking: parity with the untouched module")
         tolerance = self.options.tolerance("fp32")
-        against = f"the untouched module in {self.precision}"
-        yield check_untouched(session, self.reference, against, self._trials(), tolerance)
+        yield check_input_sets(session, self.reference, self._input_sets(), tolerance)
         written = onnx.load(path, load_external_data=False)
         progress("Checking: window witness")
         yield check_layer_windows(written, self._absent(model))
@@ -276,18 +273,18 @@ class ModuleJob:
         audit = check_layer_memory(written, lengths, open_axis, self._retrace)
         yield allowed(audit) if self.options.allow_quadratic else audit
 
-    def _trials(self) -> Iterator[Trial]:
+    def _input_sets(self) -> Iterator[InputSet]:
         """Inputs to compare on: random ones, the user's own, and the sweep of open sizes."""
         for seed in self.options.seeds or _SEEDS:
-            yield Trial(f"seed {seed}", self._draw(seed, self.sizes))
+            yield InputSet(f"seed {seed}", self._draw(seed, self.sizes))
         own = {x.name: x.example for x in self.inputs if x.example is not None}
         if len(own) == len(self.inputs) and all(self._has_own_sizes(x) for x in self.inputs):
-            yield Trial("the inputs given", own)
+            yield InputSet("the inputs given", own)
         if self.options.dynamic:
             windows = self.replacement.windows
             for sizes in sweep_sizes(self.options.dynamic, self.sizes, SEQUENCE, windows):
                 named = " ".join(f"{axis}={sizes[axis]}" for axis in self.options.dynamic)
-                yield Trial(named, self._draw(sum(sizes.values()), sizes))
+                yield InputSet(named, self._draw(sum(sizes.values()), sizes))
 
     def _has_own_sizes(self, x: ModuleInput) -> bool:
         """Whether the user's own numbers fit the file."""

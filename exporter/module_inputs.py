@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..core.errors import UsageError
+from ..core.limits import LARGEST_SIZE, is_size
 from ..core.tensors import TensorSpec
 from ..runtime.arrays import random_inputs
 
@@ -30,7 +31,7 @@ Arrays = dict[str, NDArray[Any]]
 # Names an open axis goes by in --dynamic when no input names its axes.
 BATCH, SEQUENCE = "batch", "seq"
 DTYPES = ("float32", "int64", "int32", "bool")
-_INPUT = re.compile(r"([A-Za-z_]\w*):(\w+):\[([^\]]*)\](?::([0-9]+))?")
+_INPUT = re.compile(r"([A-Za-z_]\w*):(\w+):\[([^\]]*)\](?::([0-9]{1,19}))?")
 _AXIS = re.compile(r"(?:([A-Za-z_]\w*)=)?([0-9]+)")
 _HOW = "Write name:dtype:[sizes], for instance tokens:int64:[1,128] or x:float32:[batch=2,seq=128,64]."
 # Integers of unknown meaning are drawn below this: any table has two rows.
@@ -88,8 +89,9 @@ def parse_input(text: str) -> ModuleInput:
     parts = [part.strip() for part in inside.split(",")] if inside.strip() else []
     axes = [_AXIS.fullmatch(part) for part in parts]
     found = [axis for axis in axes if axis is not None]
-    if len(found) < len(parts) or any(int(axis[2]) < 1 for axis in found):
-        raise UsageError(f"--input {name} has the shape [{inside[:60]}].", why="Sizes are 1 or more.", fix=_HOW)
+    if len(found) < len(parts) or not all(is_size(axis[2]) for axis in found):
+        why = f"Sizes are numbers from 1 to {LARGEST_SIZE:,}."
+        raise UsageError(f"--input {name} has the shape [{inside[:60]}].", why=why, fix=_HOW)
     shape, names = tuple(int(axis[2]) for axis in found), tuple(axis[1] or "" for axis in found)
     return ModuleInput(name, dtype, shape, names, None if limit is None else int(limit))
 
@@ -183,10 +185,17 @@ def call(module: nn.Module, arrays: Mapping[str, NDArray[Any]], by_name: bool, *
         return module(**tensors) if by_name else module(*tensors.values())
 
 
-def with_token_limits(inputs: Sequence[ModuleInput], module: nn.Module, by_name: bool) -> list[ModuleInput]:
-    """The integers' limits, where they are not given: rows of the embeddings that an input goes into as it is."""
+def with_token_limits(
+    inputs: Sequence[ModuleInput], module: nn.Module, by_name: bool
+) -> tuple[list[ModuleInput], list[str]]:
+    """Find the integers' limits where they are not given: rows of the embeddings that an input goes into as it is.
+
+    Returns:
+        The inputs with their limits, and a note where the module did not run, so that none could be found.
+    """
     zeros = {x.name: torch.zeros(x.shape, dtype=getattr(torch, x.dtype)) for x in inputs}
     limits: dict[str, int] = {}
+    notes: list[str] = []
 
     def note(part: nn.Module, args: tuple[Any, ...]) -> None:
         for name, tensor in zeros.items():
@@ -199,12 +208,18 @@ def with_token_limits(inputs: Sequence[ModuleInput], module: nn.Module, by_name:
     try:
         with torch.no_grad():
             module(**zeros) if by_name else module(*zeros.values())
-    except Exception:  # the run that follows explains it
-        pass
+    except Exception as error:  # a module that runs on no inputs at all is refused by the run that follows
+        unknown = [x.name for x in inputs if "int" in x.dtype and x.limit is None and x.name not in limits]
+        if unknown:
+            why = (str(error).strip().splitlines() or [""])[0][:200]
+            notes = [
+                f"the vocabulary of {', '.join(unknown)} is not known, so few of its numbers are tried; the module "
+                f"does not run on zeros ({type(error).__name__}: {why})"
+            ]
     finally:
         for handle in handles:
             handle.remove()
-    return [replace(x, limit=limits.get(x.name) if x.limit is None else x.limit) for x in inputs]
+    return [replace(x, limit=limits.get(x.name) if x.limit is None else x.limit) for x in inputs], notes
 
 
 def other_lengths(inputs: Sequence[ModuleInput], lengths: set[int], step: int) -> Iterator[Arrays]:

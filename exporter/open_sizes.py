@@ -1,29 +1,16 @@
-"""A checkpoint's file with open batch and sequence axes: which axes those are, and how the file is checked.
-
-Parity is judged over a sweep of lengths around the multiples of the window, because it is between them that upstream
-pads and a traced constant would be wrong.
-"""
+"""The dynamic batch and sequence axes of a checkpoint's file: which axes of its inputs they are, and at what sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
-import onnx
 import torch
 
 from ..core.arguments_aft import AFTLocalArgs
 from ..core.errors import UsageError
-from ..core.sidecar import CheckRecord
-from ..core.size_sweep import sweep_sizes
 from ..core.tensors import TensorSpec
-from ..core.tolerance import Tolerance
-from ..runtime.arrays import random_inputs
-from .checks.layers import check_layer_memory, check_layer_windows
-from .checks.loads import check_loads, check_model
-from .checks.untouched import Arrays, Trial, check_untouched
-from .source import NUMPY_DTYPE, ShapeRequest, SourceModel
+from .source import ShapeRequest, SourceModel
 
 BATCH, SEQUENCE = "batch", "seq"
 # Only a bound for PyTorch's exporter.
@@ -95,46 +82,3 @@ def open_specs(source: SourceModel, dtype: str, axes: Sequence[str]) -> list[Ten
         replace(spec, shape=tuple(names.get(axis, size) for axis, size in enumerate(spec.shape)))
         for spec, names in zip(source.inputs(dtype), open_axes(source, axes), strict=True)
     ]
-
-
-def open_checks(
-    path: Path, source: SourceModel, dtype: str, axes: Sequence[str], tolerance: Tolerance
-) -> Iterator[CheckRecord]:
-    """Each check of a written file, cheapest first."""
-    yield check_model(path)
-    record, session = check_loads(path)
-    yield record
-    specs = open_specs(source, dtype, axes)
-
-    def reference(inputs: Arrays) -> Arrays:
-        return dict(at_sizes(source, _sizes_of(inputs, specs, source)).reference(inputs))
-
-    yield check_untouched(session, reference, "the float64 oracle", _trials(source, dtype, axes), tolerance)
-    written = onnx.load(path, load_external_data=False)
-    yield check_layer_windows(written, [])
-    open_axis = SEQUENCE if SEQUENCE in axes else ""
-    yield check_layer_memory(written, {source.shapes.seq_len}, open_axis, lambda _: None)
-
-
-def _sizes_of(inputs: Arrays, specs: Sequence[TensorSpec], source: SourceModel) -> dict[str, int]:
-    sizes = {BATCH: source.shapes.batch, SEQUENCE: source.shapes.seq_len}
-    for spec in specs:
-        named = zip(spec.shape, inputs[spec.name].shape, strict=True)
-        sizes |= {name: size for name, size in named if isinstance(name, str)}
-    return sizes
-
-
-def _trials(source: SourceModel, dtype: str, axes: Sequence[str]) -> Iterator[Trial]:
-    """Random inputs at every size of the sweep; sizes the class refuses are left out by the check."""
-    shapes = source.shapes
-    element = {"float": NUMPY_DTYPE[dtype]}
-    windows = [] if source.geometry is None else [source.geometry]
-    now: Mapping[str, int] = {BATCH: shapes.batch, SEQUENCE: shapes.seq_len}
-    for sizes in sweep_sizes(axes, now, SEQUENCE, windows):
-        at = replace(shapes, batch=sizes[BATCH], seq_len=sizes[SEQUENCE])
-        specs = [
-            TensorSpec(name, element.get(kind, kind), shape)
-            for name, (kind, shape) in source.kind.inputs(source.args, at).items()
-        ]
-        drawn = random_inputs(specs, sum(sizes.values()), token_limit=source.token_limit)
-        yield Trial(" ".join(f"{axis}={sizes[axis]}" for axis in axes), drawn)

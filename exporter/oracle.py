@@ -160,7 +160,7 @@ def local_attention(
         visible = torch.from_numpy(geometry.visibility(query.numpy(), seen.numpy(), part.length + padding))
         if mask is not None:
             visible = visible & mask[:, None, None, columns]
-        weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1).nan_to_num(0.0)
+        weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1).masked_fill(~visible, 0.0)
         out[:, :, here] = weights @ v[:, :, columns]
     return out
 

@@ -1,32 +1,29 @@
-"""`parity`: an exported file beside the fp64 oracle of its checkpoint, over a sweep of inputs."""
+"""`parity`: an exported file beside the float64 reference of its checkpoint, over a sweep of inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..core.config import RawConfig
-from ..core.engine_facts import read_model_facts
 from ..core.errors import UsageError
 from ..core.sidecar import Sidecar
 from ..core.size_sweep import OPEN_BATCH
 from ..core.tensors import TensorSpec
-from ..core.tolerance import tolerance_for
 from ..core.window_view import WindowView, bias_views, views
-from ..onnx_graph.facts import inspect_onnx
-from ..onnx_graph.onnx_file import OnnxFile
-from ..runtime.parity_report import ParityReport, ParityRequest, altered, not_finite
-from ..runtime.session import Session, load, read_once
+from ..runtime.parity.compare import compare_models
+from ..runtime.parity.report import ORACLE, ParityReport, ParityRequest, altered
+from ..runtime.parity.runner import FileRunner, StepRunner, open_runner
 from .open import open_checkpoint
 from .open_sizes import BATCH, SEQUENCE
-from .parity_ways import StepByStep, Way, Whole
-from .source import NUMPY_DTYPE, ShapeRequest, SourceModel
+from .reference_runner import ReferenceRunner
+from .source import ShapeRequest, SourceModel, signature
+from .steps.check import whole_sequence
 from .steps.source import StepSource
 
 
 def run_parity(request: ParityRequest, progress: Callable[[str], None] = lambda _: None) -> ParityReport:
-    """Run the file and the oracle on the same inputs.
+    """Run the file and the float64 reference on the same inputs.
 
     Raises:
         UsageError: a file that cannot be read, or that does not belong to the checkpoint.
@@ -34,40 +31,26 @@ def run_parity(request: ParityRequest, progress: Callable[[str], None] = lambda 
         MissingDependency: onnxruntime, or the provider asked for, is not there.
     """
     progress("Loading the model")
-    file = read_once(request.model)
-    session = load(file, provider=request.provider, plugin=request.plugin, verify=False)  # the numbers judge it
-    sidecar = read_model_facts(request.model)
-    source, notes = _source(request, session, sidecar)
-    notes += [*altered(file), *session.notes]
-    dtype = dtype_of_file(file, session, source, sidecar)
-    way = _way(session, source, dtype, sidecar)
-    _check_inputs(session.inputs, way.specs, source)
-    precision = dtype if sidecar is None else str(sidecar.options.get("weights", dtype))
-    tolerance = tolerance_for(precision, request.atol, request.rtol)
-    report = ParityReport(
-        precision,
-        session.provider,
-        request.model,
-        request.against,
-        tolerance,
-        windows_of(way.source),
-        session.plugin,
-        sidecar,
-        notes=notes,
-    )
-    for name, inputs in way.inputs(request.seeds, request.inputs, request.lengths):
-        progress(f"Comparing: {name}")
-        report.notes += not_finite(inputs)
-        outputs, comparisons = way.compare(inputs, tolerance)
-        report.take(name, inputs, outputs, comparisons)
-    report.notes += way.notes
-    if request.keep_reference:
-        expected = way.reference(report.inputs)
-        report.outputs = report.outputs | {f"{name}.reference": x for name, x in expected.items()}
-    return report
+    candidate = open_runner(request.model, request.provider, request.plugin, prefill=False)
+    source, notes = source_of_file(request, candidate)
+    if isinstance(candidate, StepRunner):
+        if request.lengths:
+            raise UsageError(
+                "--seq-len does not apply to a step file.",
+                why="It is fed as many tokens as show that its caches are right.",
+                fix="Leave it out, or give the tokens with --load-inputs.",
+            )
+        step = StepSource(source, candidate.facts.chunk)
+        check_signature(candidate, source, step.inputs(candidate.dtype))
+        reference = ReferenceRunner(whole_sequence(step), candidate.dtype, few_sequences=True)
+    else:
+        reference = ReferenceRunner(source, candidate.dtype, _open_axes(candidate), samples=True)
+        check_signature(candidate, source, reference.inputs)
+    notes += [*altered(candidate.file), *candidate.notes]
+    return compare_models(request, candidate, reference, ORACLE, _windows(reference.source), notes, progress)
 
 
-def windows_of(source: SourceModel) -> list[WindowView]:
+def _windows(source: SourceModel) -> list[WindowView]:
     """The windows of a checkpoint's attention layers."""
     length = source.shapes.seq_len
     if source.geometry is None:
@@ -76,39 +59,33 @@ def windows_of(source: SourceModel) -> list[WindowView]:
     return views([(name, source.geometry) for name in names], length)
 
 
-def _way(session: Session, source: SourceModel, dtype: str, sidecar: Sidecar | None) -> Way:
-    if sidecar is not None and sidecar.step is not None:
-        return StepByStep(session, StepSource(source, sidecar.step.chunk), dtype)
-    return Whole(session, source, dtype, _open_axes(session))
-
-
-def _open_axes(session: Session) -> list[str]:
-    sizes = {size for spec in session.inputs for size in spec.shape}
+def _open_axes(candidate: FileRunner) -> list[str]:
+    sizes = {size for spec in candidate.inputs for size in spec.shape}
     return [name for name in (BATCH, SEQUENCE) if name in sizes]
 
 
-def source_of_file(request: ParityRequest, session: Session, sidecar: Sidecar | None) -> tuple[SourceModel, list[str]]:
-    """The checkpoint at the shapes of a file that takes whole sequences of one length.
+def source_of_file(request: ParityRequest, candidate: FileRunner) -> tuple[SourceModel, list[str]]:
+    """The checkpoint at the shapes of the file; at the largest where they are dynamic, at any where it takes steps.
 
     Raises:
-        UsageError: some of its sizes are open, or it does not belong to the checkpoint.
+        UsageError: the file does not belong to the checkpoint, or lengths are asked for that it does not have.
     """
-    if not all(isinstance(size, int) for spec in session.inputs for size in spec.shape):
-        raise UsageError(f"{request.model} has open dimensions.", why="This needs a file with static shapes.")
-    return _source(request, session, sidecar)
-
-
-def _source(request: ParityRequest, session: Session, sidecar: Sidecar | None) -> tuple[SourceModel, list[str]]:
-    """The checkpoint at the shapes of the file; at the largest where they are open, at any where it takes steps."""
-    known = None
-    notes = []
+    sidecar, known, notes = candidate.sidecar, None, []
     if sidecar is not None:
         known = RawConfig(sidecar.class_name, sidecar.kwargs, sidecar.hyper_connections, "the sidecar")
     opened = open_checkpoint(request.against, request.config, known=known)
     if sidecar is not None and sidecar.checkpoint_sha256 != opened.loaded.sha256:
         notes.append(f"{request.against} is not the checkpoint {request.model} was exported from")
-    inputs = {spec.name: spec for spec in session.inputs}
-    data = session.inputs[0]
+    inputs = {spec.name: spec for spec in candidate.signature}
+    stepwise = sidecar is not None and sidecar.step is not None
+    wanted = signature(
+        opened.resolved.class_name, opened.resolved.args, *(x in inputs for x in ("mask", "attn_bias", "full_mask"))
+    )
+    caches = {spec.name for spec in candidate.signature} - {spec.name for spec in wanted} if stepwise else set()
+    ranks = [(spec.name, len(spec.shape)) for spec in candidate.signature if spec.name not in caches]
+    if ranks != [(spec.name, len(spec.shape)) for spec in wanted]:
+        raise _other_inputs(candidate.signature, wanted, opened.resolved.class_name)
+    data = candidate.signature[0]
     is_attention, is_aft = "q" in inputs, "query" in inputs
     causal = request.causal
     if causal is None:
@@ -117,14 +94,10 @@ def _source(request: ParityRequest, session: Session, sidecar: Sidecar | None) -
     batch = data.shape[1 if is_aft else 0]
     if isinstance(batch, str):
         batch = OPEN_BATCH if sidecar is None else sidecar.batch
-    if sidecar is not None and sidecar.step is not None:  # any length that the class accepts
+    if stepwise:  # any length that the class accepts
         length = getattr(opened.resolved.args, "window_size", 1)
     if isinstance(length, str):
-        longest = None if sidecar is None else sidecar.seq_len  # None: the model's own
-        if longest is not None and max(request.lengths, default=0) > longest:
-            wanted = max(request.lengths)
-            raise UsageError(f"--seq-len {wanted} is beyond the {longest} positions of {request.model}.")
-        length = max(request.lengths, default=longest)
+        length = _longest(request, sidecar)
     shapes = ShapeRequest(
         batch=batch,
         seq_len=length,
@@ -135,32 +108,43 @@ def _source(request: ParityRequest, session: Session, sidecar: Sidecar | None) -
         causal=causal,
         full_mask="full_mask" in inputs,
     )
-    return opened.source(shapes), notes + opened.notes
+    opened.resolved.check_keys()
+    try:
+        return opened.source(shapes), notes + opened.notes
+    except UsageError as error:
+        if not all(isinstance(size, int) for spec in candidate.signature for size in spec.shape):
+            raise
+        raise _other_inputs(candidate.signature, wanted, opened.resolved.class_name, error.what) from error
 
 
-def dtype_of_file(model: Path | OnnxFile, session: Session, source: SourceModel, sidecar: Sidecar | None) -> str:
-    """The element type a file was exported in: the sidecar's word, else its weights' or its output's."""
-    if sidecar is not None:
-        return sidecar.dtype
-    if "bfloat16" in inspect_onnx(model).weight_bytes:
-        return "bf16"
-    element = next((x.dtype for x in session.outputs if x.name == source.output_name), "float32")
-    return next((name for name, numpy_name in NUMPY_DTYPE.items() if numpy_name == element), "fp32")
+def _longest(request: ParityRequest, sidecar: Sidecar | None) -> int | None:
+    """The longest sequence that is compared of a file with a dynamic length; None: the model's own."""
+    longest, wanted = None if sidecar is None else sidecar.seq_len, max(request.lengths, default=None)
+    if longest is not None and wanted is not None and wanted > longest:
+        raise UsageError(f"--seq-len {wanted} is beyond the {longest} positions of {request.model}.")
+    return longest if wanted is None else wanted
 
 
-def check_signature(session: Session, source: SourceModel, dtype: str) -> None:
-    """The file must take what this checkpoint takes."""
-    _check_inputs(session.inputs, source.inputs(dtype), source)
+def check_signature(candidate: FileRunner, source: SourceModel, wanted: Sequence[TensorSpec]) -> None:
+    """Refuse a file that does not take what this checkpoint takes.
+
+    Raises:
+        UsageError: they differ; the text lists both.
+    """
+    if list(candidate.signature) != list(wanted):
+        raise _other_inputs(candidate.signature, wanted, source.class_name)
 
 
-def _check_inputs(found: list[TensorSpec], wanted: list[TensorSpec], source: SourceModel) -> None:
-    if wanted != found:
-        raise UsageError(
-            "The model and the checkpoint do not belong together.",
-            why=f"The model takes {_listed(found)}; the checkpoint's {source.class_name} takes {_listed(wanted)}.",
-            fix="Give the checkpoint and configuration the model was exported from.",
-        )
+def _other_inputs(
+    found: Sequence[TensorSpec], wanted: Sequence[TensorSpec], class_name: str, detail: str = ""
+) -> UsageError:
+    return UsageError(
+        "The model and the checkpoint do not belong together.",
+        why=f"The model takes {_listed(found) or 'nothing'}; the checkpoint's {class_name} takes {_listed(wanted)}. "
+        f"{detail}".rstrip(),
+        fix="Give the checkpoint and configuration the model was exported from.",
+    )
 
 
-def _listed(specs: list[Any]) -> str:
+def _listed(specs: Sequence[Any]) -> str:
     return ", ".join(spec.describe() for spec in specs)

@@ -267,6 +267,16 @@ KINDS: Mapping[str, ModelKind] = {
 }
 
 
+def signature(
+    class_name: str, args: AnyArgs, mask: bool = False, attn_bias: bool = False, full_mask: bool = False
+) -> list[TensorSpec]:
+    """The inputs of a class in float32, with names in place of the sizes that a file chooses."""
+    sizes: Any = {"seq_len": "seq", "batch": "batch", "heads": "heads", "dim_head": "dim_head"}
+    shapes = Shapes(**sizes, mask=mask, attn_bias=attn_bias, full_mask=full_mask)
+    inputs = KINDS[CLASSES[class_name].kind].inputs(args, shapes)
+    return [TensorSpec(name, {"float": "float32"}.get(kind, kind), shape) for name, (kind, shape) in inputs.items()]
+
+
 class SourceModel:
     """A model at one choice of shapes.
 

@@ -6,7 +6,7 @@ to one file of weights. Everything is written to a temporary folder, checked the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -14,7 +14,8 @@ from typing import Literal
 import onnx_ir as ir
 
 from ..core.errors import UsageError
-from ..core.files import refuse_existing, staging
+from ..core.file_kinds import ONNX
+from ..core.outputs import Output, check_outputs, writing
 from ..core.sidecar import CheckRecord, Sidecar
 from ..runtime.session import Session
 from .artefact import demand, drop_attention_bodies, output_specs, publish_models, save_model, window_facts
@@ -98,9 +99,13 @@ def open_steps(request: StepRequest) -> tuple[OpenedCheckpoint, dict[Path, StepS
         files = {asked.output: chunked}
     else:
         files = {asked.output: step} | ({companion_path(asked.output): chunked} if chunk > 1 else {})
-    for path in files:
-        refuse_existing(path, asked.overwrite)
+    check_outputs(_outputs(files), inputs=asked.inputs, overwrite=asked.overwrite)
     return opened, files
+
+
+def _outputs(files: Iterable[Path]) -> list[Output]:
+    """What is written, the file asked for last."""
+    return [Output(path, ONNX) for path in reversed(list(files))]
 
 
 def export_steps(request: StepRequest, progress: Progress = lambda _: None) -> list[ExportReport]:
@@ -118,7 +123,7 @@ def export_steps(request: StepRequest, progress: Progress = lambda _: None) -> l
     progress("Reading the checkpoint")
     opened, files = open_steps(request)
     asked = request.export
-    with staging(asked.output) as folder:
+    with writing(*_outputs(files), inputs=asked.inputs, overwrite=asked.overwrite) as folder:
         parts = []
         for path, source in files.items():
             mode: Mode = request.mode if path == asked.output else "prefill"

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..core.errors import UsageError
 from ..core.files import is_file
 from ..core.node import DOMAIN
-from ..core.publishing import finish_interrupted
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec
 from .graph_values import graphs_of
 from .onnx_file import OnnxFile
@@ -107,18 +107,18 @@ def inspect_onnx(path: Path | OnnxFile) -> OnnxFacts:
     """Read the facts of an ONNX file and of its sidecar.
 
     Raises:
-        UsageError: no such file, no ONNX model in it, or a sidecar that is broken.
+        UsageError: no such file, no ONNX model in it, a node of this project whose attributes are not what its
+            contract says, or a sidecar that is broken.
     """
     from ..core.sidecar import read_sidecar
 
-    if isinstance(path, Path):
-        finish_interrupted(path)
     file = OnnxFile.read(path)
     model = file.parse()
     graph = model.graph
     sidecar = None if file.path is None else read_sidecar(file.path)
     initial = {tensor.name for tensor in graph.initializer}
     nodes = list(_all_nodes(graph))
+    check_nodes(file.name, model)
     external = _external_files(graph)
     return OnnxFacts(
         path=file.name,
@@ -130,11 +130,7 @@ def inspect_onnx(path: Path | OnnxFile) -> OnnxFacts:
         outputs=[_spec(value) for value in graph.output],
         nodes=dict(Counter(_qualified(node) for node in nodes).most_common()),
         functions=[FunctionFacts(f.domain, f.name, len(f.node)) for f in model.functions],
-        windowed=[
-            WindowedNode(node.name, node.op_type, {a.name: _value(a) for a in node.attribute})
-            for node in nodes
-            if node.domain == DOMAIN
-        ],
+        windowed=[WindowedNode(node.name, node.op_type, _attributes(node)) for node in nodes if node.domain == DOMAIN],
         weight_bytes=_weight_bytes(graph),
         external_data=external,
         missing_external_data=[name for name in external if not _lies_beside(file, name)],
@@ -155,8 +151,49 @@ def _qualified(node: Any) -> str:
     return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
 
 
+def check_nodes(name: str, model: Any) -> None:
+    """Refuse a model with nodes of this project's domains whose attributes are not what their contract says.
+
+    Args:
+        name: of the file, for the error.
+        model: the `onnx.ModelProto` of it.
+
+    Raises:
+        UsageError: it names the node and the attribute.
+    """
+    from ..core.node_check import check_attributes
+
+    shapes = {value.name: _spec(value).shape for value in (*model.graph.input, *model.graph.value_info)}
+    for node in _all_nodes(model.graph):
+        width = (shapes.get(node.input[0]) or (None,))[-1] if node.input else None
+        attributes = {attribute.name: _value(attribute) for attribute in node.attribute}
+        try:
+            check_attributes(node.domain, node.op_type, attributes, width if isinstance(width, int) else None)
+        except UsageError as error:
+            raise UsageError(
+                f"{name} has an invalid node: {_shown_name(node)}.",
+                why=error.what,
+                fix="Export the model again; localattn does not write such a node.",
+            ) from error
+
+
+def _shown_name(node: Any) -> str:
+    return f"{node.name!r}, a {node.op_type}" if node.name else f"a {node.op_type} without a name"
+
+
+def _attributes(node: Any) -> dict[str, Any]:
+    """A node's attributes for people: what is neither number nor text is only named."""
+    import onnx
+
+    kinds = onnx.AttributeProto.AttributeType
+    named = {number: name.lower() for name, number in kinds.items()}
+    values = {attribute.name: _value(attribute) for attribute in node.attribute}
+    unknown = {a.name: f"<{named.get(a.type, f'type {a.type}')}>" for a in node.attribute if values[a.name] is None}
+    return values | unknown
+
+
 def _value(attribute: Any) -> Any:
-    """A node attribute as a Python value; what is neither number nor text is only named."""
+    """A node attribute as a Python value; None for what is neither number nor text."""
     import onnx
 
     kinds = onnx.AttributeProto
@@ -166,7 +203,7 @@ def _value(attribute: Any) -> Any:
         return onnx.helper.get_attribute_value(attribute)
     if attribute.type in (kinds.INTS, kinds.FLOATS):
         return list(onnx.helper.get_attribute_value(attribute))
-    return f"<{kinds.AttributeType.Name(attribute.type).lower()}>"
+    return None
 
 
 def _dtype_name(element_type: int) -> str:

@@ -7,7 +7,6 @@ import hashlib
 import logging
 import mmap
 import os
-import stat
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -15,12 +14,15 @@ from typing import Any
 
 from ..core.errors import CheckFailed, UsageError
 from ..core.publishing import check_unchanged
+from ..core.reading import check_plain, open_plain
 from .loops import LOOP, check_loops
 from .wire_scan import MOST_NODES, Scan, lies_inside, scan
 
 # Larger files stay on the disk: they are hashed in blocks and opened by their path.
 IN_MEMORY = 16 << 20
 _BLOCK = 1 << 20
+# A protobuf message has no more bytes than this.
+_LARGEST = 1 << 31
 _log = logging.getLogger(__name__)
 
 # Device, inode, size, and the times of the last changes of content and of anything else, in nanoseconds.
@@ -57,32 +59,26 @@ class OnnxFile:
         """Read a file; one that was read already is returned as it is.
 
         Raises:
-            UsageError: there is no such file, or it cannot be read.
+            UsageError: there is no such file, or it cannot be read: it is no plain file, or larger than any model.
         """
         if isinstance(path, OnnxFile):
             return path
         path = Path(path)
-        descriptor = -1
         try:
-            # Opening a pipe would wait for a writer.
-            descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
-                raise UsageError(f"Cannot read {path}.", why="It is not a plain file.", fix="Give a model.onnx.")
-            _log.debug("reading %s, %d bytes", path, found.st_size)
-            if found.st_size > IN_MEMORY:
-                file = cls(path, None, found.st_size, descriptor)
-                descriptor = -1
-                return file
-            with open(descriptor, "rb", closefd=False) as stream:
-                content = stream.read()
-            return cls(path, content, len(content))
+            with open_plain(path) as stream:
+                size = os.fstat(stream.fileno()).st_size
+                _log.debug("reading %s, %d bytes", path, size)
+                if size > _LARGEST:
+                    raise _no_model(str(path), "It is larger than 2 GiB, the most that an ONNX file holds.")
+                if size > IN_MEMORY:
+                    return cls(path, None, size, os.dup(stream.fileno()))
+                content = stream.read(IN_MEMORY + 1)
         except (OSError, ValueError) as error:  # ValueError: a name that no file can have
             why = (error.strerror if isinstance(error, OSError) else None) or str(error)
             raise UsageError(f"Cannot read {path}.", why=why) from error
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
+        if len(content) > IN_MEMORY:
+            raise UsageError(f"Cannot read {path}.", why="It grew meanwhile.", fix="Try again when it is complete.")
+        return cls(path, content, len(content))
 
     @classmethod
     def of_bytes(cls, content: bytes) -> OnnxFile:
@@ -150,14 +146,11 @@ class OnnxFile:
             # Not `onnx.load(path)`, which takes a file named .json or .txt for another format.
             model = onnx.load_model_from_string(b"".join(self._blocks(self.size)))
         except (DecodeError, ValueError) as error:
-            raise self._no_model("It is cut, or is another kind of file.") from error
+            raise _no_model(self.name, "It is cut, or is another kind of file.") from error
         if not model.HasField("graph") or not model.ir_version:
             # An empty file, and some others, parse as an empty message.
-            raise self._no_model("It holds no graph.")
+            raise _no_model(self.name, "It holds no graph.")
         return model
-
-    def _no_model(self, why: str) -> NotAModel:
-        return NotAModel(f"{self.name} is not an ONNX model.", why=why, fix="Copy it again, or export it again.")
 
     def check_unchanged(self) -> None:
         """Refuse a file that is not the one which the sidecar beside it was written for.
@@ -176,7 +169,7 @@ class OnnxFile:
         other too often, and loops without end, would keep the engine for as long as one waits.
 
         Raises:
-            UsageError: it is such a file.
+            UsageError: it is such a file, or its external data is no plain file.
         """
         _ = self._states
         outside = sorted(location for location in self.scan.locations if not lies_inside(location))
@@ -186,6 +179,9 @@ class OnnxFile:
                 why=f"It takes weights from {outside[0][:100]!r}, which is no file of its folder.",
                 fix="Keep the external data file beside the model, under its original name.",
             )
+        if self.path is not None:
+            for location in sorted(self.scan.locations):
+                check_plain(self.path.parent / location)
         if self.scan.inlined_nodes > MOST_NODES:
             raise UsageError(
                 f"{self.name} cannot be loaded.",
@@ -209,6 +205,10 @@ class OnnxFile:
                     why="What was checked is not what was loaded.",
                     fix="Try again when nothing writes there any more.",
                 )
+
+
+def _no_model(name: str, why: str) -> NotAModel:
+    return NotAModel(f"{name} is not an ONNX model.", why=why, fix="Copy it again, or export it again.")
 
 
 def _state(path: Path | int) -> _State | None:

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UsageError
-from ..core.files import publish, refuse_existing, sha256, staging
+from ..core.file_kinds import REWRITTEN
+from ..core.files import publish, sha256
 from ..core.fused_node import FUSED_DOMAIN
 from ..core.node import DOMAIN, VARIANT_BY_OP_TYPE
+from ..core.outputs import Output, writing
 from . import inlining
 from .onnx_file import OnnxFile
 
@@ -48,21 +50,20 @@ def rewrite_for_provider(model: Path, output: Path, *, overwrite: bool = False) 
     """
     import onnx
 
-    refuse_existing(output, overwrite)
-    proto = OnnxFile.read(model).parse()
-    outside = any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in proto.graph.initializer)
-    if outside and output.resolve().parent != model.resolve().parent:
-        raise UsageError(
-            f"{output} would not find the weights of {model}.",
-            why="They lie in a file beside the model.",
-            fix=f"Write it into {model.resolve().parent}.",
-        )
-    nodes: dict[bool, list[str]] = {True: [], False: []}
-    for node, served in attention_nodes(proto):
-        nodes[served].append(node.name or node.output[0])
-    if not nodes[True]:
-        raise UsageError(f"{model} has no attention node to rewrite.", why="No node of it is computed by a kernel.")
-    with staging(output) as folder:
+    with writing(Output(output, REWRITTEN), inputs=[model], overwrite=overwrite) as folder:
+        proto = OnnxFile.read(model).parse()
+        outside = any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in proto.graph.initializer)
+        if outside and output.resolve().parent != model.resolve().parent:
+            raise UsageError(
+                f"{output} would not find the weights of {model}.",
+                why="They lie in a file beside the model.",
+                fix=f"Write it into {model.resolve().parent}.",
+            )
+        nodes: dict[bool, list[str]] = {True: [], False: []}
+        for node, served in attention_nodes(proto):
+            nodes[served].append(node.name or node.output[0])
+        if not nodes[True]:
+            raise UsageError(f"{model} has no attention node to rewrite.", why="No node of it is computed by a kernel.")
         staged = folder / output.name
         onnx.save(apply(proto), str(staged))
         digest = sha256(staged)

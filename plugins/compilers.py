@@ -36,11 +36,14 @@ def find_compiler(arch: Arch) -> Compiler:
     """A compiler for `arch`: `$CXX` if it makes code for it, else GCC or Clang, native or cross.
 
     Raises:
-        UsageError: `$CXX` cannot be run.
+        UsageError: `$CXX` cannot be split into words, or cannot be run.
         MissingDependency: there is none.
     """
     tried = []
-    given = tuple(shlex.split(os.environ.get("CXX", "")))
+    try:
+        given = tuple(shlex.split(os.environ.get("CXX", "")))
+    except ValueError as error:
+        raise UsageError("CXX is no command.", why=f"{error}.", fix="Write it as a shell would take it.") from error
     for command in ((given,) if given else ()) + tuple((name,) for name in _COMMANDS[arch]):
         if shutil.which(command[0]) is None:
             if command == given:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..core.errors import BuildFailed
@@ -43,6 +44,9 @@ def compile_library(
         lines = finished.stderr.splitlines()
         first = next((line for line in lines if "error" in line), lines[0] if lines else "")
         raise BuildFailed(f"{compiler.command[0]} could not compile the plugin library.", why=first, fix=fix)
+    if not output.is_file():
+        why = f"It ended without an error and wrote no {name}."
+        raise BuildFailed(f"{compiler.command[0]} made no library.", why=why, fix=fix)
 
 
 def newest_glibc(library: Path) -> str:
@@ -51,3 +55,11 @@ def newest_glibc(library: Path) -> str:
         tuple(map(int, match.split(b"."))) for match in re.findall(rb"\0GLIBC_([\d.]+)(?=\0)", library.read_bytes())
     }
     return ".".join(map(str, max(found))) if found else ""
+
+
+def digest_of(sources: Iterable[Path]) -> str:
+    """Hash files by name and content: what a library is made from, to tell those of other releases apart."""
+    digest = hashlib.sha256()
+    for path in sources:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.geometry import WindowGeometry
-from ..core.node import HEADS_FIRST, LOWEST_BIAS, SELF_SCORE, SEQUENCE_FIRST, NodeAttributes
+from ..core.node import HEADS_FIRST, LOWEST_BIAS, SELF_SCORE, SEQUENCE_FIRST, NodeAttributes, check_xpos
 from .kernel.spec import LARGEST_HEAD_DIM, SMALLEST_HEAD_DIM, why_unsupported
 
 # Queries per step of the reference: enough to keep matrix products busy, few enough to keep scores small.
@@ -136,7 +136,12 @@ def _attend(
 
 
 def xpos_factor(head_dim: int, distance: Tensor, base: float) -> Tensor:
-    """`ζ_c^(distance / base)`, fp64 `[len(distance), head_dim]`; formula in `core.node.NodeAttributes`."""
+    """`ζ_c^(distance / base)`, fp64 `[len(distance), head_dim]`; formula in `core.node.NodeAttributes`.
+
+    Raises:
+        UsageError: `head_dim` is odd or below 2.
+    """
+    check_xpos(head_dim)
     channel = torch.arange(0, head_dim, 2, dtype=torch.float64)
     zeta = (channel + 0.4 * head_dim) / (1.4 * head_dim)
     factor = zeta ** (distance.double()[:, None] / base)

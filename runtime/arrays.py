@@ -14,6 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,11 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from ..core.errors import UsageError
-from ..core.files import publish, staging
+from ..core.file_kinds import NPZ
+from ..core.files import publish
+from ..core.memory import check_fits
+from ..core.outputs import Output, writing
+from ..core.reading import open_plain
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec, format_shape
 
 _MEMBER_SUFFIX = ".npy"
@@ -30,6 +35,9 @@ _MEMBER_SUFFIX = ".npy"
 _MAX_HEADER = 10_000
 # Deflate cannot shrink data further than this; a larger claim is a lie.
 _MAX_DEFLATE_RATIO = 1032
+# Compressed arrays may grow to 256 MiB, larger ones to 20 times the file: numbers of a model shrink less than that.
+LARGEST_INFLATED = 256 << 20
+MOST_INFLATION = 20
 # 2 GiB of float32: random inputs beyond it are a claim of a broken file, not a model's.
 _MOST_ELEMENTS = 1 << 29
 _HEADER_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
@@ -40,9 +48,10 @@ def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
     Raises:
         UsageError: no such file, not an `.npz`, cut or damaged, pickled objects inside, or a header
-            that claims more than the file holds.
+            that claims more than the file holds, or arrays of many times its size.
+        MissingDependency: the arrays do not fit into memory.
     """
-    with _as_usage_error(path), zipfile.ZipFile(path) as archive:
+    with _as_usage_error(path), open_plain(path) as stream, zipfile.ZipFile(stream) as archive:
         members = archive.infolist()
         names = [member.filename.removesuffix(_MEMBER_SUFFIX) for member in members]
         if len(set(names)) != len(names):
@@ -51,6 +60,7 @@ def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
             raise ValueError("its directory claims more bytes than the file has")
         for member in members:
             _check_member(archive, member)
+        _check_total(path, members)
         return {name: _read_member(archive, member) for name, member in zip(names, members, strict=True)}
 
 
@@ -101,6 +111,14 @@ def _check_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
         raise ValueError(f"{name!r} claims {claimed} bytes of numbers and has {there}")
 
 
+def _check_total(path: Path, members: Sequence[zipfile.ZipInfo]) -> None:
+    """Refuse arrays that a small file would blow up, and those that cannot fit into memory."""
+    there, claimed = path.stat().st_size, sum(member.file_size for member in members)
+    if claimed > max(LARGEST_INFLATED, MOST_INFLATION * there):
+        raise ValueError(f"its {there:,} bytes would become {claimed:,}: compressed arrays that large are not read")
+    check_fits(str(path), claimed, "Give smaller inputs, or use a machine with more memory.")
+
+
 def _read_header(name: str, head: io.BytesIO) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Shape and dtype that the start of an `.npy` member claims; leaves `head` at the numbers."""
     try:
@@ -121,10 +139,15 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[A
         return array
 
 
-def save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+def save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], *, overwrite: bool = False) -> None:
     """Write arrays to an `.npz` file, whole or not at all; equal arrays give equal bytes.
 
-    The path is used as it is. Any name is possible (`numpy.savez` cannot write one called "file").
+    Any name of an array is possible (`numpy.savez` cannot write one called "file").
+
+    Args:
+        path: a name that ends in .npz.
+        arrays: what to write, by name.
+        overwrite: an existing .npz file may be replaced.
 
     Raises:
         UsageError: the place cannot be written, or an array holds something other than numbers.
@@ -132,18 +155,15 @@ def save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     for name, array in arrays.items():
         if array.dtype.kind not in "biufc":
             raise UsageError(f"Cannot write {name!r} to {path}.", why=f"numpy's file format has no {array.dtype}.")
-    with staging(path) as folder:
+    with writing(Output(path, NPZ), overwrite=overwrite) as folder:
         staged = folder / path.name
-        try:
-            with zipfile.ZipFile(staged, "w", zipfile.ZIP_STORED) as archive:
-                for name, array in arrays.items():
-                    # A ZipInfo made here carries no clock time, so that the bytes repeat.
-                    member = zipfile.ZipInfo(name + _MEMBER_SUFFIX)
-                    with archive.open(member, "w", force_zip64=True) as stream:
-                        npy.write_array(stream, np.asanyarray(array), allow_pickle=False)
-            publish(staged, path)
-        except OSError as error:
-            raise UsageError(f"Cannot write {path}.", why=error.strerror or str(error)) from error
+        with zipfile.ZipFile(staged, "w", zipfile.ZIP_STORED) as archive:
+            for name, array in arrays.items():
+                # A ZipInfo made here carries no clock time, so that the bytes repeat.
+                member = zipfile.ZipInfo(name + _MEMBER_SUFFIX)
+                with archive.open(member, "w", force_zip64=True) as stream:
+                    npy.write_array(stream, np.asanyarray(array), allow_pickle=False)
+        publish(staged, path)
 
 
 def random_inputs(
@@ -164,16 +184,18 @@ def random_inputs(
         sizes: sizes of the dimensions that the model leaves open, by name.
 
     Raises:
-        UsageError: an open dimension without a size, tokens without a limit or with one their type
+        MissingDependency: they do not fit into memory together.
+        UsageError: an open dimension without a size, an array too large, tokens without a limit or with one their type
             cannot hold, a type that is neither, or a negative seed.
     """
     if seed < 0:
         raise UsageError(f"The seed is {seed}.", why="numpy's generator takes 0 or more.")
     generator = np.random.default_rng(seed)
     inputs: dict[str, NDArray[Any]] = {}
-    for spec in specs:
-        shape = _closed_shape(spec, sizes or {})
-        _check_size(spec, shape)
+    closed = [replace(spec, shape=_closed_shape(spec, sizes or {})) for spec in specs]
+    check_drawable(closed)
+    for spec in closed:
+        shape = tuple(int(size) for size in spec.shape)
         if spec.dtype == "bool":
             inputs[spec.name] = _mask(generator, shape)
         elif spec.dtype in ("float16", "float32", "float64"):
@@ -190,15 +212,37 @@ def random_inputs(
     return inputs
 
 
-def _check_size(spec: TensorSpec, shape: tuple[int, ...]) -> None:
-    """Refuse sizes that are none, and arrays that would not fit into memory together with the model."""
-    count = math.prod(shape)
-    if min(shape, default=0) < 0 or count > _MOST_ELEMENTS:
-        raise UsageError(
-            f"Input {spec.name!r} cannot be drawn at random.",
-            why=f"The model says its shape is {format_shape(shape)}.",
-            fix="If that is right, give the inputs in a file.",
-        )
+def check_drawable(specs: Sequence[TensorSpec]) -> None:
+    """Refuse arrays that cannot be, before any is made.
+
+    Args:
+        specs: what is to be drawn; every dimension is a number.
+
+    Raises:
+        MissingDependency: they do not fit into memory together.
+        UsageError: a negative size, or an array larger than any that is drawn at random.
+    """
+    shapes = [[int(size) for size in spec.shape] for spec in specs]
+    sizes = [math.prod(shape) * _item_bytes(spec) for spec, shape in zip(specs, shapes, strict=True)]
+    if sizes:
+        largest = specs[sizes.index(max(sizes))]
+        fix = "Give smaller sizes, or use a machine with more memory."
+        check_fits(f"Input {largest.describe()}", sum(sizes), fix)
+    for spec, shape in zip(specs, shapes, strict=True):
+        if min(shape, default=0) < 0 or math.prod(shape) > _MOST_ELEMENTS:
+            raise UsageError(
+                f"Input {spec.name!r} cannot be drawn at random.",
+                why=f"Its shape is {format_shape(spec.shape)}, and at most {_MOST_ELEMENTS:,} numbers are drawn.",
+                fix="If that is right, give the inputs in a file.",
+            )
+
+
+def _item_bytes(spec: TensorSpec) -> int:
+    """Bytes of an element; none for a type that numpy lacks, which is refused when it is drawn."""
+    try:
+        return np.dtype(spec.dtype).itemsize
+    except TypeError:
+        return 0
 
 
 def _closed_shape(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:

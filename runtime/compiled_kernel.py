@@ -12,15 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.cpu_library import HOW_TO_BUILD, computes, find_library, read_facts
+from ..core.cpu_library import computes
 from ..core.errors import LocalAttnError, MissingDependency, UsageError
-from ..core.processor import refuse_foreign
-from ..core.publishing import sidecar_path
+from ..core.library_store import AUTO, CPU_KERNELS, NONE, Library, find, read_named
 
 _log = logging.getLogger(__name__)
-
-# Values of `plugin` besides a path.
-AUTO, NONE = "auto", "none"
 
 
 @dataclass(frozen=True)
@@ -28,12 +24,12 @@ class CompiledKernel:
     """A library that a session shall register.
 
     Args:
-        library: its path.
+        library: verified.
         asked: the user named it, so nothing else will do.
         used: the file has nodes that it computes.
     """
 
-    library: Path
+    library: Library
     asked: bool
     used: bool
 
@@ -44,12 +40,12 @@ class CompiledKernel:
             MissingDependency: this onnxruntime does not take it.
         """
         try:
-            options.register_custom_ops_library(str(self.library.resolve()))
+            options.register_custom_ops_library(self.library.image)
         except Exception as error:
             raise MissingDependency(
-                f"{self.library} cannot be loaded into onnxruntime {ort.__version__}.",
-                why=" ".join(str(error).split()),
-                fix=f"Build it on this machine: {HOW_TO_BUILD} --force",
+                f"{self.library.path} cannot be loaded into onnxruntime {ort.__version__}.",
+                why=self.library.in_words(error),
+                fix=f"Build it on this machine: {CPU_KERNELS.how_to_build} --force",
             ) from error
 
 
@@ -57,8 +53,8 @@ def choose(plugin: str, operators: Iterable[tuple[str, str]]) -> CompiledKernel 
     """The library for a file; None for none.
 
     Args:
-        plugin: "auto" for the library that this release built last here, if the file has nodes for it; "none"; or the
-            path of a library.
+        plugin: "auto" for the newest library of this release that may be loaded by itself, if the file has nodes for
+            it; "none"; or the path of a library.
         operators: domain and type of the file's nodes.
 
     Raises:
@@ -69,19 +65,15 @@ def choose(plugin: str, operators: Iterable[tuple[str, str]]) -> CompiledKernel 
         return None
     used = any(computes(domain, op_type) for domain, op_type in operators)
     if plugin != AUTO:
-        path = Path(plugin)
-        refuse_foreign(path)
-        if sidecar_path(path).is_file():
-            read_facts(path)
-        return CompiledKernel(path, asked=True, used=used)
+        return CompiledKernel(read_named(CPU_KERNELS, Path(plugin)), asked=True, used=used)
     if not used:
         return None
     try:
-        facts = find_library()
+        library = find(CPU_KERNELS)
     except LocalAttnError as error:
-        fall_back(error.what)
+        fall_back(" ".join(line for line in (error.what, error.why) if line))
         return None
-    return None if facts is None else CompiledKernel(facts.path, asked=False, used=True)
+    return None if library is None else CompiledKernel(library, asked=False, used=True)
 
 
 _said: set[str] = set()
@@ -102,7 +94,7 @@ def lacking(source: str, reason: str) -> MissingDependency | None:
     return MissingDependency(
         f"{source} cannot be loaded: it needs the compiled attention kernel.",
         why=f"Its node {node} has no function body, and no library with a kernel for it was loaded.",
-        fix=f"Build one: {HOW_TO_BUILD}. Or export the model with its function body.",
+        fix=f"Build one: {CPU_KERNELS.how_to_build}. Or export the model with its function body.",
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..core.engine_facts import EngineFacts, read_engine_facts
 from ..core.errors import CheckFailed, LocalAttnError
+from ..core.library_store import AUTO
 from ..core.publishing import check_unchanged
 from .engine_layers import EngineLayer, read_layers
 from .engine_open import open_engine
@@ -51,20 +52,24 @@ class EngineReport:
         }
 
 
-def inspect_engine(path: Path) -> EngineReport:
+def inspect_engine(path: Path, plugin: str = AUTO) -> EngineReport:
     """Look at an engine.
+
+    Args:
+        path: the engine.
+        plugin: its plugin library, as `runtime.session.load` takes it.
 
     Raises:
         UsageError: no such file, or no facts beside it.
     """
     facts = read_engine_facts(path)
     changed = _change(path)
-    layers, why = (None, changed) if changed else _layers(path)
+    layers, why = (None, changed) if changed else _layers(path, plugin)
     return EngineReport(
         path=str(path),
         facts=facts,
         unchanged=not changed,
-        plugin_problem=_plugin_problem(facts, path),
+        plugin_problem=_plugin_problem(facts, path, plugin),
         layers=layers,
         why_closed=why,
     )
@@ -81,19 +86,17 @@ def _change(path: Path) -> str:
     return ""
 
 
-def _plugin_problem(facts: EngineFacts, path: Path) -> str:
-    if facts.plugin is None or facts.plugin.kind != "library":
-        return ""
+def _plugin_problem(facts: EngineFacts, path: Path, plugin: str) -> str:
     try:
-        find_library(facts.plugin, path)
+        find_library(facts.plugin, path, plugin)
     except LocalAttnError as error:
-        return f"{error.what} {error.why}"
+        return f"{error.what} {error.why} {error.fix}"
     return ""
 
 
-def _layers(path: Path) -> tuple[list[EngineLayer] | None, str]:
+def _layers(path: Path, plugin: str) -> tuple[list[EngineLayer] | None, str]:
     try:
-        opened = open_engine(path)
+        opened = open_engine(path, plugin)
     except LocalAttnError as error:
         return None, f"{error.what} {error.why}".strip()
     return read_layers(opened.opened, opened.engine), ""

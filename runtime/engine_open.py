@@ -12,6 +12,7 @@ from typing import Any
 
 from ..core.engine_facts import EngineFacts, read_engine_facts
 from ..core.errors import MissingDependency, UsageError
+from ..core.library_store import AUTO
 from .engine_device import Device, cuda_runtime_on_path, find_device, platform_name
 from .tensorrt_library import Opened, open_library
 from .tensorrt_plugins import find_library, load_plugin
@@ -34,22 +35,28 @@ class OpenEngine:
     engine: Any
 
 
-def open_engine(path: Path) -> OpenEngine:
+def open_engine(path: Path, plugin: str = AUTO) -> OpenEngine:
     """Read an engine into the GPU, which callers let `core.publishing.check_unchanged` look at before.
 
+    Args:
+        path: the engine.
+        plugin: its plugin library, as `tensorrt_plugins.find_library` takes it.
+
     Raises:
-        UsageError: no engine, no facts beside it, or it is for another system, library version or GPU.
+        UsageError: no engine, no facts beside it, it is for another system, library version or GPU, or it needs no
+            plugin library and one was named.
         MissingDependency: the library, the driver, the CUDA runtime or the plugin library is not there.
         CheckFailed: the facts or the plugin library are not those of the build.
     """
     facts = read_engine_facts(path)
     opened = open_library(facts.backend)
     check_library(path, facts, opened.version)
+    library = find_library(facts.plugin, path, plugin)
     device = find_device()
     check_device(path, facts, device)
     _start_cuda_runtime()
-    if facts.plugin is not None and facts.plugin.kind == "library":
-        load_plugin(opened, find_library(facts.plugin, path))
+    if library is not None:
+        load_plugin(opened, library)
     return OpenEngine(facts, opened, device, _deserialise(path, opened))
 
 

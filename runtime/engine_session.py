@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import MissingDependency, UsageError
-from .compiled_kernel import refuse_elsewhere
 from .engine_open import OpenEngine, open_engine
 from .session import Arrays, Session
 
@@ -79,17 +78,15 @@ def _deactivate(runner: Any) -> None:
 
 
 def open_file(path: Path, provider: str = "auto", threads: int | None = None, plugin: str = "auto") -> EngineSession:
-    """Open an engine.
+    """Open an engine; `plugin` as of `open_engine`.
 
     Raises:
-        UsageError: a provider other than the GPU, a number of threads, a library of CPU kernels, or what `open_engine`
-            refuses.
+        UsageError: a provider other than the GPU, a number of threads, or what `open_engine` refuses.
         MissingDependency: the library, the driver or the plugin library is not there.
         CheckFailed: the facts or the plugin library are not those of the build.
     """
     check_place(path, provider, threads)
-    refuse_elsewhere(plugin, "a GPU engine")
-    return EngineSession(open_engine(path), str(path))
+    return EngineSession(open_engine(path, plugin), str(path))
 
 
 def check_place(path: Path, provider: str, threads: int | None) -> None:

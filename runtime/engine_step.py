@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import LocalAttnError, MissingDependency, UsageError
+from ..core.library_store import AUTO
 from ..core.tensors import TensorSpec
 from ..onnx_graph.onnx_file import OnnxFile
 from .engine_open import OpenEngine, open_engine
@@ -161,6 +162,7 @@ class EngineStep(StepSession):
         sidecar: of the ONNX file it was built from.
         opened: the step engine, in the GPU.
         prefill: path and facts of the prefill engine, opened when first needed; None without one.
+        plugin: the plugin library of both, as `open_engine` takes it.
 
     Raises:
         UsageError: the engine is not what its facts say.
@@ -170,11 +172,17 @@ class EngineStep(StepSession):
     provider = "cuda"
 
     def __init__(
-        self, path: Path, sidecar: Sidecar, opened: OpenEngine, prefill: tuple[Path | OnnxFile, StepFacts] | None
+        self,
+        path: Path,
+        sidecar: Sidecar,
+        opened: OpenEngine,
+        prefill: tuple[Path | OnnxFile, StepFacts] | None,
+        plugin: str = AUTO,
     ) -> None:
         facts = step_facts(sidecar)
         self.backend = opened.facts.backend
         self._path, self._prefill, self._messages = path, prefill, opened.opened.messages
+        self._plugin = plugin
         with _starting(path, self._messages):
             self._memory = _GpuMemory()
             self._closer = weakref.finalize(self, self._memory.free)
@@ -183,7 +191,8 @@ class EngineStep(StepSession):
             self._caches.clear()
         self._engines = {facts.chunk: step}
         chunks = {facts.chunk} | ({prefill[1].chunk} if prefill else set())
-        super().__init__(sidecar, step.inputs, step.output, sorted(chunks))
+        self.sidecar = sidecar
+        super().__init__(facts, step.inputs, step.output, sorted(chunks))
         companion = prefill_path(path, facts)
         self.missing_prefill = companion.name if companion is not None and prefill is None else None
 
@@ -208,7 +217,7 @@ class EngineStep(StepSession):
         assert self._prefill is not None, "only a prefill engine adds a chunk"
         path, facts = Path(self._prefill[0]), self._prefill[1]
         with _starting(path, self._messages):
-            engine = _BoundEngine(path, open_engine(path), facts, self._caches, self._memory)
+            engine = _BoundEngine(path, open_engine(path, self._plugin), facts, self._caches, self._memory)
         self._engines[facts.chunk] = engine
         return engine
 
@@ -217,11 +226,13 @@ class EngineStep(StepSession):
         self._closer()
 
 
-def open_step_engine(path: Path, sidecar: Sidecar, provider: str, threads: int | None) -> EngineStep:
+def open_step_engine(
+    path: Path, sidecar: Sidecar, provider: str, threads: int | None, plugin: str = AUTO
+) -> EngineStep:
     """Open a step engine whose facts were read; raises what `runtime.step_session.open_step` raises."""
     check_place(path, provider, threads)
     prefill = find_prefill(path, sidecar)
-    return EngineStep(path, sidecar, open_engine(path), prefill)
+    return EngineStep(path, sidecar, open_engine(path, plugin), prefill, plugin)
 
 
 def _shared(path: Path, opened: OpenEngine, facts: StepFacts) -> list[bool]:

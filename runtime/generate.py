@@ -55,9 +55,11 @@ class Generator:
         self._logits: NDArray[Any] | None = None
 
     @classmethod
-    def open(cls, path: str | Path, provider: str = "auto", threads: int | None = None) -> Generator:
+    def open(
+        cls, path: str | Path, provider: str = "auto", threads: int | None = None, *, plugin: str | Path = "auto"
+    ) -> Generator:
         """Open a step file; arguments and errors as `runtime.step_session.open_step`."""
-        return cls(open_step(path, provider, threads))
+        return cls(open_step(path, provider, threads, plugin=plugin))
 
     @property
     def position(self) -> int:

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import LocalAttnError, MissingDependency, UsageError
+from ..core.library_store import AUTO, NONE
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec
-from ..onnx_graph.onnx_file import OnnxFile
-from .compiled_kernel import AUTO, NONE, CompiledKernel, choose, fall_back, lacking, refuse_elsewhere
+from ..onnx_graph.facts import check_nodes
+from ..onnx_graph.onnx_file import NotAModel, OnnxFile
+from .compiled_kernel import CompiledKernel, choose, fall_back, lacking, refuse_elsewhere
 from .onnxruntime_providers import (
     AUTO_ORDER,
     CPU,
@@ -38,6 +40,9 @@ _NO_KERNEL = "Could not find an implementation"
 
 EMULATED = "bf16 products emulated in fp32 by this provider: the numbers are those of bf16, the time is not"
 
+# What to do about a node that a compiled kernel refuses.
+REFUSED = "Export the model again; localattn does not write such a node."
+
 # What to do about a refused model, by a piece of onnxruntime's message.
 _REMEDIES = (
     ("rotobuf parsing failed", "The file is cut or is not ONNX: copy it again, or export it again."),
@@ -60,7 +65,7 @@ class _Candidate:
     @property
     def name(self) -> str:
         """For the log."""
-        return self.provider.name if self.kernel is None else f"{self.provider.name} with {self.kernel.library}"
+        return self.provider.name if self.kernel is None else f"{self.provider.name} with {self.kernel.library.path}"
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ class OnnxRuntimeSession(Session):
         provider: the name in `PROVIDERS` of what really runs.
         source: the file's name, for errors.
         notes: as of `Session`.
-        plugin: as of `Session`.
+        kernel: the compiled kernels that it uses.
         reopen: opens a lean session again, which gives memory back after each run and may be put to `rest`.
 
     Raises:
@@ -103,7 +108,7 @@ class OnnxRuntimeSession(Session):
         provider: str,
         source: str,
         notes: Sequence[str] = (),
-        plugin: str | None = None,
+        kernel: CompiledKernel | None = None,
         reopen: Callable[[], Any] | None = None,
     ) -> None:
         # onnxruntime would otherwise print to stdout and go on, on another provider, after an error.
@@ -113,7 +118,8 @@ class OnnxRuntimeSession(Session):
         self._run_options = None if reopen is None else _giving_back()
         self.provider = provider
         self.notes = tuple(notes)
-        self.plugin = plugin
+        self.kernel = kernel
+        self.plugin = None if kernel is None else str(kernel.library.path)
         self.inputs = [_spec(value, source) for value in session.get_inputs()]
         self.outputs = [_spec(value, source) for value in session.get_outputs()]
 
@@ -224,7 +230,7 @@ def _candidates(ort: Any, provider: str, kernel: CompiledKernel | None) -> list[
     """
     if kernel is not None and kernel.asked:
         if PROVIDERS.get(provider, PROVIDERS["cpu"]).chain:
-            refuse_elsewhere(str(kernel.library), f"the provider {provider!r}")
+            refuse_elsewhere(str(kernel.library.path), f"the provider {provider!r}")
         return [_Candidate(PROVIDERS["cpu"], kernel)]
     found = []
     for known in [PROVIDERS[name] for name in (AUTO_ORDER if provider == "auto" else (provider,))]:
@@ -249,9 +255,9 @@ def _opened(
         fall_back(_reason(without))  # the model is not at fault: without the library it opens
     kernel = candidate.kernel
     # The copy that emulates bf16 has the function bodies inlined.
-    plugin = str(kernel.library) if kernel is not None and kernel.used and EMULATED not in notes else None
+    kernel = kernel if kernel is not None and kernel.used and EMULATED not in notes else None
     reopen = (lambda: _create_again(setup)) if setup.lean else None
-    return OnnxRuntimeSession(session, candidate.provider.name, file.name, notes, plugin, reopen)
+    return OnnxRuntimeSession(session, candidate.provider.name, file.name, notes, kernel, reopen)
 
 
 def _create_again(setup: _Setup) -> Any:
@@ -276,11 +282,30 @@ def _report(ort: Any, file: OnnxFile, failures: Sequence[tuple[_Candidate, Excep
         refused = not_running(ort, candidate.provider, reason)
         refused.__cause__ = error
         return refused
-    without_kernel = lacking(file.name, reason)
-    fix = next((fix for piece, fix in _REMEDIES if piece in reason), "Check it with onnx.checker.")
-    unusable = without_kernel or UsageError(f"{file.name} cannot be loaded.", why=reason, fix=fix)
+    unusable: LocalAttnError | None = _invalid_node(file) or lacking(file.name, reason)
+    if isinstance(unusable, MissingDependency):
+        refused_by = (e for failed, e in failures[:-1] if failed.kernel and not isinstance(e, MissingDependency))
+        refusal = next(refused_by, None)
+        if refusal is not None:  # there is a kernel, and it refuses the node, which has no function body
+            unusable = UsageError(f"{file.name} cannot be loaded.", why=_reason(refusal), fix=REFUSED)
+    if unusable is None:
+        fix = next((fix for piece, fix in _REMEDIES if piece in reason), "Check it with onnx.checker.")
+        unusable = UsageError(f"{file.name} cannot be loaded.", why=reason, fix=fix)
     unusable.__cause__ = error
     return unusable
+
+
+def _invalid_node(file: OnnxFile) -> UsageError | None:
+    """Of a file that cannot be opened: the error that names the attention node at fault, which onnxruntime does not."""
+    try:
+        model = file.parse()
+    except NotAModel:  # onnxruntime has said what is wrong with the file
+        return None
+    try:
+        check_nodes(file.name, model)
+    except UsageError as error:
+        return error
+    return None
 
 
 def _reason(error: Exception) -> str:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.library_store import AUTO
 from ..core.tensors import TensorSpec
 from ..onnx_graph.onnx_file import OnnxFile
-from .compiled_kernel import AUTO
 from .onnxruntime_providers import PROVIDERS
 from .onnxruntime_session import OnnxRuntimeSession, open_file
 from .session import BACKENDS, Arrays
@@ -125,7 +125,7 @@ class OnnxRuntimeStep(StepSession):
         plugin: str = AUTO,
     ) -> None:
         facts = step_facts(sidecar)
-        self.provider, self.notes = session.provider, session.notes
+        self.sidecar, self.provider, self.notes, self.plugin = sidecar, session.provider, session.notes, session.plugin
         check_caches(session, facts, path)
         self._threads, self._plugin = threads, plugin
         self._banks = _Banks(facts, PROVIDERS[session.provider].device)
@@ -133,7 +133,7 @@ class OnnxRuntimeStep(StepSession):
         self._files = {facts.chunk: step}
         self._prefill = prefill
         chunks = {facts.chunk} | ({prefill[1].chunk} if prefill else set())
-        super().__init__(sidecar, step.inputs, step.output, sorted(chunks))
+        super().__init__(facts, step.inputs, step.output, sorted(chunks))
         self.missing_prefill = facts.prefill if prefill is None else None
 
     def _clear(self) -> None:
@@ -149,10 +149,13 @@ class OnnxRuntimeStep(StepSession):
         return self._files[chunk].run(inputs, self.position)
 
 
-def open_step_file(file: Path | OnnxFile, sidecar: Sidecar, provider: str, threads: int | None) -> OnnxRuntimeStep:
+def open_step_file(
+    file: Path | OnnxFile, sidecar: Sidecar, provider: str, threads: int | None, plugin: str = AUTO
+) -> OnnxRuntimeStep:
     """Open a step file whose sidecar was read; raises what `runtime.step_session.open_step` raises."""
     path = Path(file)
-    return OnnxRuntimeStep(path, sidecar, open_file(file, provider, threads), find_prefill(path, sidecar), threads)
+    session = open_file(file, provider, threads, plugin)
+    return OnnxRuntimeStep(path, sidecar, session, find_prefill(path, sidecar), threads, plugin)
 
 
 def _zeros(spec: TensorSpec) -> NDArray[Any]:

@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import MissingDependency, UsageError
-from ..core.publishing import check_unchanged, finish_interrupted
+from ..core.limits import check_threads
+from ..core.publishing import check_unchanged
+from ..core.reading import check_plain
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec, format_shape
 from ..onnx_graph.onnx_file import OnnxFile
 
@@ -164,20 +166,19 @@ def load(
         path: the model file, or an ONNX file that was read already; its suffix chooses the backend.
         provider: where to run it; "auto" takes the best that really starts (see `Session.provider`),
             any other name is used or refused.
-        threads: CPU threads for one operator, ≥ 1; None leaves it to the engine.
+        threads: CPU threads for one operator, from 1 to `core.limits.most_threads()`; None leaves it to the engine.
         verify: refuse a file that is not the one the facts beside it were written for.
-        plugin: compiled kernels for the attention nodes on the CPU: "auto" takes the library that `localattn plugin
-            build --backend onnxruntime` built last here, if there is one that loads; "none" leaves the nodes to their
-            function body; the path of a library takes that one or fails.
+        plugin: library of compiled kernels: "auto" takes one that may be loaded by itself, from the installed package
+            or the user's own cache (for the CPU the newest of this release, if it loads; for an engine the one with
+            the SHA-256 it was built with); "none" takes none; the path of a library takes that one or fails.
 
     Raises:
         UsageError: no such file, a suffix no backend runs, a broken model, an unknown provider.
         CheckFailed: the file or its external data was altered after its facts were written.
         MissingDependency: the engine is not installed, or the provider asked for does not start.
     """
+    check_threads(threads)
     file = read_once(path)
-    if threads is not None and threads < 1:
-        raise UsageError(f"threads is {threads}.", why="An operator runs on at least one thread.")
     if verify:
         check_file(file)
     suffix = ".onnx" if isinstance(file, OnnxFile) else file.suffix.lower()
@@ -200,9 +201,9 @@ def read_once(path: str | Path | OnnxFile) -> Path | OnnxFile:
             why=f"No backend runs files named {path.suffix or 'without a suffix'}.",
             fix=f"Known: {', '.join(BACKENDS)}.",
         )
-    finish_interrupted(path)
+    check_plain(path)
     if not path.is_file():
-        why = "It is a folder." if path.is_dir() else "There is no such file."
+        why = "There is no such file."
         raise UsageError(f"Cannot run {path}.", why=why, fix="Give the path of an exported model.")
     return OnnxFile.read(path) if path.suffix.lower() == ".onnx" else path
 

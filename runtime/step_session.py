@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import UsageError
-from ..core.publishing import finish_interrupted
+from ..core.limits import check_threads
+from ..core.reading import check_plain
 from ..core.tensors import TensorSpec
 from .session import BACKENDS, check_file, check_inputs, read_once
 
@@ -39,7 +40,7 @@ class StepBackend:
 
     Args:
         module: module of this package that defines its session, imported only when such a file is opened.
-        opener: its function `(path, sidecar, provider, threads) -> StepSession`.
+        opener: its function `(path, sidecar, provider, threads, plugin) -> StepSession`.
         how: the commands that make such a file.
         without_sidecar: why there is none, where there is none; `{}` stands for its name.
     """
@@ -72,7 +73,7 @@ class StepSession(ABC):
     """A model and the caches of what it has consumed. Memory and time of a call do not grow with the position.
 
     Args:
-        sidecar: of the step file.
+        facts: of the step file.
         inputs: what one call of the step file takes, without its position and caches.
         output: what it returns, without caches.
         chunks: how many positions one call can consume, ascending: those of the step file and of the prefill file.
@@ -80,19 +81,23 @@ class StepSession(ABC):
     Attributes:
         backend: name of the engine, as in `runtime.session.BACKENDS`.
         provider: what really runs ("cpu", "cuda", …).
+        sidecar: of the step file, where there is one.
         facts: of the step file.
         position: positions consumed since the start.
         notes: what a user should know of how it runs, a sentence each.
         missing_prefill: name of the prefill file that was exported with it and does not lie beside it.
+        plugin: path of the library whose compiled kernels compute the attention nodes; None if their body does.
     """
 
     backend: str
     provider: str
     notes: tuple[str, ...] = ()
     missing_prefill: str | None = None
+    plugin: str | None = None
+    sidecar: Sidecar | None = None
 
-    def __init__(self, sidecar: Sidecar, inputs: Sequence[TensorSpec], output: TensorSpec, chunks: Sequence[int]):
-        self.sidecar, self.facts = sidecar, step_facts(sidecar)
+    def __init__(self, facts: StepFacts, inputs: Sequence[TensorSpec], output: TensorSpec, chunks: Sequence[int]):
+        self.facts = facts
         self.inputs, self.output, self.chunks = list(inputs), output, tuple(chunks)
         self.position = 0
         self._specs = {chunk: [self.resized(spec, chunk) for spec in self.inputs] for chunk in self.chunks}
@@ -142,12 +147,15 @@ class StepSession(ABC):
         """
         return deque(self.calls(inputs), maxlen=1)[0]
 
-    def calls(self, inputs: Mapping[str, NDArray[Any]], largest: int | None = None) -> Iterator[NDArray[Any]]:
+    def calls(
+        self, inputs: Mapping[str, NDArray[Any]], largest: int | None = None, smallest_last: int = 0
+    ) -> Iterator[NDArray[Any]]:
         """Consume any number of positions as `consume` does, and give the output of each call.
 
         Args:
             inputs: as for `consume`.
             largest: the most positions of one call; None takes chunks as long as there are.
+            smallest_last: positions at the end that are left to the smallest calls.
         """
         length, axis = self._positions(inputs), self.facts.sequence_axis
         if length == 0:
@@ -156,7 +164,8 @@ class StepSession(ABC):
         chunks = [size for size in self.chunks if largest is None or size <= largest]
         start = 0
         while start < length:
-            chunk = max((size for size in chunks if size <= length - start), default=self.chunks[0])
+            fitting = (size for size in chunks if size <= length - smallest_last - start)
+            chunk = max(fitting, default=self.chunks[0])
             piece = {
                 name: array if name in _WHOLE else _cut(array, axis, start, start + chunk)
                 for name, array in inputs.items()
@@ -199,13 +208,16 @@ class StepSession(ABC):
         """Run the file of this chunk on inputs that fit, at `self.position`, and update the caches."""
 
 
-def open_step(path: str | Path, provider: str = "auto", threads: int | None = None) -> StepSession:
+def open_step(
+    path: str | Path, provider: str = "auto", threads: int | None = None, *, plugin: str | Path = "auto"
+) -> StepSession:
     """Open a step file, at position 0; the prefill file that its sidecar names is used if it lies beside it.
 
     Args:
         path: the step file or the engine built from it, the sidecar beside it.
         provider: as for `runtime.session.load`.
-        threads: CPU threads for one operator, ≥ 1; None leaves it to the engine.
+        threads: CPU threads for one operator, from 1 to `core.limits.most_threads()`; None leaves it to the engine.
+        plugin: as for `runtime.session.load`.
 
     Raises:
         UsageError: no such file, no step file, no sidecar, files that do not belong together.
@@ -216,16 +228,15 @@ def open_step(path: str | Path, provider: str = "auto", threads: int | None = No
     from ..core.sidecar import sidecar_path
 
     path = Path(path)
-    finish_interrupted(path)
+    check_threads(threads)
     suffix = path.suffix.lower()
     backend = STEP_BACKENDS.get(suffix)
     if backend is None:
         known = ", ".join(STEP_BACKENDS)
         raise UsageError(f"Cannot generate with {path}.", why=f"Its suffix is none of: {known}.", fix=_HOW_TO_EXPORT)
+    check_plain(path)
     if not path.is_file():
         raise UsageError(f"Cannot generate with {path}.", why="There is no such file.", fix=backend.how)
-    if threads is not None and threads < 1:
-        raise UsageError(f"threads is {threads}.", why="An operator runs on at least one thread.")
     file = read_once(path)
     check_file(file)
     sidecar = read_model_facts(path)
@@ -241,7 +252,7 @@ def open_step(path: str | Path, provider: str = "auto", threads: int | None = No
         )
     BACKENDS[suffix].require()
     opener = getattr(import_module(backend.module, __package__), backend.opener)
-    return cast("StepSession", opener(file, sidecar, provider, threads))
+    return cast("StepSession", opener(file, sidecar, provider, threads, str(plugin)))
 
 
 def step_facts(sidecar: Sidecar, name: str = "The file", how: str = _HOW_TO_EXPORT) -> StepFacts:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..core.engine_facts import PluginFacts
 from ..core.errors import CheckFailed, MissingDependency, UsageError
-from ..core.files import is_file, sha256
+from ..core.library_store import AUTO, NONE, TENSORRT_PLUGIN, Library, find, read_named
 from ..core.node import PLUGIN_NAMESPACE, PLUGIN_VERSION, VARIANTS
 from .tensorrt_library import Opened
 
@@ -26,11 +26,11 @@ _mapped: dict[str, ctypes.CDLL] = {}
 
 
 @contextmanager
-def loaded_plugin(opened: Opened, library: Path | None) -> Iterator[None]:
+def loaded_plugin(opened: Opened, library: Library | None) -> Iterator[None]:
     """The library's plugins are registered while the context lasts; None registers nothing.
 
     Raises:
-        MissingDependency: the library is not there, or TensorRT cannot load it.
+        MissingDependency: TensorRT cannot load it.
     """
     if library is None:
         yield
@@ -44,38 +44,35 @@ def loaded_plugin(opened: Opened, library: Path | None) -> Iterator[None]:
             _registered.clear()
 
 
-def load_plugin(opened: Opened, library: Path) -> None:
+def load_plugin(opened: Opened, library: Library) -> None:
     """Register the library's plugins for the rest of the process, as engines that use them need.
 
     Raises:
-        MissingDependency: the library is not there, or TensorRT cannot load it.
+        MissingDependency: TensorRT cannot load it.
     """
     _load(opened, library)
 
 
-def _load(opened: Opened, library: Path) -> object | None:
+def _load(opened: Opened, library: Library) -> object | None:
     """The registry's handle of a library; None if its plugins are registered already."""
-    if not library.is_file():
-        raise MissingDependency(f"The plugin library {library} is not there.", fix="Build it: localattn plugin build.")
-    digest = sha256(library)
     if registered_op_types(opened):
-        if _registered != [digest]:
+        if _registered != [library.sha256]:
             raise UsageError(
-                f"{library} cannot be loaded.",
+                f"{library.path} cannot be loaded.",
                 why="This process has already registered plugins of another library, under the same names.",
                 fix="Use one plugin library a process.",
             )
         return None
     opened.messages.clear()
-    handle = opened.trt.get_plugin_registry().load_library(str(library.resolve()))
+    handle = opened.trt.get_plugin_registry().load_library(library.image)
     if handle is None or not registered_op_types(opened):
         raise MissingDependency(
-            f"{opened.library.name} {opened.version} cannot load {library}.",
-            why=opened.messages.reason(),
+            f"{opened.library.name} {opened.version} cannot load {library.path}.",
+            why=library.in_words(opened.messages.reason()),
             fix="Build it for this machine: localattn plugin build; `localattn plugin check` shows what is in it.",
         )
-    _mapped.setdefault(digest, ctypes.CDLL(str(library.resolve())))
-    _registered[:] = [digest]
+    _mapped.setdefault(library.sha256, ctypes.CDLL(library.image))
+    _registered[:] = [library.sha256]
     return handle  # type: ignore[no-any-return]
 
 
@@ -89,27 +86,51 @@ def registered_op_types(opened: Opened) -> list[str]:
     ]
 
 
-def find_library(facts: PluginFacts, engine: Path) -> Path:
-    """The plugin library an engine needs: beside the engine, or where it lay when the engine was built.
+def find_library(facts: PluginFacts | None, engine: Path, plugin: str = AUTO) -> Library | None:
+    """Find the plugin library that an engine needs; None if it needs none.
+
+    The path in an engine's facts is never followed: the file comes with the engine, from wherever that does.
+
+    Args:
+        facts: of the engine's plugins.
+        engine: its path, for errors.
+        plugin: "auto" for the library with the stated SHA-256 in the user's own cache, "none", or a library's path.
 
     Raises:
-        MissingDependency: it is in neither place.
-        CheckFailed: what lies there is another library.
+        UsageError: a path was given and the engine needs no library, or it leads to none.
+        MissingDependency: no path was given, and the cache has no such library.
+        CheckFailed: the library is not the one that the engine was built with.
     """
-    recorded = Path(facts.path)
-    places = [engine.parent / recorded.name, recorded]
-    found = next((place for place in places if is_file(place)), None)
-    if found is None:
-        raise MissingDependency(
-            f"The plugin library of {engine} is missing.",
-            why=f"Looked for {' and '.join(map(str, dict.fromkeys(places)))}.",
-            fix=f"Copy {recorded.name} beside the engine.",
-        )
-    actual = sha256(found)
-    if actual != facts.sha256:
+    if facts is None or facts.kind != "library":
+        if plugin not in (AUTO, NONE):
+            raise UsageError(
+                f"{engine} takes no plugin library.",
+                why="No library was used to build it: its attention is in the engine.",
+                fix="Leave the plugin out.",
+            )
+        return None
+    if plugin in (AUTO, NONE):
+        try:
+            found = find(TENSORRT_PLUGIN, sha256=facts.sha256, this_release=False) if plugin == AUTO else None
+        except CheckFailed as error:
+            raise _needs(facts, engine, f" {error.what} {error.why}") from error
+        if found is None:
+            raise _needs(facts, engine)
+        return found
+    library = read_named(TENSORRT_PLUGIN, Path(plugin))
+    if library.sha256 != facts.sha256:
         raise CheckFailed(
-            f"{found} is not the plugin library that {engine.name} was built with.",
-            why=f"Its SHA-256 is {actual}; the engine was built with {facts.sha256}.",
-            fix="Copy the library it was built with beside the engine, or build the engine again.",
+            f"{plugin} is not the plugin library that {engine.name} was built with.",
+            why=f"Its SHA-256 is {library.sha256}; the engine was built with {facts.sha256}.",
+            fix="Name the library it was built with, or build the engine again.",
         )
-    return found
+    return library
+
+
+def _needs(facts: PluginFacts, engine: Path, more: str = "") -> MissingDependency:
+    name = Path(facts.path).name or TENSORRT_PLUGIN.file_name
+    return MissingDependency(
+        f"{engine} needs the plugin library {name}, which is not loaded by itself.",
+        why=f"Its SHA-256 is {facts.sha256}; your cache of libraries has none with it.{more}",
+        fix="If you trust the library, name it: plugin=PATH in Python, --plugin PATH on the command line.",
+    )

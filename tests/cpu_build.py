@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-from localattn.core.cpu_library import LIBRARY_NAME, CpuLibraryFacts
+from localattn.core.library_store import CPU_KERNELS, keep, prepare_cache
 from localattn.core.processor import Arch, host_arch
 from localattn.plugins.cpu import build
+from localattn.plugins.cpu.facts import CpuLibraryFacts
 
 from .plugin_build import compiler, folder
 
@@ -20,15 +20,23 @@ from .plugin_build import compiler, folder
 def built(arch: Arch) -> CpuLibraryFacts:
     """The library for a processor; the test is skipped where no compiler makes it."""
     compiler(arch)
-    output = folder() / f"cpu-{arch}" / LIBRARY_NAME
+    output = folder() / f"cpu-{arch}" / CPU_KERNELS.file_name
     output.parent.mkdir()
-    with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(folder() / "cpu-cache")}):
-        return build.build_library(output, arch=arch)
+    return build.build_library(output, arch=arch)
 
 
 def library() -> str:
     """Path of the library for this machine."""
     return str(built(host_arch()).path)
+
+
+def put_into_cache() -> Path:
+    """A copy of this machine's library in the cache that the environment names, as if it had been built there."""
+    path = prepare_cache(host_arch()) / CPU_KERNELS.file_name
+    for suffix in ("", ".json"):
+        shutil.copy(library() + suffix, str(path) + suffix)
+    assert keep(CPU_KERNELS, path, built(host_arch()).to_dict())
+    return path
 
 
 def operators_run(model: bytes, folder: Path, feed: dict[str, Any]) -> list[str]:

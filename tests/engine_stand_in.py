@@ -175,7 +175,7 @@ class Bench:
             as_engine(onnx)
         return self.path
 
-    def open(self, path: Path) -> OpenEngine:
+    def open(self, path: Path, plugin: str = "auto") -> OpenEngine:
         engine = self.engines[path.name] = Engine(path, self.gpu, self.aliases, self.location)
         library: Any = SimpleNamespace(messages=self.messages, trt=open_library("tensorrt-rtx").trt)
         return OpenEngine(read_engine_facts(path), library, Device("Orin", 87, "12.6"), engine)

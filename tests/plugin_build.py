@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import shutil
 import stat
 import subprocess
@@ -68,7 +67,7 @@ def library(arch: Arch) -> LibraryFacts:
     pytest.importorskip("triton", reason="triton compiles the kernels")
     compiler(arch)
     compiled = mock.patch.object(build, "compile_many", lambda *_, **__: kernels())
-    with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(folder() / "cache")}), compiled:
+    with compiled:
         return build.build_library(
             folder() / f"{arch}.so",
             specs=full_set([DTYPE], [HEAD_DIM]),

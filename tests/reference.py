@@ -78,7 +78,11 @@ def windowed_attention(
     top = scores.max(-1, keepdims=True)
     weights = np.exp(scores - np.where(np.isinf(top), 0, top))
     total = weights.sum(-1, keepdims=True)
-    output = (weights / np.where(total == 0, 1, total)) @ v
+    weights /= np.where(total == 0, 1, total)
+    output = weights @ np.where(np.isfinite(v), v, 0)
+    for b, h, s, c in np.argwhere(~np.isfinite(v)):  # a weight of 0 would not hide them
+        seen = np.broadcast_to(visible, scores.shape)[b, h, :, s]
+        output[b, h, seen, c] += weights[b, h, seen, s] * v[b, h, s, c]
     return output if attributes.perm == HEADS_FIRST else output.transpose(0, 2, 1, 3)
 
 

@@ -41,20 +41,20 @@ def npz(path, compression=zipfile.ZIP_STORED, **members: bytes):
 
 
 def test_arrays_come_back_as_they_were(tmp_path):
-    path = tmp_path / "out.bin"  # the path is used as it is, without another suffix
+    path = tmp_path / "out.npz"
     save_arrays(path, ARRAYS)
     for loaded in (load_arrays(path), np.load(path)):
         assert list(loaded) == list(ARRAYS)
         for name, array in ARRAYS.items():
             assert loaded[name].dtype == array.dtype and loaded[name].shape == array.shape
             np.testing.assert_array_equal(loaded[name], array)
-    assert [file.name for file in tmp_path.iterdir()] == ["out.bin"]
+    assert [file.name for file in tmp_path.iterdir()] == ["out.npz"]
 
 
 def test_equal_arrays_give_equal_bytes(tmp_path):
-    for name in ("a", "b"):
+    for name in ("a.npz", "b.npz"):
         save_arrays(tmp_path / name, ARRAYS)
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
 
 
 def test_files_of_numpy_are_read_compressed_or_not(tmp_path):
@@ -69,7 +69,9 @@ def test_a_failed_save_leaves_the_old_file_and_nothing_else(tmp_path):
     save_arrays(path, {"x": np.ones(2)})
     before = path.read_bytes()
     with pytest.raises(UsageError, match="object"):
-        save_arrays(path, {"x": np.ones(2), "y": np.array([{}], dtype=object)})
+        save_arrays(path, {"x": np.ones(2), "y": np.array([{}], dtype=object)}, overwrite=True)
+    with pytest.raises(UsageError, match="exists"):
+        save_arrays(path, {"x": np.ones(3)})
     with pytest.raises(UsageError):
         save_arrays(tmp_path / "no" / "out.npz", {"x": np.ones(2)})
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]

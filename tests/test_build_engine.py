@@ -17,6 +17,8 @@ from localattn.core import tensorrt_versions
 from localattn.core.engine_facts import ProfileFacts, read_engine_facts
 from localattn.core.errors import UsageError
 from localattn.core.files import sha256
+from localattn.core.library_store import TENSORRT_PLUGIN, read_named
+from localattn.core.processor import host_arch
 from localattn.core.sidecar import read_sidecar, sidecar_path
 from localattn.runtime.builder.build import build_engine
 from localattn.runtime.builder.request import BuildRequest, PluginChoice
@@ -127,7 +129,8 @@ def test_the_nodes_become_plugins(
 @needs_plugin_tools
 def test_a_library_serves_one_build_and_not_the_next(tmp_path: Path, library: Path) -> None:
     """Plugins are found by name in a registry of the process: what was loaded for one build is gone for the next."""
-    asked = {"library": PluginChoice("library", library, asked="library"), "none": PluginChoice()}
+    named = PluginChoice("library", read_named(TENSORRT_PLUGIN, library), asked="library")
+    asked = {"library": named, "none": PluginChoice()}
     for number, kind in enumerate(("library", "none", "library", "none")):
         report = build_engine(request(tmp_path / f"{number}.engine", small_model(), plugin=asked[kind]))
         assert report.facts.checks[0].figures["plugins"] == (NODES if kind == "library" else 0)
@@ -179,8 +182,12 @@ def test_a_file_that_is_no_library_is_refused(localattn: Callable[..., Finished]
     broken = tmp_path / "plugin.so"
     broken.write_bytes(b"no library")
     finished = localattn("build", small_model(), "-o", tmp_path / "x.engine", *RTX, "--plugin-library", broken)
+    assert finished.code == 2 and "is not a shared library" in finished.err
+    machine = {"x86_64": 62, "aarch64": 183}[host_arch()]
+    broken.write_bytes(b"\x7fELF" + bytes(14) + machine.to_bytes(2, "little"))
+    finished = localattn("build", small_model(), "-o", tmp_path / "x.engine", *RTX, "--plugin-library", broken)
     assert finished.code == 3
-    assert "cannot load" in finished.err
+    assert f"cannot load {broken}" in finished.err and "/proc/" not in finished.err
     assert not (tmp_path / "x.engine").exists()
 
 
@@ -220,7 +227,7 @@ def test_releases_that_prefer_the_function_get_a_file_without_it(
         return parsed[-1]
 
     monkeypatch.setattr(Source, "stripped", spy)
-    choice = PluginChoice("library", library, asked="library")
+    choice = PluginChoice("library", read_named(TENSORRT_PLUGIN, library), asked="library")
     report = build_engine(request(tmp_path / "x.engine", path, plugin=choice))
     assert report.facts.checks[0].figures == {"plugins": NODES}
     kept = {body.domain for body in onnx.load_model_from_string(parsed[0]).functions}

@@ -17,15 +17,15 @@ import numpy as np
 import onnx
 import pytest
 
-from localattn.core.cpu_library import LIBRARY_NAME
 from localattn.core.errors import CheckFailed, MissingDependency, UsageError
+from localattn.core.files import sha256
+from localattn.core.library_store import CPU_KERNELS
 from localattn.core.processor import ARCHITECTURES, host_arch
 from localattn.core.sidecar import read_sidecar, sidecar_path
 from localattn.runtime import load
 from localattn.runtime.bundle.create import BundleRequest, create_bundle
-from localattn.runtime.bundle.device import run_engine
+from localattn.runtime.bundle.device import results, run_engine
 from localattn.runtime.bundle.device import verify as script
-from localattn.runtime.bundle.place import check_target
 from localattn.runtime.bundle.verify import verify_bundle
 
 from .bundles import demo_model, open_model, run_script, tiny_bundle, tiny_model  # noqa: F401
@@ -73,10 +73,10 @@ def test_readme_commands_work_as_written(tiny_bundle: Path, tmp_path: Path, loca
     ours = [words[1:] for words in commands if words[:1] == ["localattn"]]
     scripts = [words[2:] for words in commands if words[:2] == ["python3", "verify.py"] and "cuda" not in words]
     assert len(ours) == 2
-    assert len(scripts) == 2
+    assert len(scripts) == 3
     monkeypatch.chdir(bundle)
     assert [localattn(*words).code for words in ours] == [0, 0]
-    assert [run_script(bundle, *words).returncode for words in scripts] == [0, 0]  # running it left no unlisted file
+    assert [run_script(bundle, *words).returncode for words in scripts] == [0, 0, 0]  # running it left no unlisted file
 
 
 def test_tar_is_deterministic_and_verifies(tiny_model: Path, tmp_path: Path, localattn: Command) -> None:
@@ -185,8 +185,8 @@ def test_nothing_but_a_bundle_is_replaced(tiny_model: Path, tmp_path: Path, loca
     assert "other things than a bundle" in refused.err
     assert files_of(home) == {"letter.txt": b"dear"}
     (tmp_path / "link").symlink_to(home)
-    with pytest.raises(UsageError):
-        check_target(tmp_path / "link", True)
+    linked = localattn("bundle", tiny_model, "-o", tmp_path / "link", "--force")
+    assert linked.code == 2 and "symbolic link" in linked.err
 
     (tmp_path / "empty").mkdir()
     assert localattn("bundle", tiny_model, "-o", tmp_path / "empty").code == 0
@@ -290,7 +290,7 @@ def test_compiled_kernels_for_the_cpu_travel_and_are_tried(tiny_model: Path, tmp
     """Those of this processor; TensorRT is not given them."""
     libraries = [built(arch).path for arch in ARCHITECTURES]
     facts = create_bundle(BundleRequest(tiny_model, tmp_path / "b", samples=1, plugins=tuple(libraries)))
-    homes = {arch: f"kernels/{arch}/{LIBRARY_NAME}" for arch in ARCHITECTURES}
+    homes = {arch: f"kernels/{arch}/{CPU_KERNELS.file_name}" for arch in ARCHITECTURES}
     roles = {entry["path"]: entry["role"] for entry in facts.manifest["files"]}
     assert {path for path, role in roles.items() if role == "kernels"} == {*homes.values()}
     assert all(roles[f"{home}.json"] == "sidecar" for home in homes.values())
@@ -298,23 +298,36 @@ def test_compiled_kernels_for_the_cpu_travel_and_are_tried(tiny_model: Path, tmp
     assert "staticPlugins" not in readme
     for home in homes.values():
         assert f"--plugin {home}" in readme
-    finished = run_script(tmp_path / "b")
-    assert finished.returncode == 0, finished.stdout
-    assert "ok   model/tiny.onnx on cpu, samples" in finished.stdout
-    assert f"ok   model/tiny.onnx on cpu, {homes[host_arch()]}, samples" in finished.stdout
-    assert finished.stdout.count("ok  ") == 2
+    here = homes[host_arch()]
+    alone = run_script(tmp_path / "b")
+    assert alone.returncode == 0, alone.stdout
+    assert "ok   model/tiny.onnx on cpu, samples" in alone.stdout and "by ONNX functions" in alone.stdout
+    assert alone.stdout.count("ok  ") == 1
+    assert f"not run: {here}. Libraries of a bundle are code" in alone.stdout
+    for allowed in (["--run-libraries"], ["--manifest-sha256", facts.manifest_sha256]):
+        finished = run_script(tmp_path / "b", *allowed)
+        assert finished.returncode == 0, finished.stdout
+        assert f"ok   model/tiny.onnx on cpu, {here}, samples" in finished.stdout
+        assert "by WindowedAttention, ReadStreams" in finished.stdout
+        assert finished.stdout.count("ok  ") == 2 and "not run" not in finished.stdout
+    plain, compiled = verify_bundle(tmp_path / "b", run_libraries=True).report["rows"]
+    assert plain["kernels"] == {"source": "ONNX functions", "sha256": "", "ops": []}
+    assert (compiled["kernels"]["source"], compiled["kernels"]["sha256"]) == (here, sha256(tmp_path / "b" / here))
+    assert "GatedGelu" in compiled["kernels"]["ops"]
+    assert verify_bundle(tmp_path / "b").report["libraries_not_run"] == [here]
     code = readme.split("```python\n")[1].split("```")[0].replace(min(homes.values()), homes[host_arch()])
     code = "import onnxruntime\n" + code
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "b", check=True)
 
 
 def test_kernels_that_do_not_load_take_nothing_else_along(tiny_model: Path, tmp_path: Path) -> None:
-    library = empty_library(tmp_path / LIBRARY_NAME)
+    library = empty_library(tmp_path / CPU_KERNELS.file_name)
     sidecar_path(library).write_text(json.dumps({"format": "localattn-onnxruntime"}))
     create_bundle(BundleRequest(tiny_model, tmp_path / "b", samples=1, plugins=(library,)))
-    report = verify_bundle(tmp_path / "b").report
+    assert verify_bundle(tmp_path / "b").report["code"] == 0
+    report = verify_bundle(tmp_path / "b", run_libraries=True).report
     assert report["code"] == 3 and [row["passed"] for row in report["rows"]] == [True]
-    assert f"does not load tiny.onnx with {LIBRARY_NAME}" in report["not_run"][0]["why"]
+    assert f"does not load tiny.onnx with {CPU_KERNELS.file_name}" in report["not_run"][0]["why"]
 
 
 def engine_facts(engine: Path, model: Path, **changes: object) -> None:
@@ -405,14 +418,14 @@ def test_one_engine_that_runs_is_enough() -> None:
 )
 def test_comparison(actual: list[float], passed: bool) -> None:
     tolerance = {"atol": 1e-4, "rtol": 1e-4, "cosine": None}
-    assert script.compare(np.array(actual), np.array([1.0, 2.0, 3.0]), tolerance)["passed"] is passed
+    assert results.compare(np.array(actual), np.array([1.0, 2.0, 3.0]), tolerance)["passed"] is passed
 
 
 def test_cosine_floor_is_judged() -> None:
     expected = np.full(100, 1e-3)
     tolerance = {"atol": 1e-2, "rtol": 1e-2, "cosine": 0.999}
-    assert script.compare(expected, expected, tolerance)["passed"]
-    assert not script.compare(-expected, expected, tolerance)["passed"]
+    assert results.compare(expected, expected, tolerance)["passed"]
+    assert not results.compare(-expected, expected, tolerance)["passed"]
 
 
 @pytest.mark.parametrize("machine", ["aarch64", "x86_64"])
@@ -422,10 +435,11 @@ def test_fp16_on_an_arm_cpu_is_explained_where_it_fails(
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: machine)
     row = {"model": "m", "provider": "cpu", "sample": "s", "output": "y", "dtype": dtype, "passed": False, "why": "w"}
+    row["kernels"] = {"source": "ONNX functions", "sha256": "", "ops": []}
     report = {"rows": [row], "not_run": [], "samples": 1}
-    assert (script.SUMMED_IN_FP16 in script.report_lines(report)) is ((machine, dtype) == ("aarch64", "float16"))
+    assert (results.SUMMED_IN_FP16 in results.report_lines(report)) is ((machine, dtype) == ("aarch64", "float16"))
     for change in ({"passed": True, "max_abs": 0.0}, {"provider": "cuda"}):
-        assert script.SUMMED_IN_FP16 not in script.report_lines({**report, "rows": [row | change]})
+        assert results.SUMMED_IN_FP16 not in results.report_lines({**report, "rows": [row | change]})
 
 
 def test_a_wrong_provider_is_missing_not_replaced(tiny_bundle: Path) -> None:
@@ -565,8 +579,16 @@ def test_a_full_disk_leaves_nothing(tiny_model: Path, tmp_path: Path, shape: str
 
 def test_a_tar_is_not_replaced_unasked(tiny_model: Path, tmp_path: Path, localattn: Command) -> None:
     target = tmp_path / "b.tar"
-    target.write_text("mine")
+    for options in ([], ["--force"]):
+        target.write_text("mine")
+        assert localattn("bundle", tiny_model, "-o", target, "--samples", "0", *options).code == 2
+        assert target.read_text() == "mine"
+    with tarfile.open(target, "w") as archive:
+        archive.add(tiny_model, "backup/model.onnx")
+    backup = localattn("bundle", tiny_model, "-o", target, "--samples", "0", "--force")
+    assert backup.code == 2 and "a tar of other things" in backup.err
+    target.unlink()
+    assert localattn("bundle", tiny_model, "-o", target, "--samples", "0").code == 0
     assert localattn("bundle", tiny_model, "-o", target, "--samples", "0").code == 2
-    assert target.read_text() == "mine"
     assert localattn("bundle", tiny_model, "-o", target, "--samples", "0", "--force").code == 0
     assert localattn("bundle", "verify", target).code == 0

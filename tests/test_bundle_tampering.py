@@ -24,6 +24,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from localattn.core import library_image
 from localattn.core.errors import CheckFailed, LocalAttnError, UsageError
 from localattn.runtime.bundle.device import check_files
 from localattn.runtime.bundle.device import verify as script
@@ -108,6 +109,12 @@ FOLDERS: dict[str, tuple[Change, int, str]] = {
     "a cut file": (lambda b: os.truncate(b / "model/tiny.onnx", 100), 1, "bytes"),
     "a missing file": (lambda b: (b / "model/tiny.onnx.json").unlink(), 1, "is missing"),
     "a file that is not listed": (lambda b: (b / "model/more.bin").write_bytes(b"x"), 1, "is not listed"),
+    "a library that is not listed": (lambda b: (b / "model/kernels.so").write_bytes(b"\x7fELF"), 1, "is not listed"),
+    "a write that seems interrupted": (
+        lambda b: ((b / ".localattn.next.tiny.onnx").mkdir(), (b / ".localattn.next.tiny.onnx/x").touch())[1],
+        1,
+        "is not listed",
+    ),
     "a module that would be imported": (lambda b: (b / "numpy.py").write_text("raise SystemExit(0)"), 1, "not listed"),
     "a module of the standard library": (lambda b: (b / "json.py").write_text("raise SystemExit(0)"), 1, "not listed"),
     "a link to a file": (replace_by_link, 2, "not a plain file"),
@@ -490,12 +497,13 @@ def test_accepted_paths_stay_inside(path: str) -> None:
 def test_python_version_is_what_the_script_promises() -> None:
     import ast
 
-    for name in ("verify.py", "check_files.py", "run_engine.py"):
-        source = Path(script.__file__).with_name(name).read_text()
+    device = Path(script.__file__).parent
+    for path in (*device.glob("[a-z]*.py"), Path(library_image.__file__)):
+        source = path.read_text()
         ast.parse(source, feature_version=(3, 10))
         imported = {
             (node.module or "").split(".")[0] if isinstance(node, ast.ImportFrom) else node.names[0].name.split(".")[0]
             for node in ast.walk(ast.parse(source))
-            if isinstance(node, ast.Import | ast.ImportFrom)
+            if isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and not node.level)
         }
         assert imported - set(sys.stdlib_module_names) <= {"", "numpy", "onnx", "onnxruntime"}

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from localattn.core.errors import CheckFailed, UsageError
 from localattn.core.tolerance import TOLERANCES, Tolerance, tolerance_for
-from localattn.runtime import compare
-from localattn.runtime.compare import Comparison, compare_arrays
+from localattn.runtime.parity import comparison as compare
+from localattn.runtime.parity.comparison import Comparison, compare_arrays
 
 FP32 = tolerance_for("fp32")
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from localattn.core.geometry import WindowGeometry
 from localattn.core.node import HEADS_FIRST, SEQUENCE_FIRST
 from localattn.plugins.library.facts import Arch, host_arch
 
-from .attend_program import SOURCE, TOLERANCE, Case, Runner, check, expected, geometries, grid, some_case
+from . import reference
+from .attend_program import SOURCE, TOLERANCE, Arrays, Case, Runner, check, expected, geometries, grid, named, some_case
 from .cpu_program import ELEMENTS, INSTRUCTION_SETS, mutated, program, sanitized, with_instructions
 from .plugin_build import emulator
 
@@ -151,6 +154,109 @@ def test_keys_that_no_query_of_a_tile_sees_are_never_read(
     (output,), _ = kernel(tmp_path, [(case, (query, key, value, mask, None))])
     np.testing.assert_allclose(output[0, 128:288, 0], clean[0, 128:288, 0], rtol=0, atol=TOLERANCE["fp32"])
     assert not np.isfinite(output[1]).all()
+
+
+def by_sequence(array: NDArray[Any], case: Case) -> NDArray[Any]:
+    """`[B, N, H, D]`, whatever the case's layout; and back."""
+    return array.transpose(0, 2, 1, 3) if case.perm == HEADS_FIRST else array
+
+
+def seen_by(case: Case, arrays: Arrays, position: int) -> NDArray[np.bool_]:
+    """Queries of the first batch entry that see a key, its mask included."""
+    mask = arrays[3]
+    visible: NDArray[np.bool_] = reference.upstream_visibility(case.geometry, case.length)[:, position]
+    return visible if mask is None or mask[0, position] else np.zeros_like(visible)
+
+
+def unusual_cases() -> list[Case]:
+    """Every kind of window of 20, each with some of the other inputs; several blocks of keys; less than a tile."""
+    some = [
+        Case(
+            geometry,
+            90,
+            20,
+            ELEMENTS[i % 2],
+            mask=i % 3 == 0,
+            bias="fp32" if i % 5 == 0 else "",
+            shared_qk=i % 7 == 0,
+            perm=(SEQUENCE_FIRST, HEADS_FIRST)[i % 4 == 0],
+        )
+        for i, geometry in enumerate(geometries(20))
+    ]
+    return [*some, Case(WindowGeometry(400, 1, 0, True, True), 1100, 20, heads=1), Case(WindowGeometry(9), 5, 4)]
+
+
+@pytest.mark.parametrize("naive", [False, True], ids=["fast", "naive"])
+def test_values_that_are_not_finite_reach_the_queries_that_see_them(
+    kernel: Runner, tmp_path: Path, naive: bool
+) -> None:
+    """And no other: every bit of the others is that of a call without them."""
+    calls: list[tuple[Case, Arrays]] = []
+    for case in unusual_cases():
+        case = replace(case, naive=naive)
+        query, key, value, mask, bias = case.arrays()
+        assert value is not None
+        poisoned = value.copy()
+        for channel, number in enumerate((np.nan, np.inf, -np.inf)):
+            by_sequence(poisoned, case)[0, positions(case)[channel], 0, channel] = number
+        calls += [(case, (query, key, value, mask, bias)), (case, (query, key, poisoned, mask, bias))]
+    outputs = kernel(tmp_path, calls)[0]
+    for (case, arrays), clean, output in zip(calls[1::2], outputs[::2], outputs[1::2], strict=True):
+        with np.errstate(invalid="ignore"):
+            right = expected(case, arrays)
+        concerned = np.zeros(clean.shape, bool)
+        for channel, position in enumerate(positions(case)):
+            by_sequence(concerned, case)[0, seen_by(case, arrays, position), 0, channel] = True
+        assert concerned.any() or arrays[3] is not None
+        assert np.array_equal(~np.isfinite(output), concerned), named(case)
+        assert np.array_equal(~np.isfinite(right), concerned), named(case)
+        assert np.array_equal(output[~concerned], clean[~concerned]), named(case)
+
+
+def positions(case: Case) -> tuple[int, int, int]:
+    """Where `test_values_that_are_not_finite_…` puts them."""
+    return 0, case.length // 3, case.length - 1
+
+
+# Quiet ones, a signalling one, and some whose lowest bits would be an exponent.
+NANS = {
+    "fp32": (np.uint32, (0x7FC00000, 0x7FC00001, 0xFFC00155, 0x7F800001, 0x7FFFFFFF)),
+    "fp16": (np.uint16, (0x7E01,)),
+}
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize("tensor", ["query", "key", "attn_bias"])
+def test_a_nan_among_the_scores_makes_the_row_nan(kernel: Runner, tmp_path: Path, tensor: str, element: str) -> None:
+    """Whatever its bits; and no row that does not have the score."""
+    kind, nans = NANS[element]
+    index = {"query": 0, "key": 1, "attn_bias": 4}[tensor]
+    calls: list[tuple[Case, Arrays]] = []
+    for geometry in (CAUSAL, OPEN, WindowGeometry(20, 1, 0, causal=True)):
+        case = Case(geometry, 90, 20, element, heads=1, bias=element if tensor == "attn_bias" else "")
+        arrays = case.arrays()
+        for bits in nans:
+            poisoned = np.copy(arrays[index])  # type: ignore[arg-type]
+            # Of the bias: the fifth query of every window, and the first key of its window.
+            poisoned.view(kind)[(0, 5, 20) if tensor == "attn_bias" else (0, 45, 0, 7)] = bits
+            calls += [(case, arrays), (case, (*arrays[:index], poisoned, *arrays[index + 1 :]))]
+    outputs = kernel(tmp_path, calls)[0]
+    for (case, arrays), clean, output in zip(calls[::2], outputs[::2], outputs[1::2], strict=True):
+        concerned = {
+            "query": np.arange(90) == 45,
+            "key": seen_by(case, arrays, 45),
+            "attn_bias": np.arange(90) % 20 == 5,
+        }
+        rows = concerned[tensor]
+        assert np.isnan(output[:, rows]).all(), named(case)
+        assert np.array_equal(output[:, ~rows], clean[:, ~rows]), named(case)
+
+
+def test_heads_of_any_width(kernel: Runner, tmp_path: Path) -> None:
+    """Wider than a task's memory serves for: then few tokens are computed by the definition."""
+    halves = [Case(OPEN, length, width, "fp16", heads=1) for length, width in ((70, 1100), (70, 5000), (40, 6000))]
+    few = [Case(OPEN, length, 200_000, element, heads=1) for length in (1, 3) for element in ELEMENTS]
+    check(kernel, tmp_path, [*halves, *few, Case(WindowGeometry(1200, 1, 0, True, True), 1300, 5, heads=1, naive=True)])
 
 
 def test_numbers_do_not_depend_on_tasks_or_threads(kernel: Runner, tmp_path: Path) -> None:

@@ -8,20 +8,23 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
-from localattn.core import cpu_library
 from localattn.core.errors import CheckFailed, MissingDependency, UsageError
+from localattn.core.library_store import CPU_KERNELS, candidates, find, prepare_cache, read_facts, read_named
 from localattn.core.processor import ARCHITECTURES, Arch, host_arch
+from localattn.plugins.cpu import fingerprint
 from localattn.plugins.cpu.build import up_to_date
 from localattn.plugins.cpu.check import check_library
+from localattn.plugins.cpu.facts import parse_facts
 from localattn.runtime import compiled_kernel
 
 from .conftest import Finished
-from .cpu_build import built, library
+from .cpu_build import built, library, put_into_cache
 from .plugin_build import failing_compiler
 
 Call = Callable[..., Finished]
@@ -51,13 +54,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    """A copy of this machine's library with its facts, as the one that was built last."""
-    path = tmp_path / "copy.so"
-    shutil.copy(library(), path)
-    shutil.copy(library() + ".json", str(path) + ".json")
-    cpu_library.remember(path)
-    return path
+def copy() -> Path:
+    """A copy of this machine's library with its facts, in the cache."""
+    return put_into_cache()
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -79,11 +78,13 @@ def test_links_the_system_only_and_exports_two_functions(arch: Arch) -> None:
 
 def test_facts_say_what_was_built() -> None:
     facts = built(host_arch())
-    assert cpu_library.read_facts(facts.path) == facts
+    assert parse_facts(read_facts(CPU_KERNELS, facts.path), facts.path) == facts
     assert facts.bytes == facts.path.stat().st_size and re.fullmatch(r"\d+\.\d+", facts.glibc)
     assert facts.kernels == EVERY_KERNEL
-    assert up_to_date(facts.path, host_arch()) == facts
-    assert up_to_date(facts.path, next(arch for arch in ARCHITECTURES if arch != host_arch())) is None
+    assert up_to_date(facts.path, host_arch()) is None, "only what is built in the cache is built again there"
+    kept = put_into_cache()
+    assert up_to_date(kept, host_arch()) == replace(facts, path=kept)
+    assert up_to_date(kept, next(arch for arch in ARCHITECTURES if arch != host_arch())) is None
 
 
 @pytest.mark.parametrize(
@@ -92,28 +93,26 @@ def test_facts_say_what_was_built() -> None:
 def test_facts_that_are_none(text: str, copy: Path) -> None:
     copy.with_name(copy.name + ".json").write_text(text)
     with pytest.raises(UsageError, match="does not describe a library"):
-        cpu_library.read_facts(copy)
-    assert cpu_library.built_libraries() == [] and cpu_library.find_library() is None
+        read_named(CPU_KERNELS, copy)
+    found = find(CPU_KERNELS)
+    assert found is not None and found.path == copy, "the index says what is in the cache"
 
 
 def test_check_runs_every_kernel() -> None:
     pytest.importorskip("onnxruntime", reason="onnxruntime opens the library")
-    checked = check_library(Path(library()))
+    checked = check_library(read_named(CPU_KERNELS, Path(library())))
     assert checked.kernels == EVERY_KERNEL
     assert checked.instruction_set in ("avx512", "avx2", "neon", "baseline")
 
 
 def test_from_build_to_check(localattn: Call, own_cache: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="onnxruntime opens the library")
-    there = cpu_library.default_path(host_arch())
     for verb in ("path", "check"):
         missing = localattn("plugin", verb, "--backend", "onnxruntime")
         assert missing.code == 3 and "plugin build --backend onnxruntime" in missing.err
     # What is there already, as this release makes it, is not built again.
-    there.parent.mkdir(parents=True)
-    shutil.copy(library(), there)
-    shutil.copy(library() + ".json", str(there) + ".json")
-    cpu_library.remember(there)
+    there = put_into_cache()
+    assert there == prepare_cache(host_arch()) / CPU_KERNELS.file_name and there.is_relative_to(own_cache)
     again = localattn("plugin", "build", "--backend", "onnxruntime", "--format", "json")
     assert again.code == 0 and "up to date" in again.err
     facts = json.loads(again.out)
@@ -131,8 +130,8 @@ def test_from_build_to_check(localattn: Call, own_cache: Path, tmp_path: Path) -
     told = json.loads(localattn("plugin", "check", there, "--format", "json").out)
     assert told["backend"] == "onnxruntime" and told["kernels"] == EVERY_KERNEL
 
-    with mock.patch.object(cpu_library, "fingerprint", lambda: "another release"):
-        assert cpu_library.find_library() is None, "sessions take this release's only"
+    with mock.patch.object(fingerprint, "fingerprint", lambda: "another release"):
+        assert find(CPU_KERNELS) is None, "sessions take this release's only"
         assert "OLD" in localattn("plugin", "list").out
     altered = there.read_bytes() + b"!"
     there.unlink()  # the one that is loaded here stays as it is
@@ -174,9 +173,20 @@ def test_a_failed_build_leaves_nothing(localattn: Call, monkeypatch: pytest.Monk
     assert localattn("plugin", "build", "--backend", "onnxruntime").code == 3
 
 
+def test_a_compiler_that_makes_nothing(localattn: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lazy = failing_compiler(tmp_path, "operators.cpp")
+    lazy.write_text(lazy.read_text().replace("exit 1", "exit 0"))
+    monkeypatch.setenv("CXX", str(lazy))
+    finished = localattn("plugin", "build", "--backend", "onnxruntime", "-o", tmp_path / "library.so")
+    assert finished.code == 5 and "made no library" in finished.err
+    monkeypatch.setenv("CXX", "'")
+    finished = localattn("plugin", "build", "--backend", "onnxruntime", "-o", tmp_path / "library.so")
+    assert finished.code == 2 and "CXX is no command" in finished.err
+
+
 def test_auto_takes_a_sound_library_only(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = compiled_kernel.choose("auto", NODES)
-    assert chosen is not None and chosen.library == copy and not chosen.asked
+    assert chosen is not None and chosen.library.path == copy and not chosen.asked
     assert compiled_kernel.choose("none", NODES) is None
     for foreign in (("localattn", "WindowedAttentionXpos"), ("", "WindowedAttention"), ("localattn", "RotateHeads")):
         assert compiled_kernel.choose("auto", [foreign]) is None
@@ -211,6 +221,7 @@ def test_paths_that_lead_to_no_library(tmp_path: Path) -> None:
     with pytest.raises(MissingDependency, match="cannot be loaded into onnxruntime") as caught:
         chosen.register(ort, ort.SessionOptions())
     assert "plugin build --backend onnxruntime" in caught.value.fix
+    assert str(empty) in caught.value.why and "/proc/" not in caught.value.why
 
 
 def test_doctor_shows_it(copy: Path) -> None:
@@ -224,7 +235,9 @@ def test_doctor_shows_it(copy: Path) -> None:
     assert changed.status == "broken" and "changed after it was built" in changed.detail
     assert changed.add == "localattn plugin build --backend onnxruntime"
     copy.unlink()
-    assert look_at(_cpu_library_probe()).status == "missing"
+    missing = look_at(_cpu_library_probe())
+    assert missing.status == "missing" and "when it is named" in missing.detail
+    assert list(candidates(CPU_KERNELS)) == []
 
 
 def test_an_onnxruntime_that_is_too_old_is_told_so() -> None:

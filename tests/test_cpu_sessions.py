@@ -24,7 +24,7 @@ from localattn.runtime.session import Session, load
 
 from . import node_model, reference
 from .conftest import TINY, Finished, save_upstream
-from .cpu_build import library, operators_run
+from .cpu_build import library, operators_run, put_into_cache
 
 pytest.importorskip("onnxruntime", reason="onnxruntime opens the library")
 
@@ -210,8 +210,7 @@ def in_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """This machine's library as the one that `auto` finds."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(compiled_kernel, "_said", set())
-    cpu_library.remember(Path(library()))
-    return Path(library())
+    return put_into_cache()
 
 
 def test_auto_falls_back_and_says_so_once(

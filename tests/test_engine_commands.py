@@ -118,7 +118,8 @@ def test_inspect_says_what_would_not_fit(localattn: Callable[..., Finished], eng
     engine.write_bytes(b"another file")
     finished = localattn("inspect", engine)
     assert finished.code == 0
-    assert "/nowhere/plugin.so" in finished.out and "is missing" in finished.out
+    assert "needs the plugin library plugin.so" in finished.out and "0" * 64 in finished.out
+    assert "--plugin PATH" in finished.out
     assert "NOT written for this file" in finished.out
 
 

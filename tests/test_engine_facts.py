@@ -19,7 +19,6 @@ from localattn.core.tensors import TensorSpec
 from localattn.runtime.engine_device import Device, platform_name
 from localattn.runtime.engine_open import check_device, check_library
 from localattn.runtime.session import load
-from localattn.runtime.tensorrt_plugins import find_library
 
 ORIN = Device("Orin", 87, "12.6")
 
@@ -155,30 +154,6 @@ def test_another_gpu_is_refused_with_both_named(tmp_path: Path) -> None:
         check_device(engine, facts, ORIN)
     assert "sm_86, sm_89 on NVIDIA L4" in caught.value.what
     assert "Orin (sm_87)" in caught.value.why
-
-
-def test_the_plugin_library_is_found_beside_the_engine_first(tmp_path: Path) -> None:
-    elsewhere, here = tmp_path / "build" / "plugin.so", tmp_path / "plugin.so"
-    elsewhere.parent.mkdir()
-    for place in (elsewhere, here):
-        place.write_bytes(b"a library")
-    facts = PluginFacts(kind="library", path=str(elsewhere), sha256=sha256(here))
-    assert find_library(facts, tmp_path / "model.engine") == here
-    here.unlink()
-    assert find_library(facts, tmp_path / "model.engine") == elsewhere
-    elsewhere.unlink()
-    with pytest.raises(MissingDependency) as caught:
-        find_library(facts, tmp_path / "model.engine")
-    assert str(here) in caught.value.why and str(elsewhere) in caught.value.why
-
-
-def test_another_plugin_library_is_refused(tmp_path: Path) -> None:
-    library = tmp_path / "plugin.so"
-    library.write_bytes(b"a library")
-    facts = PluginFacts(kind="library", path=str(library), sha256=sha256(library))
-    library.write_bytes(b"b library")
-    with pytest.raises(CheckFailed, match="not the plugin library"):
-        find_library(facts, tmp_path / "model.engine")
 
 
 @pytest.mark.parametrize(("option", "value"), [("provider", "cpu"), ("threads", 2)])

@@ -162,7 +162,12 @@ def test_an_existing_file_is_kept(tiny: Path) -> None:
     with pytest.raises(UsageError, match="exists"):
         export(ExportRequest(tiny, target))
     assert target.read_text() == "precious"
-    export(ExportRequest(tiny, target, overwrite=True))
+    with pytest.raises(UsageError, match="It is a text, and the output is an ONNX file"):
+        export(ExportRequest(tiny, target, overwrite=True))
+    assert target.read_text() == "precious"
+    target.unlink()
+    first = export(ExportRequest(tiny, target)).sidecar
+    assert export(ExportRequest(tiny, target, dtype="fp16", overwrite=True)).sidecar.model_sha256 != first.model_sha256
     assert onnx.load(target).producer_name == "localattn"
 
 

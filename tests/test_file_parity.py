@@ -230,7 +230,7 @@ def test_the_judge_runs_on_the_cpu_without_compiled_kernels(
         seen.append((path.name, provider, options["plugin"]))
         return load(path, provider, **options)
 
-    monkeypatch.setattr("localattn.runtime.parity_side.load", noted)
+    monkeypatch.setattr("localattn.runtime.parity.runner.load", noted)
     pair = (folder / "half.onnx", "--against", folder / "model.onnx", "--seeds", 1)
     assert localattn("parity", *pair).code == 0
     assert seen == [("half.onnx", "auto", "auto"), ("model.onnx", "cpu", "none")]

@@ -21,10 +21,15 @@ from onnx import numpy_helper
 from localattn.core.engine_facts import BuildOptions, ProfileFacts, read_engine_facts
 from localattn.core.files import sha256
 from localattn.core.sidecar import sidecar_path
-from localattn.exporter.export import ExportRequest, export
+from localattn.core.tolerance import tolerance_for
+from localattn.exporter.export import ExportRequest, export, open_request
+from localattn.exporter.reference_runner import ReferenceRunner
 from localattn.exporter.source import ShapeRequest
+from localattn.runtime.arrays import random_inputs
 from localattn.runtime.engine_device import Device
 from localattn.runtime.engine_open import OpenEngine
+from localattn.runtime.parity.compare import compare
+from localattn.runtime.parity.runner import open_runner
 from localattn.runtime.tensorrt_library import Messages, open_library
 
 from . import step_model
@@ -57,7 +62,7 @@ class Runner:
         return dict(zip(names, self.session.run(None, feed_dict), strict=True))
 
 
-def opened(path: Path) -> OpenEngine:
+def opened(path: Path, plugin: str = "auto") -> OpenEngine:
     library: Any = SimpleNamespace(messages=Messages())
     return OpenEngine(read_engine_facts(path), library, Device("Orin", 87, "12.6"), path)
 
@@ -199,3 +204,45 @@ def test_a_step_engine_ends_with_its_positions(bench: Bench, localattn: Command)
     given = ("--load-inputs", engine.parent / "in.npz")
     finished = localattn("parity", engine, "--against", engine.with_suffix(".onnx"), *given)
     assert finished.code == 2 and "cannot be fed 11 positions" in finished.err
+
+
+def test_an_engine_equals_the_float64_reference_around_the_window(folder: Path, stand_in: None) -> None:
+    engine = as_engine(folder / "open.onnx")
+    source = open_request(ExportRequest(folder / "model.pt", folder / "unused.onnx", dynamic=("batch", "seq")))[1]
+    runner, reference = open_runner(engine), ReferenceRunner(source, axes=("batch", "seq"))
+    for length in (1, 3, 4, 5, 7, 8, 9, 11, 12, 13, 63, 64):
+        inputs = random_inputs(runner.inputs, 0, TINY["num_tokens"], {"batch": 2, "seq": length})
+        (comparison,) = compare(runner, reference, inputs, tolerance_for("fp32")).comparisons
+        assert comparison.passed and comparison.count == 2 * length * TINY["num_tokens"]
+    assert (runner.provider, runner.precision) == ("cuda", "fp32")
+
+
+def test_an_engine_beside_its_checkpoint(folder: Path, stand_in: None, localattn: Command) -> None:
+    engine = as_engine(folder / "model.onnx")
+    pair = (engine, folder / "model.onnx", "--against", folder / "model.pt", "--seeds", 1)
+    report = told(localattn("parity", *pair, "--format", "json"))
+    assert [file["provider"] for file in report["files"]] == ["cuda", "cpu"]
+    spoil(engine)
+    assert localattn("parity", *pair).code == 1
+
+
+@pytest.mark.parametrize("reference", ["model.onnx", "model.pt"])
+def test_where_an_engine_does_not_run_is_refused(
+    folder: Path, stand_in: None, reference: str, localattn: Command
+) -> None:
+    pair = (as_engine(folder / "model.onnx"), "--against", folder / reference, "--seeds", 1)
+    cpu = localattn("parity", *pair, "--provider", "cpu")
+    assert cpu.code == 2 and "cannot run on 'cpu'" in cpu.err
+    library = localattn("parity", *pair, "--plugin", folder / "kernels.so")
+    assert library.code == 2 and "cannot be used on a GPU engine" in library.err
+    for option in (("--provider", "cuda"), ("--plugin", "none")):
+        assert localattn("parity", *pair, *option).code == 0
+
+
+def test_where_a_step_engine_does_not_run_is_refused(bench: Bench, localattn: Command) -> None:
+    engine = bench.write()
+    pair = (engine, "--against", engine.with_suffix(".onnx"), "--seeds", 1)
+    cpu = localattn("parity", *pair, "--provider", "cpu")
+    assert cpu.code == 2 and "cannot run on 'cpu'" in cpu.err
+    library = localattn("parity", *pair, "--plugin", engine.with_name("kernels.so"))
+    assert library.code == 2 and "cannot be used on a GPU engine" in library.err

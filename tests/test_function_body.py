@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
+from localattn.core.arguments import LocalAttentionArgs, LocalMHAArgs
+from localattn.core.errors import UsageError
 from localattn.core.geometry import WindowGeometry
 from localattn.core.node import (
     HEADS_FIRST,
@@ -23,13 +25,16 @@ from localattn.core.node import (
     NodeAttributes,
     NodeVariant,
     choose_query_block,
+    variant_for,
 )
+from localattn.exporter import oracle
+from localattn.exporter.emit import attend
 from localattn.exporter.lowering import attention_facts
 from localattn.exporter.lowering.attention_facts import MOST_PARTS, BodyFacts, Part, facts_of
 from localattn.exporter.lowering.attention_function import attention_function
 from localattn.plugins.torch_op import windowed_attention
 
-from . import reference
+from . import node_model, reference
 from .node_model import HEAD_DIM, Feed, data_shape, feed_for, one_node, run, session
 from .opsets import OPSETS
 
@@ -381,3 +386,70 @@ def test_models_are_checked_for_real() -> None:
     model.functions[0].node[0].op_type = "NoSuchOperator"
     with pytest.raises(onnx.checker.ValidationError):
         onnx.checker.check_model(model, full_check=True)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("has_bias", [False, True], ids=["mask", "mask_and_bias"])
+def test_what_the_mask_hides_may_be_anything(has_bias: bool, poison: float) -> None:
+    """Every bit of the output is that of a call with other numbers there."""
+    for has_xpos in (False, True):
+        variant = variant_for(has_mask=True, has_bias=has_bias, has_xpos=has_xpos)
+        for geometry in GEOMETRIES:
+            attributes = attributes_for(variant, geometry, 21, random.Random(1), perm=SEQUENCE_FIRST)
+            model, feed = one_node(variant, attributes, 21), feed_for(variant, attributes, 21)
+            poisoned = {name: array.copy() for name, array in feed.items()}
+            for name in ("key", "value"):
+                poisoned[name][~feed["key_mask"]] = poison
+            np.testing.assert_array_equal(run(model, poisoned), run(model, feed), err_msg=str(geometry))
+
+
+@pytest.mark.parametrize("name", ["key", "value"])
+def test_a_nan_reaches_the_blocks_of_queries_that_gather_it(name: str) -> None:
+    """Every query that sees it, and no block of queries that none of them is in."""
+    variant = variant_for(has_mask=False, has_bias=False, has_xpos=False)
+    for geometry in GEOMETRIES:
+        attributes = attributes_for(variant, geometry, 60, random.Random(1), perm=SEQUENCE_FIRST, shared_qk=False)
+        block = attributes.query_block
+        model, feed = one_node(variant, attributes, "n"), feed_for(variant, attributes, 60)
+        clean = run(model, feed)
+        feed[name][0, 31, 1, 3] = np.nan
+        output = run(model, feed)
+        sees = reference.upstream_visibility(geometry, 60)[:, 31]
+        first = np.arange(60) // block * block
+        gathers = (first - geometry.backward_reach <= 31) & (first + block + geometry.forward_reach > 31)
+        assert (sees <= gathers).all()
+        channels = [3] if name == "value" else slice(None)
+        assert np.isnan(output[0, sees, 1][:, channels]).all(), geometry
+        output[0, gathers, 1] = clean[0, gathers, 1]
+        np.testing.assert_array_equal(output, clean, err_msg=str(geometry))
+
+
+def test_the_judge_keeps_a_nan() -> None:
+    """Rows without visible keys are zeros; rows that see a NaN are none of them."""
+    args = LocalAttentionArgs(window_size=4, causal=True, use_rotary_pos_emb=False)
+    q, k, v = (torch.ones(1, 1, 16, 2, dtype=torch.float64) for _ in range(3))
+    k[0, 0, 8, 0] = torch.nan
+    mask = torch.arange(16)[None] > 1
+    output = oracle.local_attention(args, {}, q, k, v, mask)
+    rows = output[0, 0, :, 0]
+    assert rows[:2].tolist() == [0, 0] and rows[2:8].tolist() == [1] * 6 and rows[8:].isnan().all()
+
+
+def test_heads_without_pairs_of_channels_take_no_xpos(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads of one channel gave other numbers in every call: sums of no products, in memory that was not cleared."""
+    variant = variant_for(has_mask=False, has_bias=False, has_xpos=True)
+    attributes = NodeAttributes(WindowGeometry(4, causal=True), 1.0, query_block=4, xpos_scale_base=2.0)
+    for head_dim in (1, 3):
+        monkeypatch.setattr(node_model, "HEAD_DIM", head_dim)
+        for length in (16, "n"):
+            with pytest.raises(UsageError, match=r"Gather|cannot be loaded"):
+                run(one_node(variant, attributes, length), feed_for(variant, attributes, 16))
+        x = torch.ones(1, 16, 1, head_dim)
+        with pytest.raises(UsageError, match=f"the heads are {head_dim} wide"):
+            windowed_attention(x, x, x, None, None, 4, 1, 0, True, False, 1.0, False, True, 2.0)
+        with pytest.raises(UsageError, match=f"the heads are {head_dim} wide"):
+            attend(x, x, x, attributes.geometry, 1.0, xpos_scale_base=2.0)
+        with pytest.raises(UsageError, match="odd number"):
+            LocalMHAArgs(dim=8, window_size=4, dim_head=head_dim, use_xpos=True)
+        with pytest.raises(UsageError, match="odd number"):
+            LocalAttentionArgs(window_size=4, dim=head_dim, use_xpos=True)

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 
 from localattn.core.errors import CheckFailed
 from localattn.core.fused_node import FUSED_BY_OP_TYPE, FUSED_DOMAIN, FUSED_NODES, FUSED_VERSION
+from localattn.core.library_store import CPU_KERNELS, read_named
 from localattn.core.processor import host_arch
 from localattn.exporter.lowering.fused_functions import build_fused
 from localattn.exporter.modules import fused
@@ -262,4 +263,4 @@ def test_a_library_with_a_fault_does_not_pass_its_check(tmp_path: Path, monkeypa
     monkeypatch.setattr(build, "SOURCES", mutated(tmp_path, "fused.inl", *FAULTS["gelu"][:2]))
     facts = build.build_library(tmp_path / "faulty.so", arch=host_arch())
     with pytest.raises(CheckFailed, match="GatedGelu in fp32 computes something else"):
-        check_library(facts.path)
+        check_library(read_named(CPU_KERNELS, facts.path))

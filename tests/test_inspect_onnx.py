@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,11 +15,16 @@ import pytest
 
 from localattn.core.errors import UsageError
 from localattn.core.files import sha256
+from localattn.core.fused_node import FUSED_DOMAIN, FUSED_NODES
 from localattn.core.geometry import WindowGeometry
-from localattn.core.node import NodeAttributes
+from localattn.core.node import DOMAIN, VARIANTS, NodeAttributes
 from localattn.core.sidecar import Sidecar, sidecar_path
+from localattn.core.step_node import STEP_VARIANTS, StepAttributes
 from localattn.core.tensors import TensorSpec
 from localattn.onnx_graph.facts import FunctionFacts, inspect_onnx
+
+from .conftest import Finished
+from .cpu_build import library
 
 MODEL = """
 <ir_version: 10, producer_name: "pytorch", producer_version: "2.13",
@@ -119,3 +128,108 @@ def test_paths_that_are_no_file(tmp_path):
     for path in (tmp_path, tmp_path / "none.onnx"):
         with pytest.raises(UsageError, match="Cannot read"):
             inspect_onnx(path)
+
+
+# What each attribute may not be, besides missing: of another type, and out of its range.
+WRONG_TYPES: dict[str, list[Any]] = {
+    "int": ["8", 8.0, [8], onnx.helper.make_tensor("t", onnx.TensorProto.FLOAT, [1], [8.0])],
+    "float": ["0.125", 1, [0.125], onnx.helper.make_graph([], "g", [], [])],
+    "list": ["0213", 0, 0.5, [0.0, 2.0, 1.0, 3.0]],
+    "str": [1, 0.5, [1], onnx.helper.make_tensor("t", onnx.TensorProto.FLOAT, [1], [8.0])],
+}
+OUT_OF_RANGE: dict[str, list[Any]] = {
+    "window_size": [0, -1, 2**31 + 1, 2**63 - 1, -(2**63)],
+    "look_backward": [-1, 2**63 - 1, 2**31],
+    "look_forward": [-1, 2**63 - 1, 1],  # the window is causal
+    "causal": [2, -1],
+    "exact_windowsize": [2, -(2**63)],
+    "scale": [math.nan, math.inf, -math.inf],
+    "shared_qk": [2, -1],
+    "perm": [[0, 1, 2], [3, 2, 1, 0], [0, 2, 1, 2**62]],
+    "query_block": [0, -5, 2**62],
+    "xpos_scale_base": [math.nan, math.inf],
+    "plugin_namespace": [],
+    "plugin_version": [],
+}
+STEP_ATTRIBUTES = StepAttributes(WindowGeometry(8, causal=True), 0.125).as_onnx()
+XPOS = {"xpos_scale_base": 4.0}
+CONTRACTS = {
+    **{v.op_type: (DOMAIN, ATTRIBUTES | XPOS if v.has_xpos else ATTRIBUTES) for v in VARIANTS},
+    **{v.op_type: (DOMAIN, STEP_ATTRIBUTES | XPOS if v.has_xpos else STEP_ATTRIBUTES) for v in STEP_VARIANTS},
+    **{node.op_type: (FUSED_DOMAIN, dict[str, Any]()) for node in FUSED_NODES},
+}
+ABSENT = object()
+
+
+def wrong_attributes() -> Iterator[tuple[str, str, Any]]:
+    """Op type, attribute and a value that it must not have, `ABSENT` for none."""
+    for op_type, (_, attributes) in CONTRACTS.items():
+        for name, value in attributes.items():
+            wrong = [ABSENT, *WRONG_TYPES[type(value).__name__], *OUT_OF_RANGE[name]]
+            if name == "xpos_scale_base" and op_type.endswith("Xpos"):
+                wrong.append(0.0)
+            yield from ((op_type, name, each) for each in wrong)
+        if not attributes:
+            yield from ((op_type, "window_size", each) for each in (8, "8", [8.0]))
+
+
+def write_node(path: Path, op_type: str, changed: dict[str, Any], *, head_dim: int = 4) -> None:
+    """A model of one node, without a body, some of whose attributes are changed."""
+    domain, attributes = CONTRACTS[op_type]
+    attributes = {name: value for name, value in (attributes | changed).items() if value is not ABSENT}
+    tensors = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 16, 2, head_dim]) for name in ("x", "y")
+    ]
+    node = onnx.helper.make_node(op_type, ["x", "x", "x"], ["y"], "layers.0", domain=domain, **attributes)
+    opsets = [onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid(domain, 1)]
+    graph = onnx.helper.make_graph([node], "g", tensors[:1], tensors[1:])
+    path.write_bytes(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString())
+
+
+def test_attributes_of_every_node_are_what_its_contract_says(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    for op_type in CONTRACTS:
+        write_node(path, op_type, {})
+        assert inspect_onnx(path).nodes == {f"{CONTRACTS[op_type][0]}::{op_type}": 1}
+    tried = list(wrong_attributes())
+    assert len(tried) > 500
+    for op_type, name, value in tried:
+        write_node(path, op_type, {name: value})
+        with pytest.raises(UsageError) as refused:
+            inspect_onnx(path)
+        error = refused.value
+        assert "'layers.0'" in error.what and op_type in error.what, (op_type, name, value)
+        assert name in error.why, (op_type, name, value, error.why)
+        assert len(error.why) < 300 and error.fix
+
+
+def test_wrong_attributes_end_commands_with_one_error(
+    localattn: Callable[..., Finished], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`run` too, which has a kernel that refuses the node, or none; and no body to fall back to."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "model.onnx"
+    calls = (("inspect",), ("run",), ("run", "--plugin", "none"), ("run", "--plugin", library()))
+    for op_type, name, value in (
+        ("WindowedAttention", "window_size", "eight"),
+        ("WindowedAttentionXpos", "perm", [0.0]),
+        ("WindowedAttentionStep", "scale", ABSENT),
+        ("GatedGelu", "window_size", 8),
+    ):
+        write_node(path, op_type, {name: value})
+        for command, *options in calls:
+            finished = localattn(command, path, *options)
+            assert finished.code == 2, (op_type, command, options, finished)
+            assert "'layers.0'" in finished.err and name in finished.err
+            assert finished.err.count("Error:") == 1 and "Build one" not in finished.err
+
+
+@pytest.mark.parametrize("head_dim", [0, 1, 3])
+def test_xpos_takes_pairs_of_channels(tmp_path: Path, head_dim: int) -> None:
+    for op_type in CONTRACTS:
+        write_node(tmp_path / "model.onnx", op_type, {}, head_dim=head_dim)
+        if op_type.endswith("Xpos"):
+            with pytest.raises(UsageError, match="xpos scales channels in pairs"):
+                inspect_onnx(tmp_path / "model.onnx")
+        else:
+            inspect_onnx(tmp_path / "model.onnx")

@@ -108,6 +108,23 @@ def test_huge_scores_are_no_nan(worker: Worker, dtype: str) -> None:
     assert output.abs().max() <= v.abs().max()  # averages
 
 
+@pytest.mark.parametrize("geometry", [CAUSAL, OPEN], ids=["causal", "open"])
+def test_where_a_nan_goes(worker: Worker, geometry: WindowGeometry) -> None:
+    """Of a key to the queries that see it, whatever its bits; of a value, besides, to others of their tiles."""
+    case = Case(geometry, 150, heads=1)
+    tensors = case.tensors()
+    clean = worker("launch", *tensors, case.attributes, case.tile)
+    sees = reference.upstream_visibility(geometry, 150)[:, 70]
+    tile = np.arange(150) // case.tile.block_queries
+    for index in (1, 2):
+        poisoned = [x if x is None else x.clone() for x in tensors]
+        poisoned[index].view(torch.int32)[0, 70, 0, 3] = 0x7FC00001
+        output = worker("launch", *poisoned, case.attributes, case.tile)[0, :, 0]
+        concerned = torch.from_numpy(sees if index == 1 else np.isin(tile, tile[sees]))
+        assert output[torch.from_numpy(sees)][:, 3].isnan().all()
+        assert torch.equal(output[~concerned], clean[0, ~concerned, 0])
+
+
 def test_a_row_of_lowest_biases_is_an_average(worker: Worker) -> None:
     case = Case(OPEN, 60, bias=True)
     q, k, v, _, bias = case.tensors()

@@ -18,10 +18,11 @@ import numpy as np
 import onnx
 import pytest
 
+from localattn import cli
 from localattn.core.engine_facts import read_engine_facts
-from localattn.core.errors import UsageError
-from localattn.core.files import sha256, staging, work_folder
-from localattn.core.publishing import check_unchanged, finish_interrupted, publish_together, sealed, sidecar_path
+from localattn.core.errors import CheckFailed, UsageError
+from localattn.core.files import sha256, work_folder
+from localattn.core.publishing import check_unchanged, publish_together, sealed, sidecar_path
 from localattn.core.sidecar import read_sidecar
 from localattn.exporter.export import ExportRequest, export
 from localattn.runtime.bundle.verify import verify_bundle
@@ -74,7 +75,6 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def judge_model(path: Path, checkpoints: list[Path]) -> None:
     """The file, its weights and its facts are those of one export, and it runs."""
-    finish_interrupted(path)
     check_unchanged(path)
     facts = read_sidecar(path)
     assert facts is not None
@@ -97,6 +97,7 @@ def judge_bundle(path: Path, checkpoints: list[Path]) -> None:
 
 
 def judge_engine(path: Path, checkpoints: list[Path]) -> None:
+    check_unchanged(path)
     facts = read_engine_facts(path)
     assert facts.engine_sha256 == sha256(path)
     assert facts.onnx_sha256 in {sha256(checkpoint.with_name("model.onnx")) for checkpoint in checkpoints}
@@ -117,6 +118,18 @@ def raw_is_whole(path: Path) -> None:
     if path.suffix == ".onnx":
         model = onnx.load(path)  # with its external data
         onnx.checker.check_model(model)
+
+
+def is_whole(path: Path, judge: Callable[[Path], None]) -> bool:
+    """Whether a reader finds files of one write; else it says that a write was interrupted, and what finishes it."""
+    before = {entry.name for entry in path.parent.iterdir()}
+    try:
+        judge(path)
+    except CheckFailed as error:
+        assert "was interrupted" in error.what and "--force" in error.fix, error
+        assert {entry.name for entry in path.parent.iterdir()} == before, "reading moves nothing"
+        return False
+    return True
 
 
 def kill_often(kind: str, kills: int, ask: Ask, two: list[Path], folder: Path) -> None:
@@ -142,7 +155,9 @@ def kill_often(kind: str, kills: int, ask: Ask, two: list[Path], folder: Path) -
             when = {"step": chance.randint(first, whole["changes"])}
         ended.append(ask(task, sources[1], output, **when)["code"])
         raw_is_whole(output)
-        judge(output, two)
+        if not is_whole(output, lambda path: judge(path, two)):
+            assert ask(task, sources[1], output)["code"] == 0
+            judge(output, two)
     assert ended.count(-signal.SIGKILL) >= kills / 3, ended  # a late delay may let it finish
     assert set(ended) <= {0, -signal.SIGKILL}, ended
     last = ask(task, sources[1], output)
@@ -199,7 +214,7 @@ def in_killed_child(act: Callable[[], object], step: int) -> int:
 def write_set(folder: Path, content: bytes) -> None:
     """Publish weights, two models and their facts, all of one content."""
     main = folder / "model.onnx"
-    with staging(main) as work:
+    with work_folder(main) as work:
         files = {}
         for name in (f"model.onnx.{content.hex()}.data", "model.prefill.onnx", "model.onnx"):
             (work / name).write_bytes(content)
@@ -212,7 +227,7 @@ def write_set(folder: Path, content: bytes) -> None:
 
 
 def test_publishing_killed_before_each_change(tmp_path: Path) -> None:
-    seen = set()
+    seen, interrupted = set(), 0
     for step in range(1, 60):
         folder = tmp_path / str(step)
         folder.mkdir()
@@ -225,15 +240,63 @@ def test_publishing_killed_before_each_change(tmp_path: Path) -> None:
         assert code == -signal.SIGKILL
         for path in models:  # as any reader does, even before anything is finished
             assert (folder / f"model.onnx.{path.read_bytes().hex()}.data").is_file()
-        finish_interrupted(models[0])
+        whole = [is_whole(path, check_unchanged) for path in models]
+        interrupted += not all(whole)
+        if all(whole):
+            seen |= contents
+            for path in models:
+                assert json.loads(sidecar_path(path).read_bytes())["content"] == path.read_bytes().hex()
+        write_set(folder, b"new")
+        for path in models:
+            check_unchanged(path)
+            assert path.read_bytes() == b"new"
+        assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+    assert code == 0 and step > 15
+    assert seen == {b"old", b"new"} and interrupted
+
+
+def in_ended_child(act: Callable[[], object], step: int) -> int:
+    """Fork, and ask the child to end (SIGTERM, as the command line takes it) before its change number `step`."""
+    child = os.fork()
+    if child == 0:
+        made = 0
+
+        def hook(event: str, arguments: tuple[Any, ...]) -> None:
+            nonlocal made
+            made += event in ("os.rename", "os.mkdir", "os.rmdir", "open")
+            if made == step and event in ("os.rename", "os.mkdir", "os.rmdir", "open"):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        code = 1
+        try:
+            with cli._unwinding():
+                sys.addaudithook(hook)
+                act()
+            code = 0
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else 1
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_publishing_ended_before_each_change(tmp_path: Path) -> None:
+    seen = set()
+    for step in range(1, 80):
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        write_set(folder, b"old")
+        code = in_ended_child(lambda place=folder: write_set(place, b"new"), step)  # type: ignore[misc]
+        assert code in (0, 128 + signal.SIGTERM)
+        models = [folder / "model.onnx", folder / "model.prefill.onnx"]
         contents = {path.read_bytes() for path in models}
-        assert len(contents) == 1
+        assert len(contents) == 1, "what has begun to move is moved"
         seen |= contents
         for path in models:
             check_unchanged(path)
-            assert json.loads(sidecar_path(path).read_bytes())["content"] == path.read_bytes().hex()
-        write_set(folder, b"new")
-        assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+        assert not list(folder.glob(".localattn.next.*"))
+        if code == 0:
+            break
     assert code == 0 and step > 15
     assert seen == {b"old", b"new"}
 
@@ -249,17 +312,18 @@ def test_places_that_are_folders_are_refused_before_anything_changes(tmp_path: P
 
 
 def test_folders_of_living_processes_stay(tmp_path: Path) -> None:
-    abandoned = tmp_path / ".localattn-killed"
+    abandoned = tmp_path / f".localattn-{0:016x}"
+    link = tmp_path / f".localattn-{1:016x}"
     (abandoned / "sub").mkdir(parents=True)
     with work_folder(tmp_path / "a") as held:
         assert not abandoned.exists()
         with work_folder(tmp_path / "b"):
             assert held.is_dir()
-        (tmp_path / ".localattn-link").symlink_to(tmp_path)
-        with staging(tmp_path / "c"):
+        link.symlink_to(tmp_path)
+        with work_folder(tmp_path / "c"):
             assert held.is_dir()
     assert not held.exists()
-    assert [path.name for path in tmp_path.iterdir()] == [".localattn-link"]  # a link is followed nowhere
+    assert [path.name for path in tmp_path.iterdir()] == [link.name]  # a link is followed nowhere
 
 
 POOL = """

@@ -8,8 +8,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from localattn.exporter import graph
-from localattn.exporter.checks import parity, witness
+from localattn.exporter import graph, reference_runner
+from localattn.exporter.checks import witness
 from localattn.exporter.export import ExportRequest, open_request
 from localattn.exporter.lowering import attention_function, functions
 from localattn.exporter.source import ShapeRequest, SourceModel
@@ -46,13 +46,13 @@ def test_the_oracle_at_some_positions_is_the_oracle(tmp_path: Path, kwargs: dict
 
 
 def test_long_sequences_are_judged_at_edges_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert parity.judged_positions(source_of(tmp_path, 2048)) is None
-    positions = parity.judged_positions(source_of(tmp_path, 2050))
+    assert reference_runner.sampled_positions(source_of(tmp_path, 2048)) is None
+    positions = reference_runner.sampled_positions(source_of(tmp_path, 2050))
     assert positions is not None
     assert {0, 3, 4, 5, 2047, 2048, 2049} <= set(positions.tolist())
     # A model that sees everything from its last position is not cheaper at some positions: all are judged.
-    monkeypatch.setattr(parity, "WHOLE_UP_TO", 16)
-    assert parity.judged_positions(source_of(tmp_path, 20)) is None
+    monkeypatch.setattr(reference_runner, "WHOLE_UP_TO", 16)
+    assert reference_runner.sampled_positions(source_of(tmp_path, 20)) is None
 
 
 @pytest.mark.parametrize(("depth", "kwargs"), [(3, {}), (2, {"causal": False}), (3, {"exact_windowsize": False})])

@@ -412,3 +412,49 @@ def test_an_axis_that_the_module_closes_is_named(tmp_path: Path) -> None:
         export_module(OwnMask(), ["x:float32:[2,24,16]"], tmp_path / "m.onnx", OPEN)
     assert "Input 'x' does not fit" not in str(failure.value)
     assert not list(tmp_path.iterdir())
+
+
+class Fp32Only(nn.Module):
+    """Makes fp32 numbers itself, so that it does not run in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = LocalMHA(dim=16, window_size=4, dim_head=8, heads=2, causal=True)
+        self.product = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(self.attention(x).float())
+
+
+def test_why_the_reference_is_not_float64_is_noted(tmp_path: Path) -> None:
+    report = export_module(randomised(Fp32Only()), ["x:float32:[1,18,16]"], tmp_path / "m.onnx")
+    assert "against the untouched module in fp32" in report.sidecar.checks[2].detail
+    (note,) = (note for note in report.notes if "float64" in note)
+    assert note.startswith("the reference is in fp32: the module does not run in float64 (RuntimeError: ")
+    assert "dtype" in note, "what PyTorch says"
+    other = export_module(randomised(Mixer()), ["x:float32:[1,18,16]"], tmp_path / "n.onnx")
+    assert "against the untouched module in float64" in other.sidecar.checks[2].detail
+    assert not any("float64" in note for note in other.notes)
+
+
+class NeedsOnes(nn.Module):
+    """Refuses sequences of zeros, with which embeddings are looked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 16)
+        self.attention = LocalMHA(dim=16, window_size=4, dim_head=8, heads=2, causal=True)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling() and int(tokens.max()) == 0:
+            raise ValueError("nothing but padding\nand more lines")
+        return self.attention(self.embedding(tokens))
+
+
+def test_a_vocabulary_that_is_not_found_is_noted(tmp_path: Path) -> None:
+    model = randomised(NeedsOnes())
+    report = export_module(model, ["tokens:int64:[1,18]"], tmp_path / "m.onnx")
+    (note,) = (note for note in report.notes if "vocabulary" in note)
+    assert note.startswith("the vocabulary of tokens is not known") and "(ValueError: nothing but padding)" in note
+    known = export_module(model, ["tokens:int64:[1,18]:11"], tmp_path / "n.onnx")
+    assert not any("vocabulary" in note for note in known.notes)

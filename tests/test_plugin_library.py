@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from localattn.core.errors import CheckFailed
+from localattn.core.library_store import TENSORRT_PLUGIN, read_facts, read_named
 from localattn.core.node import SEQUENCE_FIRST
 from localattn.plugins.kernel.compile import compile_kernel
 from localattn.plugins.kernel.spec import KernelSpec, grid, pack_scalars
 from localattn.plugins.kernel.targets import TARGETS
-from localattn.plugins.library.facts import ARCHITECTURES, Arch, host_arch, read_facts
+from localattn.plugins.library.facts import ARCHITECTURES, Arch, host_arch, parse_facts
 
 from .plugin_build import DTYPE, HEAD_DIM, SOURCES, compiler, library, program, stand_in_driver
 from .plugin_drive import BATCH, CASES, HEADS, INPUT_GAP, LENGTH, OP_TYPES, OUTPUT, WINDOW, drive, fields_of
@@ -46,7 +47,8 @@ def test_links_no_nvidia_library_and_exports_two_functions(arch: Arch) -> None:
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_facts_tell_what_is_inside(arch: Arch) -> None:
     facts = library(arch)
-    assert facts.path is not None and read_facts(facts.path) == facts
+    assert facts.path is not None
+    assert parse_facts(read_facts(TENSORRT_PLUGIN, facts.path), facts.path) == facts
     assert sorted(kernel.op_type for kernel in facts.kernels) == sorted(OP_TYPES)
     for kernel in facts.kernels:
         assert (kernel.dtype, kernel.head_dim) == (DTYPE, HEAD_DIM)
@@ -67,7 +69,7 @@ def test_a_changed_library_is_noticed(tmp_path: Path) -> None:
     copy.write_bytes(facts.path.read_bytes() + b"!")
     copy.with_name("copy.so.json").write_text(facts.to_json())
     with pytest.raises(CheckFailed, match="changed after it was built"):
-        read_facts(copy)
+        read_named(TENSORRT_PLUGIN, copy)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

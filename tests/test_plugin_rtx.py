@@ -27,6 +27,7 @@ PROGRAM = """
 import json, sys
 import numpy as np
 from pathlib import Path
+from localattn.core.library_store import TENSORRT_PLUGIN, read_named
 from localattn.runtime.rtx_library import preload
 from localattn.plugins.library.registry import load_into_registry
 preload()
@@ -42,7 +43,7 @@ class Logger(trt.ILogger):
 library, *models = sys.argv[1:]
 logger = Logger()
 builder = trt.Builder(logger)
-facts = load_into_registry(Path(library), ["tensorrt-rtx"])
+facts = load_into_registry(read_named(TENSORRT_PLUGIN, Path(library)), ["tensorrt-rtx"])
 registry = trt.get_plugin_registry()
 told = {"version": facts.version, "left": len([c for c in registry.all_creators if c.plugin_namespace == "localattn"])}
 told["creators"] = [

@@ -18,9 +18,9 @@ from localattn.core.window_view import WindowView, bias_views, views
 from localattn.reports.drawing import Axis, power
 from localattn.reports.svg_errors import Step, error_histogram, error_positions, error_steps
 from localattn.reports.svg_window import reach_picture, shown, window_picture
-from localattn.runtime import compare
-from localattn.runtime.compare import Comparison, compare_arrays
-from localattn.runtime.error_spread import SequenceAxis
+from localattn.runtime.parity import comparison as compare
+from localattn.runtime.parity.comparison import Comparison, compare_arrays
+from localattn.runtime.parity.spread import SequenceAxis
 
 LOOSE = Tolerance(1e-2, 1e-2)
 

@@ -52,7 +52,7 @@ def test_importing_the_runtime_imports_no_heavy_package():
     heavy = ("torch", "onnxruntime", "onnx", "pydantic")
     code = (
         "import sys, localattn.runtime, localattn.runtime.session, localattn.runtime.onnxruntime_session,"
-        "localattn.runtime.arrays, localattn.runtime.compare, localattn.onnx_graph.facts,"
+        "localattn.runtime.arrays, localattn.runtime.parity.compare, localattn.onnx_graph.facts,"
         "localattn.commands.run\n"
         f"print([name for name in {heavy!r} if name in sys.modules])\n"
         "localattn.runtime.load\n"

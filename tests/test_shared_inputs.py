@@ -7,7 +7,7 @@ import pytest
 from localattn.core.errors import UsageError
 from localattn.core.tensors import TensorSpec
 from localattn.core.tolerance import TOLERANCES, coarsest
-from localattn.runtime.shared_inputs import shared_specs
+from localattn.runtime.parity.shared_inputs import shared_specs
 
 
 def spec(name: str, *shape: int | str, dtype: str = "float32") -> TensorSpec:

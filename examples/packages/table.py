@@ -278,7 +278,7 @@ def measure_plain(model: Model) -> list[str]:
         return [model.factory, *[f"not tried: {error}"] * 3]
     parsed = name_axes([parse_input(x) for x in model.inputs], ())
     by_name = bind(module, [x.name for x in parsed])
-    inputs = with_token_limits(parsed, module, by_name)
+    inputs, _ = with_token_limits(parsed, module, by_name)
     sizes = axis_sizes(inputs)
 
     def arrays(length: int) -> dict[str, np.ndarray[Any, Any]]:

@@ -17,9 +17,10 @@ from ...core.errors import UsageError
 from ...core.tolerance import tolerance_for
 from ...onnx_graph.onnx_file import OnnxFile
 from ...runtime.arrays import load_arrays, random_inputs
-from ...runtime.parity_report import ParityRequest
+from ...runtime.parity.report import ParityRequest
+from ...runtime.parity.runner import SessionRunner
 from ...runtime.session import Session, check_inputs, load, read_once
-from ..parity import check_signature, dtype_of_file, source_of_file
+from ..parity import check_signature, source_of_file
 from ..source import SourceModel
 from .boundaries import Boundary, GraphIndex, find_boundaries
 from .causes import likely_cause
@@ -44,9 +45,12 @@ def run_bisect(request: BisectRequest, progress: Callable[[str], None] = lambda 
     facts = read_model_facts(request.model)
     file = OnnxFile.read(read_once(path))
     session = load(file, provider="cpu", plugin="none", verify=False)  # what was altered is what one looks for
-    source, notes = source_of_file(ParityRequest(path, request.checkpoint, config=request.config), session, facts)
-    dtype = dtype_of_file(file, session, source, facts)
-    check_signature(session, source, dtype)
+    candidate = SessionRunner(session, file, facts)
+    if not all(isinstance(size, int) for spec in session.inputs for size in spec.shape):
+        raise UsageError(f"{path} has open dimensions.", why="This needs a file with static shapes.")
+    source, notes = source_of_file(ParityRequest(path, request.checkpoint, config=request.config), candidate)
+    dtype = candidate.dtype
+    check_signature(candidate, source, source.inputs(dtype))
     inputs = _inputs(request, session, source, dtype)
     progress("Running the model in float64")
     bisection = _Bisection(request, source, dtype, file.parse())
@@ -90,7 +94,7 @@ class _Bisection:
         """Run the file and judge every boundary in order."""
         with tempfile.TemporaryDirectory() as folder:
             names = [boundary.value for boundary in boundaries]
-            session = open_marked(self.request.model, self.document, names, Path(folder), self.request.provider)
+            session = open_marked(self.document, names, Path(folder), self.request)
             outputs = session.run(inputs)
             measured = [measure(b, outputs[b.value], self.tolerance) for b in boundaries]
             report = BisectReport(self.dtype, session.provider, [_row(m) for m in measured], notes=notes)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...core.geometry import WindowGeometry
 from ...core.tolerance import Tolerance
-from ...runtime.compare import Comparison, compare_arrays
+from ...runtime.parity.comparison import Comparison, compare_arrays
 from .boundaries import Boundary
 from .reference import AttentionCall, Floats
 

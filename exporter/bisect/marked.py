@@ -17,6 +17,7 @@ from ...core.engine_facts import ENGINE_SUFFIX, EngineFacts, read_engine_facts
 from ...core.errors import CheckFailed, UsageError
 from ...core.files import sha256
 from ...runtime.session import Session, load
+from .request import BisectRequest
 
 
 def onnx_file_of(model: Path) -> Path:
@@ -41,15 +42,14 @@ def onnx_file_of(model: Path) -> Path:
     return path
 
 
-def open_marked(model: Path, document: onnx.ModelProto, values: Sequence[str], folder: Path, provider: str) -> Session:
+def open_marked(document: onnx.ModelProto, values: Sequence[str], folder: Path, request: BisectRequest) -> Session:
     """The model with more outputs.
 
     Args:
-        model: as the user named it.
-        document: its ONNX file, read without external data; it is changed.
+        document: the model's ONNX file, read without external data; it is changed.
         values: names of values to return as well.
         folder: an empty folder for the copy.
-        provider: where to run an ONNX file.
+        request: names the model, where to run an ONNX file, and the plugin library of an engine.
 
     Raises:
         UsageError: the copy cannot be loaded.
@@ -60,17 +60,18 @@ def open_marked(model: Path, document: onnx.ModelProto, values: Sequence[str], f
     known = {value.name: value for value in (*graph.value_info, *graph.output)}
     present = {value.name for value in graph.output}
     graph.output.extend(known[name] for name in dict.fromkeys(values) if name not in present)
+    model = request.model
     source = onnx_file_of(model)
     for name in _external_files(document):
         _link(source.with_name(name), folder / name)
     marked = folder / "marked.onnx"
     marked.write_bytes(document.SerializeToString())
     if model.suffix.lower() != ENGINE_SUFFIX:
-        return load(marked, provider=provider, plugin="none")
-    return load(_build(marked, read_engine_facts(model), model))
+        return load(marked, provider=request.provider, plugin="none")
+    return load(_build(marked, read_engine_facts(model), request), plugin=request.plugin)
 
 
-def _build(marked: Path, facts: EngineFacts, model: Path) -> Path:
+def _build(marked: Path, facts: EngineFacts, request: BisectRequest) -> Path:
     from ...runtime.builder.build import build_engine
     from ...runtime.builder.request import BuildRequest, PluginChoice
     from ...runtime.tensorrt_plugins import find_library
@@ -82,7 +83,7 @@ def _build(marked: Path, facts: EngineFacts, model: Path) -> Path:
                 "An engine with ahead-of-time plugins cannot be built again here.",
                 fix="Bisect the ONNX file, or an engine built with --plugin library.",
             )
-        plugin = PluginChoice("library", find_library(facts.plugin, model), asked="library")
+        plugin = PluginChoice("library", find_library(facts.plugin, request.model, request.plugin), asked="library")
     output = marked.with_suffix(ENGINE_SUFFIX)
     build_engine(BuildRequest(marked, output, facts.backend, facts.targets, plugin))
     return output

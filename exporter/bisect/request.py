@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...runtime.compare import Comparison
+from ...runtime.parity.comparison import Comparison
 from .causes import Cause
 
 
@@ -23,6 +23,7 @@ class BisectRequest:
         atol: absolute tolerance instead of the dtype's, in units of each value's root mean square.
         rtol: relative tolerance instead of the dtype's.
         provider: where to run the file.
+        plugin: the plugin library that an engine was built with, as `runtime.session.load` takes it.
     """
 
     model: Path
@@ -33,6 +34,7 @@ class BisectRequest:
     atol: float | None = None
     rtol: float | None = None
     provider: str = "auto"
+    plugin: str = "auto"
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,11 @@ def _xpos_scale(op: Any, span: _Span, head_dim: Any, offset: Any, sign: float) -
     channel = op.Cast(span.range(op, half), to=ir.DataType.FLOAT)
     twice = op.Add(channel, channel)
     zeta = op.Div(op.Add(twice, op.Mul(dim, _real(op, 0.4))), op.Mul(dim, _real(op, 1.4)))
-    zeta = op.Unsqueeze(op.Concat(zeta, zeta, axis=0), _integers(op, 0))
+    # Both halves of a head alike. Heads of an odd width ask for a channel that is not there, and fail: one channel
+    # would be multiplied as none, and sums of nothing are left uninitialised by onnxruntime.
+    both = span.range(op, head_dim)
+    second = op.Cast(op.GreaterOrEqual(both, half), to=ir.DataType.INT64)
+    zeta = op.Unsqueeze(op.Gather(zeta, op.Sub(both, op.Mul(second, half))), _integers(op, 0))
     centre = op.Cast(op.Sub(op.Add(span.block, span.forward), span.backward), to=ir.DataType.FLOAT)
     centre = op.Mul(centre, _real(op, 0.5))
     distance = op.Mul(op.Sub(op.Cast(offset, to=ir.DataType.FLOAT), centre), _real(op, sign))
@@ -166,7 +170,9 @@ def _body(variant: NodeVariant, facts: BodyFacts) -> Any:
         head_dim = op.Shape(query, start=3, end=4)
         span = _Span(op, length)
         if mask is not None:
-            value = op.Mul(value, op.Cast(op.Unsqueeze(mask, _integers(op, 1, 3)), to=ir.DataType.FLOAT))
+            # Replaced, not multiplied by 0: what the mask hides may be infinite or no number.
+            kept, hidden = op.Unsqueeze(mask, _integers(op, 1, 3)), _real(op, 0.0)
+            key, value = (op.Where(kept, x, hidden) for x in (key, value))
 
         if not facts.aligned:  # the last block repeats the last query; its extra rows are cut off below
             rows = span.range(op, op.Mul(span.blocks, span.block))

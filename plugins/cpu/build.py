@@ -7,14 +7,17 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
-from ...core import cpu_library
-from ...core.cpu_library import LIBRARY_NAME, SOURCES, CpuLibraryFacts, fingerprint, read_facts
 from ...core.errors import LocalAttnError
-from ...core.files import refuse_existing, sha256, staging
+from ...core.file_kinds import LIBRARY
+from ...core.files import sha256
+from ...core.library_store import CPU_KERNELS, candidates, keep
+from ...core.outputs import Output, writing
 from ...core.processor import Arch
 from ...core.publishing import publish_together, sidecar_path
 from ..compilers import find_compiler
 from ..shared_library import compile_library, newest_glibc
+from .facts import CpuLibraryFacts, parse_facts
+from .fingerprint import SOURCES, fingerprint
 
 # One file is compiled for several instruction sets, chosen when it runs; so nothing here names a processor.
 _OPTIONS = ("-O3",)
@@ -36,12 +39,13 @@ def build_library(
         MissingDependency: there is no C++ compiler for this processor.
         BuildFailed: the compiler failed.
     """
-    refuse_existing(output, overwrite)
-    compiler = find_compiler(arch)
-    with staging(output) as folder:
+    with writing(Output(output, LIBRARY), overwrite=overwrite) as folder:
+        compiler = find_compiler(arch)
         staged = folder / output.name
         progress(f"compiling C++ for {arch}")
-        compile_library(SOURCES, compiler, staged, name=LIBRARY_NAME, options=_OPTIONS, fix=f"{compiler.version}.")
+        compile_library(
+            SOURCES, compiler, staged, name=CPU_KERNELS.file_name, options=_OPTIONS, fix=f"{compiler.version}."
+        )
         facts = CpuLibraryFacts(
             arch=arch,
             sha256=sha256(staged),
@@ -56,17 +60,18 @@ def build_library(
         staged_facts = sidecar_path(staged)
         staged_facts.write_text(facts.to_json())
         publish_together({staged_facts: sidecar_path(output), staged: output}, staged.parent)
-    cpu_library.remember(output)
+    keep(CPU_KERNELS, output, facts.to_dict())
     return facts
 
 
 def up_to_date(library: Path, arch: Arch) -> CpuLibraryFacts | None:
-    """The facts of an existing library if building it again would give the same, else None."""
+    """The facts of a library in the cache if building it again would give the same, else None."""
     try:
-        facts = read_facts(library)
-    except (LocalAttnError, OSError):  # whatever is wrong with it, it is not up to date
+        stored = next((found for found in candidates(CPU_KERNELS) if found.path == library), None)
+        facts = None if stored is None else parse_facts(stored.read().facts, library)
+    except LocalAttnError:  # whatever is wrong with it, it is not up to date
         return None
-    return facts if facts.arch == arch and facts.fingerprint == fingerprint() else None
+    return facts if facts and facts.arch == arch and facts.fingerprint == fingerprint() else None
 
 
 def _version() -> str:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...core.cpu_library import HOW_TO_BUILD, OLDEST_ONNXRUNTIME
+from ...core.cpu_library import OLDEST_ONNXRUNTIME
 from ...core.errors import CheckFailed, MissingDependency
-from ...core.processor import refuse_foreign
+from ...core.library_store import CPU_KERNELS, Library
 from .probes import Arrays, Probe, probes
 
+_AGAIN = f"Build it again: {CPU_KERNELS.how_to_build} --force"
 _OPSET, _IR_VERSION = 20, 9  # which every onnxruntime that takes the library reads
 
 
@@ -32,15 +32,13 @@ class CheckedLibrary:
     kernels: dict[str, list[str]]
 
 
-def check_library(library: Path) -> CheckedLibrary:
+def check_library(library: Library) -> CheckedLibrary:
     """Run every kernel of a library in onnxruntime.
 
     Raises:
-        UsageError: no such file, or no library for this processor.
         MissingDependency: onnxruntime or onnx is not installed, or does not take the library.
         CheckFailed: a kernel does not run, or computes something else.
     """
-    refuse_foreign(library)
     try:
         import onnxruntime as ort
     except ImportError as error:
@@ -52,12 +50,12 @@ def check_library(library: Path) -> CheckedLibrary:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     try:
-        options.register_custom_ops_library(str(library.resolve()))
+        options.register_custom_ops_library(library.image)
     except Exception as error:
         raise MissingDependency(
-            f"onnxruntime {ort.__version__} does not load {library}.",
-            why=" ".join(str(error).split()),
-            fix=f"It takes libraries from release {OLDEST_ONNXRUNTIME} on. Build again: {HOW_TO_BUILD} --force",
+            f"onnxruntime {ort.__version__} does not load {library.path}.",
+            why=library.in_words(error),
+            fix=f"It takes libraries from release {OLDEST_ONNXRUNTIME} on. {_AGAIN}",
         ) from error
     kernels: dict[str, list[str]] = {}
     for probe in probes():
@@ -74,7 +72,7 @@ def _run(ort: Any, options: Any, probe: Probe) -> None:
         outputs = session.run(list(probe.expected), probe.feed)
     except Exception as error:
         why = " ".join(str(error).split())
-        raise CheckFailed(f"{name} does not run.", why=why, fix=f"Build it again: {HOW_TO_BUILD} --force") from error
+        raise CheckFailed(f"{name} does not run.", why=why, fix=_AGAIN) from error
     for output, expected in zip(outputs, probe.expected.values(), strict=True):
         worst = float(np.abs(output - expected).max())
         if not worst < 1e-2:
@@ -102,10 +100,10 @@ def _model(probe: Probe) -> bytes:
     return serialized
 
 
-def _instruction_set(library: Path) -> str:
+def _instruction_set(library: Library) -> str:
     """What the library says of itself; "unknown" if it does not."""
     try:
-        ask = ctypes.CDLL(str(library.resolve())).localattn_instruction_set
+        ask = ctypes.CDLL(library.image).localattn_instruction_set
     except (OSError, AttributeError):
         return "unknown"
     ask.restype = ctypes.c_char_p

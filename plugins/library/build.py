@@ -13,8 +13,11 @@ from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 
-from ...core.errors import UsageError
-from ...core.files import refuse_existing, sha256, staging
+from ...core.errors import LocalAttnError, UsageError
+from ...core.file_kinds import LIBRARY
+from ...core.files import sha256
+from ...core.library_store import TENSORRT_PLUGIN, candidates, keep
+from ...core.outputs import Output, writing
 from ...core.publishing import publish_together, sidecar_path
 from ..compilers import Compiler, find_compiler
 from ..kernel.compile import CompiledKernel, compile_many
@@ -22,10 +25,9 @@ from ..kernel.spec import KernelSpec
 from ..kernel.targets import Target
 from ..shared_library import compile_library, newest_glibc
 from .embed import images_of, kernel_facts, targets_to_compile, write_sources
-from .facts import Arch, LibraryFacts, read_facts
+from .facts import Arch, LibraryFacts, parse_facts
 from .fingerprint import fingerprint as fingerprint
 from .headers import HeaderFolder, find_cuda_headers, find_tensorrt_headers
-from .locations import LIBRARY_NAME, remember
 
 _SOURCE = Path(__file__).parent / "source"
 
@@ -58,10 +60,9 @@ def build_library(
     """
     if not specs or not targets:
         raise UsageError("There is nothing to build.", why="No kernel or no GPU target was asked for.")
-    refuse_existing(output, overwrite)
-    tensorrt, cuda = find_tensorrt_headers(arch), find_cuda_headers(arch)
-    compiler = find_compiler(arch)
-    with staging(output) as folder:
+    with writing(Output(output, LIBRARY), overwrite=overwrite) as folder:
+        tensorrt, cuda = find_tensorrt_headers(arch), find_cuda_headers(arch)
+        compiler = find_compiler(arch)
         kernels = _compile_kernels(specs, targets, jobs, progress)
         images = images_of(kernels, targets)
         work = folder / "work"
@@ -91,17 +92,20 @@ def build_library(
         staged_facts = sidecar_path(staged)
         staged_facts.write_text(facts.to_json())
         publish_together({staged_facts: sidecar_path(output), staged: output}, staged.parent)
-    remember(output)
+    keep(TENSORRT_PLUGIN, output, facts.model_dump(mode="json"))
     return facts
 
 
 def up_to_date(
     library: Path, specs: Sequence[KernelSpec], targets: Sequence[Target], arch: Arch
 ) -> LibraryFacts | None:
-    """The facts of an existing library if building it again would give the same, else None."""
+    """The facts of a library in the cache if building it again would give the same, else None."""
     try:
-        facts = read_facts(library)
-    except Exception:  # whatever is wrong with it, it is not up to date
+        stored = next((found for found in candidates(TENSORRT_PLUGIN) if found.path == library), None)
+        facts = None if stored is None else parse_facts(stored.read().facts, library)
+    except LocalAttnError:  # whatever is wrong with it, it is not up to date
+        return None
+    if facts is None:
         return None
     same = (
         facts.arch == arch
@@ -135,7 +139,7 @@ def _compile_library(work: Path, compiler: Compiler, tensorrt: HeaderFolder, cud
         work,
         compiler,
         output,
-        name=LIBRARY_NAME,
+        name=TENSORRT_PLUGIN.file_name,
         options=("-O2", *includes, "-ldl"),
         fix=f"{headers}, {compiler.version}.",
     )

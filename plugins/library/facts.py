@@ -1,24 +1,24 @@
-"""The schema of the JSON file beside every plugin library: what is in it and what it was made from.
+"""The facts of a plugin library: what is in it, what it was made from, and the newest one whose facts will do.
 
 Importing this module imports pydantic: light modules import it inside functions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ...core import built
 from ...core.errors import UsageError
+from ...core.library_store import TENSORRT_PLUGIN, Library, find
 from ...core.processor import ARCHITECTURES as ARCHITECTURES
 from ...core.processor import Arch as Arch
 from ...core.processor import host_arch as host_arch
 from ..kernel.spec import KernelSpec
 from ..kernel.targets import Target
 
-_HOW_TO_BUILD = "localattn plugin build"
 _SCHEMA = ConfigDict(extra="allow", protected_namespaces=())
 
 
@@ -89,7 +89,7 @@ class LibraryFacts(BaseModel):
         """The text of the file."""
         return self.model_dump_json(indent=2) + "\n"
 
-    def missing(self, specs: list[KernelSpec], targets: list[Target]) -> list[str]:
+    def missing(self, specs: Sequence[KernelSpec], targets: Sequence[Target]) -> list[str]:
         """What the library lacks to run these kernels on these GPUs, in words; empty if nothing."""
         lacking = []
         for spec in specs:
@@ -101,21 +101,39 @@ class LibraryFacts(BaseModel):
         return lacking
 
 
-def read_facts(library: Path, *, verify: bool = True) -> LibraryFacts:
-    """The facts beside a library.
+def parse_facts(document: Mapping[str, Any], library: Path) -> LibraryFacts:
+    """Parse the facts of a library, from the file beside it or from the index of the cache.
 
     Raises:
-        UsageError: there is no library, or no facts beside it, or they are broken.
-        CheckFailed: `verify` is set and the library is not the one the facts were written for.
+        UsageError: they are not of such a library.
     """
-    path = built.facts_beside(library, _HOW_TO_BUILD)
     try:
-        facts = LibraryFacts.model_validate_json(path.read_bytes())
+        facts = LibraryFacts.model_validate(document)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"{path} does not describe a plugin library.", why=f"{place}: {first['msg']}") from error
-    if verify:
-        built.check_digest(library, facts.sha256, _HOW_TO_BUILD)
+        what = f"The facts of {library} do not describe a {TENSORRT_PLUGIN.title}."
+        raise UsageError(what, why=f"{place}: {first['msg']}") from error
     facts.path = library
     return facts
+
+
+def find_library(
+    arch: Arch, specs: Sequence[KernelSpec] | None = None, targets: Sequence[Target] = ()
+) -> Library | None:
+    """Find the newest library for a processor that may be loaded by itself; None if there is none.
+
+    With `specs`, one that has these kernels for these GPUs, and has them as this release makes them.
+
+    Raises:
+        CheckFailed: others can write it, or it was changed after it was built.
+    """
+
+    def serves(document: Mapping[str, Any]) -> bool:
+        try:
+            facts = parse_facts(document, Path(TENSORRT_PLUGIN.file_name))
+        except UsageError:
+            return False
+        return not facts.missing(specs or (), targets)
+
+    return find(TENSORRT_PLUGIN, arch=arch, this_release=specs is not None, wanted=serves)

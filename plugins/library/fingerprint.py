@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from ...core.built import fingerprint_of
+from ..shared_library import digest_of
 
 _HERE = Path(__file__).parent
 _KERNEL = _HERE.parent / "kernel"
@@ -15,4 +15,4 @@ _KERNEL = _HERE.parent / "kernel"
 def fingerprint() -> str:
     """Digest of the sources of the library, of its kernels, and of what puts them together."""
     sources = (*sorted((_HERE / "source").iterdir()), *sorted(_KERNEL.glob("*.py")))
-    return fingerprint_of((*sources, _HERE / "build.py", _HERE / "embed.py", _HERE.parent / "shared_library.py"))
+    return digest_of((*sources, _HERE / "build.py", _HERE / "embed.py", _HERE.parent / "shared_library.py"))

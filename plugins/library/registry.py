@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from ...core.errors import BuildFailed, MissingDependency
+from ...core.library_store import Library
 from ...core.node import PLUGIN_NAMESPACE
-from ...core.processor import refuse_foreign
 
 Backend = Literal["tensorrt", "tensorrt-rtx"]
 BACKENDS: tuple[Backend, ...] = ("tensorrt", "tensorrt-rtx")
@@ -69,15 +68,13 @@ def why_not(backend: Backend) -> str:
     return ""
 
 
-def load_into_registry(library: Path, backends: Sequence[Backend] = ("tensorrt", "tensorrt-rtx")) -> RegistryFacts:
+def load_into_registry(library: Library, backends: Sequence[Backend] = ("tensorrt", "tensorrt-rtx")) -> RegistryFacts:
     """Load a library into the registry of the first of these backends that is here, look, and take it out again.
 
     Raises:
-        UsageError: no such file, or no library for this processor.
         MissingDependency: none of the backends is here.
         BuildFailed: TensorRT does not take the library.
     """
-    refuse_foreign(library)
     missing = []
     for backend in backends:
         try:
@@ -111,14 +108,14 @@ def _import(backend: Backend) -> Any:
     return module
 
 
-def _look(trt: Any, backend: Backend, library: Path) -> RegistryFacts:
+def _look(trt: Any, backend: Backend, library: Library) -> RegistryFacts:
     logger = trt.Logger(trt.Logger.WARNING)
     trt.Builder(logger)  # gives the process, and so the library, this logger
     registry = trt.get_plugin_registry()
-    handle = registry.load_library(str(library.resolve()))
+    handle = registry.load_library(library.image)
     if handle is None:
         raise BuildFailed(
-            f"{backend} {trt.__version__} does not load {library}.",
+            f"{backend} {trt.__version__} does not load {library.path}.",
             why="Its messages above say why.",
             fix="Build the library again: localattn plugin build --force",
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...core.errors import UsageError
+from ...core.limits import check_threads
 
 # trtexec's defaults, so that the figures of both are taken alike.
 DURATION, ITERATIONS, WARMUP_MS = 3.0, 10, 200.0
@@ -61,6 +62,8 @@ class BenchRequest:
         lists = {"model": self.models, "provider": self.providers, "number of threads": self.threads}
         for name, values in (*lists.items(), ("plugin", self.plugins)):
             _check_list(name, values)
+        for threads in self.threads:
+            check_threads(threads)
         if len(set(self.seq_lens)) < len(self.seq_lens):
             raise UsageError("A length is given twice.")
         if any(not 0 < percentile <= 100 for percentile in self.percentiles) or not self.percentiles:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import UsageError
+from ...core.library_store import AUTO
 from ...onnx_graph.onnx_file import OnnxFile
-from ..compiled_kernel import AUTO, CompiledKernel
+from ..compiled_kernel import CompiledKernel
 from ..onnxruntime_providers import PROVIDERS, emulating_bf16, model_for, new_session
 from ..onnxruntime_session import (
     EMULATED,
@@ -46,9 +47,9 @@ class TunedSession(OnnxRuntimeSession):
         source: str,
         load_seconds: float,
         notes: Sequence[str] = (),
-        plugin: str | None = None,
+        kernel: CompiledKernel | None = None,
     ) -> None:
-        super().__init__(native, provider, source, notes, plugin)
+        super().__init__(native, provider, source, notes, kernel)
         self.native = native
         self.load_seconds = load_seconds
 
@@ -96,8 +97,7 @@ def open_tuned(
         )
     import onnxruntime as ort
 
-    kernel = CompiledKernel(Path(opened.plugin), asked=True, used=True) if opened.plugin else None
-    options = session_options(ort, threads, kernel)
+    options = session_options(ort, threads, opened.kernel)
     if profile is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(profile) / PROFILE)
@@ -118,4 +118,4 @@ def open_tuned(
             why=f"Part of it runs on the CPU, as what is computed from open sizes does: {one_line(error)}",
             fix="Export it with fixed sizes, or leave --cuda-graph out.",
         ) from error
-    return TunedSession(native, started, str(path), time.perf_counter() - begin, opened.notes, opened.plugin)
+    return TunedSession(native, started, str(path), time.perf_counter() - begin, opened.notes, opened.kernel)

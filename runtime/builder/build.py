@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import platform
+import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from ...core.engine_facts import ENGINE_SUFFIX, BuildOptions, EngineFacts, PluginFacts, ProfileFacts
+from ...core.engine_facts import BuildOptions, EngineFacts, PluginFacts, ProfileFacts
 from ...core.errors import BuildFailed, MissingDependency, UsageError
-from ...core.files import refuse_existing, sha256, staging
+from ...core.files import publish, sha256, work_folder
+from ...core.outputs import writing
 from ...core.publishing import publish_together, sealed
 from ...core.sidecar import CheckRecord, sidecar_path
 from ..engine_device import Device, find_device, find_device_or_none, platform_name
@@ -47,16 +50,18 @@ def build_engine(request: BuildRequest, progress: Callable[[str], None] = lambda
         MissingDependency: the library, its driver, or the plugin library is not there.
         BuildFailed: the file is not understood, the build fails, or a check of the result does.
     """
-    _check_paths(request)
-    source = read_source(request.model)
-    profiles = profiles_for(source, request.profiles)
-    progress(f"Opening {request.backend}")
-    opened, device = _library(request.backend)
-    targets = resolve_targets(opened, request.targets, device)
-    notes = _notes(request, opened)
-    if request.plugin.register is not None:
-        request.plugin.register()
-    with staging(request.output) as folder, loaded_plugin(opened, request.plugin.library):
+    with ExitStack() as stack:
+        folder = stack.enter_context(writing(*request.outputs, inputs=request.inputs, overwrite=request.overwrite))
+        source = read_source(request.model)
+        profiles = profiles_for(source, request.profiles)
+        progress(f"Opening {request.backend}")
+        opened, device = _library(request.backend)
+        targets = resolve_targets(opened, request.targets, device)
+        notes = _notes(request, opened)
+        if request.plugin.register is not None:
+            request.plugin.register()
+        stack.enter_context(loaded_plugin(opened, request.plugin.library))
+        cache = _staged_cache(request, opened)
         started = time.perf_counter()
         nodes, op_types = _served(opened, request, source)
         progress("Parsing")
@@ -65,7 +70,7 @@ def build_engine(request: BuildRequest, progress: Callable[[str], None] = lambda
         progress("Building")
         staged = folder / request.output.name
         with staged.open("wb") as stream:
-            stream.write(build(opened, network, request, targets, profiles, progress))
+            stream.write(build(opened, network, request, targets, profiles, progress, cache))
         seconds = time.perf_counter() - started
         progress("Checking the engine")
         checks += demand(_inspect(opened, staged, source, nodes, targets, device))
@@ -73,21 +78,21 @@ def build_engine(request: BuildRequest, progress: Callable[[str], None] = lambda
         described = folder / "facts.json"
         described.write_text(sealed(facts.to_json()), encoding="utf-8")
         publish_together({described: sidecar_path(request.output), staged: request.output}, folder)
+        if cache is not None and cache.is_file():
+            assert request.timing_cache is not None
+            publish(cache, request.timing_cache)
     return BuildReport(request.output, facts, notes)
 
 
-def _check_paths(request: BuildRequest) -> None:
-    refuse_existing(request.output, request.overwrite)
-    if request.output.suffix != ENGINE_SUFFIX:
-        raise UsageError(
-            f"{request.output} is not called an engine.",
-            why="Whatever opens a file here tells what it is by its suffix.",
-            fix=f"Call it {request.output.with_suffix(ENGINE_SUFFIX)}.",
-        )
-    if request.timing_cache is not None and not request.timing_cache.parent.is_dir():
-        raise UsageError(
-            f"Cannot write {request.timing_cache}.", why=f"The folder {request.timing_cache.parent} does not exist."
-        )
+def _staged_cache(request: BuildRequest, opened: Opened) -> Path | None:
+    """A copy of the timing cache to read and extend, beside its place; None where there is none to use."""
+    if request.timing_cache is None or not opened.has("timing_cache"):
+        return None
+    with work_folder(request.timing_cache) as folder:  # already held
+        staged = folder / "timing.cache"
+        if request.timing_cache.is_file():
+            shutil.copyfile(request.timing_cache, staged)
+    return staged
 
 
 def plan_targets(backend: str, wanted: Sequence[str]) -> list[int]:
@@ -191,7 +196,7 @@ def _facts(
     if choice.kind != "none":
         plugin = PluginFacts(kind=choice.kind, layers=list(nodes))
         if choice.library is not None:
-            plugin.path, plugin.sha256 = str(choice.library.resolve()), sha256(choice.library)
+            plugin.path, plugin.sha256 = str(choice.library.path.resolve()), choice.library.sha256
     return EngineFacts(
         backend=request.backend,
         library_version=opened.version,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ...core.engine_facts import ProfileFacts
@@ -99,8 +100,9 @@ def build(
     targets: Sequence[int],
     profiles: Sequence[ProfileFacts],
     progress: Callable[[str], None],
+    cache: Path | None = None,
 ) -> Any:
-    """The serialised engine, as a buffer.
+    """The serialised engine, as a buffer; `cache` is a file of measured kernel times to read and extend.
 
     Raises:
         BuildFailed: the builder gave up; its last error is named.
@@ -110,12 +112,12 @@ def build(
 
     opened.messages.clear()
     watch = monitor(opened.trt, progress)
-    cache = str(request.timing_cache) if request.timing_cache and opened.has("timing_cache") else None
+    measured = None if cache is None else str(cache)
     try:
         engine = engine_bytes_from_network(
             (network.builder, network.definition, network.parser),
-            config=_configuration(opened, request, targets, profiles, watch, cache),
-            save_timing_cache=cache,
+            config=_configuration(opened, request, targets, profiles, watch, measured),
+            save_timing_cache=measured,
         )
     except PolygraphyException as error:
         if watch.cancelled:

@@ -10,6 +10,9 @@ from typing import Literal
 
 from ...core.engine_facts import ProfileFacts
 from ...core.errors import UsageError
+from ...core.file_kinds import ENGINE, TIMING_CACHE
+from ...core.library_store import Library
+from ...core.outputs import Output
 from ...onnx_graph.onnx_file import OnnxFile
 from ..engine_device import Device
 from ..tensorrt_library import Opened
@@ -34,7 +37,7 @@ class PluginChoice:
     """
 
     kind: Literal["library", "aot", "none"] = "none"
-    library: Path | None = None
+    library: Library | None = None
     register: Callable[[], None] | None = None
     op_types: tuple[str, ...] = ()
     asked: str = "none"
@@ -67,6 +70,18 @@ class BuildRequest:
     builder_optimization_level: int | None = None
     profiles: Sequence[ProfileFacts] = field(default_factory=tuple)
     overwrite: bool = False
+
+    @property
+    def outputs(self) -> list[Output]:
+        """What is written, the engine last."""
+        cache = [] if self.timing_cache is None else [Output(self.timing_cache, TIMING_CACHE)]
+        return [*cache, Output(self.output, ENGINE)]
+
+    @property
+    def inputs(self) -> list[Path]:
+        """The files that are read, besides those beside them."""
+        library = self.plugin.library
+        return [Path(self.model), *(() if library is None else (library.path,))]
 
 
 def capability(target: str) -> int:

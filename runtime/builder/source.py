@@ -10,7 +10,6 @@ from typing import Any
 from ...core.engine_facts import ProfileFacts
 from ...core.errors import BuildFailed, UsageError
 from ...core.node import DOMAIN
-from ...core.publishing import finish_interrupted
 from ...core.tensors import UNNAMED_DIMENSION, TensorSpec
 from ...onnx_graph.facts import OnnxFacts, inspect_onnx
 from ...onnx_graph.onnx_file import OnnxFile
@@ -75,8 +74,6 @@ def read_source(path: Path | OnnxFile) -> Source:
         UsageError: no such file, no ONNX model in it, or external data is missing.
         CheckFailed: the file was altered after its sidecar was written.
     """
-    if isinstance(path, Path):
-        finish_interrupted(path)
     file = OnnxFile.read(path)
     file.check_unchanged()
     file.check()

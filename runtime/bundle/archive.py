@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...core.errors import CheckFailed, UsageError
-from ...core.files import publish, staging
+from ...core.files import publish, work_folder
 from .device import check_files
 from .device.check_files import MANIFEST, MAX_FILES, MAX_MANIFEST, Fault
 
@@ -28,7 +28,7 @@ def write_tar(folder: Path, target: Path, top: str) -> None:
     Raises:
         UsageError: a name or file too large for the format, or the place cannot be written.
     """
-    with staging(target) as work:
+    with work_folder(target) as work:
         staged = work / "bundle.tar"
         try:
             with tarfile.open(staged, "w", format=tarfile.USTAR_FORMAT, encoding="utf-8") as archive:
@@ -37,9 +37,8 @@ def write_tar(folder: Path, target: Path, top: str) -> None:
                     entry.size, entry.mode = path.stat().st_size, 0o644
                     with path.open("rb") as stream:
                         archive.addfile(entry, stream)
-        except (OSError, ValueError) as error:
-            fix = "Use --format dir." if isinstance(error, ValueError) else "Check the disk's space."
-            raise UsageError(f"Cannot write {target}.", why=str(error), fix=fix) from error
+        except ValueError as error:
+            raise UsageError(f"Cannot write {target}.", why=str(error), fix="Use --format dir.") from error
         publish(staged, target)
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ...core import library_image
 from ...core.errors import UsageError
-from ...core.files import refuse_existing, sha256, staging
+from ...core.file_kinds import BUNDLE, TAR
+from ...core.files import sha256
+from ...core.outputs import Output, writing
 from ...core.sidecar import sidecar_path
 from ...core.tensors import TensorSpec
 from ...core.tolerance import Tolerance
@@ -28,14 +30,11 @@ from .parts import (
     read_model_part,
     read_plugin_part,
 )
-from .place import check_target, staged_folder
+from .place import check_bundle, put_folder
 from .readme import readme_text
 from .repository import Repository
 from .samples import Sample, make_samples
 from .triton import Serving
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Progress = Callable[[str], None]
 
@@ -72,6 +71,11 @@ class BundleRequest:
     rtol: float | None = None
     overwrite: bool = False
 
+    @property
+    def inputs(self) -> list[Path]:
+        """The files that are read, besides those beside them."""
+        return [self.model, *self.load_inputs, *self.plugins, *self.engines]
+
 
 @dataclass(frozen=True)
 class BundleFacts:
@@ -98,12 +102,15 @@ def create_bundle(request: BundleRequest, progress: Progress = lambda _: None) -
         CheckFailed: a file was altered after its sidecar was written, or a sample gives NaN.
         MissingDependency: onnxruntime is needed for the samples and is not installed.
     """
-    _check_output(request)
-    progress("Reading the model")
-    models = _read_models(request.model)
-    plugins = [read_plugin_part(path) for path in request.plugins]
-    engines = [read_engine_part(path, models[0], plugins) for path in request.engines]
-    with _staged(request) as folder:
+    kind = TAR if request.as_tar else BUNDLE
+    with writing(Output(request.output, kind), inputs=request.inputs, overwrite=request.overwrite) as work:
+        check_bundle(request.output, as_tar=request.as_tar, overwrite=request.overwrite)
+        progress("Reading the model")
+        models = _read_models(request.model)
+        plugins = [read_plugin_part(path) for path in request.plugins]
+        engines = [read_engine_part(path, models[0], plugins) for path in request.engines]
+        folder = work / "bundle"
+        folder.mkdir()
         layout = _Layout(folder, request, models, plugins, engines)
         layout.write(progress)
         manifest = layout.manifest()
@@ -113,31 +120,9 @@ def create_bundle(request: BundleRequest, progress: Progress = lambda _: None) -
         progress("Writing it to the disk")
         if request.as_tar:
             write_tar(folder, request.output, layout.name)
+        else:
+            put_folder(folder, request.output)
     return BundleFacts(request.output, manifest, hashlib.sha256(text).hexdigest(), layout.notes)
-
-
-@contextmanager
-def _staged(request: BundleRequest) -> Iterator[Path]:
-    """Where the files are laid out: beside the target, on the same disk."""
-    if not request.as_tar:
-        with staged_folder(request.output) as folder:
-            yield folder
-        return
-    with staging(request.output) as work:
-        try:
-            (work / "bundle").mkdir()
-            yield work / "bundle"
-        except OSError as error:
-            raise UsageError(
-                f"Cannot write {request.output}.", why=str(error), fix="Check the disk's space."
-            ) from error
-
-
-def _check_output(request: BundleRequest) -> None:
-    if request.as_tar:
-        refuse_existing(request.output, request.overwrite)
-    else:
-        check_target(request.output, request.overwrite)
 
 
 def _read_models(path: Path) -> list[ModelPart]:
@@ -189,7 +174,7 @@ class _Layout:
         if repository:
             repository.write_model()
             self._served, self.notes = repository.served, repository.notes
-        for source in sorted(Path(device.__file__).parent.glob("*.py")):
+        for source in (*sorted(Path(device.__file__).parent.glob("*.py")), Path(library_image.__file__)):
             if source.name != "__init__.py":
                 self.take(source, source.name, "script")
         if self.models[0].sidecar and self.models[0].sidecar.step:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...core.cpu_library import is_cpu_library
 from ...core.errors import CheckFailed, UsageError
 from ...core.files import sha256
-from ...core.publishing import finish_interrupted
+from ...core.library_store import TENSORRT_PLUGIN, kind_of
+from ...core.publishing import MAX_BYTES
+from ...core.reading import open_plain, read_plain
 from ...core.sidecar import Sidecar, sidecar_path
 from ...core.tensors import TensorSpec
 from ...core.tolerance import TOLERANCES, Tolerance, tolerance_for
@@ -105,7 +106,6 @@ def read_model_part(path: Path) -> ModelPart:
         raise UsageError(
             f"Cannot bundle {path}.", why="A bundle is made of a model.onnx.", fix="Give engines as --engine."
         )
-    finish_interrupted(path)
     file = OnnxFile.read(path)
     facts = inspect_onnx(file)
     if facts.sidecar_matches is False:
@@ -138,11 +138,11 @@ def read_plugin_part(path: Path) -> PluginPart:
     import json
 
     try:
-        with path.open("rb") as stream:
+        with open_plain(path) as stream:
             header = stream.read(20)
         arch = _MACHINES.get(int.from_bytes(header[18:20], "little")) if header.startswith(b"\x7fELF") else None
         digest = sha256(path)
-        facts = json.loads(sidecar_path(path).read_bytes()) if sidecar_path(path).is_file() else {}
+        facts = json.loads(read_plain(sidecar_path(path), MAX_BYTES)) if sidecar_path(path).is_file() else {}
     except OSError as error:
         raise UsageError(f"Cannot read {path}.", why=error.strerror or str(error)) from error
     except (ValueError, RecursionError) as error:
@@ -152,7 +152,7 @@ def read_plugin_part(path: Path) -> PluginPart:
     stated = facts.get("sha256") if isinstance(facts, dict) else None
     if stated not in (None, digest):
         raise CheckFailed(f"{path} was altered.", why="Its SHA-256 is not the one beside it.", fix="Build it again.")
-    return PluginPart(path, arch, digest, "kernels" if is_cpu_library(path) else "plugin")
+    return PluginPart(path, arch, digest, (kind_of(path) or TENSORRT_PLUGIN).name)
 
 
 def read_engine_part(path: Path, model: ModelPart, plugins: Sequence[PluginPart]) -> EnginePart:
@@ -177,8 +177,8 @@ def read_engine_part(path: Path, model: ModelPart, plugins: Sequence[PluginPart]
     needed = facts.plugin.sha256 if facts.plugin and facts.plugin.kind == "library" else ""
     if needed and needed not in {plugin.digest for plugin in plugins}:
         why = f"It needs the library it was built with, SHA-256 {needed}."
-        where = facts.plugin.path if facts.plugin else ""
-        raise UsageError(f"The plugin library of {path} is missing.", why=why, fix=f"Add --plugin-library {where}")
+        name = Path(facts.plugin.path).name if facts.plugin else ""
+        raise UsageError(f"The plugin library of {path} is missing.", why=why, fix=f"Add --plugin-library {name}")
     return EnginePart(path, facts)
 
 

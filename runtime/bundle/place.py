@@ -6,33 +6,31 @@ import ctypes
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from ...core.errors import UsageError
-from ...core.files import flush, work_folder
-from .device.check_files import MANIFEST, MAX_MANIFEST
+from ...core.files import flush
+from ...core.reading import read_plain
+from .archive import read_table, read_tar_manifest
+from .device.check_files import MANIFEST, MAX_MANIFEST, Fault
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2  # linux/fs.h
 
 
-def check_target(target: Path, overwrite: bool) -> None:
-    """Refuse a place that holds anything but an earlier bundle or nothing, before any work is done.
+def check_bundle(target: Path, *, as_tar: bool, overwrite: bool) -> None:
+    """Refuse a place that holds anything but an earlier bundle or nothing.
 
     Raises:
-        UsageError: no such parent folder, something is there and may not be replaced, or it is no bundle.
+        UsageError: something is there and may not be replaced, or it is no bundle.
     """
-    if not target.parent.is_dir():
-        why = f"The folder {target.parent} does not exist."
-        raise UsageError(f"Cannot write {target}.", why=why, fix="Create it first.")
-    if target.is_symlink() or (target.exists() and not target.is_dir()):
-        raise UsageError(f"Cannot write {target}.", why="It is not a folder.", fix="Choose another name.")
-    if not target.exists() or not any(target.iterdir()):
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
-    if not _is_bundle(target):
-        why = "It is a folder that holds other things than a bundle."
+    if as_tar == target.is_dir():
+        what = "a folder" if as_tar else "not a folder"
+        raise UsageError(f"Cannot write {target}.", why=f"It is {what}.", fix="Choose another name.")
+    if not (_is_bundle_tar(target) if as_tar else _is_bundle(target)):
+        why = "It is a tar of other things." if as_tar else "It is a folder that holds other things than a bundle."
         raise UsageError(f"{target} is not replaced.", why=why, fix="Choose another name.")
     if not overwrite:
         raise UsageError(f"{target} exists.", why="Nothing is replaced unasked.", fix="Add --force.")
@@ -40,28 +38,41 @@ def check_target(target: Path, overwrite: bool) -> None:
 
 def _is_bundle(folder: Path) -> bool:
     try:
-        with (folder / MANIFEST).open("rb") as stream:
-            return bool(json.loads(stream.read(MAX_MANIFEST))["format"] == "localattn-bundle")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return _is_manifest(read_plain(folder / MANIFEST, MAX_MANIFEST))
+    except (UsageError, OSError):
         return False
 
 
-@contextmanager
-def staged_folder(target: Path) -> Iterator[Path]:
-    """A new folder beside `target`, put in its place if the block ends well and removed if not.
+def _is_bundle_tar(path: Path) -> bool:
+    if path.stat().st_size == 0:
+        return True
+    try:
+        return _is_manifest(read_tar_manifest(path, read_table(path)))
+    except (UsageError, Fault):
+        return False
 
-    Raises:
-        UsageError: the parent cannot be written.
+
+def _is_manifest(text: bytes) -> bool:
+    try:
+        return bool(json.loads(text)["format"] == "localattn-bundle")
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
+def put_folder(folder: Path, target: Path) -> None:
+    """Put a finished folder in its place, in one step; an earlier one there is removed.
+
+    Args:
+        folder: in a temporary folder beside `target`.
+        target: nothing, an empty folder, or an earlier bundle.
     """
-    with work_folder(target) as work:
-        folder = work / "bundle"
-        folder.mkdir()
-        try:
-            yield folder
-            _flush(folder)
-            _put(folder, target, work)
-        except OSError as error:
-            raise UsageError(f"Cannot write {target}.", why=str(error), fix="Check the disk's space.") from error
+    _flush(folder)
+    if target.is_dir() and any(target.iterdir()):
+        if _exchange(folder, target):
+            return  # the old bundle is in the temporary folder now and goes with it
+        # Without the exchange there is a moment with no bundle at all, never one with half of it.
+        target.rename(folder.parent / "old")
+    folder.rename(target)
 
 
 def _flush(folder: Path) -> None:
@@ -69,15 +80,6 @@ def _flush(folder: Path) -> None:
     for root, _, names in os.walk(folder):
         for path in (Path(root), *(Path(root) / name for name in names)):
             flush(path)
-
-
-def _put(folder: Path, target: Path, work: Path) -> None:
-    if target.is_dir() and any(target.iterdir()):
-        if _exchange(folder, target):
-            return  # the old bundle is in `work` now and goes with it
-        # Without the exchange there is a moment with no bundle at all, never one with half of it.
-        target.rename(work / "old")
-    folder.rename(target)
 
 
 def _exchange(one: Path, other: Path) -> bool:

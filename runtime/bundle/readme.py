@@ -47,6 +47,7 @@ def _check(manifest: Mapping[str, Any]) -> list[str]:
         "python3 verify.py                  # SHA-256 of every file, then the samples against their outputs",
         "python3 verify.py --provider cuda  # the same on the GPU, with onnxruntime-gpu",
         "python3 verify.py --files-only     # only the files",
+        "python3 verify.py --run-libraries  # also with the libraries in it, if you trust who made the bundle",
         "```",
         "",
         "Exit codes: 0 all is well; 1 a file was altered, a model does not load, or an output differs; 2 this is no "
@@ -98,7 +99,8 @@ def _kernels(manifest: Mapping[str, Any]) -> list[str]:
         f'session = onnxruntime.InferenceSession("{model}", options, providers=["CPUExecutionProvider"])',
         "```",
         "",
-        "`verify.py` runs every sample with the library for its processor too.",
+        "`python3 verify.py --run-libraries` runs every sample with the library for its processor too, and says which "
+        "of its kernels ran. Without the option no library of the bundle is loaded: a library is code.",
         "",
     ]
 

@@ -11,8 +11,9 @@ import numpy as np
 from ...core.errors import CheckFailed, UsageError
 from ...core.step_facts import StepFacts
 from ...core.tensors import TensorSpec
+from ..array_step import ArrayStep
 from ..arrays import load_arrays, random_inputs
-from ..one_call import check_call, first_call
+from ..one_call import check_call
 from ..open_axes import named_sizes
 from ..session import Arrays, Session, load
 from ..vocabulary import vocabulary
@@ -81,21 +82,17 @@ def _stream(
     session: Session, step: StepFacts, count: int, seed: int, limit: int | None
 ) -> Iterator[tuple[Arrays, str]]:
     """Calls of a step graph with the caches it really has then: the first call, and ones after the ring has wrapped."""
-    begun = first_call(step)
-    fresh = [spec for spec in session.inputs if spec.name not in begun]
+    steps = ArrayStep(step, {step.chunk: session})
     slots = max((max(cache.shape[:-1], default=1) for cache in step.caches), default=1)
     apart = slots // step.chunk + 2
-    caches = {cache.input: begun[cache.input] for cache in step.caches}
     for call in range(apart * (count - 1) + 1):
-        position = call * step.chunk
-        if step.max_positions is not None and position + step.chunk > step.max_positions:
+        if step.max_positions is not None and steps.position + step.chunk > step.max_positions:
             return
-        inputs = random_inputs(fresh, seed + call, limit)
-        inputs |= caches | {step.position_input: np.array([position], dtype=np.int64)}
+        drawn = random_inputs(steps.inputs, seed + call, limit)
         if call % apart == 0:
+            inputs = drawn | steps.state
             yield {spec.name: inputs[spec.name] for spec in session.inputs}, f"random, seed {seed}, call {call}"
-        outputs = session.run(inputs)
-        caches = {cache.input: outputs[cache.output] for cache in step.caches}
+        steps.advance(drawn)
 
 
 def _finite(outputs: Arrays, source: str) -> Arrays:

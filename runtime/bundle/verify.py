@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import CheckFailed, LocalAttnError, MissingDependency, UsageError
+from ...core.limits import check_threads
+from ...core.reading import check_plain
 from .archive import check_tar, extract, read_table, read_tar_manifest
 from .device import check_files
 from .device import verify as script
@@ -46,6 +48,7 @@ def verify_bundle(
     threads: int | None = None,
     files_only: bool = False,
     manifest_sha256: str | None = None,
+    run_libraries: bool = False,
 ) -> Verified:
     """Check every file of a bundle, then run its samples.
 
@@ -57,19 +60,23 @@ def verify_bundle(
         provider: of onnxruntime: auto, cpu, cuda or tensorrt.
         threads: CPU threads for one operator.
         files_only: run nothing.
-        manifest_sha256: refuse the bundle unless its manifest has this SHA-256.
+        manifest_sha256: refuse the bundle unless its manifest has this SHA-256; as it says what every file is, it
+            allows the libraries too.
+        run_libraries: also run with the libraries of the bundle, which are code.
 
     Raises:
         UsageError: no bundle, or one with a path, link or claim that is refused.
         CheckFailed: a file is missing, added or altered.
     """
+    check_threads(threads)
     if provider not in ("auto", *script.PROVIDERS):
         raise UsageError(f"There is no provider {provider!r}.", fix=f"Known: auto, {', '.join(script.PROVIDERS)}.")
     with _as_errors(), _checked(path, manifest_sha256, unpack=not files_only) as (folder, manifest, digest):
         if folder is None:
             report: dict[str, Any] = {"code": 0, "rows": [], "not_run": [], "samples": len(manifest["samples"])}
         else:
-            report = script.run_bundle(folder, manifest, model, provider, threads)
+            libraries = run_libraries or manifest_sha256 is not None
+            report = script.run_bundle(folder, manifest, model, provider, threads, libraries=libraries)
     return Verified(manifest, digest, report)
 
 
@@ -92,6 +99,7 @@ def _checked(path: Path, expected: str | None, *, unpack: bool) -> Iterator[tupl
         check_files.check_folder(path, manifest)
         yield (path if unpack else None), manifest, hashlib.sha256(text).hexdigest()
         return
+    check_plain(path)
     if not path.is_file():
         raise UsageError(f"Cannot read {path}.", why="There is no such file or folder.", fix="Give a bundle.")
     table = read_table(path)

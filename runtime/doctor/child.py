@@ -2,7 +2,7 @@
 
     python child.py package torch
     python child.py provider CUDAExecutionProvider
-    python child.py library /path/liblocalattn_onnxruntime.so
+    python child.py library IMAGE /path/liblocalattn_onnxruntime.so
 
 A broken shared library can crash on import and a driver can hang; then only this process dies. It needs nothing but the
 standard library and what it looks at. Whatever a package prints goes to stderr.
@@ -142,13 +142,21 @@ def _gpu(cuda: Any, index: int) -> str:
     return f"{text}, compute capability {'.'.join(capability)}, {memory.value / 2**30:.1f} GiB"
 
 
-def library(path: str) -> dict[str, Any]:
-    """Whether onnxruntime takes a library of custom operators, and the instruction set that ours says it uses."""
+def library(image: str, path: str) -> dict[str, Any]:
+    """Whether onnxruntime takes a library of custom operators, and the instruction set that ours says it uses.
+
+    Args:
+        image: leads to the bytes that were verified.
+        path: the library's own, for people.
+    """
     package("onnxruntime")
     import onnxruntime as ort
 
-    ort.SessionOptions().register_custom_ops_library(path)
-    ask = ctypes.CDLL(path).localattn_instruction_set
+    try:
+        ort.SessionOptions().register_custom_ops_library(image)
+        ask = ctypes.CDLL(image).localattn_instruction_set
+    except Exception as error:
+        raise RuntimeError(str(error).replace(image, path)) from error
     ask.restype = ctypes.c_char_p
     return {"detail": f"{ask().decode()}; {path}"}
 

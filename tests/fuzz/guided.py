@@ -28,7 +28,8 @@ with atheris.instrument_imports(include=["localattn"]):
     from localattn.runtime.bundle import archive, verify  # noqa: F401
     from localattn.runtime.bundle.device import check_files  # noqa: F401
 
-from .judge import ALLOWED, Case, lay_out
+from .case import Case, lay_out
+from .judge import ALLOWED
 from .mutate import mutate_bytes
 from .seeds import Seeds
 from .targets import TARGETS

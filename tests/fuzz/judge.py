@@ -1,124 +1,110 @@
-"""Running a case in a worker, and what is a fault: traceback, unknown exit code, signal, hang, memory, rubble."""
+"""How a command ended on a case, and what of it is a fault; `FAULTS` lists the kinds."""
 
 from __future__ import annotations
 
-import json
-import os
-import select
-import signal
-import subprocess
-import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from localattn.core.errors import ExitCode
 
+from .case import Case, Entry, Streams, environment, laid_out, of_others, snapshot
+from .process import run_process
+from .runner import GROWTH, Worker
+
 ALLOWED = {int(code) for code in ExitCode} - {int(ExitCode.INTERNAL)}
-SECONDS = 90.0  # on a busy machine; cases take milliseconds
-GROWTH = 1 << 30  # bytes of memory a case of a few kilobytes may take
+# Each kind of fault, and what the table of a campaign calls it.
+FAULTS = {
+    "internal": "exit code 70",
+    "hang": "hangs over 60 s",
+    "lost": "files lost, moved or changed",
+    "foreign": "foreign code run",
+    "left": "files left behind",
+    "signal": "ended by a signal",
+    "memory": "memory beyond its limit",
+    "code": "undocumented exit code, or none",
+    "traceback": "tracebacks",
+    "silent": "errors without a message",
+}
 
 
 @dataclass(frozen=True)
-class Case:
-    """Files to write into an empty folder, and the command to run on them.
+class Fault:
+    """What is wrong with how a command ended: a key of `FAULTS`, and what was seen."""
+
+    kind: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{FAULTS[self.kind]}: {self.detail}"
+
+
+def meet(worker: Worker, case: Case, folder: Path, marker: Path | None = None) -> tuple[int | None, list[Fault]]:
+    """Run the command on the case.
 
     Args:
-        files: by relative path; the content, or the target of a link as text.
-        arguments: of the command line; `{}` stands for the folder.
-        outputs: what the command may leave in the folder, whole.
+        worker: runs cases that need no process of their own.
+        case: what to run.
+        folder: an empty folder; the case gets one below it, so that `..` is ours too.
+        marker: the file that planted code makes.
+
+    Returns:
+        The exit code, None where there is none; and the faults, none if it ended as documented.
     """
-
-    files: dict[str, bytes | str]
-    arguments: tuple[str, ...]
-    outputs: tuple[str, ...] = ()
-
-
-@dataclass
-class Worker:
-    """A worker process that is started again when a case ended it."""
-
-    starts: int = 0
-    _process: subprocess.Popen[str] | None = field(default=None, repr=False)
-
-    def ask(self, arguments: list[str]) -> dict[str, Any]:
-        """How the command ended; `signal` or `hang` instead where it did not."""
-        if self._process is None:
-            self.starts += 1
-            command = [sys.executable, "-m", "tests.fuzz.worker"]
-            root = Path(__file__).resolve().parents[2]
-            self._process = subprocess.Popen(
-                command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-            )
-        process = self._process
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(json.dumps(arguments) + "\n")
-        process.stdin.flush()
-        ready, _, _ = select.select([process.stdout], [], [], SECONDS)
-        line = process.stdout.readline() if ready else ""
-        if line:
-            return dict(json.loads(line))
-        if not ready:
-            process.kill()
-        code = process.wait()
-        self._process = None
-        return (
-            {"hang": SECONDS} if not ready else {"signal": signal.Signals(-code).name if code < 0 else f"exit {code}"}
-        )
-
-    def close(self) -> None:
-        if self._process is not None:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-            self._process.wait()
-            self._process = None
-
-
-def lay_out(case: Case, folder: Path) -> list[str]:
-    """Write the files; the arguments with the folder put in."""
-    for name, content in case.files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(content, str):
-            path.symlink_to(content)
+    here = folder / "here"
+    here.mkdir()
+    if marker is not None:
+        marker.unlink(missing_ok=True)
+    with laid_out(case, here) as arguments:
+        before = snapshot(here)
+        variables = environment(case, here)
+        if case.streams is None:
+            answer = worker.ask(arguments, here, variables)
         else:
-            path.write_bytes(content)
-    return [argument.replace("{}", str(folder)) for argument in case.arguments]
+            answer = run_process(arguments, here, worker.environment(variables), case.streams)
+        worker.last = answer
+        after = snapshot(here)
+        faults = [*_ended(answer, case), *_files(answer.get("code"), case, before, after)]
+        strays = {path.name for path in folder.iterdir()} - {"here"} | set(worker.strays())
+        if strays:
+            faults.append(Fault("left", f"outside its folder: {sorted(strays)}"))
+        if marker is not None and marker.exists():
+            marker.unlink()
+            if not case.names_code:
+                faults.append(Fault("foreign", "a planted library or pickle ran"))
+    return answer.get("code"), faults
 
 
-def meet(worker: Worker, case: Case, folder: Path) -> tuple[int | None, str | None]:
-    """The exit code of the command on this case, and what is wrong with how it ended; None if that is documented."""
-    arguments = lay_out(case, folder)
-    before = _snapshot(folder)
-    answer = worker.ask(arguments)
-    return answer.get("code"), _fault(answer, case, before, folder)
-
-
-def _fault(answer: dict[str, Any], case: Case, before: dict[str, bytes | str], folder: Path) -> str | None:
-    for ended in ("signal", "hang"):
-        if ended in answer:
-            return f"{ended}: {answer[ended]}"
+def _ended(answer: dict[str, Any], case: Case) -> list[Fault]:
+    """Faults of how the process ended, and of what it said."""
+    for kind in ("signal", "hang"):
+        if kind in answer:
+            return [Fault(kind, str(answer[kind]))]
+    code, said = answer["code"], answer["err"]
     if answer["escaped"]:
-        return f"escaped: {answer['escaped']}"
-    if answer["code"] not in ALLOWED:
-        return f"exit {answer['code']}: {answer['err'][:300]}"
-    if "Traceback" in answer["err"] + answer["out"]:
-        return f"traceback: {answer['err'][:300]}"
-    if answer["code"] not in (0, 1) and not answer["err"].strip():
-        return f"exit {answer['code']} without a word"
+        return [Fault("traceback", f"escaped: {answer['escaped']}")]
+    if code == ExitCode.INTERNAL:
+        return [Fault("internal", said[:300])]
+    if code not in ALLOWED:
+        return [Fault("code", f"{code}: {said[:300]}")]
+    if "Traceback" in said + answer["out"] or "Exception ignored" in said:
+        return [Fault("traceback", said[:300])]
     if answer["grown"] > GROWTH:
-        return f"memory: {answer['grown'] >> 20} MiB"
-    after = _snapshot(folder)
-    changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
-    rubble = changed - (set(case.outputs) if answer["code"] in (0, 1) else set())
-    return f"left behind after exit {answer['code']}: {sorted(rubble)}" if rubble else None
+        return [Fault("memory", f"{answer['grown'] >> 20} MiB")]
+    heard = case.streams is None or case.streams.err == "pipe"
+    return [Fault("silent", f"exit code {code}")] if heard and code > 1 and not said.strip() else []
 
 
-def _snapshot(folder: Path) -> dict[str, bytes | str]:
-    found: dict[str, bytes | str] = {}
-    for root, names, files in os.walk(folder):
-        for name in (*names, *files):
-            path = Path(root, name)
-            key = path.relative_to(folder).as_posix()
-            found[key] = "link" if path.is_symlink() else "folder" if path.is_dir() else path.read_bytes()
-    return found
+def _files(code: int | None, case: Case, before: dict[str, Entry], after: dict[str, Entry]) -> list[Fault]:
+    """Faults of what is on the disk: what was there is as it was, and what is new belongs there."""
+    # A command whose message could not be written may still have done its work.
+    finished = code in (0, 1) or (case.streams is not None and case.streams != Streams())
+    lost = [
+        name
+        for name in before
+        if before[name] != after.get(name) and not (finished and name in after and case.may_change(name))
+    ]
+    new = after.keys() - before.keys() - of_others(after)
+    left = [name for name in new if not (finished and case.may_leave(name))]
+    faults = [Fault("lost", f"{sorted(lost)} after exit code {code}")] if lost else []
+    return [*faults, Fault("left", f"{sorted(left)} after exit code {code}")] if left else faults

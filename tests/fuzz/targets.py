@@ -1,17 +1,16 @@
-"""Every kind of file the commands read from outside: how one is mutated, and the command that must survive it."""
+"""Every kind of case of a campaign: mutated files of each format here, all else in the modules beside."""
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from .judge import Case
+from .case import Case, Content
+from .groups import tar_of
 from .mutate import (
     json_bytes,
     mutate_bytes,
@@ -24,7 +23,12 @@ from .mutate import (
     mutate_zip,
 )
 from .mutate_onnx import mutate_onnx
+from .options import draw_option
+from .outputs import draw_output
+from .planted import draw_batch, draw_library
 from .seeds import Seeds
+from .surroundings import draw_environment, draw_streams
+from .wrong_inputs import draw_wrong_input
 
 Make = Callable[[Random, Seeds], Case]
 
@@ -36,6 +40,7 @@ class Target:
     Args:
         make: draws a case.
         weight: its share of a campaign; 0 for one that takes seconds and is run when named.
+        sample: how many cases the default tests run.
         with_bytes: the case of one file's content, for coverage-guided fuzzing; None where there is no one file.
         start: that file, sound.
         change: a mutation of it that keeps to the format.
@@ -46,6 +51,7 @@ class Target:
     with_bytes: Callable[[bytes, Seeds], Case] | None = None
     start: Callable[[Seeds], bytes] | None = None
     change: Callable[[Random, bytes], bytes] | None = None
+    sample: int = 20
 
 
 def _config_file(seeds: Seeds) -> bytes:
@@ -63,7 +69,7 @@ def _dry_export(random: Random, name: str, content: bytes, seeds: Seeds) -> Case
     """Mostly inspect; else the export's own reading, which stops before it traces."""
     if random.random() < 0.6:
         return _inspect_checkpoint(name)(content, seeds)
-    files: dict[str, bytes | str] = {name: content, "config.json": _config_file(seeds)}
+    files: dict[str, Content] = {name: content, "config.json": _config_file(seeds)}
     return Case(files, ("export", "{}/" + name, "-o", "{}/out.onnx", "--dry-run"))
 
 
@@ -81,7 +87,7 @@ def _safetensors(random: Random, seeds: Seeds) -> Case:
 
 def _config(random: Random, seeds: Seeds) -> Case:
     suffix = random.choice((".json", ".toml", ".yaml"))
-    files: dict[str, bytes | str] = {"m.pt": seeds.checkpoint.read_bytes()}
+    files: dict[str, Content] = {"m.pt": seeds.checkpoint.read_bytes()}
     files["c" + suffix] = mutate_config(random, seeds.config, suffix)
     command = ("inspect",) if random.random() < 0.6 else ("export", "-o", "{}/out.onnx", "--dry-run")
     return Case(files, (*command, "{}/m.pt", "--config", "{}/c" + suffix))
@@ -144,7 +150,7 @@ def _onnx(random: Random, seeds: Seeds) -> Case:
 
 
 def _external_data(random: Random, seeds: Seeds) -> Case:
-    files: dict[str, bytes | str] = {**seeds.external, "in.npz": seeds.npz, "folder/x": b"", "link.bin": "/etc/passwd"}
+    files: dict[str, Content] = {**seeds.external, "in.npz": seeds.npz, "folder/x": b"", "link.bin": "/etc/passwd"}
     name = random.choice(("model.onnx", "model.onnx", "weights.bin"))
     content = seeds.external[name]
     files[name] = mutate_onnx(random, content) if name == "model.onnx" else mutate_bytes(random, content)
@@ -156,7 +162,7 @@ def _external_data(random: Random, seeds: Seeds) -> Case:
 
 def _step(random: Random, seeds: Seeds) -> Case:
     """A step file, its sidecar or its prefill file changed; where the file is, its facts follow it."""
-    files: dict[str, bytes | str] = {path.name: path.read_bytes() for path in seeds.step.parent.iterdir()}
+    files: dict[str, Content] = {path.name: path.read_bytes() for path in seeds.step.parent.iterdir()}
     name = random.choice(sorted(files))
     content = files[name]
     assert isinstance(content, bytes)
@@ -173,7 +179,7 @@ def _step(random: Random, seeds: Seeds) -> Case:
     return Case(files, ("generate", "{}/step.onnx", *prompt))
 
 
-def _relisted(files: dict[str, bytes], change: dict[str, bytes]) -> dict[str, bytes | str]:
+def _relisted(files: dict[str, bytes], change: dict[str, bytes]) -> dict[str, Content]:
     """A bundle with changed files whose manifest agrees with them."""
     files = files | change
     manifest = json.loads(files["manifest.json"])
@@ -185,7 +191,7 @@ def _relisted(files: dict[str, bytes], change: dict[str, bytes]) -> dict[str, by
 
 
 def _bundle_folder(random: Random, seeds: Seeds) -> Case:
-    files: dict[str, bytes | str] = dict(seeds.bundle)
+    files: dict[str, Content] = dict(seeds.bundle)
     kind = random.randrange(4)
     name = random.choice(sorted(seeds.bundle))
     if kind == 0:
@@ -197,18 +203,8 @@ def _bundle_folder(random: Random, seeds: Seeds) -> Case:
         files = _relisted(seeds.bundle, {sample: mutate_zip(random, seeds.bundle[sample], mutate_npy)})
     else:
         files = _relisted(seeds.bundle, {"model/model.onnx": mutate_onnx(random, seeds.bundle["model/model.onnx"])})
-    below: dict[str, bytes | str] = {f"b/{path}": content for path, content in files.items()}
+    below: dict[str, Content] = {f"b/{path}": content for path, content in files.items()}
     return Case(below, ("bundle", "verify", "{}/b"))
-
-
-def _tar_of(files: dict[str, bytes]) -> bytes:
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for name in sorted(files):
-            entry = tarfile.TarInfo(f"b/{name}")
-            entry.size = len(files[name])
-            archive.addfile(entry, io.BytesIO(files[name]))
-    return stream.getvalue()
 
 
 def _tar_case(content: bytes, seeds: Seeds) -> Case:
@@ -238,11 +234,11 @@ def _changed_tar(random: Random, sound: bytes) -> bytes:
 
 
 def _bundle_tar(random: Random, seeds: Seeds) -> Case:
-    return _tar_case(_changed_tar(random, _tar_of(seeds.bundle)), seeds)
+    return _tar_case(_changed_tar(random, tar_of(seeds.bundle)), seeds)
 
 
 def _engine(random: Random, seeds: Seeds) -> Case:
-    files: dict[str, bytes | str] = dict(seeds.engine)
+    files: dict[str, Content] = dict(seeds.engine)
     files["model.engine.json"] = _mutated_facts(random, seeds.engine["model.engine.json"])
     if random.random() < 0.1:
         files["model.engine"] = mutate_bytes(random, seeds.engine["model.engine"])
@@ -251,14 +247,14 @@ def _engine(random: Random, seeds: Seeds) -> Case:
 
 def _export(random: Random, seeds: Seeds) -> Case:
     """A whole export, of a changed checkpoint or config, over an older file: it stays, or the new one is whole."""
-    files: dict[str, bytes | str] = {"m.pt": seeds.checkpoint.read_bytes(), "config.json": _config_file(seeds)}
+    files: dict[str, Content] = {"m.pt": seeds.checkpoint.read_bytes(), "config.json": _config_file(seeds)}
     if random.random() < 0.5:
         files["config.json"] = json_bytes(mutate_document(random, seeds.config))
     else:
         files["m.pt"] = mutate_zip(random, seeds.checkpoint.read_bytes(), mutate_pickle)
     files |= {"model.onnx": b"old", "model.onnx.json": b"{}"}
-    outputs = ("model.onnx", "model.onnx.json")
-    return Case(files, ("export", "{}/m.pt", "-o", "{}/model.onnx", "--force"), outputs)
+    replaced = ("model.onnx", "model.onnx.json")
+    return Case(files, ("export", "{}/m.pt", "-o", "{}/model.onnx", "--force"), replaced=replaced)
 
 
 TARGETS: dict[str, Target] = {
@@ -288,7 +284,14 @@ TARGETS: dict[str, Target] = {
     "onnx-external-data": Target(_external_data, 3),
     "step-files": Target(_step, 3),
     "bundle-folder": Target(_bundle_folder, 3),
-    "bundle-tar": Target(_bundle_tar, 2, _tar_case, lambda s: _tar_of(s.bundle), _changed_tar),
+    "bundle-tar": Target(_bundle_tar, 2, _tar_case, lambda s: tar_of(s.bundle), _changed_tar),
     "engine-facts": Target(_engine, 2),
     "export": Target(_export, 0),
+    "outputs": Target(draw_output, 8, sample=40),
+    "wrong-inputs": Target(draw_wrong_input, 5, sample=25),
+    "options": Target(draw_option, 4, sample=20),
+    "environment": Target(draw_environment, 2, sample=10),
+    "streams": Target(draw_streams, 1, sample=4),
+    "planted-batch": Target(draw_batch, 3, sample=15),
+    "planted-library": Target(draw_library, 3, sample=15),
 }

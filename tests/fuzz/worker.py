@@ -1,4 +1,4 @@
-"""The process that meets the inputs: it runs commands one after another and tells how each ended.
+"""The process that meets the inputs: it runs commands one after another and answers how each ended.
 
 It is a process of its own because native code may crash in it, hang, or take all memory: `python -m tests.fuzz.worker`.
 """
@@ -11,16 +11,19 @@ import json
 import os
 import resource
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-# What a case may map; enough for torch, and far below what a lying header asks for.
-ADDRESS_SPACE = 12 << 30
+# What a case may map beyond what the worker has mapped.
+_ROOM = 6 << 30
 
 
-def _peak_bytes() -> int:
-    """The largest resident size since `_forget_peak`."""
+def _status_bytes(name: str) -> int:
+    """A size in `/proc/self/status`."""
     for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
+        if line.startswith(f"{name}:"):
             return int(line.split()[1]) << 10
     return 0
 
@@ -36,27 +39,52 @@ def _text(stream: io.TextIOWrapper) -> str:
     return stream.buffer.getvalue().decode()
 
 
+@contextmanager
+def _surroundings(folder: str, environment: dict[str, str | None]) -> Iterator[None]:
+    """The folder, the variables and the memory of a case."""
+    before = dict(os.environ)
+    here = Path.cwd()
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    for name, value in environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    tempfile.tempdir = None
+    os.chdir(folder)
+    resource.setrlimit(resource.RLIMIT_AS, (min(hard, _status_bytes("VmSize") + _ROOM), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+        os.chdir(here)
+        os.environ.clear()
+        os.environ.update(before)
+
+
 def main() -> None:
     """Answer requests, one JSON line each, until stdin ends."""
     channel = os.fdopen(os.dup(1), "w")
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)  # native code that prints must not break the lines
     os.dup2(silent, 2)
-    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
     from localattn import cli
     from localattn.commands.console import Verbosity
 
     for line in sys.stdin:
-        arguments = json.loads(line)
+        request = json.loads(line)
         Verbosity.verbose = Verbosity.quiet = False
-        sys.argv = ["localattn", *arguments]
+        sys.argv = ["localattn", *request["arguments"]]
         out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
         _forget_peak()
-        before = _peak_bytes()
+        before = _status_bytes("VmHWM")
         code, escaped = 0, ""
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with (
+            _surroundings(request["folder"], request["environment"]),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
             try:
                 cli.main()
             except SystemExit as exit_:
@@ -68,7 +96,7 @@ def main() -> None:
             "out": _text(out)[-4000:],
             "err": _text(err)[:4000],
             "escaped": escaped[:2000],
-            "grown": _peak_bytes() - before,
+            "grown": _status_bytes("VmHWM") - before,
         }
         channel.write(json.dumps(answer) + "\n")
         channel.flush()

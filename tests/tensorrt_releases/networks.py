@@ -18,6 +18,7 @@ from unittest import mock
 
 from localattn.core.engine_facts import ProfileFacts
 from localattn.core.errors import LocalAttnError
+from localattn.core.library_store import TENSORRT_PLUGIN, Library, read_named
 from localattn.core.tensorrt_versions import FEATURES
 from localattn.plugins.library.registry import available_backends, load_into_registry
 from localattn.runtime.builder import network
@@ -34,7 +35,7 @@ WORKSPACE, LEVEL = 64 << 20, 1
 
 
 def main(asked: dict[str, Any]) -> dict[str, Any]:
-    parts, library = Parts(**asked["parts"]), Path(asked["library"])
+    parts, library = Parts(**asked["parts"]), read_named(TENSORRT_PLUGIN, Path(asked["library"]))
     trt = bind(parts)
     opened = open_library("tensorrt")
     scratch, served = Path(parts.scratch), Path(asked["served"])
@@ -57,7 +58,7 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
         "aot": refused(lambda: network.parse(opened, read_source(served), "aot", [])) if asked["aot"] else [],
         "unknown": refused(lambda: network.parse(opened, read_source(Path(asked["unknown"])), "none", [])),
         "build": command("build", served, "-o", scratch / "no.engine", "--backend", "tensorrt", "--plugin", "none"),
-        "check": command("plugin", "check", library, "--backend", "tensorrt", "--format", "json"),
+        "check": command("plugin", "check", library.path, "--backend", "tensorrt", "--format", "json"),
         "files": sorted(path.name for path in scratch.glob("no.engine*")),
     }
 
@@ -90,7 +91,7 @@ def refused(work: Callable[[], object]) -> list[str]:
     return []
 
 
-def model(opened: Opened, path: Path, library: Path | None, times: Path) -> dict[str, Any]:
+def model(opened: Opened, path: Path, library: Library | None, times: Path) -> dict[str, Any]:
     """A file parsed, checked and built, with every option of a build."""
     source = read_source(path)
     plugin = PluginChoice("none" if library is None else "library", library=library)
@@ -187,7 +188,7 @@ def cancelled(opened: Opened, parsed: Any, asked: BuildRequest, profiles: list[P
     return False
 
 
-def stripped(opened: Opened, path: Path, library: Path) -> list[Any]:
+def stripped(opened: Opened, path: Path, library: Library) -> list[Any]:
     """How a file is taken without its functions, as releases before 10.7 must get it."""
     source = read_source(path)
     with loaded_plugin(opened, library), mock.patch.dict(FEATURES, plugin_before_function={}):

@@ -10,6 +10,8 @@ namespace localattn {
 namespace {
 
 constexpr int64_t kChannels = 64;  // of the output at a time
+constexpr int64_t kWeights = 1024;  // of a query, computed once for all channels if there are no more
+constexpr double kNoWeight = -1;    // of a key that the mask hides
 
 double element(const void* data, Element type, int64_t index) {
   if (type == Element::fp32) return static_cast<const float*>(data)[index];
@@ -39,7 +41,7 @@ double score(const Call& call, const Rows& rows, int64_t query, int64_t key) {
   if (!call.attn_bias) return product;
   const int64_t bias = bias_row(call.window, rows.head, query) + key;
   const double given = element(call.attn_bias, call.bias_element, bias);
-  return product + (given > kLowestBias ? given : kLowestBias);
+  return product + (given < kLowestBias ? kLowestBias : given);  // NaN stays NaN
 }
 
 }  // namespace
@@ -49,14 +51,20 @@ void attend_rows_naive(const Call& call, const Rows& rows) {
     const Interval seen = visible_interval(call.window, query, call.length);
     double top = -INFINITY;
     for (int64_t key = seen.first; key < seen.end; ++key) top = std::fmax(top, score(call, rows, query, key));
+    const auto compute_weight = [&](int64_t key) {
+      const double reached = score(call, rows, query, key);
+      return reached == -INFINITY ? kNoWeight : std::exp(reached - top);
+    };
+    double weights[kWeights];
+    const bool once = seen.end - seen.first <= kWeights;
+    for (int64_t key = seen.first; once && key < seen.end; ++key) weights[key - seen.first] = compute_weight(key);
     for (int64_t from = 0; from < call.head_dim; from += kChannels) {
       const int64_t channels = std::min(kChannels, call.head_dim - from);
       double sums[kChannels] = {};
       double total = 0;
       for (int64_t key = seen.first; key < seen.end; ++key) {
-        const double reached = score(call, rows, query, key);
-        if (reached == -INFINITY) continue;
-        const double weight = std::exp(reached - top);
+        const double weight = once ? weights[key - seen.first] : compute_weight(key);
+        if (weight == kNoWeight) continue;
         const int64_t row = rows.origin(call) + key * call.layout.row + from;
         total += weight;
         for (int64_t c = 0; c < channels; ++c) sums[c] += weight * element(call.value, call.element, row + c);

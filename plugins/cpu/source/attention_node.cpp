@@ -8,10 +8,17 @@ namespace {
 // No window and no sequence is longer; products of a few of these stay within 64 bits.
 constexpr int64_t kLongest = int64_t{1} << 31;
 
+// onnxruntime's own message would not name the attribute.
+void demand(const OrtApi* api, const Signature& op, OrtStatus* status, const char* name, const char* what) {
+  if (status == nullptr) return;
+  ort::ReleaseStatus(api, status);
+  refuse(op.op_type, ": attribute ", name, " is missing or is not ", what);
+}
+
 int64_t integer(const OrtApi* api, const Signature& op, const OrtKernelInfo* info, const char* name, int64_t least,
                 int64_t most) {
   int64_t value = 0;
-  check(ort::KernelInfoGetAttribute_int64(api, info, name, &value));
+  demand(api, op, ort::KernelInfoGetAttribute_int64(api, info, name, &value), name, "an integer");
   if (value < least || value > most)
     refuse(op.op_type, ": attribute ", name, " is ", value, "; it must lie in [", least, ", ", most, "]");
   return value;
@@ -19,11 +26,7 @@ int64_t integer(const OrtApi* api, const Signature& op, const OrtKernelInfo* inf
 
 bool is_heads_first(const OrtApi* api, const Signature& op, const OrtKernelInfo* info) {
   size_t count = 0;
-  // onnxruntime's own message would not name it.
-  if (OrtStatus* status = ort::KernelInfoGetAttributeArray_int64(api, info, "perm", nullptr, &count)) {
-    ort::ReleaseStatus(api, status);
-    refuse(op.op_type, ": attribute perm is missing");
-  }
+  demand(api, op, ort::KernelInfoGetAttributeArray_int64(api, info, "perm", nullptr, &count), "perm", "a list of integers");
   std::vector<int64_t> perm(count);
   if (count == 4) check(ort::KernelInfoGetAttributeArray_int64(api, info, "perm", perm.data(), &count));
   if (perm == std::vector<int64_t>{0, 1, 2, 3}) return true;
@@ -42,7 +45,7 @@ AttentionNode::AttentionNode(const OrtApi* api, const Signature& signature, cons
   window_.causal = integer(api, signature, info, "causal", 0, 1) != 0;
   window_.exact_windowsize = integer(api, signature, info, "exact_windowsize", 0, 1) != 0;
   shared_qk_ = integer(api, signature, info, "shared_qk", 0, 1) != 0;
-  check(ort::KernelInfoGetAttribute_float(api, info, "scale", &scale_));
+  demand(api, signature, ort::KernelInfoGetAttribute_float(api, info, "scale", &scale_), "scale", "a number");
   if (!std::isfinite(scale_)) refuse(signature.op_type, ": attribute scale is not finite");
   heads_first_ = is_heads_first(api, signature, info);
 }
@@ -63,9 +66,6 @@ void AttentionNode::compute(OrtKernelContext* context) const {
   call.length = query.dims[heads_first_ ? 2 : 1];
   call.head_dim = query.dims[3];
   if (call.length > kLongest) refuse(signature_.op_type, ": ", call.length, " tokens are too many");
-  const int64_t rows = call.heads * call.head_dim;
-  call.layout = heads_first_ ? Layout{rows * call.length, call.length * call.head_dim, call.head_dim}
-                             : Layout{rows * call.length, call.head_dim, rows};
   call.window = window_;
   call.scale = scale_;
   call.shared_qk = shared_qk_;
@@ -84,6 +84,10 @@ void AttentionNode::compute(OrtKernelContext* context) const {
   }
 
   call.output = output(api(), context, 0, query.dims);
+  if (is_empty(query.dims)) return;
+  const int64_t rows = call.heads * call.head_dim;
+  call.layout = heads_first_ ? Layout{rows * call.length, call.length * call.head_dim, call.head_dim}
+                             : Layout{rows * call.length, call.head_dim, rows};
   const int64_t tasks = count_tasks(call, processors());
   run_on_threads(api(), context, signature_.op_type, tasks, [&](int64_t task) {
     run_task(call, task, tasks);

@@ -18,6 +18,7 @@ inline void prefetch_rows(const void* tensor, const Call& call, const Rows& rows
 }
 
 // Fills a block from the tensors; its keys are followed by kGroup rows of zeros, which the last group may reach into.
+// Values that are not finite become zeros: a weight of zero would not hide them. `add_not_finite` looks them up.
 template <typename Number>
 void copy_block(const Call& call, const Rows& rows, Block& block) {
   const Number* keys = static_cast<const Number*>(call.key) + rows.origin(call);
@@ -42,6 +43,11 @@ void copy_block(const Call& call, const Rows& rows, Block& block) {
   for (int64_t c = 0; c < call.head_dim; c += kDepth) {
     float* padding = block.keys + c / kDepth * block.panel + kept * kDepth;
     for (int64_t i = 0; i < kGroup * kDepth; i += kLanes) store(padding + i, Vector{});
+  }
+  block.finite = all_finite(block.values, kept * block.width);
+  for (int64_t i = 0; !block.finite && i < kept * block.width; i += kLanes) {
+    const Vector value = load(block.values + i);
+    store(block.values + i, value * 0.0f == 0.0f ? value : Vector{});
   }
 }
 

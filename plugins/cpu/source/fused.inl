@@ -87,21 +87,25 @@ inline Vector sum_of_squares(const float* row, int64_t dim) {
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-// What one token's streams are multiplied with: count × (2 + count) weights. `memory` holds `weights_floats` of them.
+// So many streams at a time: their sums share vectors, and those of more would only take memory.
+constexpr int64_t kStreams = 8;
+
+// The memory of `weights_of`.
 inline int64_t weights_floats(int64_t count) {
-  const int64_t sums = align(count * (count + 3), kLanes);
-  return sums * kLanes + sums + align(count * (count + 2), kLanes);
+  const int64_t together = least(count, kStreams), sums = align(together * (count + 3), kLanes);
+  return sums * kLanes + sums + align(together * (count + 2), kLanes);
 }
 
-inline const float* weights_of(const ReadStreams& call, const float* streams, float* memory) {
+// What streams [first, end) of a token are multiplied with: 2 + count weights each. `memory` holds `weights_floats`.
+inline const float* weights_of(const ReadStreams& call, const float* streams, int64_t first, int64_t end, float* memory) {
   const int64_t columns = call.count + 2, a_stream = columns + 1;
-  const int64_t sums = align(call.count * a_stream, kLanes), weights = call.count * columns;
+  const int64_t sums = align((end - first) * a_stream, kLanes), weights = (end - first) * columns;
   float* parts = memory;
   float* totals = parts + sums * kLanes;
   float* found = totals + sums;
-  for (int64_t s = 0; s < call.count; ++s) {
+  for (int64_t s = 0; s < end - first; ++s) {
     Vector* part = reinterpret_cast<Vector*>(parts) + s * a_stream;
-    const float* row = streams + s * call.dim;
+    const float* row = streams + (first + s) * call.dim;
     for (int64_t j = 0; j < columns; j += kColumns) {
       const int some = static_cast<int>(least(kColumns, columns - j));
       multiply_some(some, row, call.columns + j * call.width, call.width, call.dim, part + j);
@@ -109,7 +113,7 @@ inline const float* weights_of(const ReadStreams& call, const float* streams, fl
     part[columns] = sum_of_squares(row, call.dim);
   }
   for (int64_t i = 0; i < sums; i += kLanes) add_lanes(reinterpret_cast<const Vector*>(parts) + i, totals + i);
-  for (int64_t s = 0; s < call.count; ++s) {
+  for (int64_t s = 0; s < end - first; ++s) {
     const float* total = totals + s * a_stream;
     const float norm = std::sqrt(total[columns]);
     const float scale = 1.0f / (norm < 1e-12f ? 1e-12f : norm);
@@ -117,51 +121,57 @@ inline const float* weights_of(const ReadStreams& call, const float* streams, fl
   }
   for (int64_t i = 0; i < weights; i += kLanes) {
     const int64_t some = least(kLanes, weights - i);
-    store(found + i, tanh_of(load(found + i)) * load_some(call.gain + i, some) + load_some(call.constant + i, some));
+    const int64_t at = first * columns + i;
+    store(found + i, tanh_of(load(found + i)) * load_some(call.gain + at, some) + load_some(call.constant + at, some));
   }
   return found;
 }
 
-// Σ_s weights[s·step]·streams[s], one row of kCount streams (0: any number).
+// Σ_s weights[s]·streams[s], one row of kCount streams (0: any number).
 template <int kCount>
-inline void combine(const float* streams, const float* weights, int64_t step, int64_t any, int64_t dim, float* to) {
+inline void combine(const float* streams, const float* weights, int64_t any, int64_t dim, float* to) {
   const int64_t count = kCount ? kCount : any;
   Vector own[kCount ? kCount : 1];
-  for (int s = 0; s < kCount; ++s) own[s] = splat(weights[s * step]);
+  for (int s = 0; s < kCount; ++s) own[s] = splat(weights[s]);
   int64_t c = 0;
   for (; c + kLanes <= dim; c += kLanes) {
     Vector sum = {};
     LOCALATTN_UNROLL
     for (int64_t s = 0; s < count; ++s) {
-      sum += load_elements(streams + s * dim + c) * (kCount ? own[s] : splat(weights[s * step]));
+      sum += load_elements(streams + s * dim + c) * (kCount ? own[s] : splat(weights[s]));
     }
     store_elements(to + c, sum);
   }
   if (c == dim) return;
   Vector sum = {};
-  for (int64_t s = 0; s < count; ++s) sum += load_some(streams + s * dim + c, dim - c) * weights[s * step];
+  for (int64_t s = 0; s < count; ++s) sum += load_some(streams + s * dim + c, dim - c) * weights[s];
   store_some(to + c, sum, dim - c);
 }
 
 bool read_streams(const ReadStreams& call, Range rows) {
-  float* memory = scratch(static_cast<size_t>(weights_floats(call.count)));
+  const int64_t count = call.count, columns = count + 2, floats = weights_floats(count);
+  const Scratch scratch(static_cast<size_t>(floats + count));
+  float* memory = scratch.data();
   if (!memory) return false;
   // Padding is added up with the rest: it has to be numbers.
-  std::memset(memory, 0, static_cast<size_t>(weights_floats(call.count)) * sizeof(float));
-  const int64_t count = call.count, columns = count + 2;
+  std::memset(memory, 0, static_cast<size_t>(floats) * sizeof(float));
+  float* first_weights = memory + floats;  // of every stream
   for (int64_t row = rows.first; row < rows.end; ++row) {
     const float* streams = call.streams + row * count * call.dim;
-    const float* weights = weights_of(call, streams, memory);
+    for (int64_t first = 0; first < count; first += kStreams) {
+      const int64_t end = least(first + kStreams, count);
+      const float* own = weights_of(call, streams, first, end, memory);
+      for (int64_t s = first; s < end; ++s, own += columns) {
+        first_weights[s] = own[0];
+        std::memcpy(call.mix + (row * count + s) * count, own + 1, static_cast<size_t>(count) * sizeof(float));
+        call.beta[row * count + s] = own[count + 1];
+      }
+    }
     float* read = call.read + row * call.dim;
     if (count == 4) {
-      combine<4>(streams, weights, columns, count, call.dim, read);
+      combine<4>(streams, first_weights, count, call.dim, read);
     } else {
-      combine<0>(streams, weights, columns, count, call.dim, read);
-    }
-    for (int64_t s = 0; s < count; ++s) {
-      const float* own = weights + s * columns;
-      std::memcpy(call.mix + (row * count + s) * count, own + 1, static_cast<size_t>(count) * sizeof(float));
-      call.beta[row * count + s] = own[count + 1];
+      combine<0>(streams, first_weights, count, call.dim, read);
     }
   }
   return true;
@@ -222,7 +232,8 @@ inline void write_rows(WriteStreams call, Range rows, float* summed) {
 }
 
 bool write_streams(const WriteStreams& call, Range rows) {
-  float* summed = scratch(static_cast<size_t>(call.from + 1));
+  const Scratch scratch(static_cast<size_t>(call.from + 1));
+  float* summed = scratch.data();
   if (!summed) return false;
   if (call.adds_up) {
     call.from == 4 ? write_rows<4, 1>(call, rows, summed) : write_rows<0, 1>(call, rows, summed);

@@ -1,9 +1,10 @@
 #include "fused_nodes.h"
 
 #include <algorithm>
-#include <memory>
+#include <new>
 
 #include "instructions.h"
+#include "scratch.h"
 #include "tasks.h"
 
 namespace localattn {
@@ -46,27 +47,29 @@ Tensor stream_tokens(const OrtApi* api, const OrtKernelContext* context, const c
   return first;
 }
 
-// A matrix [rows, columns] transposed, its rows filled up with zeros.
+// A matrix [rows, columns] transposed, its rows filled up with zeros. Throws if there is no memory.
 class Columns {
  public:
   Columns(const float* matrix, int64_t rows, int64_t columns)
-      : width_(align(rows, kMostLanes)), memory_(new float[columns * width_ + kMostLanes]()) {
+      : width_(align(rows, kMostLanes)), memory_(static_cast<size_t>(columns * width_)) {
+    float* data = memory_.data();
+    if (data == nullptr) throw std::bad_alloc();
+    for (int64_t column = 0; column < columns; ++column) {
+      std::fill(data + column * width_ + rows, data + (column + 1) * width_, 0.0f);
+    }
     for (int64_t row = 0; row < rows; ++row) {
       for (int64_t column = 0; column < columns; ++column) {
-        const_cast<float*>(data())[column * width_ + row] = matrix[row * columns + column];
+        data[column * width_ + row] = matrix[row * columns + column];
       }
     }
   }
 
   int64_t width() const { return width_; }
-  const float* data() const {
-    const uintptr_t bytes = kMostLanes * sizeof(float);
-    return reinterpret_cast<const float*>((reinterpret_cast<uintptr_t>(memory_.get()) + bytes - 1) / bytes * bytes);
-  }
+  const float* data() const { return memory_.data(); }
 
  private:
   int64_t width_;
-  std::unique_ptr<float[]> memory_;
+  Memory memory_;
 };
 
 }  // namespace
@@ -88,6 +91,7 @@ void ReadStreamsNode::compute(OrtKernelContext* context) const {
   call.read = static_cast<float*>(output(api(), context, 0, {batch, length, dim}));
   call.mix = static_cast<float*>(output(api(), context, 1, {batch, length, count, count}));
   call.beta = static_cast<float*>(output(api(), context, 2, {batch, length, count, 1}));
+  if (is_empty(streams.dims)) return;
   call.count = count;
   call.dim = dim;
   call.width = columns.width();
@@ -106,6 +110,7 @@ void WriteStreamsNode::compute(OrtKernelContext* context) const {
   if (writing_ != Writing::add) {
     const Tensor mix = input(api(), context, next++);
     if (writing_ == Writing::begin) call.to = mix.dims.size() == 4 ? mix.dims[2] : 0;
+    if (call.to > kMost) refuse(op_type_, ": mix has shape ", text(mix.dims), "; there are at most ", kMost, " streams");
     require(op_type_, "mix", mix.dims, {batch, length, call.to, call.from});
     call.mix = mix.floats();
   }
@@ -117,6 +122,7 @@ void WriteStreamsNode::compute(OrtKernelContext* context) const {
   call.output = branch.floats();
   const Dims written = call.adds_up ? Dims{batch, length, dim} : Dims{batch, length, call.to, dim};
   call.written = static_cast<float*>(output(api(), context, 0, written));
+  if (is_empty(written)) return;
   call.dim = dim;
   for_all(api(), context, op_type_, batch * length, std::max(call.from, call.to) * dim,
           [&](Range rows) { return instructions().write_streams(call, rows); });
@@ -138,6 +144,7 @@ void RotateNode::compute(OrtKernelContext* context) const {
   call.cosine = cosine.data;
   call.sine = sine.data;
   call.rotated = output(api(), context, 0, x.dims);
+  if (is_empty(x.dims)) return;
   call.element = element_;
   call.dim = x.dims[3];
   call.positions = positions;
@@ -154,7 +161,7 @@ void GatedGeluNode::compute(OrtKernelContext* context) const {
   call.gate = gate.data;
   call.output = output(api(), context, 0, value.dims);
   call.element = element_;
-  for_all(api(), context, "GatedGelu", value.elements(), 1,
+  for_all(api(), context, "GatedGelu", elements(value.dims), 1,
           [&](Range elements) { return instructions().gated_gelu(call, elements); });
 }
 

@@ -8,7 +8,8 @@ namespace localattn {
 
 // The functions of one instruction set; false: there is no memory, and nothing that was written counts.
 struct Functions {
-  bool (*attend_rows)(const Call&, const Rows&);  // `first` must be a multiple of 64
+  // `first` must be a multiple of 64. False also if it takes more floats of scratch than it may.
+  bool (*attend_rows)(const Call&, const Rows&, int64_t most_floats);
   bool (*read_streams)(const ReadStreams&, Range rows);
   bool (*write_streams)(const WriteStreams&, Range rows);
   bool (*rotate)(const Rotate&, Range rows);

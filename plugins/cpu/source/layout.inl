@@ -2,10 +2,12 @@
 
 constexpr int64_t kDepth = 64;  // channels of a key that lie together: keys are panels of [rows][kDepth]
 constexpr int64_t kStep = 192;  // keys a tile takes at a time: their scores fit into the first level cache
-// A block's keys and values stay in the second level cache: how many floats, and how many rows at least and at most.
+// A block's keys and values stay in the second level cache: how many floats, what its rows are a multiple of, and how many
+// there are at most.
 constexpr int64_t kBlockFloats = 65536;
 constexpr int64_t kSmallestBlock = 64;
 constexpr int64_t kLargestBlock = 512;
+constexpr int64_t kFewestRows = 32;  // where no block of that size fits: heads of more than 512 channels
 constexpr float kLog2e = 1.44269504088896340736f;
 constexpr float kBelowScores = -3e38f;  // where a running maximum starts
 constexpr float kHidden = -__builtin_inff();
@@ -19,7 +21,8 @@ struct Block {
   int64_t panel;      // floats from one panel of keys to the next
   int64_t width;      // floats of a row of values
   float* keys;        // [panels][rows][kDepth]
-  float* values;      // [rows][width]
+  float* values;      // [rows][width]; zeros for those that are not finite
+  bool finite;        // all of them are
   int32_t* rank;      // [end - first + 1]: how many rows before this position are kept
   int32_t* position;  // [rows]: where a row was, counted from `first`
 
@@ -51,7 +54,7 @@ struct Plan {
     panels = (call.head_dim + kDepth - 1) / kDepth;
     width = align(align(call.head_dim, kGroup), 16);
     const int64_t fitting = kBlockFloats / (panels * kDepth + width) / kSmallestBlock * kSmallestBlock;
-    block_rows = least(most(fitting, kSmallestBlock), kLargestBlock);
+    block_rows = least(most(fitting, kFewestRows), kLargestBlock);
     most_rows = least(block_rows, span);
     panel = (most_rows + kGroup) * kDepth;
     tile_rows = rows;

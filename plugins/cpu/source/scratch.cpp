@@ -1,26 +1,55 @@
 #include "scratch.h"
 
 #include <stdlib.h>
+#include <sys/mman.h>
 
 namespace localattn {
 namespace {
 
-struct Memory {
+// Floats that a thread keeps, 1 MiB: heads of up to 1000 channels need no more.
+constexpr size_t kMostKept = size_t{1} << 18;
+
+float* allocate(size_t floats) {
+  return static_cast<float*>(aligned_alloc(64, (floats * sizeof(float) + 63) / 64 * 64));
+}
+
+// From the system itself: the C library would keep what is freed, for the next call.
+float* map(size_t bytes) {
+  void* pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return pages == MAP_FAILED ? nullptr : static_cast<float*>(pages);
+}
+
+struct Kept {
   float* data = nullptr;
   size_t size = 0;
-  ~Memory() { free(data); }
+  ~Kept() { free(data); }
 };
+
+float* keep(size_t floats) {
+  static thread_local Kept kept;
+  if (floats > kept.size) {
+    free(kept.data);
+    kept.data = allocate(floats);
+    kept.size = kept.data ? floats : 0;
+  }
+  return kept.data;
+}
 
 }  // namespace
 
-float* scratch(size_t floats) {
-  static thread_local Memory memory;
-  if (floats > memory.size) {
-    free(memory.data);
-    memory.data = static_cast<float*>(aligned_alloc(64, (floats * sizeof(float) + 63) / 64 * 64));
-    memory.size = memory.data ? floats : 0;
+Memory::Memory(size_t floats)
+    : mapped_(floats > kMostKept ? floats * sizeof(float) : 0),
+      data_(mapped_ ? map(mapped_) : floats ? allocate(floats) : nullptr) {}
+
+Memory::~Memory() {
+  if (!mapped_) {
+    free(data_);
+  } else if (data_) {
+    munmap(data_, mapped_);
   }
-  return memory.data;
 }
+
+Scratch::Scratch(size_t floats)
+    : own_(floats > kMostKept ? floats : 0), data_(floats > kMostKept ? own_.data() : keep(floats)) {}
 
 }  // namespace localattn

@@ -1,12 +1,35 @@
-// Memory that a thread keeps from one task to the next, and gives back when it ends.
+// Memory besides tensors. A thread keeps a little of it from one task to the next; more is given back to the system.
 #pragma once
 
 #include <cstddef>
 
 namespace localattn {
 
-// This thread's memory: at least so many floats, from a multiple of 64 bytes on, with any content. Null if there is
-// none to be had.
-float* scratch(size_t floats);
+// So many floats, from a multiple of 64 bytes on, with any content; none for 0.
+class Memory {
+ public:
+  explicit Memory(size_t floats);
+  ~Memory();
+  Memory(const Memory&) = delete;
+
+  // Null if there is no memory.
+  float* data() const { return data_; }
+
+ private:
+  size_t mapped_;  // bytes that came from the system itself
+  float* data_;
+};
+
+// The same for a task, out of what its thread keeps if that will do. A thread has one at a time.
+class Scratch {
+ public:
+  explicit Scratch(size_t floats);
+
+  float* data() const { return data_; }
+
+ private:
+  Memory own_;
+  float* data_;
+};
 
 }  // namespace localattn

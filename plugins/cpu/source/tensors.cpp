@@ -24,7 +24,8 @@ void run_one(void* data, size_t task) {
 
 }  // namespace
 
-int64_t Tensor::elements() const {
+int64_t elements(const Dims& dims) {
+  if (std::find(dims.begin(), dims.end(), 0) != dims.end()) return 0;
   int64_t count = 1;
   for (const int64_t size : dims) count *= size;
   return count;

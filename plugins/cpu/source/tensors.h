@@ -18,12 +18,16 @@ struct Tensor {
   Dims dims;
   const void* data;
 
-  int64_t elements() const;
   const float* floats() const { return static_cast<const float*>(data); }
 };
 
 // "[1, 2, 3]"
 std::string text(const Dims& dims);
+
+// The number of elements. It fits, and so does every product of some of the sizes, if the tensor is in memory and not
+// empty; of an empty one the other sizes may be anything, and must not be multiplied.
+int64_t elements(const Dims& dims);
+inline bool is_empty(const Dims& dims) { return elements(dims) == 0; }
 
 // Input `index` of a call. Throws if there is none.
 Tensor input(const OrtApi* api, const OrtKernelContext* context, size_t index);

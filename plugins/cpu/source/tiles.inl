@@ -97,7 +97,9 @@ inline void hide(float* scores, int64_t at, int64_t from, int64_t to, const int3
   }
 }
 
-inline float raised(float bias) { return (bias > kLowestBias ? bias : kLowestBias) * kLog2e; }
+// Biases as they are added to scores; NaN stays NaN.
+inline float raised(float bias) { return (bias < kLowestBias ? kLowestBias : bias) * kLog2e; }
+inline Vector raised(Vector bias) { return larger(splat(kLowestBias), bias) * kLog2e; }
 
 // The biases of one vector of queries are added to the scores of rows [at, at + count) of the block.
 template <int kVectors, typename Number>
@@ -124,7 +126,7 @@ inline void add_bias(const Call& call, int64_t head, const Block& block, const T
     LOCALATTN_UNROLL
     for (int i = 0; i < kLanes; ++i) {
       float* score = scores + (k + i) * kVectors * kLanes;
-      store(score, load(score) + larger(square[i], splat(kLowestBias)) * kLog2e);
+      store(score, load(score) + raised(square[i]));
     }
   }
   for (int lane = 0; lane < kLanes; ++lane) {
@@ -148,9 +150,30 @@ inline void set_own_scores(const Block& block, const Tile& tile, float* scores, 
   }
 }
 
+// Values that are not finite, of rows [at, at + count) of the block: only queries that see them get them, whatever their
+// weight.
+template <int kVectors, typename Number>
+void add_not_finite(const Call& call, const Rows& rows, const Block& block, const Tile& tile, const float* weights,
+                    int64_t at, int64_t count, const int32_t* first, const int32_t* end) {
+  const Number* values = static_cast<const Number*>(call.value) + rows.origin(call);
+  for (int64_t k = 0; k < count; ++k, weights += kVectors * kLanes) {
+    const Number* row = values + (block.first + block.position[at + k]) * call.layout.row;
+    const Integers key = static_cast<int32_t>(at + k) - Integers{};
+    for (int64_t c = 0; c < call.head_dim; ++c) {
+      const float value = widen_element(row[c]);
+      if (std::isfinite(value)) continue;
+      float* sums = tile.sums + c * kVectors * kLanes;
+      for (int v = 0; v < kVectors * kLanes; v += kLanes) {
+        const Vector sum = load(sums + v);
+        store(sums + v, ((key >= load(first + v)) & (key < load(end + v))) ? sum + load(weights + v) * value : sum);
+      }
+    }
+  }
+}
+
 // One tile attends to one block. `scores` holds kStep + kGroup keys.
-template <int kVectors>
-void attend(const Call& call, int64_t head, const Block& block, Tile& tile, float* scores) {
+template <int kVectors, typename Number>
+void attend(const Call& call, const Rows& task, const Block& block, Tile& tile, float* scores) {
   constexpr int kRows = kVectors * kLanes;
   alignas(64) int32_t first[kRows], end[kRows];
   for (int lane = 0; lane < kRows; ++lane) {
@@ -169,9 +192,9 @@ void attend(const Call& call, int64_t head, const Block& block, Tile& tile, floa
     if (call.attn_bias) {
       for (int v = 0; v < kVectors; ++v) {
         if (call.bias_element == Element::fp32) {
-          add_bias<kVectors, float>(call, head, block, tile, v, scores, at, count);
+          add_bias<kVectors, float>(call, task.head, block, tile, v, scores, at, count);
         } else {
-          add_bias<kVectors, uint16_t>(call, head, block, tile, v, scores, at, count);
+          add_bias<kVectors, uint16_t>(call, task.head, block, tile, v, scores, at, count);
         }
       }
     }
@@ -186,19 +209,23 @@ void attend(const Call& call, int64_t head, const Block& block, Tile& tile, floa
       weigh_group<kVectors>(block.values + at * block.width + c, block.width, scores, count, shrink,
                             tile.sums + c * kRows);
     }
+    if (!block.finite) add_not_finite<kVectors, Number>(call, task, block, tile, scores, at, count, first, end);
   }
 }
 
-// All queries of `rows`. False: there is no memory, and nothing was written.
+// All queries of `rows`. False: they need more floats of scratch than `most_floats`, or there is no memory, and nothing was
+// written.
 template <int kVectors, typename Number>
-bool attend_rows_by(const Call& call, const Rows& rows) {
+bool attend_rows_by(const Call& call, const Rows& rows, int64_t most_floats) {
   constexpr int kRows = kVectors * kLanes;
   const Interval span{visible_interval(call.window, rows.first, call.length).first,
                       visible_interval(call.window, rows.end - 1, call.length).end};
   const int64_t tiles = (rows.end - rows.first + kRows - 1) / kRows;
   const Plan plan(call, span.end - span.first, kRows);
-  float* scores = scratch(static_cast<size_t>(plan.floats(tiles)));
-  if (!scores) return false;
+  if (plan.floats(tiles) > most_floats) return false;
+  const Scratch memory(static_cast<size_t>(plan.floats(tiles)));
+  if (!memory.data()) return false;
+  float* scores = memory.data();
   Block block;
   block.panel = plan.panel;
   block.width = plan.width;
@@ -221,20 +248,21 @@ bool attend_rows_by(const Call& call, const Rows& rows) {
       if (first >= block.first) begin_tile<kVectors, Number>(call, rows, tile, plan.width);
       prefetch_rows<Number>(call.query, call, rows, tile.first + kRows, kRows);
       if (end <= block.end) prefetch_rows<Number>(call.output, call, rows, tile.first, tile.count);
-      attend<kVectors>(call, rows.head, block, tile, scores);
+      attend<kVectors, Number>(call, rows, block, tile, scores);
       if (end <= block.end) end_tile<kVectors, Number>(call, rows, tile);
     }
   }
   return true;
 }
 
-bool attend_rows(const Call& call, const Rows& rows) {
-  // A tile computes all keys that any of its queries sees: with few keys, small tiles waste less.
+bool attend_rows(const Call& call, const Rows& rows, int64_t most_floats) {
+  // A tile computes all keys that any of its queries sees: with few keys, small tiles waste less. With few queries they
+  // waste less too.
   const Window& window = call.window;
   const int64_t reach = backward_reach(window) + forward_reach(window);
-  const bool wide = !window.exact_windowsize || reach > kNarrowReach;
+  const bool wide = (!window.exact_windowsize || reach > kNarrowReach) && call.length > kNarrow * kLanes;
   if (call.element == Element::fp32) {
-    return wide ? attend_rows_by<kWide, float>(call, rows) : attend_rows_by<kNarrow, float>(call, rows);
+    return (wide ? attend_rows_by<kWide, float> : attend_rows_by<kNarrow, float>)(call, rows, most_floats);
   }
-  return wide ? attend_rows_by<kWide, uint16_t>(call, rows) : attend_rows_by<kNarrow, uint16_t>(call, rows);
+  return (wide ? attend_rows_by<kWide, uint16_t> : attend_rows_by<kNarrow, uint16_t>)(call, rows, most_floats);
 }

@@ -18,13 +18,14 @@ inline Vector splat(float x) { return x - Vector{}; }
 inline Vector load(const float* from) { return *reinterpret_cast<const Aligned*>(from); }
 inline Integers load(const int32_t* from) { return *reinterpret_cast<const AlignedIntegers*>(from); }
 inline void store(float* to, Vector x) { *reinterpret_cast<Aligned*>(to) = x; }
-inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
+inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }  // b if either is NaN
 
-// 2^x for x ≤ 0, zero below 2^-126; relative error below 2e-7. 2^x = 2^n · 2^f with n the nearest whole number; for
-// 2^f on [-1/2, 1/2] the polynomial of least relative error with p(0) = 1 (Remez). Adding 1.5 · 2^23 rounds to n and
-// leaves n in the lowest bits.
+// 2^x for x ≤ 0, zero below 2^-126, NaN of NaN; relative error below 2e-7. 2^x = 2^n · 2^f with n the nearest whole
+// number; for 2^f on [-1/2, 1/2] the polynomial of least relative error with p(0) = 1 (Remez). Adding 1.5 · 2^23 + 127
+// rounds to n and leaves n + 127 in the lowest bits, the exponent of 2^n. That is a factor, not added to the exponent of
+// 2^f: of a NaN the sum would be a number.
 inline Vector exp2_of(Vector x) {
-  const Vector rounding = splat(12582912.0f);
+  const Vector rounding = splat(12583039.0f);
   const Vector shifted = x + rounding;
   const Vector f = x - (shifted - rounding);
   Vector p = splat(0x1.5bba14p-10f) * f + 0x1.3cea88p-7f;
@@ -32,8 +33,8 @@ inline Vector exp2_of(Vector x) {
   p = p * f + 0x1.ebf9bcp-3f;
   p = p * f + 0x1.62e42ap-1f;
   p = p * f + 1.0f;
-  const Bits bits = reinterpret_cast<Bits>(p) + (reinterpret_cast<Bits>(shifted) << 23);
-  return x < -126.0f ? Vector{} : reinterpret_cast<Vector>(bits);
+  const Bits power = reinterpret_cast<Bits>(shifted) << 23;
+  return x < -126.0f ? Vector{} : p * reinterpret_cast<Vector>(power);
 }
 
 // Lane l of the result is lane `l` of `a`, or of `b` from kLanes on, as the indices say.
@@ -91,6 +92,22 @@ inline void store_some(Number* to, Vector x, int64_t count) {
   Number whole[kLanes];
   store_elements(whole, x);
   std::memcpy(to, whole, static_cast<size_t>(count) * sizeof(Number));
+}
+
+// Whether no number is infinite or NaN; `count` is a multiple of kLanes.
+inline bool all_finite(const float* numbers, int64_t count) {
+  Vector sums[4] = {};  // zero as long as they are
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= count; i += 4 * kLanes) {
+    LOCALATTN_UNROLL
+    for (int j = 0; j < 4; ++j) sums[j] += load(numbers + i + j * kLanes) * 0.0f;
+  }
+  for (; i < count; i += kLanes) sums[0] += load(numbers + i) * 0.0f;
+  const Vector sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  for (int lane = 0; lane < kLanes; ++lane) {
+    if (sum[lane] != 0.0f) return false;
+  }
+  return true;
 }
 
 // A row of `count` elements as floats, then zeros up to `width`, a multiple of kLanes.

@@ -96,13 +96,15 @@ def _size(array: Any) -> ctypes.c_size_t:
     return ctypes.c_size_t(array.nbytes)
 
 
-def open_engine(path: Path, model: dict[str, Any], plugins: list[Path]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """A function from inputs to outputs, by name.
+def open_engine(
+    path: Path, model: dict[str, Any], plugins: list[dict[str, Any]]
+) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], dict[str, Any]]:
+    """A function from inputs to outputs, by name; and the plugin library that was loaded, with its `ops`, or {}.
 
     Args:
         path: the engine.
         model: its entry in the manifest: `backend`, `backend_version`, `compute_capability` ("" is any).
-        plugins: plugin libraries that it needs; one that is for another processor is passed over.
+        plugins: plugin libraries that it needs (`source`, `image`); one for another processor is passed over.
 
     Raises:
         NotHere: TensorRT, a driver or the right GPU is missing.
@@ -121,12 +123,12 @@ def open_engine(path: Path, model: dict[str, Any], plugins: list[Path]) -> Calla
     logger = trt.Logger(trt.Logger.ERROR)
     if hasattr(trt, "init_libnvinfer_plugins"):
         trt.init_libnvinfer_plugins(logger, "")
-    _load_plugins(trt, plugins)
+    library = _load_plugins(trt, plugins)
     engine = trt.Runtime(logger).deserialize_cuda_engine(path.read_bytes())
     if engine is None:
         raise Refused(f"TensorRT {trt.__version__} refuses it; its own message is above.")
     context = engine.create_execution_context()
-    return lambda inputs: _run(trt, cuda, engine, context, inputs)
+    return lambda inputs: _run(trt, cuda, engine, context, inputs), library
 
 
 def _same_release(built: str, here: str) -> None:
@@ -140,19 +142,22 @@ def _same_gpu(wanted: str, here: str) -> None:
         raise NotHere(f"It was built for another GPU: compute capability {wanted}; this one has {here}.")
 
 
-def _load_plugins(trt: Any, plugins: list[Path]) -> None:
+def _load_plugins(trt: Any, plugins: list[dict[str, Any]]) -> dict[str, Any]:
     registry, problems = trt.get_plugin_registry(), []
     for library in plugins:
         try:
-            ctypes.CDLL(str(library))  # says why in words; the registry only returns nothing
+            ctypes.CDLL(library["image"])  # says why in words; the registry only returns nothing
         except OSError as error:
-            problems.append(str(error))
+            problems.append(str(error).replace(library["image"], library["source"]))
             continue
-        if registry.load_library(str(library)) is not None:
-            return
-        problems.append(f"{library.name} has no plugins for this TensorRT")
+        before = {(creator.plugin_namespace, creator.name) for creator in registry.all_creators}
+        if registry.load_library(library["image"]) is not None:
+            after = {(creator.plugin_namespace, creator.name) for creator in registry.all_creators}
+            return library | {"ops": sorted(name for _, name in after - before)}
+        problems.append(f"{library['source']} has no plugins for this TensorRT")
     if plugins:
         raise NotHere(f"No plugin library loads: {'; '.join(problems)}.")
+    return {}
 
 
 def _run(trt: Any, cuda: Cuda, engine: Any, context: Any, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
     python verify.py                     # what lies beside this script
     python verify.py --provider cuda --format json
+    python verify.py --run-libraries     # also with the bundle's own libraries, which are code
 
 Needs Python 3.10 and numpy; onnxruntime for ONNX files, for its TensorRT provider onnx too; TensorRT for engines. Exit
 codes: 0 all is well; 1 a file was altered, a model does not load, or an output differs; 2 this is no bundle, or wrong
@@ -25,7 +26,7 @@ import hashlib
 import io
 import json
 import math
-import platform
+import tempfile
 import types
 import zipfile
 from collections.abc import Callable
@@ -42,9 +43,10 @@ def _beside(name: str) -> types.ModuleType:
 
 
 if TYPE_CHECKING or __package__:
-    from . import check_files
+    from ....core import library_image
+    from . import check_files, results
 else:
-    check_files = _beside("check_files")
+    check_files, library_image, results = map(_beside, ("check_files", "library_image", "results"))
 
 ALTERED, NO_BUNDLE, MISSING = check_files.ALTERED, check_files.NO_BUNDLE, check_files.MISSING
 Fault = check_files.Fault
@@ -93,15 +95,67 @@ PROVIDERS: dict[str, list[tuple[str, dict[str, str]]]] = {
 _NO_KERNEL = "Could not find an implementation"  # what onnxruntime says of an element type that it cannot compute in
 
 
-def open_onnx(path: Path, provider: str, threads: int | None, kernels: Path | None = None) -> tuple[str, Run]:
-    """An ONNX file in onnxruntime: the provider that really runs, and a function from inputs to outputs.
+# The operators of the libraries of kernels for the CPU. A model without such a library computes them by its functions.
+KERNELS = (
+    *("WindowedAttention", "WindowedAttentionMask", "WindowedAttentionBias", "WindowedAttentionMaskBias"),
+    *("ReadStreams", "MixStreams", "AddToStreams", "BeginStreams", "EndStreams", "RotateHeads", "GatedGelu"),
+)
 
-    `kernels`: a library of compiled kernels, which is for the CPU.
+
+def load_library(folder: Path, manifest: Report, path: str) -> Report:
+    """Read a library of the bundle once and compare it with the manifest; its image is what may be loaded.
+
+    Returns:
+        `source` (its path in the bundle), `sha256`, `image`.
     """
+    [entry] = [entry for entry in manifest["files"] if entry["path"] == path]
+    try:
+        data = library_image.read_once(folder / path)
+        check_files.check_bytes(path, entry, iter([data]))
+        image = library_image.loadable(data, Path(path).name)
+    except OSError as error:
+        raise Fault(ALTERED, f"{path} cannot be read.", str(error)) from error
+    return {"source": path, "sha256": entry["sha256"], "image": image}
+
+
+def open_with_library(path: Path, threads: int | None, library: Report) -> tuple[Run, Callable[[], list[str]]]:
+    """Open an ONNX file on the CPU with a library of compiled kernels.
+
+    Returns:
+        A function from inputs to outputs, and one that ends the session's profile and names the kernels that ran.
+    """
+    ort = _onnxruntime()
+    folder = tempfile.TemporaryDirectory(prefix="localattn-")
+    try:
+        session = _session(ort, path, "cpu", threads, library["image"], os.path.join(folder.name, "profile"))  # noqa: PTH118
+    except Exception as error:
+        what = f"onnxruntime {ort.__version__} does not load {path.name} with {Path(library['source']).name}."
+        raise Fault(MISSING, what, _one_line(error).replace(library["image"], library["source"])) from error
+
+    def kernels() -> list[str]:
+        with folder:
+            events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+        ran = {event["args"].get("op_name") for event in events if event.get("cat") == "Node"}
+        return [name for name in KERNELS if name in ran]
+
+    return _runner(session), kernels
+
+
+def _onnxruntime() -> Any:
     try:
         import onnxruntime as ort
     except ImportError as error:
         raise Fault(MISSING, "onnxruntime cannot be imported.", str(error), "pip install onnxruntime") from error
+    return ort
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def open_onnx(path: Path, provider: str, threads: int | None) -> tuple[str, Run]:
+    """An ONNX file in onnxruntime: the provider that really runs, and a function from inputs to outputs."""
+    ort = _onnxruntime()
     wanted = ["cuda", "cpu"] if provider == "auto" else [provider]
     reason = ""
     for name in wanted:
@@ -110,12 +164,9 @@ def open_onnx(path: Path, provider: str, threads: int | None, kernels: Path | No
             reason = f"{first} is not in this onnxruntime {ort.__version__}."
             continue
         try:
-            session = _session(ort, path, name, threads, kernels)
+            session = _session(ort, path, name, threads)
         except Exception as error:
-            reason = " ".join(str(error).split())[:300]
-            if kernels is not None:
-                what = f"onnxruntime {ort.__version__} does not load {path.name} with {kernels.name}."
-                raise Fault(MISSING, what, reason) from error
+            reason = _one_line(error)
             continue
         if session.get_providers()[0] == first:
             return name, _runner(session)
@@ -133,10 +184,12 @@ def _runner(session: Any) -> Run:
     return lambda inputs: dict(zip(outputs, session.run(outputs, inputs), strict=True))
 
 
-def _session(ort: Any, path: Path, name: str, threads: int | None, kernels: Path | None) -> Any:
+def _session(ort: Any, path: Path, name: str, threads: int | None, library: str = "", profile: str = "") -> Any:
     options = ort.SessionOptions()
-    if kernels is not None:
-        options.register_custom_ops_library(os.fspath(kernels))
+    if library:
+        options.register_custom_ops_library(library)
+    if profile:
+        options.enable_profiling, options.profile_file_prefix = True, profile
     options.log_severity_level = 4  # what onnxruntime would print it raises too
     ort.set_default_logger_severity(4)
     if threads is not None:
@@ -167,55 +220,40 @@ def _for_tensorrt(path: Path) -> tuple[bytes, tuple[str, dict[str, str]]]:
     return model.SerializeToString(), (TENSORRT, {option: "True" for option, kind in told.items() if kind in types})
 
 
-def open_engine(path: Path, model: Report, plugins: list[Path]) -> tuple[str, Run]:
-    """A TensorRT engine, opened by the script for it."""
+def open_engine(path: Path, model: Report, plugins: list[Report]) -> tuple[str, Run, Report]:
+    """A TensorRT engine, opened by the script for it; and the plugin library that it uses."""
     if TYPE_CHECKING or __package__:
         from . import run_engine
     else:
         run_engine = _beside("run_engine")
     try:
-        return str(model["backend"]), run_engine.open_engine(path, model, plugins)
+        return str(model["backend"]), *run_engine.open_engine(path, model, plugins)
     except run_engine.NotHere as error:
         raise Fault(MISSING, f"{path.name} does not run here.", str(error)) from error
     except run_engine.Refused as error:
         raise Fault(ALTERED, f"{path.name} does not load.", str(error)) from error
 
 
-def compare(actual: Any, expected: Any, tolerance: Report) -> Report:
-    """Figures of one output against what is expected, in float64, and whether they meet the tolerance.
-
-    The criterion is `|a - e| <= atol + rtol * |e|` everywhere, a cosine not below the floor, and nothing NaN or Inf.
-    """
-    import numpy as np
-
-    actual, expected = np.asarray(actual), np.asarray(expected)
-    if actual.shape != expected.shape or not expected.size:
-        return {"passed": False, "why": f"shape {list(actual.shape)}, expected {list(expected.shape)}"}
-    a, e = actual.astype(np.float64).ravel(), expected.astype(np.float64).ravel()
-    if not (np.isfinite(a).all() and np.isfinite(e).all()):
-        return {"passed": False, "why": f"{int((~np.isfinite(a)).sum())} values are NaN or Inf"}
-    error = np.abs(a - e)
-    excess = float((error - (tolerance["atol"] + tolerance["rtol"] * np.abs(e))).max())
-    norms = math.sqrt(float(a @ a)) * math.sqrt(float(e @ e))
-    cosine = min(1.0, float(a @ e) / norms) if norms else float(not a.any() and not e.any())
-    floor = tolerance["cosine"]
-    passed = excess <= 0 and (floor is None or cosine >= floor)
-    why = "" if passed else f"above atol {tolerance['atol']:g} + rtol {tolerance['rtol']:g}, or cosine below {floor}"
-    return {"passed": passed, "max_abs": float(error.max()), "cosine": cosine, "why": why}
-
-
 def run_model(
     folder: Path, manifest: Report, model: Report, provider: str, threads: int | None, kernels: str = ""
 ) -> list[Report]:
-    """Run a model's samples, with `kernels` on the CPU if such a library is named; one row a sample and output."""
+    """Run a model's samples, with `kernels` on the CPU if such a library is named; one row a sample and output.
+
+    The entry `kernels` of a row says what computed the attention: `source` ("ONNX functions", "engine", or a library's
+    path), `sha256` of the library, and its `ops` that really ran.
+    """
     path = folder / model["path"]
+    ran: Callable[[], list[str]] = list
+    library: Report = {}
     if kernels:
-        where, (_, run) = f"cpu, {kernels}", open_onnx(path, "cpu", threads, folder / kernels)
+        library = load_library(folder, manifest, kernels)
+        where, (run, ran) = f"cpu, {kernels}", open_with_library(path, threads, library)
     elif model["kind"] == "onnx":
         where, run = open_onnx(path, provider, threads)
     else:
-        where, run = open_engine(path, model, [folder / plugin for plugin in model["plugins"]])
-    rows = []
+        plugins = [load_library(folder, manifest, plugin) for plugin in model["plugins"]]
+        where, run, library = open_engine(path, model, plugins)
+    rows: list[Report] = []
     for sample in manifest["samples"]:
         if sample["model"] != model["samples_of"]:
             continue
@@ -230,18 +268,31 @@ def run_model(
         for name, wanted in expected.items():
             row = {"model": model["path"], "provider": where, "sample": sample["inputs"], "output": name}
             row["dtype"] = str(wanted.dtype)
-            missing = {"passed": False, "why": "the model has no such output"}
-            rows.append(row | (compare(actual[name], wanted, model["tolerance"]) if name in actual else missing))
-    return rows
+            found = {"passed": False, "why": "the model has no such output"}
+            if name in actual:
+                found = results.compare(actual[name], wanted, model["tolerance"])
+            rows.append(row | found)
+    source = library.get("source") or ("ONNX functions" if model["kind"] == "onnx" else "engine")
+    computed = {"source": source, "sha256": library.get("sha256", ""), "ops": library.get("ops") or ran()}
+    return [row | {"kernels": computed} for row in rows]
 
 
 def run_bundle(
-    folder: Path, manifest: Report, only: str | None = None, provider: str = "auto", threads: int | None = None
+    folder: Path,
+    manifest: Report,
+    only: str | None = None,
+    provider: str = "auto",
+    threads: int | None = None,
+    *,
+    libraries: bool = False,
 ) -> Report:
     """Run the samples of every model (or of `only`, its path) of a bundle whose files were checked.
 
+    Libraries of the bundle are code, and are loaded only with `libraries`.
+
     Returns:
-        `code` (an exit code), `rows` (one a sample and output), `not_run` (what could not run here, and why).
+        `code` (an exit code), `rows` (one a sample and output), `not_run` (what could not run here, and why),
+        `libraries_not_run` (those that were left alone).
     """
     wanted = [model for model in manifest["models"] if only in (None, model["path"], Path(model["path"]).name)]
     if only is not None and not wanted:
@@ -253,29 +304,53 @@ def run_bundle(
         raise Fault(MISSING, "numpy cannot be imported.", str(error), "python3 -m pip install numpy") from error
     rows: list[Report] = []
     not_run: list[Report] = []
+    left_alone = [] if libraries else [library for model in wanted for library in _for_here(model)]
     for model in wanted:
-        for kernels in ("", *(_kernels(model) if provider in ("auto", "cpu") else ())):
+        for kernels in ("", *(_for_here(model) if libraries and _takes_kernels(model, provider) else ())):
             try:
+                if model["kind"] == "engine" and model["plugins"] and not libraries:
+                    raise Fault(
+                        MISSING, f"{model['path']} needs a plugin library of the bundle. {results.ONLY_IF_TOLD}"
+                    )
                 rows += run_model(folder, manifest, model, provider, threads, kernels)
             except Fault as fault:
-                reason = " ".join(line for line in (fault.what, fault.why) if line)
-                not_run.append({"model": model["path"], "kind": model["kind"], "code": fault.code, "why": reason})
+                not_run.append(_not_run(model["path"], model["kind"], fault))
+    not_run += [
+        _not_run(library, "library", Fault(ALTERED, f"{library} was loaded, and has no kernel that a model uses."))
+        for library in sorted(_without_kernels(rows))
+    ]
     ran = {row["model"] for row in rows}
     codes = {entry["code"] for entry in not_run if not (_for_other_gpu(entry) and _an_engine_ran(wanted, ran))}
     failed = ALTERED in codes or not all(row["passed"] for row in rows)
     code = ALTERED if failed else MISSING if MISSING in codes else 0
-    return {"code": code, "rows": rows, "not_run": not_run, "samples": len(manifest["samples"])}
+    report = {"code": code, "rows": rows, "not_run": not_run, "samples": len(manifest["samples"])}
+    return report | {"libraries_not_run": sorted(set(left_alone))}
 
 
-def _arch() -> str:
-    """This processor, as folders of libraries are named."""
-    found = platform.machine().lower()
-    return {"amd64": "x86_64", "arm64": "aarch64"}.get(found, found)
+def _not_run(path: str, kind: str, fault: Exception) -> Report:
+    assert isinstance(fault, Fault)
+    reason = " ".join(line for line in (fault.what, fault.why) if line)
+    return {"model": path, "kind": kind, "code": fault.code, "why": reason}
 
 
-def _kernels(model: Report) -> list[str]:
-    """The libraries of compiled kernels for this processor."""
-    return [path for path in model["plugins"] if model["kind"] == "onnx" and Path(path).parent.name == _arch()]
+def _without_kernels(rows: list[Report]) -> set[str]:
+    """List the libraries that computed no node of any model."""
+    used: dict[str, bool] = {}
+    for row in rows:
+        computed = row["kernels"]
+        if computed["sha256"]:
+            used[computed["source"]] = used.get(computed["source"], False) or bool(computed["ops"])
+    return {source for source, any_kernel in used.items() if not any_kernel}
+
+
+def _for_here(model: Report) -> list[str]:
+    """List the model's libraries for this processor."""
+    return [path for path in model["plugins"] if Path(path).parent.name == results.arch()]
+
+
+def _takes_kernels(model: Report, provider: str) -> bool:
+    """Say whether libraries of kernels for the CPU are tried with it."""
+    return bool(model["kind"] == "onnx") and provider in ("auto", "cpu")
 
 
 def _for_other_gpu(entry: Report) -> bool:
@@ -287,38 +362,6 @@ def _an_engine_ran(models: list[Report], ran: set[str]) -> bool:
     return any(model["kind"] == "engine" and model["path"] in ran for model in models)
 
 
-SUMMED_IN_FP16 = (
-    "Note: on Arm processors onnxruntime sums fp16 products in fp16 from 1.29 on, which costs digits. "
-    "On the CPU use a model in fp32."
-)
-
-
-def _summed_in_fp16(row: Report) -> bool:
-    return _arch() == "aarch64" and row["provider"].startswith("cpu") and row["dtype"] == "float16"
-
-
-def report_lines(report: Report) -> list[str]:
-    """The result for a terminal."""
-    lines = []
-    samples: dict[tuple[str, str, str], list[Report]] = {}
-    for row in report["rows"]:
-        samples.setdefault((row["model"], row["provider"], row["sample"]), []).append(row)
-    for (model, provider, sample), rows in samples.items():
-        place = f"{model} on {provider}, {sample}"
-        for row in (row for row in rows if not row["passed"]):
-            figures = f"max error {row['max_abs']:.2e}, " if "max_abs" in row else ""
-            lines.append(f"FAIL {place}, {row['output']}: {figures}{row['why']}")
-        if all(row["passed"] for row in rows):
-            worst = max(row["max_abs"] for row in rows)
-            lines.append(f"ok   {place}: {len(rows)} output(s), max error {worst:.2e}")
-    if any(_summed_in_fp16(row) for row in report["rows"] if not row["passed"]):
-        lines.append(SUMMED_IN_FP16)
-    lines += [f"not run: {entry['model']}: {entry['why']}" for entry in report["not_run"]]
-    if not report["rows"] and not report["not_run"]:
-        lines.append("The files are intact. The bundle has no samples, so nothing was run.")
-    return lines
-
-
 def main() -> int:
     """The command line of the script."""
     parser = argparse.ArgumentParser(description="Check a bundle and run its samples on this device.")
@@ -326,7 +369,10 @@ def main() -> int:
     parser.add_argument("--provider", default="auto", choices=["auto", "cpu", "cuda", "tensorrt"])
     parser.add_argument("--threads", type=int)
     parser.add_argument("--files-only", action="store_true", help="check the SHA-256 of every file and run nothing")
-    parser.add_argument("--manifest-sha256", help="refuse the bundle unless its manifest has this SHA-256")
+    parser.add_argument("--run-libraries", action="store_true", help="also run with the libraries of the bundle")
+    parser.add_argument(
+        "--manifest-sha256", help="refuse the bundle unless its manifest has this SHA-256, which allows its libraries"
+    )
     parser.add_argument("--format", default="console", choices=["console", "json"])
     options = parser.parse_args()
     folder = Path(__file__).resolve().parent
@@ -339,7 +385,8 @@ def main() -> int:
         check_files.check_folder(folder, manifest)
         report: Report = {"code": 0, "rows": [], "not_run": [], "samples": len(manifest["samples"])}
         if not options.files_only:
-            report = run_bundle(folder, manifest, options.model, options.provider, options.threads)
+            libraries = options.run_libraries or options.manifest_sha256 is not None
+            report = run_bundle(folder, manifest, options.model, options.provider, options.threads, libraries=libraries)
     except Fault as fault:
         print(
             f"Error: {fault.what}", *[f"  {line}" for line in (fault.why, fault.fix) if line], sep="\n", file=sys.stderr
@@ -348,7 +395,7 @@ def main() -> int:
     if options.format == "json":
         print(json.dumps({"bundle": manifest["name"], "manifest_sha256": digest, **report}, indent=2))
     else:
-        lines = [] if options.files_only else report_lines(report)
+        lines = [] if options.files_only else results.report_lines(report)
         print(f"{manifest['name']}: {len(manifest['files'])} files are intact.", *lines, sep="\n")
     return int(report["code"])
 

@@ -1,4 +1,4 @@
-"""What a parity comparison is asked and what it tells, whoever judges: the float64 oracle, or another exported file."""
+"""The request and the report of a comparison with a reference: the float64 one, or another exported file."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.error_spread import ErrorSpread
-from ..core.errors import CheckFailed
-from ..core.tolerance import Tolerance
-from ..core.window_view import WindowView
-from ..onnx_graph.onnx_file import OnnxFile
-from .arrays import save_arrays
-from .compare import Comparison
-from .session import check_file
+from ...core.error_spread import ErrorSpread
+from ...core.errors import CheckFailed
+from ...core.tolerance import Tolerance
+from ...core.window_view import WindowView
+from ...onnx_graph.onnx_file import OnnxFile
+from ..arrays import save_arrays
+from ..session import check_file
+from .comparison import Comparison
 
 if TYPE_CHECKING:
-    from ..core.sidecar import Sidecar
+    from ...core.sidecar import Sidecar
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -60,7 +60,7 @@ class ParityRequest:
 
 @dataclass(frozen=True)
 class Reference:
-    """Who judged.
+    """The reference as reports name it.
 
     Args:
         kind: "oracle": float64 mathematics on the checkpoint's weights; "file": another exported file, as it ran.
@@ -94,7 +94,7 @@ class ParityReport:
         windows: those of its attention layers, at the length of the file.
         plugin: path of the library whose compiled kernels computed the attention nodes; None if their body did.
         sidecar: the facts of the export; None where there are none.
-        reference: who judged.
+        reference: what the file was compared with.
         comparisons: by description of the inputs, one comparison an output.
         notes: what the user should know.
         inputs: those of the worst comparison.
@@ -173,16 +173,16 @@ class ParityReport:
             "sidecar": None if self.sidecar is None else self.sidecar.to_dict(),
         }
 
-    def save(self, inputs: Path | None, outputs: Path | None) -> None:
+    def save(self, inputs: Path | None, outputs: Path | None, *, overwrite: bool = False) -> None:
         """Write the arrays of the worst comparison as .npz."""
         if inputs is not None:
-            save_arrays(inputs, self.inputs)
+            save_arrays(inputs, self.inputs, overwrite=overwrite)
         if outputs is not None:
-            save_arrays(outputs, self.outputs)
+            save_arrays(outputs, self.outputs, overwrite=overwrite)
 
 
 def altered(model: Path | OnnxFile) -> list[str]:
-    """A note where a file is not the one that the facts beside it were written for: its numbers judge it anyway."""
+    """A note where a file is not the one that the facts beside it were written for: it is compared all the same."""
     try:
         check_file(model)
     except CheckFailed as error:

@@ -1,4 +1,4 @@
-"""The inputs that two files take alike: drawn once, in the coarser of their float types, and cast for each."""
+"""Find the inputs that two models share: drawn once, in the coarser of their float types, and cast for each."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ..core.errors import UsageError
-from ..core.tensors import UNNAMED_DIMENSION, TensorSpec
-from .session import Arrays
+from ...core.errors import UsageError
+from ...core.tensors import UNNAMED_DIMENSION, TensorSpec
+from ..session import Arrays
 
 # From coarse to fine. bfloat16 is not among them: numpy has none.
 _FLOATS = ("float16", "float32", "float64")
@@ -19,19 +19,19 @@ _Axis = int | tuple[str, str]
 
 
 def shared_specs(first: Sequence[TensorSpec], second: Sequence[TensorSpec], names: tuple[str, str]) -> list[TensorSpec]:
-    """What both files take.
+    """Join the inputs of two models.
 
     Args:
-        first: the inputs of one file.
+        first: the inputs of one model.
         second: those of the other.
-        names: of the files, for the error.
+        names: of the models, for the error.
 
     Returns:
         The inputs in the order of the first. A size that one of them leaves open is the other's; where both do, it
         has the first one's name. Of two float types it is the coarser.
 
     Raises:
-        UsageError: a name, a type or a size differs; every difference is told.
+        UsageError: a name, a type or a size differs; the text lists every difference.
     """
     one, other = ({spec.name: spec for spec in specs} for specs in (first, second))
     wrong = [f"Only {names[0]} takes {one[name].describe()}." for name in one if name not in other]
@@ -44,7 +44,7 @@ def shared_specs(first: Sequence[TensorSpec], second: Sequence[TensorSpec], name
         fits = dtype is not None and len(a.shape) == len(b.shape)
         joined = [sizes.join(x, y) for x, y in zip(_axes(names[0], a), _axes(names[1], b), strict=False)]
         if not (fits and all(joined)):
-            wrong.append(f"Input {name!r} is {_told(a)} in {names[0]} and {_told(b)} in {names[1]}.")
+            wrong.append(f"Input {name!r} is {_described(a)} in {names[0]} and {_described(b)} in {names[1]}.")
         found.append(replace(a, dtype=dtype or a.dtype))
     if wrong:
         raise UsageError(
@@ -55,8 +55,8 @@ def shared_specs(first: Sequence[TensorSpec], second: Sequence[TensorSpec], name
     return [replace(spec, shape=tuple(sizes.of(x) for x in _axes(names[0], spec))) for spec in found]
 
 
-def fitted(arrays: Mapping[str, NDArray[Any]], specs: Iterable[TensorSpec]) -> Arrays:
-    """Arrays in the float types of these inputs; whatever else does not fit, the session that runs them refuses."""
+def cast_to(arrays: Mapping[str, NDArray[Any]], specs: Iterable[TensorSpec]) -> Arrays:
+    """Cast arrays to the float types of these inputs; what else does not fit is left for the session to refuse."""
     ready = dict(arrays)
     for spec in specs:
         array = ready.get(spec.name)
@@ -72,7 +72,7 @@ def _coarser(a: str, b: str) -> str | None:
     return _FLOATS[min(_FLOATS.index(a), _FLOATS.index(b))] if {a, b} <= set(_FLOATS) else None
 
 
-def _told(spec: TensorSpec) -> str:
+def _described(spec: TensorSpec) -> str:
     return spec.describe().removeprefix(f"{spec.name} ")
 
 

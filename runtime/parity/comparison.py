@@ -1,8 +1,8 @@
-"""How far one result is from another, in figures that any tolerance can judge again later.
+"""Measure how far one result is from another, in figures that can be held against any tolerance later.
 
 Besides the usual figures a `Comparison` keeps its frontier: the few pairs (|expected|, error) that
 no tolerance `atol + rtol·|expected|` can accept without accepting every other pair too. They are the
-upper-left convex hull of all pairs, so judging them is judging the whole array.
+upper-left convex hull of all pairs, so what holds of them holds of the whole array.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.error_spread import ErrorSpread
-from ..core.errors import CheckFailed
-from ..core.tensors import format_shape
-from ..core.tolerance import Tolerance
-from .error_spread import SequenceAxis, SpreadSums
+from ...core.error_spread import ErrorSpread
+from ...core.errors import CheckFailed
+from ...core.tensors import format_shape
+from ...core.tolerance import Tolerance
+from .spread import SequenceAxis, SpreadSums
 
 Floats = NDArray[np.float64]
 Frontier = tuple[tuple[float, float], ...]
@@ -34,7 +34,7 @@ class Comparison:
 
     Args:
         name: of the output.
-        tolerance: what `passed` judges by.
+        tolerance: the criterion of `passed`.
         count: elements compared.
         max_abs: largest `|a - e|`.
         max_rel: largest `|a - e| / |e|` where `e` is not 0.
@@ -42,7 +42,7 @@ class Comparison:
         relative_rms: `rms` over the root mean square of `e`.
         cosine: of the angle between the two as vectors; 1 if both are 0.
         not_finite: NaN and Inf in the actual result; any fails. The figures leave them out.
-        expected_not_finite: NaN and Inf in the reference; any fails, since nothing can be judged there.
+        expected_not_finite: NaN and Inf in the reference; any fails, since nothing can be compared there.
         worst_index: where the actual result is not finite, else where it breaks the tolerance most.
         frontier: pairs (|expected|, error) that decide for every tolerance.
         spread: the errors by size and along the sequence; None where nobody asked.
@@ -131,7 +131,7 @@ def compare_arrays(
         name: of the output, for reports.
         actual: the result, any real dtype.
         expected: the reference, of the same shape; the dtypes may differ.
-        tolerance: what to judge by.
+        tolerance: the criterion.
         rows: True where a row counts, over the leading dimensions of the arrays (`[batch, n]` for
             outputs `[batch, n, dim]`); None counts all.
 

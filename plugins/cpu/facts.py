@@ -1,0 +1,74 @@
+"""What the JSON file beside a library of kernels for onnxruntime says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from ...core.cpu_library import KERNELS
+from ...core.errors import UsageError
+from ...core.library_store import CPU_KERNELS
+
+
+@dataclass(frozen=True)
+class CpuLibraryFacts:
+    """Facts of a library.
+
+    Args:
+        arch: processor it runs on, "x86_64" or "aarch64".
+        sha256: of the library.
+        bytes: its size.
+        fingerprint: digest of the sources it was made from.
+        compiler: first line of the compiler's `--version`.
+        glibc: newest symbol version of the C library it needs.
+        created: time of the build, ISO 8601.
+        versions: releases that took part.
+        kernels: element types by op type.
+        format: always "localattn-onnxruntime".
+        format_version: 2.
+        path: where the library lies; not in the file.
+    """
+
+    arch: str
+    sha256: str
+    bytes: int
+    fingerprint: str
+    compiler: str
+    glibc: str
+    created: str
+    versions: dict[str, str]
+    kernels: dict[str, list[str]] = field(
+        default_factory=lambda: {op_type: list(dtypes) for (_, op_type), dtypes in KERNELS.items()}
+    )
+    format: str = CPU_KERNELS.format
+    format_version: int = 2
+    path: Path = Path()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types, without the path."""
+        return {name: value for name, value in asdict(self).items() if name != "path"}
+
+    def to_json(self) -> str:
+        """The text of the file."""
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
+
+def parse_facts(document: Mapping[str, Any], library: Path) -> CpuLibraryFacts:
+    """Parse the facts of a library, from the file beside it or from the index of the cache.
+
+    Raises:
+        UsageError: they are not of such a library.
+    """
+    broken = UsageError(f"The facts of {library} do not describe a {CPU_KERNELS.title}.")
+    try:
+        facts = CpuLibraryFacts(**{f.name: document[f.name] for f in fields(CpuLibraryFacts) if f.name != "path"})
+    except KeyError as error:
+        raise broken from error
+    texts = (facts.arch, facts.sha256, facts.fingerprint, facts.compiler, facts.glibc, facts.created)
+    kernels = facts.kernels.values() if isinstance(facts.kernels, dict) else [None]
+    if not (all(isinstance(x, str) for x in texts) and all(isinstance(x, list) for x in kernels)):
+        raise broken
+    return replace(facts, path=library)

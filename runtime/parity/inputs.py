@@ -1,0 +1,240 @@
+"""Choose the inputs of a comparison: sizes around the windows, or sequences longer than the caches of a step file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ...core.errors import UsageError
+from ...core.geometry import WindowGeometry
+from ...core.size_sweep import OPEN_BATCH, sweep_sizes
+from ...core.tensors import UNNAMED_DIMENSION, TensorSpec
+from ..arrays import load_arrays, random_inputs
+from ..open_axes import BATCH_AXES, SEQUENCE_AXES
+from ..session import Arrays, check_inputs
+from ..vocabulary import check_tokens
+from .report import ParityRequest
+from .runner import Runner, StepRunner
+from .shared_inputs import cast_to
+
+# A sequence is so many windows longer than the longest cache.
+WINDOWS_BEYOND = 3
+
+Sizes = dict[str, int]
+
+
+@dataclass(frozen=True)
+class InputSet:
+    """One set of inputs.
+
+    Args:
+        name: what reports call it.
+        arrays: in the types that both models share.
+        largest: whether its sizes are those at which errors are shown along the sequence.
+        sizes: those of the dynamic axes, in words.
+    """
+
+    name: str
+    arrays: Arrays
+    largest: bool = False
+    sizes: str = ""
+
+
+class InputSets:
+    """The inputs that two models are compared on.
+
+    Args:
+        request: seeds, inputs or lengths.
+        specs: the inputs that both take.
+        runners: the candidate and the reference.
+        windows: of the model's layers.
+
+    Attributes:
+        length: positions of the longest sequence; None where nothing says which axis counts them.
+
+    Raises:
+        UsageError: inputs that do not fit, lengths that the models do not take, or sizes that nothing says.
+    """
+
+    def __init__(
+        self,
+        request: ParityRequest,
+        specs: Sequence[TensorSpec],
+        runners: Sequence[Runner],
+        windows: Sequence[WindowGeometry],
+    ) -> None:
+        self._request, self._specs, self._runners = request, list(specs), runners
+        self._steps = [runner for runner in runners if isinstance(runner, StepRunner)]
+        self._axes = _dynamic_axes(specs)
+        self._sequence = next((name for name in self._axes if name in SEQUENCE_AXES), None)
+        self._tokens = min((x.token_limit for x in runners if x.token_limit is not None), default=None)
+        self._given = None
+        if request.lengths and self._sequence is None:
+            raise UsageError(
+                "--seq-len does not apply.",
+                why="The length of these sequences is fixed.",
+                fix="Leave it out, or export with --dynamic seq.",
+            )
+        if request.inputs is not None:
+            self._given = self._read()
+            self.length = self._stepped(self._given)
+        else:
+            self._sizes = self._choose(windows)
+            lengths = [sizes[self._sequence] for sizes in self._sizes if self._sequence is not None]
+            self.length = max(lengths, default=self._stepped(None))
+        for runner in self._steps:
+            self._check_steps(runner)
+
+    def __iter__(self) -> Iterator[InputSet]:
+        """One set a size, and at the largest and at sizes that were asked for one a seed."""
+        if self._given is not None:
+            yield InputSet(str(self._request.inputs), self._given, True, str(self._request.inputs))
+            return
+        seeds, lengths = self._request.seeds, self._request.lengths
+        for sizes in self._sizes:
+            largest = sizes == self._sizes[0] if not lengths else sizes[self._sequence or ""] == self.length
+            for seed in seeds if largest or lengths else seeds[:1]:
+                drawn = random_inputs(self._specs, seed, self._tokens, sizes)
+                named = self._named(sizes)
+                yield InputSet(f"seed {seed}, {named}" if named else f"seed {seed}", drawn, largest, named)
+
+    @property
+    def notes(self) -> list[str]:
+        """What was fed to step files, and the sizes where models have others too."""
+        found = []
+        candidate, reference = self._runners
+        if not isinstance(candidate, StepRunner) and len(self._axes) < len(_dynamic_axes(candidate.inputs)):
+            found.append(f"{candidate.name} leaves sizes open, and is compared at those of {reference.name} only")
+        for runner in self._steps:
+            chunk = runner.facts.chunk
+            calls = "one a call" if chunk == 1 else f"{chunk} a call"
+            found.append(f"{self.length} tokens were fed to {runner.name}, {calls}; every position is compared")
+            if self.length is not None and self.length <= runner.slots:
+                found.append(
+                    f"the caches of {runner.name} hold {runner.slots} positions: {self.length} do not show that older "
+                    "ones are dropped"
+                )
+        if self._given is None and len(self._sizes) > 1:
+            lengths = self._request.lengths
+            largest = self._sizes[0] if not lengths else {**self._sizes[0], self._sequence or "": self.length or 0}
+            found.append(f"how errors are spread is shown for {self._named(largest)}")
+        return found
+
+    def _named(self, sizes: Sizes) -> str:
+        return " ".join(f"{axis}={sizes[axis]}" for axis in self._axes)
+
+    def _read(self) -> Arrays:
+        """The inputs of an .npz, in the types that both models share."""
+        assert self._request.inputs is not None
+        loaded = load_arrays(self._request.inputs)
+        try:
+            given = check_inputs(self._specs, cast_to(loaded, self._specs))
+        except UsageError as error:
+            if not self._steps:
+                raise
+            why = f"{error.why} A step file is compared on a whole sequence, without its position and caches."
+            raise UsageError(error.what, why=why, fix=error.fix) from error
+        check_tokens(given, self._tokens)
+        return given
+
+    def _choose(self, windows: Sequence[WindowGeometry]) -> list[Sizes]:
+        """Sizes of the dynamic axes, the largest first."""
+        lengths = self._request.lengths
+        for name in self._axes:
+            if name == UNNAMED_DIMENSION or (name != self._sequence and name not in BATCH_AXES):
+                raise UsageError(
+                    f"Both files leave {'an axis' if name == UNNAMED_DIMENSION else f'the axis {name!r}'} open.",
+                    why="Nothing says which sizes it may have.",
+                    fix="Give the inputs in a file: --load-inputs.",
+                )
+        now = {name: self._batch(name) for name in self._axes if name != self._sequence}
+        if self._sequence is None:
+            return [now] if not now else sweep_sizes(list(now), now, "", [])
+        low, high = self._bounds(self._sequence)
+        wrong = [n for n in lengths if n < low or (high is not None and n > high)]
+        if wrong:
+            most = "" if high is None else f" to {high}"
+            raise UsageError(
+                f"--seq-len {wrong[0]} is not a length of both files.", why=f"They take {low}{most} positions."
+            )
+        if lengths:
+            return [{**now, self._sequence: n} for n in lengths]
+        if self._steps:
+            return [{**now, self._sequence: self._beyond_the_caches(high)}]
+        if high is None:
+            raise UsageError(
+                "Both files leave the length open.",
+                why="No sidecar beside them says which is the longest.",
+                fix="Give lengths with --seq-len, or the inputs with --load-inputs.",
+            )
+        swept = sweep_sizes(self._axes, {**now, self._sequence: high}, self._sequence, windows)
+        bounds = {name: self._bounds(name) for name in self._axes}
+        fitting = [sizes for sizes in swept if all(_within(sizes[name], bounds[name]) for name in self._axes)]
+        if not fitting:
+            raise UsageError("There is no size that both files take.", why=f"They take {low} to {high} positions.")
+        return fitting
+
+    def _batch(self, axis: str) -> int:
+        """Sequences a call: as at export, as far as both models take so many."""
+        low, high = self._bounds(axis)
+        stated = next((runner.batch for runner in self._runners if runner.batch is not None), OPEN_BATCH)
+        return max(low, stated if high is None else min(stated, high))
+
+    def _bounds(self, name: str) -> tuple[int, int | None]:
+        """The sizes of a dynamic axis that both models take."""
+        found = [
+            runner.limits(spec.name, axis)
+            for runner in self._runners
+            for spec in self._specs
+            for axis, size in enumerate(spec.shape)
+            if size == name
+        ]
+        highs = [high for _, high in found if high is not None]
+        return max(low for low, _ in found), min(highs, default=None)
+
+    def _beyond_the_caches(self, high: int | None) -> int:
+        """A length that overwrites every slot of the caches, or all positions that the model has."""
+        base = math.lcm(*(runner.facts.chunk for runner in self._steps))
+        chunk = max(size for runner in self._steps for size in runner.session.chunks)
+        length = max(*(runner.slots + WINDOWS_BEYOND * runner.window for runner in self._steps), 2 * chunk)
+        if chunk > base:  # whole chunks, and single tokens that find in the caches what the chunks left
+            length = math.ceil(length / chunk) * chunk + chunk - 1
+        length = math.ceil(length / base) * base
+        return length if high is None else max(base, min(length, high) // base * base)
+
+    def _stepped(self, given: Arrays | None) -> int | None:
+        """Positions of a sequence, where the facts of a step file say which axis counts them; of an input, or fixed."""
+        for runner in self._steps:
+            shapes = {spec.name: spec.shape for spec in self._specs}
+            token_input = runner.facts.token_input
+            shape = shapes[token_input] if given is None else given[token_input].shape
+            size = shape[runner.facts.sequence_axis]
+            return size if isinstance(size, int) else None
+        return None
+
+    def _check_steps(self, runner: StepRunner) -> None:
+        """A prefill file takes whole chunks only, and a model with learned positions ends.
+
+        Raises:
+            UsageError: this length cannot be fed.
+        """
+        lengths = self._request.lengths if self._request.lengths and self._given is None else (self.length,)
+        chunk, most = runner.facts.chunk, runner.facts.max_positions
+        for length in lengths:
+            if length is not None and (length % chunk or length < 1 or (most is not None and length > most)):
+                ends = "" if most is None else f" and has {most} positions"
+                raise UsageError(
+                    f"{runner.name} cannot be fed {length} positions.",
+                    why=f"It takes {chunk} a call{ends}.",
+                    fix="Choose another length with --seq-len, or give the step file where this is a prefill file.",
+                )
+
+
+def _dynamic_axes(specs: Sequence[TensorSpec]) -> list[str]:
+    return list(dict.fromkeys(size for spec in specs for size in spec.shape if isinstance(size, str)))
+
+
+def _within(size: int, bounds: tuple[int, int | None]) -> bool:
+    low, high = bounds
+    return low <= size and (high is None or size <= high)
