@@ -41,7 +41,7 @@ def bisect(
     ] = None,
     provider: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or tensorrt.")] = "auto",
     plugin_library: Annotated[
-        Path | None, typer.Option(help="The plugin library that an engine was built with, if you trust it.")
+        Path | None, typer.Option(help="The plugin library that an engine was built with, if you trust it."), INPUT
     ] = None,
     all_boundaries: Annotated[
         bool, typer.Option("--all", help="Show every boundary, not only those around the fault.")

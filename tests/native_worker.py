@@ -2,9 +2,10 @@
 
     python -m localattn.tests.native_worker LIBRARY CASES
 
-CASES is JSON: a list of `[domain, op type, element type, shapes of the inputs, shapes of the outputs, attributes]`. For
-each it prints a line of JSON: bytes of all tensors, and what the process took beyond them at most during a call
-(`peak`), and after two calls (`held`); or, where onnxruntime refuses, its `error`.
+CASES is JSON: a list of `[domain, op type, element type, shapes of the inputs, shapes of the outputs, attributes]`; an
+output whose shape is null is left to onnxruntime. For each it prints a line of JSON: bytes of all tensors, and what the
+process took beyond them at most during a call (`peak`), and after two calls (`held`); or, where onnxruntime refuses,
+its `error`.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ def _model(domain: str, op_type: str, dtype: str, inputs: Any, outputs: Any, att
 
     element = {"fp32": TensorProto.FLOAT, "fp16": TensorProto.FLOAT16}[dtype]
 
-    def described(shapes: dict[str, list[int]]) -> list[Any]:
-        kinds = {name: TensorProto.BOOL if name == "key_mask" else element for name in shapes}
-        return [helper.make_tensor_value_info(name, kinds[name], [None] * len(shapes[name])) for name in shapes]
+    def described(names: Any) -> list[Any]:
+        kinds = {name: TensorProto.BOOL if name == "key_mask" else element for name in names}
+        return [helper.make_tensor_value_info(name, kind, None) for name, kind in kinds.items()]
 
     node = helper.make_node(op_type, [*inputs], [*outputs], domain=domain, **attributes)
     opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(domain, 1)]
@@ -62,6 +63,9 @@ def measure(ort: Any, options: Any, case: list[Any]) -> dict[str, Any]:
         tensors += array.nbytes
         del array
     for name, shape in outputs.items():
+        if shape is None:
+            binding.bind_output(name, "cpu")
+            continue
         array = _filled(name, shape, dtype)
         binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(array))
         tensors += array.nbytes

@@ -30,12 +30,16 @@ Command = Callable[..., Finished]
 PATIENCE = 60  # seconds after which a command counts as hanging
 
 
+class Hangs(BaseException):
+    """Nothing on the way takes it for an error of its own."""
+
+
 @pytest.fixture(autouse=True)
 def no_hang() -> Iterator[None]:
     """Interrupt a test that waits for a pipe, or reads a device without an end."""
 
     def give_up(*_: object) -> None:
-        raise AssertionError("it hangs")
+        raise Hangs
 
     before = signal.signal(signal.SIGALRM, give_up)
     signal.alarm(PATIENCE)
@@ -53,7 +57,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("exported")
     checkpoint = save_upstream(folder, "local_attention.LocalTransformer", TINY, "m.pt")
     export(ExportRequest(checkpoint=checkpoint, output=folder / "m.onnx"))
-    export_steps(StepRequest(ExportRequest(checkpoint=checkpoint, output=folder / "m_step.onnx"), "step", 1))
+    export_steps(StepRequest(ExportRequest(checkpoint=checkpoint, output=folder / "m_step.onnx"), "step"))
     (folder / "factory.py").write_text("import torch\nmake = torch.nn.ReLU\n")
     return folder
 
@@ -72,7 +76,7 @@ def make_folder(path: Path) -> None:
 
 def make_link_to_fifo(path: Path) -> None:
     os.mkfifo(path.with_name("the-pipe"))
-    path.symlink_to(path.with_name("the-pipe"))
+    path.symlink_to("the-pipe")
 
 
 KINDS = {"fifo": make_fifo, "endless": make_endless, "folder": make_folder, "link": make_link_to_fifo}
@@ -131,7 +135,9 @@ def assert_one_error(finished: Finished, *codes: int) -> None:
     assert "Traceback" not in finished.err and 0 < len(finished.err) < 3000, finished.err
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["fifo", "endless", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("folder", "link"))]
+)
 @pytest.mark.parametrize("line", READERS)
 def test_only_plain_files_are_read(
     exported: Path, tmp_path: Path, localattn: Command, monkeypatch: pytest.MonkeyPatch, line: str, kind: str
@@ -181,8 +187,8 @@ def test_what_lies_beside_a_file_is_plain_too(
     place.unlink(missing_ok=True)
     KINDS[kind](place)
     finished = localattn(*line.split())
-    if name == "m.json" or (name == "DATA" and "inspect" in line):
-        assert finished.code == 0  # such a config is not found, and data is not read
+    if name == "DATA" and "inspect" in line:
+        assert finished.code == 0  # the data is not read
     else:
         assert_one_error(finished, 1, 2, 3)
     assert not (folder / "NEW").exists() and not (folder / "NEW.onnx").exists()
@@ -202,7 +208,7 @@ def test_plain_files_are_read_to_their_bound(tmp_path: Path) -> None:
         assert stream.read() == b"0123456789"
     check_plain(path)
     check_plain(tmp_path / "none")
-    link = tmp_path / "link"
+    link = tmp_path / "to-x"
     link.symlink_to(path)
     assert read_plain(link, 10) == b"0123456789"
     with pytest.raises(FileNotFoundError):
@@ -242,7 +248,7 @@ for path in sys.argv[1:]:
     try:
         config.load_config(Path(path))
     except UsageError as error:
-        print(Path(path).name, any(word in error.why for word in ("nests", "parts", "<<", "recursion")))
+        print(Path(path).name, any(word in error.why for word in ("nests", "parts", "<<", "recursion", "few lines")))
 """
 
 
@@ -250,7 +256,6 @@ for path in sys.argv[1:]:
 def test_nested_configs_cost_no_memory(tmp_path: Path) -> None:
     """64 MiB are enough for all of them, where one took 9.9 GB."""
     for name, text in NESTS.items():
-        assert len(text) < LARGEST_FILE or name == "merges.yaml" or "json" in name
         (tmp_path / name).write_text(text)
     files = [str(tmp_path / name) for name in NESTS]
     finished = subprocess.run(
@@ -259,7 +264,7 @@ def test_nested_configs_cost_no_memory(tmp_path: Path) -> None:
     assert finished.returncode == 0, finished.stderr
     said = dict(line.split() for line in finished.stdout.splitlines())
     assert set(said) == set(NESTS)
-    assert [name for name, named in said.items() if named != "True"] in ([], ["tables.json"])  # over the size
+    assert set(said.values()) == {"True"}
 
 
 def test_nesting_is_counted() -> None:

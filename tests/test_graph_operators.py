@@ -31,9 +31,9 @@ NODES = {
     # op type, layout: what it takes beyond the two products and the softmax.
     ("WindowedAttention", HEADS_FIRST): {"Gather": 2, "Add": 1},
     ("WindowedAttention", SEQUENCE_FIRST): {"Gather": 2, "Add": 1, "Transpose": 4},
-    # The mask: gathered, made a bias (Where), added to the two that hide the rest, both small; values zeroed.
+    # The mask: gathered, made a bias (Where), added to the two small ones that hide the rest; keys and values zeroed.
     ("WindowedAttentionMask", HEADS_FIRST): {
-        "Gather": 3, "Add": 3, "Where": 1, "Unsqueeze": 2, "Cast": 1, "Mul": 1,
+        "Gather": 3, "Add": 3, "Where": 3, "Unsqueeze": 2,
     },
     # A bias that is an input: kept finite (Max), windowed, and one pass for what lies outside the sequence.
     ("WindowedAttentionBias", HEADS_FIRST): {"Gather": 2, "Add": 3, "Max": 1, "Unsqueeze": 1, "Where": 1},
@@ -62,7 +62,7 @@ def test_a_body_in_parts_runs_these_operators(op_type: str, tmp_path: Path, monk
         "WindowedAttention": Counter({"Add": 5 + 1}),
         # Each part's keys: gathered mask, made a bias, added to the window's; the first block's, to one more.
         "WindowedAttentionMask": Counter(
-            {"Gather": 5, "Where": 5, "Unsqueeze": 5 + 1, "Add": 2 * 5 + 1, "Cast": 1, "Mul": 1}
+            {"Gather": 5, "Where": 5 + 2, "Unsqueeze": 5 + 1, "Add": 2 * 5 + 1}
         ),
         "WindowedAttentionBias": Counter({"Add": 1 + 5 + 1, "Max": 1, "Unsqueeze": 1, "Where": 1}),
     }  # fmt: skip

@@ -112,7 +112,7 @@ EMPTY = [
         "BeginStreams",
         "fp32",
         {"x": [0, 1, 64], "mix": [0, 1, 1 << 58, 1], "beta": [0, 1, 1 << 58, 1], "output": [0, 1, 64]},
-        {"written": [0, 1, 0, 64]},
+        {"written": None},
         {},
     ],
     attention("WindowedAttention", 0, 1 << 30, 1 << 29, 1),

@@ -44,9 +44,10 @@ def numbers_of(app: typer.Typer, path: tuple[str, ...] = ()) -> Iterator[Option]
             annotated = next((part for part in (hint, *get_args(hint)) if hasattr(part, "__metadata__")), None)
             if annotated is None:
                 continue
-            annotation, info, *_ = get_args(annotated)
+            annotation, *marks = get_args(annotated)
             kinds = {annotation, *get_args(annotation)} & {int, float}
-            if kinds and isinstance(info, OptionInfo):
+            info = next((mark for mark in marks if isinstance(mark, OptionInfo)), None)
+            if kinds and info is not None and not info.count:
                 flag = max(info.param_decls or (f"--{parameter.replace('_', '-')}",), key=len)
                 yield Option((*path, name), flag, kinds.pop(), info)
 

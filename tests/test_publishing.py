@@ -14,7 +14,7 @@ from localattn.core.engine_facts import read_engine_facts
 from localattn.core.errors import CheckFailed, LocalAttnError, UsageError
 from localattn.core.file_kinds import ENGINE, LIBRARY, ONNX
 from localattn.core.files import sha256
-from localattn.core.library_store import CPU_KERNELS, read_named
+from localattn.core.library_store import CPU_KERNELS, kind_of, read_facts
 from localattn.core.outputs import Output, writing
 from localattn.core.publishing import check_unchanged, publish_together, sealed, sidecar_path
 from localattn.core.sidecar import read_sidecar
@@ -36,7 +36,8 @@ READERS: dict[str, Callable[[Path], object]] = {
     "engine facts": read_engine_facts,
     "sidecar": read_sidecar,
     "check_unchanged": check_unchanged,
-    "library": lambda path: read_named(CPU_KERNELS, path),
+    "library facts": lambda path: read_facts(CPU_KERNELS, path),
+    "library kind": kind_of,
 }
 
 
