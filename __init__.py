@@ -8,11 +8,15 @@ Importing this package imports nothing heavy; each name brings what it needs.
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
+
+# Silent unless an application, or the command line's -v, asks for what is logged under this name.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 # Public name → the module that defines it.
 _PUBLIC = {

@@ -34,7 +34,9 @@ import typer
 
 from .commands import completion, streams
 from .commands.console import missing_package, print_error, print_fault
+from .commands.log_output import show_log
 from .commands.paths import checked
+from .core import process
 from .core.errors import ExitCode, LocalAttnError, MissingDependency
 
 # Modules of `commands/`, in the order of the help. One of several verbs has an `app`, any other a function of its name.
@@ -96,6 +98,8 @@ def main() -> None:
     """Run the command line and leave with its exit code."""
     streams.prepare()
     completion.prepare(sys.argv)
+    process.owned = True
+    show_log()
     try:
         code = _run()
         sys.stdout.flush()

@@ -27,7 +27,8 @@ from localattn.core.node import (
     variant_for,
 )
 from localattn.exporter.file_options import DEFAULT_OPSET
-from localattn.exporter.graph import IR_VERSION, attach_bodies
+from localattn.exporter.graph import IR_VERSION
+from localattn.exporter.lowering.functions import attach_functions
 
 from .compiled import library, why_no_library
 
@@ -100,7 +101,7 @@ def _in_onnxruntime(
     opsets = {"": opset, DOMAIN: DOMAIN_VERSION}
     graph = ir.Graph(inputs, [output], nodes=nodes, opset_imports=opsets, name="candidate")
     model = ir.Model(graph, ir_version=IR_VERSION)
-    attach_bodies(model)
+    attach_functions(model)
     session = open_session(ir.serde.serialize_model(model).SerializeToString(), kernels)
     return lambda: np.asarray(session.run(["out"], feed)[0])
 

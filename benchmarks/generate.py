@@ -98,11 +98,12 @@ def write_full(files: Files, length: int) -> None:
     from localattn.exporter import graph
     from localattn.exporter.artefact import EXTERNAL_DATA_FROM, save_model
     from localattn.exporter.export import ExportRequest, open_request
+    from localattn.exporter.lowering import functions
     from localattn.exporter.source import ShapeRequest
 
     request = ExportRequest(files.checkpoint, files.full(length), shapes=ShapeRequest(seq_len=length))
     model = graph.trace(open_request(request)[1], request.dtype, request.opset)
-    graph.attach_bodies(model)
+    functions.attach_functions(model)
     save_model(model, request.output, EXTERNAL_DATA_FROM)
 
 

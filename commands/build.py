@@ -91,16 +91,18 @@ def build(
     """
     with progress() as step:
         step("Reading the model")
+        from ..onnx_graph.onnx_file import OnnxFile
         from ..runtime.builder.build import build_engine, plan_targets
         from ..runtime.builder.request import BuildRequest
 
         path = output if output is not None else model.with_suffix(".engine")
+        file = OnnxFile.read(model)
         profiles = parse_profiles(min_shapes, opt_shapes, max_shapes)
         wanted = tuple(name for name in (target or "").split(",") if name.strip())
         capabilities = plan_targets(backend.value, wanted)
-        choice, notes = choose_plugin(plugin, plugin_library, model, backend.value, capabilities, step)
+        choice, notes = choose_plugin(plugin, plugin_library, file, backend.value, capabilities, step)
         request = BuildRequest(
-            model=model,
+            model=file,
             output=path,
             backend=backend.value,
             targets=wanted,

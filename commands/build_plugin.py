@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..core.library_store import Library
+    from ..onnx_graph.onnx_file import OnnxFile
     from ..plugins.kernel.spec import KernelSpec
     from ..plugins.kernel.targets import Target
     from ..runtime.builder.request import PluginChoice
@@ -26,7 +27,7 @@ class PluginKind(str, Enum):
 def choose_plugin(
     kind: PluginKind,
     library: Path | None,
-    model: Path,
+    model: OnnxFile,
     backend: str,
     capabilities: Sequence[int],
     progress: Callable[[str], None],
@@ -67,7 +68,7 @@ def choose_plugin(
         return PluginChoice(asked="auto"), [f"no plugin: {reason} Attention is built from its standard operators"]
     if found is None and kind is PluginKind.library:
         raise UsageError(
-            f"{model} has no attention node that a plugin serves.", fix="Build it with --plugin none, or auto."
+            f"{model.name} has no attention node that a plugin serves.", fix="Build it with --plugin none, or auto."
         )
     if found is None:
         return PluginChoice(asked="auto"), ["the model has no attention node that a plugin serves"]
@@ -75,7 +76,7 @@ def choose_plugin(
 
 
 def _library(
-    named: Path | None, model: Path, capabilities: Sequence[int], progress: Callable[[str], None]
+    named: Path | None, model: OnnxFile, capabilities: Sequence[int], progress: Callable[[str], None]
 ) -> Library | None:
     """The plugin library for this model and these GPUs; None if the model needs none."""
     from ..core.library_store import TENSORRT_PLUGIN, read_named

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .log_output import show_log
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -35,8 +37,9 @@ class Verbosity:
     quiet = False
 
 
-def _set_verbose(value: bool) -> bool:
-    Verbosity.verbose = Verbosity.verbose or value
+def _set_verbose(value: int) -> int:
+    Verbosity.verbose = Verbosity.verbose or value > 0
+    show_log(value)
     return value
 
 
@@ -54,7 +57,10 @@ def finite(value: float | None) -> float | None:
 
 FormatOption = Annotated[Format, typer.Option("--format", help="console, or json: nothing but JSON on stdout.")]
 VerboseOption = Annotated[
-    bool, typer.Option("--verbose", "-v", callback=_set_verbose, help="Show tracebacks and details.")
+    int,
+    typer.Option(
+        "--verbose", "-v", count=True, callback=_set_verbose, help="Show tracebacks and what is decided; -vv: details."
+    ),
 ]
 PluginOption = Annotated[
     str, typer.Option(help="Library of compiled kernels: auto (from your cache), none, or the path of one you trust.")

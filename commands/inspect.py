@@ -12,8 +12,8 @@ from .paths import INPUT, ForceOption
 from .report_output import OutputOption, ReportFormatOption, choose, show
 
 if TYPE_CHECKING:
+    from ..onnx_graph.facts import OnnxFacts
     from ..runtime.engine_inspect import EngineReport
-    from ..runtime.inspect_onnx import OnnxFacts
 
 
 def inspect(
@@ -38,15 +38,15 @@ def inspect(
     """
     destination = choose(output_format, output, force)
     if file.suffix == ".engine":
+        from ..onnx_graph.windows import windows_of_sidecar
         from ..runtime.engine_inspect import inspect_engine
-        from ..runtime.model_windows import windows_of_sidecar
 
         report = inspect_engine(file, plugin)
         windows = [view.to_dict() for view in windows_of_sidecar(report.facts.model)]
         show(destination, "engine", {**report.to_dict(), "windows": windows}, lambda: _print_engine(report))
     elif file.suffix == ".onnx":
-        from ..runtime.inspect_onnx import inspect_onnx
-        from ..runtime.model_windows import windows_of_file
+        from ..onnx_graph.facts import inspect_onnx
+        from ..onnx_graph.windows import windows_of_file
 
         facts = inspect_onnx(file)
         windows = [view.to_dict() for view in windows_of_file(facts)]

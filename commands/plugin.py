@@ -225,7 +225,7 @@ def rewrite(
     The attention nodes move there and lose their function body: the file then runs nowhere without the plugin. All
     other functions are inlined, for the provider takes none.
     """
-    from ..plugins.provider_domain import rewrite_for_provider
+    from ..onnx_graph.tensorrt_provider import rewrite_for_provider
 
     rewritten = rewrite_for_provider(model, output, overwrite=force)
     if output_format is Format.json:

@@ -1,11 +1,12 @@
-"""Worker processes that end when the process that started them does, even by a kill."""
+"""The process: whether it is ours, and workers that end when the process that started them does."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import threading
-from multiprocessing.connection import wait
+
+# Whether the process is the command line's, or a worker's of it: settings that hold for a whole process, as that of
+# onnxruntime's logger, are changed there and nowhere else.
+owned = False
 
 
 def end_with_parent() -> None:
@@ -13,11 +14,16 @@ def end_with_parent() -> None:
 
     A pool's workers do not notice by themselves: a killed parent cannot tell them, and they go on with their task.
     """
+    import multiprocessing
+    import threading
+
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_watch, args=(parent.sentinel,), name="parent watch", daemon=True).start()
 
 
 def _watch(sentinel: int) -> None:
+    from multiprocessing.connection import wait
+
     wait([sentinel])
     os._exit(1)  # nobody is left to tell

@@ -15,7 +15,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -209,10 +209,14 @@ def check_seal(path: Path, text: bytes) -> None:
         )
 
 
-def check_unchanged(model: Path) -> None:
+def check_unchanged(model: Path, digest: Callable[[], str] | None = None) -> None:
     """An ONNX file and its external data, or an engine, must be what the facts beside it were written for.
 
     Facts that are missing, broken, or say nothing of this are not this function's to judge.
+
+    Args:
+        model: the file.
+        digest: gives its SHA-256, where it was read already.
 
     Raises:
         CheckFailed: the SHA-256 of the file or of its data differs.
@@ -221,7 +225,7 @@ def check_unchanged(model: Path) -> None:
         document = json.loads(read_plain(sidecar_path(model), MAX_BYTES))
         for entry, fix in _DIGESTS.items():
             stated = document.get(entry)
-            if isinstance(stated, str) and stated and stated != sha256(model):
+            if isinstance(stated, str) and stated and stated != (digest or (lambda: sha256(model)))():
                 raise _changed(model, model.name, fix)
         data = document.get("external_data")
         named = _DATA_NAME.fullmatch(data) if isinstance(data, str) and Path(data).name == data else None

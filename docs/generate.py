@@ -25,7 +25,8 @@ HEAD = """# Commands
 
 <!-- Written by `python docs/generate.py` from the code. Do not edit. -->
 
-Every command also takes `-h`, `--help`; `-v`, `--verbose` for tracebacks and details; `-q`, `--quiet` for no progress.
+Every command also takes `-h`, `--help`; `-v`, `--verbose` for tracebacks and what is decided, `-vv` for details;
+`-q`, `--quiet` for no progress.
 `localattn --version` prints the version. `localattn --install-completion` teaches your shell the commands and options.
 
 """

@@ -28,6 +28,7 @@ from .checks.parity import check_parity
 from .checks.sweep import open_checks
 from .checks.witness import check_witness
 from .file_options import FileOptions
+from .lowering import functions
 from .open import OpenedCheckpoint, open_checkpoint
 from .open_sizes import at_open_sizes, check_axes, dimensions, open_specs
 from .quantize import quantize_weights
@@ -147,7 +148,7 @@ def export(request: ExportRequest, progress: Progress = lambda _: None) -> Expor
         progress("Tracing the model")
         axes = dimensions(source, request.dynamic) if request.dynamic else None
         model = graph.trace(source, request.dtype, request.opset, axes)
-        graph.attach_bodies(model)
+        functions.attach_functions(model)
         if request.weights is not None:
             progress("Quantizing")
             model = quantize_weights(model)

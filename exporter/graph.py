@@ -19,9 +19,6 @@ from .. import __version__
 from ..core.errors import ExportFailed, LocalAttnError, UsageError
 from ..core.node import DOMAIN, VARIANT_BY_OP_TYPE
 from ..core.tensors import TensorSpec
-from .body_facts import BodyFacts, facts_of
-from .function_body import function_body
-from .fused_body import attach_fused_bodies
 from .source import NUMPY_DTYPE, TORCH_DTYPE, SourceModel
 
 # PyTorch's exporter starts at 18; 24 is the newest that it, ONNX and onnxruntime were seen to agree on.
@@ -244,35 +241,3 @@ def _module_path(scopes: str) -> str:
 def attention_nodes(model: ir.Model) -> list[ir.Node]:
     """The windowed attention nodes, in order."""
     return [node for node in model.graph if node.domain == DOMAIN and node.op_type in VARIANT_BY_OP_TYPE]
-
-
-def attach_bodies(model: ir.Model) -> None:
-    """Add the function body of every op type the graph uses, in place."""
-    opset = model.graph.opset_imports[""]
-    facts: dict[str, BodyFacts] = {}
-    for node in attention_nodes(model):
-        variant = VARIANT_BY_OP_TYPE[node.op_type]
-        attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-        own = facts_of(variant, attributes, node_length(node), node_sequences(node))
-        facts[node.op_type] = facts.get(node.op_type, own) & own
-    for op_type, shared in facts.items():
-        body = function_body(VARIANT_BY_OP_TYPE[op_type], opset, shared)
-        model.functions[body.identifier()] = body
-    attach_fused_bodies(model)
-
-
-def node_length(node: ir.Node) -> int | None:
-    """The sequence length a node was traced at; None if it is open."""
-    query = node.inputs[0]
-    assert query is not None and query.shape is not None
-    perm = list(node.attributes["perm"].as_ints())
-    length = query.shape[perm[2]]
-    return length if isinstance(length, int) else None
-
-
-def node_sequences(node: ir.Node) -> int | None:
-    """How many sequences of one head a node was traced with, `B·H`; None if the batch is open."""
-    query = node.inputs[0]
-    assert query is not None and query.shape is not None
-    batch, heads = (query.shape[axis] for axis in list(node.attributes["perm"].as_ints())[:2])
-    return batch * heads if isinstance(batch, int) and isinstance(heads, int) else None

@@ -34,6 +34,7 @@ from .checks.layers import check_layer_memory, check_layer_windows
 from .checks.loads import check_loads, check_model
 from .checks.parity import check_input_sets
 from .file_options import FileOptions
+from .lowering import functions
 from .module_inputs import (
     BATCH,
     SEQUENCE,
@@ -145,7 +146,7 @@ def export_module(
         job = open_module(module, inputs, output, options, origin)
         progress("Tracing the module")
         model = job.trace(job.replacement.module)
-        graph.attach_bodies(model)
+        functions.attach_functions(model)
         sidecar = finish_export(
             model,
             folder,

@@ -46,7 +46,7 @@ def run_parity(request: ParityRequest, progress: Callable[[str], None] = lambda 
     else:
         reference = ReferenceRunner(source, candidate.dtype, _open_axes(candidate), samples=True)
         check_signature(candidate, source, reference.inputs)
-    notes += [*altered(request.model), *candidate.notes]
+    notes += [*altered(candidate.file), *candidate.notes]
     return compare_models(request, candidate, reference, ORACLE, _windows(reference.source), notes, progress)
 
 

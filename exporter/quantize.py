@@ -10,7 +10,6 @@ a query's window can change the query's output, by a rounding.
 
 from __future__ import annotations
 
-import logging
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
@@ -22,6 +21,9 @@ from ..core.errors import ExportFailed, MissingDependency
 
 # A narrower matrix (a gate a head, the weights of residual streams) takes next to no time and is the most sensitive.
 NARROWEST = 32
+# What onnxruntime's preparations write into a file; without it the quantizer recommends them on Python's root logger,
+# to which that adds a handler. A traced model has them behind it.
+_PREPARED = {"onnx.quant.pre_process": "onnxruntime.quant"}
 
 
 def quantize_weights(model: ir.Model) -> ir.Model:
@@ -48,14 +50,15 @@ def quantize_weights(model: ir.Model) -> ir.Model:
         # The quantizer knows no functions: they wait outside.
         bodies, model_functions = dict(model.functions), model.functions
         model_functions.clear()
+        model.metadata_props.update(_PREPARED)
         try:
             ir.save(model, given, external_data="given.data")
         finally:
             model_functions.update(bodies)
+            for key in _PREPARED:
+                del model.metadata_props[key]
         if any(node.op_type == "Gemm" for node in model.graph if node.name in set(nodes)):
             _multiply_plainly(given, nodes)
-        disabled = logging.root.manager.disable
-        logging.disable(logging.WARNING)  # it recommends preparations that a traced model has behind it
         try:
             quantize_dynamic(
                 given,
@@ -68,10 +71,10 @@ def quantize_weights(model: ir.Model) -> ir.Model:
             )
         except Exception as error:  # its own exceptions have no common type
             raise ExportFailed("onnxruntime could not quantize the model.", why=str(error).split("\n")[0]) from error
-        finally:
-            logging.disable(disabled)
         quantized = ir.load(made)
         ir.external_data.load_to_model(quantized)
+    for key in _PREPARED:
+        quantized.metadata_props.pop(key, None)
     quantized.functions.update(bodies)
     modules = {f"{node.name}_quant": node.metadata_props["module"] for node in model.graph if node.metadata_props}
     for node in quantized.graph:

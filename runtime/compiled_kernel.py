@@ -6,7 +6,7 @@ registered where it is there and the file has nodes for it; everything else is c
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,8 @@ from typing import Any
 from ..core.cpu_library import computes
 from ..core.errors import LocalAttnError, MissingDependency, UsageError
 from ..core.library_store import AUTO, CPU_KERNELS, NONE, Library, find, read_named
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,10 @@ _said: set[str] = set()
 
 
 def fall_back(reason: str) -> None:
-    """Say on stderr, once for each reason, that the function body computes the node although a library is there."""
+    """Warn, once for each reason, that the function body computes the node although a library is there."""
     if reason not in _said:
         _said.add(reason)
-        print(f"Warning: the compiled attention kernel is not used: {reason}", file=sys.stderr)
+        _log.warning("the compiled attention kernel is not used: %s", reason)
 
 
 def lacking(source: str, reason: str) -> MissingDependency | None:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ..core.errors import LocalAttnError, MissingDependency, UsageError
 from ..core.library_store import AUTO
 from ..core.tensors import TensorSpec
+from ..onnx_graph.onnx_file import OnnxFile
 from .engine_open import OpenEngine, open_engine
 from .engine_session import check_place
 from .step_file import check_caches, find_prefill, other_tensors, prefill_path
@@ -175,7 +176,7 @@ class EngineStep(StepSession):
         path: Path,
         sidecar: Sidecar,
         opened: OpenEngine,
-        prefill: tuple[Path, StepFacts] | None,
+        prefill: tuple[Path | OnnxFile, StepFacts] | None,
         plugin: str = AUTO,
     ) -> None:
         facts = step_facts(sidecar)
@@ -214,7 +215,7 @@ class EngineStep(StepSession):
 
     def _open_prefill(self) -> _BoundEngine:
         assert self._prefill is not None, "only a prefill engine adds a chunk"
-        path, facts = self._prefill
+        path, facts = Path(self._prefill[0]), self._prefill[1]
         with _starting(path, self._messages):
             engine = _BoundEngine(path, open_engine(path, self._plugin), facts, self._caches, self._memory)
         self._engines[facts.chunk] = engine

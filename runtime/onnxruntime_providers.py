@@ -5,16 +5,22 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
-import io
-import re
-from collections.abc import Iterable, Iterator, Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
 
+from ..core import process
 from ..core.errors import MissingDependency
 from ..core.processor import machine
 from ..core.tensorrt_versions import parse
+
+if TYPE_CHECKING:
+    from ..onnx_graph.onnx_file import OnnxFile
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -104,31 +110,35 @@ _OTHER_PACKAGE = (
 )
 
 
-# onnxruntime's severities: all is said up to warnings unless told otherwise, and nothing but what ends the process.
-WARNING, FATAL = 2, 4
+# onnxruntime's severity of messages: nothing but what ends the process.
+FATAL = 4
 
 
-@contextlib.contextmanager
-def quiet(ort: Any) -> Iterator[io.StringIO]:
-    """Within it nothing is printed: neither by onnxruntime's logger for all sessions, nor on stdout, which is caught.
+def new_session(ort: Any, given: Given, options: Any) -> Any:
+    """onnxruntime's session on the providers asked for, or its error.
 
-    What fails is raised as well. But the logger warns for every layer of a step file (CUDA's ScatterND), and no option
-    of a session reaches it; and up to 1.22 a session that fails on its provider is made again on the CPU, and that is
-    printed, whatever was asked for.
+    Up to 1.22 a session that fails on its provider is made again on the CPU, whatever `enable_fallback` says, and that
+    is printed. And onnxruntime's logger for all sessions warns for every layer of a step file (CUDA's ScatterND): no
+    option of a session reaches it, so only where the process is ours it is told to be silent.
     """
-    ort.set_default_logger_severity(FATAL)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()) as said:
-            yield said
-    finally:
-        ort.set_default_logger_severity(WARNING)
+    if process.owned:
+        ort.set_default_logger_severity(FATAL)
+
+    class Strict(ort.InferenceSession):  # type: ignore[misc]
+        _enable_fallback = property(lambda self: False, lambda self, value: None)
+
+    return Strict(given.model, options, providers=given.providers, enable_fallback=0)
 
 
 def load_libraries(ort: Any, provider: Provider) -> None:
     """Load what pip put where the system does not look: CUDA, cuDNN, and the provider's own package."""
-    if provider.chain and hasattr(ort, "preload_dlls"):
-        with contextlib.redirect_stdout(io.StringIO()):  # a line for each library that is missing, see `why_not`
-            ort.preload_dlls()
+    preload = getattr(ort, "preload_dlls", None)
+    if provider.chain and preload is not None:
+        if isinstance(preload, FunctionType):
+            # It prints a line for each library that is missing, see `_not_loaded`; here these are for the log.
+            names = {**preload.__globals__, "print": _log.debug}
+            preload = FunctionType(preload.__code__, names, argdefs=preload.__defaults__)
+        preload()
     if provider.package:
         with contextlib.suppress(ImportError, OSError):  # else onnxruntime looks for them itself
             importlib.import_module(provider.package)
@@ -153,42 +163,58 @@ class Given:
 _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
-def find_data(model: str | bytes, options: Any) -> None:
-    """Tell a session that is made of a copy where the external data of the model lies."""
-    if isinstance(model, str):
-        options.add_session_config_entry(_DATA_FOLDER, str(Path(model).resolve().parent))
-
-
 def model_for(
-    ort: Any, provider: Provider, model: str | bytes, options: Any, more: Mapping[str, str] | None = None
+    ort: Any, provider: Provider, file: OnnxFile, options: Any, more: Mapping[str, str] | None = None
 ) -> Given:
     """What the session of a model is made of on this provider.
 
     Args:
         ort: onnxruntime.
         provider: where it shall run.
-        model: a path or bytes.
-        options: the `SessionOptions` of the session, which may come to find external data.
+        file: the model.
+        options: the `SessionOptions` of the session, which come to find external data.
         more: options for the provider.
 
     Raises:
-        UsageError, ValueError, OSError: of `inlining.without_functions` and `half_products.summed_in_fp32`.
+        UsageError: the file is no ONNX model.
+        ValueError, OSError: of `inlining.read_weights`.
     """
+    find_data(file, options)
     if provider.sums_halves_in_fp16(ort.__version__):
-        from .half_products import summed_in_fp32
+        from ..onnx_graph import fp16_matmul_in_fp32
 
-        wide = summed_in_fp32(model)
-        if wide is not None:
-            find_data(model, options)
-            return Given(wide, _chain(provider, more), (SUMMED,))
+        model = file.parse()
+        wide = fp16_matmul_in_fp32.apply(model)
+        if wide is not model:
+            return Given(wide.SerializeToString(), _chain(provider, more), (SUMMED,))
     if provider.functions and not provider.precision:
-        return Given(model, _chain(provider, more))
-    from .inlining import without_functions
+        return Given(file.content, _chain(provider, more))
+    from ..onnx_graph import inlining
+    from ..onnx_graph.graph_values import element_types
 
-    copy, types = without_functions(model)
-    for name in types & provider.precision.keys():
+    model = file.parse()
+    for name in element_types(model) & provider.precision.keys():
         more = {**provider.precision[name], **(more or {})}
-    return Given(model if copy is None else copy, _chain(provider, more))
+    if not model.functions:
+        return Given(file.content, _chain(provider, more))
+    if file.folder is not None:
+        inlining.read_weights(model, file.folder)
+    return Given(inlining.apply(model).SerializeToString(), _chain(provider, more))
+
+
+def emulating_bf16(file: OnnxFile) -> bytes | None:
+    """The model in fp32 (`onnx_graph.bf16_to_fp32`), or None if it has no bf16."""
+    from ..onnx_graph import bf16_to_fp32
+
+    model = file.parse()
+    copy = bf16_to_fp32.apply(model)
+    return None if copy is model else copy.SerializeToString()
+
+
+def find_data(file: OnnxFile, options: Any) -> None:
+    """Tell a session that is made of bytes where the external data of the model lies."""
+    if file.folder is not None:
+        options.add_session_config_entry(_DATA_FOLDER, str(file.folder))
 
 
 def _chain(provider: Provider, more: Mapping[str, str] | None) -> list[Any]:
@@ -200,19 +226,16 @@ def _chain(provider: Provider, more: Mapping[str, str] | None) -> list[Any]:
     return chain
 
 
-def why_not(ort: Any, provider: Provider, started: str, said: str) -> str:
+def why_not(ort: Any, provider: Provider, started: str) -> str:
     """Why another execution provider started than the first of the chain.
 
     Args:
         ort: onnxruntime.
         provider: what was asked for.
         started: the execution provider that did start.
-        said: what was printed meanwhile.
     """
     wanted = provider.chain[0]
-    printed = re.search(r"^EP Error (.*)$", said, re.MULTILINE)
-    reason = _not_loaded(ort, wanted) or (printed[1] if printed else "")
-    return ": ".join(filter(None, (f"{wanted} did not start; {started} did", reason)))
+    return ": ".join(filter(None, (f"{wanted} did not start; {started} did", _not_loaded(ort, wanted))))
 
 
 def _not_loaded(ort: Any, execution_provider: str) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
+import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,28 +11,29 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import MissingDependency, UsageError
+from ..core.errors import LocalAttnError, MissingDependency, UsageError
 from ..core.library_store import AUTO, NONE
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec
+from ..onnx_graph.facts import check_nodes
+from ..onnx_graph.onnx_file import NotAModel, OnnxFile
 from .compiled_kernel import CompiledKernel, choose, fall_back, lacking, refuse_elsewhere
-from .onnx_calls import Operators, check_calls, operators_of
-from .onnx_data import check_data
 from .onnxruntime_providers import (
     AUTO_ORDER,
     CPU,
     FATAL,
     PROVIDERS,
     Provider,
-    find_data,
+    emulating_bf16,
     load_libraries,
     model_for,
+    new_session,
     not_running,
-    quiet,
     why_not,
 )
 from .session import BACKENDS, Arrays, Session
 
 _BACKEND = BACKENDS[".onnx"]
+_log = logging.getLogger(__name__)
 
 # What onnxruntime says of an element type that a provider cannot compute in.
 _NO_KERNEL = "Could not find an implementation"
@@ -56,19 +56,32 @@ _REMEDIES = (
 
 
 @dataclass(frozen=True)
+class _Candidate:
+    """A way to run a file: a provider, and compiled kernels to register, the CPU's only."""
+
+    provider: Provider
+    kernel: CompiledKernel | None
+
+    @property
+    def name(self) -> str:
+        """For the log."""
+        return self.provider.name if self.kernel is None else f"{self.provider.name} with {self.kernel.library.path}"
+
+
+@dataclass(frozen=True)
 class _Setup:
-    """How a session is set up on whatever provider it runs.
+    """What a session is made of.
 
     Args:
+        file: the model.
+        candidate: what runs it.
         threads: of one operator; None leaves it to onnxruntime.
-        kernel: compiled kernels to register; the CPU's only.
-        operators: of the model.
         lean: as little memory as onnxruntime can do with, and none of it kept from one run for the next.
     """
 
+    file: OnnxFile
+    candidate: _Candidate
     threads: int | None = None
-    kernel: CompiledKernel | None = None
-    operators: Operators = frozenset()
     lean: bool = False
 
 
@@ -162,7 +175,12 @@ class OnnxRuntimeSession(Session):
 
 
 def open_file(
-    path: Path, provider: str = "auto", threads: int | None = None, plugin: str = AUTO, *, lean: bool = False
+    path: str | Path | OnnxFile,
+    provider: str = "auto",
+    threads: int | None = None,
+    plugin: str = AUTO,
+    *,
+    lean: bool = False,
 ) -> OnnxRuntimeSession:
     """Open an ONNX file; external data is looked for beside it. Arguments as of `runtime.session.load`.
 
@@ -170,134 +188,160 @@ def open_file(
 
     Raises:
         UsageError: the file is broken or unsupported, or the provider unknown.
+        CheckFailed: the file was changed meanwhile.
         MissingDependency: onnxruntime is missing, the provider or library asked for does not start, or the file needs
             compiled kernels and there are none.
     """
-    check_data(path)
-    operators = check_calls(path)
-    return _open(str(path), str(path), provider, _Setup(threads, choose(plugin, operators), operators, lean))
+    file = OnnxFile.read(path)
+    file.check()
+    if provider != "auto" and provider not in PROVIDERS:
+        raise UsageError(f"There is no provider {provider!r}.", fix=f"Known: auto, {', '.join(PROVIDERS)}.")
+    kernel = choose(plugin, file.scan.operators)
+    ort = _BACKEND.require()
+    failures: list[tuple[_Candidate, Exception]] = []
+    for candidate in _candidates(ort, provider, kernel):
+        setup = _Setup(file, candidate, threads, lean and not candidate.provider.chain)
+        try:
+            session, notes = _create(ort, setup)
+        except Exception as error:
+            _log.info("%s does not open on %s: %s", file.name, candidate.name, _reason(error))
+            failures.append((candidate, error))
+            continue
+        file.check_same()
+        return _opened(session, notes, setup, failures)
+    raise _report(ort, file, failures)
 
 
 def open_bytes(
     model: bytes, provider: str = "auto", threads: int | None = None, plugin: str = NONE
 ) -> OnnxRuntimeSession:
     """Open a serialized model without external data; raises what `open_file` raises."""
-    operators = operators_of(model)
-    return _open(model, "The model in memory", provider, _Setup(threads, choose(plugin, operators), operators))
+    return open_file(OnnxFile.of_bytes(model), provider, threads, plugin)
 
 
-def _open(model: str | bytes, source: str, provider: str, setup: _Setup) -> OnnxRuntimeSession:
-    if provider != "auto" and provider not in PROVIDERS:
-        raise UsageError(f"There is no provider {provider!r}.", fix=f"Known: auto, {', '.join(PROVIDERS)}.")
-    ort = _BACKEND.require()
-    kernel = setup.kernel
+def _candidates(ort: Any, provider: str, kernel: CompiledKernel | None) -> list[_Candidate]:
+    """What may run the file, best first.
+
+    A library that the user did not name is left out if it does not load; with a library named, or a provider, nothing
+    else will do.
+
+    Raises:
+        UsageError: a library was named with a provider that has no use for it.
+    """
     if kernel is not None and kernel.asked:
         if PROVIDERS.get(provider, PROVIDERS["cpu"]).chain:
             refuse_elsewhere(str(kernel.library.path), f"the provider {provider!r}")
-        provider = "cpu"  # a library of CPU kernels was named
-    if provider != "auto":
-        return _open_exactly(ort, model, source, PROVIDERS[provider], setup)
-    for name in AUTO_ORDER[:-1]:
-        candidate = PROVIDERS[name]
-        if candidate.chain[0] in ort.get_available_providers():
-            with contextlib.suppress(MissingDependency):
-                return _open_exactly(ort, model, source, candidate, setup)
-    return _open_exactly(ort, model, source, PROVIDERS[AUTO_ORDER[-1]], setup)
+        return [_Candidate(PROVIDERS["cpu"], kernel)]
+    found = []
+    for known in [PROVIDERS[name] for name in (AUTO_ORDER if provider == "auto" else (provider,))]:
+        if provider == "auto" and known.chain and known.chain[0] not in ort.get_available_providers():
+            _log.info("%s is not in this onnxruntime build", known.chain[0])
+            continue
+        if kernel is not None and not known.chain:
+            found.append(_Candidate(known, kernel))
+        found.append(_Candidate(known, None))
+    return found
 
 
-def _open_exactly(ort: Any, model: str | bytes, source: str, provider: Provider, setup: _Setup) -> OnnxRuntimeSession:
-    """Open on this provider and no other; a library that the user did not name is left out if it does not load."""
-    setup = replace(setup, kernel=None) if provider.chain else setup
-    kernel = setup.kernel
+def _opened(
+    session: Any, notes: tuple[str, ...], setup: _Setup, failures: Sequence[tuple[_Candidate, Exception]]
+) -> OnnxRuntimeSession:
+    """The session of the candidate that opened, after those that failed."""
+    candidate, file = setup.candidate, setup.file
+    _log.info("%s runs on %s", file.name, candidate.name)
+    without = next((error for failed, error in failures if failed.kernel is not None), None)
+    # There is no bf16 kernel, and the note says how such a model runs.
+    if without is not None and EMULATED not in notes:
+        fall_back(_reason(without))  # the model is not at fault: without the library it opens
+    kernel = candidate.kernel
+    # The copy that emulates bf16 has the function bodies inlined.
+    kernel = kernel if kernel is not None and kernel.used and EMULATED not in notes else None
+    reopen = (lambda: _create_again(setup)) if setup.lean else None
+    return OnnxRuntimeSession(session, candidate.provider.name, file.name, notes, kernel, reopen)
+
+
+def _create_again(setup: _Setup) -> Any:
+    session, _ = _create(_BACKEND.require(), setup)
+    setup.file.check_same()
+    return session
+
+
+def _report(ort: Any, file: OnnxFile, failures: Sequence[tuple[_Candidate, Exception]]) -> LocalAttnError:
+    """The error to raise where no candidate opened the file: that of the last of them."""
+    candidate, error = failures[-1]
+    reason = _reason(error)
+    if isinstance(error, MissingDependency):
+        return error
+    if candidate.provider.chain:
+        # The model or the provider? If the CPU refuses it too, the model.
+        cpu = _Candidate(PROVIDERS["cpu"], None)
+        try:
+            _create(ort, _Setup(file, cpu))
+        except Exception as on_cpu:
+            return _report(ort, file, [(cpu, on_cpu)])
+        refused = not_running(ort, candidate.provider, reason)
+        refused.__cause__ = error
+        return refused
+    unusable: LocalAttnError | None = _invalid_node(file) or lacking(file.name, reason)
+    if isinstance(unusable, MissingDependency):
+        refused_by = (e for failed, e in failures[:-1] if failed.kernel and not isinstance(e, MissingDependency))
+        refusal = next(refused_by, None)
+        if refusal is not None:  # there is a kernel, and it refuses the node, which has no function body
+            unusable = UsageError(f"{file.name} cannot be loaded.", why=_reason(refusal), fix=REFUSED)
+    if unusable is None:
+        fix = next((fix for piece, fix in _REMEDIES if piece in reason), "Check it with onnx.checker.")
+        unusable = UsageError(f"{file.name} cannot be loaded.", why=reason, fix=fix)
+    unusable.__cause__ = error
+    return unusable
+
+
+def _invalid_node(file: OnnxFile) -> UsageError | None:
+    """Of a file that cannot be opened: the error that names the attention node at fault, which onnxruntime does not."""
+    try:
+        model = file.parse()
+    except NotAModel:  # onnxruntime has said what is wrong with the file
+        return None
+    try:
+        check_nodes(file.name, model)
+    except UsageError as error:
+        return error
+    return None
+
+
+def _reason(error: Exception) -> str:
+    return error.why if isinstance(error, MissingDependency) else one_line(error)
+
+
+def _create(ort: Any, setup: _Setup) -> tuple[Any, tuple[str, ...]]:
+    """onnxruntime's session, and what its user should know."""
+    provider, kernel = setup.candidate.provider, setup.candidate.kernel
     wanted = (*provider.chain, CPU)[0]
     if wanted not in ort.get_available_providers():
         raise not_running(ort, provider, f"{wanted} is not in this onnxruntime build")
-    try:
-        session, notes = _create(ort, model, provider, setup)
-    except Exception as error:
-        reason = error.why if isinstance(error, MissingDependency) else one_line(error)
-        if kernel is not None and not kernel.asked:
-            try:
-                opened = _open_exactly(ort, model, source, provider, replace(setup, kernel=None))
-            except MissingDependency as missing:
-                if isinstance(error, MissingDependency):
-                    raise
-                # There is a kernel, and it refuses the node, which has no function body.
-                raise UsageError(f"{source} cannot be loaded.", why=reason, fix=REFUSED) from missing
-            if EMULATED not in opened.notes:  # there is no bf16 kernel, and the note says how it runs
-                fall_back(reason)  # the model is not at fault: without the library it opens
-            return opened
-        if isinstance(error, MissingDependency):
-            raise
-        if provider.chain:
-            # The model or the provider? If the CPU refuses it too, the model: that call raises.
-            _open_exactly(ort, model, source, PROVIDERS["cpu"], replace(setup, kernel=None))
-            raise not_running(ort, provider, reason) from error
-        _refuse_invalid_nodes(model)
-        without_kernel = lacking(source, reason)
-        if without_kernel is not None:
-            raise without_kernel from error
-        fix = next((fix for piece, fix in _REMEDIES if piece in reason), "Check it with onnx.checker.")
-        raise UsageError(f"{source} cannot be loaded.", why=reason, fix=fix) from error
-    # The copy that emulates bf16 has the function bodies inlined.
-    kernel = kernel if kernel is not None and kernel.used and EMULATED not in notes else None
-    lean = setup.lean and not provider.chain
-    reopen = (lambda: _create(ort, model, provider, setup)[0]) if lean else None
-    return OnnxRuntimeSession(session, provider.name, source, notes, kernel, reopen)
-
-
-def _refuse_invalid_nodes(model: str | bytes) -> None:
-    """Of a file that cannot be opened: name the attention node at fault, which onnxruntime does not.
-
-    Raises:
-        UsageError: there is one.
-    """
-    from .inspect_onnx import check_nodes, read_model
-
-    if isinstance(model, bytes):
-        return
-    try:
-        read = read_model(Path(model))
-    except UsageError:  # onnxruntime has said what is wrong with the file
-        return
-    check_nodes(Path(model), read)
-
-
-def _create(ort: Any, model: str | bytes, provider: Provider, setup: _Setup) -> tuple[Any, tuple[str, ...]]:
-    """onnxruntime's session, and what its user should know."""
     load_libraries(ort, provider)
-    options = session_options(ort, setup.threads, setup.kernel)
+    options = session_options(ort, setup.threads, kernel)
     # Reuse plans a buffer for each shape and holds it to the last of the layers; the pattern is one block more from
     # the second run on. The arena stays: without it every tensor is new memory, whose pages took as long as the run.
     options.enable_mem_reuse = options.enable_mem_pattern = not setup.lean
     failure: Exception | None = None
-    given = model_for(ort, provider, model, options)
+    given = model_for(ort, provider, setup.file, options)
     try:
-        with quiet(ort) if provider.chain else contextlib.nullcontext(io.StringIO()) as said:
-            session = ort.InferenceSession(given.model, options, providers=given.providers, enable_fallback=0)
+        session = new_session(ort, given, options)
         started = session.get_providers()[0]
         if provider.chain and started != provider.chain[0]:
-            raise not_running(ort, provider, why_not(ort, provider, started, said.getvalue()))
+            raise not_running(ort, provider, why_not(ort, provider, started))
         if provider.chain or not any("bfloat16" in x.type for x in (*session.get_inputs(), *session.get_outputs())):
-            lacks = provider.notes((op_type for _, op_type in setup.operators), ort.__version__)
+            lacks = provider.notes((op_type for _, op_type in setup.file.scan.operators), ort.__version__)
             return session, (*given.notes, *lacks)
     except Exception as error:
         if provider.chain or _NO_KERNEL not in str(error):
             raise
         failure = error
-    copy = emulating_bf16(model, options)
+    copy = emulating_bf16(setup.file)
     if copy is None:
         assert failure is not None
         raise failure
-    return ort.InferenceSession(copy, options, providers=given.providers, enable_fallback=0), (EMULATED,)
-
-
-def emulating_bf16(model: str | bytes, options: Any) -> bytes | None:
-    """The fp32 copy of a bf16 model (`runtime.widening`), or None if it has no bf16; `options` will find its data."""
-    from .widening import widened
-
-    find_data(model, options)
-    return widened(model)
+    return new_session(ort, replace(given, model=copy), options), (EMULATED,)
 
 
 def _giving_back() -> Any:

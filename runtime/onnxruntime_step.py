@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..core.library_store import AUTO
 from ..core.tensors import TensorSpec
+from ..onnx_graph.onnx_file import OnnxFile
 from .onnxruntime_providers import PROVIDERS
 from .onnxruntime_session import OnnxRuntimeSession, open_file
 from .session import BACKENDS, Arrays
@@ -119,7 +120,7 @@ class OnnxRuntimeStep(StepSession):
         path: Path,
         sidecar: Sidecar,
         session: OnnxRuntimeSession,
-        prefill: tuple[Path, StepFacts] | None,
+        prefill: tuple[Path | OnnxFile, StepFacts] | None,
         threads: int | None,
         plugin: str = AUTO,
     ) -> None:
@@ -141,18 +142,19 @@ class OnnxRuntimeStep(StepSession):
     def _execute(self, inputs: Mapping[str, NDArray[Any]], chunk: int) -> NDArray[Any]:
         if chunk not in self._files:
             assert self._prefill is not None, "only a prefill file adds a chunk"
-            path, facts = self._prefill
-            session = open_file(path, self.provider, self._threads, self._plugin)
-            check_caches(session, facts, path)
+            file, facts = self._prefill
+            session = open_file(file, self.provider, self._threads, self._plugin)
+            check_caches(session, facts, Path(file))
             self._files[chunk] = _BoundFile(session, facts, self._banks)
         return self._files[chunk].run(inputs, self.position)
 
 
 def open_step_file(
-    path: Path, sidecar: Sidecar, provider: str, threads: int | None, plugin: str = AUTO
+    file: Path | OnnxFile, sidecar: Sidecar, provider: str, threads: int | None, plugin: str = AUTO
 ) -> OnnxRuntimeStep:
     """Open a step file whose sidecar was read; raises what `runtime.step_session.open_step` raises."""
-    session = open_file(path, provider, threads, plugin)
+    path = Path(file)
+    session = open_file(file, provider, threads, plugin)
     return OnnxRuntimeStep(path, sidecar, session, find_prefill(path, sidecar), threads, plugin)
 
 

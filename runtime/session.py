@@ -20,6 +20,7 @@ from ..core.limits import check_threads
 from ..core.publishing import check_unchanged
 from ..core.reading import check_plain
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec, format_shape
+from ..onnx_graph.onnx_file import OnnxFile
 
 __all__ = ["BACKENDS", "Arrays", "Backend", "Session", "TensorSpec", "check_inputs", "load", "place"]
 
@@ -119,8 +120,8 @@ class Backend:
             f"{self.needs} is needed to run this file and cannot be imported.", why=why, fix=self.install
         )
 
-    def open(self, path: Path, provider: str, threads: int | None, plugin: str) -> Session:
-        """Open a file with this backend."""
+    def open(self, path: Path | OnnxFile, provider: str, threads: int | None, plugin: str) -> Session:
+        """Open a file with this backend; onnxruntime's takes one that was read too."""
         self.require()
         opener = getattr(import_module(self.module, __package__), self.opener)
         return cast("Session", opener(path, provider, threads, plugin))
@@ -152,7 +153,7 @@ def place(provider: str, plugin: str | None) -> str:
 
 
 def load(
-    path: str | Path,
+    path: str | Path | OnnxFile,
     provider: str = "auto",
     threads: int | None = None,
     *,
@@ -162,11 +163,11 @@ def load(
     """Open an exported model.
 
     Args:
-        path: the model file; its suffix chooses the backend.
+        path: the model file, or an ONNX file that was read already; its suffix chooses the backend.
         provider: where to run it; "auto" takes the best that really starts (see `Session.provider`),
             any other name is used or refused.
         threads: CPU threads for one operator, from 1 to `core.limits.most_threads()`; None leaves it to the engine.
-        verify: refuse a file that is not the one the facts beside it were written for; reads it once more.
+        verify: refuse a file that is not the one the facts beside it were written for.
         plugin: library of compiled kernels: "auto" takes one that may be loaded by itself, from the installed package
             or the user's own cache (for the CPU the newest of this release, if it loads; for an engine the one with
             the SHA-256 it was built with); "none" takes none; the path of a library takes that one or fails.
@@ -176,8 +177,23 @@ def load(
         CheckFailed: the file or its external data was altered after its facts were written.
         MissingDependency: the engine is not installed, or the provider asked for does not start.
     """
-    path = Path(path)
     check_threads(threads)
+    file = read_once(path)
+    if verify:
+        check_file(file)
+    suffix = ".onnx" if isinstance(file, OnnxFile) else file.suffix.lower()
+    return BACKENDS[suffix].open(file, provider, threads, str(plugin))
+
+
+def read_once(path: str | Path | OnnxFile) -> Path | OnnxFile:
+    """What `load` opens: an ONNX file, read for all that a command asks of it, or the path of an engine.
+
+    Raises:
+        UsageError: no such file, or a suffix no backend runs.
+    """
+    if isinstance(path, OnnxFile):
+        return path
+    path = Path(path)
     backend = BACKENDS.get(path.suffix.lower())
     if backend is None:
         raise UsageError(
@@ -189,9 +205,19 @@ def load(
     if not path.is_file():
         why = "There is no such file."
         raise UsageError(f"Cannot run {path}.", why=why, fix="Give the path of an exported model.")
-    if verify:
-        check_unchanged(path)
-    return backend.open(path, provider, threads, str(plugin))
+    return OnnxFile.read(path) if path.suffix.lower() == ".onnx" else path
+
+
+def check_file(file: Path | OnnxFile) -> None:
+    """Refuse a file that is not the one which the facts beside it were written for.
+
+    Raises:
+        CheckFailed: the SHA-256 of the file or of its external data differs.
+    """
+    if isinstance(file, OnnxFile):
+        file.check_unchanged()
+    else:
+        check_unchanged(file)
 
 
 def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, NDArray[Any]]) -> Arrays:

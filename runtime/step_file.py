@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..core.errors import UsageError
 from ..core.files import is_file
-from ..core.publishing import check_unchanged
 from ..core.tensors import TensorSpec
+from ..onnx_graph.onnx_file import OnnxFile
+from .session import check_file, read_once
 from .step_session import step_facts
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def prefill_path(path: Path, facts: StepFacts) -> Path | None:
     return companion.with_suffix(ENGINE_SUFFIX) if path.suffix.lower() == ENGINE_SUFFIX else companion
 
 
-def find_prefill(path: Path, sidecar: Sidecar) -> tuple[Path, StepFacts] | None:
+def find_prefill(path: Path, sidecar: Sidecar) -> tuple[Path | OnnxFile, StepFacts] | None:
     """Path and facts of the prefill file of a step file, or of its engine; None if it does not lie there.
 
     Args:
@@ -95,7 +96,8 @@ def find_prefill(path: Path, sidecar: Sidecar) -> tuple[Path, StepFacts] | None:
     other = read_model_facts(companion) if companion is not None and is_file(companion) else None
     if companion is None or other is None:
         return None
-    check_unchanged(companion)
+    file = read_once(companion)
+    check_file(file)
     chunk = step_facts(other, companion.name)
     if other.checkpoint_sha256 != sidecar.checkpoint_sha256 or chunk.caches != facts.caches:
         raise UsageError(
@@ -103,7 +105,7 @@ def find_prefill(path: Path, sidecar: Sidecar) -> tuple[Path, StepFacts] | None:
             why="They come from different checkpoints, or their caches differ.",
             fix=_AGAIN,
         )
-    return companion, chunk
+    return file, chunk
 
 
 _AGAIN = "Export the step file again; it writes both. Engines are built from both."

@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 
 from ..core.errors import UsageError
 from ..core.limits import check_threads
-from ..core.publishing import check_unchanged
 from ..core.reading import check_plain
 from ..core.tensors import TensorSpec
-from .session import BACKENDS, check_inputs
+from .session import BACKENDS, check_file, check_inputs, read_once
 
 if TYPE_CHECKING:
     from ..core.sidecar import Sidecar
@@ -238,7 +237,8 @@ def open_step(
     check_plain(path)
     if not path.is_file():
         raise UsageError(f"Cannot generate with {path}.", why="There is no such file.", fix=backend.how)
-    check_unchanged(path)
+    file = read_once(path)
+    check_file(file)
     sidecar = read_model_facts(path)
     if sidecar is None:
         why = backend.without_sidecar.format(sidecar_path(path).name)
@@ -252,7 +252,7 @@ def open_step(
         )
     BACKENDS[suffix].require()
     opener = getattr(import_module(backend.module, __package__), backend.opener)
-    return cast("StepSession", opener(path, sidecar, provider, threads, str(plugin)))
+    return cast("StepSession", opener(file, sidecar, provider, threads, str(plugin)))
 
 
 def step_facts(sidecar: Sidecar, name: str = "The file", how: str = _HOW_TO_EXPORT) -> StepFacts:

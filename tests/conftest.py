@@ -88,6 +88,7 @@ def localattn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
         monkeypatch.setattr(sys, "argv", ["localattn", *map(str, arguments)])
         monkeypatch.setattr("localattn.commands.console.Verbosity.verbose", False)
         monkeypatch.setattr("localattn.commands.console.Verbosity.quiet", False)
+        monkeypatch.setattr("localattn.core.process.owned", False)  # what `main` sets is not left to other tests
         capsys.readouterr()
         code = 0
         try:

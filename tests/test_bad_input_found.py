@@ -16,15 +16,18 @@ import pytest
 from localattn import load
 from localattn.core.errors import UsageError
 from localattn.core.publishing import sealed, sidecar_path
+from localattn.onnx_graph.onnx_file import OnnxFile
 from localattn.runtime.builder.source import read_source
-from localattn.runtime.onnx_calls import check_calls
-from localattn.runtime.onnx_data import check_data
 
 from .conftest import Finished
 from .damaged import TOKENS, folder, made, worker  # noqa: F401
 from .fuzz.judge import Worker
 
 Command = Callable[..., Finished]
+
+
+def check(path: Path) -> None:
+    OnnxFile.read(path).check()
 
 
 def function(name: str, called: str, times: int) -> Any:
@@ -65,14 +68,14 @@ def test_functions_are_counted_as_they_are_inlined(made: Path, tmp_path: Path) -
     for times, depth in ((1, 50), (3, 12)):  # 3^12 = 531,441 nodes are allowed, 3^13 are not
         content = calling("F0", [function(f"F{index}", f"F{index + 1}", times) for index in range(depth)])
         (tmp_path / "m.onnx").write_bytes(content)
-        check_calls(tmp_path / "m.onnx")
+        check(tmp_path / "m.onnx")
     (tmp_path / "m.onnx").write_bytes(calling("F0", [function(f"F{i}", f"F{i + 1}", 3) for i in range(13)]))
     with pytest.raises(UsageError, match="functions"):
-        check_calls(tmp_path / "m.onnx")
+        check(tmp_path / "m.onnx")
     for content in (b"", b"\x3a\xff\xff\xff\xff\x7f", b"\xff" * 30, b"\x3b", (made / "model.onnx").read_bytes()[:-7]):
         (tmp_path / "m.onnx").write_bytes(content)
-        check_calls(tmp_path / "m.onnx")  # what is no model is onnxruntime's to refuse
-    check_calls(made / "model.onnx")
+        check(tmp_path / "m.onnx")  # what is no model is onnxruntime's to refuse
+    check(made / "model.onnx")
 
 
 @pytest.mark.parametrize("name", ["../step.onnx", "/etc/passwd", "a\0b", "x" * 5000, ""])
@@ -138,9 +141,9 @@ def test_weights_lie_in_the_folder_of_their_model(holder: str, tmp_path: Path) -
         path = tmp_path / "m.onnx"
         path.write_bytes(model.SerializeToString())
         if allowed:
-            check_data(path)
+            check(path)
             continue
-        for read in (check_data, read_source):
+        for read in (check, read_source):
             with pytest.raises(UsageError, match="cannot be loaded") as caught:
                 read(path)
             assert repr(place) in caught.value.why

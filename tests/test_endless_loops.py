@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from localattn.core.errors import UsageError
+from localattn.onnx_graph.loops import MOST_RUNS
 from localattn.runtime.builder.source import read_source
-from localattn.runtime.onnx_loops import MOST_RUNS
 from localattn.runtime.session import load
 
 from .conftest import Finished
@@ -150,6 +150,6 @@ def test_functions_many_deep_are_no_fault(tmp_path: Path) -> None:
     made = looping("n", "", SAME, [], [constant("n", 2)], nodes)
     made.functions.extend(functions)
     (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
-    from localattn.runtime.onnx_calls import check_calls
+    from localattn.onnx_graph.onnx_file import OnnxFile
 
-    check_calls(tmp_path / "m.onnx")
+    OnnxFile.read(tmp_path / "m.onnx").check()

@@ -16,11 +16,12 @@ import torch
 from localattn.core.errors import CheckFailed, MissingDependency, UsageError
 from localattn.core.sidecar import read_sidecar
 from localattn.core.tolerance import Tolerance
-from localattn.exporter import artefact, function_body, graph
+from localattn.exporter import artefact, graph
 from localattn.exporter.checks.audit import Taken, check_audit
 from localattn.exporter.checks.parity import check_parity
 from localattn.exporter.checks.witness import check_witness
 from localattn.exporter.export import ExportRequest, export, open_request
+from localattn.exporter.lowering import attention_function, functions
 from localattn.exporter.source import ShapeRequest
 from localattn.runtime import load
 from localattn.runtime.onnxruntime_session import open_bytes
@@ -149,7 +150,7 @@ def test_a_model_as_wide_as_the_sequence_is_no_fault(tmp_path: Path) -> None:
 
 
 def test_a_failed_check_leaves_nothing(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(function_body, "OUTSIDE_SCORE", 0.0)  # the window is lost
+    monkeypatch.setattr(attention_function, "OUTSIDE_SCORE", 0.0)  # the window is lost
     with pytest.raises(CheckFailed, match="parity"):
         export(ExportRequest(tiny, tiny.with_name("m.onnx")))
     assert {path.name for path in tiny.parent.iterdir()} == {"model.pt", "model.json"}
@@ -177,7 +178,7 @@ class Written:
         request = ExportRequest(checkpoint, checkpoint.with_name("m.onnx"), shapes=ShapeRequest(**shapes))
         self.source = open_request(request)[1]
         model = graph.trace(self.source, "fp32", 20)
-        graph.attach_bodies(model)
+        functions.attach_functions(model)
         self.proto = ir.serde.serialize_model(model)
 
     def witness(self) -> Any:
@@ -191,7 +192,7 @@ class Written:
 @pytest.mark.parametrize("outside", [0.0, -3.0])
 def test_the_witness_finds_a_lost_window(tiny: Path, monkeypatch: pytest.MonkeyPatch, outside: float) -> None:
     assert Written(tiny).witness().status == "passed"
-    monkeypatch.setattr(function_body, "OUTSIDE_SCORE", outside)
+    monkeypatch.setattr(attention_function, "OUTSIDE_SCORE", outside)
     spoiled = Written(tiny).witness()
     assert spoiled.status == "failed"
     assert "sees outside" in spoiled.detail
@@ -240,14 +241,14 @@ def test_the_audit_finds_a_square_tensor(tiny: Path) -> None:
 
 
 def test_a_square_tensor_can_be_allowed(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = graph.attach_bodies
+    original = functions.attach_functions
 
     def with_square(model: ir.Model) -> None:
         original(model)
         square = ir.Value(name="square", const_value=ir.tensor(np.zeros((64, 64), np.float32), name="square"))
         model.graph.initializers.add(square)
 
-    monkeypatch.setattr(graph, "attach_bodies", with_square)
+    monkeypatch.setattr(functions, "attach_functions", with_square)
     request = ExportRequest(tiny, tiny.with_name("m.onnx"))
     with pytest.raises(CheckFailed, match="memory audit"):
         export(request)

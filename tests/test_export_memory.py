@@ -15,6 +15,7 @@ import torch
 
 from localattn.exporter import graph, oracle, streaming
 from localattn.exporter.export import ExportRequest, export, open_request
+from localattn.exporter.lowering import functions
 from localattn.exporter.resident import give_back, give_back_around
 from localattn.exporter.streaming import message, write_model
 from localattn.runtime.onnxruntime_session import open_file
@@ -31,7 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ir.Model:
     checkpoint = save_upstream(folder, "local_attention.LocalTransformer", TINY)
     _, source = open_request(ExportRequest(checkpoint, folder / "m.onnx"))
     model = graph.trace(source, "fp32", 20)
-    graph.attach_bodies(model)
+    functions.attach_functions(model)
     return model
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from localattn.core.node import DOMAIN, VARIANTS, variant_for
 from localattn.core.tolerance import TOLERANCES
-from localattn.exporter.graph import attach_bodies, trace
+from localattn.exporter.graph import trace
+from localattn.exporter.lowering.functions import attach_functions
 from localattn.exporter.source import SourceModel
 from localattn.runtime.onnxruntime_session import open_bytes
 
@@ -46,7 +47,7 @@ def op_type(case: Case) -> str:
 def exported(source: SourceModel, dtype: str, opset: int) -> onnx.ModelProto:
     """The model's file."""
     model = trace(source, dtype, opset)
-    attach_bodies(model)
+    attach_functions(model)
     proto = ir.serde.serialize_model(model)
     onnx.checker.check_model(proto, full_check=True)
     return proto

@@ -27,10 +27,11 @@ from localattn.core.node import (
     choose_query_block,
     variant_for,
 )
-from localattn.exporter import body_facts, oracle
-from localattn.exporter.body_facts import MOST_PARTS, BodyFacts, Part, facts_of
+from localattn.exporter import oracle
 from localattn.exporter.emit import attend
-from localattn.exporter.function_body import function_body
+from localattn.exporter.lowering import attention_facts
+from localattn.exporter.lowering.attention_facts import MOST_PARTS, BodyFacts, Part, facts_of
+from localattn.exporter.lowering.attention_function import attention_function
 from localattn.plugins.torch_op import windowed_attention
 
 from . import node_model, reference
@@ -217,7 +218,7 @@ def test_what_is_known_of_a_node_changes_no_result(variant: NodeVariant, perm: t
             feed = feed_for(variant, attributes, length)
             known = one_node(variant, attributes, length)
             plain = one_node(variant, attributes, length)
-            plain.functions[0].CopyFrom(ir.serde.serialize_function(function_body(variant, 20)))
+            plain.functions[0].CopyFrom(ir.serde.serialize_function(attention_function(variant, 20)))
             operators = [node.op_type for node in known.functions[0].node]
             tables = 2 * variant.has_xpos  # of the decay, for queries and for keys
             gathers = (0 if short and not variant.has_mask else 1 if short else 2 + variant.has_mask) + tables
@@ -230,7 +231,7 @@ def without_parts(variant: NodeVariant, attributes: NodeAttributes, model: onnx.
     """The same model with the body in one part."""
     plain = onnx.ModelProto()
     plain.CopyFrom(model)
-    body = function_body(variant, 20, facts_of(variant, attributes.as_onnx(), length))
+    body = attention_function(variant, 20, facts_of(variant, attributes.as_onnx(), length))
     plain.functions[0].CopyFrom(ir.serde.serialize_function(body))
     return plain
 
@@ -246,7 +247,7 @@ def test_parts_change_no_bit(variant: NodeVariant, geometry: WindowGeometry, mon
         block = rng.choice([1, 3, 4]) if geometry.exact_windowsize and not variant.has_bias else geometry.window_size
         attributes = attributes_for(variant, geometry, length, rng, query_block=block)
         keys = geometry.backward_reach + geometry.forward_reach + block
-        monkeypatch.setattr(body_facts, "PART_BYTES", most * 4 * 2 * 2 * block * keys)  # batch 2, 2 heads
+        monkeypatch.setattr(attention_facts, "PART_BYTES", most * 4 * 2 * 2 * block * keys)  # batch 2, 2 heads
         model = one_node(variant, attributes, length)
         feed = feed_for(variant, attributes, length, seed=index)
         output = run(model, feed)
@@ -270,7 +271,7 @@ def test_parts_are_all_blocks_and_inside_where_they_say(
         keys = geometry.backward_reach + geometry.forward_reach + block
         for length in range(1, 9 * block + keys, 1 + block // 4):
             for most in (1, 2, 5):
-                monkeypatch.setattr(body_facts, "PART_BYTES", most * 4 * block * keys)
+                monkeypatch.setattr(attention_facts, "PART_BYTES", most * 4 * block * keys)
                 facts = facts_of(variant, attributes, length, 1)
                 if facts.whole or not facts.parts:
                     continue
@@ -319,7 +320,7 @@ def test_body_keeps_no_quadratic_tensor(monkeypatch: pytest.MonkeyPatch) -> None
         return one_node(variant, NodeAttributes(WIDE, 1.0, query_block=64), length).ByteSize()
 
     assert abs(size(1 << 18) - size(1 << 20)) < 64
-    monkeypatch.setattr(body_facts, "PART_BYTES", 1 << 40)
+    monkeypatch.setattr(attention_facts, "PART_BYTES", 1 << 40)
     assert abs(size(256) - size(1 << 20)) < 64
 
 

@@ -18,7 +18,7 @@ from localattn.core.errors import CheckFailed
 from localattn.core.fused_node import FUSED_BY_OP_TYPE, FUSED_DOMAIN, FUSED_NODES, FUSED_VERSION
 from localattn.core.library_store import CPU_KERNELS, read_named
 from localattn.core.processor import host_arch
-from localattn.exporter.fused_body import fused_body
+from localattn.exporter.lowering.fused_functions import build_fused
 from localattn.exporter.modules import fused
 from localattn.plugins.cpu import build
 from localattn.plugins.cpu.check import check_library
@@ -64,7 +64,7 @@ def one_node(
     outputs = output_shapes(op_type, sizes)
     node = helper.make_node(op_type, [*sizes], [*outputs], domain=FUSED_DOMAIN)
     graph = helper.make_graph([node], "one_node", described(sizes), described(outputs))
-    functions = [ir.serde.serialize_function(fused_body(op_type, opset))] if body else []
+    functions = [ir.serde.serialize_function(build_fused(op_type, opset))] if body else []
     opsets = [helper.make_opsetid("", opset), helper.make_opsetid(FUSED_DOMAIN, FUSED_VERSION)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=functions)
     onnx.checker.check_model(model, full_check=body)
@@ -126,7 +126,7 @@ def test_all_that_compute_it_agree(op_type: str, dtype: str, opset: int) -> None
 def test_bodies_have_the_contract_s_names(op_type: str) -> None:
     node = FUSED_BY_OP_TYPE[op_type]
     for opset in OPSETS:
-        function = ir.serde.serialize_function(fused_body(op_type, opset))
+        function = ir.serde.serialize_function(build_fused(op_type, opset))
         assert (function.domain, function.name) == (FUSED_DOMAIN, op_type)
         assert tuple(function.input) == node.inputs and len(function.output) == len(node.outputs)
         assert [(x.domain, x.version) for x in function.opset_import] == [("", opset)] and not function.attribute

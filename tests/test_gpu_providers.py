@@ -24,8 +24,8 @@ from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.module_export import export_module
 from localattn.exporter.source import ShapeRequest
 from localattn.exporter.step_export import StepRequest, export_steps
+from localattn.onnx_graph.tensorrt_provider import rewrite_for_provider
 from localattn.plugins.library.facts import host_arch
-from localattn.plugins.provider_domain import rewrite_for_provider
 from localattn.runtime.engine_device import find_device_or_none
 
 from .cuda_stand_in import onnxruntime_gpu, release_of_gpu, stand_ins

@@ -10,14 +10,18 @@ import numpy as np
 import onnx
 import onnx.inliner
 import onnx.parser
+import onnxruntime
 import pytest
 
 from localattn.core.errors import MissingDependency, UsageError
 from localattn.exporter.export import ExportRequest, export
-from localattn.runtime import inlining, load
+from localattn.onnx_graph import inlining
+from localattn.onnx_graph.graph_values import element_types
+from localattn.onnx_graph.inlining import TOO_LARGE
+from localattn.onnx_graph.onnx_file import OnnxFile
+from localattn.runtime import load
 from localattn.runtime.bench.tuned import open_tuned
 from localattn.runtime.bundle.device import verify
-from localattn.runtime.inlining import TOO_LARGE, without_functions
 from localattn.runtime.onnxruntime_providers import PROVIDERS
 from localattn.runtime.onnxruntime_session import open_bytes
 
@@ -60,10 +64,10 @@ def tokens() -> np.ndarray:
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 def test_the_copy_computes_the_same(dtype: str) -> None:
     model = small_model(dtype)
-    copy, types = without_functions(str(model))
-    assert copy is not None
+    document = OnnxFile.read(model).parse()
+    assert element_types(document) == {"fp32": {"float32", "int64"}, "fp16": {"float16", "float32", "int64"}}[dtype]
+    copy = inlining.apply(document).SerializeToString()
     assert_plain(copy)
-    assert types == {"fp32": {"float32", "int64"}, "fp16": {"float16", "float32", "int64"}}[dtype]
     (expected,) = load(model, "cpu", plugin="none").run({"tokens": tokens()}).values()
     (actual,) = open_bytes(copy, "cpu").run({"tokens": tokens()}).values()
     np.testing.assert_array_equal(actual, expected)
@@ -71,12 +75,13 @@ def test_the_copy_computes_the_same(dtype: str) -> None:
 
 def test_weights_of_another_file_come_into_the_copy(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = load(beside, "cpu", plugin="none").run({"tokens": tokens()})
-    copy, _ = without_functions(str(beside))
-    assert copy is not None
+    document = OnnxFile.read(beside).parse()
+    inlining.read_weights(document, beside.parent)
+    copy = inlining.apply(document).SerializeToString()
     assert_plain(copy)
     monkeypatch.setattr(inlining, "_MOST_BYTES", len(copy) // 2)
     with pytest.raises(ValueError, match="more than 2 GB"):
-        without_functions(str(beside))
+        inlining.read_weights(OnnxFile.read(beside).parse(), beside.parent)
     for data in beside.parent.glob("*.data"):
         data.unlink()
     np.testing.assert_array_equal(
@@ -86,9 +91,9 @@ def test_weights_of_another_file_come_into_the_copy(beside: Path, monkeypatch: p
 
 def test_a_model_without_functions_is_not_copied(tmp_path: Path) -> None:
     model = onnx.inliner.inline_local_functions(onnx.load(small_model()))
-    assert without_functions(model.SerializeToString()) == (None, {"float32", "int64"})
+    assert inlining.apply(model) is model
     with pytest.raises(UsageError):
-        without_functions(str(tmp_path / "none.onnx"))
+        OnnxFile.read(tmp_path / "none.onnx")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -102,7 +107,7 @@ def test_tensorrts_provider_gets_the_copy_and_is_told_the_type(dtype: str, fake:
     assert fake.asked[0] == [first, CUDA, CPU]
     # The others take functions.
     load(small_model("fp32"), "cuda")
-    assert fake.models[-1] == str(small_model("fp32"))
+    assert fake.models[-1] == small_model("fp32").read_bytes()
 
 
 def test_what_a_provider_leaves_to_the_cpu_is_told(fake: FakeRuntime) -> None:
@@ -130,10 +135,10 @@ def test_a_file_of_which_no_graph_can_be_recorded(monkeypatch: pytest.MonkeyPatc
     class Refusing(FakeRuntime):
         """Opens nothing that is to be recorded."""
 
-        def InferenceSession(self, model, options, providers, enable_fallback):
+        def open(self, model, options, providers):
             if "enable_cuda_graph" in providers[0][1]:
                 raise RuntimeError("This session cannot use the graph capture feature")
-            return super().InferenceSession(model, options, providers, enable_fallback)
+            return super().open(model, options, providers)
 
     small_model()
     monkeypatch.setitem(sys.modules, "onnxruntime", Refusing([CUDA, CPU], [CUDA, CPU]))
@@ -173,20 +178,31 @@ def test_what_to_do_about_a_provider(fault: str, fix: str, monkeypatch: pytest.M
     assert fault in caught.value.why and fix in caught.value.fix
 
 
-def test_a_session_that_fell_back_says_why(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    """Up to 1.22 onnxruntime prints the error of the provider, on stdout, and goes on with the CPU."""
+class Old(onnxruntime.InferenceSession):
+    """As up to 1.22: whatever is asked for, the error of a provider is printed, and the CPU takes its place."""
 
-    class Printing(FakeRuntime):
-        def InferenceSession(self, model, options, providers, enable_fallback):
-            print("*** EP Error ***\nEP Error Please install TensorRT libraries\n when using …")
-            return super().InferenceSession(model, options, providers, enable_fallback)
+    _fallback_providers = (CPU,)
 
-    small_model()
-    monkeypatch.setitem(sys.modules, "onnxruntime", Printing([TENSORRT, CPU], [CPU]))
-    with pytest.raises(MissingDependency) as caught:
-        load(small_model(), "tensorrt")
-    assert f"{TENSORRT} did not start; {CPU} did: Please install TensorRT libraries" in caught.value.why
-    assert "tensorrt<11" in caught.value.fix
+    def __init__(self, model, options, providers, enable_fallback):
+        super().__init__(model, options, providers=providers)
+
+    def _create_inference_session(self, providers, *more):
+        if TENSORRT in providers:
+            raise RuntimeError("Please install TensorRT libraries")
+        super()._create_inference_session(providers, *more)
+
+
+def test_a_session_does_not_fall_back(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    class Falling(FakeRuntime):
+        InferenceSession = Old
+
+    path = small_model()
+    assert Old(str(path), None, [TENSORRT, CPU], 0).get_providers() == [CPU]
+    assert "EP Error" in capsys.readouterr().out
+    monkeypatch.setitem(sys.modules, "onnxruntime", Falling([TENSORRT, CPU], [CPU]))
+    with pytest.raises(MissingDependency, match="'tensorrt' does not run here") as caught:
+        load(path, "tensorrt")
+    assert "Please install TensorRT libraries" in caught.value.why and "tensorrt<11" in caught.value.fix
     assert capsys.readouterr().out == ""
 
 

@@ -21,7 +21,7 @@ from localattn.core.node import DOMAIN, VARIANTS, NodeAttributes
 from localattn.core.sidecar import Sidecar, sidecar_path
 from localattn.core.step_node import STEP_VARIANTS, StepAttributes
 from localattn.core.tensors import TensorSpec
-from localattn.runtime.inspect_onnx import FunctionFacts, inspect_onnx
+from localattn.onnx_graph.facts import FunctionFacts, inspect_onnx
 
 from .conftest import Finished
 from .cpu_build import library

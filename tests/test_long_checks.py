@@ -8,9 +8,10 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from localattn.exporter import function_body, graph, reference_runner
+from localattn.exporter import graph, reference_runner
 from localattn.exporter.checks import witness
 from localattn.exporter.export import ExportRequest, open_request
+from localattn.exporter.lowering import attention_function, functions
 from localattn.exporter.source import ShapeRequest, SourceModel
 from localattn.runtime.arrays import random_inputs
 from localattn.runtime.onnxruntime_session import open_bytes
@@ -63,7 +64,7 @@ def test_two_runs_find_a_lost_window(
     def found() -> object:
         source = source_of(tmp_path, 64, depth=depth, **kwargs)
         model = graph.trace(source, "fp32", 20)
-        graph.attach_bodies(model)
+        functions.attach_functions(model)
         session = open_bytes(ir.serde.serialize_model(model).SerializeToString())
         findings = witness.Findings()
         sentence = witness.witness_stretch(session, source, findings, {})
@@ -72,7 +73,7 @@ def test_two_runs_find_a_lost_window(
     findings, sentence = found()
     assert findings.boundaries == 3 and not findings.faults
     assert "weigh on queries" in sentence
-    monkeypatch.setattr(function_body, "OUTSIDE_SCORE", 0.0)  # the window is lost
+    monkeypatch.setattr(attention_function, "OUTSIDE_SCORE", 0.0)  # the window is lost
     findings, _ = found()
     assert any("must not" in fault for fault in findings.faults)
 

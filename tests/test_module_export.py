@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from localattn.core.errors import CheckFailed, ExportFailed, UsageError
 from localattn.core.sidecar import read_sidecar
 from localattn.core.size_sweep import sweep
-from localattn.exporter import body_facts, function_body, graph
+from localattn.exporter import graph
 from localattn.exporter.checks.layers import check_layer_memory, check_layer_windows
+from localattn.exporter.lowering import attention_facts, attention_function, functions
 from localattn.exporter.module_export import ModuleExportReport, ModuleOptions, export_module
 from localattn.exporter.module_inputs import parse_input
 from localattn.exporter.modules import local_attention
@@ -151,7 +152,7 @@ def test_a_module_in_training_and_half_precision(tmp_path: Path) -> None:
 
 
 def test_a_lost_window_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(function_body, "OUTSIDE_SCORE", 0.0)
+    monkeypatch.setattr(attention_function, "OUTSIDE_SCORE", 0.0)
     with pytest.raises(CheckFailed, match="parity"):
         export_module(randomised(Mixer()), ["x:float32:[2,18,16]"], tmp_path / "m.onnx")
     # The layer's own check finds it too, where the outputs would not tell.
@@ -171,28 +172,28 @@ def test_wrong_padding_of_an_open_length_is_found(tmp_path: Path, monkeypatch: p
 
 
 def test_a_wrong_weight_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = graph.attach_bodies
+    original = functions.attach_functions
 
     def spoil(model: ir.Model) -> None:
         original(model)
         weight = next(x for name, x in model.graph.initializers.items() if name.endswith("out.bias"))
         weight.const_value = ir.tensor(weight.const_value.numpy() + 0.01, name=weight.name)
 
-    monkeypatch.setattr(graph, "attach_bodies", spoil)
+    monkeypatch.setattr(functions, "attach_functions", spoil)
     with pytest.raises(CheckFailed, match="parity"):
         export_module(randomised(Mixer()), ["x:float32:[2,18,16]"], tmp_path / "m.onnx")
 
 
 @pytest.mark.parametrize(("attribute", "value"), [("window_size", 3), ("exact_windowsize", 0)])
 def test_a_wrong_window_is_found(tmp_path: Path, attribute: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = graph.attach_bodies
+    original = functions.attach_functions
 
     def spoil(model: ir.Model) -> None:
         original(model)
         for node in graph.attention_nodes(model):
             node.attributes[attribute] = ir.AttrInt64(attribute, value)
 
-    monkeypatch.setattr(graph, "attach_bodies", spoil)
+    monkeypatch.setattr(functions, "attach_functions", spoil)
     with pytest.raises(CheckFailed, match="parity"):
         export_module(randomised(Mixer(causal=True)), ["x:float32:[2,18,16]"], tmp_path / "m.onnx", OPEN)
 
@@ -224,7 +225,7 @@ def in_parts(path: Path) -> list[onnx.FunctionProto]:
 @pytest.mark.parametrize("inputs", ["", "mask:bool:[2,{}]"], ids=["", "mask"])
 def test_a_long_sequence_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inputs: str, length: int) -> None:
     """Its body is for that length alone: no check may try it at another."""
-    monkeypatch.setattr(body_facts, "PART_BYTES", 4096)
+    monkeypatch.setattr(attention_facts, "PART_BYTES", 4096)
     model = randomised(Mixer(causal=not inputs))
     given = [f"x:float32:[2,{length},16]", *([inputs.format(length)] if inputs else [])]
     report = export_module(model, given, tmp_path / "m.onnx")
@@ -234,7 +235,7 @@ def test_a_long_sequence_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_quadratic_body_in_parts_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_facts, "PART_BYTES", 65536)
+    monkeypatch.setattr(attention_facts, "PART_BYTES", 65536)
     report = export_module(randomised(Mixer()), ["x:float32:[1,512,16]"], tmp_path / "m.onnx")
     assert len(in_parts(report.path)) == 1
     model = onnx.load(report.path)

@@ -47,7 +47,7 @@ def numbers_of(app: typer.Typer, path: tuple[str, ...] = ()) -> Iterator[Option]
             annotation, *marks = get_args(annotated)
             kinds = {annotation, *get_args(annotation)} & {int, float}
             info = next((mark for mark in marks if isinstance(mark, OptionInfo)), None)
-            if kinds and info is not None:
+            if kinds and info is not None and not info.count:
                 flag = max(info.param_decls or (f"--{parameter.replace('_', '-')}",), key=len)
                 yield Option((*path, name), flag, kinds.pop(), info)
 

@@ -17,12 +17,12 @@ import pytest
 from localattn.core.extras import as_installed
 from localattn.core.geometry import WindowGeometry
 from localattn.core.node import VARIANTS, NodeAttributes, variant_for
+from localattn.onnx_graph.tensorrt_provider import rewrite_for_provider
 from localattn.plugins.kernel.targets import TARGETS
 from localattn.plugins.library import fingerprint
 from localattn.plugins.library.build import up_to_date
 from localattn.plugins.library.facts import find_library, host_arch
 from localattn.plugins.library.selection import default_targets, full_set, needed_by
-from localattn.plugins.provider_domain import rewrite_for_provider
 from localattn.runtime import load
 from localattn.runtime.onnxruntime_session import open_bytes
 

@@ -18,7 +18,7 @@ from localattn.core.library_store import CPU_KERNELS, kind_of, read_facts
 from localattn.core.outputs import Output, writing
 from localattn.core.publishing import check_unchanged, publish_together, sealed, sidecar_path
 from localattn.core.sidecar import read_sidecar
-from localattn.runtime.inspect_onnx import inspect_onnx
+from localattn.onnx_graph.facts import inspect_onnx
 from localattn.runtime.parity.runner import open_runner
 from localattn.runtime.session import load
 from localattn.runtime.step_session import open_step

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -68,12 +70,26 @@ def test_the_command_states_its_parity(localattn: Callable[..., Finished], wide:
 
 
 def test_a_spoiled_int8_file_fails(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from localattn.exporter import function_body
+    from localattn.exporter.lowering import attention_function
 
-    monkeypatch.setattr(function_body, "OUTSIDE_SCORE", 0.0)  # the window is lost
+    monkeypatch.setattr(attention_function, "OUTSIDE_SCORE", 0.0)  # the window is lost
     with pytest.raises(CheckFailed):
         export(ExportRequest(wide, wide.with_name("m.onnx"), weights="int8"))
     assert not wide.with_name("m.onnx").exists()
+
+
+def test_quantizing_leaves_no_trace_in_pythons_logging(wide: Path) -> None:
+    """The quantizer recommends what a traced model has behind it, and gives the root logger a handler by that."""
+    code = f"""
+import logging
+from pathlib import Path
+from localattn.exporter.export import ExportRequest, export
+report = export(ExportRequest(Path({str(wide)!r}), Path({str(wide.with_name("m.onnx"))!r}), weights="int8"))
+print(logging.root.handlers, logging.root.manager.disable)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[] 0" and "pre-processing" not in done.stderr
+    assert not onnx.load(wide.with_name("m.onnx"), load_external_data=False).metadata_props
 
 
 def test_what_does_not_go_with_int8_is_refused(localattn: Callable[..., Finished], wide: Path) -> None:

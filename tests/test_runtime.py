@@ -13,6 +13,8 @@ import onnxruntime
 import pytest
 
 from localattn.core.errors import MissingDependency, UsageError
+from localattn.core.geometry import WindowGeometry
+from localattn.core.node import NodeAttributes
 from localattn.core.tensors import TensorSpec
 from localattn.runtime import load, onnxruntime_session
 from localattn.runtime import session as sessions
@@ -25,10 +27,6 @@ embed (int64[1, N] tokens, bool[1, N] mask) => (float[1, N, 2] out, float[1, N] 
     out = Gather <axis = 0> (table, tokens)
     kept = Cast <to = 1> (mask)
 }
-"""
-UNKNOWN_NODE = """
-<ir_version: 10, opset_import: ["" : 20, "localattn" : 1]>
-g (float[4] x) => (float[4] y) { y = localattn.WindowedAttention(x) }
 """
 RELU = '<ir_version: 10, opset_import: ["" : 20]> g (float[4] x) => (float[4] y) { y = Relu(x) }'
 
@@ -52,7 +50,7 @@ def test_importing_the_runtime_imports_no_heavy_package():
     heavy = ("torch", "onnxruntime", "onnx", "pydantic")
     code = (
         "import sys, localattn.runtime, localattn.runtime.session, localattn.runtime.onnxruntime_session,"
-        "localattn.runtime.arrays, localattn.runtime.compare, localattn.runtime.inspect_onnx,"
+        "localattn.runtime.arrays, localattn.runtime.parity.comparison, localattn.onnx_graph.facts,"
         "localattn.commands.run\n"
         f"print([name for name in {heavy!r} if name in sys.modules])\n"
         "localattn.runtime.load\n"
@@ -135,6 +133,16 @@ def test_values_the_engine_refuses_are_a_usage_error_and_no_log(embed, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def bodiless_model() -> bytes:
+    """A valid attention node without its function."""
+    text = """<ir_version: 10, opset_import: ["" : 20, "localattn" : 1]>
+    g (float[1, 16, 2, 4] x) => (float[1, 16, 2, 4] y) { y = localattn.WindowedAttention(x, x, x) }"""
+    model = onnx.parser.parse_model(text)
+    attributes = NodeAttributes(WindowGeometry(8, causal=True), scale=0.125).as_onnx()
+    model.graph.node[0].attribute.extend(onnx.helper.make_attribute(*item) for item in attributes.items())
+    return model.SerializeToString()
+
+
 def external_data_model() -> bytes:
     model = onnx.parser.parse_model(EMBED)
     table = model.graph.initializer[0]
@@ -159,7 +167,7 @@ HOSTILE = {
     "text": b"this is no model\n" * 20,
     "zeros": bytes(500),
     "external data": external_data_model(),
-    "no function body": model_bytes(UNKNOWN_NODE),
+    "no function body": bodiless_model(),
     "newer format": newer_format(),
 }
 
@@ -243,7 +251,17 @@ class FakeRuntime:
     def set_default_logger_severity(self, severity):
         self.real.set_default_logger_severity(severity)
 
-    def InferenceSession(self, model, options, providers, enable_fallback):
+    @property
+    def InferenceSession(self):
+        runtime = self
+
+        class InferenceSession:
+            def __new__(cls, model, options, providers, enable_fallback):
+                return runtime.open(model, options, providers)
+
+        return InferenceSession
+
+    def open(self, model, options, providers):
         names = [p if isinstance(p, str) else p[0] for p in providers]
         self.asked.append(providers)
         self.models.append(model)

@@ -19,9 +19,9 @@ from localattn.core.sidecar import read_sidecar
 from localattn.core.step_facts import StepFacts
 from localattn.core.step_node import STEP_VARIANT_BY_OP_TYPE, ring_slots
 from localattn.exporter.export import ExportReport, ExportRequest
+from localattn.exporter.lowering import step_function
 from localattn.exporter.source import ShapeRequest
 from localattn.exporter.step_export import StepRequest, companion_path, export_steps, open_steps
-from localattn.exporter.steps import body
 from localattn.runtime import load
 
 from .conftest import TINY, Finished, save_upstream
@@ -228,13 +228,13 @@ def test_a_failed_check_leaves_nothing(tiny: Path) -> None:
 
 def test_a_lost_key_fails_the_check(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A body that forgets to write: every token sees itself by what it leaves, so the check must see it."""
-    whole = body._step
+    whole = step_function._step
 
     def forgets(op: Any, *inputs: Any) -> Any:
         output, _, values = whole(op, *inputs)
         return output, op.Identity(inputs[3]), values
 
-    monkeypatch.setattr(body, "_step", forgets)
+    monkeypatch.setattr(step_function, "_step", forgets)
     with pytest.raises(CheckFailed, match="parity"):
         steps(tiny, 1)
 

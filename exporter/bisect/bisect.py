@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from ...core.engine_facts import read_model_facts
 from ...core.errors import UsageError
 from ...core.tolerance import tolerance_for
+from ...onnx_graph.onnx_file import OnnxFile
 from ...runtime.arrays import load_arrays, random_inputs
-from ...runtime.inspect_onnx import read_model
 from ...runtime.parity.report import ParityRequest
 from ...runtime.parity.runner import SessionRunner
-from ...runtime.session import Session, check_inputs, load
+from ...runtime.session import Session, check_inputs, load, read_once
 from ..parity import check_signature, source_of_file
 from ..source import SourceModel
 from .boundaries import Boundary, GraphIndex, find_boundaries
@@ -43,8 +43,9 @@ def run_bisect(request: BisectRequest, progress: Callable[[str], None] = lambda 
     progress("Loading the model")
     path = onnx_file_of(request.model)
     facts = read_model_facts(request.model)
-    session = load(path, provider="cpu", plugin="none", verify=False)  # what was altered is what one looks for
-    candidate = SessionRunner(session, path, facts)
+    file = OnnxFile.read(read_once(path))
+    session = load(file, provider="cpu", plugin="none", verify=False)  # what was altered is what one looks for
+    candidate = SessionRunner(session, file, facts)
     if not all(isinstance(size, int) for spec in session.inputs for size in spec.shape):
         raise UsageError(f"{path} has open dimensions.", why="This needs a file with static shapes.")
     source, notes = source_of_file(ParityRequest(path, request.checkpoint, config=request.config), candidate)
@@ -52,7 +53,7 @@ def run_bisect(request: BisectRequest, progress: Callable[[str], None] = lambda 
     check_signature(candidate, source, source.inputs(dtype))
     inputs = _inputs(request, session, source, dtype)
     progress("Running the model in float64")
-    bisection = _Bisection(request, source, dtype, read_model(path))
+    bisection = _Bisection(request, source, dtype, file.parse())
     recording = record(source, inputs)
     boundaries = find_boundaries(bisection.index, recording)
     if not any(boundary.path for boundary in boundaries):

@@ -1,6 +1,6 @@
 """How a module calls what lies between its products: a fused node while exporting, plain PyTorch otherwise.
 
-Formulas, shapes and names: `core.fused_node`. The nodes' function bodies are in `exporter/fused_body.py`.
+Formulas, shapes and names: `core.fused_node`. The nodes' function bodies are in `exporter/lowering/fused_functions.py`.
 """
 
 from __future__ import annotations

@@ -8,10 +8,9 @@ from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 from torch import Tensor
 
 from ...core.step_node import STEP_VARIANT_BY_OP_TYPE
-from ..fused_body import attach_fused_bodies
 from ..graph import trace_module
+from ..lowering.functions import attach_functions
 from ..source import NUMPY_DTYPE, TORCH_DTYPE
-from .body import step_function_body
 from .source import Call, StepSource
 
 
@@ -62,11 +61,7 @@ def trace_step(source: StepSource, dtype: str, opset: int) -> ir.Model:
         opset,
     )
     CommonSubexpressionEliminationPass()(model)
-    for node in step_nodes(model):
-        variant = STEP_VARIANT_BY_OP_TYPE[node.op_type]
-        body = step_function_body(variant, opset)
-        model.functions.setdefault(body.identifier(), body)
-    attach_fused_bodies(model)
+    attach_functions(model)
     return model
 
 

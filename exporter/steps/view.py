@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ...core.node import LOWEST_BIAS, SELF_SCORE
 from ...core.step_node import StepAttributes, ring_slots
 from ...plugins.torch_op import xpos_factor
-from ..function_body import OUTSIDE_SCORE
+from ..lowering.attention_function import OUTSIDE_SCORE
 from .rotary import RotaryPhase
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.errors import UsageError
 from ...core.node import DOMAIN, VARIANT_BY_OP_TYPE, VARIANTS
-from ...core.reading import check_plain
+from ...onnx_graph.onnx_file import OnnxFile
 from ..kernel.spec import ELEMENT_TYPES, KernelSpec
 from ..kernel.targets import TARGETS, Target
 from .facts import Arch
@@ -49,7 +49,7 @@ def full_set(dtypes: Iterable[str] = (), head_dims: Iterable[int] = ()) -> list[
     ]
 
 
-def needed_by(model: Path) -> list[KernelSpec]:
+def needed_by(model: Path | OnnxFile) -> list[KernelSpec]:
     """The kernels that the attention nodes of an ONNX file need, each once.
 
     Nodes with xpos need none: their function body computes them.
@@ -59,11 +59,8 @@ def needed_by(model: Path) -> list[KernelSpec]:
     """
     import onnx
 
-    check_plain(model)
-    try:
-        graph = onnx.load(str(model), load_external_data=False)
-    except Exception as error:  # protobuf's errors have no common base class
-        raise UsageError(f"{model} cannot be read as an ONNX file.", why=str(error)) from error
+    file = OnnxFile.read(model)
+    graph = file.parse()
     nodes = [node for node in graph.graph.node if node.domain == DOMAIN and node.op_type in VARIANT_BY_OP_TYPE]
     types = _tensor_types(graph)
     if any(node.input[0] not in types for node in nodes):
@@ -76,7 +73,7 @@ def needed_by(model: Path) -> list[KernelSpec]:
         element, shape = types.get(node.input[0], (0, []))
         if element not in _ONNX_ELEMENT or len(shape) != 4 or not isinstance(shape[3], int):
             raise UsageError(
-                f"{model} does not tell the type and head size of {node.name or node.op_type}.",
+                f"{file.name} does not tell the type and head size of {node.name or node.op_type}.",
                 why=f"Its query {node.input[0]} has element type {element} and shape {shape}.",
                 fix="Give --dtype and --head-dim instead of the model.",
             )

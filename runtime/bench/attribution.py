@@ -37,10 +37,10 @@ def origins(model: Path, optimised: Path) -> dict[str, Origin]:
     Raises:
         UsageError: one of them is no ONNX model.
     """
-    from ..inspect_onnx import read_model
+    from ...onnx_graph.onnx_file import OnnxFile
 
-    by_value, by_name = _modules_of(read_model(model).graph.node)
-    nodes = list(read_model(optimised).graph.node)
+    by_value, by_name = _modules_of(OnnxFile.read(model).parse().graph.node)
+    nodes = list(OnnxFile.read(optimised).parse().graph.node)
     users: dict[str, list[int]] = {}
     for index, node in enumerate(nodes):
         for name in _reads(node):

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import UsageError
 from ...core.library_store import AUTO
+from ...onnx_graph.onnx_file import OnnxFile
 from ..compiled_kernel import CompiledKernel
-from ..onnxruntime_providers import PROVIDERS, model_for, quiet
+from ..onnxruntime_providers import PROVIDERS, emulating_bf16, model_for, new_session
 from ..onnxruntime_session import (
     EMULATED,
     OnnxRuntimeSession,
-    emulating_bf16,
     one_line,
     open_file,
     session_options,
@@ -79,7 +80,8 @@ def open_tuned(
             fix=f"Leave {what} out, or measure the .onnx file.",
         )
     # Opened the ordinary way first: that explains what fails, and says which provider "auto" is.
-    opened = open_file(path, provider, threads, plugin)
+    file = OnnxFile.read(path)
+    opened = open_file(file, provider, threads, plugin)
     started = opened.provider
     if cuda_graph and started not in _CUDA_GRAPH:
         raise UsageError(
@@ -104,11 +106,10 @@ def open_tuned(
         options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights.bin")
     recorded = _CUDA_GRAPH[started] if cuda_graph else None
     begin = time.perf_counter()
-    given = model_for(ort, PROVIDERS[started], str(path), options, recorded)
-    model = emulating_bf16(str(path), options) if EMULATED in opened.notes else given.model
+    given = model_for(ort, PROVIDERS[started], file, options, recorded)
+    emulated = emulating_bf16(file) if EMULATED in opened.notes else None
     try:
-        with quiet(ort):
-            native = ort.InferenceSession(model, options, providers=given.providers, enable_fallback=0)
+        native = new_session(ort, replace(given, model=emulated or given.model), options)
     except Exception as error:  # without a graph it opened above
         if not cuda_graph:
             raise

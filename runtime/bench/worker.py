@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
+from ...core import process
 from ...core.errors import LocalAttnError
 from ..session import BACKENDS, Session, load
 from .resources import OthersMeter, forget_peak, peak_resident, resident
@@ -142,4 +143,5 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     sys.stdout = sys.stderr
+    process.owned = True
     serve(sys.stdin, answers)

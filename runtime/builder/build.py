@@ -215,7 +215,7 @@ def _facts(
             profiles=list(profiles),
         ),
         onnx_name=source.path.name,
-        onnx_sha256=sha256(source.path),
+        onnx_sha256=source.file.sha256,
         engine_sha256=sha256(staged),
         engine_bytes=staged.stat().st_size,
         seconds=seconds,

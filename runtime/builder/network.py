@@ -48,11 +48,15 @@ def parse(opened: Opened, source: Source, plugin_kind: str, op_types: Sequence[s
     builder, definition = _empty_network(opened, plugin_kind)
     trt.init_libnvinfer_plugins(opened.logger, "")
     parser = trt.OnnxParser(definition, opened.logger)
+    content = source.file.content
     if plugin_kind != "none" and not opened.has("plugin_before_function"):
         # This release would take the function although the plugin is there.
-        understood = parser.parse(source.stripped(op_types), str(source.path))
+        content = source.stripped(op_types)
+    if isinstance(content, bytes):
+        understood = parser.parse(content, str(source.path))
     else:
-        understood = parser.parse_from_file(str(source.path))
+        understood = parser.parse_from_file(content)
+    source.file.check_same()
     if not understood or parser.num_errors:
         errors = [_parser_error(parser.get_error(index)) for index in range(parser.num_errors)]
         raise parse_error(source.path, errors or opened.messages.errors, opened.library.name)

@@ -13,6 +13,7 @@ from ...core.errors import UsageError
 from ...core.file_kinds import ENGINE, TIMING_CACHE
 from ...core.library_store import Library
 from ...core.outputs import Output
+from ...onnx_graph.onnx_file import OnnxFile
 from ..engine_device import Device
 from ..tensorrt_library import Opened
 
@@ -47,7 +48,7 @@ class BuildRequest:
     """One engine.
 
     Args:
-        model: the ONNX file; its external data is looked for beside it.
+        model: the ONNX file, or its path; its external data is looked for beside it.
         output: the engine to write; its facts go to a file beside it.
         backend: "tensorrt" or "tensorrt-rtx".
         targets: GPUs, as "rtx40" or "sm_89"; none means the GPU here, for RTX without a GPU those of `DEFAULT_TARGETS`.
@@ -59,7 +60,7 @@ class BuildRequest:
         overwrite: replace an existing engine.
     """
 
-    model: Path
+    model: Path | OnnxFile
     output: Path
     backend: Literal["tensorrt", "tensorrt-rtx"]
     targets: Sequence[str] = ()
@@ -79,7 +80,8 @@ class BuildRequest:
     @property
     def inputs(self) -> list[Path]:
         """The files that are read, besides those beside them."""
-        return [self.model] if self.plugin.library is None else [self.model, self.plugin.library.path]
+        library = self.plugin.library
+        return [Path(self.model), *(() if library is None else (library.path,))]
 
 
 def capability(target: str) -> int:

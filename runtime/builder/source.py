@@ -10,11 +10,9 @@ from typing import Any
 from ...core.engine_facts import ProfileFacts
 from ...core.errors import BuildFailed, UsageError
 from ...core.node import DOMAIN
-from ...core.publishing import check_unchanged
 from ...core.tensors import UNNAMED_DIMENSION, TensorSpec
-from ..inspect_onnx import OnnxFacts, inspect_onnx, read_model
-from ..onnx_calls import check_calls
-from ..onnx_data import check_data
+from ...onnx_graph.facts import OnnxFacts, inspect_onnx
+from ...onnx_graph.onnx_file import OnnxFile
 
 # Operators that multiply matrices: with a weight among their inputs they carry the precision of the file.
 _PRODUCTS = ("MatMul", "Gemm", "Conv")
@@ -27,14 +25,19 @@ class Source:
     """An ONNX file to build.
 
     Args:
-        path: the file.
+        file: the file.
         facts: what is in it.
         weighted_products: products of the top graph that have weights: node name → element type.
     """
 
-    path: Path
+    file: OnnxFile
     facts: OnnxFacts
     weighted_products: dict[str, str]
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return Path(self.file)
 
     @property
     def dtype(self) -> str:
@@ -57,31 +60,31 @@ class Source:
     def stripped(self, op_types: Iterable[str]) -> bytes:
         """The model without the function bodies of these op types; external data stays where it is."""
         wanted = set(op_types)
-        model = read_model(self.path)
+        model = self.file.parse()
         kept = [body for body in model.functions if not (body.domain == DOMAIN and body.name in wanted)]
         del model.functions[:]
         model.functions.extend(kept)
         return model.SerializeToString()  # type: ignore[no-any-return]
 
 
-def read_source(path: Path) -> Source:
-    """Read an ONNX file, without its weights.
+def read_source(path: Path | OnnxFile) -> Source:
+    """Read an ONNX file, or take one that was read, without its weights.
 
     Raises:
         UsageError: no such file, no ONNX model in it, or external data is missing.
         CheckFailed: the file was altered after its sidecar was written.
     """
-    check_unchanged(path)
-    check_data(path)
-    check_calls(path)
-    facts = inspect_onnx(path)
+    file = OnnxFile.read(path)
+    file.check_unchanged()
+    file.check()
+    facts = inspect_onnx(file)
     if facts.missing_external_data:
         raise UsageError(
-            f"{path} is not complete.",
+            f"{file.name} is not complete.",
             why=f"Its external data {', '.join(facts.missing_external_data)} is missing.",
             fix="Copy the file that holds the weights beside it, under its name.",
         )
-    return Source(path, facts, _weighted_products(read_model(path).graph))
+    return Source(file, facts, _weighted_products(file.parse().graph))
 
 
 def _weighted_products(graph: Any) -> dict[str, str]:

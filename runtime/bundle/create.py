@@ -201,7 +201,12 @@ class _Layout:
     def _take_model(self, part: ModelPart, home: str) -> None:
         roles = {part.path: "model", **dict.fromkeys(part.data, "data")}
         for source in part.files:
-            self.take(source, f"{home}/{source.name}", roles.get(source, "sidecar"))
+            place = f"{home}/{source.name}"
+            if source == part.path and isinstance(part.file.content, bytes):
+                self.add(place, part.file.content, "model")
+            else:
+                self.take(source, place, roles.get(source, "sidecar"))
+        part.file.check_same()
         path = f"{home}/{part.path.name}"
         tolerance = part.tolerance(self.request.atol, self.request.rtol)
         kernels = [plugin.home for plugin in self.plugins if plugin.kind == "kernels"]

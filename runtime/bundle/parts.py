@@ -15,6 +15,7 @@ from ...core.reading import open_plain, read_plain
 from ...core.sidecar import Sidecar, sidecar_path
 from ...core.tensors import TensorSpec
 from ...core.tolerance import TOLERANCES, Tolerance, tolerance_for
+from ...onnx_graph.onnx_file import OnnxFile
 from .device.check_files import path_problem
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class ModelPart:
     """An ONNX file.
 
     Args:
-        path: the file; its sidecar and data lie beside it.
+        file: the file; its sidecar and data lie beside it.
         inputs: what it takes.
         outputs: what it returns.
         data: the files beside it that hold weights.
@@ -40,12 +41,17 @@ class ModelPart:
         dtype: "fp32", "fp16" or "bf16", which chooses the tolerance.
     """
 
-    path: Path
+    file: OnnxFile
     inputs: list[TensorSpec]
     outputs: list[TensorSpec]
     data: list[Path]
     sidecar: Sidecar | None
     dtype: str
+
+    @property
+    def path(self) -> Path:
+        """Where it lies."""
+        return Path(self.file)
 
     @property
     def files(self) -> list[Path]:
@@ -94,13 +100,14 @@ def read_model_part(path: Path) -> ModelPart:
         UsageError: no ONNX model, its data is missing or lies elsewhere, or a sidecar that is broken.
         CheckFailed: the file was altered after its sidecar was written.
     """
-    from ..inspect_onnx import inspect_onnx
+    from ...onnx_graph.facts import inspect_onnx
 
     if path.suffix.lower() != ".onnx":
         raise UsageError(
             f"Cannot bundle {path}.", why="A bundle is made of a model.onnx.", fix="Give engines as --engine."
         )
-    facts = inspect_onnx(path)
+    file = OnnxFile.read(path)
+    facts = inspect_onnx(file)
     if facts.sidecar_matches is False:
         raise CheckFailed(
             f"{path} is not the file its sidecar was written for.",
@@ -118,7 +125,7 @@ def read_model_part(path: Path) -> ModelPart:
         raise UsageError(f"{path} is not whole.", why=why, fix="Copy the data file together with the model.")
     dtype = facts.sidecar.dtype if facts.sidecar else _DTYPES.get(facts.weight_dtype or "", "fp32")
     data = [path.with_name(name) for name in facts.external_data]
-    return ModelPart(path, facts.inputs, facts.outputs, data, facts.sidecar, dtype)
+    return ModelPart(file, facts.inputs, facts.outputs, data, facts.sidecar, dtype)
 
 
 def read_plugin_part(path: Path) -> PluginPart:
@@ -164,7 +171,7 @@ def read_engine_part(path: Path, model: ModelPart, plugins: Sequence[PluginPart]
         raise UsageError(f"Cannot read {path}.", why=error.strerror or str(error)) from error
     if digest != facts.engine_sha256:
         raise CheckFailed(f"{path} was altered.", why="Its SHA-256 is not the one beside it.", fix="Build it again.")
-    if facts.onnx_sha256 != sha256(model.path):
+    if facts.onnx_sha256 != model.file.sha256:
         why = f"It was built from another file ({facts.onnx_name})."
         raise UsageError(f"{path} is no engine of {model.path}.", why=why, fix="Build it from this file.")
     needed = facts.plugin.sha256 if facts.plugin and facts.plugin.kind == "library" else ""

@@ -64,7 +64,7 @@ class Repository:
         if step is not None:
             filename = f"{part.path.stem}.served.onnx"
             path = f"{self.home}/{filename}"
-            write_stateful(part.path, self._files.folder / path, step)
+            write_stateful(part.file, self._files.folder / path, step)
             self._files.add(path, (self._files.folder / path).read_bytes(), "triton")
             self._start_values(self._name, step)
             outputs = [*outputs, TensorSpec(NEXT_POSITION, "int64", (1,))]

@@ -45,7 +45,7 @@ def make_samples(part: ModelPart, count: int, seed: int, given: Sequence[Path] =
     """
     if not (count or given):
         return []
-    session = load(part.path, provider="cpu", plugin="none")
+    session = load(part.file, provider="cpu", plugin="none")
     limit = vocabulary(part.sidecar)
     step = part.sidecar.step if part.sidecar else None
     drawn: Iterator[tuple[Arrays, str]]

@@ -18,6 +18,7 @@ import numpy as np
 from ...core.errors import UsageError
 from ...core.step_facts import StepFacts
 from ...core.tensors import UNNAMED_DIMENSION, TensorSpec
+from ...onnx_graph.onnx_file import OnnxFile
 
 NEXT_POSITION = "next_position"
 # Abandoned sequences give their caches back after this time; Triton's own default is one second.
@@ -126,16 +127,14 @@ def initial_states(step: StepFacts) -> dict[str, bytes]:
     }
 
 
-def write_stateful(model: Path, target: Path, step: StepFacts) -> None:
+def write_stateful(model: OnnxFile, target: Path, step: StepFacts) -> None:
     """The copy of a step graph that is served: it also returns the position of the next call.
 
     External data is left where it is: `target` lies in the folder of the model's copy.
     """
     import onnx
 
-    from ..inspect_onnx import read_model
-
-    proto = read_model(model)
+    proto = model.parse()
     graph = proto.graph
     if NEXT_POSITION not in {value.name for value in graph.output}:
         chunk = onnx.numpy_helper.from_array(np.array([step.chunk], np.int64), "localattn.served.chunk")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ...core.engine_facts import ENGINE_SUFFIX, read_engine_facts
 from ...core.errors import MissingDependency, UsageError
-from ..model_windows import windows_of_sidecar
+from ...onnx_graph.windows import windows_of_sidecar
 from .compare import compare_models
 from .report import ParityReport, ParityRequest, Reference, altered
 from .runner import FileRunner, open_runner
@@ -47,7 +47,7 @@ def run_file_parity(request: ParityRequest, progress: Callable[[str], None] = la
     checked, doubts = _record(reference)
     notes = [
         *_origin(candidate, reference),
-        *altered(candidate.path),
+        *altered(candidate.file),
         *doubts,
         *candidate.notes,
         *(f"output {x!r} is in {candidate.name} only" for x in candidate.outputs if x not in reference.outputs),
@@ -108,7 +108,7 @@ def _unproven(reference: FileRunner, found: CheckRecord | None) -> str | None:
         return f"its export's comparison is called {found.status}: {found.detail}"
     if not reference.sidecar.model_sha256:
         return "its sidecar does not say for which file it was written"
-    return "; ".join(altered(reference.path)) or None
+    return "; ".join(altered(reference.file)) or None
 
 
 def _origin(candidate: FileRunner, reference: FileRunner) -> list[str]:

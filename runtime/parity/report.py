@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from ...core.error_spread import ErrorSpread
 from ...core.errors import CheckFailed
-from ...core.publishing import check_unchanged
 from ...core.tolerance import Tolerance
 from ...core.window_view import WindowView
+from ...onnx_graph.onnx_file import OnnxFile
 from ..arrays import save_arrays
+from ..session import check_file
 from .comparison import Comparison
 
 if TYPE_CHECKING:
@@ -180,10 +181,10 @@ class ParityReport:
             save_arrays(outputs, self.outputs, overwrite=overwrite)
 
 
-def altered(model: Path) -> list[str]:
+def altered(model: Path | OnnxFile) -> list[str]:
     """A note where a file is not the one that the facts beside it were written for: it is compared all the same."""
     try:
-        check_unchanged(model)
+        check_file(model)
     except CheckFailed as error:
         return [f"{error.what} {error.why}"]
     return []

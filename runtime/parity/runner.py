@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from ...core.engine_facts import ENGINE_SUFFIX, EngineFacts, read_engine_facts
 from ...core.errors import UsageError
-from ...core.files import sha256
 from ...core.sidecar import Sidecar, read_sidecar
 from ...core.tensors import TensorSpec
 from ...core.tolerance import coarsest
+from ...onnx_graph.onnx_file import OnnxFile
 from ..open_axes import SEQUENCE_AXES
-from ..session import BACKENDS, Arrays, Session, load
+from ..session import BACKENDS, Arrays, Session, load, read_once
 from ..vocabulary import vocabulary
 from .shared_inputs import cast_to
 
@@ -94,7 +94,7 @@ class FileRunner(Runner):
 
     Args:
         session: the file, opened.
-        path: of the file, for its name and for what the facts do not say.
+        file: the same, for its name and for what the facts do not say.
         facts: of the file; None where there are none.
 
     Attributes:
@@ -109,9 +109,13 @@ class FileRunner(Runner):
     mode = ""
 
     def __init__(
-        self, session: Session | StepSession, path: Path = NO_FILE, facts: Sidecar | EngineFacts | None = None
+        self,
+        session: Session | StepSession,
+        file: Path | OnnxFile = NO_FILE,
+        facts: Sidecar | EngineFacts | None = None,
     ) -> None:
-        self.path, self.name = path, path.name
+        self.file, self.path = file, Path(file)
+        self.name = self.path.name
         self.engine = facts if isinstance(facts, EngineFacts) else None
         self.sidecar = facts.model if isinstance(facts, EngineFacts) else facts
         self.backend, self.provider, self.plugin = session.backend, session.provider, session.plugin
@@ -142,14 +146,14 @@ class FileRunner(Runner):
 
     @property
     def _weights(self) -> Mapping[str, int]:
-        from ..inspect_onnx import inspect_onnx
+        from ...onnx_graph.facts import inspect_onnx
 
-        return inspect_onnx(self.path).weight_bytes
+        return inspect_onnx(self.file).weight_bytes
 
     @property
     def onnx_sha256(self) -> str:
         """SHA-256 of the ONNX file that it is, or that it was built from."""
-        return sha256(self.path) if self.engine is None else self.engine.onnx_sha256
+        return OnnxFile.read(self.file).sha256 if self.engine is None else self.engine.onnx_sha256
 
     def modes(self) -> Sequence[FileRunner]:
         """The same file in each of its run modes."""
@@ -162,12 +166,12 @@ class SessionRunner(FileRunner):
     def __init__(
         self,
         session: Session,
-        path: Path = NO_FILE,
+        file: Path | OnnxFile = NO_FILE,
         facts: Sidecar | EngineFacts | None = None,
         *,
         rests: bool = False,
     ) -> None:
-        super().__init__(session, path, facts)
+        super().__init__(session, file, facts)
         self.session, self.inputs, self.signature, self._rests = session, session.inputs, session.inputs, rests
 
     def run(self, inputs: Arrays) -> Arrays:
@@ -199,7 +203,7 @@ class StepRunner(FileRunner):
 
     Args:
         session: the file, opened.
-        path: as of `FileRunner`.
+        file: as of `FileRunner`.
         facts: likewise.
         singles: feed the longest chunks first, and at least so many positions in the file's own calls after them;
             None feeds in its own calls only.
@@ -211,18 +215,18 @@ class StepRunner(FileRunner):
     def __init__(
         self,
         session: StepSession,
-        path: Path = NO_FILE,
+        file: Path | OnnxFile = NO_FILE,
         facts: Sidecar | EngineFacts | None = None,
         *,
         singles: int | None = None,
     ) -> None:
-        super().__init__(session, path, facts)
+        super().__init__(session, file, facts)
         self.session, self.facts, self._singles = session, session.facts, singles
         self.mode = "" if singles is None else f", {max(session.chunks)} a call first"
         ranks = {spec.name: len(spec.shape) for spec in session.inputs}
         if self.facts.sequence_axis >= ranks.get(self.facts.token_input, 0):
             raise UsageError(
-                f"{path} is not the file that its sidecar describes.",
+                f"{self.path} is not the file that its sidecar describes.",
                 why=f"It has no input {self.facts.token_input!r} with an axis {self.facts.sequence_axis}.",
                 fix="Export it again, or copy both files together.",
             )
@@ -230,7 +234,7 @@ class StepRunner(FileRunner):
         caches = [TensorSpec(cache.input, cache.dtype, tuple(cache.shape)) for cache in self.facts.caches]
         self.signature = [*session.inputs, TensorSpec(self.facts.position_input, "int64", (1,)), *caches]
         if session.missing_prefill is not None:
-            self.notes.append(f"{session.missing_prefill} does not lie beside {path.name} and is not compared with it")
+            self.notes.append(f"{session.missing_prefill} does not lie beside {self.name} and is not compared with it")
 
     @property
     def slots(self) -> int:
@@ -248,7 +252,7 @@ class StepRunner(FileRunner):
         """In its own calls; and with the prefill file beside it, chunks first and single tokens after."""
         if max(self.session.chunks) == self.facts.chunk:
             return [self]
-        return [self, StepRunner(self.session, self.path, self.engine or self.sidecar, singles=0)]
+        return [self, StepRunner(self.session, self.file, self.engine or self.sidecar, singles=0)]
 
     def run(self, inputs: Arrays) -> Arrays:
         """Feed the sequence; the output of every call, joined."""
@@ -284,12 +288,11 @@ def open_runner(path: Path, provider: str = "auto", plugin: str = "auto", *, pre
         MissingDependency: the engine is not installed, or the provider asked for does not start.
     """
     suffix = path.suffix.lower()
-    if suffix not in BACKENDS or not path.is_file():
-        load(path)  # which says what is wrong
+    file = read_once(path)
     engine = read_engine_facts(path) if suffix == ENGINE_SUFFIX else None
     sidecar = read_sidecar(path) if engine is None else engine.model
     if sidecar is None or sidecar.step is None:
-        return SessionRunner(load(path, provider, plugin=plugin, verify=False), path, engine or sidecar)
+        return SessionRunner(load(file, provider, plugin=plugin, verify=False), file, engine or sidecar)
     BACKENDS[suffix].require()
     session: StepSession
     if engine is not None:
@@ -301,9 +304,9 @@ def open_runner(path: Path, provider: str = "auto", plugin: str = "auto", *, pre
         from ..onnxruntime_step import OnnxRuntimeStep
         from ..step_file import find_prefill
 
-        opened = open_file(path, provider, None, plugin)
+        opened = open_file(file, provider, None, plugin)
         companion = find_prefill(path, sidecar) if prefill else None
         session = OnnxRuntimeStep(path, sidecar, opened, companion, None, plugin)
     if not prefill:
         session.chunks, session.missing_prefill = (session.facts.chunk,), None
-    return StepRunner(session, path, engine or sidecar)
+    return StepRunner(session, file, engine or sidecar)

@@ -9,18 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UsageError
-from ..core.files import is_file, sha256
+from ..core.files import is_file
 from ..core.node import DOMAIN
-from ..core.reading import read_plain
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec
-from .onnx_data import lies_inside
+from .graph_values import graphs_of
+from .onnx_file import OnnxFile
+from .wire_scan import lies_inside
 
 if TYPE_CHECKING:
     from ..core.sidecar import Sidecar
-
-
-# A protobuf message has no more bytes than this.
-_LARGEST_MODEL = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -106,7 +103,7 @@ class OnnxFacts:
         }
 
 
-def inspect_onnx(path: Path) -> OnnxFacts:
+def inspect_onnx(path: Path | OnnxFile) -> OnnxFacts:
     """Read the facts of an ONNX file and of its sidecar.
 
     Raises:
@@ -115,16 +112,17 @@ def inspect_onnx(path: Path) -> OnnxFacts:
     """
     from ..core.sidecar import read_sidecar
 
-    model = read_model(path)
+    file = OnnxFile.read(path)
+    model = file.parse()
     graph = model.graph
-    sidecar = read_sidecar(path)
+    sidecar = None if file.path is None else read_sidecar(file.path)
     initial = {tensor.name for tensor in graph.initializer}
     nodes = list(_all_nodes(graph))
-    check_nodes(path, model)
+    check_nodes(file.name, model)
     external = _external_files(graph)
     return OnnxFacts(
-        path=str(path),
-        file_bytes=path.stat().st_size,
+        path=file.name,
+        file_bytes=file.size,
         ir_version=model.ir_version,
         producer=f"{model.producer_name} {model.producer_version}".strip(),
         opsets={entry.domain or "ai.onnx": entry.version for entry in model.opset_import},
@@ -135,57 +133,30 @@ def inspect_onnx(path: Path) -> OnnxFacts:
         windowed=[WindowedNode(node.name, node.op_type, _attributes(node)) for node in nodes if node.domain == DOMAIN],
         weight_bytes=_weight_bytes(graph),
         external_data=external,
-        missing_external_data=[name for name in external if not _lies_beside(path, name)],
+        missing_external_data=[name for name in external if not _lies_beside(file, name)],
         sidecar=sidecar,
-        sidecar_matches=None if sidecar is None else sidecar.model_sha256 == sha256(path),
+        sidecar_matches=None if sidecar is None else sidecar.model_sha256 == file.sha256,
     )
-
-
-def read_model(path: Path) -> Any:
-    """The `onnx.ModelProto` of a file, without its external data.
-
-    Raises:
-        UsageError: no such file, or no ONNX model in it.
-    """
-    import onnx
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-
-    try:
-        # Not `onnx.load(path)`, which takes a file named .json or .txt for another format.
-        model = onnx.load_model_from_string(read_plain(path, _LARGEST_MODEL))
-    except OSError as error:
-        raise UsageError(f"Cannot read {path}.", why=error.strerror or str(error)) from error
-    except (DecodeError, ValueError) as error:
-        raise _no_model(path, "It is cut, or is another kind of file.") from error
-    if not model.HasField("graph") or not model.ir_version:
-        # An empty file, and some others, parse as an empty message.
-        raise _no_model(path, "It holds no graph.")
-    return model
-
-
-def _no_model(path: Path, why: str) -> UsageError:
-    return UsageError(f"{path} is not an ONNX model.", why=why, fix="Copy it again, or export it again.")
 
 
 def _all_nodes(graph: Any) -> Iterator[Any]:
     """Nodes of a graph and of the graphs inside its If, Loop and Scan."""
     for node in graph.node:
         yield node
-        for attribute in node.attribute:
-            for inner in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
-                yield from _all_nodes(inner)
+        for inner in graphs_of(node):
+            yield from _all_nodes(inner)
 
 
 def _qualified(node: Any) -> str:
     return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
 
 
-def check_nodes(path: Path, model: Any) -> None:
+def check_nodes(name: str, model: Any) -> None:
     """Refuse a model with nodes of this project's domains whose attributes are not what their contract says.
 
     Args:
-        path: the file, for the error.
-        model: what `read_model` read from it.
+        name: of the file, for the error.
+        model: the `onnx.ModelProto` of it.
 
     Raises:
         UsageError: it names the node and the attribute.
@@ -200,7 +171,7 @@ def check_nodes(path: Path, model: Any) -> None:
             check_attributes(node.domain, node.op_type, attributes, width if isinstance(width, int) else None)
         except UsageError as error:
             raise UsageError(
-                f"{path} has an invalid node: {_shown_name(node)}.",
+                f"{name} has an invalid node: {_shown_name(node)}.",
                 why=error.what,
                 fix="Export the model again; localattn does not write such a node.",
             ) from error
@@ -270,9 +241,9 @@ def _weight_bytes(graph: Any) -> dict[str, int]:
     return dict(total.most_common())
 
 
-def _lies_beside(model: Path, name: str) -> bool:
+def _lies_beside(file: OnnxFile, name: str) -> bool:
     """Whether external data is there, in the folder of the model or below it: ONNX allows no other place."""
-    return lies_inside(name) and is_file(model.parent / name)
+    return file.path is not None and lies_inside(name) and is_file(file.path.parent / name)
 
 
 def _external_files(graph: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""A bf16 model as an engine without bf16 kernels can run it: every operator in fp32, rounded where the file rounds.
+"""Pass: compute a bf16 model in fp32, rounded where the file rounds, for engines without bf16 kernels.
 
 onnxruntime's CPU provider moves and casts bf16 and computes nothing in it. In the copy made here each value that
 is bf16 in the file is fp32 and holds a bf16 number: operators compute in fp32, and two Casts round what they
@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .inlining import graphs_of, inlined, parsed, put_back, take_weights, types_of
+from . import inlining
+from .graph_values import graphs_of, put_back, take_weights, types_of
 
 # What these give is one of the numbers they take, or its negative: exact in any element type. Control flow gives
 # what its bodies do, and those are rounded inside.
@@ -30,33 +31,22 @@ EXACT = frozenset((
 _CASTS = ("Cast", "CastLike")
 
 
-def widened(model: str | bytes) -> bytes | None:
-    """The copy of a model, serialized; None if nothing in it is bf16.
+def apply(model: Any) -> Any:
+    """The model in fp32 and without functions, or the model itself if nothing in it is bf16 (see `inlining`).
 
-    Args:
-        model: path of an ONNX file, or its bytes. External data is not read: the copy refers to it as the model does.
-
-    Raises:
-        UsageError: it is no ONNX model.
+    External data is not read: the copy refers to it as the model does.
     """
     import onnx
 
-    plain, types = _typed(parsed(model))
-    if onnx.TensorProto.BFLOAT16 not in types.values():
-        return None
-    _Widening(types).top(plain.graph)
-    serialized: bytes = plain.SerializeToString()
-    return serialized
-
-
-def _typed(model: Any) -> tuple[Any, dict[str, int]]:
-    """The model without functions, and the element type of every value that is known."""
-    import onnx
-
     weights = take_weights(model)
-    typed = onnx.shape_inference.infer_shapes(inlined(model))
+    typed = onnx.shape_inference.infer_shapes(inlining.apply(model))
+    types = dict(types_of(typed.graph))
+    if onnx.TensorProto.BFLOAT16 not in types.values():
+        put_back(model, weights)
+        return model
     put_back(typed, weights)
-    return typed, dict(types_of(typed.graph))
+    _Rewrite(types).top(typed.graph)
+    return typed
 
 
 def _is_exact(node: Any) -> bool:
@@ -64,7 +54,7 @@ def _is_exact(node: Any) -> bool:
     return node.domain in ("", "ai.onnx") and node.op_type in EXACT and not adds
 
 
-class _Widening:
+class _Rewrite:
     """Rewrites a graph in place.
 
     Args:

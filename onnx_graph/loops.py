@@ -8,7 +8,6 @@ as its inputs are long.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ..core.errors import UsageError
@@ -22,20 +21,16 @@ _LONGEST_CHAIN = 1000
 _Value = int | bool | None
 
 
-def check_loops(path: Path) -> None:
-    """Refuse a file whose loops have no end, or none that anyone will see.
+def check_loops(model: Any, name: str) -> None:
+    """Refuse a model whose loops have no end, or none that anyone will see.
 
-    What is no ONNX file is left to whoever opens it.
+    Args:
+        model: the `onnx.ModelProto`.
+        name: what errors call it.
 
     Raises:
-        UsageError: it is such a file.
+        UsageError: it is such a model.
     """
-    from .inspect_onnx import read_model
-
-    try:
-        model = read_model(path)
-    except UsageError:
-        return
     runs = _Runs({(_domain(body), body.name): body for body in model.functions})
     try:
         total = runs.of(model.graph, _Scope(model.graph, None))
@@ -44,7 +39,7 @@ def check_loops(path: Path) -> None:
     if total > MOST_RUNS:
         worst = runs.worst
         raise UsageError(
-            f"{path} cannot be loaded.",
+            f"{name} cannot be loaded.",
             why=f"Its loops run more than {MOST_RUNS} nodes" + (f", most of them in {worst!r}." if worst else "."),
             fix="Give the Loop a count or a condition that ends it, or export the model again.",
         )

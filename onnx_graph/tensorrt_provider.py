@@ -1,4 +1,4 @@
-"""Rewriting a model for onnxruntime's TensorRT provider.
+"""Pass: rewrite a model for onnxruntime's TensorRT provider.
 
 The provider makes TensorRT's plugins known to onnxruntime as operators of the domain `trt.plugins`, and refuses a model
 with functions. So the attention nodes are moved to that domain, without their bodies. The bodies of all other functions
@@ -7,9 +7,10 @@ take the place of the nodes that call them; that goes for attention with xpos to
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ..core.errors import UsageError
 from ..core.file_kinds import REWRITTEN
@@ -17,16 +18,14 @@ from ..core.files import publish, sha256
 from ..core.fused_node import FUSED_DOMAIN
 from ..core.node import DOMAIN, VARIANT_BY_OP_TYPE
 from ..core.outputs import Output, writing
-from ..core.reading import check_plain
-
-if TYPE_CHECKING:
-    import onnx
+from . import inlining
+from .onnx_file import OnnxFile
 
 PROVIDER_DOMAIN = "trt.plugins"
 
 
 @dataclass(frozen=True)
-class Rewritten:
+class RewriteResult:
     """What was done.
 
     Args:
@@ -40,7 +39,7 @@ class Rewritten:
     sha256: str
 
 
-def rewrite_for_provider(model: Path, output: Path, *, overwrite: bool = False) -> Rewritten:
+def rewrite_for_provider(model: Path, output: Path, *, overwrite: bool = False) -> RewriteResult:
     """Write `model` to `output` with its attention nodes in the provider's domain.
 
     Weights in a file beside the model are not copied: the output then goes into the same folder.
@@ -52,11 +51,7 @@ def rewrite_for_provider(model: Path, output: Path, *, overwrite: bool = False) 
     import onnx
 
     with writing(Output(output, REWRITTEN), inputs=[model], overwrite=overwrite) as folder:
-        check_plain(model)
-        try:
-            proto = onnx.load(str(model), load_external_data=False)
-        except Exception as error:  # protobuf's errors have no common base class
-            raise UsageError(f"{model} cannot be read as an ONNX file.", why=str(error)) from error
+        proto = OnnxFile.read(model).parse()
         outside = any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in proto.graph.initializer)
         if outside and output.resolve().parent != model.resolve().parent:
             raise UsageError(
@@ -64,46 +59,39 @@ def rewrite_for_provider(model: Path, output: Path, *, overwrite: bool = False) 
                 why="They lie in a file beside the model.",
                 fix=f"Write it into {model.resolve().parent}.",
             )
-        nodes, kept = _move_nodes(proto)
-        if not nodes:
+        nodes: dict[bool, list[str]] = {True: [], False: []}
+        for node, served in attention_nodes(proto):
+            nodes[served].append(node.name or node.output[0])
+        if not nodes[True]:
             raise UsageError(f"{model} has no attention node to rewrite.", why="No node of it is computed by a kernel.")
         staged = folder / output.name
-        onnx.save(proto, str(staged))
+        onnx.save(apply(proto), str(staged))
         digest = sha256(staged)
         publish(staged, output)
-    return Rewritten(nodes, kept, digest)
+    return RewriteResult(nodes[True], nodes[False], digest)
 
 
-def _move_nodes(proto: onnx.ModelProto) -> tuple[list[str], list[str]]:
-    """Names of the nodes moved, and of those left."""
+def apply(model: Any) -> Any:
+    """The model with its attention nodes in the provider's domain and without functions (see `inlining`)."""
     import onnx
 
-    moved, kept = [], []
-    for node in proto.graph.node:
+    served = [node for node, kernel in attention_nodes(model) if kernel]
+    for node in served:
+        node.domain = PROVIDER_DOMAIN
+    plain = inlining.apply(model)
+    del plain.functions[:]
+    gone = {DOMAIN, FUSED_DOMAIN} - {node.domain for node in plain.graph.node}
+    imports = [entry for entry in plain.opset_import if entry.domain not in gone]
+    del plain.opset_import[:]
+    plain.opset_import.extend(imports)
+    if served and PROVIDER_DOMAIN not in {entry.domain for entry in imports}:
+        plain.opset_import.append(onnx.helper.make_opsetid(PROVIDER_DOMAIN, 1))
+    return plain
+
+
+def attention_nodes(model: Any) -> Iterator[tuple[Any, bool]]:
+    """The attention nodes of the graph, and whether a kernel computes them: none does with xpos."""
+    for node in model.graph.node:
         variant = VARIANT_BY_OP_TYPE.get(node.op_type) if node.domain == DOMAIN else None
-        if variant is None:
-            continue
-        name = node.name or node.output[0]
-        if variant.has_xpos:
-            kept.append(name)
-        else:
-            node.domain = PROVIDER_DOMAIN
-            moved.append(name)
-    _inline_functions(proto)
-    domains = {node.domain for node in proto.graph.node}
-    gone = {DOMAIN, FUSED_DOMAIN} - domains
-    imports = [entry for entry in proto.opset_import if entry.domain not in gone]
-    del proto.opset_import[:]
-    proto.opset_import.extend(imports)
-    if moved and PROVIDER_DOMAIN not in {entry.domain for entry in imports}:
-        proto.opset_import.append(onnx.helper.make_opsetid(PROVIDER_DOMAIN, 1))
-    return moved, kept
-
-
-def _inline_functions(proto: onnx.ModelProto) -> None:
-    """Put the bodies of functions where they are called, and leave no function."""
-    import onnx.inliner
-
-    if proto.functions:
-        proto.CopyFrom(onnx.inliner.inline_local_functions(proto))
-    del proto.functions[:]
+        if variant is not None:
+            yield node, not variant.has_xpos

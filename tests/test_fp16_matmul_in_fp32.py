@@ -15,9 +15,9 @@ from onnx import TensorProto
 
 from localattn.core.processor import host_arch
 from localattn.exporter.export import ExportRequest, export
+from localattn.onnx_graph import fp16_matmul_in_fp32
 from localattn.runtime import load, open_step
 from localattn.runtime.bench.tuned import OPTIMIZED, open_tuned
-from localattn.runtime.half_products import summed_in_fp32
 from localattn.runtime.onnxruntime_providers import PROVIDERS, SUMMED
 from localattn.runtime.onnxruntime_session import open_bytes
 
@@ -83,9 +83,7 @@ def test_a_product_is_summed_in_fp32_and_rounded_once(name: str, sums_halves: No
     exact = x.astype(np.float64) @ y.astype(np.float64)
     assert exact.min() > 2048  # where fp16 no longer counts in ones
     np.testing.assert_array_equal(session.run(given)["z"], exact.astype(np.float16))
-    made = summed_in_fp32(model.SerializeToString())
-    assert made is not None
-    copy = onnx.load_model_from_string(made)
+    copy = fp16_matmul_in_fp32.apply(model)
     onnx.checker.check_model(copy, full_check=True)
     found = products(copy.graph) + [row for f in copy.functions if f.domain == "localattn" for row in products(f)]
     assert found and all(row == ["Cast"] * len(row) and len(row) >= 2 for row in found)
@@ -101,23 +99,20 @@ def test_a_product_is_summed_in_fp32_and_rounded_once(name: str, sums_halves: No
     ],
 )
 def test_other_products_stay_as_they_are(body: str) -> None:
-    made = summed_in_fp32(parsed(body).SerializeToString())
-    assert made is not None
-    copy = onnx.load_model_from_string(made)
+    copy = fp16_matmul_in_fp32.apply(parsed(body))
     assert not any("Cast" in row for row in products(copy.graph))
     assert not any("Cast" in row for f in copy.functions if f.domain == "own" for row in products(f))
 
 
 def test_a_model_without_fp16_is_not_copied(sums_halves: None) -> None:
-    assert summed_in_fp32(str(small_model())) is None
+    model = onnx.load(small_model())
+    assert fp16_matmul_in_fp32.apply(model) is model
     assert load(small_model(), "cpu", plugin="none").notes == ()
 
 
 def test_every_product_of_an_exported_file(tmp_path: Path) -> None:
     """Those of the weights and those inside the attention; the functions stay, for compiled kernels to take."""
-    made = summed_in_fp32(str(small_model("fp16")))
-    assert made is not None
-    copy, file = onnx.load_model_from_string(made), onnx.load(small_model("fp16"))
+    copy, file = fp16_matmul_in_fp32.apply(onnx.load(small_model("fp16"))), onnx.load(small_model("fp16"))
     onnx.checker.check_model(copy, full_check=True)
     calls = [Counter(node.op_type for node in m.graph.node if node.domain) for m in (copy, file)]
     assert calls[0] == calls[1] and calls[0]["WindowedAttention"] == 2

@@ -1,4 +1,4 @@
-"""The fused nodes written in standard ONNX operators: the functions that ride in the file.
+"""The ONNX functions of the fused nodes: their definition in standard operators, stored in the file.
 
 Formulas, shapes and names: `core.fused_node`. Each body is what was fastest in onnxruntime among standard operators;
 the comments say what was slower.
@@ -6,13 +6,13 @@ the comments say what was slower.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
 from onnxscript import build_function
 
-from ..core.fused_node import FUSED_BY_OP_TYPE, FUSED_DOMAIN
+from ...core.fused_node import FUSED_BY_OP_TYPE, FUSED_DOMAIN
 
 _FIRST_INT64 = -(1 << 63)
 # The first opset with Gelu.
@@ -94,21 +94,8 @@ _BODIES: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def fused_body(op_type: str, opset: int) -> ir.Function:
-    """The model-local function of one op type.
-
-    Args:
-        op_type: as `core.fused_node` has it.
-        opset: opset of the body; it must be the model's.
-    """
+def build_fused(op_type: str, opset: int, nodes: Sequence[ir.Node] = ()) -> ir.Function:
+    """The function of an op type of `core.fused_node`, the same for all nodes; arguments as of `functions.Builder`."""
     trace = _gated_gelu_by_erf if op_type == "GatedGelu" and opset < _HAS_GELU else _BODIES[op_type]
     inputs = [ir.Value(name=name) for name in FUSED_BY_OP_TYPE[op_type].inputs]
     return build_function(trace, inputs, domain=FUSED_DOMAIN, name=op_type, attributes=[], opset_imports={"": opset})
-
-
-def attach_fused_bodies(model: ir.Model) -> None:
-    """Add the body of every fused op type the graph uses, in place."""
-    used = {node.op_type for node in model.graph.all_nodes() if node.domain == FUSED_DOMAIN}
-    for op_type in sorted(used):
-        body = fused_body(op_type, model.graph.opset_imports[""])
-        model.functions[body.identifier()] = body

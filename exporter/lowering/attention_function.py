@@ -1,4 +1,4 @@
-"""The WindowedAttention node written in standard ONNX operators: the function that rides in the file.
+"""The ONNX function of the WindowedAttention node: its definition in standard operators, stored in the file.
 
 Any runtime that knows neither the node nor a plugin for it inlines this body. It is driven by the
 node's attributes and by the shapes of its inputs alone, so that one body serves every geometry and
@@ -11,7 +11,7 @@ side; additive biases hide what a query must not see: `[block, keys]` for the wi
 and `[blocks, 1, keys]` for positions outside the sequence and masked keys. The two are added to each other
 before they meet the scores, which have every head: one pass over the largest tensor instead of two.
 
-What is known of all nodes that share the body leaves work out (`body_facts.py`): layout and length of static
+What is known of all nodes that share the body leaves work out (`attention_facts.py`): layout and length of static
 files. Where the sequence is no longer than a block's keys, every block takes all of them and nothing
 is gathered. Long sequences are computed in parts, some blocks at a time: the gathered keys and the scores of one
 part are in memory, near the cache, not those of all; and of parts that see no position outside the sequence the bias
@@ -25,13 +25,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
+from operator import and_
 from typing import Any, Protocol
 
 import onnx_ir as ir
 from onnxscript import build_function
 
-from ..core.node import DOMAIN, LOWEST_BIAS, SELF_SCORE, NodeVariant
-from .body_facts import BodyFacts, Part
+from ...core.node import DOMAIN, LOWEST_BIAS, SELF_SCORE, VARIANT_BY_OP_TYPE, NodeVariant
+from .attention_facts import BodyFacts, Part, facts_of
 
 # A key hidden by the key mask keeps a higher score than one outside the window: a row all of whose
 # visible keys are masked then spreads over those keys alone, whose values are zero. Finite, so that
@@ -301,7 +302,34 @@ def _sum(op: Any, biases: Sequence[Any]) -> list[Any]:
     return [reduce(op.Add, biases)] if biases else []
 
 
-def function_body(variant: NodeVariant, opset: int, facts: BodyFacts | None = None) -> ir.Function:
+def build_attention(op_type: str, opset: int, nodes: Sequence[ir.Node]) -> ir.Function:
+    """The function that serves all nodes of an op type of `core.node`; arguments as of `functions.Builder`."""
+    variant = VARIANT_BY_OP_TYPE[op_type]
+    facts = [
+        facts_of(variant, {name: x.value for name, x in node.attributes.items()}, length_of(node), sequences_of(node))
+        for node in nodes
+    ]
+    return attention_function(variant, opset, reduce(and_, facts))
+
+
+def length_of(node: ir.Node) -> int | None:
+    """The sequence length a node was traced at; None if it is open."""
+    query = node.inputs[0]
+    assert query is not None and query.shape is not None
+    perm = list(node.attributes["perm"].as_ints())
+    length = query.shape[perm[2]]
+    return length if isinstance(length, int) else None
+
+
+def sequences_of(node: ir.Node) -> int | None:
+    """How many sequences of one head a node was traced with, `B·H`; None if the batch is open."""
+    query = node.inputs[0]
+    assert query is not None and query.shape is not None
+    batch, heads = (query.shape[axis] for axis in list(node.attributes["perm"].as_ints())[:2])
+    return batch * heads if isinstance(batch, int) and isinstance(heads, int) else None
+
+
+def attention_function(variant: NodeVariant, opset: int, facts: BodyFacts | None = None) -> ir.Function:
     """The model-local function of one op type.
 
     Args:

@@ -12,7 +12,7 @@ from ..core.window_view import WindowView, bias_views, views
 
 if TYPE_CHECKING:
     from ..core.sidecar import Sidecar
-    from .inspect_onnx import OnnxFacts
+    from .facts import OnnxFacts
 
 
 def windows_of_file(facts: OnnxFacts) -> list[WindowView]:

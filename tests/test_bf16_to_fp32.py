@@ -17,9 +17,9 @@ from torch import Tensor
 
 from localattn.core.errors import UsageError
 from localattn.core.tensors import TensorSpec
+from localattn.onnx_graph import bf16_to_fp32
 from localattn.runtime import load
 from localattn.runtime.onnxruntime_session import EMULATED, open_bytes
-from localattn.runtime.widening import widened
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20, "own" : 1]>\n'
 
@@ -124,7 +124,7 @@ def test_values_round_once_and_only_where_the_file_rounds() -> None:
         "g (float[4,8] x, bfloat16[8,4] w) => (float[4,4] y) {"
         " a = Mul(x, x)\n b = Cast<to = 16>(a)\n c = Identity(b)\n d = MatMul(c, w)\n y = Cast<to = 1>(d) }"
     )
-    copy = onnx.load_model_from_string(widened(model.SerializeToString()))
+    copy = bf16_to_fp32.apply(model)
     rounding = [
         node for node in copy.graph.node if node.op_type == "Cast" and node.attribute[0].i == TensorProto.BFLOAT16
     ]
@@ -193,7 +193,7 @@ def test_external_weights_are_referred_to_and_not_read(tmp_path: Path, monkeypat
     weight, path = bf16(8, 4, seed=3), tmp_path / "m.onnx"
     onnx.save(product_with(weight), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     assert (tmp_path / "weights.bin").stat().st_size == 64
-    copy = onnx.load_model_from_string(widened(str(path)))
+    copy = bf16_to_fp32.apply(onnx.load(path, load_external_data=False))
     (stored,) = copy.graph.initializer
     assert stored.data_location == TensorProto.EXTERNAL and stored.data_type == TensorProto.BFLOAT16
     monkeypatch.chdir(tmp_path.parent)  # the folder is the model's, not the current one
@@ -218,9 +218,9 @@ def test_names_that_are_taken_are_left_alone() -> None:
 
 
 def test_a_model_without_bf16_is_left_to_the_engine() -> None:
-    fp16 = parsed("g (float16[4] x) => (float16[4] y) { y = Add(x, x) }").SerializeToString()
-    assert widened(fp16) is None
-    assert open_bytes(fp16).notes == ()
+    fp16 = parsed("g (float16[4] x) => (float16[4] y) { y = Add(x, x) }")
+    assert bf16_to_fp32.apply(fp16) is fp16
+    assert open_bytes(fp16.SerializeToString()).notes == ()
     # No kernel, and bf16 has nothing to do with it: the reason is onnxruntime's own.
     unknown = parsed('g (uint16[4] x) => (uint16[4] y) { y = BitShift<direction = "LEFT">(x, x) }').SerializeToString()
     with pytest.raises(UsageError, match="in memory") as caught:

@@ -1,4 +1,4 @@
-"""A copy of an fp16 model whose products are summed in fp32, for a provider that would sum them in fp16.
+"""Pass: sum the products of an fp16 model in fp32, for a provider that would sum them in fp16.
 
 From 1.29 on onnxruntime's CPU provider has fp16 kernels for MatMul and Gemm on Arm processors, and they sum in fp16:
 the error of a product of 256 terms is 11 times that of rounding the result once, of 1024 terms 22 times (1.29.0 and
@@ -13,43 +13,34 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..core.node import DOMAIN
-from .inlining import element_types, graphs_of, parsed, put_back, take_weights, types_of
+from .graph_values import element_types, graphs_of, put_back, take_weights, types_of
 
 _PRODUCTS = ("Gemm", "MatMul")
 
 
-def summed_in_fp32(model: str | bytes) -> bytes | None:
-    """The copy of a model, serialized; None if nothing in it is fp16.
+def apply(model: Any) -> Any:
+    """The model with Casts around its products, or the model itself if nothing in it is fp16 (see `inlining`).
 
     Functions stay functions, so that compiled kernels take their nodes. Inside the attention's own the products have
-    the Casts too; other functions are left alone, for nothing says there what is fp16.
-
-    Args:
-        model: path of an ONNX file, or its bytes. External data is not read: the copy refers to it as the model does.
-
-    Raises:
-        UsageError: it is no ONNX model.
+    the Casts too; other functions are left alone, for nothing says there what is fp16. External data is not read: the
+    copy refers to it as the model does.
     """
-    document = parsed(model)
-    if "float16" not in element_types(document):
-        return None
-    casts = _Casts(_halves(document))
-    casts.inside(document.graph)
-    for function in document.functions:
-        if function.domain.partition(".")[0] == DOMAIN:
-            casts.inside(function, like_inputs=True)
-    serialized: bytes = document.SerializeToString()
-    return serialized
-
-
-def _halves(document: Any) -> set[str]:
-    """The values of the graph, and of the graphs inside its nodes, that are known to be fp16."""
     import onnx
 
-    weights = take_weights(document)
-    typed = onnx.shape_inference.infer_shapes(document)
-    put_back(document, weights)
-    return {name for name, kind in types_of(typed.graph) if kind == onnx.TensorProto.FLOAT16}
+    if "float16" not in element_types(model):
+        return model
+    weights = take_weights(model)
+    typed = onnx.shape_inference.infer_shapes(model)
+    halves = {name for name, kind in types_of(typed.graph) if kind == onnx.TensorProto.FLOAT16}
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    put_back(copy, weights)
+    casts = _Casts(halves)
+    casts.inside(copy.graph)
+    for function in copy.functions:
+        if function.domain.partition(".")[0] == DOMAIN:
+            casts.inside(function, like_inputs=True)
+    return copy
 
 
 class _Casts:

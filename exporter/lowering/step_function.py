@@ -1,4 +1,4 @@
-"""The step nodes written in standard ONNX operators: the functions that ride in a step file.
+"""The ONNX functions of the step nodes: their definition in standard operators, stored in a step file.
 
 Everything is computed in fp32 whatever the inputs' dtype, as in the body of the whole-sequence node; the
 caches keep the file's dtype.
@@ -6,14 +6,14 @@ caches keep the file's dtype.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
 from onnxscript import build_function
 
 from ...core.node import DOMAIN
-from ...core.step_node import StepVariant
+from ...core.step_node import STEP_VARIANT_BY_OP_TYPE
 
 STEP_ATTRIBUTE_TYPES: Mapping[str, ir.AttributeType] = {
     "window_size": ir.AttributeType.INT,
@@ -76,13 +76,9 @@ def _chunk(
     return output, op.Gather(keys, write_index, axis=2), op.Gather(values, write_index, axis=2)
 
 
-def step_function_body(variant: StepVariant, opset: int) -> ir.Function:
-    """The model-local function of one step op type.
-
-    Args:
-        variant: the op type.
-        opset: opset of the body; it must be the model's.
-    """
+def build_step(op_type: str, opset: int, nodes: Sequence[ir.Node] = ()) -> ir.Function:
+    """The function of an op type of `core.step_node`, the same for all nodes; arguments as of `functions.Builder`."""
+    variant = STEP_VARIANT_BY_OP_TYPE[op_type]
     return build_function(
         _chunk if variant.chunked else _step,
         [ir.Value(name=name) for name in variant.input_names],

@@ -1,0 +1,49 @@
+"""The ONNX functions of all nodes of this package: which node is defined by what, and adding them to a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import onnx_ir as ir
+
+from ...core.fused_node import FUSED_BY_OP_TYPE, FUSED_DOMAIN
+from ...core.node import DOMAIN, VARIANT_BY_OP_TYPE
+from ...core.step_node import STEP_VARIANT_BY_OP_TYPE
+from .attention_function import build_attention
+from .fused_functions import build_fused
+from .step_function import build_step
+
+
+class Builder(Protocol):
+    """Makes the function of an op type."""
+
+    def __call__(self, op_type: str, opset: int, nodes: Sequence[ir.Node]) -> ir.Function:
+        """The function.
+
+        Args:
+            op_type: a name of the registry.
+            opset: opset of the function; it must be the model's.
+            nodes: those of the model that the function serves, at least one.
+        """
+
+
+# Domain and op type → what makes the function.
+BUILDERS: Mapping[tuple[str, str], Builder] = {
+    **{(DOMAIN, op_type): build_attention for op_type in VARIANT_BY_OP_TYPE},
+    **{(DOMAIN, op_type): build_step for op_type in STEP_VARIANT_BY_OP_TYPE},
+    **{(FUSED_DOMAIN, op_type): build_fused for op_type in sorted(FUSED_BY_OP_TYPE)},
+}
+
+
+def attach_functions(model: ir.Model) -> None:
+    """Add the function of every node of the registry that the model uses, in place."""
+    opset = model.graph.opset_imports[""]
+    used: dict[tuple[str, str], list[ir.Node]] = {}
+    for node in model.graph.all_nodes():
+        if (node.domain, node.op_type) in BUILDERS:
+            used.setdefault((node.domain, node.op_type), []).append(node)
+    # Those of attention as the nodes come, then the fused by name: equal models give equal files.
+    for domain, op_type in sorted(used, key=lambda key: (key[0], key[1] if key[0] == FUSED_DOMAIN else "")):
+        function = BUILDERS[domain, op_type](op_type, opset, used[domain, op_type])
+        model.functions[function.identifier()] = function

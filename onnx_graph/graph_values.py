@@ -1,0 +1,55 @@
+"""What passes ask of an `onnx.ModelProto`: inner graphs, element types, and weights put aside while it is copied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+# Larger tensors wait outside while a model is copied; smaller ones may be shapes, which inference reads.
+_WEIGHTS_FROM = 1024
+
+
+def graphs_of(node: Any) -> Iterator[Any]:
+    """The graphs inside a node of control flow."""
+    for attribute in node.attribute:
+        yield from attribute.graphs
+        if attribute.HasField("g"):
+            yield attribute.g
+
+
+def types_of(graph: Any) -> Iterator[tuple[str, int]]:
+    """Name and element type of the values of a graph and of the graphs inside its nodes."""
+    for value in (*graph.value_info, *graph.input, *graph.output):
+        yield value.name, value.type.tensor_type.elem_type
+    for tensor in graph.initializer:
+        yield tensor.name, tensor.data_type
+    for node in graph.node:
+        for inner in graphs_of(node):
+            yield from types_of(inner)
+
+
+def element_types(model: Any) -> set[str]:
+    """The element types of a model's inputs and weights, as numpy names them."""
+    import onnx
+
+    kinds = {tensor.data_type for tensor in model.graph.initializer}
+    kinds |= {value.type.tensor_type.elem_type for value in model.graph.input}
+    names = {onnx.TensorProto.DataType.Name(kind).lower() for kind in kinds}
+    return {{"float": "float32", "double": "float64"}.get(name, name) for name in names}
+
+
+def take_weights(model: Any) -> dict[str, bytes]:
+    """Take the numbers of large tensors out of a model, name → bytes, so that copying it is cheap."""
+    weights = {}
+    for tensor in model.graph.initializer:
+        if len(tensor.raw_data) >= _WEIGHTS_FROM:
+            weights[tensor.name] = tensor.raw_data
+            tensor.ClearField("raw_data")
+    return weights
+
+
+def put_back(model: Any, weights: dict[str, bytes]) -> None:
+    """Undo `take_weights`, on the model or a copy of it."""
+    for tensor in model.graph.initializer:
+        if tensor.name in weights:
+            tensor.raw_data = weights[tensor.name]

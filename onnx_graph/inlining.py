@@ -1,0 +1,49 @@
+"""Pass: put the bodies of functions where they are called, for a provider that takes no functions.
+
+onnxruntime shows a graph to its providers before it inlines functions. Its TensorRT provider makes a model of that
+graph to ask TensorRT which nodes it takes, and leaves the functions out of it: such a model is not valid, and the
+session ends there with "is not a registered function/op" (onnxruntime 1.31.1, `GetSupportedList`). Weights in other
+files come into the copy, for TensorRT's parser would look for them beside a file that it is not told of.
+
+Passes have one shape: `apply(model)` returns the model itself where there is nothing to do, else another one; the
+given model is then used up.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from .graph_values import put_back, take_weights
+
+TOO_LARGE = "Its weights are more than 2 GB, which no ONNX model in memory holds."
+_MOST_BYTES = (1 << 31) - (1 << 20)  # protobuf's limit, and room for the bodies
+
+
+def apply(model: Any) -> Any:
+    """The model without functions, its weights kept."""
+    import onnx.inliner
+
+    if not model.functions:
+        return model
+    weights = take_weights(model)
+    plain = onnx.inliner.inline_local_functions(model)
+    put_back(plain, weights)
+    return plain
+
+
+def read_weights(model: Any, folder: Path) -> None:
+    """Bring external data into the model, in place.
+
+    Raises:
+        ValueError: `TOO_LARGE`.
+        OSError: the data cannot be read.
+    """
+    import onnx
+
+    outside = [x for x in model.graph.initializer if x.data_location == onnx.TensorProto.EXTERNAL]
+    lengths = (int(entry.value) for tensor in outside for entry in tensor.external_data if entry.key == "length")
+    if sum(lengths) + model.ByteSize() > _MOST_BYTES:
+        raise ValueError(TOO_LARGE)
+    if outside:
+        onnx.load_external_data_for_model(model, str(folder))
