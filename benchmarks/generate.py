@@ -76,7 +76,7 @@ def prepare(checkpoint: Path, folder: Path, positions: int | None = None) -> Fil
     """Checkpoint and step file in a folder; with `positions`, the position embeddings are repeated so far."""
     import torch
 
-    from localattn.exporter.checkpoint import load_state
+    from localattn.exporter.checkpoint.load import load_state
     from localattn.exporter.export import ExportRequest
     from localattn.exporter.step_export import StepRequest, export_steps
 

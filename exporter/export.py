@@ -19,12 +19,12 @@ from ..core.files import refuse_existing, sha256, staging
 from ..core.sidecar import CheckRecord, Sidecar
 from . import graph
 from .artefact import finish_export, output_specs, package_versions, window_facts
+from .checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
 from .checks.audit import Shape, Taken, allowed, check_audit, freest, graph_shapes
 from .checks.loads import check_loads, check_model
 from .checks.parity import check_parity
 from .checks.witness import check_witness
 from .file_options import FileOptions
-from .open import OpenedCheckpoint, open_checkpoint
 from .open_sizes import at_open_sizes, check_axes, dimensions, open_checks, open_specs
 from .quantize import quantize_weights
 from .resident import give_back

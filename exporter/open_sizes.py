@@ -13,7 +13,6 @@ from pathlib import Path
 import onnx
 import torch
 
-from ..core.arguments_aft import AFTLocalArgs
 from ..core.errors import UsageError
 from ..core.sidecar import CheckRecord
 from ..core.size_sweep import sweep_sizes
@@ -23,6 +22,7 @@ from ..runtime.arrays import random_inputs
 from .checks.layers import check_layer_memory, check_layer_windows
 from .checks.loads import check_loads, check_model
 from .checks.untouched import Arrays, Trial, check_untouched
+from .models.aft_local.arguments import AFTLocalArgs
 from .source import NUMPY_DTYPE, ShapeRequest, SourceModel
 
 BATCH, SEQUENCE = "batch", "seq"

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..core.config import RawConfig
 from ..core.engine_facts import read_model_facts
 from ..core.errors import UsageError
 from ..core.sidecar import Sidecar
@@ -17,7 +16,8 @@ from ..core.window_view import WindowView, bias_views, views
 from ..runtime.inspect_onnx import inspect_onnx
 from ..runtime.parity_report import ParityReport, ParityRequest, altered, not_finite
 from ..runtime.session import Session, load
-from .open import open_checkpoint
+from .checkpoint.config import RawConfig
+from .checkpoint.open_checkpoint import open_checkpoint
 from .open_sizes import BATCH, SEQUENCE
 from .parity_ways import StepByStep, Way, Whole
 from .source import NUMPY_DTYPE, ShapeRequest, SourceModel

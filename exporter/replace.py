@@ -14,7 +14,7 @@ from torch import nn
 
 from ..core.errors import LocalAttnError, UsageError
 from ..core.geometry import WindowGeometry
-from .adapters import adapt_aft, adapt_attention, adapt_mha
+from .models.local_attention.adapter import adapt_aft, adapt_attention, adapt_mha
 from .observe import Call, observe, working_copy
 
 Adapter = Callable[[nn.Module, Sequence[Call], bool], WindowGeometry | None]

@@ -15,19 +15,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..core.arguments import LocalAttentionArgs, LocalMHAArgs, LocalTransformerArgs
-from ..core.arguments_aft import AFTLocalArgs
-from ..core.config import CLASSES, AnyArgs
 from ..core.errors import UsageError
 from ..core.geometry import WindowGeometry
 from ..core.tensors import TensorSpec
-from . import oracle
-from .modules.aft_local import AFTLocal
-from .modules.local_attention import LocalAttention
-from .modules.local_mha import LocalMHA
-from .modules.local_transformer import DynamicPositionBias, LocalTransformer
-from .modules.rotary import RotaryTable
-from .oracle_aft import aft_local
+from .checkpoint.config import CLASSES, AnyArgs
+from .models.aft_local.arguments import AFTLocalArgs
+from .models.aft_local.module import AFTLocal
+from .models.aft_local.reference import aft_local
+from .models.arguments import LocalAttentionArgs, LocalMHAArgs, LocalTransformerArgs
+from .models.local_attention.module import LocalAttention
+from .models.local_mha.module import LocalMHA
+from .models.local_transformer.module import DynamicPositionBias, LocalTransformer
+from .models.parts import float64
+from .models.parts.rotary import RotaryTable
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -219,7 +219,7 @@ KINDS: Mapping[str, ModelKind] = {
         module=lambda args, shapes, _: LocalAttention(
             args, shapes.seq_len, shapes.dim_head, open_length=shapes.open_length
         ),
-        reference=lambda args, _, state, x, __: oracle.local_attention(
+        reference=lambda args, _, state, x, __: float64.local_attention(
             args, state, x["q"], x["k"], x["v"], x.get("mask"), x.get("attn_bias")
         ),
         casts_inputs=True,
@@ -229,7 +229,7 @@ KINDS: Mapping[str, ModelKind] = {
         inputs=_mha_inputs,
         output=lambda args: "out",
         module=lambda args, shapes, _: LocalMHA(args, shapes.seq_len, open_length=shapes.open_length),
-        reference=lambda args, _, state, x, __: oracle.local_mha(
+        reference=lambda args, _, state, x, __: float64.local_mha(
             args, state, x["x"], x.get("mask"), x.get("attn_bias")
         ),
     ),
@@ -240,7 +240,7 @@ KINDS: Mapping[str, ModelKind] = {
         module=lambda args, shapes, mixes: LocalTransformer(
             args, shapes.seq_len, mixes_residuals=mixes, open_length=shapes.open_length
         ),
-        reference=lambda args, source, state, x, rows: oracle.local_transformer(
+        reference=lambda args, source, state, x, rows: float64.local_transformer(
             args, source.mixes_residuals, state, next(iter(x.values())), x.get("mask"), rows
         ),
         samples=True,
@@ -379,7 +379,7 @@ class SourceModel:
         """The fp64 oracle's outputs on the file's inputs, by name; at some positions only, if the kind can."""
         tensors = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in inputs.items()}
         tensors = {name: x.double() if x.is_floating_point() else x for name, x in tensors.items()}
-        state = oracle.InDouble(self.state)
+        state = float64.InDouble(self.state)
         with torch.no_grad():
             rows = None if positions is None else torch.from_numpy(positions)
             output = self.kind.reference(self.args, self, state, tensors, rows)

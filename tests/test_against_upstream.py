@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from localattn.core.config import parse_args
-from localattn.exporter.infer import canonical_state
+from localattn.exporter.checkpoint.config import parse_args
+from localattn.exporter.checkpoint.infer_config import canonical_state
 from localattn.exporter.source import ShapeRequest, SourceModel
 
 from .reference import rows_without_keys

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from localattn.core.config import (
+from localattn.core.errors import UsageError
+from localattn.core.geometry import WindowGeometry
+from localattn.exporter.checkpoint.config import (
     CLASSES,
     LocalAttentionArgs,
     LocalMHAArgs,
@@ -22,8 +24,6 @@ from localattn.core.config import (
     parse_config,
     resolve_class,
 )
-from localattn.core.errors import UsageError
-from localattn.core.geometry import WindowGeometry
 
 TRANSFORMER = {"num_tokens": 16, "max_seq_len": 32, "dim": 8, "depth": 1, "local_attn_window_size": 4}
 MHA = {"dim": 8, "window_size": 4}

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from localattn.core.config import load_config, parse_args, parse_config, resolve_class
 from localattn.core.errors import UsageError
-from localattn.exporter.checkpoint import find_config, load_state
-from localattn.exporter.infer import canonical_state, expected_shapes, infer_config
+from localattn.exporter.checkpoint.config import load_config, parse_args, parse_config, resolve_class
+from localattn.exporter.checkpoint.infer_config import canonical_state, expected_shapes, infer_config
+from localattn.exporter.checkpoint.load import find_config, load_state
 
 torch = pytest.importorskip("torch")
 local_attention = pytest.importorskip("local_attention")

@@ -28,8 +28,8 @@ from einops import rearrange
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from localattn.core.config import parse_args
 from localattn.core.geometry import WindowGeometry
+from localattn.exporter.checkpoint.config import parse_args
 from localattn.exporter.source import ShapeRequest, SourceModel
 
 from .reference import rows_without_keys, upstream_visibility

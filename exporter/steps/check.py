@@ -21,8 +21,8 @@ from ...runtime.compare import Comparison
 from ...runtime.error_spread import SequenceAxis
 from ...runtime.session import Session
 from ..checks.parity import compare_outputs
+from ..models.aft_local.step_module import ring_keys
 from ..source import ShapeRequest, SourceModel
-from .aft_local import ring_keys
 from .source import POSITION, StepSource
 
 Arrays = Mapping[str, NDArray[Any]]

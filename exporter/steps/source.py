@@ -14,17 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...core.arguments import LocalTransformerArgs
-from ...core.arguments_aft import AFTLocalArgs
-from ...core.config import CLASSES
 from ...core.errors import UsageError
 from ...core.step_facts import CacheFacts, StepFacts
 from ...core.step_node import ring_slots
 from ...core.tensors import TensorSpec
+from ..checkpoint.config import CLASSES
+from ..models.aft_local.arguments import AFTLocalArgs
+from ..models.aft_local.step_module import StepAFTLocal, ring_keys
+from ..models.arguments import LocalTransformerArgs
+from ..models.local_attention.step_module import StepAttention, StepMHA
+from ..models.local_transformer.step_module import StepTransformer
 from ..source import NUMPY_DTYPE, SourceModel
-from .aft_local import StepAFTLocal, ring_keys
-from .attention import StepAttention, StepMHA
-from .transformer import StepTransformer
 
 POSITION = "position"
 # A chunk counts xpos' exponents from its middle. e to this is the largest factor it may hold; fp32 ends at e^88.

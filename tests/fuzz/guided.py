@@ -22,7 +22,7 @@ with atheris.instrument_imports(include=["localattn"]):
     from localattn import cli
     from localattn.commands import console
     from localattn.core import publishing  # noqa: F401
-    from localattn.exporter import checkpoint, describe, unwrap  # noqa: F401
+    from localattn.exporter.checkpoint import describe, load, unwrap  # noqa: F401
     from localattn.runtime import arrays, inspect_onnx, session  # noqa: F401
     from localattn.runtime.bundle import archive, verify  # noqa: F401
     from localattn.runtime.bundle.device import check_files  # noqa: F401
