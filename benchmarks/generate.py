@@ -98,7 +98,7 @@ def write_full(files: Files, length: int) -> None:
     from localattn.exporter import graph
     from localattn.exporter.artefact import EXTERNAL_DATA_FROM, save_model
     from localattn.exporter.export import ExportRequest, open_request
-    from localattn.exporter.source import ShapeRequest
+    from localattn.exporter.models.family import ShapeRequest
 
     request = ExportRequest(files.checkpoint, files.full(length), shapes=ShapeRequest(seq_len=length))
     model = graph.trace(open_request(request)[1], request.dtype, request.opset)

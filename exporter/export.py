@@ -25,10 +25,11 @@ from .checks.loads import check_loads, check_model
 from .checks.parity import check_parity
 from .checks.witness import check_witness
 from .file_options import FileOptions
+from .models.family import TORCH_DTYPE, ShapeRequest
 from .open_sizes import at_open_sizes, check_axes, dimensions, open_checks, open_specs
 from .quantize import quantize_weights
 from .resident import give_back
-from .source import TORCH_DTYPE, ShapeRequest, SourceModel
+from .source import SourceModel
 from .streaming import message, read_message
 
 # Sequence length from which one set of random inputs has to do.

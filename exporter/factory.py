@@ -24,8 +24,7 @@ from torch import nn
 from ..core.errors import UsageError
 from ..core.files import sha256
 from .checkpoint.load import load_state
-from .models.shapes import INV_FREQ
-from .models.tell import bounded
+from .models.inference import INV_FREQ, bounded
 from .module_export import Origin
 
 _HOW = "Write --factory package.module:function, or path/to/file.py:function."

@@ -22,7 +22,8 @@ from ..core.tensors import TensorSpec
 from .body_facts import BodyFacts, facts_of
 from .function_body import function_body
 from .fused_body import attach_fused_bodies
-from .source import NUMPY_DTYPE, TORCH_DTYPE, SourceModel
+from .models.family import NUMPY_DTYPE, TORCH_DTYPE
+from .source import SourceModel
 
 # PyTorch's exporter starts at 18; 24 is the newest that it, ONNX and onnxruntime were seen to agree on.
 OPSETS = range(18, 25)

@@ -22,8 +22,8 @@ from ..runtime.arrays import random_inputs
 from .checks.layers import check_layer_memory, check_layer_windows
 from .checks.loads import check_loads, check_model
 from .checks.untouched import Arrays, Trial, check_untouched
-from .models.aft_local.arguments import AFTLocalArgs
-from .source import NUMPY_DTYPE, ShapeRequest, SourceModel
+from .models.family import NUMPY_DTYPE, ShapeRequest
+from .source import SourceModel
 
 BATCH, SEQUENCE = "batch", "seq"
 # Only a bound for PyTorch's exporter.
@@ -39,8 +39,8 @@ def check_axes(source: SourceModel, axes: Sequence[str]) -> None:
     for name in axes:
         if name not in (BATCH, SEQUENCE):
             raise UsageError(f"--dynamic {name}: a checkpoint has no such axis.", fix="Known: batch, seq.")
-    if axes and isinstance(source.args, AFTLocalArgs):
-        raise UsageError("--dynamic does not apply to AFTLocal.", why="Its learned biases are laid out by length.")
+    if axes and source.kind.why_static:
+        raise UsageError(f"--dynamic does not apply to {source.class_name.split('.')[1]}.", why=source.kind.why_static)
     if SEQUENCE in axes and source.shapes.seq_len < 2:
         raise UsageError("The longest sequence is 1 token.", why="An open length needs 2 or more.")
 

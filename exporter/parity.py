@@ -18,9 +18,10 @@ from ..runtime.parity_report import ParityReport, ParityRequest, altered, not_fi
 from ..runtime.session import Session, load
 from .checkpoint.config import RawConfig
 from .checkpoint.open_checkpoint import open_checkpoint
+from .models.family import NUMPY_DTYPE, ShapeRequest
 from .open_sizes import BATCH, SEQUENCE
 from .parity_ways import StepByStep, Way, Whole
-from .source import NUMPY_DTYPE, ShapeRequest, SourceModel
+from .source import SourceModel
 from .steps.source import StepSource
 
 

@@ -56,7 +56,6 @@ def test_files_stay_readable(path: Path) -> None:
         ("localattn.runtime.arrays", ("torch", "onnxruntime")),
         ("localattn.runtime.compare", ("torch", "onnxruntime")),
         ("localattn.runtime.inspect_onnx", ("torch", "onnxruntime")),
-        ("localattn.exporter.checkpoint.config", ("torch", "onnxruntime", "onnx")),
         ("localattn.core.sidecar", ("torch", "onnxruntime", "onnx")),
     ],
 )

@@ -134,7 +134,7 @@ def test_the_oracle_leaves_no_page_of_the_weights_it_read(tmp_path: Path, monkey
     path = tmp_path / "weights.pt"
     torch.save({"a": torch.ones(1 << 20), "b": torch.ones(1 << 20)}, path)
     monkeypatch.setattr(float64, "_READ", 6 << 20)
-    state = float64.InDouble(torch.load(path, mmap=True))
+    state = float64.Float64State(torch.load(path, mmap=True))
     assert state["a"].sum() == 1 << 20
     assert _resident_of(path) >= 4 << 20
     assert state["b"].sum() == 1 << 20  # the sixth MiB

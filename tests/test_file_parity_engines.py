@@ -22,7 +22,7 @@ from localattn.core.engine_facts import BuildOptions, ProfileFacts, read_engine_
 from localattn.core.files import sha256
 from localattn.core.sidecar import sidecar_path
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.source import ShapeRequest
+from localattn.exporter.models.family import ShapeRequest
 from localattn.runtime.engine_device import Device
 from localattn.runtime.engine_open import OpenEngine
 from localattn.runtime.tensorrt_library import Messages, open_library

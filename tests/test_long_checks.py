@@ -11,7 +11,8 @@ import pytest
 from localattn.exporter import function_body, graph
 from localattn.exporter.checks import parity, witness
 from localattn.exporter.export import ExportRequest, open_request
-from localattn.exporter.source import ShapeRequest, SourceModel
+from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.source import SourceModel
 from localattn.runtime.arrays import random_inputs
 from localattn.runtime.onnxruntime_session import open_bytes
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from localattn.core.errors import UsageError
 from localattn.exporter.models.aft_local.arguments import AFTLocalArgs
 from localattn.exporter.models.aft_local.reference import aft_local
-from localattn.exporter.source import ShapeRequest, SourceModel
+from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.source import SourceModel
 from localattn.exporter.steps.source import StepSource
 
 DIM = 6

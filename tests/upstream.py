@@ -30,7 +30,8 @@ from torch import Tensor, nn
 
 from localattn.core.geometry import WindowGeometry
 from localattn.exporter.checkpoint.config import parse_args
-from localattn.exporter.source import ShapeRequest, SourceModel
+from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.source import SourceModel
 
 from .reference import rows_without_keys, upstream_visibility
 
@@ -46,7 +47,7 @@ class Case:
 
     Args:
         name: for pytest.
-        class_name: a key of `core.config.CLASSES`.
+        class_name: a key of `exporter.models.registry.CLASSES`.
         kwargs: constructor arguments.
         batch: batch size.
         length: sequence length.

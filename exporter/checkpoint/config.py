@@ -16,22 +16,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from ...core.errors import MissingDependency, UsageError
-from ..models.aft_local.arguments import AFTLocalArgs
-from ..models.arguments import Arguments, LocalAttentionArgs, LocalMHAArgs, LocalTransformerArgs, close_match, shown
+from ..models.arguments import Arguments, close_match, shown
+from ..models.registry import CLASSES, ClassEntry
 
 __all__ = [
     "CLASSES",
     "CONFIG_SUFFIXES",
-    "AnyArgs",
-    "Arguments",
     "ClassEntry",
-    "Kind",
-    "LocalAttentionArgs",
-    "LocalMHAArgs",
-    "LocalTransformerArgs",
     "RawConfig",
     "adds_residual_only",
     "check_names",
@@ -41,9 +35,6 @@ __all__ = [
     "parse_config",
     "resolve_class",
 ]
-
-AnyArgs = LocalAttentionArgs | LocalMHAArgs | LocalTransformerArgs | AFTLocalArgs
-Kind = Literal["attention", "mha", "transformer", "aft"]
 
 CONFIG_SUFFIXES = (".json", ".toml", ".yaml", ".yml")
 _MOST_VALUES = 10_000
@@ -55,55 +46,7 @@ _FIRST_MIXING_RELEASE = (0, 3, 10)
 _VERSION = re.compile(r"v?([0-9]{1,6}(?:\.[0-9]{1,6}){0,5})(?:[-_.+]?[A-Za-z][0-9A-Za-z.+-]{0,40})?")
 
 
-@dataclass(frozen=True)
-class ClassEntry:
-    """A supported class.
-
-    Args:
-        name: `package.Class`, as written in a config.
-        args: its argument model.
-        kind: which of the exporter's modules rebuilds it.
-        package: the import name of its package.
-        unsupported: arguments that cannot be given, each with the reason.
-    """
-
-    name: str
-    args: type[LocalAttentionArgs] | type[LocalMHAArgs] | type[LocalTransformerArgs] | type[AFTLocalArgs]
-    kind: Kind
-    package: str
-    unsupported: Mapping[str, str]
-
-
-_MHA_SETS_ITSELF = {
-    "autopad": "LocalMHA always pads: it passes autopad = true to LocalAttention itself.",
-    "scale": "LocalMHA passes scale to LocalAttention itself: qk_scale with qk_rmsnorm, else none.",
-}
-_TRANSFORMER_SETS_ITSELF = {
-    **_MHA_SETS_ITSELF,
-    "window_size": "LocalTransformer calls it local_attn_window_size.",
-    "prenorm": "LocalTransformer passes prenorm = true to LocalMHA itself.",
-    "use_rotary_pos_emb": "LocalTransformer sets it itself: rotary is on unless use_dynamic_pos_bias is.",
-    "dropout": "LocalTransformer calls it attn_dropout and ff_dropout.",
-    "global_attn_layer": "It is a torch module of any kind, which a config cannot name and nothing here can rebuild.",
-}
-_ZETA_MHA = {**_MHA_SETS_ITSELF, "gate_values_per_head": "zeta's LocalMHA has no value gates."}
-
 _UPSTREAM, _ZETA, _LABML = "local_attention", "zeta", "labml_nn"
-_ENTRIES = (
-    ClassEntry("local_attention.LocalAttention", LocalAttentionArgs, "attention", _UPSTREAM, {}),
-    ClassEntry("local_attention.LocalMHA", LocalMHAArgs, "mha", _UPSTREAM, _MHA_SETS_ITSELF),
-    ClassEntry(
-        "local_attention.LocalTransformer",
-        LocalTransformerArgs,
-        "transformer",
-        _UPSTREAM,
-        _TRANSFORMER_SETS_ITSELF,
-    ),
-    ClassEntry("zeta.LocalAttention", LocalAttentionArgs, "attention", _ZETA, {}),
-    ClassEntry("zeta.LocalMHA", LocalMHAArgs, "mha", _ZETA, _ZETA_MHA),
-    ClassEntry("labml_nn.AFTLocal", AFTLocalArgs, "aft", _LABML, {}),
-)
-CLASSES: Mapping[str, ClassEntry] = MappingProxyType({entry.name: entry for entry in _ENTRIES})
 # The names a package goes by: on PyPI, and in an import.
 _PACKAGES = {
     "local_attention": _UPSTREAM,
@@ -180,7 +123,7 @@ def check_names(entry: ClassEntry, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def parse_args(class_name: str, kwargs: Mapping[str, Any]) -> AnyArgs:
+def parse_args(class_name: str, kwargs: Mapping[str, Any]) -> Arguments:
     """The checked arguments of a class, upstream's defaults filled in.
 
     Raises:
@@ -238,7 +181,7 @@ def _is_small(document: object) -> bool:
     return count <= _MOST_VALUES
 
 
-def config_document(class_name: str, args: AnyArgs, hyper_connections: str | None) -> dict[str, Any]:
+def config_document(class_name: str, args: Arguments, hyper_connections: str | None) -> dict[str, Any]:
     """The full config of a model, as `parse_config` reads it and JSON can hold it."""
     document: dict[str, Any] = {"class": class_name, "kwargs": args.model_dump(mode="json")}
     # An argument the class itself lacks (zeta's value gates) is off, and does not belong in its config.

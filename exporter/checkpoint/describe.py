@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import UsageError
-from ...core.window_view import WindowView, bias_views, views
-from ..models.aft_local.arguments import AFTLocalArgs
-from ..models.tell import tell, told_kind
-from .config import AnyArgs, load_config
+from ..models.registry import CLASSES, detect_family
+from .config import load_config
 from .infer_config import canonical_state, infer_config
 from .load import find_config, load_state
 
@@ -44,7 +42,8 @@ def describe_checkpoint(path: Path, config: Path | None = None) -> dict[str, Any
     try:
         resolved = infer_config(loaded.state, raw)
     except UsageError as error:
-        return {**description, "needed": str(error), "inferred": _told(loaded.state, description["given"])}
+        return {**description, "needed": str(error), "inferred": _inferred(loaded.state, description["given"])}
+    family = CLASSES[resolved.class_name].family
     arguments = resolved.args.model_dump(mode="json")
     inferred = {name: {"value": arguments[name], "from": how} for name, how in resolved.inferred.items()}
     return {
@@ -54,38 +53,22 @@ def describe_checkpoint(path: Path, config: Path | None = None) -> dict[str, Any
         "inferred": inferred,
         "missing": resolved.missing,
         "unexpected": resolved.unexpected,
-        "window": _window(resolved.args),
-        "windows": [view.to_dict() for view in _views(resolved.class_name, resolved.args)],
+        "window": family.describe_window(resolved.args),
+        "windows": [view.to_dict() for view in family.window_views(resolved.class_name, resolved.args)],
     }
-
-
-def _window(args: AnyArgs) -> str:
-    """The window in words."""
-    if isinstance(args, AFTLocalArgs):
-        return f"learned biases up to {args.local_window_size - 1} positions away, 0 beyond"
-    return args.geometry().describe()
-
-
-def _views(class_name: str, args: AnyArgs) -> list[WindowView]:
-    """The same for a picture, at the longest sequence the model takes, if it has one."""
-    if isinstance(args, AFTLocalArgs):
-        return bias_views(class_name, args.local_window_size, causal=False, length=args.seq_len)
-    depth = getattr(args, "depth", 1)
-    names = [f"layer {index + 1}" for index in range(depth)] if depth > 1 else [class_name]
-    return views([(name, args.geometry()) for name in names], getattr(args, "max_seq_len", None))
 
 
 def _entries(values: Any, source: str) -> dict[str, dict[str, Any]]:
     return {name: {"value": value, "from": source} for name, value in values.items()}
 
 
-def _told(state: Any, given: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What the weights tell on their own, where the whole does not come together."""
+def _inferred(state: Any, given: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Infer what the weights show on their own, where the whole does not come together."""
     canonical, _ = canonical_state(state)
     shapes = {name: tuple(tensor.shape) for name, tensor in canonical.items()}
     known = {name: entry["value"] for name, entry in given.items()}
     try:
-        findings = tell(told_kind(shapes), shapes, known)
+        findings = detect_family(shapes).infer_arguments(shapes, known)
     except UsageError:
         return {}
-    return {name: {"value": told.value, "from": told.how} for name, told in findings.items()}
+    return {name: {"value": found.value, "from": found.how} for name, found in findings.items()}

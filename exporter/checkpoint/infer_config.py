@@ -13,16 +13,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import UsageError
-from ..models.aft_local.arguments import AFTLocalArgs
-from ..models.arguments import shown
-from ..models.shapes import INV_FREQ, Shapes, expected_shapes
-from ..models.tell import Findings, Told, bounded, tell, told_kind
-from .config import CLASSES, AnyArgs, ClassEntry, Kind, RawConfig, adds_residual_only, check_names, resolve_class
+from ..models.arguments import Arguments, shown
+from ..models.inference import INV_FREQ, Findings, TensorShapes, bounded
+from ..models.registry import CLASSES, ClassEntry, detect_family
+from .config import RawConfig, adds_residual_only, check_names, resolve_class
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Resolved", "canonical_state", "expected_shapes", "infer_config"]
+__all__ = ["Resolved", "canonical_state", "infer_config"]
 
 # `layers.3.0.to_qkv.weight`, as local-attention saved it before 1.10.
 _UNBRANCHED = re.compile(r"(layers\.[0-9]+\.[01]\.)(.+)")
@@ -44,15 +43,6 @@ _SILENT = (
 )
 
 
-# What each kind of class calls its window.
-_WINDOW_ARGUMENT: Mapping[Kind, str] = {
-    "attention": "window_size",
-    "mha": "window_size",
-    "transformer": "local_attn_window_size",
-    "aft": "local_window_size",
-}
-
-
 @dataclass(frozen=True)
 class Resolved:
     """A checkpoint that is fully understood.
@@ -69,7 +59,7 @@ class Resolved:
     """
 
     class_name: str
-    args: AnyArgs
+    args: Arguments
     hyper_connections: str | None
     state: dict[str, torch.Tensor]
     inferred: dict[str, str] = field(default_factory=dict)
@@ -110,7 +100,7 @@ def infer_config(
     """Complete a configuration from the weights.
 
     Args:
-        state: name to tensor; only the shapes are looked at, and AFTLocal's `local_mask`.
+        state: name to tensor; the shapes are looked at, and of few tensors the values.
         config: what is known about the model, or None.
         overrides: arguments that replace the config's; `class` and `hyper_connections` too.
 
@@ -126,44 +116,40 @@ def infer_config(
     shapes = {name: tuple(tensor.shape) for name, tensor in canonical.items()}
     entry = _entry(class_name, shapes)
     given = check_names(entry, given)
-    findings = tell(entry.kind, shapes, given)
-    if canonical.get("local_mask") is not None and canonical["local_mask"].ndim == 2:
-        kept = int(canonical["local_mask"][0].count_nonzero())  # the one size that no shape, but a value, tells
-        findings["local_window_size"] = Told(kept, "local_mask", f"the first row of local_mask keeps {kept} biases")
+    findings = entry.family.infer_arguments(shapes, given) | entry.family.infer_values(canonical)
     _check_given(entry, given, findings, shapes, relies_on_defaults=config is not None)
     # What zeta's LocalMHA lacks stays off; tensors that say otherwise are listed as unexpected.
     values = {name: told.value for name, told in findings.items() if name not in entry.unsupported} | given
-    if entry.kind == "transformer" and values.get("num_tokens") is None:
-        values.setdefault("max_seq_len", None)  # without embeddings nothing limits the length
+    values |= entry.family.follow(values)
     args = entry.args(**values)
-    expected = expected_shapes(entry.name, args)
+    expected = entry.family.expected_shapes(args)
     _check_findings(given, args, findings, shapes, expected)
     _check_shapes(shapes, expected)
     absent = [name for name in expected if name not in shapes]
     missing = [name for name in absent if not name.endswith(INV_FREQ)]
-    notes += _assumptions(args, set(values), release, buffers_absent=len(absent) > len(missing))
+    notes += _assumptions(entry, args, set(values), release, buffers_absent=len(absent) > len(missing))
     return Resolved(
         class_name=entry.name,
         args=args,
         hyper_connections=release,
         state=canonical,
-        inferred={name: told.how for name, told in findings.items() if name not in given},
+        inferred={name: found.how for name, found in findings.items() if name not in given},
         notes=notes,
         missing=missing,
         unexpected=[name for name in shapes if name not in expected],
     )
 
 
-def _entry(class_name: object, shapes: Shapes) -> ClassEntry:
+def _entry(class_name: object, shapes: TensorShapes) -> ClassEntry:
     """The class that is given, or the one the names tell."""
-    kind = told_kind(shapes)
-    told = next(entry for entry in CLASSES.values() if entry.kind == kind)
+    family = detect_family(shapes)
+    detected = CLASSES[family.classes[0].name]
     if class_name is None:
-        return told
+        return detected
     entry = resolve_class(class_name)
-    if entry.kind != kind:
+    if entry.family is not family:
         raise UsageError(
-            f"The class is given as {entry.name}, but the weights are of a {told.name.split('.')[1]}.",
+            f"The class is given as {entry.name}, but the weights are of a {detected.name.split('.')[1]}.",
             why=f"The checkpoint has {bounded(list(shapes), 3) or 'no tensors'}.",
             fix="Correct the class, or leave it out.",
         )
@@ -174,7 +160,7 @@ def _check_given(
     entry: ClassEntry,
     given: Mapping[str, Any],
     findings: Findings,
-    shapes: Shapes,
+    shapes: TensorShapes,
     relies_on_defaults: bool,
 ) -> None:
     """Refuse to guess what no shape tells.
@@ -182,8 +168,9 @@ def _check_given(
     A config stands for the constructor call, so what it leaves out has upstream's default; without
     one the window would be a guess that no later check could catch.
     """
-    window = _WINDOW_ARGUMENT[entry.kind]
-    if window not in {**findings, **given} and (entry.kind != "transformer" or not relies_on_defaults):
+    window = entry.family.window_argument
+    has_default = not entry.args.model_fields[window].is_required()
+    if window not in {**findings, **given} and not (has_default and relies_on_defaults):
         raise _untold(entry, window, 128)
     if "heads" not in entry.args.model_fields or "heads" in {**findings, **given}:
         return
@@ -203,7 +190,7 @@ def _untold(entry: ClassEntry, name: str, example: int) -> UsageError:
 
 
 def _check_findings(
-    given: Mapping[str, Any], args: AnyArgs, findings: Findings, shapes: Shapes, expected: Shapes
+    given: Mapping[str, Any], args: Arguments, findings: Findings, shapes: TensorShapes, expected: TensorShapes
 ) -> None:
     """Refuse an argument that the weights contradict."""
     for name, told in findings.items():
@@ -218,7 +205,7 @@ def _check_findings(
         )
 
 
-def _check_shapes(shapes: Shapes, expected: Shapes) -> None:
+def _check_shapes(shapes: TensorShapes, expected: TensorShapes) -> None:
     """Refuse tensors that do not fit each other."""
     wrong = [name for name, shape in expected.items() if name in shapes and shapes[name] != shape]
     if wrong:
@@ -230,11 +217,13 @@ def _check_shapes(shapes: Shapes, expected: Shapes) -> None:
         )
 
 
-def _assumptions(args: AnyArgs, known: set[str], release: str | None, buffers_absent: bool) -> list[str]:
+def _assumptions(
+    entry: ClassEntry, args: Arguments, known: set[str], release: str | None, buffers_absent: bool
+) -> list[str]:
     """Notes on what neither the weights nor the config said."""
     notes = []
     silent = [*_SILENT, *(["qk_scale"] if getattr(args, "qk_rmsnorm", False) else [])]
-    fields, geometry = type(args).model_fields, None if isinstance(args, AFTLocalArgs) else args.geometry()
+    fields, geometry = type(args).model_fields, entry.family.geometry(args)
     # The geometry shows what a default of None stands for.
     assumed = [
         f"{name} = {getattr(geometry, name, getattr(args, name))}"

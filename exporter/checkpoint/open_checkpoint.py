@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..models.tell import told_kind
-from ..source import ShapeRequest, SourceModel
+from ..models.family import ShapeRequest
+from ..models.registry import detect_family
+from ..source import SourceModel
 from .config import RawConfig, adds_residual_only, load_config
 from .infer_config import Resolved, infer_config
 from .load import LoadedCheckpoint, find_config, load_state
@@ -70,7 +71,7 @@ def open_checkpoint(
         MissingDependency: a package that the checkpoint's format needs is not installed.
     """
     loaded = load_state(path, key)
-    if told_kind({name: tuple(tensor.shape) for name, tensor in loaded.state.items()}) == "attention":
+    if not detect_family({name: tuple(tensor.shape) for name, tensor in loaded.state.items()}).sizes_are_arguments:
         # Heads and their size are shapes of the inputs there, not arguments of the class.
         overrides = {name: value for name, value in (overrides or {}).items() if name not in ("heads", "dim_head")}
     if config is None and known is not None:

@@ -22,7 +22,8 @@ from ...runtime.error_spread import SequenceAxis
 from ...runtime.session import Session
 from ..checks.parity import compare_outputs
 from ..models.aft_local.step_module import ring_keys
-from ..source import ShapeRequest, SourceModel
+from ..models.family import ShapeRequest
+from ..source import SourceModel
 from .source import POSITION, StepSource
 
 Arrays = Mapping[str, NDArray[Any]]

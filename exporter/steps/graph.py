@@ -10,9 +10,9 @@ from torch import Tensor
 from ...core.step_node import STEP_VARIANT_BY_OP_TYPE
 from ..fused_body import attach_fused_bodies
 from ..graph import trace_module
-from ..source import NUMPY_DTYPE, TORCH_DTYPE
+from ..models.family import NUMPY_DTYPE, TORCH_DTYPE, StepCall
 from .body import step_function_body
-from .source import Call, StepSource
+from .source import StepSource
 
 
 class _Entry(torch.nn.Module):
@@ -27,7 +27,7 @@ class _Entry(torch.nn.Module):
     """
 
     def __init__(
-        self, model: torch.nn.Module, call: Call, data: int, *, computes_in: torch.dtype | None, gives: torch.dtype
+        self, model: torch.nn.Module, call: StepCall, data: int, *, computes_in: torch.dtype | None, gives: torch.dtype
     ) -> None:
         super().__init__()
         self.model, self.call, self.data = model, call, data

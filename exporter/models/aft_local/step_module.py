@@ -1,7 +1,7 @@
 """Causal `AFTLocal` a few tokens at a time, in memory that depends on its window `s` alone.
 
-The mathematics of `exporter/models/aft_local/module.py`: per channel the running softmax state (m, num, den) of the keys
-out of the window, whose bias is 0, joined with the keys of the window, whose biases are learned. Between calls
+The mathematics of `module.py` beside it: per channel the running softmax state (m, num, den) of the keys out of the
+window, whose bias is 0, joined with the keys of the window, whose biases are learned. Between calls
 there are, with `t` the last position,
 
 - `key_ring, value_ring` `[s, B, D]`: keys and values of `t - s < p ≤ t`, position `p` in slot `p mod s`,

@@ -1,7 +1,6 @@
-"""From a live upstream layer to its export-friendly forward: its arguments are read off its attributes.
+"""Give a live `LocalAttention` an export-friendly forward; its arguments are read off its attributes.
 
-Each adapter checks that the layer is what upstream builds and was called in a way a file can repeat; if it is not, it
-raises UsageError with the reason, before anything is changed, and the layer is left alone.
+What is computed is that of `module.py`, with the layer's own rotary frequencies.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from torch import Tensor, nn
 
 from ....core.errors import UsageError
 from ....core.geometry import WindowGeometry
-from ...observe import Call
-from ..aft_local.arguments import AFTLocalArgs
-from ..aft_local.module import AFTLocal
-from ..arguments import LocalAttentionArgs
-from ..parts.drop_in import ExportableAFT, ExportableAttention, ExportableMHA, WindowedCore, install
+from ..family import LayerCall
+from ..parts.drop_in import install
+from ..parts.fully_masked_rows import fill_fully_masked_rows
+from .arguments import LocalAttentionArgs
+from .module import LocalAttention
 
 
-def adapt_attention(layer: Any, calls: Sequence[Call], open_length: bool) -> WindowGeometry:
-    """`LocalAttention`, of local_attention or of zeta.
+def adapt(layer: Any, calls: Sequence[LayerCall], open_length: bool) -> WindowGeometry:
+    """Replace the forward of a `LocalAttention` of local_attention or of zeta.
 
     Raises:
         UsageError: why it is left as it is.
@@ -37,38 +36,17 @@ def adapt_attention(layer: Any, calls: Sequence[Call], open_length: bool) -> Win
             raise UsageError(f"A mask of {batch} rows and a bias of {heads} heads do not divide {packed} sequences.")
         if call.given.get("window_size", layer.window_size) != layer.window_size:
             raise UsageError("It is called with a window_size of its own.")
-    core = _core(args, layer, calls, "q", open_length, sequence_first=False)
+    widths = {call.shapes["q"][-1] for call in calls}
+    if len(widths) > 1:
+        raise UsageError(f"It is called with heads of different sizes: {sorted(widths)}.")
+    lengths = {call.shapes["q"][-2] for call in calls}
+    core = windowed_core(args, layer, lengths, widths.pop(), sequence_first=False, open_length=open_length)
     install(layer, ExportableAttention, core)
     return core.geometry
 
 
-def adapt_mha(layer: Any, calls: Sequence[Call], open_length: bool) -> WindowGeometry:
-    """`LocalMHA`, of local_attention or of zeta; its parts stay those of the live layer.
-
-    Raises:
-        UsageError: why it is left as it is; its LocalAttention is then replaced by itself.
-    """
-    attention = layer.attn_fn
-    if not _is_upstream(attention, "LocalAttention"):
-        raise UsageError(f"Its attention is a {type(attention).__name__}.")
-    if attention._forward_hooks or attention._forward_pre_hooks:
-        raise UsageError("Its attention has hooks.")
-    for call in calls:
-        if "cache" in call.given:
-            raise UsageError("It is called with a cache.")
-        shape = call.shapes["x"]
-        mask, bias = call.shapes.get("mask"), call.shapes.get("attn_bias", (1,))
-        if len(shape) != 3 or (mask is not None and (len(mask) != 2 or mask[0] not in (1, shape[0]))):
-            raise UsageError(f"It is called with x {list(shape)} and a mask {list(mask or ())}.")
-        if layer.heads % bias[0]:
-            raise UsageError(f"It is called with a bias for {bias[0]} heads and has {layer.heads}.")
-    core = _core(attention_args(attention), attention, calls, "x", open_length, sequence_first=True, owner=layer)
-    install(layer, ExportableMHA, core)
-    return core.geometry
-
-
 def attention_args(layer: Any) -> LocalAttentionArgs:
-    """The constructor arguments of a live LocalAttention.
+    """Read the constructor arguments of a live LocalAttention.
 
     Raises:
         UsageError: it holds something upstream does not build.
@@ -78,7 +56,7 @@ def attention_args(layer: Any) -> LocalAttentionArgs:
         raise UsageError(f"Its dropout is a {type(layer.dropout).__name__}.")
     xpos = False
     if rotary is not None:
-        if not _is_upstream(rotary, "SinusoidalEmbeddings"):
+        if not is_upstream(rotary, "SinusoidalEmbeddings"):
             raise UsageError(f"Its rotary embedding is a {type(rotary).__name__}.")
         xpos = bool(getattr(rotary, "use_xpos", False))
     if xpos:
@@ -105,7 +83,7 @@ def attention_args(layer: Any) -> LocalAttentionArgs:
     )
 
 
-def _is_upstream(part: nn.Module, class_name: str) -> bool:
+def is_upstream(part: nn.Module, class_name: str) -> bool:
     """Whether a part of a layer computes what upstream's class of that name does."""
     for owner in type(part).__mro__:
         if owner.__name__ == class_name and owner.__module__.partition(".")[0] in ("local_attention", "zeta"):
@@ -113,76 +91,120 @@ def _is_upstream(part: nn.Module, class_name: str) -> bool:
     return False
 
 
-def _core(
+def windowed_core(
     args: LocalAttentionArgs,
     attention: Any,
-    calls: Sequence[Call],
-    argument: str,
-    open_length: bool,
+    lengths: set[int],
+    head_dim: int,
     *,
     sequence_first: bool,
-    owner: Any = None,
+    open_length: bool,
 ) -> WindowedCore:
-    lengths = {call.shapes[argument][-2] for call in calls}
-    widths = {call.shapes[argument][-1] for call in calls}
-    if owner is None and len(widths) > 1:
-        raise UsageError(f"It is called with heads of different sizes: {sorted(widths)}.")
-    width = widths.pop() if owner is None else _head_dim(owner, calls)
-    if args.rotary_dim not in (None, width):
-        raise UsageError(f"Its rotary embedding is {args.rotary_dim} wide and its heads are {width}.")
-    inv_freq = None if attention.rel_pos is None else attention.rel_pos.inv_freq
-    return WindowedCore(args, lengths, width, inv_freq, sequence_first=sequence_first, open_length=open_length)
-
-
-def _head_dim(layer: Any, calls: Sequence[Call]) -> int:
-    """Head size of a live LocalMHA; its matrices may be wrapped, so their result is asked."""
-    with torch.no_grad():
-        rows = layer.to_qkv(torch.zeros(1, 1, calls[0].shapes["x"][-1])).shape[-1]
-    return int(rows) // (3 * int(layer.heads))
-
-
-def adapt_aft(layer: Any, calls: Sequence[Call], open_length: bool) -> None:
-    """labml's `AFTLocal`.
-
-    What the mask was seen to be is built in: nothing hidden, or a causal triangle. Should it depend on the inputs
-    after all, the parity check fails.
+    """Build the attention of a live layer, with the layer's own rotary frequencies.
 
     Raises:
-        UsageError: why it is left as it is.
+        UsageError: its rotary embedding does not fit its heads.
     """
-    if open_length:
-        raise UsageError("AFT-local has no export with an open length.")
-    lengths = {call.shapes["query"][0] for call in calls}
-    kinds = {_mask_kind(call) for call in calls}
-    if len(lengths) > 1 or len(kinds) > 1:
-        raise UsageError("It is called with several lengths or kinds of mask.")
-    kind = kinds.pop()
-    args = AFTLocalArgs(
-        d_model=calls[0].shapes["query"][-1],
-        seq_len=layer.pos_bias.shape[0],
-        local_window_size=layer.local_window_size,
-        bias=getattr(layer.query, "bias", None) is not None,
-    )
-    core = AFTLocal(args, lengths.pop(), causal=kind == "causal", full_mask=kind == "full")
-    core.pos_bias = nn.Parameter(layer.pos_bias.detach().float(), requires_grad=False)
-    core.local_mask = layer.local_mask.detach().bool()
-    core.prepare()
-    for name in ("query", "key", "value", "output"):
-        setattr(core, name, getattr(layer, name))
-    install(layer, ExportableAFT, core, exported_mask=kind)
+    if args.rotary_dim not in (None, head_dim):
+        raise UsageError(f"Its rotary embedding is {args.rotary_dim} wide and its heads are {head_dim}.")
+    inv_freq = None if attention.rel_pos is None else attention.rel_pos.inv_freq
+    return WindowedCore(args, lengths, head_dim, inv_freq, sequence_first=sequence_first, open_length=open_length)
 
 
-def _mask_kind(call: Call) -> str:
-    """ "none", "causal", "keys" (every query has the same) or "full"."""
-    mask = call.given.get("mask")
-    if mask is None or bool(mask.all()):
-        return "none"
-    length = call.shapes["query"][0]
-    triangle = torch.ones(length, length, dtype=torch.bool).tril()[:, :, None]
-    if mask.shape[0] == length and bool((mask == triangle).all()):
-        return "causal"
-    if bool((mask == mask[:1]).all()):
-        return "keys"
-    if mask.shape[2] == 1:
-        return "full"
-    raise UsageError("Its mask is another one for each sequence of the batch.")
+_OPEN = "open"
+
+
+class WindowedCore(nn.Module):
+    """The attention of a layer, for the lengths it was seen to be called at.
+
+    Args:
+        args: of the layer.
+        lengths: every length of its sequences, or with `open_length` the longest.
+        head_dim: head size.
+        inv_freq: the layer's own rotary frequencies, None without rotary.
+        sequence_first: `q, k, v` are `[B, N, H, D]`, else `[B, H, N, D]`.
+        open_length: the file's length is open.
+    """
+
+    def __init__(
+        self,
+        args: LocalAttentionArgs,
+        lengths: set[int],
+        head_dim: int,
+        inv_freq: Tensor | None,
+        *,
+        sequence_first: bool,
+        open_length: bool,
+    ) -> None:
+        super().__init__()
+        self.args, self.geometry = args, args.geometry()
+        self.sequence_first, self.open_length = sequence_first, open_length
+        wanted = {_OPEN: max(lengths)} if open_length else {str(length): length for length in sorted(lengths)}
+        self.by_length = nn.ModuleDict()
+        for name, length in wanted.items():
+            part = LocalAttention(args, length, head_dim, sequence_first=sequence_first, open_length=open_length)
+            if part.rel_pos is not None and inv_freq is not None:
+                # Not persistent: the layer's state dict keeps upstream's names.
+                part.rel_pos.register_buffer("inv_freq", inv_freq.detach().cpu().float(), persistent=False)
+                part.rel_pos.prepare()
+            self.by_length[name] = part
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, attn_bias: Tensor | None) -> Tensor:
+        """Compute what `module.py` does, but with upstream's answer in rows whose keys are all masked."""
+        name = _OPEN if self.open_length else str(int(q.shape[1 if self.sequence_first else 2]))
+        if name not in self.by_length:
+            raise UsageError(
+                f"A {self.geometry.window_size}-token window layer is called with {name} tokens.",
+                why=f"With the example inputs it was called with {', '.join(self.by_length)}.",
+            )
+        # Not called as a module, so that the node is named after the layer.
+        out: Tensor = self.by_length[name].forward(q, k, v, mask, attn_bias)
+        if mask is None:
+            return out
+        return fill_fully_masked_rows(out, v, mask, self.geometry, sequence_first=self.sequence_first)
+
+
+def bias_with_heads(bias: Tensor, heads: int, geometry: Any) -> Tensor:
+    """Expand an additive bias `[g, w|1, K|1]` to `[heads, w, K]`: upstream repeats its heads in turn."""
+    whole = bias.expand(-1, geometry.window_size, geometry.keys_per_window)
+    return whole if bias.shape[0] == heads else whole.repeat(heads // bias.shape[0], 1, 1)
+
+
+class ExportableAttention(nn.Module):
+    """`LocalAttention.forward`: any leading axes, packed in upstream's order."""
+
+    exported_core: WindowedCore
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None = None,
+        input_mask: Tensor | None = None,
+        attn_bias: Tensor | None = None,
+        window_size: int | None = None,
+    ) -> Tensor:
+        """`[…, N, D]` → the same; mask bool `[m, N]`, attn_bias `[g, w, K]`, where m and g divide the leading axes."""
+        core, mask = self.exported_core, input_mask if mask is None else mask
+        if window_size is not None and window_size != core.geometry.window_size:
+            raise UsageError(f"LocalAttention is called with window_size {window_size}.", why="A file has one window.")
+        if not (core.open_length or core.args.autopad) and q.shape[-2] % core.geometry.window_size:
+            raise UsageError(f"{q.shape[-2]} tokens are no multiple of the window {core.geometry.window_size}.")
+        given = q.shape
+        if q.ndim != 4 or not self._fits_as_it_is(q, mask, attn_bias):
+            # The mask's batch comes first among the packed axes, the bias's heads last.
+            inner = 1 if attn_bias is None else attn_bias.shape[0]
+            leading = (-1, inner) if mask is None else (mask.shape[0], -1)
+            q, k, v = (x.reshape(*leading, *x.shape[-2:]) for x in (q, k, v))
+        if mask is not None:
+            mask = mask.reshape(mask.shape[0], -1)
+        if attn_bias is not None:
+            attn_bias = bias_with_heads(attn_bias, q.shape[1], core.geometry)
+        return core.forward(q, k, v, mask, attn_bias).reshape(given)
+
+    @staticmethod
+    def _fits_as_it_is(q: Tensor, mask: Tensor | None, attn_bias: Tensor | None) -> bool:
+        """`[B, H, N, D]` with a mask for each of B and a bias for each of H."""
+        masked = mask is None or mask.shape[0] == q.shape[0]
+        return bool(masked and (attn_bias is None or q.shape[1] % attn_bias.shape[0] == 0))

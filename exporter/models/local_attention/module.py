@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..arguments import LocalAttentionArgs
 from ..parts.norms import unit_norm
 from ..parts.rotary import RotaryTable
-from ..parts.windowed_attention_op import attend
+from ..parts.windowed_attention_op import windowed_attention_op
+from .arguments import LocalAttentionArgs
 
 
 class LocalAttention(nn.Module):
@@ -74,7 +74,7 @@ class LocalAttention(nn.Module):
         if padding:
             after_sequence = (0, 0, 0, 0, 0, padding) if self.sequence_first else (0, 0, 0, padding)
             q, k, v = (F.pad(x, after_sequence) for x in (q, k, v))
-        out = attend(
+        out = windowed_attention_op(
             q,
             k,
             v,

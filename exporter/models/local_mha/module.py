@@ -12,9 +12,9 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from ..arguments import LocalMHAArgs
 from ..local_attention.module import LocalAttention
 from ..parts.norms import unit_norm
+from .arguments import LocalMHAArgs
 
 
 class LocalMHA(nn.Module):

@@ -15,11 +15,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..arguments import LocalTransformerArgs
 from ..local_mha.module import LocalMHA
 from ..parts.fused_calls import gated_gelu
 from ..parts.hyper_connections import HyperConnection, Residual
 from ..parts.stream_ends import FirstHyperConnection, LastHyperConnection
+from .arguments import LocalTransformerArgs
 
 
 class FeedForward(nn.Sequential):
@@ -60,6 +60,7 @@ class FeedForward(nn.Sequential):
 class DynamicPositionBias(nn.Module):
     """Additive bias `[H, w, 2w]` from an MLP over the distance of query and key."""
 
+    takes_file_dtype = True
     bias: Tensor
 
     def __init__(self, dim: int, heads: int, window_size: int) -> None:

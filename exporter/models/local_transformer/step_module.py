@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..arguments import LocalTransformerArgs
-from ..local_attention.step_module import Caches, StepAttention, StepMHA
+from ..local_attention.step_module import Caches, StepAttention
+from ..local_mha.step_module import StepMHA
 from ..parts.step_streams import StepHyperConnection, StepResidual
+from .arguments import LocalTransformerArgs
 from .module import DynamicPositionBias, FeedForward
 
 Connection = StepHyperConnection | StepResidual

@@ -22,7 +22,7 @@ from torch import Tensor
 from ....core.geometry import WindowGeometry
 
 
-def answer_unseen_rows(
+def fill_fully_masked_rows(
     output: Tensor, value: Tensor, key_mask: Tensor, geometry: WindowGeometry, *, sequence_first: bool
 ) -> Tensor:
     """`output` with upstream's answer in the rows that see no kept key.

@@ -30,6 +30,7 @@ class RotaryTable(nn.Module):
         open_length: the file's length is open: shorter sequences take the first rows of the tables.
     """
 
+    takes_file_dtype = True
     inv_freq: Tensor
     key_cosine: Tensor
     key_sine: Tensor

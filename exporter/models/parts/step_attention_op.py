@@ -9,11 +9,11 @@ from torch import Tensor
 
 from ....core.node import DOMAIN, DOMAIN_VERSION
 from ....core.step_node import StepAttributes, step_variant_for
-from .step_tables import View
+from .step_tables import StepTables
 
 
-def attend_step(
-    query: Tensor, key: Tensor, value: Tensor, caches: Sequence[Tensor], view: View, attributes: StepAttributes
+def step_attention_op(
+    query: Tensor, key: Tensor, value: Tensor, caches: Sequence[Tensor], view: StepTables, attributes: StepAttributes
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output and the two caches of the next call; shapes and meaning as in `core.step_node`."""
     # The caches of a bf16 file are fp32, as all that goes in and out of it; they hold bf16 numbers.
@@ -33,7 +33,7 @@ def attend_step(
 
 
 def _plainly(
-    query: Tensor, key: Tensor, value: Tensor, caches: Sequence[Tensor], view: View, scale: float
+    query: Tensor, key: Tensor, value: Tensor, caches: Sequence[Tensor], view: StepTables, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The node's mathematics in PyTorch, which tests hold the exported body to."""
     if query.shape[2] > 1:

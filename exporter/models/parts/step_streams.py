@@ -1,8 +1,8 @@
 """Residual streams around a branch that also hands on its caches: read, run the branch, write.
 
-The mathematics of `exporter/models/parts/hyper_connections.py`, whose weights and folded matrix are used; cut in two so that
-the branch between may return more than one tensor. For one token every node costs the same, however little it
-computes, so there are few: tokens and sequences are rows of one matrix, the norm is one node, and so is the write.
+The mathematics of `hyper_connections.py`, whose weights and folded matrix are used; cut in two so that the branch
+between may return more than one tensor. For one token every node costs the same, however little it computes, so there
+are few: tokens and sequences are rows of one matrix, the norm is one node, and so is the write.
 """
 
 from __future__ import annotations

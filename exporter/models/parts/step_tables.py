@@ -15,15 +15,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ....core.node import LOWEST_BIAS, SELF_SCORE
+from ....core.node import LOWEST_BIAS, OUTSIDE_SCORE, SELF_SCORE
 from ....core.step_node import StepAttributes, ring_slots
 from ....plugins.torch_op import xpos_factor
-from ...function_body import OUTSIDE_SCORE
 from .step_rotary import RotaryPhase
 
 
 @dataclass(frozen=True)
-class View:
+class StepTables:
     """The inputs of a step node that are the same for every layer; shapes as in `core.step_node`.
 
     Args:
@@ -40,7 +39,7 @@ class View:
     rotation: tuple[Tensor, ...]
 
 
-class Viewpoint(nn.Module):
+class StepTableBuilder(nn.Module):
     """Makes the view of each call; its tables are constants of the graph.
 
     Args:
@@ -83,7 +82,7 @@ class Viewpoint(nn.Module):
 
     def forward(
         self, position: Tensor, batch: int, rotary: RotaryPhase | None, attn_bias: Tensor | None = None
-    ) -> View:
+    ) -> StepTables:
         """Position int64 `[1]`, attn_bias `[H, w, K]`."""
         if self.chunk == 1:
             age = (position + (self.slots - self.ring).unsqueeze(0)) % self.slots
@@ -104,7 +103,7 @@ class Viewpoint(nn.Module):
         rotation = (
             () if rotary is None else rotary(position) if self.chunk == 1 else rotary.several(position + self.row)
         )
-        return View(self._score_bias(query, age, attn_bias), index, scales, rotation)
+        return StepTables(self._score_bias(query, age, attn_bias), index, scales, rotation)
 
     def _coordinates(self, batch: int, slot: Tensor) -> Tensor:
         """`[B, H, 1, 3]`: batch, head, slot."""

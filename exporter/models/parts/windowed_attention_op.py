@@ -18,7 +18,7 @@ from ....core.node import (
 from ....plugins import torch_op
 
 
-def attend(
+def windowed_attention_op(
     query: Tensor,
     key: Tensor,
     value: Tensor,
