@@ -15,8 +15,8 @@ from ....core.errors import UsageError
 from ....core.geometry import WindowGeometry
 from ..family import LayerCall
 from ..parts.drop_in import install
-from ..parts.fully_masked_rows import fill_fully_masked_rows
 from .arguments import LocalAttentionArgs
+from .fully_masked_rows import fill_fully_masked_rows
 from .module import LocalAttention
 
 
