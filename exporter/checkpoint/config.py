@@ -18,8 +18,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from ...core.error_texts import close_match, shown
 from ...core.errors import MissingDependency, UsageError
-from ..models.arguments import Arguments, close_match, shown
+from ..models.arguments import Arguments
 from ..models.registry import CLASSES, ClassEntry
 
 __all__ = [

@@ -7,13 +7,12 @@ through two constructors). The argument models are the only place here that does
 
 from __future__ import annotations
 
-import difflib
-import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
+from ...core.error_texts import close_match, shown
 from ...core.errors import UsageError
 
 # Far above any real model, and low enough that every product of two of them fits an int64.
@@ -49,27 +48,6 @@ class Arguments(BaseModel):
             return handler(data)
         except ValidationError as error:
             raise _explained(cls, error) from error
-
-
-# It looks at a few entries and levels only: YAML aliases can make a list of billions.
-_SHORT = reprlib.Repr()
-_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 60, 60
-
-
-def shown(value: object, limit: int = 60) -> str:
-    """A value as it can be put on one line of an error, whatever it is."""
-    try:
-        text = "null" if value is None else _SHORT.repr(value)
-    except (ValueError, RecursionError):  # an integer of thousands of digits, a nest of thousands of lists
-        text = f"a very large {type(value).__name__}"
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
-
-
-def close_match(name: str, known: Iterable[str]) -> str:
-    """A fix line naming the known name that `name` was probably meant to be, or listing all of them."""
-    names = sorted(known)
-    close = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.6)
-    return f"Did you mean {close[0]}?" if close else f"Known: {', '.join(names)}."
 
 
 def _explained(arguments: type[BaseModel], error: ValidationError) -> UsageError:
