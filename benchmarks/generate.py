@@ -76,7 +76,7 @@ def prepare(checkpoint: Path, folder: Path, positions: int | None = None) -> Fil
     """Checkpoint and step file in a folder; with `positions`, the position embeddings are repeated so far."""
     import torch
 
-    from localattn.exporter.checkpoint import load_state
+    from localattn.exporter.checkpoint.load import load_state
     from localattn.exporter.export import ExportRequest
     from localattn.exporter.step_export import StepRequest, export_steps
 
@@ -99,7 +99,7 @@ def write_full(files: Files, length: int) -> None:
     from localattn.exporter.artefact import EXTERNAL_DATA_FROM, save_model
     from localattn.exporter.export import ExportRequest, open_request
     from localattn.exporter.lowering import functions
-    from localattn.exporter.source import ShapeRequest
+    from localattn.exporter.models.family import ShapeRequest
 
     request = ExportRequest(files.checkpoint, files.full(length), shapes=ShapeRequest(seq_len=length))
     model = graph.trace(open_request(request)[1], request.dtype, request.opset)

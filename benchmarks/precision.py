@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from localattn.core.tolerance import TOLERANCES, Tolerance
 from localattn.exporter.export import ExportRequest, export, open_request
-from localattn.exporter.source import TORCH_DTYPE, SourceModel
+from localattn.exporter.models.family import TORCH_DTYPE
+from localattn.exporter.source import SourceModel
 from localattn.runtime.arrays import random_inputs
 from localattn.runtime.session import load
 

@@ -200,7 +200,7 @@ def export(
     with progress() as step:
         step("Loading PyTorch")
         from ..exporter.export import ExportRequest, export
-        from ..exporter.source import ShapeRequest
+        from ..exporter.models.family import ShapeRequest
 
         request = ExportRequest(
             checkpoint=checkpoint,

@@ -52,7 +52,7 @@ def inspect(
         windows = [view.to_dict() for view in windows_of_file(facts)]
         show(destination, "onnx", {**facts.to_dict(), "windows": windows}, lambda: _print_model(facts))
     else:
-        from ..exporter.describe import describe_checkpoint
+        from ..exporter.checkpoint.describe import describe_checkpoint
 
         description = describe_checkpoint(file, config)
         show(destination, "checkpoint", description, lambda: _print_checkpoint(description))

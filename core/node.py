@@ -38,6 +38,9 @@ SELF_SCORE = -5e4
 # Lower biases (-inf too) are raised to this: they hide a key beside any other, and make no row NaN.
 LOWEST_BIAS = -1e30
 
+# The score of a key outside the window; finite, so that no row becomes NaN.
+OUTSIDE_SCORE = -2e30
+
 # Permutations from the layout of query, key and value to [B, H, N, D]; each is its own inverse.
 SEQUENCE_FIRST = (0, 2, 1, 3)
 HEADS_FIRST = (0, 1, 2, 3)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .arguments import shown
+from .error_texts import shown
 from .errors import UsageError
 from .fused_node import FUSED_BY_OP_TYPE, FUSED_DOMAIN
 from .node import DOMAIN, HEADS_FIRST, SEQUENCE_FIRST, VARIANT_BY_OP_TYPE, geometry_of, xpos_problem

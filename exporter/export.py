@@ -22,6 +22,7 @@ from ..core.sidecar import CheckRecord, Sidecar
 from ..runtime.arrays import check_drawable
 from . import graph
 from .artefact import finish_export, output_specs, package_versions, window_facts
+from .checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
 from .checks.audit import Shape, Taken, allowed, check_audit, freest, graph_shapes
 from .checks.loads import check_loads, check_model
 from .checks.parity import check_parity
@@ -29,11 +30,11 @@ from .checks.sweep import open_checks
 from .checks.witness import check_witness
 from .file_options import FileOptions
 from .lowering import functions
-from .open import OpenedCheckpoint, open_checkpoint
+from .models.family import TORCH_DTYPE, ShapeRequest
 from .open_sizes import at_open_sizes, check_axes, dimensions, open_specs
 from .quantize import quantize_weights
 from .resident import give_back
-from .source import TORCH_DTYPE, ShapeRequest, SourceModel
+from .source import SourceModel
 from .streaming import message, read_message
 
 # Sequence length from which one set of random inputs has to do.

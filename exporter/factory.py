@@ -24,10 +24,9 @@ from torch import nn
 from ..core.errors import UsageError
 from ..core.files import sha256
 from ..core.reading import check_plain
-from .checkpoint import load_state
+from .checkpoint.load import load_state
+from .models.inference import INV_FREQ, bounded
 from .module_export import Origin
-from .shapes import INV_FREQ
-from .tell import bounded
 
 _HOW = "Write --factory package.module:function, or path/to/file.py:function."
 

@@ -19,7 +19,8 @@ from .. import __version__
 from ..core.errors import ExportFailed, LocalAttnError, UsageError
 from ..core.node import DOMAIN, VARIANT_BY_OP_TYPE
 from ..core.tensors import TensorSpec
-from .source import NUMPY_DTYPE, TORCH_DTYPE, SourceModel
+from .models.family import NUMPY_DTYPE, TORCH_DTYPE
+from .source import SourceModel
 
 # PyTorch's exporter starts at 18; 24 is the newest that it, ONNX and onnxruntime were seen to agree on.
 OPSETS = range(18, 25)

@@ -5,29 +5,18 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..core.errors import UsageError
+from .models.family import LayerCall
 
 
-@dataclass(frozen=True)
-class Call:
-    """One call of a layer, arguments by their names.
-
-    Args:
-        shapes: of the tensors.
-        given: every argument that is not None; masks as they were, other tensors without their data.
-    """
-
-    shapes: Mapping[str, tuple[int, ...]]
-    given: Mapping[str, Any]
-
-
-def observe(module: nn.Module, run: Callable[[nn.Module], object], layers: Mapping[str, type]) -> dict[str, list[Call]]:
+def observe(
+    module: nn.Module, run: Callable[[nn.Module], object], layers: Mapping[str, type]
+) -> dict[str, list[LayerCall]]:
     """The calls of some layers while `run(module)` runs.
 
     Args:
@@ -35,7 +24,7 @@ def observe(module: nn.Module, run: Callable[[nn.Module], object], layers: Mappi
         run: calls it.
         layers: path of each layer, and the class that defines the arguments of its forward.
     """
-    calls: dict[str, list[Call]] = {path: [] for path in layers}
+    calls: dict[str, list[LayerCall]] = {path: [] for path in layers}
     handles = []
     for path, owner in layers.items():
         signature = inspect.signature(owner.forward)  # type: ignore[attr-defined]
@@ -55,7 +44,7 @@ def observe(module: nn.Module, run: Callable[[nn.Module], object], layers: Mappi
     return calls
 
 
-def _call(arguments: Mapping[str, Any]) -> Call:
+def _call(arguments: Mapping[str, Any]) -> LayerCall:
     given = {name: value for name, value in list(arguments.items())[1:] if value is not None}
     shapes = {name: tuple(value.shape) for name, value in given.items() if isinstance(value, Tensor)}
     light = {
@@ -63,7 +52,7 @@ def _call(arguments: Mapping[str, Any]) -> Call:
         for name, value in given.items()
         if not isinstance(value, Tensor) or value.dtype == torch.bool
     }
-    return Call(shapes, {**dict.fromkeys(shapes), **light})
+    return LayerCall(shapes, {**dict.fromkeys(shapes), **light})
 
 
 def working_copy(module: nn.Module, *, double: bool = False) -> nn.Module:

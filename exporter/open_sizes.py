@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import torch
 
-from ..core.arguments_aft import AFTLocalArgs
 from ..core.errors import UsageError
 from ..core.tensors import TensorSpec
-from .source import ShapeRequest, SourceModel
+from .models.family import ShapeRequest
+from .source import SourceModel
 
 BATCH, SEQUENCE = "batch", "seq"
 # Only a bound for PyTorch's exporter.
@@ -26,8 +26,8 @@ def check_axes(source: SourceModel, axes: Sequence[str]) -> None:
     for name in axes:
         if name not in (BATCH, SEQUENCE):
             raise UsageError(f"--dynamic {name}: a checkpoint has no such axis.", fix="Known: batch, seq.")
-    if axes and isinstance(source.args, AFTLocalArgs):
-        raise UsageError("--dynamic does not apply to AFTLocal.", why="Its learned biases are laid out by length.")
+    if axes and source.kind.why_static:
+        raise UsageError(f"--dynamic does not apply to {source.class_name.split('.')[1]}.", why=source.kind.why_static)
     if SEQUENCE in axes and source.shapes.seq_len < 2:
         raise UsageError("The longest sequence is 1 token.", why="An open length needs 2 or more.")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..core.config import RawConfig
 from ..core.errors import UsageError
 from ..core.sidecar import Sidecar
 from ..core.size_sweep import OPEN_BATCH
@@ -14,10 +13,12 @@ from ..core.window_view import WindowView, bias_views, views
 from ..runtime.parity.compare import compare_models
 from ..runtime.parity.report import ORACLE, ParityReport, ParityRequest, altered
 from ..runtime.parity.runner import FileRunner, StepRunner, open_runner
-from .open import open_checkpoint
+from .checkpoint.config import RawConfig
+from .checkpoint.open_checkpoint import open_checkpoint
+from .models.family import ShapeRequest
 from .open_sizes import BATCH, SEQUENCE
 from .reference_runner import ReferenceRunner
-from .source import ShapeRequest, SourceModel, signature
+from .source import SourceModel, signature
 from .steps.check import whole_sequence
 from .steps.source import StepSource
 

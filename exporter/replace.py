@@ -1,7 +1,7 @@
 """Finding upstream's layers in a user's module and putting export-friendly ones in their place.
 
 A layer is known by the import path of its class, so that no package is imported for it, and a subclass
-counts as long as it leaves `forward` alone. `LAYERS` is the table; one entry says how to build the replacement.
+counts as long as it leaves `forward` alone. Each family lists its layers and how they are replaced.
 A layer that cannot be replaced is left as it is, and the report says why.
 """
 
@@ -14,18 +14,11 @@ from torch import nn
 
 from ..core.errors import LocalAttnError, UsageError
 from ..core.geometry import WindowGeometry
-from .adapters import adapt_aft, adapt_attention, adapt_mha
-from .observe import Call, observe, working_copy
+from .models.family import Adapter, LayerCall
+from .models.registry import FAMILIES
+from .observe import observe, working_copy
 
-Adapter = Callable[[nn.Module, Sequence[Call], bool], WindowGeometry | None]
-
-LAYERS: Mapping[str, Adapter] = {
-    "local_attention.local_attention.LocalAttention": adapt_attention,
-    "local_attention.transformer.LocalMHA": adapt_mha,
-    "zeta.nn.attention.local_attention.LocalAttention": adapt_attention,
-    "zeta.nn.attention.local_attention_mha.LocalMHA": adapt_mha,
-    "labml_nn.transformers.aft.AFTLocal": adapt_aft,
-}
+LAYERS: Mapping[str, Adapter] = {path: adapt for family in FAMILIES for path, adapt in family.adapters.items()}
 
 
 @dataclass(frozen=True)
@@ -148,7 +141,7 @@ def find_layers(module: nn.Module) -> dict[str, tuple[str, type]]:
     return found
 
 
-def sequence_length(call: Call) -> int:
+def sequence_length(call: LayerCall) -> int:
     """How many tokens a layer was called with."""
     for name in ("x", "q"):
         if name in call.shapes:
@@ -156,7 +149,7 @@ def sequence_length(call: Call) -> int:
     return call.shapes["query"][0]
 
 
-def _why_left(layer: nn.Module, owner: type, calls: Sequence[Call]) -> str:
+def _why_left(layer: nn.Module, owner: type, calls: Sequence[LayerCall]) -> str:
     """Why a layer cannot be replaced whatever its arguments are; "" if nothing speaks against it."""
     if type(layer).forward is not owner.forward or "forward" in vars(layer):  # type: ignore[attr-defined]
         return f"{type(layer).__name__} has a forward of its own."

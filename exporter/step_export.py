@@ -19,10 +19,10 @@ from ..core.outputs import Output, check_outputs, writing
 from ..core.sidecar import CheckRecord, Sidecar
 from ..runtime.session import Session
 from .artefact import demand, drop_attention_bodies, output_specs, publish_models, save_model, window_facts
+from .checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
 from .checks.loads import check_loads, check_model
 from .export import ExportReport, ExportRequest, Progress, check_precision, sidecar_of
 from .graph import check_opset
-from .open import OpenedCheckpoint, open_checkpoint
 from .quantize import quantize_weights
 from .steps.check import check_step_parity
 from .steps.graph import step_nodes, trace_step

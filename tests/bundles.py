@@ -11,7 +11,7 @@ import pytest
 
 from localattn.demo import checkpoint_path, config_path
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.source import ShapeRequest
+from localattn.exporter.models.family import ShapeRequest
 from localattn.runtime.bundle.create import BundleRequest, create_bundle
 
 from .conftest import TINY, save_upstream

@@ -17,14 +17,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localattn.core.arguments_aft import AFTLocalArgs
 from localattn.core.errors import UsageError
+from localattn.exporter.models.aft_local.arguments import AFTLocalArgs
 from localattn.runtime.onnxruntime_session import open_bytes
 
 torch = pytest.importorskip("torch")
 
-from localattn.exporter.modules.aft_local import AFTLocal  # noqa: E402
-from localattn.exporter.oracle_aft import aft_local  # noqa: E402
+from localattn.exporter.models.aft_local.module import AFTLocal  # noqa: E402
+from localattn.exporter.models.aft_local.reference import aft_local  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from localattn.core.config import parse_args
-from localattn.exporter.infer import canonical_state
-from localattn.exporter.source import ShapeRequest, SourceModel
+from localattn.exporter.checkpoint.config import parse_args
+from localattn.exporter.checkpoint.infer_config import canonical_state
+from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.source import SourceModel
 
 from .reference import rows_without_keys
 from .upstream import DIM, HEAD_DIM, HEADS, VOCABULARY, Case, Pair, draw, upstream_class

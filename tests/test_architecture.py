@@ -57,7 +57,6 @@ def test_files_stay_readable(path: Path) -> None:
         ("localattn.runtime.arrays", ("torch", "onnxruntime")),
         ("localattn.runtime.parity.comparison", ("torch", "onnxruntime")),
         ("localattn.onnx_graph.facts", ("torch", "onnxruntime")),
-        ("localattn.core.config", ("torch", "onnxruntime", "onnx")),
         ("localattn.core.sidecar", ("torch", "onnxruntime", "onnx")),
     ],
 )

@@ -17,7 +17,7 @@ from localattn.core.errors import CheckFailed
 from localattn.core.publishing import SEAL, sealed, sidecar_path
 from localattn.core.sidecar import read_sidecar
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.source import ShapeRequest
+from localattn.exporter.models.family import ShapeRequest
 from localattn.runtime.step_session import open_step
 
 from .conftest import Finished, save_upstream

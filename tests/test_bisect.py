@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from localattn.exporter.bisect.bisect import run_bisect
 from localattn.exporter.bisect.request import BisectReport, BisectRequest
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.source import ShapeRequest
+from localattn.exporter.models.family import ShapeRequest
 from localattn.runtime.builder.build import build_engine
 from localattn.runtime.builder.request import BuildRequest
 from localattn.runtime.engine_device import find_device_or_none

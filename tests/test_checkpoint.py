@@ -14,7 +14,7 @@ import pytest
 from localattn.core.errors import ExitCode, MissingDependency, UsageError
 from localattn.core.extras import as_installed
 from localattn.core.files import sha256
-from localattn.exporter.checkpoint import find_config, load_state
+from localattn.exporter.checkpoint.load import find_config, load_state
 
 torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")

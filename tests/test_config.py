@@ -10,11 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from localattn.core.config import (
+from localattn.core.errors import UsageError
+from localattn.core.geometry import WindowGeometry
+from localattn.exporter.checkpoint.config import (
     CLASSES,
-    LocalAttentionArgs,
-    LocalMHAArgs,
-    LocalTransformerArgs,
     adds_residual_only,
     config_document,
     load_config,
@@ -22,8 +21,9 @@ from localattn.core.config import (
     parse_config,
     resolve_class,
 )
-from localattn.core.errors import UsageError
-from localattn.core.geometry import WindowGeometry
+from localattn.exporter.models.local_attention.arguments import LocalAttentionArgs
+from localattn.exporter.models.local_mha.arguments import LocalMHAArgs
+from localattn.exporter.models.local_transformer.arguments import LocalTransformerArgs
 
 TRANSFORMER = {"num_tokens": 16, "max_seq_len": 32, "dim": 8, "depth": 1, "local_attn_window_size": 4}
 MHA = {"dim": 8, "window_size": 4}

@@ -22,7 +22,7 @@ from localattn.exporter.checks.parity import check_parity
 from localattn.exporter.checks.witness import check_witness
 from localattn.exporter.export import ExportRequest, export, open_request
 from localattn.exporter.lowering import attention_function, functions
-from localattn.exporter.source import ShapeRequest
+from localattn.exporter.models.family import ShapeRequest
 from localattn.runtime import load
 from localattn.runtime.onnxruntime_session import open_bytes
 

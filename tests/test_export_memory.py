@@ -13,9 +13,10 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from localattn.exporter import graph, oracle, streaming
+from localattn.exporter import graph, streaming
 from localattn.exporter.export import ExportRequest, export, open_request
 from localattn.exporter.lowering import functions
+from localattn.exporter.models.parts import float64
 from localattn.exporter.resident import give_back, give_back_around
 from localattn.exporter.streaming import message, write_model
 from localattn.runtime.onnxruntime_session import open_file
@@ -133,8 +134,8 @@ def test_pages_of_a_file_go_back_by_what_lies_in_them(tmp_path: Path) -> None:
 def test_the_oracle_leaves_no_page_of_the_weights_it_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "weights.pt"
     torch.save({"a": torch.ones(1 << 20), "b": torch.ones(1 << 20)}, path)
-    monkeypatch.setattr(oracle, "_READ", 6 << 20)
-    state = oracle.InDouble(torch.load(path, mmap=True))
+    monkeypatch.setattr(float64, "_READ", 6 << 20)
+    state = float64.Float64State(torch.load(path, mmap=True))
     assert state["a"].sum() == 1 << 20
     assert _resident_of(path) >= 4 << 20
     assert state["b"].sum() == 1 << 20  # the sixth MiB

@@ -17,7 +17,7 @@ from localattn.core.publishing import SEAL
 from localattn.core.sidecar import sidecar_path
 from localattn.core.tolerance import TOLERANCES
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.source import ShapeRequest
+from localattn.exporter.models.family import ShapeRequest
 from localattn.runtime import load
 
 from .conftest import TINY, Finished, save_upstream

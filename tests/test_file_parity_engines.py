@@ -23,8 +23,8 @@ from localattn.core.files import sha256
 from localattn.core.sidecar import sidecar_path
 from localattn.core.tolerance import tolerance_for
 from localattn.exporter.export import ExportRequest, export, open_request
+from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.reference_runner import ReferenceRunner
-from localattn.exporter.source import ShapeRequest
 from localattn.runtime.arrays import random_inputs
 from localattn.runtime.engine_device import Device
 from localattn.runtime.engine_open import OpenEngine

@@ -19,7 +19,7 @@ from localattn.core.fused_node import FUSED_BY_OP_TYPE, FUSED_DOMAIN, FUSED_NODE
 from localattn.core.library_store import CPU_KERNELS, read_named
 from localattn.core.processor import host_arch
 from localattn.exporter.lowering.fused_functions import build_fused
-from localattn.exporter.modules import fused
+from localattn.exporter.models.parts import fused_calls
 from localattn.plugins.cpu import build
 from localattn.plugins.cpu.check import check_library
 from localattn.plugins.cpu.probes import probes
@@ -41,13 +41,13 @@ TOLERANCE = {"fp32": 1e-5, "fp16": 2e-2}
 KERNEL_TOLERANCE = {"fp32": 5e-6, "fp16": 1e-3}
 EVERY = [(node.op_type, dtype) for node in FUSED_NODES for dtype in node.dtypes]
 EAGER: dict[str, Callable[..., Any]] = {
-    "ReadStreams": fused.read_streams,
-    "MixStreams": fused.write_streams,
-    "AddToStreams": lambda streams, beta, output: fused.write_streams(streams, None, beta, output),
-    "BeginStreams": fused.begin_streams,
-    "EndStreams": fused.end_streams,
-    "RotateHeads": fused.rotate,
-    "GatedGelu": fused.gated_gelu,
+    "ReadStreams": fused_calls.read_streams,
+    "MixStreams": fused_calls.write_streams,
+    "AddToStreams": lambda streams, beta, output: fused_calls.write_streams(streams, None, beta, output),
+    "BeginStreams": fused_calls.begin_streams,
+    "EndStreams": fused_calls.end_streams,
+    "RotateHeads": fused_calls.rotate,
+    "GatedGelu": fused_calls.gated_gelu,
 }
 
 Sizes = dict[str, list[Any]]

@@ -11,7 +11,7 @@ import torch
 from localattn.core.errors import UsageError
 from localattn.demo import checkpoint_path, config_path, validation_path
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.source import ShapeRequest
+from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.step_export import StepRequest, export_steps
 from localattn.runtime.generate import Generator
 from localattn.runtime.session import load

@@ -21,8 +21,8 @@ from local_attention import LocalMHA
 from localattn.core.errors import MissingDependency
 from localattn.core.tensorrt_versions import parse
 from localattn.exporter.export import ExportRequest, export
+from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.module_export import export_module
-from localattn.exporter.source import ShapeRequest
 from localattn.exporter.step_export import StepRequest, export_steps
 from localattn.onnx_graph.tensorrt_provider import rewrite_for_provider
 from localattn.plugins.library.facts import host_arch

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from localattn.core.config import load_config, parse_args, parse_config, resolve_class
 from localattn.core.errors import UsageError
-from localattn.exporter.checkpoint import find_config, load_state
-from localattn.exporter.infer import canonical_state, expected_shapes, infer_config
+from localattn.exporter.checkpoint.config import load_config, parse_args, parse_config, resolve_class
+from localattn.exporter.checkpoint.infer_config import canonical_state, infer_config
+from localattn.exporter.checkpoint.load import find_config, load_state
+from localattn.exporter.models.registry import CLASSES
 
 torch = pytest.importorskip("torch")
 local_attention = pytest.importorskip("local_attention")
@@ -95,7 +96,7 @@ CASES = [
 @pytest.mark.parametrize(("class_name", "kwargs"), CASES)
 def test_shapes_are_upstreams(class_name, kwargs):
     name = f"local_attention.{class_name}"
-    assert expected_shapes(name, parse_args(name, kwargs)) == shapes_of(build(class_name, kwargs))
+    assert CLASSES[name].family.expected_shapes(parse_args(name, kwargs)) == shapes_of(build(class_name, kwargs))
 
 
 @pytest.mark.parametrize(("class_name", "kwargs"), CASES)
@@ -148,14 +149,14 @@ def test_zeta(zeta):
     for options in MHAS:
         kwargs = {**MHA, **options}
         module = zeta.LocalMHA(**kwargs)
-        assert expected_shapes("zeta.LocalMHA", parse_args("zeta.LocalMHA", kwargs)) == shapes_of(module)
+        assert CLASSES["zeta.LocalMHA"].family.expected_shapes(parse_args("zeta.LocalMHA", kwargs)) == shapes_of(module)
         config = parse_config({"class": "zeta.LocalMHA", "kwargs": {"window_size": 4, "heads": options["heads"]}})
         resolved = infer_config(module.state_dict(), config)
         assert resolved.class_name == "zeta.LocalMHA"
         assert resolved.args == parse_args("zeta.LocalMHA", kwargs)
     for options in ATTENTIONS:
         kwargs = {"window_size": 4, **options}
-        shapes = expected_shapes("zeta.LocalAttention", parse_args("zeta.LocalAttention", kwargs))
+        shapes = CLASSES["zeta.LocalAttention"].family.expected_shapes(parse_args("zeta.LocalAttention", kwargs))
         assert shapes == shapes_of(zeta.LocalAttention(**kwargs))
 
 

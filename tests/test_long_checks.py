@@ -12,7 +12,8 @@ from localattn.exporter import graph, reference_runner
 from localattn.exporter.checks import witness
 from localattn.exporter.export import ExportRequest, open_request
 from localattn.exporter.lowering import attention_function, functions
-from localattn.exporter.source import ShapeRequest, SourceModel
+from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.source import SourceModel
 from localattn.runtime.arrays import random_inputs
 from localattn.runtime.onnxruntime_session import open_bytes
 

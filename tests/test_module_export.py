@@ -19,9 +19,9 @@ from localattn.core.size_sweep import sweep
 from localattn.exporter import graph
 from localattn.exporter.checks.layers import check_layer_memory, check_layer_windows
 from localattn.exporter.lowering import attention_facts, attention_function, functions
+from localattn.exporter.models.local_attention import module
 from localattn.exporter.module_export import ModuleExportReport, ModuleOptions, export_module
 from localattn.exporter.module_inputs import parse_input
-from localattn.exporter.modules import local_attention
 from localattn.runtime import load
 
 from .test_replace import AFT, Mixer, Packed, Twice, randomised
@@ -164,7 +164,7 @@ def test_a_lost_window_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_wrong_padding_of_an_open_length_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Right at every multiple of the window, wrong between: only the sweep sees it."""
-    monkeypatch.setattr(local_attention.LocalAttention, "_padding", lambda self, length, batch, mask: (0, mask))
+    monkeypatch.setattr(module.LocalAttention, "_padding", lambda self, length, batch, mask: (0, mask))
     with pytest.raises(CheckFailed, match="parity") as failure:
         export_module(randomised(Mixer()), ["x:float32:[2,32,16]"], tmp_path / "m.onnx", OPEN)
     assert "seq=7" in failure.value.why

@@ -13,7 +13,7 @@ from localattn.core.errors import UsageError
 from localattn.core.sidecar import read_sidecar
 from localattn.core.step_facts import CacheFacts
 from localattn.core.tensors import TensorSpec
-from localattn.exporter.source import ShapeRequest
+from localattn.exporter.models.family import ShapeRequest
 from localattn.runtime.arrays import load_arrays
 from localattn.runtime.bench.inputs import Sizes, draw
 from localattn.runtime.one_call import first_call

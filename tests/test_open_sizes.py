@@ -13,9 +13,9 @@ import torch
 from localattn.core.errors import CheckFailed, UsageError
 from localattn.core.sidecar import read_sidecar
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.modules import local_attention
-from localattn.exporter.modules.rotary import RotaryTable
-from localattn.exporter.source import ShapeRequest
+from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.models.local_attention import module
+from localattn.exporter.models.parts.rotary import RotaryTable
 from localattn.runtime import load
 
 from .conftest import TINY, Finished, save_upstream
@@ -76,7 +76,7 @@ def test_one_open_axis(tiny: Path, axes: tuple[str, ...]) -> None:
 
 def test_wrong_padding_between_the_windows_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = save_upstream(tmp_path, "local_attention.LocalMHA", MHA)
-    monkeypatch.setattr(local_attention.LocalAttention, "_padding", lambda self, length, batch, mask: (0, mask))
+    monkeypatch.setattr(module.LocalAttention, "_padding", lambda self, length, batch, mask: (0, mask))
     with pytest.raises(CheckFailed, match="parity") as failure:
         export(ExportRequest(checkpoint, tmp_path / "m.onnx", shapes=ShapeRequest(32), dynamic=BOTH))
     assert "seq=7" in failure.value.why

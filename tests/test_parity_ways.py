@@ -13,7 +13,7 @@ import pytest
 
 from localattn.core.sidecar import sidecar_path
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.source import ShapeRequest
+from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.step_export import StepRequest, export_steps
 
 from .conftest import Finished, save_upstream

@@ -19,9 +19,9 @@ from localattn.core.errors import CheckFailed
 from localattn.core.node import DOMAIN
 from localattn.core.sidecar import read_sidecar, sidecar_path
 from localattn.core.tolerance import TOLERANCES
+from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint
 from localattn.exporter.export import ExportRequest, export, open_request
-from localattn.exporter.open import open_checkpoint
-from localattn.exporter.source import ShapeRequest
+from localattn.exporter.models.family import ShapeRequest
 from localattn.runtime import load
 from localattn.runtime.onnxruntime_session import EMULATED
 

@@ -20,7 +20,7 @@ from localattn.core.files import sha256
 from localattn.core.publishing import SEAL
 from localattn.core.sidecar import sidecar_path
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.source import ShapeRequest
+from localattn.exporter.models.family import ShapeRequest
 from localattn.reports.documents import document_html, document_markdown
 from localattn.reports.figures import figure
 

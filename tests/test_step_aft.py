@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from localattn.core.arguments_aft import AFTLocalArgs
 from localattn.core.errors import UsageError
-from localattn.exporter.oracle_aft import aft_local
-from localattn.exporter.source import ShapeRequest, SourceModel
+from localattn.exporter.models.aft_local.arguments import AFTLocalArgs
+from localattn.exporter.models.aft_local.reference import aft_local
+from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.source import SourceModel
 from localattn.exporter.steps.source import StepSource
 
 DIM = 6

@@ -20,7 +20,7 @@ from localattn.core.step_facts import StepFacts
 from localattn.core.step_node import STEP_VARIANT_BY_OP_TYPE, ring_slots
 from localattn.exporter.export import ExportReport, ExportRequest
 from localattn.exporter.lowering import step_function
-from localattn.exporter.source import ShapeRequest
+from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.step_export import StepRequest, companion_path, export_steps, open_steps
 from localattn.runtime import load
 

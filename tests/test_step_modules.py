@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from localattn.core.step_node import ring_slots
+from localattn.exporter.models.parts.step_rotary import RotaryPhase, rotate
 from localattn.exporter.source import SourceModel
-from localattn.exporter.steps.rotary import RotaryPhase, rotate
 from localattn.exporter.steps.source import StepSource, largest_chunk
 
 from .upstream import Case, Pair, draw

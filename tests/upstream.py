@@ -28,9 +28,10 @@ from einops import rearrange
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from localattn.core.config import parse_args
 from localattn.core.geometry import WindowGeometry
-from localattn.exporter.source import ShapeRequest, SourceModel
+from localattn.exporter.checkpoint.config import parse_args
+from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.source import SourceModel
 
 from .reference import rows_without_keys, upstream_visibility
 
@@ -46,7 +47,7 @@ class Case:
 
     Args:
         name: for pytest.
-        class_name: a key of `core.config.CLASSES`.
+        class_name: a key of `exporter.models.registry.CLASSES`.
         kwargs: constructor arguments.
         batch: batch size.
         length: sequence length.

@@ -24,7 +24,7 @@ Shape = tuple[int, ...]
 # Sizes that another length should not be, lest a tensor have them by chance: of a whole graph, of its suspects.
 Taken = tuple[frozenset[int], frozenset[int]]
 T = TypeVar("T")
-# A replaced layer keeps a module for each length it is called with (`modules/drop_in.py`).
+# A replaced layer keeps a module for each length it is called with (`exporter/models/local_attention/adapter.py`).
 _MADE_FOR = re.compile(r"(?<=\.by_length)\.\d+(?=\.)")
 
 

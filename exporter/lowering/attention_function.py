@@ -31,14 +31,12 @@ from typing import Any, Protocol
 import onnx_ir as ir
 from onnxscript import build_function
 
-from ...core.node import DOMAIN, LOWEST_BIAS, SELF_SCORE, VARIANT_BY_OP_TYPE, NodeVariant
+from ...core.node import DOMAIN, LOWEST_BIAS, OUTSIDE_SCORE, SELF_SCORE, VARIANT_BY_OP_TYPE, NodeVariant
 from .attention_facts import BodyFacts, Part, facts_of
 
-# A key hidden by the key mask keeps a higher score than one outside the window: a row all of whose
-# visible keys are masked then spreads over those keys alone, whose values are zero. Finite, so that
-# no row becomes NaN.
+# Above `OUTSIDE_SCORE`: a row all of whose visible keys are masked spreads over those keys alone, whose
+# values are zero. Finite, so that no row becomes NaN.
 MASKED_SCORE = -1e30
-OUTSIDE_SCORE = -2e30
 
 ATTRIBUTE_TYPES: Mapping[str, ir.AttributeType] = {
     "window_size": ir.AttributeType.INT,

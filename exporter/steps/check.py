@@ -17,9 +17,10 @@ from ...runtime.parity.inputs import WINDOWS_BEYOND
 from ...runtime.parity.runner import StepRunner
 from ...runtime.session import Session
 from ..checks.parity import parity_record, worst_error
+from ..models.aft_local.step_module import ring_keys
+from ..models.family import ShapeRequest
 from ..reference_runner import ReferenceRunner
-from ..source import ShapeRequest, SourceModel
-from .aft_local import ring_keys
+from ..source import SourceModel
 from .source import StepSource
 
 # Single tokens after the chunks.

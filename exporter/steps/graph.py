@@ -10,8 +10,8 @@ from torch import Tensor
 from ...core.step_node import STEP_VARIANT_BY_OP_TYPE
 from ..graph import trace_module
 from ..lowering.functions import attach_functions
-from ..source import NUMPY_DTYPE, TORCH_DTYPE
-from .source import Call, StepSource
+from ..models.family import NUMPY_DTYPE, TORCH_DTYPE, StepCall
+from .source import StepSource
 
 
 class _Entry(torch.nn.Module):
@@ -26,7 +26,7 @@ class _Entry(torch.nn.Module):
     """
 
     def __init__(
-        self, model: torch.nn.Module, call: Call, data: int, *, computes_in: torch.dtype | None, gives: torch.dtype
+        self, model: torch.nn.Module, call: StepCall, data: int, *, computes_in: torch.dtype | None, gives: torch.dtype
     ) -> None:
         super().__init__()
         self.model, self.call, self.data = model, call, data

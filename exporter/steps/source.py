@@ -1,116 +1,28 @@
 """A model as a step graph: what goes in besides its tokens, which module computes it, and what cannot stream.
 
-One entry of `STEP_KINDS` per sort of model. Names and layouts of data inputs and output are those of the same
+The family says how (`StepForm`). Names and layouts of data inputs and output are those of the same
 model's whole-sequence file, with `C` tokens in place of its length.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ...core.arguments import LocalTransformerArgs
-from ...core.arguments_aft import AFTLocalArgs
-from ...core.config import CLASSES
 from ...core.errors import UsageError
 from ...core.step_facts import CacheFacts, StepFacts
 from ...core.step_node import ring_slots
 from ...core.tensors import TensorSpec
-from ..source import NUMPY_DTYPE, SourceModel
-from .aft_local import StepAFTLocal, ring_keys
-from .attention import StepAttention, StepMHA
-from .transformer import StepTransformer
+from ..models.family import NUMPY_DTYPE
+from ..source import SourceModel
 
 POSITION = "position"
 # A chunk counts xpos' exponents from its middle. e to this is the largest factor it may hold; fp32 ends at e^88.
 _LARGEST_EXPONENT = 80.0
 # ζ of the channel that decays fastest is 0.4/1.4.
 _FASTEST_DECAY = math.log(1.4 / 0.4)
-
-Cache = tuple[str, tuple[int, ...], str]
-Call = Callable[[Any, Sequence[Tensor], Tensor, Sequence[Tensor]], tuple[Tensor, ...]]
-
-
-@dataclass(frozen=True)
-class StepKind:
-    """How one sort of model takes a few tokens at a time.
-
-    Args:
-        module: the module for chunks of a size, weights not yet loaded.
-        call: module, data inputs, position `[1]` and caches → output and next caches.
-        caches: name, shape and element type ("float", or numpy's name) of each tensor handed on.
-        length_axis: the axis of data inputs and output that counts tokens.
-    """
-
-    module: Callable[[SourceModel, int], nn.Module]
-    call: Call
-    caches: Callable[[SourceModel], list[Cache]]
-    length_axis: int = 1
-
-
-def _pairs(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    return list(zip(tensors[::2], tensors[1::2], strict=True))
-
-
-def _call_attention(
-    model: StepAttention, data: Sequence[Tensor], position: Tensor, caches: Sequence[Tensor]
-) -> tuple[Tensor, ...]:
-    q, k, v, *bias = data
-    out, following = model(torch.cat((q, k), dim=1), v, _pairs(caches)[0], model.view(position, q.shape[0], *bias))
-    return out, *following
-
-
-def _call_mha(model: StepMHA, data: Sequence[Tensor], position: Tensor, caches: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    x, *bias = data
-    out, following = model(x.flatten(0, 1), _pairs(caches)[0], model.attn_fn.view(position, x.shape[0], *bias))
-    return out.reshape(x.shape), *following
-
-
-def _call_transformer(
-    model: StepTransformer, data: Sequence[Tensor], position: Tensor, caches: Sequence[Tensor]
-) -> tuple[Tensor, ...]:
-    out, following = model(data[0], position, _pairs(caches))
-    return out, *(cache for pair in following for cache in pair)
-
-
-def _rings(source: SourceModel) -> list[Cache]:
-    assert source.geometry is not None
-    shape = (source.shapes.batch, source.shapes.heads, ring_slots(source.geometry), source.shapes.dim_head)
-    return [(f"{part}_cache.{layer}", shape, "float") for layer in range(source.depth) for part in ("key", "value")]
-
-
-def _aft_caches(source: SourceModel) -> list[Cache]:
-    assert isinstance(source.args, AFTLocalArgs)
-    row = (source.shapes.batch, source.args.d_model)
-    ring = (ring_keys(source.args), *row)
-    return [("key_cache.0", ring, "float32"), ("value_cache.0", ring, "float32"), ("state.0", (3, *row), "float32")]
-
-
-STEP_KINDS: Mapping[str, StepKind] = {
-    "attention": StepKind(
-        module=lambda source, chunk: StepAttention(source.args, source.shapes.heads, source.shapes.dim_head, chunk),  # type: ignore[arg-type]
-        call=_call_attention,
-        caches=_rings,
-        length_axis=2,
-    ),
-    "mha": StepKind(module=lambda source, chunk: StepMHA(source.args, chunk), call=_call_mha, caches=_rings),  # type: ignore[arg-type]
-    "transformer": StepKind(
-        module=lambda source, chunk: StepTransformer(source.args, chunk, mixes_residuals=source.mixes_residuals),  # type: ignore[arg-type]
-        call=_call_transformer,
-        caches=_rings,
-    ),
-    "aft": StepKind(
-        module=lambda source, _: StepAFTLocal(source.args),  # type: ignore[arg-type]
-        call=lambda model, data, position, caches: model(*data, position, *caches),
-        caches=_aft_caches,
-        length_axis=0,
-    ),
-}
 
 
 class StepSource:
@@ -126,18 +38,14 @@ class StepSource:
 
     def __init__(self, source: SourceModel, chunk: int) -> None:
         self.source, self.chunk = source, chunk
-        self.kind = STEP_KINDS[CLASSES[source.class_name].kind]
+        self.kind = source.kind.step
         _refuse(source, chunk, self.max_positions)
         self.call = self.kind.call
 
     @property
     def max_positions(self) -> int | None:
         """Positions with learned numbers, or None where there is no end."""
-        args = self.source.args
-        if isinstance(args, AFTLocalArgs):
-            return args.seq_len
-        is_limited = isinstance(args, LocalTransformerArgs) and args.num_tokens is not None
-        return args.max_seq_len if is_limited else None  # type: ignore[union-attr]
+        return self.kind.max_positions(self.source.args)
 
     def data(self, dtype: str) -> list[TensorSpec]:
         """The data inputs of one call."""
@@ -156,7 +64,7 @@ class StepSource:
                 shape=list(shape),
                 dtype=NUMPY_DTYPE[dtype] if element == "float" else element,
             )
-            for name, shape, element in self.kind.caches(self.source)
+            for name, shape, element in self.kind.caches(self.source.spec)
         ]
 
     def inputs(self, dtype: str) -> list[TensorSpec]:
@@ -170,7 +78,7 @@ class StepSource:
 
     def module(self, dtype: str) -> nn.Module:
         """The module with its weights and constants, in `dtype`."""
-        return self.source.module(dtype, lambda: self.kind.module(self.source, self.chunk))
+        return self.source.module(dtype, lambda: self.kind.module(self.source.spec, self.chunk))
 
     def facts(self, dtype: str, *, mode: str, prefill: str | None) -> StepFacts:
         """What the sidecar says of the file."""

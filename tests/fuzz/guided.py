@@ -22,9 +22,13 @@ with atheris.instrument_imports(include=["localattn"]):
     from localattn import cli
     from localattn.commands import console
     from localattn.core import publishing  # noqa: F401
-    from localattn.exporter import checkpoint, describe, unwrap  # noqa: F401
+    from localattn.exporter.checkpoint import describe, load, unwrap  # noqa: F401
     from localattn.onnx_graph import facts  # noqa: F401
-    from localattn.runtime import arrays, session  # noqa: F401
+    from localattn.runtime import (  # noqa: F401
+        arrays,
+        inspect_onnx,
+        session,
+    )
     from localattn.runtime.bundle import archive, verify  # noqa: F401
     from localattn.runtime.bundle.device import check_files  # noqa: F401
 

@@ -1,0 +1,1 @@
+"""From a checkpoint on disk to its weights and a complete configuration."""

@@ -1,0 +1,288 @@
+"""The configuration beside a checkpoint: which class it is, and what its weights cannot tell.
+
+    {"class": "local_attention.LocalTransformer", "kwargs": {"local_attn_window_size": 128, ...},
+     "hyper_connections": "0.4.11", "about": {...}}
+
+`kwargs` are the constructor's own keyword arguments. Every entry may be left out; `about` is free and
+ignored. JSON, TOML and YAML hold the same document.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ...core.error_texts import close_match, shown
+from ...core.errors import MissingDependency, UsageError
+from ...core.file_kinds import CONFIG_SUFFIXES
+from ...core.nesting import check_nesting
+from ...core.reading import read_plain
+from ..models.arguments import Arguments
+from ..models.registry import CLASSES, ClassEntry
+
+__all__ = [
+    "CLASSES",
+    "CONFIG_SUFFIXES",
+    "ClassEntry",
+    "RawConfig",
+    "adds_residual_only",
+    "check_names",
+    "config_document",
+    "load_config",
+    "parse_args",
+    "parse_config",
+    "resolve_class",
+]
+
+_MOST_VALUES = 10_000
+LARGEST_FILE = 256 << 10  # bytes
+_TOP_LEVEL = ("about", "class", "hyper_connections", "kwargs")
+# The first hyper-connections release whose depth connection adds to the mixed residual.
+_FIRST_MIXING_RELEASE = (0, 3, 10)
+# The release numbers, then any suffix (rc1, .post2, +local).
+_VERSION = re.compile(r"v?([0-9]{1,6}(?:\.[0-9]{1,6}){0,5})(?:[-_.+]?[A-Za-z][0-9A-Za-z.+-]{0,40})?")
+
+
+_UPSTREAM, _ZETA, _LABML = "local_attention", "zeta", "labml_nn"
+# The names a package goes by: on PyPI, and in an import.
+_PACKAGES = {
+    "local_attention": _UPSTREAM,
+    "local-attention": _UPSTREAM,
+    "zeta": _ZETA,
+    "zetascale": _ZETA,
+    "labml_nn": _LABML,
+    "labml-nn": _LABML,
+}
+
+
+@dataclass(frozen=True)
+class RawConfig:
+    """A config as written: known names only, values not yet checked.
+
+    Args:
+        class_name: a key of `CLASSES`, or None if the config leaves it to the weights.
+        kwargs: constructor arguments, all of them or some.
+        hyper_connections: the release the model was trained with, or None.
+        source: where it came from, for messages.
+    """
+
+    class_name: str | None = None
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    hyper_connections: str | None = None
+    source: str = "the config"
+
+
+def resolve_class(name: object) -> ClassEntry:
+    """The entry of a class, by its name in `CLASSES`, its import path or its bare name.
+
+    Raises:
+        UsageError: no such class.
+    """
+    if not isinstance(name, str):
+        raise UsageError(f"The class is {shown(name)}.", fix=f"Give one of {', '.join(CLASSES)}.")
+    first, *rest = name.strip().split(".")
+    # A full path such as local_attention.transformer.LocalMHA: the modules between do not matter.
+    path = f"{_PACKAGES.get(first, first)}.{rest[-1]}" if rest else _bare(first)
+    if path not in CLASSES:
+        raise UsageError(
+            f"Unknown class {shown(name)}.",
+            why=f"Supported: {', '.join(CLASSES)}.",
+            fix=close_match(path, CLASSES),
+        )
+    return CLASSES[path]
+
+
+def _bare(name: str) -> str:
+    """The first class of that name, whatever its package."""
+    return next((path for path in CLASSES if path.endswith(f".{name}")), f"local_attention.{name}")
+
+
+def check_names(entry: ClassEntry, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that mean something, after a check of their names only.
+
+    An unsupported argument set to nothing (null or false) asks for nothing and is dropped.
+
+    Raises:
+        UsageError: an unsupported argument, or a name the class does not have.
+    """
+    kept = {}
+    for name, value in kwargs.items():
+        if name in entry.unsupported:
+            if value is None or value is False:
+                continue
+            raise UsageError(f"{entry.name} cannot be given {name}.", why=entry.unsupported[name])
+        if name not in entry.args.model_fields:
+            raise UsageError(
+                f"{entry.name} has no argument {shown(name)}.",
+                fix=close_match(str(name), entry.args.model_fields),
+            )
+        kept[name] = value
+    return kept
+
+
+def parse_args(class_name: str, kwargs: Mapping[str, Any]) -> Arguments:
+    """The checked arguments of a class, upstream's defaults filled in.
+
+    Raises:
+        UsageError: an unknown class or argument, a missing one, or a value that cannot be.
+    """
+    entry = resolve_class(class_name)
+    return entry.args(**check_names(entry, kwargs))
+
+
+def parse_config(document: object, source: str = "the config") -> RawConfig:
+    """Check the shape of a config and the names in it.
+
+    Raises:
+        UsageError: not a table, an unknown entry, class or argument, an invalid version.
+    """
+    if not isinstance(document, Mapping):
+        raise UsageError(
+            f"{source} holds {shown(document)}.",
+            why="A config is one table of class, kwargs and hyper_connections.",
+            fix='Example: {"class": "local_attention.LocalMHA", "kwargs": {"window_size": 128}}',
+        )
+    for name in document:
+        if name not in _TOP_LEVEL:
+            raise UsageError(
+                f"{source} has an unknown entry {shown(name)}.",
+                why="Arguments of the constructor belong under kwargs.",
+                fix=close_match(str(name), _TOP_LEVEL),
+            )
+    kwargs = document.get("kwargs")
+    if kwargs is None:
+        kwargs = {}
+    if not isinstance(kwargs, Mapping):
+        raise UsageError(f"{source}: kwargs is {shown(kwargs)}.", why="It is a table of arguments.")
+    if not _is_small(kwargs):
+        raise UsageError(
+            f"{source}: kwargs has more than {_MOST_VALUES} values.", why="A few arguments are all it takes."
+        )
+    class_name = document.get("class")
+    if class_name is not None:
+        entry = resolve_class(class_name)
+        class_name, kwargs = entry.name, check_names(entry, kwargs)
+    version = document.get("hyper_connections")
+    adds_residual_only(version)
+    return RawConfig(class_name, MappingProxyType(dict(kwargs)), version, source)
+
+
+def _is_small(document: object) -> bool:
+    """Whether a document has few values; a few aliases in YAML can stand for any number, or for themselves."""
+    waiting, count = [document], 0
+    while waiting and count <= _MOST_VALUES:
+        value = waiting.pop()
+        inner = list(value.values()) if isinstance(value, Mapping) else value if isinstance(value, list) else []
+        count += 1 + len(inner)
+        waiting += inner
+    return count <= _MOST_VALUES
+
+
+def config_document(class_name: str, args: Arguments, hyper_connections: str | None) -> dict[str, Any]:
+    """The full config of a model, as `parse_config` reads it and JSON can hold it."""
+    document: dict[str, Any] = {"class": class_name, "kwargs": args.model_dump(mode="json")}
+    # An argument the class itself lacks (zeta's value gates) is off, and does not belong in its config.
+    for name in CLASSES[class_name].unsupported:
+        document["kwargs"].pop(name, None)
+    if hyper_connections is not None:
+        document["hyper_connections"] = hyper_connections
+    return document
+
+
+def load_config(path: Path) -> RawConfig:
+    """Read a config by its suffix.
+
+    Raises:
+        UsageError: no such file, another suffix, not valid JSON, TOML or YAML, or an invalid config.
+        MissingDependency: YAML, or TOML on Python 3.10, without its reader installed.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in CONFIG_SUFFIXES:
+        raise UsageError(f"{path} is not a config.", fix=f"Name it {', '.join(CONFIG_SUFFIXES)}.")
+    try:
+        content = read_plain(path, LARGEST_FILE)
+        if len(content) > LARGEST_FILE:
+            raise UsageError(
+                f"{path} is over {LARGEST_FILE >> 10} KiB.", why="A config is a few lines.", fix="Check the path."
+            )
+        text = content.decode("utf-8-sig").replace("\r\n", "\n")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UsageError(f"Cannot read {path}.", why=f"{reason}.", fix="Check the path.") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text.", why="It is not a config.") from error
+    return parse_config(_parsed(text, suffix, path), str(path))
+
+
+def _parsed(text: str, suffix: str, path: Path) -> object:
+    """The document in a text; every way a reader can fail ends in one error."""
+    try:
+        check_nesting(text)
+        if suffix == ".json":
+            return json.loads(text)
+        return _parsed_toml(text) if suffix == ".toml" else _parsed_yaml(text)
+    except (ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
+        kind = {".json": "JSON", ".toml": "TOML"}.get(suffix, "YAML")
+        reason = " ".join(str(error).split())[:200]
+        raise UsageError(f"{path} is not valid {kind}.", why=reason) from error
+
+
+def _parsed_toml(text: str) -> object:
+    if sys.version_info >= (3, 11):
+        import tomllib
+
+        return tomllib.loads(text)
+    try:
+        import tomli
+    except ImportError as error:
+        raise MissingDependency("Reading TOML needs tomli here.", fix="pip install tomli") from error
+    return tomli.loads(text)
+
+
+def _parsed_yaml(text: str) -> object:
+    try:
+        import yaml
+    except ImportError as error:
+        raise MissingDependency(
+            "Reading YAML needs pyyaml.", fix="pip install pyyaml, or write the config as JSON."
+        ) from error
+
+    class Loader(yaml.SafeLoader):
+        """YAML's plain types, without merge keys: a few lists of them stand for any number of entries."""
+
+        def flatten_mapping(self, node: Any) -> None:
+            if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
+                raise ValueError("Merge keys (<<) are not read. Write the entries out.")
+            super().flatten_mapping(node)
+
+    try:
+        return yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+
+
+def adds_residual_only(version: object) -> bool:
+    """Whether a hyper-connections release adds the branch to the unmixed residual.
+
+    `r'_s = β_s·y + r_s` before 0.3.10, `r'_s = β_s·y + m_{1+s}` since; None is today's behaviour.
+
+    Raises:
+        UsageError: not a version.
+    """
+    if version is None:
+        return False
+    match = _VERSION.fullmatch(version.strip()) if isinstance(version, str) else None
+    if match is None:
+        raise UsageError(
+            f"hyper_connections is {shown(version)}.",
+            why="It is the release the model was trained with, as text.",
+            fix='Example: "hyper_connections": "0.4.11"',
+        )
+    release = tuple(int(part) for part in match[1].split("."))
+    return release < _FIRST_MIXING_RELEASE

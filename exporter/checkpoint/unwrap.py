@@ -1,0 +1,222 @@
+"""From what a training script saved to the plain state dict inside it.
+
+Two steps, both noted. First the entry that holds the weights: a training checkpoint is a table of
+tables. Where several entries could be meant the first of `ENTRIES` wins, so the trained model comes
+before its moving average (EMA); `key` overrides it. Then the names: wrappers (DataParallel,
+torch.compile, FSDP, Lightning, ema_pytorch) put prefixes in front of them. An ema_pytorch state holds
+the average as `ema_model.` and the trained model as `online_model.`: saved on its own, the average is
+what it was saved for, so it wins there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from ...core.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+# Entries that hold weights, the first present wins.
+ENTRIES = (
+    "model_state_dict",
+    "state_dict",
+    "model",
+    "module",
+    "network",
+    "net",
+    "generator",
+    "weights",
+    "params",
+    "ema_model_state_dict",
+    "ema_state_dict",
+    "ema_model",
+    "model_ema",
+    "ema",
+)
+# Name prefixes of modules that wrap the model, the first present wins.
+PREFIXES = ("ema_model.", "online_model.", "module.", "model.", "network.", "net.", "transformer.", "attn.")
+# Put in anywhere in a name by a wrapper around a part of the model.
+_INFIXES = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+# The first part of every name in a supported class' state dict.
+_ROOTS = frozenset(
+    {
+        "token_emb",
+        "pos_emb",
+        "layers",
+        "global_layers",
+        "dynamic_pos_bias",
+        "to_logits",
+        "norm",
+        "to_qkv",
+        "q_scale",
+        "k_scale",
+        "attn_fn",
+        "rel_pos",
+        "to_v_gate",
+        "to_out",
+        "query",
+        "key",
+        "value",
+        "output",
+        "pos_bias",
+        "local_mask",
+    }
+)
+_NOT_WEIGHTS = ("optim", "sched", "scaler", "rng", "grad", "loss", "callbacks", "loops")
+_DEEPEST = 8
+
+
+def plain_state(
+    loaded: object, key: str | None, path: Path, notes: list[str], roots: Collection[str] = _ROOTS
+) -> dict[str, torch.Tensor]:
+    """The state dict inside what a file holds; `notes` gets a line for every choice.
+
+    Args:
+        loaded: what the file holds.
+        key: the entry or name prefix that holds the weights.
+        path: of the file, for messages.
+        notes: gets a line for every choice.
+        roots: first parts of the model's own names.
+
+    Raises:
+        UsageError: no tensors in it, `key` names nothing, or several entries could be meant.
+    """
+    if not isinstance(loaded, Mapping):
+        kind = type(loaded).__name__
+        raise UsageError(
+            f"{path} holds one {kind}, not a state dict.",
+            why="A state dict is a table from names to tensors.",
+            fix="Save model.state_dict().",
+        )
+    chosen = _entry(loaded if key is None else _explicit(loaded, key, path), path, notes, roots)
+    state = {name: value for name, value in chosen.items() if isinstance(name, str) and _is_tensor(value)}
+    others = [str(name) for name in chosen if name not in state]
+    if others:
+        notes.append(f"ignored, not tensors: {_listed(others)}")
+    if chosen and not state:
+        raise UsageError(
+            f"{path} holds no tensors.",
+            why=f"It holds {_listed([str(name) for name in chosen])}.",
+            fix="Save model.state_dict(), or name the entry that holds the weights.",
+        )
+    return _without_prefixes(_without_infixes(state, path, notes), notes, roots)
+
+
+def _is_tensor(value: object) -> TypeGuard[torch.Tensor]:
+    import torch
+
+    return isinstance(value, torch.Tensor)
+
+
+def _holds_weights(value: object) -> bool:
+    """Whether a table has named tensors in it, directly or in a table inside."""
+    seen: set[int] = set()  # a pickled table can hold itself
+    waiting = [value]
+    while waiting:
+        table = waiting.pop()
+        if not isinstance(table, Mapping) or id(table) in seen:
+            continue
+        seen.add(id(table))
+        for name, inner in table.items():
+            if isinstance(name, str) and _is_tensor(inner):
+                return True
+            waiting.append(inner)
+    return False
+
+
+def _is_model_state(table: Mapping[Any, Any], roots: Collection[str]) -> bool:
+    """Whether a table holds tensors under the names of the model."""
+    return any(
+        isinstance(name, str) and name.partition(".")[0] in roots and _is_tensor(value) for name, value in table.items()
+    )
+
+
+def _entry(table: Mapping[Any, Any], path: Path, notes: list[str], roots: Collection[str]) -> Mapping[Any, Any]:
+    """The table that holds the weights, found by the documented order, through any nesting."""
+    for _ in range(_DEEPEST):
+        candidates = [] if _is_model_state(table, roots) else _candidates(table, path)
+        if not candidates:
+            return table
+        other = f"; it also holds {_listed(candidates[1:])}" if len(candidates) > 1 else ""
+        notes.append(f"weights read from the entry '{candidates[0]}'{other}")
+        table = table[candidates[0]]
+    return table
+
+
+def _candidates(table: Mapping[Any, Any], path: Path) -> list[str]:
+    """The entries that may hold the weights, the chosen one first; none if the table itself does."""
+    inner = [name for name, value in table.items() if isinstance(name, str) and isinstance(value, Mapping)]
+    usual = [name for name in ENTRIES if name in inner]
+    full = [name for name in usual if _holds_weights(table[name])]
+    if full:
+        return full
+    others = [name for name in inner if not name.lower().startswith(_NOT_WEIGHTS)]
+    others = [name for name in others if _holds_weights(table[name])]
+    if len(others) > 1:
+        raise UsageError(
+            f"{path} holds several sets of weights: {_listed(others)}.",
+            why="None of them has a usual name.",
+            fix="Name the entry to read.",
+        )
+    # LocalAttention without rotary has no parameters: an empty table is its whole state.
+    return others or [name for name in usual if not table[name]]
+
+
+def _explicit(table: Mapping[Any, Any], key: str, path: Path) -> Mapping[Any, Any]:
+    """What `key` names: an entry, an entry of an entry (dots), or a prefix of names."""
+    if isinstance(table.get(key), Mapping):
+        return dict(table[key])
+    head, _, rest = key.partition(".")
+    if rest and isinstance(table.get(head), Mapping):
+        return _explicit(table[head], rest, path)
+    prefix = key.rstrip(".") + "."
+    below = {name[len(prefix) :]: value for name, value in table.items() if str(name).startswith(prefix)}
+    if not below:
+        raise UsageError(
+            f"{path} has no entry {key!r}.",
+            why=f"It holds {_listed([str(name) for name in table])}.",
+            fix="Name one of these, or a prefix of them.",
+        )
+    return below
+
+
+def _without_infixes(state: dict[str, torch.Tensor], path: Path, notes: list[str]) -> dict[str, torch.Tensor]:
+    for infix in _INFIXES:
+        touched = [name for name in state if infix in name]
+        if not touched:
+            continue
+        renamed = {name.replace(infix, ""): tensor for name, tensor in state.items()}
+        if len(renamed) < len(state):
+            raise UsageError(
+                f"{path} holds weights twice, with and without '{infix}' in their names.",
+                why="Which of them the model used cannot be told.",
+                fix="Save the model's own state_dict().",
+            )
+        notes.append(f"'{infix}' removed from {len(touched)} names")
+        state = renamed
+    return state
+
+
+def _without_prefixes(
+    state: dict[str, torch.Tensor], notes: list[str], roots: Collection[str]
+) -> dict[str, torch.Tensor]:
+    """Strip wrappers' prefixes until the names are the model's own, or no known wrapper is left."""
+    while state and not any(name.partition(".")[0] in roots for name in state):
+        prefix = next((known for known in PREFIXES if any(name.startswith(known) for name in state)), None)
+        if prefix is None:
+            return state
+        inner = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
+        dropped = [name for name in state if not name.startswith(prefix)]
+        left_out = f"; left out: {_listed(dropped)}" if dropped else ""
+        notes.append(f"prefix '{prefix}' removed from {len(inner)} names{left_out}")
+        state = inner
+    return state
+
+
+def _listed(names: list[str]) -> str:
+    """The first few names, and how many more."""
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(name[:80] for name in names[:5]) + more

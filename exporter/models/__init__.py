@@ -1,0 +1,1 @@
+"""Supported models, one folder a family."""

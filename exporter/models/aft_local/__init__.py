@@ -1,0 +1,1 @@
+"""labml's AFT-local."""

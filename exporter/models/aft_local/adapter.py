@@ -1,0 +1,78 @@
+"""Give a live `AFTLocal` an export-friendly forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ....core.errors import UsageError
+from ..family import LayerCall
+from ..parts.drop_in import install
+from .arguments import AFTLocalArgs
+from .module import AFTLocal
+
+
+def adapt(layer: Any, calls: Sequence[LayerCall], open_length: bool) -> None:
+    """Replace the forward of labml's `AFTLocal`.
+
+    What the mask was seen to be is built in: nothing hidden, or a causal triangle. Should it depend on the inputs
+    after all, the parity check fails.
+
+    Raises:
+        UsageError: why it is left as it is.
+    """
+    if open_length:
+        raise UsageError("AFT-local has no export with an open length.")
+    lengths = {call.shapes["query"][0] for call in calls}
+    kinds = {_mask_kind(call) for call in calls}
+    if len(lengths) > 1 or len(kinds) > 1:
+        raise UsageError("It is called with several lengths or kinds of mask.")
+    kind = kinds.pop()
+    args = AFTLocalArgs(
+        d_model=calls[0].shapes["query"][-1],
+        seq_len=layer.pos_bias.shape[0],
+        local_window_size=layer.local_window_size,
+        bias=getattr(layer.query, "bias", None) is not None,
+    )
+    core = AFTLocal(args, lengths.pop(), causal=kind == "causal", full_mask=kind == "full")
+    core.pos_bias = nn.Parameter(layer.pos_bias.detach().float(), requires_grad=False)
+    core.local_mask = layer.local_mask.detach().bool()
+    core.prepare()
+    for name in ("query", "key", "value", "output"):
+        setattr(core, name, getattr(layer, name))
+    install(layer, ExportableAFT, core, exported_mask=kind)
+
+
+def _mask_kind(call: LayerCall) -> str:
+    """ "none", "causal", "keys" (every query has the same) or "full"."""
+    mask = call.given.get("mask")
+    if mask is None or bool(mask.all()):
+        return "none"
+    length = call.shapes["query"][0]
+    triangle = torch.ones(length, length, dtype=torch.bool).tril()[:, :, None]
+    if mask.shape[0] == length and bool((mask == triangle).all()):
+        return "causal"
+    if bool((mask == mask[:1]).all()):
+        return "keys"
+    if mask.shape[2] == 1:
+        return "full"
+    raise UsageError("Its mask is another one for each sequence of the batch.")
+
+
+class ExportableAFT(nn.Module):
+    """labml's `AFTLocal.forward`; what its mask was seen to be decides how it is computed."""
+
+    exported_core: AFTLocal
+    exported_mask: str
+
+    def forward(self, *, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        """`[T, B, D]` → the same; mask bool `[T or 1, T, B or 1]`."""
+        keys = full = None
+        if mask is not None and self.exported_mask == "keys":
+            keys = mask[0].t().expand(query.shape[1], -1)
+        elif mask is not None and self.exported_mask == "full":
+            full = mask[:, :, 0].expand(query.shape[0], -1)
+        return self.exported_core.forward(query, key, value, keys, full)

@@ -1,0 +1,81 @@
+"""The independent reference for AFT-local: its formula, dense and in float64, a few rows at a time.
+
+Nothing here is shared with the module that is exported. A row that sees no key gives zeros before the
+output matrix (labml-nn gives NaN).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .arguments import AFTLocalArgs
+
+__all__ = ["aft_local"]
+
+_LARGEST_STEP = 1 << 24  # numbers in one step's logits; memory only
+
+
+def aft_local(
+    args: AFTLocalArgs,
+    state: Mapping[str, Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    full_mask: Tensor | None = None,
+    *,
+    causal: bool = False,
+    rows: Tensor | None = None,
+) -> Tensor:
+    """`[T, B, D]` fp64 → the same.
+
+    Args:
+        args: upstream's arguments.
+        state: the state dict, fp64.
+        query: what the gates are made of.
+        key: what the weights are made of.
+        value: what is averaged.
+        mask: bool `[B, T]`, True = keep the key.
+        full_mask: bool `[T, T]`, True = this query (row) may see this key.
+        causal: no query sees a later key.
+        rows: compute these positions only, `[R, B, D]`; None: all.
+    """
+    query, key, value = (
+        F.linear(x, state[f"{name}.weight"], state.get(f"{name}.bias"))
+        for name, x in (("query", query), ("key", key), ("value", value))
+    )
+    length = key.shape[0]
+    rows = torch.arange(length) if rows is None else rows
+    means = [
+        _means(args, state["pos_bias"], i, key, value, mask, full_mask, causal)
+        for i in torch.split(rows, max(1, _LARGEST_STEP // key.numel()))
+    ]
+    return F.linear(query[rows].sigmoid() * torch.cat(means), state["output.weight"], state["output.bias"])
+
+
+def _means(
+    args: AFTLocalArgs,
+    pos_bias: Tensor,
+    i: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    full_mask: Tensor | None,
+    causal: bool,
+) -> Tensor:
+    """The weighted means of the values at positions `i`, `[R, B, D]`."""
+    i, j = i[:, None], torch.arange(key.shape[0])[None, :]
+    bias = torch.where((i - j).abs() < args.local_window_size, pos_bias[i, j], 0.0)
+    visible = (j <= i) if causal else torch.ones_like(bias, dtype=torch.bool)
+    if full_mask is not None:
+        visible = visible & full_mask[i, j]
+    visible = visible.unsqueeze(-1)  # [R, T, B]
+    if mask is not None:
+        visible = visible & mask.T
+    logits = (bias[:, :, None, None] + key).masked_fill(~visible.unsqueeze(-1), -torch.inf)
+    weights = torch.exp(logits - logits.logsumexp(dim=1, keepdim=True)).nan_to_num(0.0)
+    return (weights * value).sum(dim=1)

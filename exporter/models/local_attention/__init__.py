@@ -1,0 +1,1 @@
+"""`LocalAttention`: windowed attention of given queries, keys and values."""

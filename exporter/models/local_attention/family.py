@@ -1,0 +1,104 @@
+"""`LocalAttention` as a family: its row in the registry, and how its file's sizes and inputs follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ....core.errors import UsageError
+from ..family import (
+    Family,
+    Inputs,
+    ModelSpec,
+    ShapeRequest,
+    Sizes,
+    State,
+    StepForm,
+    UpstreamClass,
+    cache_pairs,
+    needs_option,
+    optional_inputs,
+    ring_caches,
+    sequence_length,
+)
+from ..inference import INV_FREQ
+from .adapter import adapt
+from .arguments import LocalAttentionArgs
+from .infer import expected_shapes, infer_arguments
+from .module import LocalAttention
+from .reference import local_attention
+from .step_module import StepAttention
+
+
+def _sizes(args: LocalAttentionArgs, request: ShapeRequest) -> Sizes:
+    dim_head = request.dim_head or args.rotary_dim
+    if args.rotary_dim is not None and dim_head != args.rotary_dim:
+        raise UsageError(
+            f"--dim-head is {dim_head}, but the rotary embedding is {args.rotary_dim} wide.",
+            why="Rotary turns the whole head.",
+            fix=f"Use --dim-head {args.rotary_dim}.",
+        )
+    if dim_head is None:
+        raise needs_option("--dim-head", "LocalAttention without rotary has no weights that tell the head size.")
+    if request.heads is None:
+        raise needs_option("--heads", "LocalAttention has no weights that tell the number of heads.")
+    length = sequence_length(request, None)
+    if not args.autopad and length % args.window_size:
+        raise UsageError(
+            f"--seq-len {length} is no multiple of the window size {args.window_size}.",
+            why="This LocalAttention has autopad=False and refuses such a length.",
+            fix="Use a multiple, or autopad=true in the config.",
+        )
+    return Sizes(length, request.batch, request.heads, dim_head, request.mask, request.attn_bias)
+
+
+def _inputs(args: LocalAttentionArgs, sizes: Sizes) -> Inputs:
+    shape = (sizes.batch, sizes.heads, sizes.seq_len, sizes.dim_head)
+    return dict.fromkeys(("q", "k", "v"), ("float", shape)) | optional_inputs(args.geometry(), sizes)
+
+
+def _step(
+    model: StepAttention, data: Sequence[Tensor], position: Tensor, caches: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    q, k, v, *bias = data
+    out, following = model(torch.cat((q, k), dim=1), v, cache_pairs(caches)[0], model.view(position, q.shape[0], *bias))
+    return out, *following
+
+
+def _module(spec: ModelSpec) -> LocalAttention:
+    sizes = spec.sizes
+    return LocalAttention(spec.args, sizes.seq_len, sizes.dim_head, open_length=sizes.open_length)
+
+
+def _reference(spec: ModelSpec, state: State, x: Mapping[str, Tensor], positions: Tensor | None) -> Tensor:
+    return local_attention(spec.args, state, x["q"], x["k"], x["v"], x.get("mask"), x.get("attn_bias"))
+
+
+LOCAL_ATTENTION = Family(
+    name="attention",
+    arguments=LocalAttentionArgs,
+    classes=(UpstreamClass("local_attention.LocalAttention"), UpstreamClass("zeta.LocalAttention")),
+    recognises=lambda shapes: set(shapes) <= {INV_FREQ},
+    recognised_by="LocalAttention at most rel_pos.inv_freq",
+    infer_arguments=infer_arguments,
+    expected_shapes=expected_shapes,
+    window_argument="window_size",
+    sizes=_sizes,
+    inputs=_inputs,
+    module=_module,
+    reference=_reference,
+    step=StepForm(
+        module=lambda spec, chunk: StepAttention(spec.args, spec.sizes.heads, spec.sizes.dim_head, chunk),
+        call=_step,
+        caches=ring_caches,
+        length_axis=2,
+    ),
+    adapters={
+        "local_attention.local_attention.LocalAttention": adapt,
+        "zeta.nn.attention.local_attention.LocalAttention": adapt,
+    },
+    casts_inputs=True,
+    sizes_are_arguments=False,
+)

@@ -1,0 +1,1 @@
+"""`LocalMHA`: windowed self-attention with its projections."""

@@ -1,0 +1,88 @@
+"""Constructor arguments of `LocalMHA`, with those it passes on to `LocalAttention`.
+
+Source: local-attention 1.11.2; zetascale 2.8.8 has the same.
+"""
+
+from __future__ import annotations
+
+from pydantic import model_validator
+
+from ....core.errors import UsageError
+from ....core.geometry import WindowGeometry
+from ..arguments import Arguments, Count, Flag, OldRotaryConfig, Probability, Real, Size
+from ..local_attention.arguments import LocalAttentionArgs
+
+
+class LocalMHAArgs(Arguments):
+    """Arguments of `LocalMHA`, with those it passes through to `LocalAttention`."""
+
+    dim: Size
+    window_size: Size
+    dim_head: Size = 64
+    heads: Size = 8
+    dropout: Probability = 0.0
+    causal: Flag = False
+    prenorm: Flag = False
+    qk_rmsnorm: Flag = False
+    qk_scale: Real = 8.0
+    use_xpos: Flag = False
+    xpos_scale_base: Real | None = None
+    exact_windowsize: Flag | None = None
+    gate_values_per_head: Flag = False
+    look_backward: Count = 1
+    look_forward: Count | None = None
+    shared_qk: Flag = False
+    rel_pos_emb_config: OldRotaryConfig | None = None
+    use_rotary_pos_emb: Flag = True
+
+    @model_validator(mode="after")
+    def _check(self) -> LocalMHAArgs:
+        if self.rotary_dim not in (None, self.dim_head):
+            raise UsageError(
+                f"rel_pos_emb_config turns {self.rotary_dim} channels of heads {self.dim_head} wide.",
+                why="local-attention turns whole heads and fails on any other width.",
+                fix="Leave the deprecated rel_pos_emb_config out.",
+            )
+        return self
+
+    def attention_args(self) -> LocalAttentionArgs:
+        """The arguments of the `LocalAttention` inside."""
+        return LocalAttentionArgs(
+            dim=self.dim_head,
+            window_size=self.window_size,
+            causal=self.causal,
+            autopad=True,
+            scale=self.qk_scale if self.qk_rmsnorm else None,
+            exact_windowsize=True if self.exact_windowsize is None else self.exact_windowsize,
+            use_xpos=self.use_xpos,
+            xpos_scale_base=self.xpos_scale_base,
+            look_backward=self.look_backward,
+            look_forward=self.look_forward,
+            shared_qk=self.shared_qk,
+            rel_pos_emb_config=self.rel_pos_emb_config,
+            use_rotary_pos_emb=self.use_rotary_pos_emb,
+        )
+
+    def geometry(self) -> WindowGeometry:
+        """The window; exact unless `exact_windowsize` is false."""
+        return self.attention_args().geometry()
+
+    @property
+    def inner_dim(self) -> int:
+        """Width of q, of k and of v over all heads."""
+        return self.heads * self.dim_head
+
+    @property
+    def rotary_dim(self) -> int | None:
+        """Channels of a head the rotary embedding turns, or None without rotary."""
+        return self.attention_args().rotary_dim
+
+    @property
+    def xpos_base(self) -> float | None:
+        """The base of xpos' exponents, or None where xpos has no effect."""
+        return self.attention_args().xpos_base
+
+    @property
+    def score_scale(self) -> float:
+        """What q is multiplied by: `qk_scale` with `qk_rmsnorm`, else `dim_head ** -0.5`."""
+        return self.attention_args().score_scale(self.dim_head)

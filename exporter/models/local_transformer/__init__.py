@@ -1,0 +1,1 @@
+"""`LocalTransformer`: embeddings, layers, logits."""

@@ -1,0 +1,108 @@
+"""`LocalTransformer` as a family: its row in the registry, and how its file's sizes and inputs follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from ....core.errors import UsageError
+from ..family import (
+    Family,
+    Inputs,
+    ModelSpec,
+    ShapeRequest,
+    Sizes,
+    State,
+    StepForm,
+    UpstreamClass,
+    cache_pairs,
+    optional_inputs,
+    ring_caches,
+    sequence_length,
+)
+from ..local_mha.family import SETS_ITSELF
+from .arguments import LocalTransformerArgs
+from .infer import expected_shapes, infer_arguments, length_unless_given, recognises
+from .module import LocalTransformer
+from .reference import local_transformer
+from .step_module import StepTransformer
+
+
+def _sizes(args: LocalTransformerArgs, request: ShapeRequest) -> Sizes:
+    if request.attn_bias:
+        raise UsageError(
+            "--attn-bias does not apply to LocalTransformer.",
+            why="Its forward takes no attention bias; a dynamic position bias is part of its weights.",
+        )
+    length = sequence_length(request, args.max_seq_len)
+    if args.num_tokens is not None and args.max_seq_len is not None and length > args.max_seq_len:
+        raise UsageError(
+            f"--seq-len {length} is beyond the model's max_seq_len {args.max_seq_len}.",
+            why="There is no learned position embedding past it.",
+            fix=f"Use --seq-len {args.max_seq_len} or less.",
+        )
+    return Sizes(length, request.batch, args.heads, args.dim_head, request.mask, False)
+
+
+def _inputs(args: LocalTransformerArgs, sizes: Sizes) -> Inputs:
+    rows = (sizes.batch, sizes.seq_len)
+    data: Inputs = {"x": ("float", (*rows, args.dim))} if args.num_tokens is None else {"tokens": ("int64", rows)}
+    return data | optional_inputs(args.geometry(), sizes)
+
+
+def _step(
+    model: StepTransformer, data: Sequence[Tensor], position: Tensor, caches: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    out, following = model(data[0], position, cache_pairs(caches))
+    return out, *(cache for pair in following for cache in pair)
+
+
+def _module(spec: ModelSpec) -> LocalTransformer:
+    sizes = spec.sizes
+    return LocalTransformer(
+        spec.args, sizes.seq_len, mixes_residuals=spec.mixes_residuals, open_length=sizes.open_length
+    )
+
+
+def _reference(spec: ModelSpec, state: State, x: Mapping[str, Tensor], positions: Tensor | None) -> Tensor:
+    data = next(iter(x.values()))
+    return local_transformer(spec.args, spec.mixes_residuals, state, data, x.get("mask"), positions)
+
+
+LOCAL_TRANSFORMER = Family(
+    name="transformer",
+    arguments=LocalTransformerArgs,
+    classes=(
+        UpstreamClass(
+            "local_attention.LocalTransformer",
+            {
+                **SETS_ITSELF,
+                "window_size": "LocalTransformer calls it local_attn_window_size.",
+                "prenorm": "LocalTransformer passes prenorm = true to LocalMHA itself.",
+                "use_rotary_pos_emb": "LocalTransformer sets it itself: rotary is on unless use_dynamic_pos_bias is.",
+                "dropout": "LocalTransformer calls it attn_dropout and ff_dropout.",
+                "global_attn_layer": "It is a torch module of any kind, "
+                "which a config cannot name and nothing here can rebuild.",
+            },
+        ),
+    ),
+    recognises=recognises,
+    recognised_by="LocalTransformer has layers.*",
+    infer_arguments=infer_arguments,
+    follow=length_unless_given,
+    expected_shapes=expected_shapes,
+    window_argument="local_attn_window_size",
+    sizes=_sizes,
+    inputs=_inputs,
+    output=lambda args: "out" if args.num_tokens is None else "logits",
+    module=_module,
+    reference=_reference,
+    step=StepForm(
+        module=lambda spec, chunk: StepTransformer(spec.args, chunk, mixes_residuals=spec.mixes_residuals),
+        call=_step,
+        caches=ring_caches,
+        max_positions=lambda args: None if args.num_tokens is None else args.max_seq_len,
+    ),
+    samples=True,
+)

@@ -1,0 +1,91 @@
+"""Compute references in float64, a few rows at a time: what the families' `reference.py` share.
+
+A reference is the formula of its upstream class, written for reading, on the state dict. It shares nothing with the
+module that is exported but the definition of visibility. Attention is dense, and of a long sequence only what is kept
+for later is in memory as a whole. Rows without visible keys give zeros (the packages give the mean of all gathered
+values, padding included).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...resident import give_back_around
+
+State = Mapping[str, Tensor]
+ROWS = 128  # positions per step; memory only
+_READ = 32 << 20  # bytes of weights that are read before their pages go back
+
+
+class Float64State(Mapping[str, Tensor]):
+    """A state dict whose tensors become float64 when they are asked for: one layer at a time, not all at once.
+
+    If it is mapped from a file, the pages that were read do not stay in memory.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state, self._read = state, 0
+
+    def __getitem__(self, name: str) -> Tensor:
+        found = self._state[name]
+        double = found.double()
+        self._read += found.nbytes
+        if self._read >= _READ:
+            self._read = 0
+            give_back_around(tensor.data_ptr() for tensor in self._state.values())
+        return double
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._state)
+
+    def __len__(self) -> int:
+        return len(self._state)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._state
+
+
+@dataclass(frozen=True)
+class SequenceSlice:
+    """A part of a sequence: keys at the positions `[first, end)` of `length`, queries at `[query_first, query_end)`."""
+
+    length: int
+    first: int
+    end: int
+    query_first: int
+    query_end: int
+
+    @classmethod
+    def whole(cls, length: int) -> SequenceSlice:
+        """All of it."""
+        return cls(length, 0, length, 0, length)
+
+    def queries(self, x: Tensor, axis: int) -> Tensor:
+        """The rows of the queries, of a tensor that has a row for every key."""
+        return x.narrow(axis, self.query_first - self.first, self.query_end - self.query_first)
+
+
+def layer_norm(x: Tensor, state: State, prefix: str) -> Tensor:
+    """Normalise with the weight and bias under a prefix."""
+    return F.layer_norm(x, x.shape[-1:], state[prefix + "weight"], state[prefix + "bias"])
+
+
+def by_rows(compute: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Compute what needs no other position, on `[B, N, …]`, a few positions at a time."""
+    out = torch.empty(0)
+    for start in range(0, x.shape[1], ROWS):
+        rows = compute(x[:, start : start + ROWS])
+        if start == 0:
+            out = rows.new_empty((rows.shape[0], x.shape[1], *rows.shape[2:]))
+        out[:, start : start + ROWS] = rows
+    return out
+
+
+def below(state: State, prefix: str) -> State:
+    """Return the part of a state dict under a prefix, without the prefix."""
+    return {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}

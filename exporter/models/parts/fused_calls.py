@@ -1,0 +1,97 @@
+"""How a module calls what lies between its products: a fused node while exporting, plain PyTorch otherwise.
+
+Formulas, shapes and names: `core.fused_node`. The nodes' function bodies are in `exporter/lowering/fused_functions.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ....core.fused_node import FUSED_BY_OP_TYPE, FUSED_DOMAIN, FUSED_VERSION
+from .norms import norm
+
+
+def stream_weights(x: Tensor, weight: Tensor, gain: Tensor, constant: Tensor) -> Tensor:
+    """`A`: `[…, D]` → `[…, columns]`."""
+    return torch.tanh(x @ weight / norm(x)) * gain + constant
+
+
+def combine(streams: Tensor, weights: Tensor) -> Tensor:
+    """`Σ_s weights_s·r_s`: `[B, N, S, D]`, `[B, N, S, 1]` → `[B, N, 1, D]`."""
+    combined: Tensor = weights.transpose(-1, -2) @ streams
+    return combined
+
+
+def read_streams(streams: Tensor, weight: Tensor, gain: Tensor, constant: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What a branch reads `[B, N, D]`, the mix `[B, N, S, S]` and β `[B, N, S, 1]` of the streams `[B, N, S, D]`."""
+    if torch.onnx.is_in_onnx_export():
+        *batch, count, dim = streams.shape
+        shapes = [(*batch, dim), (*batch, count, count), (*batch, count, 1)]
+        read, mix, beta = _node("ReadStreams", [streams, weight, gain, constant], shapes)
+        return read, mix, beta
+    weights = stream_weights(streams, weight, gain, constant)
+    return combine(streams, weights[..., :1]).squeeze(-2), weights[..., 1:-1], weights[..., -1:]
+
+
+def write_streams(streams: Tensor, mix: Tensor | None, beta: Tensor, output: Tensor) -> Tensor:
+    """The streams `[B, N, S, D]` after a branch wrote `output [B, N, D]`; without a mix each keeps its own numbers."""
+    if torch.onnx.is_in_onnx_export():
+        if mix is None:
+            return _node("AddToStreams", [streams, beta, output], [streams.shape])[0]
+        return _node("MixStreams", [streams, mix, beta, output], [streams.shape])[0]
+    kept = streams if mix is None else mix.transpose(-1, -2) @ streams
+    written: Tensor = kept + beta * output.unsqueeze(-2)
+    return written
+
+
+def begin_streams(x: Tensor, mix: Tensor, beta: Tensor, output: Tensor) -> Tensor:
+    """The streams `[B, N, S, D]` that begin as `mix·x + beta·output`, of `[B, N, D]` and weights `[B, N, S, 1]`."""
+    if torch.onnx.is_in_onnx_export():
+        shape = (*x.shape[:2], mix.shape[2], x.shape[2])
+        return _node("BeginStreams", [x, mix, beta, output], [shape])[0]
+    written: Tensor = mix * x.unsqueeze(-2) + beta * output.unsqueeze(-2)
+    return written
+
+
+def end_streams(streams: Tensor, mix: Tensor, beta: Tensor, output: Tensor) -> Tensor:
+    """The sum `[B, N, D]` of the streams after a branch wrote to them, as `write_streams` with a mix."""
+    if torch.onnx.is_in_onnx_export():
+        return _node("EndStreams", [streams, mix, beta, output], [output.shape])[0]
+    kept = combine(streams, mix.sum(dim=-1, keepdim=True)).squeeze(-2)
+    written: Tensor = kept + beta.sum(dim=-2) * output
+    return written
+
+
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Every head turned by its position's angles, the shape unchanged.
+
+    The halves are an axis to turn round: one copy, where cutting them apart and joining them again is two.
+    """
+    if torch.onnx.is_in_onnx_export():
+        return _node("RotateHeads", [x, cosine, sine], [x.shape])[0]
+    halves = x.reshape(*x.shape[:-1], 2, -1)
+    rotated: Tensor = (halves * cosine + halves.flip(-2) * sine).flatten(-2)
+    return rotated
+
+
+def gated_gelu(value: Tensor, gate: Tensor) -> Tensor:
+    """`value·gelu(gate)`, of any shape."""
+    if torch.onnx.is_in_onnx_export():
+        return _node("GatedGelu", [value, gate], [value.shape])[0]
+    return value * F.gelu(gate)
+
+
+def _node(op_type: str, inputs: Sequence[Tensor], shapes: Sequence[Sequence[int | torch.SymInt]]) -> Sequence[Tensor]:
+    """The outputs of a node, all of its first input's element type."""
+    assert len(inputs) == len(FUSED_BY_OP_TYPE[op_type].inputs)
+    return torch.onnx.ops.symbolic_multi_out(
+        f"{FUSED_DOMAIN}::{op_type}",
+        inputs,
+        dtypes=[inputs[0].dtype] * len(shapes),
+        shapes=shapes,
+        version=FUSED_VERSION,
+    )

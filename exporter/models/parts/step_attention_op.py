@@ -1,0 +1,52 @@
+"""How a module that computes a few tokens calls windowed attention: the step node while exporting, else plainly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ....core.node import DOMAIN, DOMAIN_VERSION
+from ....core.step_node import StepAttributes, step_variant_for
+from .step_tables import StepTables
+
+
+def step_attention_op(
+    query: Tensor, key: Tensor, value: Tensor, caches: Sequence[Tensor], view: StepTables, attributes: StepAttributes
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output and the two caches of the next call; shapes and meaning as in `core.step_node`."""
+    # The caches of a bf16 file are fp32, as all that goes in and out of it; they hold bf16 numbers.
+    key, value = (x.to(cache.dtype) for x, cache in zip((key, value), caches, strict=True))
+    if not torch.onnx.is_in_onnx_export():
+        return _plainly(query, key, value, caches, view, attributes.scale)
+    variant = step_variant_for(chunked=query.shape[2] > 1, has_xpos=bool(attributes.xpos_scale_base))
+    output, next_key, next_value = torch.onnx.ops.symbolic_multi_out(
+        f"{DOMAIN}::{variant.op_type}",
+        [query, key, value, *caches, view.score_bias, view.write_index, *view.scales],
+        attributes.as_onnx(),
+        dtypes=(query.dtype, *(x.dtype for x in caches)),
+        shapes=(query.shape, *(x.shape for x in caches)),
+        version=DOMAIN_VERSION,
+    )
+    return output, next_key, next_value
+
+
+def _plainly(
+    query: Tensor, key: Tensor, value: Tensor, caches: Sequence[Tensor], view: StepTables, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The node's mathematics in PyTorch, which tests hold the exported body to."""
+    if query.shape[2] > 1:
+        keys, values = torch.cat((caches[0], key), dim=2), torch.cat((caches[1], value), dim=2)
+        next_key, next_value = keys[:, :, view.write_index], values[:, :, view.write_index]
+    else:
+        place = view.write_index.unbind(-1)
+        keys = next_key = caches[0].index_put(place, key)
+        values = next_value = caches[1].index_put(place, value)
+    precise, keys, values = query.float(), keys.float(), values.float()
+    if view.scales:
+        keys = keys * view.scales[-1]
+    if len(view.scales) > 1:
+        precise = precise * view.scales[0]
+    scores = precise @ keys.transpose(-1, -2) * scale + view.score_bias
+    return (scores.softmax(dim=-1) @ values).to(query.dtype), next_key, next_value
