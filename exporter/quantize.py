@@ -10,6 +10,7 @@ a query's window can change the query's output, by a rounding.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
@@ -21,8 +22,8 @@ from ..core.errors import ExportFailed, MissingDependency
 
 # A narrower matrix (a gate a head, the weights of residual streams) takes next to no time and is the most sensitive.
 NARROWEST = 32
-# What onnxruntime's preparations write into a file; without it the quantizer recommends them on Python's root logger,
-# to which that adds a handler. A traced model has them behind it.
+# What onnxruntime's preparations write into a file; without it the quantizer recommends them on Python's root logger. A
+# traced model has them behind it.
 _PREPARED = {"onnx.quant.pre_process": "onnxruntime.quant"}
 
 
@@ -59,6 +60,8 @@ def quantize_weights(model: ir.Model) -> ir.Model:
                 del model.metadata_props[key]
         if any(node.op_type == "Gemm" for node in model.graph if node.name in set(nodes)):
             _multiply_plainly(given, nodes)
+        silent = logging.NullHandler()
+        logging.root.addHandler(silent)  # else the quantizer's first message adds one that stays, and prints
         try:
             quantize_dynamic(
                 given,
@@ -71,6 +74,8 @@ def quantize_weights(model: ir.Model) -> ir.Model:
             )
         except Exception as error:  # its own exceptions have no common type
             raise ExportFailed("onnxruntime could not quantize the model.", why=str(error).split("\n")[0]) from error
+        finally:
+            logging.root.removeHandler(silent)
         quantized = ir.load(made)
         ir.external_data.load_to_model(quantized)
     for key in _PREPARED:
