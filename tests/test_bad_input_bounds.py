@@ -17,11 +17,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from localattn.core.config import LARGEST_FILE, load_config
 from localattn.core.errors import MissingDependency, UsageError
 from localattn.core.memory import check_fits, memory_limit
 from localattn.core.nesting import DEEPEST, check_nesting
 from localattn.core.reading import check_plain, open_plain, read_plain
+from localattn.exporter.checkpoint.config import LARGEST_FILE, load_config
 from localattn.runtime.arrays import LARGEST_INFLATED, load_arrays
 
 from .conftest import TINY, Finished, save_upstream
@@ -240,7 +240,7 @@ NESTS = {
 _LOADS = """
 import resource, sys
 from pathlib import Path
-import yaml, localattn.core.config as config
+import yaml, localattn.exporter.checkpoint.config as config
 from localattn.core.errors import UsageError
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2)

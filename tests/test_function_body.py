@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
-from localattn.core.arguments import LocalAttentionArgs, LocalMHAArgs
 from localattn.core.errors import UsageError
 from localattn.core.geometry import WindowGeometry
 from localattn.core.node import (
@@ -32,6 +31,8 @@ from localattn.exporter.emit import attend
 from localattn.exporter.lowering import attention_facts
 from localattn.exporter.lowering.attention_facts import MOST_PARTS, BodyFacts, Part, facts_of
 from localattn.exporter.lowering.attention_function import attention_function
+from localattn.exporter.models.local_attention.arguments import LocalAttentionArgs
+from localattn.exporter.models.local_mha.arguments import LocalMHAArgs
 from localattn.plugins.torch_op import windowed_attention
 
 from . import node_model, reference
