@@ -22,10 +22,10 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 _PUBLIC = {
     "ExportRequest": ".exporter.export",
     "export": ".exporter.export",
-    "ModuleOptions": ".exporter.module_export",
-    "export_module": ".exporter.module_export",
-    "replace_local_attention": ".exporter.replace",
-    "Generator": ".runtime.generate",
+    "ModuleOptions": ".exporter.user_module.export_module",
+    "export_module": ".exporter.user_module.export_module",
+    "replace_local_attention": ".exporter.user_module.replace",
+    "Generator": ".runtime.generation.generator",
     "load": ".runtime.session",
 }
 __all__ = ["__version__", *_PUBLIC]

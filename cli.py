@@ -32,12 +32,12 @@ from typing import Annotated
 
 import typer
 
-from .commands import completion, streams
-from .commands.console import missing_package, print_error, print_fault
-from .commands.log_output import show_log
-from .commands.paths import checked
-from .core import process
+from .commands.parts import completion, streams
+from .commands.parts.console import missing_package, print_error, print_fault
+from .commands.parts.log_output import show_log
+from .commands.parts.paths import checked
 from .core.errors import ExitCode, LocalAttnError, MissingDependency
+from .core.machine import process
 
 # Modules of `commands/`, in the order of the help. One of several verbs has an `app`, any other a function of its name.
 COMMANDS = (

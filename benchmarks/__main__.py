@@ -15,7 +15,8 @@ def _tell(step: str) -> None:
 
 
 def run_node(options: argparse.Namespace) -> bool:
-    from . import node, report
+    from . import report
+    from .cases import node
 
     result = node.measure(options.lengths, options.seconds, _tell)
     write_result("node", result)
@@ -26,10 +27,11 @@ def run_node(options: argparse.Namespace) -> bool:
 
 
 def run_peers(options: argparse.Namespace) -> bool:
-    from . import peers, peers_report
     from .machine import RESULTS
-    from .peers_grid import QUICK, choose
-    from .peers_store import Store
+    from .peers import report as peers_report
+    from .peers import run as peers
+    from .peers.grid import QUICK, choose
+    from .peers.store import Store
 
     store = Store("peers_quick", choose(QUICK)) if options.quick else Store("peers", choose(()))
     try:
@@ -48,7 +50,7 @@ def run_peers(options: argparse.Namespace) -> bool:
     if missing := len(store.missing(store.whole)):
         _tell(f"{missing} of {len(store.whole)} cells are missing; --resume measures them")
     elif not options.quick:
-        from .peers_plot import draw
+        from .peers.plot import draw
 
         page = RESULTS / "peers.md"
         page.write_text(peers_report.markdown(result), encoding="utf-8")
@@ -59,7 +61,8 @@ def run_peers(options: argparse.Namespace) -> bool:
 def run_model(options: argparse.Namespace) -> bool:
     from localattn.demo import checkpoint_path
 
-    from . import model, report
+    from . import report
+    from .cases import model
 
     checkpoint = options.checkpoint or checkpoint_path()
     result = model.measure(checkpoint, options.seconds, _tell)
@@ -71,7 +74,8 @@ def run_model(options: argparse.Namespace) -> bool:
 def run_export(options: argparse.Namespace) -> bool:
     from localattn.demo import checkpoint_path
 
-    from . import export, report
+    from . import report
+    from .cases import export
 
     if options.large:
         with TemporaryDirectory() as folder:
@@ -89,7 +93,8 @@ def run_export(options: argparse.Namespace) -> bool:
 def run_generate(options: argparse.Namespace) -> bool:
     from localattn.demo import checkpoint_path
 
-    from . import generate, report
+    from . import report
+    from .cases import generate
 
     checkpoint = options.checkpoint or checkpoint_path()
     result = generate.measure(checkpoint, options.contexts, options.seconds, _tell)
@@ -103,7 +108,8 @@ def run_generate(options: argparse.Namespace) -> bool:
 
 
 def run_startup(options: argparse.Namespace) -> bool:
-    from . import report, startup
+    from . import report
+    from .cases import startup
 
     result = startup.measure(options.samples, options.seconds, _tell)
     write_result("startup", result)
@@ -114,7 +120,7 @@ def run_startup(options: argparse.Namespace) -> bool:
 def run_precision(options: argparse.Namespace) -> bool:
     from localattn.demo import checkpoint_path, validation_path
 
-    from . import precision
+    from .cases import precision
 
     checkpoint = options.checkpoint or checkpoint_path()
     text = options.text or (None if options.checkpoint else validation_path())
@@ -130,7 +136,7 @@ def run_plot(options: argparse.Namespace) -> bool:
 
     _tell(f"Drew {draw_node().name}")
     if (RESULTS / "peers.json").exists():
-        from .peers_plot import draw
+        from .peers.plot import draw
 
         _tell(f"Drew {draw(read_result('peers')).name}")
     return True

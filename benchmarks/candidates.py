@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from localattn.core.geometry import WindowGeometry
-from localattn.core.node import (
+from localattn.core.nodes.attention import (
     DOMAIN,
     DOMAIN_VERSION,
     HEADS_FIRST,
@@ -26,11 +26,11 @@ from localattn.core.node import (
     choose_query_block,
     variant_for,
 )
-from localattn.exporter.file_options import DEFAULT_OPSET
-from localattn.exporter.graph import IR_VERSION
+from localattn.exporter.artifact.options import DEFAULT_OPSET
 from localattn.exporter.lowering.functions import attach_functions
+from localattn.exporter.lowering.trace import IR_VERSION
 
-from .compiled import library, why_no_library
+from .cases.compiled import library, why_no_library
 
 THREADS = 2
 HEADS, HEAD_DIM = 8, 64

@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from .memory import peak_of_call, peak_of_process, peak_of_step
+from .cases.memory import peak_of_call, peak_of_process, peak_of_step
 
 
 def node(candidate: str, length: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localattn.runtime.sampling import Sampler, Sampling
+from localattn.runtime.generation.sampling import Sampler, Sampling
 
 THREADS = 2
 # Upstream keeps the likeliest tenth of the vocabulary; all do the same here.
@@ -68,7 +68,7 @@ def _sampler(vocabulary: int) -> Sampler:
 
 def step(files: Files, length: int) -> Run:
     """The step file in onnxruntime."""
-    from localattn.runtime.generate import Generator
+    from localattn.runtime.generation.generator import Generator
 
     generator = Generator.open(files.step, "cpu", THREADS)
     text = context(length)
@@ -218,7 +218,7 @@ CANDIDATES = {
 
 # By candidate, what it imports and does not count as its memory.
 _LIBRARIES = {
-    "step": ("onnxruntime", "localattn.runtime.generate"),
+    "step": ("onnxruntime", "localattn.runtime.generation.generator"),
     "recompute": ("onnxruntime", "localattn.runtime.session"),
     "cached": ("torch", "local_attention"),
     "uncached": ("torch", "local_attention"),

@@ -25,7 +25,7 @@ def _cpu_model() -> str:
 
 def facts() -> dict[str, dict[str, Any]]:
     """This machine and the releases of what takes part."""
-    from localattn.exporter.artefact import package_versions
+    from localattn.exporter.artifact.publish import package_versions
 
     return {
         "machine": {

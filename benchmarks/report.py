@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from .node import OURS, ratio
+from .cases.node import OURS, ratio
 
 console = Console()
 if not console.is_terminal:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from ..core.limits import LARGEST_SEED, LARGEST_SIZE, LONGEST_SECONDS, MOST_ITERATIONS, MOST_ROUNDS
-from .console import QuietOption, VerboseOption, finite, progress, say, warn
-from .paths import INPUT, ForceOption
-from .report_output import Destination, OutputOption, ReportFormat, ReportFormatOption, choose
+from .parts.console import QuietOption, VerboseOption, finite, progress, say, warn
+from .parts.paths import INPUT, ForceOption
+from .parts.report_output import Destination, OutputOption, ReportFormat, ReportFormatOption, choose
 
 if TYPE_CHECKING:
-    from ..core.bench_report import BenchReport
+    from ..core.documents.bench_report import BenchReport
     from ..reports.table import Table
 
 _T = TypeVar("_T")
@@ -144,16 +144,16 @@ def _written(report: BenchReport, chosen: ReportFormat) -> str:
     if chosen is ReportFormat.json:
         return report.to_json()
     if chosen is ReportFormat.md:
-        from ..reports.bench_markdown import bench_markdown
+        from ..reports.bench.markdown import bench_markdown
 
         return bench_markdown(report)
-    from ..reports.bench_page import bench_page
+    from ..reports.bench.page import bench_page
 
     return bench_page(report)
 
 
 def _print(report: BenchReport) -> None:
-    from ..reports.bench_tables import facts, profile_tables, profile_text, tables
+    from ..reports.bench.tables import facts, profile_tables, profile_text, tables
 
     for table in tables(report):
         if table.rows:

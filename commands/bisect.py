@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..core.limits import LARGEST_SEED
-from .console import QuietOption, VerboseOption, finite, note, progress, say
-from .paths import INPUT, ForceOption
-from .report_output import OutputOption, ReportFormatOption, choose, show
+from .parts.console import QuietOption, VerboseOption, finite, note, progress, say
+from .parts.paths import INPUT, ForceOption
+from .parts.report_output import OutputOption, ReportFormatOption, choose, show
 
 if TYPE_CHECKING:
     from ..exporter.bisect.request import BisectReport, BoundaryRow

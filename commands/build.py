@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..core.file_kinds import ENGINE, TIMING_CACHE
 from ..core.limits import LARGEST_WORKSPACE_MIB, is_size
-from .build_plugin import PluginKind, choose_plugin
-from .console import (
+from ..core.storage.file_kinds import ENGINE, TIMING_CACHE
+from .parts.build_plugin import PluginKind, choose_plugin
+from .parts.console import (
     Format,
     FormatOption,
     QuietOption,
@@ -23,11 +23,11 @@ from .console import (
     progress,
     say,
 )
-from .paths import INPUT, ForceOption, OutputPath
+from .parts.paths import INPUT, ForceOption, OutputPath
 
 if TYPE_CHECKING:
-    from ..core.engine_facts import ProfileFacts
-    from ..runtime.builder.build import BuildReport
+    from ..core.documents.engine_facts import ProfileFacts
+    from ..runtime.engine.builder.build import BuildReport
 
 
 class Backend(str, Enum):
@@ -92,8 +92,8 @@ def build(
     with progress() as step:
         step("Reading the model")
         from ..onnx_graph.onnx_file import OnnxFile
-        from ..runtime.builder.build import build_engine, plan_targets
-        from ..runtime.builder.request import BuildRequest
+        from ..runtime.engine.builder.build import build_engine, plan_targets
+        from ..runtime.engine.builder.request import BuildRequest
 
         path = output if output is not None else model.with_suffix(".engine")
         file = OnnxFile.read(model)
@@ -130,7 +130,7 @@ def parse_profiles(low: str | None, opt: str | None, high: str | None) -> list[P
     Raises:
         UsageError: one of the three is missing, does not parse, or names other inputs than the others.
     """
-    from ..core.engine_facts import ProfileFacts
+    from ..core.documents.engine_facts import ProfileFacts
     from ..core.errors import UsageError
 
     given = {"--min-shapes": low, "--opt-shapes": opt, "--max-shapes": high}

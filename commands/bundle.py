@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ..core.file_kinds import BUNDLE
 from ..core.limits import LARGEST_SEED, LARGEST_SIZE
-from .console import (
+from ..core.storage.file_kinds import BUNDLE
+from .parts.console import (
     Format,
     FormatOption,
     QuietOption,
@@ -26,7 +26,7 @@ from .console import (
     progress,
     say,
 )
-from .paths import INPUT, OutputPath
+from .parts.paths import INPUT, OutputPath
 
 if TYPE_CHECKING:
     from ..runtime.bundle.create import BundleFacts

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from ..core.file_kinds import FOLDER
 from ..core.limits import LARGEST_SEED
-from .console import (
+from ..core.storage.file_kinds import FOLDER
+from .parts.console import (
     Format,
     FormatOption,
     QuietOption,
@@ -22,7 +22,7 @@ from .console import (
     say,
     styled,
 )
-from .paths import ForceOption, OutputPath
+from .parts.paths import ForceOption, OutputPath
 
 
 def demo(

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from .console import QuietOption, VerboseOption, print_json, progress, say, styled
+from .parts.console import QuietOption, VerboseOption, print_json, progress, say, styled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ..doctor.abilities import Verdict
+    from ..doctor.probes import Finding, Probe, Status
     from ..plugins.library.facts import Arch
-    from ..runtime.doctor.abilities import Verdict
-    from ..runtime.doctor.probes import Finding, Probe, Status
 
     Looked = tuple[Status, str, str, tuple[str, ...]]
 
@@ -44,13 +44,13 @@ def doctor(
     """
     with progress() as step:
         step("Looking; each library is tried in a process of its own")
-        from ..runtime.doctor.abilities import ABILITIES, judge
-        from ..runtime.doctor.look import look
-        from ..runtime.doctor.probes import PROBES
-        from ..runtime.doctor.report import as_dict, as_markdown
+        from ..doctor.abilities import ABILITIES, judge
+        from ..doctor.probes import PROBES
+        from ..doctor.report import as_dict, as_markdown
+        from ..doctor.run_probes import run_probes
 
         wanted = _wanted(require, [ability.command for ability in ABILITIES])
-        findings = look((*PROBES, *_plugin_probes()))
+        findings = run_probes((*PROBES, *_plugin_probes()))
         verdicts = judge(findings, ABILITIES)
     if output_format is DoctorFormat.json:
         print_json(as_dict(findings, verdicts))
@@ -95,9 +95,9 @@ def _insist(wanted: Sequence[str], verdicts: Sequence[Verdict]) -> None:
 
 def _plugin_probes() -> tuple[Probe, ...]:
     """What the plugin library needs, asked of the code that builds it."""
+    from ..doctor.install_hints import pip_install
+    from ..doctor.probes import Probe
     from ..plugins.library.facts import ARCHITECTURES
-    from ..runtime.doctor.adding import pip_install
-    from ..runtime.doctor.probes import Probe
 
     compilers = tuple(
         Probe(
@@ -151,13 +151,13 @@ def _compiler(arch: Arch) -> Looked:
 
 def _compiler_package(arch: str) -> str:
     """The package of a native compiler, or of one that makes code for another processor."""
-    from ..core.processor import machine
+    from ..core.machine.processor import machine
 
     return f"sudo apt-get install {'g++' if machine() == arch else 'g++-' + arch.replace('_', '-') + '-linux-gnu'}"
 
 
 def _library() -> Looked:
-    from ..core.library_store import TENSORRT_PLUGIN, candidates
+    from ..core.storage.library_store import TENSORRT_PLUGIN, candidates
     from ..plugins.library.facts import parse_facts
 
     built = [parse_facts(found.facts, found.path) for found in candidates(TENSORRT_PLUGIN)]
@@ -172,9 +172,9 @@ def _library() -> Looked:
 def _cpu_library_probe() -> Probe:
     """The library that sessions on the CPU take by themselves: loaded for a trial if there is one."""
     from ..core.errors import LocalAttnError
-    from ..core.library_image import for_child
-    from ..core.library_store import CPU_KERNELS, candidates, find
-    from ..runtime.doctor.probes import Probe
+    from ..core.storage.library_image import for_child
+    from ..core.storage.library_store import CPU_KERNELS, candidates, find
+    from ..doctor.probes import Probe
 
     library, wrong = None, None
     try:
@@ -213,7 +213,7 @@ _COLOURS = {"ok": "green", "limited": "yellow", "missing": "yellow", "broken": "
 
 
 def _print(findings: Sequence[Finding], verdicts: Sequence[Verdict]) -> None:
-    from ..runtime.doctor.report import SIGNS, commands_to_add
+    from ..doctor.report import SIGNS, commands_to_add
 
     width = max(len(finding.title) for finding in findings)
     for area, title in _AREAS.items():

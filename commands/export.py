@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..core.file_kinds import ONNX
 from ..core.limits import LARGEST_SIZE
-from .console import (
+from ..core.storage.file_kinds import ONNX
+from .parts.console import (
     Format,
     FormatOption,
     QuietOption,
@@ -22,9 +22,9 @@ from .console import (
     progress,
     say,
 )
-from .export_module import ModuleRequest, export_users_module, open_axes, print_module, refuse_options
-from .export_steps import Mode, export_step_files, print_step_files
-from .paths import INPUT, ForceOption, OutputPath
+from .parts.export_module import ModuleRequest, export_users_module, open_axes, print_module, refuse_options
+from .parts.export_steps import Mode, export_step_files, print_step_files
+from .parts.paths import INPUT, ForceOption, OutputPath
 
 if TYPE_CHECKING:
     from ..exporter.export import ExportRequest
@@ -178,7 +178,7 @@ def export(
         asked = ModuleRequest(factory, factory_args, source, module_input or [], load_inputs, allow_pickle, output)
         with progress() as step:
             step("Loading PyTorch")
-            from ..exporter.module_export import ModuleOptions
+            from ..exporter.user_module.export_module import ModuleOptions
 
             options = ModuleOptions(max_seq_len=max_seq_len, **common)
             written, outcome = export_users_module(asked, options, step, dry_run=dry_run)
@@ -240,13 +240,13 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 def _print_plan(request: ExportRequest) -> None:
     from ..exporter.export import open_request
-    from ..exporter.open_sizes import open_specs
+    from ..exporter.source.dynamic_axes import dynamic_specs
 
     opened, source = open_request(request)
     for line in opened.notes:
         note(f"Note: {line}")
     say(f"Would export {source.class_name} to {request.output} ({request.dtype}, opset {request.opset}):")
-    for spec in open_specs(source, request.dtype, request.dynamic):
+    for spec in dynamic_specs(source, request.dtype, request.dynamic):
         say(f"  input   {spec.describe()}")
     say(f"  output  {source.output_name}")
     say(f"  window  {source.describe_window()}, {source.depth} attention layer(s)")

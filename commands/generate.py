@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..core.limits import LARGEST_SEED, LARGEST_SIZE
-from .console import (
+from .parts.console import (
     Format,
     FormatOption,
     PluginOption,
@@ -25,12 +25,12 @@ from .console import (
     say,
     warn,
 )
-from .paths import INPUT
+from .parts.paths import INPUT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..runtime.generate import Generator
+    from ..runtime.generation.generator import Generator
 
 # As shells report a program that Ctrl-C ended: 128 + SIGINT.
 INTERRUPTED = 130
@@ -90,7 +90,7 @@ def generate(
     bytes: text on a terminal, the bytes themselves in a pipe. Any other reads and writes numbers. Ctrl-C ends it after
     what has come, with exit code 130.
     """
-    from ..runtime.generate import Generator
+    from ..runtime.generation.generator import Generator
 
     settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     generator = Generator.open(model, provider, threads, plugin=plugin)
@@ -159,7 +159,7 @@ class _Run:
 
     def _round(self, first: int, rows: list[list[int]], *, live: bool) -> None:
         """Fill the rows; rows of the file's batch that nobody asked for are generated and dropped."""
-        from .token_output import writer_for
+        from .parts.token_output import writer_for
 
         begin = time.perf_counter()
         stream = self.generator.generate(self.prompt, self.max_tokens, first_row=first, **self.settings)
@@ -183,7 +183,7 @@ class _Run:
             self.finish = "positions"
 
     def _show(self, row: Sequence[int]) -> None:
-        from .token_output import RawBytes, writer_for
+        from .parts.token_output import RawBytes, writer_for
 
         writer = writer_for(bytes_model=self.is_text)
         for token in [*(self.prompt if self.echo else ()), *row]:
@@ -255,7 +255,7 @@ def _read_prompt(vocabulary: int, text: str | None, file: Path | None, ids: str 
 def _read_bytes(file: Path | None) -> bytes:
     """A file's bytes, or stdin's."""
     from ..core.errors import UsageError
-    from ..core.reading import read_plain
+    from ..core.storage.reading import read_plain
 
     if file is not None:
         try:

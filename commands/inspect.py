@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import PluginOption, QuietOption, VerboseOption, bytes_text, print_checks, say
-from .paths import INPUT, ForceOption
-from .report_output import OutputOption, ReportFormatOption, choose, show
+from .parts.console import PluginOption, QuietOption, VerboseOption, bytes_text, print_checks, say
+from .parts.paths import INPUT, ForceOption
+from .parts.report_output import OutputOption, ReportFormatOption, choose, show
 
 if TYPE_CHECKING:
     from ..onnx_graph.facts import OnnxFacts
-    from ..runtime.engine_inspect import EngineReport
+    from ..runtime.engine.inspect import EngineReport
 
 
 def inspect(
@@ -39,7 +39,7 @@ def inspect(
     destination = choose(output_format, output, force)
     if file.suffix == ".engine":
         from ..onnx_graph.windows import windows_of_sidecar
-        from ..runtime.engine_inspect import inspect_engine
+        from ..runtime.engine.inspect import inspect_engine
 
         report = inspect_engine(file, plugin)
         windows = [view.to_dict() for view in windows_of_sidecar(report.facts.model)]
@@ -108,7 +108,7 @@ def _print_engine(report: EngineReport) -> None:
 
 
 def _window(attributes: dict[str, Any]) -> str:
-    from ..core.node import geometry_of
+    from ..core.nodes.attention import geometry_of
 
     try:
         return geometry_of(attributes).describe()

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..core.file_kinds import NPZ
 from ..core.limits import LARGEST_SEED, MOST_SEEDS, is_size
-from .console import PluginOption, QuietOption, VerboseOption, finite, missing_package, note, progress, say
-from .paths import INPUT, ForceOption, OutputPath
-from .report_output import OutputOption, ReportFormatOption, choose, show
+from ..core.storage.file_kinds import NPZ
+from .parts.console import PluginOption, QuietOption, VerboseOption, finite, missing_package, note, progress, say
+from .parts.paths import INPUT, ForceOption, OutputPath
+from .parts.report_output import OutputOption, ReportFormatOption, choose, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,21 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..core.file_kinds import LIBRARY, REWRITTEN
 from ..core.limits import MOST_JOBS
-from . import plugin_cpu
-from .console import (
-    Format,
-    FormatOption,
-    QuietOption,
-    VerboseOption,
-    bytes_text,
-    note,
-    print_json,
-    progress,
-    say,
-)
-from .paths import INPUT, ForceOption, OutputPath
+from ..core.storage.file_kinds import LIBRARY, REWRITTEN
+from .parts import plugin_cpu
+from .parts.console import Format, FormatOption, QuietOption, VerboseOption, bytes_text, note, print_json, progress, say
+from .parts.paths import INPUT, ForceOption, OutputPath
 
 if TYPE_CHECKING:
     from ..plugins.library.facts import Arch, LibraryFacts
@@ -70,7 +60,7 @@ def build(
     library has PTX for later GPUs besides the machine code of its targets. For onnxruntime it needs the C++ compiler.
     """
     from ..core.errors import UsageError
-    from ..core.library_store import prepare_cache
+    from ..core.storage.library_store import prepare_cache
     from ..plugins.compilers import find_compiler
     from ..plugins.kernel.targets import target as target_called
     from ..plugins.library.build import build_library, up_to_date
@@ -153,7 +143,7 @@ def list_libraries(
     quiet: QuietOption = False,
 ) -> None:
     """Show the libraries that may be loaded by themselves, the newest of each kind first, and what is in them."""
-    from ..core.library_store import CPU_KERNELS, TENSORRT_PLUGIN, candidates
+    from ..core.storage.library_store import CPU_KERNELS, TENSORRT_PLUGIN, candidates
     from ..plugins.cpu.facts import parse_facts as parse_cpu_facts
     from ..plugins.library.facts import parse_facts
 
@@ -187,10 +177,10 @@ def check(
 
     Into TensorRT's plugin registry, without a GPU; or into onnxruntime, where each kernel runs once.
     """
-    from ..core.library_store import CPU_KERNELS, TENSORRT_PLUGIN, kind_of, read_named
+    from ..core.storage.library_store import CPU_KERNELS, TENSORRT_PLUGIN, kind_of, read_named
+    from ..plugins.aot.availability import why_not as why_not_ahead_of_time
     from ..plugins.library.facts import find_library, host_arch
     from ..plugins.library.registry import load_into_registry
-    from ..plugins.quick.availability import why_not as why_not_ahead_of_time
 
     if backend == plugin_cpu.BACKEND or (not backend and library is not None and kind_of(library) is CPU_KERNELS):
         plugin_cpu.check(library, as_json=output_format is Format.json)
@@ -253,7 +243,7 @@ def _is_cpu(backend: str) -> bool:
 
 def _file_name(models: list[Path]) -> str:
     """The name of a library in the cache: one for the full set, one for each set of models."""
-    from ..core.library_store import TENSORRT_PLUGIN
+    from ..core.storage.library_store import TENSORRT_PLUGIN
 
     name = Path(TENSORRT_PLUGIN.file_name)
     return f"{name.stem}-{'-'.join(model.stem for model in models)[:80]}{name.suffix}" if models else str(name)
@@ -297,7 +287,7 @@ def _backends(text: str) -> list[Backend]:
 def _prepare(backend: Backend) -> None:
     """TensorRT-RTX's library gets the name that its own wheel looks for."""
     from ..core.errors import MissingDependency
-    from ..runtime.rtx_library import preload
+    from ..runtime.engine.rtx_library import preload
 
     if backend == "tensorrt-rtx":
         try:

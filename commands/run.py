@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..core.file_kinds import NPZ
 from ..core.limits import LARGEST_SEED, MOST_ITERATIONS
-from .console import Format, FormatOption, PluginOption, QuietOption, VerboseOption, say, warn
-from .paths import INPUT, ForceOption, OutputPath
+from ..core.storage.file_kinds import NPZ
+from .parts.console import Format, FormatOption, PluginOption, QuietOption, VerboseOption, say, warn
+from .parts.paths import INPUT, ForceOption, OutputPath
 
 if TYPE_CHECKING:
     from ..runtime.session import Arrays, Session
@@ -42,9 +42,9 @@ def run(
     quiet: QuietOption = False,
 ) -> None:
     """Run an exported model and show what it returns."""
-    from ..core.engine_facts import read_model_facts
-    from ..runtime.arrays import load_arrays, save_arrays
-    from ..runtime.one_call import check_call, draw_call
+    from ..core.documents.engine_facts import read_model_facts
+    from ..runtime.inputs.arrays import load_arrays, save_arrays
+    from ..runtime.inputs.example_inputs import check_call, draw_call
     from ..runtime.session import load
 
     session = load(model, provider, threads, plugin=plugin)

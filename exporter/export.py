@@ -14,28 +14,27 @@ from typing import Any, Literal, cast
 
 import onnx_ir as ir
 
+from ..core.documents.sidecar import CheckRecord, Sidecar
 from ..core.errors import UsageError
-from ..core.file_kinds import ONNX
-from ..core.files import sha256
-from ..core.outputs import Output, check_outputs, writing
-from ..core.sidecar import CheckRecord, Sidecar
-from ..runtime.arrays import check_drawable
-from . import graph
-from .artefact import finish_export, output_specs, package_versions, window_facts
+from ..core.machine.resident_memory import release_memory
+from ..core.storage.file_kinds import ONNX
+from ..core.storage.files import sha256
+from ..core.storage.outputs import Output, check_outputs, writing
+from ..runtime.inputs.arrays import check_drawable
+from .artifact.options import FileOptions
+from .artifact.publish import finish_export, output_specs, package_versions, window_facts
+from .artifact.serialize import message, read_message
 from .checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
-from .checks.audit import Shape, Taken, allowed, check_audit, freest, graph_shapes
 from .checks.loads import check_loads, check_model
 from .checks.parity import check_parity
-from .checks.sweep import open_checks
-from .checks.witness import check_witness
-from .file_options import FileOptions
-from .lowering import functions
+from .checks.quadratic_memory import Shape, Taken, allowed, check_quadratic_memory, freest, graph_shapes
+from .checks.sweep import dynamic_checks
+from .checks.window import check_window
+from .lowering import functions, trace
+from .lowering.quantize import quantize_weights
 from .models.family import TORCH_DTYPE, ShapeRequest
-from .open_sizes import at_open_sizes, check_axes, dimensions, open_specs
-from .quantize import quantize_weights
-from .resident import give_back
-from .source import SourceModel
-from .streaming import message, read_message
+from .source.dynamic_axes import at_dynamic_sizes, check_axes, dimensions, dynamic_specs
+from .source.source_model import SourceModel
 
 # Sequence length from which one set of random inputs has to do.
 LONG_INPUT = 2048
@@ -101,7 +100,7 @@ def open_request(request: ExportRequest) -> tuple[OpenedCheckpoint, SourceModel]
         MissingDependency: the inputs do not fit into memory.
     """
     check_precision(request)
-    graph.check_opset(request.opset)
+    trace.check_opset(request.opset)
     check_outputs([Output(request.output, ONNX)], inputs=request.inputs, overwrite=request.overwrite)
     sizes = {"heads": request.shapes.heads, "dim_head": request.shapes.dim_head}
     overrides = {name: size for name, size in sizes.items() if size is not None}
@@ -109,7 +108,7 @@ def open_request(request: ExportRequest) -> tuple[OpenedCheckpoint, SourceModel]
     source = opened.source(request.shapes)
     check_axes(source, request.dynamic)
     check_drawable(source.inputs(request.dtype))  # the checks of the written file draw them
-    return opened, at_open_sizes(source, request.shapes, request.dynamic) if request.dynamic else source
+    return opened, at_dynamic_sizes(source, request.shapes, request.dynamic) if request.dynamic else source
 
 
 def check_precision(request: ExportRequest) -> None:
@@ -145,10 +144,10 @@ def export(request: ExportRequest, progress: Progress = lambda _: None) -> Expor
     with writing(Output(request.output, ONNX), inputs=request.inputs, overwrite=request.overwrite) as folder:
         progress("Reading the checkpoint")
         opened, source = open_request(request)
-        give_back(request.checkpoint)
+        release_memory(request.checkpoint)
         progress("Tracing the model")
         axes = dimensions(source, request.dynamic) if request.dynamic else None
-        model = graph.trace(source, request.dtype, request.opset, axes)
+        model = trace.trace(source, request.dtype, request.opset, axes)
         functions.attach_functions(model)
         if request.weights is not None:
             progress("Quantizing")
@@ -172,25 +171,25 @@ def _run_checks(path: Path, source: SourceModel, request: ExportRequest, progres
     if request.dynamic:
         progress("Checking, over a sweep of sizes")
         tolerance = request.tolerance(request.precision)
-        yield from open_checks(path, source, request.dtype, request.dynamic, tolerance)
+        yield from dynamic_checks(path, source, request.dtype, request.dynamic, tolerance)
         return
     progress("Checking: ONNX")
     yield check_model(path)
     progress("Checking: onnxruntime")
     record, session = check_loads(path)
     yield record
-    progress("Checking: parity with the float64 oracle")
+    progress("Checking: parity with the float64 reference")
     tolerance = request.tolerance(request.precision)
     seeds = request.seeds or ((0, 1) if source.shapes.seq_len <= LONG_INPUT else (0,))
     first_run: dict[str, dict[str, Any]] = {}
     yield check_parity(session, source, request.dtype, tolerance, seeds, first_run)
     model = read_message(path)
     session.wake()
-    give_back()
+    release_memory()
     progress("Checking: window witness")
-    yield check_witness(model, session, source, request.dtype, first_run, nodes_only=request.weights is not None)
+    yield check_window(model, session, source, request.dtype, first_run, nodes_only=request.weights is not None)
     progress("Checking: memory audit")
-    audit = check_audit(model, source, lambda taken: _retrace(request, source, taken))
+    audit = check_quadratic_memory(model, source, lambda taken: _retrace(request, source, taken))
     yield allowed(audit) if request.allow_quadratic else audit
 
 
@@ -204,7 +203,7 @@ def _retrace(request: ExportRequest, source: SourceModel, taken: Taken) -> tuple
 
     other = next(freest(range(length - step, 0, -step), with_padding, taken))
     shorter = source.at(replace(request.shapes, seq_len=other))
-    model = graph.trace(shorter, request.dtype, request.opset)
+    model = trace.trace(shorter, request.dtype, request.opset)
     if request.weights is not None:  # tensors are told apart by their names
         model = quantize_weights(model)
     return with_padding(other), graph_shapes(message(model))
@@ -225,7 +224,7 @@ def sidecar_of(
         "class_name": source.class_name,
         "kwargs": source.args.model_dump(mode="json"),
         "hyper_connections": opened.resolved.hyper_connections,
-        "inputs": open_specs(source, request.dtype, request.dynamic),
+        "inputs": dynamic_specs(source, request.dtype, request.dynamic),
         "outputs": output_specs(model),
         "seq_len": source.shapes.seq_len,
         "batch": source.shapes.batch,
@@ -234,7 +233,7 @@ def sidecar_of(
         "options": ({"causal": True} if source.shapes.causal else {})
         | ({} if request.weights is None else {"weights": request.weights}),
         "opset": request.opset,
-        "windows": [window_facts(node) for node in graph.attention_nodes(model)],
+        "windows": [window_facts(node) for node in trace.attention_nodes(model)],
         "function_body": request.function_body,
         "external_data": data,
         "versions": package_versions(),

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..core.documents.sidecar import Sidecar
+from ..core.documents.window_view import WindowView, bias_views, views
 from ..core.errors import UsageError
-from ..core.sidecar import Sidecar
-from ..core.size_sweep import OPEN_BATCH
 from ..core.tensors import TensorSpec
-from ..core.window_view import WindowView, bias_views, views
+from ..runtime.inputs.size_sweep import OPEN_BATCH
 from ..runtime.parity.compare import compare_models
 from ..runtime.parity.report import ORACLE, ParityReport, ParityRequest, altered
 from ..runtime.parity.runner import FileRunner, StepRunner, open_runner
 from .checkpoint.config import RawConfig
 from .checkpoint.open_checkpoint import open_checkpoint
+from .checks.steps import whole_sequence
 from .models.family import ShapeRequest
-from .open_sizes import BATCH, SEQUENCE
-from .reference_runner import ReferenceRunner
-from .source import SourceModel, signature
-from .steps.check import whole_sequence
-from .steps.source import StepSource
+from .source.dynamic_axes import BATCH, SEQUENCE
+from .source.reference_runner import ReferenceRunner
+from .source.source_model import SourceModel, signature
+from .source.step_source import StepSource
 
 
 def run_parity(request: ParityRequest, progress: Callable[[str], None] = lambda _: None) -> ParityReport:

@@ -13,21 +13,21 @@ from typing import Literal
 
 import onnx_ir as ir
 
+from ..core.documents.sidecar import CheckRecord, Sidecar
 from ..core.errors import UsageError
-from ..core.file_kinds import ONNX
-from ..core.outputs import Output, check_outputs, writing
-from ..core.sidecar import CheckRecord, Sidecar
+from ..core.storage.file_kinds import ONNX
+from ..core.storage.outputs import Output, check_outputs, writing
 from ..runtime.session import Session
-from .artefact import demand, drop_attention_bodies, output_specs, publish_models, save_model, window_facts
+from .artifact.publish import demand, drop_attention_bodies, output_specs, publish_models, save_model, window_facts
 from .checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
 from .checks.loads import check_loads, check_model
+from .checks.steps import check_step_parity
 from .export import ExportReport, ExportRequest, Progress, check_precision, sidecar_of
-from .graph import check_opset
-from .quantize import quantize_weights
-from .steps.check import check_step_parity
-from .steps.graph import step_nodes, trace_step
-from .steps.shared_weights import share_weights
-from .steps.source import StepSource, largest_chunk
+from .lowering.quantize import quantize_weights
+from .lowering.shared_weights import share_weights
+from .lowering.trace import check_opset
+from .lowering.trace_step import step_nodes, trace_step
+from .source.step_source import StepSource, largest_chunk
 
 DEFAULT_CHUNK = 64
 
@@ -166,7 +166,7 @@ def _check(parts: list[_Part], asked: ExportRequest, progress: Callable[[str], N
         yield check_model(part.staged)
         record, session = check_loads(part.staged)
         yield record
-        progress(f"Checking: {part.path.name} token by token against the float64 oracle")
+        progress(f"Checking: {part.path.name} token by token against the float64 reference")
         then = sessions.get(1) if part.source.chunk > 1 else None
         sessions[part.source.chunk] = session
         yield check_step_parity(session, part.source, asked.dtype, tolerance, then)

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UsageError
-from ..core.files import is_file
-from ..core.node import DOMAIN
+from ..core.nodes.attention import DOMAIN
+from ..core.storage.files import is_file
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec
 from .graph_values import graphs_of
 from .onnx_file import OnnxFile
 from .wire_scan import lies_inside
 
 if TYPE_CHECKING:
-    from ..core.sidecar import Sidecar
+    from ..core.documents.sidecar import Sidecar
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def inspect_onnx(path: Path | OnnxFile) -> OnnxFacts:
         UsageError: no such file, no ONNX model in it, a node of this project whose attributes are not what its
             contract says, or a sidecar that is broken.
     """
-    from ..core.sidecar import read_sidecar
+    from ..core.documents.sidecar import read_sidecar
 
     file = OnnxFile.read(path)
     model = file.parse()
@@ -161,7 +161,7 @@ def check_nodes(name: str, model: Any) -> None:
     Raises:
         UsageError: it names the node and the attribute.
     """
-    from ..core.node_check import check_attributes
+    from ..core.nodes.check import check_attributes
 
     shapes = {value.name: _spec(value).shape for value in (*model.graph.input, *model.graph.value_info)}
     for node in _all_nodes(model.graph):

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import CheckFailed, UsageError
-from ..core.publishing import check_unchanged
-from ..core.reading import check_plain, open_plain
+from ..core.storage.publishing import check_unchanged
+from ..core.storage.reading import check_plain, open_plain
 from .loops import LOOP, check_loops
 from .wire_scan import MOST_NODES, Scan, lies_inside, scan
 

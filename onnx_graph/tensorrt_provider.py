@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UsageError
-from ..core.file_kinds import REWRITTEN
-from ..core.files import publish, sha256
-from ..core.fused_node import FUSED_DOMAIN
-from ..core.node import DOMAIN, VARIANT_BY_OP_TYPE
-from ..core.outputs import Output, writing
+from ..core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE
+from ..core.nodes.fused import FUSED_DOMAIN
+from ..core.storage.file_kinds import REWRITTEN
+from ..core.storage.files import publish, sha256
+from ..core.storage.outputs import Output, writing
 from . import inlining
 from .onnx_file import OnnxFile
 

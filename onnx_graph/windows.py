@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..core.documents.window_view import WindowView, bias_views, views
 from ..core.errors import UsageError
 from ..core.geometry import WindowGeometry
-from ..core.node import geometry_of
-from ..core.window_view import WindowView, bias_views, views
+from ..core.nodes.attention import geometry_of
 
 if TYPE_CHECKING:
-    from ..core.sidecar import Sidecar
+    from ..core.documents.sidecar import Sidecar
     from .facts import OnnxFacts
 
 

@@ -9,7 +9,7 @@ import subprocess
 from dataclasses import dataclass
 
 from ..core.errors import MissingDependency, UsageError
-from ..core.processor import Arch
+from ..core.machine.processor import Arch
 
 # Commands in the order they are tried; one is taken if it says that it makes code for the processor.
 _COMMANDS: dict[Arch, tuple[str, ...]] = {

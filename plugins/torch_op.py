@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.geometry import WindowGeometry
-from ..core.node import HEADS_FIRST, LOWEST_BIAS, SELF_SCORE, SEQUENCE_FIRST, NodeAttributes, check_xpos
+from ..core.nodes.attention import HEADS_FIRST, LOWEST_BIAS, SELF_SCORE, SEQUENCE_FIRST, NodeAttributes, check_xpos
 from .kernel.spec import LARGEST_HEAD_DIM, SMALLEST_HEAD_DIM, why_unsupported
 
 # Queries per step of the reference: enough to keep matrix products busy, few enough to keep scores small.

@@ -37,7 +37,7 @@ def bisect_page(document: Document) -> Page:
 
 def bisect_charts(document: Document) -> dict[str, tuple[Chart, ...]]:
     """The relative error along the graph."""
-    from .svg_errors import Step, error_steps
+    from .svg.errors import Step, error_steps
 
     rows, fault = document["boundaries"], document["fault"]
     steps = [Step(boundary_name(row), float(row["relative_rms"]), row["passed"]) for row in rows]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .model_sections import Document, window_titles, windows_of
 from .page import Chart
-from .svg import Bar, bars
+from .svg.bars import Bar, bars
 from .window_charts import window_charts
 
 _MOST_OPERATORS = 8

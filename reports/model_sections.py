@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..core.window_view import WindowExample, WindowView
+from ..core.documents.window_view import WindowExample, WindowView
 from .figures import figure
 from .page import Section
 from .table import Column, Mark, Table

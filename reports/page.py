@@ -20,7 +20,7 @@ _TEMPLATES = Path(__file__).resolve().parent / "templates"
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawing of `svg.py`, with a caption that says what it shows."""
+    """A drawing of `bars.py`, with a caption that says what it shows."""
 
     drawing: Markup
     caption: str

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ..core.error_spread import ErrorSpread
+from ..core.documents.error_spread import ErrorSpread
 from .model_sections import Document, window_titles, windows_of
 from .page import Chart
 from .parity_page import errors_title, files_of, prefix
-from .svg_errors import error_histogram, error_positions
+from .svg.errors import error_histogram, error_positions
 from .window_charts import window_charts
 
 

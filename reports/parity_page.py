@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
-from ..core.error_spread import ErrorSpread
+from ..core.documents.error_spread import ErrorSpread
 from .figures import figure, percent
 from .model_sections import (
     Document,

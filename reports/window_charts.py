@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..core.window_view import WindowView
+from ..core.documents.window_view import WindowView
 from .model_sections import example_text
 from .page import Chart
-from .svg_window import chosen_query, reach_picture, shown, single_positions, window_picture
+from .svg.window import chosen_query, reach_picture, shown, single_positions, window_picture
 
 
 def window_charts(view: WindowView) -> tuple[Chart, ...]:

@@ -15,17 +15,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .generate import Generator
+    from .generation.generator import Generator
+    from .generation.step_session import StepSession, open_step
     from .session import Session, load
-    from .step_session import StepSession, open_step
 
 # Public name → the module that defines it.
 _PUBLIC = {
-    "Generator": ".generate",
+    "Generator": ".generation.generator",
     "Session": ".session",
-    "StepSession": ".step_session",
+    "StepSession": ".generation.step_session",
     "load": ".session",
-    "open_step": ".step_session",
+    "open_step": ".generation.step_session",
 }
 __all__ = ["Generator", "Session", "StepSession", "load", "open_step"]
 

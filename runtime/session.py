@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from ..core.errors import MissingDependency, UsageError
 from ..core.limits import check_threads
-from ..core.publishing import check_unchanged
-from ..core.reading import check_plain
+from ..core.storage.publishing import check_unchanged
+from ..core.storage.reading import check_plain
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec, format_shape
 from ..onnx_graph.onnx_file import OnnxFile
 
@@ -130,7 +130,7 @@ class Backend:
 BACKENDS: dict[str, Backend] = {
     ".onnx": Backend(
         name="onnxruntime",
-        module=".onnxruntime_session",
+        module=".ort.session",
         opener="open_file",
         needs="onnxruntime",
         has="InferenceSession",
@@ -138,7 +138,7 @@ BACKENDS: dict[str, Backend] = {
     ),
     ".engine": Backend(
         name="tensorrt",
-        module=".engine_session",
+        module=".engine.session",
         opener="open_file",
         needs="polygraphy",
         has="config",

@@ -86,9 +86,11 @@ def localattn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 
     def call(*arguments: object) -> Finished:
         monkeypatch.setattr(sys, "argv", ["localattn", *map(str, arguments)])
-        monkeypatch.setattr("localattn.commands.console.Verbosity.verbose", False)
-        monkeypatch.setattr("localattn.commands.console.Verbosity.quiet", False)
-        monkeypatch.setattr("localattn.core.process.owned", False)  # what `main` sets is not left to other tests
+        monkeypatch.setattr("localattn.commands.parts.console.Verbosity.verbose", False)
+        monkeypatch.setattr("localattn.commands.parts.console.Verbosity.quiet", False)
+        monkeypatch.setattr(
+            "localattn.core.machine.process.owned", False
+        )  # what `main` sets is not left to other tests
         capsys.readouterr()
         code = 0
         try:

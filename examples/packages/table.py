@@ -35,9 +35,17 @@ import torch
 from torch import nn
 
 from localattn.core.errors import LocalAttnError
-from localattn.exporter.module_export import ModuleOptions, export_module
-from localattn.exporter.module_inputs import SEQUENCE, axis_sizes, bind, call, name_axes, parse_input, with_token_limits
-from localattn.exporter.module_outputs import as_arrays
+from localattn.exporter.user_module.export_module import ModuleOptions, export_module
+from localattn.exporter.user_module.inputs import (
+    SEQUENCE,
+    axis_sizes,
+    bind,
+    call,
+    name_axes,
+    parse_input,
+    with_token_limits,
+)
+from localattn.exporter.user_module.outputs import as_arrays
 
 TOKENS = "int64:[1,128]"
 MASK = "mask:bool:[1,128]"
@@ -209,12 +217,12 @@ class Row:
     exports: str = ""
     error: str = ""
     window: str = ""
-    open_length: str = ""
+    dynamic_length: str = ""
 
     def cells(self) -> list[str]:
         """The row, as in `HEAD`."""
         m = self.model
-        return [m.package, self.version, m.about, self.exports, self.error, self.window, self.open_length, m.limits]
+        return [m.package, self.version, m.about, self.exports, self.error, self.window, self.dynamic_length, m.limits]
 
 
 HEAD = ("package", "version", "model", "exports", "largest error", "window proven", "open length", "not supported, why")
@@ -261,13 +269,13 @@ def measure(model: Model) -> Row:
                 options = ModuleOptions(dynamic=(SEQUENCE,), overwrite=True, allow_quadratic=model.allow_quadratic)
                 opened = export_module(module, model.inputs, path, options)
             figures = next(record.figures for record in opened.sidecar.checks if record.name == "parity")
-            open_length = f"yes, {figures['trials']} sizes to {float(figures['max_abs']):.1e}"
+            dynamic_length = f"yes, {figures['trials']} sizes to {float(figures['max_abs']):.1e}"
         except LocalAttnError as error:
-            open_length = f"no: {first_line(error)}"
+            dynamic_length = f"no: {first_line(error)}"
     left = sum("does not call it" not in x.why for x in report.replacement.left)
     exports = f"yes, {len(report.replacement.replaced)} layer(s)" + (f", {left} left as they are" if left else "")
     error = f"{float(parity.figures['max_abs']):.1e}"
-    return Row(model, release, exports, error, proven if witness.status == "passed" else witness.detail, open_length)
+    return Row(model, release, exports, error, proven if witness.status == "passed" else witness.detail, dynamic_length)
 
 
 def measure_plain(model: Model) -> list[str]:

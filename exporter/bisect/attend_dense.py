@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.node import LOWEST_BIAS, SELF_SCORE
+from ...core.nodes.attention import LOWEST_BIAS, SELF_SCORE
 from .evidence import Evidence
 from .reference import Floats
 

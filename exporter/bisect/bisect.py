@@ -12,16 +12,16 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from ...core.engine_facts import read_model_facts
+from ...core.documents.engine_facts import read_model_facts
 from ...core.errors import UsageError
 from ...core.tolerance import tolerance_for
 from ...onnx_graph.onnx_file import OnnxFile
-from ...runtime.arrays import load_arrays, random_inputs
+from ...runtime.inputs.arrays import load_arrays, random_inputs
 from ...runtime.parity.report import ParityRequest
 from ...runtime.parity.runner import SessionRunner
 from ...runtime.session import Session, check_inputs, load, read_once
 from ..parity import check_signature, source_of_file
-from ..source import SourceModel
+from ..source.source_model import SourceModel
 from .boundaries import Boundary, GraphIndex, find_boundaries
 from .causes import likely_cause
 from .evidence import Evidence, Measured, measure

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from ...core.node import DOMAIN
+from ...core.nodes.attention import DOMAIN
 from .reference import Floats, Recording
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import onnx
 
-from ...core.engine_facts import ENGINE_SUFFIX, EngineFacts, read_engine_facts
+from ...core.documents.engine_facts import ENGINE_SUFFIX, EngineFacts, read_engine_facts
 from ...core.errors import CheckFailed, UsageError
-from ...core.files import sha256
+from ...core.storage.files import sha256
 from ...runtime.session import Session, load
 from .request import BisectRequest
 
@@ -72,9 +72,9 @@ def open_marked(document: onnx.ModelProto, values: Sequence[str], folder: Path, 
 
 
 def _build(marked: Path, facts: EngineFacts, request: BisectRequest) -> Path:
-    from ...runtime.builder.build import build_engine
-    from ...runtime.builder.request import BuildRequest, PluginChoice
-    from ...runtime.tensorrt_plugins import find_library
+    from ...runtime.engine.builder.build import build_engine
+    from ...runtime.engine.builder.request import BuildRequest, PluginChoice
+    from ...runtime.engine.plugins import find_library
 
     plugin = PluginChoice()
     if facts.plugin is not None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..source import SourceModel
+from ..source.source_model import SourceModel
 
 Floats = NDArray[np.float64]
 

@@ -20,9 +20,9 @@ from typing import Any
 
 from ...core.error_texts import close_match, shown
 from ...core.errors import MissingDependency, UsageError
-from ...core.file_kinds import CONFIG_SUFFIXES
-from ...core.nesting import check_nesting
-from ...core.reading import read_plain
+from ...core.storage.file_kinds import CONFIG_SUFFIXES
+from ...core.storage.nesting import check_nesting
+from ...core.storage.reading import read_plain
 from ..models.arguments import Arguments
 from ..models.registry import CLASSES, ClassEntry
 

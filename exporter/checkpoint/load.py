@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...core.errors import MissingDependency, UsageError
-from ...core.file_kinds import configs_beside
-from ...core.files import sha256
-from ...core.reading import check_plain, open_plain
+from ...core.storage.file_kinds import configs_beside
+from ...core.storage.files import sha256
+from ...core.storage.reading import check_plain, open_plain
 from .unwrap import plain_state
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..models.family import ShapeRequest
 from ..models.registry import detect_family
-from ..source import SourceModel
+from ..source.source_model import SourceModel
 from .config import RawConfig, adds_residual_only, load_config
 from .infer_config import Resolved, infer_config
 from .load import LoadedCheckpoint, find_config, load_state

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import onnx
 
-from ...core.sidecar import CheckRecord
-from .audit import Shape, Taken, elements, still_square, taken_sizes
+from ...core.documents.sidecar import CheckRecord
 from .probe import NodeProbe, probes
-from .witness import Findings, witness_node
+from .quadratic_memory import Shape, Taken, elements, still_square, taken_sizes
+from .window import Findings, check_node_window
 
 _WITNESS, _AUDIT = "window witness", "memory audit"
 # Twice the length takes twice the memory, and a little for what does not divide; four times would be quadratic.
@@ -35,7 +35,7 @@ def check_layer_windows(model: onnx.ModelProto, absent: Sequence[str]) -> CheckR
     findings, small = Findings(), []
     for probe in different:
         one = Findings()
-        witness_node(_at_some_length(probe), one)
+        check_node_window(_at_some_length(probe), one)
         findings.boundaries += one.boundaries
         findings.faults += one.faults
         if not (one.back and one.ahead):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...core.sidecar import CheckRecord
-from ...runtime.onnxruntime_session import open_file
+from ...core.documents.sidecar import CheckRecord
+from ...runtime.ort.session import open_file
 from ...runtime.session import Session
 
 

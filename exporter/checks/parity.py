@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ...core.documents.sidecar import CheckRecord
 from ...core.errors import CheckFailed, UsageError
-from ...core.sidecar import CheckRecord
 from ...core.tolerance import Tolerance
-from ...runtime.arrays import random_inputs
+from ...runtime.inputs.arrays import random_inputs
 from ...runtime.parity.compare import compare, worst_of
 from ...runtime.parity.comparison import Comparison
 from ...runtime.parity.inputs import InputSet
 from ...runtime.parity.runner import Runner, Sample, SessionRunner
 from ...runtime.session import Arrays, Session
-from ..reference_runner import ReferenceRunner
-from ..source import SourceModel
+from ..source.reference_runner import ReferenceRunner
+from ..source.source_model import SourceModel
 
 _NAME = "parity"
 

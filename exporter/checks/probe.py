@@ -14,9 +14,9 @@ import onnx.inliner
 from numpy.typing import NDArray
 
 from ...core.geometry import WindowGeometry
-from ...core.node import DOMAIN, VARIANT_BY_OP_TYPE, NodeVariant, geometry_of
+from ...core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE, NodeVariant, geometry_of
 from ...core.tensors import TensorSpec
-from ...runtime.onnxruntime_session import open_bytes
+from ...runtime.ort.session import open_bytes
 from ...runtime.session import Session
 
 _ELEMENT = {

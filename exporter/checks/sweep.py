@@ -11,20 +11,20 @@ from pathlib import Path
 
 import onnx
 
-from ...core.sidecar import CheckRecord
-from ...core.size_sweep import sweep_sizes
+from ...core.documents.sidecar import CheckRecord
 from ...core.tolerance import Tolerance
-from ...runtime.arrays import random_inputs
+from ...runtime.inputs.arrays import random_inputs
+from ...runtime.inputs.size_sweep import sweep_sizes
 from ...runtime.parity.inputs import InputSet
-from ..open_sizes import BATCH, SEQUENCE
-from ..reference_runner import ReferenceRunner
-from ..source import SourceModel
+from ..source.dynamic_axes import BATCH, SEQUENCE
+from ..source.reference_runner import ReferenceRunner
+from ..source.source_model import SourceModel
 from .layers import check_layer_memory, check_layer_windows
 from .loads import check_loads, check_model
 from .parity import check_input_sets
 
 
-def open_checks(
+def dynamic_checks(
     path: Path, source: SourceModel, dtype: str, axes: Sequence[str], tolerance: Tolerance
 ) -> Iterator[CheckRecord]:
     """Each check of a written file, cheapest first."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...core.geometry import WindowGeometry
-from ...core.node import HEADS_FIRST, NodeVariant, geometry_of
+from ...core.nodes.attention import HEADS_FIRST, NodeVariant, geometry_of
 
 # Scores, in bytes, that one part computes at a time, and the most parts of a body.
 PART_BYTES, MOST_PARTS = 16 << 20, 32

@@ -31,7 +31,7 @@ from typing import Any, Protocol
 import onnx_ir as ir
 from onnxscript import build_function
 
-from ...core.node import DOMAIN, LOWEST_BIAS, OUTSIDE_SCORE, SELF_SCORE, VARIANT_BY_OP_TYPE, NodeVariant
+from ...core.nodes.attention import DOMAIN, LOWEST_BIAS, OUTSIDE_SCORE, SELF_SCORE, VARIANT_BY_OP_TYPE, NodeVariant
 from .attention_facts import BodyFacts, Part, facts_of
 
 # Above `OUTSIDE_SCORE`: a row all of whose visible keys are masked spreads over those keys alone, whose

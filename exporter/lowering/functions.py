@@ -7,9 +7,9 @@ from typing import Protocol
 
 import onnx_ir as ir
 
-from ...core.fused_node import FUSED_BY_OP_TYPE, FUSED_DOMAIN
-from ...core.node import DOMAIN, VARIANT_BY_OP_TYPE
-from ...core.step_node import STEP_VARIANT_BY_OP_TYPE
+from ...core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE
+from ...core.nodes.fused import FUSED_BY_OP_TYPE, FUSED_DOMAIN
+from ...core.nodes.step import STEP_VARIANT_BY_OP_TYPE
 from .attention_function import build_attention
 from .fused_functions import build_fused
 from .step_function import build_step

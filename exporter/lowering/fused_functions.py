@@ -12,7 +12,7 @@ from typing import Any
 import onnx_ir as ir
 from onnxscript import build_function
 
-from ...core.fused_node import FUSED_BY_OP_TYPE, FUSED_DOMAIN
+from ...core.nodes.fused import FUSED_BY_OP_TYPE, FUSED_DOMAIN
 
 _FIRST_INT64 = -(1 << 63)
 # The first opset with Gelu.

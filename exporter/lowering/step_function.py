@@ -12,8 +12,8 @@ from typing import Any
 import onnx_ir as ir
 from onnxscript import build_function
 
-from ...core.node import DOMAIN
-from ...core.step_node import STEP_VARIANT_BY_OP_TYPE
+from ...core.nodes.attention import DOMAIN
+from ...core.nodes.step import STEP_VARIANT_BY_OP_TYPE
 
 STEP_ATTRIBUTE_TYPES: Mapping[str, ir.AttributeType] = {
     "window_size": ir.AttributeType.INT,

@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ...core.documents.window_view import WindowView, views
 from ...core.errors import UsageError
 from ...core.geometry import WindowGeometry
-from ...core.step_node import ring_slots
-from ...core.window_view import WindowView, views
+from ...core.nodes.step import ring_slots
 from .arguments import Arguments
 from .inference import Findings, TensorShapes
 
@@ -57,7 +57,7 @@ class ShapeRequest:
     attn_bias: bool = False
     causal: bool = False
     full_mask: bool = False
-    open_length: bool = False
+    dynamic_length: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Sizes:
     attn_bias: bool
     causal: bool = False
     full_mask: bool = False
-    open_length: bool = False
+    dynamic_length: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ...core.errors import LocalAttnError
-from ...core.file_kinds import LIBRARY
-from ...core.files import sha256
-from ...core.library_store import CPU_KERNELS, candidates, keep
-from ...core.outputs import Output, writing
-from ...core.processor import Arch
-from ...core.publishing import publish_together, sidecar_path
+from ...core.machine.processor import Arch
+from ...core.storage.file_kinds import LIBRARY
+from ...core.storage.files import sha256
+from ...core.storage.library_store import CPU_KERNELS, candidates, keep
+from ...core.storage.outputs import Output, writing
+from ...core.storage.publishing import publish_together, sidecar_path
 from ..compilers import find_compiler
 from ..shared_library import compile_library, newest_glibc
 from .facts import CpuLibraryFacts, parse_facts

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ...core.cpu_library import OLDEST_ONNXRUNTIME
 from ...core.errors import CheckFailed, MissingDependency
-from ...core.library_store import CPU_KERNELS, Library
+from ...core.storage.cpu_library import OLDEST_ONNXRUNTIME
+from ...core.storage.library_store import CPU_KERNELS, Library
 from .probes import Arrays, Probe, probes
 
 _AGAIN = f"Build it again: {CPU_KERNELS.how_to_build} --force"

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ...core.cpu_library import KERNELS
 from ...core.errors import UsageError
-from ...core.library_store import CPU_KERNELS
+from ...core.storage.cpu_library import KERNELS
+from ...core.storage.library_store import CPU_KERNELS
 
 
 @dataclass(frozen=True)

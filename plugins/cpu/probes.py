@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.cpu_library import KERNELS
-from ...core.fused_node import FUSED_BY_OP_TYPE
 from ...core.geometry import WindowGeometry
-from ...core.node import DOMAIN, VARIANT_BY_OP_TYPE, NodeAttributes
+from ...core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE, NodeAttributes
+from ...core.nodes.fused import FUSED_BY_OP_TYPE
+from ...core.storage.cpu_library import KERNELS
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import BuildFailed, MissingDependency
-from ...core.process import end_with_parent
+from ...core.machine.process import end_with_parent
 from .spec import ELEMENT_TYPES, SCALARS, KernelSpec, Tile
 from .targets import Target
 from .tiles import tile_for

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...core.errors import UsageError
-from ...core.node import NodeAttributes
+from ...core.nodes.attention import NodeAttributes
 from . import windowed_attention as source
 from .spec import KernelSpec, Tile, grid, pack_scalars, why_unsupported
 from .targets import TARGETS, Target

@@ -26,7 +26,7 @@ import struct
 from dataclasses import dataclass
 
 from ...core.errors import UsageError
-from ...core.node import HEADS_FIRST, SEQUENCE_FIRST, NodeAttributes, NodeVariant, variant_for
+from ...core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST, NodeAttributes, NodeVariant, variant_for
 
 CAUSAL_FLAG, EXACT_FLAG, SHARED_QK_FLAG, SEQUENCE_FIRST_FLAG = 1, 2, 4, 8
 SCALARS = ("length", "heads", "window_size", "look_backward", "look_forward", "flags", "scale_bits")

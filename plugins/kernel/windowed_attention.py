@@ -24,7 +24,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ...core.node import LOWEST_BIAS, SELF_SCORE
+from ...core.nodes.attention import LOWEST_BIAS, SELF_SCORE
 from .spec import CAUSAL_FLAG, EXACT_FLAG, SCALARS, SEQUENCE_FIRST_FLAG, SHARED_QK_FLAG
 
 _CAUSAL = tl.constexpr(CAUSAL_FLAG)

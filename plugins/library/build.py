@@ -14,11 +14,11 @@ from importlib import metadata
 from pathlib import Path
 
 from ...core.errors import LocalAttnError, UsageError
-from ...core.file_kinds import LIBRARY
-from ...core.files import sha256
-from ...core.library_store import TENSORRT_PLUGIN, candidates, keep
-from ...core.outputs import Output, writing
-from ...core.publishing import publish_together, sidecar_path
+from ...core.storage.file_kinds import LIBRARY
+from ...core.storage.files import sha256
+from ...core.storage.library_store import TENSORRT_PLUGIN, candidates, keep
+from ...core.storage.outputs import Output, writing
+from ...core.storage.publishing import publish_together, sidecar_path
 from ..compilers import Compiler, find_compiler
 from ..kernel.compile import CompiledKernel, compile_many
 from ..kernel.spec import KernelSpec

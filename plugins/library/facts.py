@@ -12,10 +12,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...core.errors import UsageError
-from ...core.library_store import TENSORRT_PLUGIN, Library, find
-from ...core.processor import ARCHITECTURES as ARCHITECTURES
-from ...core.processor import Arch as Arch
-from ...core.processor import host_arch as host_arch
+from ...core.machine.processor import ARCHITECTURES as ARCHITECTURES
+from ...core.machine.processor import Arch as Arch
+from ...core.machine.processor import host_arch as host_arch
+from ...core.storage.library_store import TENSORRT_PLUGIN, Library, find
 from ..kernel.spec import KernelSpec
 from ..kernel.targets import Target
 

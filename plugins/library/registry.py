@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...core.errors import BuildFailed, MissingDependency
-from ...core.library_store import Library
-from ...core.node import PLUGIN_NAMESPACE
+from ...core.nodes.attention import PLUGIN_NAMESPACE
+from ...core.storage.library_store import Library
 
 Backend = Literal["tensorrt", "tensorrt-rtx"]
 BACKENDS: tuple[Backend, ...] = ("tensorrt", "tensorrt-rtx")

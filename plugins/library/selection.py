@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import UsageError
-from ...core.node import DOMAIN, VARIANT_BY_OP_TYPE, VARIANTS
+from ...core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE, VARIANTS
 from ...onnx_graph.onnx_file import OnnxFile
 from ..kernel.spec import ELEMENT_TYPES, KernelSpec
 from ..kernel.targets import TARGETS, Target

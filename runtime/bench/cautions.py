@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ...core.bench_report import BenchRow
+from ...core.documents.bench_report import BenchRow
 from .statistics import drift, spread
 
 # Above these shares the figures say more of the machine than of the models.

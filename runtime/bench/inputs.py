@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.errors import UsageError
 from ...core.tensors import TensorSpec
-from ..arrays import load_arrays
-from ..one_call import draw_call
-from ..open_axes import BATCH_AXES, SEQUENCE_AXES, named_sizes
+from ..inputs.arrays import load_arrays
+from ..inputs.dynamic_axes import BATCH_AXES, SEQUENCE_AXES, named_sizes
+from ..inputs.example_inputs import draw_call
 from ..session import Arrays, check_inputs
 
 if TYPE_CHECKING:
-    from ...core.sidecar import Sidecar
+    from ...core.documents.sidecar import Sidecar
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ def facts_beside(model: Path) -> Sidecar | None:
         UsageError: it is broken.
     """
     if model.suffix.lower() == ".onnx":
-        from ...core.sidecar import read_sidecar
+        from ...core.documents.sidecar import read_sidecar
 
         return read_sidecar(model)
-    from ...core.engine_facts import read_engine_facts
+    from ...core.documents.engine_facts import read_engine_facts
 
     return read_engine_facts(model).model
 

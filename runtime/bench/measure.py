@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...core.bench_report import BenchReport, BenchRow, BenchSettings, Memory, Profile, Ratio
+from ...core.documents.bench_report import BenchReport, BenchRow, BenchSettings, Memory, Profile, Ratio
 from ...core.tensors import TensorSpec
-from ..arrays import save_arrays
-from ..vocabulary import vocabulary
+from ..inputs.arrays import save_arrays
+from ..inputs.vocabulary import vocabulary
 from .cautions import find_warnings
 from .inputs import Sizes, draw, facts_beside, from_file, sizes_of
 from .process import WorkerProcess
@@ -31,7 +31,7 @@ from .resources import machine
 from .statistics import histogram, latency, paired_ratio
 
 if TYPE_CHECKING:
-    from ...core.sidecar import Sidecar
+    from ...core.documents.sidecar import Sidecar
 
 Step = Callable[[str], None]
 

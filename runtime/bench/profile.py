@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...core.bench_report import NodeTime, Profile, Share
+from ...core.documents.bench_report import NodeTime, Profile, Share
 from ...core.errors import CheckFailed
 from .attribution import UNKNOWN, Origin, origins, pattern
 from .process import WorkerProcess

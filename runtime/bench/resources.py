@@ -11,7 +11,7 @@ import platform
 import time
 from pathlib import Path
 
-from ...core.bench_report import Machine
+from ...core.documents.bench_report import Machine
 
 _STATUS, _STAT, _CPU_INFO = Path("/proc/self/status"), Path("/proc/stat"), Path("/proc/cpuinfo")
 _CLEAR = Path("/proc/self/clear_refs")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.bench_report import CONFIDENCE, Histogram, Latency, Ratio
+from ...core.documents.bench_report import CONFIDENCE, Histogram, Latency, Ratio
 
 Samples = NDArray[np.float64]
 

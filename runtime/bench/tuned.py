@@ -9,17 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import UsageError
-from ...core.library_store import AUTO
+from ...core.storage.library_store import AUTO
 from ...onnx_graph.onnx_file import OnnxFile
-from ..compiled_kernel import CompiledKernel
-from ..onnxruntime_providers import PROVIDERS, emulating_bf16, model_for, new_session
-from ..onnxruntime_session import (
-    EMULATED,
-    OnnxRuntimeSession,
-    one_line,
-    open_file,
-    session_options,
-)
+from ..ort.custom_ops import CompiledKernel
+from ..ort.providers import PROVIDERS, emulating_bf16, model_for, new_session
+from ..ort.session import EMULATED, OnnxRuntimeSession, one_line, open_file, session_options
 
 # The option that makes a provider capture a CUDA graph and replay it; other providers cannot.
 _CUDA_GRAPH = {"cuda": {"enable_cuda_graph": "1"}, "tensorrt": {"trt_cuda_graph_enable": "True"}}

@@ -16,8 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from ...core import process
 from ...core.errors import LocalAttnError
+from ...core.machine import process
 from ..session import BACKENDS, Session, load
 from .resources import OthersMeter, forget_peak, peak_resident, resident
 
@@ -71,7 +71,7 @@ class Worker:
 
     def bind(self, inputs: str, cuda_graph: bool, warmup_ms: float) -> dict[str, Any]:
         """Take the inputs, run once, then warm up: `warmup_ms` of calls and two of them at the least."""
-        from ..arrays import load_arrays
+        from ..inputs.arrays import load_arrays
         from .calls import ready_call
 
         assert self._session is not None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...core.errors import CheckFailed, UsageError
-from ...core.files import publish, work_folder
+from ...core.storage.files import publish, work_folder
 from .device import check_files
 from .device.check_files import MANIFEST, MAX_FILES, MAX_MANIFEST, Fault
 

@@ -9,15 +9,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...core import library_image
+from ...core.documents.sidecar import sidecar_path
 from ...core.errors import UsageError
-from ...core.file_kinds import BUNDLE, TAR
-from ...core.files import sha256
-from ...core.outputs import Output, writing
-from ...core.sidecar import sidecar_path
+from ...core.storage import library_image
+from ...core.storage.file_kinds import BUNDLE, TAR
+from ...core.storage.files import sha256
+from ...core.storage.outputs import Output, writing
 from ...core.tensors import TensorSpec
 from ...core.tolerance import Tolerance
-from ..arrays import save_arrays
+from ..inputs.arrays import save_arrays
 from . import device
 from .archive import copy_file, write_tar
 from .device.check_files import MANIFEST, parse_manifest, path_problem

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...core.documents.sidecar import Sidecar, sidecar_path
 from ...core.errors import CheckFailed, UsageError
-from ...core.files import sha256
-from ...core.library_store import TENSORRT_PLUGIN, kind_of
-from ...core.publishing import MAX_BYTES
-from ...core.reading import open_plain, read_plain
-from ...core.sidecar import Sidecar, sidecar_path
+from ...core.storage.files import sha256
+from ...core.storage.library_store import TENSORRT_PLUGIN, kind_of
+from ...core.storage.publishing import MAX_BYTES
+from ...core.storage.reading import open_plain, read_plain
 from ...core.tensors import TensorSpec
 from ...core.tolerance import TOLERANCES, Tolerance, tolerance_for
 from ...onnx_graph.onnx_file import OnnxFile
 from .device.check_files import path_problem
 
 if TYPE_CHECKING:
-    from ...core.engine_facts import EngineFacts
+    from ...core.documents.engine_facts import EngineFacts
 
 # Processors by the machine number in an ELF header (elf.h: EM_X86_64, EM_AARCH64).
 _MACHINES = {62: "x86_64", 183: "aarch64"}
@@ -162,7 +162,7 @@ def read_engine_part(path: Path, model: ModelPart, plugins: Sequence[PluginPart]
         UsageError: no facts beside it, it is of another model, or its plugin library is not given.
         CheckFailed: it was altered after it was built.
     """
-    from ...core.engine_facts import read_engine_facts
+    from ...core.documents.engine_facts import read_engine_facts
 
     facts = read_engine_facts(path)
     try:

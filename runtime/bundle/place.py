@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from ...core.errors import UsageError
-from ...core.files import flush
-from ...core.reading import read_plain
+from ...core.storage.files import flush
+from ...core.storage.reading import read_plain
 from .archive import read_table, read_tar_manifest
 from .device.check_files import MANIFEST, MAX_MANIFEST, Fault
 

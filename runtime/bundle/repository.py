@@ -16,7 +16,7 @@ from .triton import (
 )
 
 if TYPE_CHECKING:
-    from ...core.step_facts import StepFacts
+    from ...core.documents.step_facts import StepFacts
 
 from ...core.tensors import TensorSpec
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
+from ...core.documents.step_facts import StepFacts
 from ...core.errors import CheckFailed, UsageError
-from ...core.step_facts import StepFacts
 from ...core.tensors import TensorSpec
-from ..array_step import ArrayStep
-from ..arrays import load_arrays, random_inputs
-from ..one_call import check_call
-from ..open_axes import named_sizes
+from ..generation.array_step import ArrayStep
+from ..inputs.arrays import load_arrays, random_inputs
+from ..inputs.dynamic_axes import named_sizes
+from ..inputs.example_inputs import check_call
+from ..inputs.vocabulary import vocabulary
 from ..session import Arrays, Session, load
-from ..vocabulary import vocabulary
 from .parts import ModelPart
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from ...core.documents.step_facts import StepFacts
 from ...core.errors import UsageError
-from ...core.step_facts import StepFacts
 from ...core.tensors import UNNAMED_DIMENSION, TensorSpec
 from ...onnx_graph.onnx_file import OnnxFile
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...core.errors import CheckFailed, LocalAttnError, MissingDependency, UsageError
 from ...core.limits import check_threads
-from ...core.reading import check_plain
+from ...core.storage.reading import check_plain
 from .archive import check_tar, extract, read_table, read_tar_manifest
 from .device import check_files
 from .device import verify as script

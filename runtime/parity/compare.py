@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.documents.window_view import WindowView
 from ...core.errors import CheckFailed, UsageError
 from ...core.tolerance import Tolerance, coarsest, tolerance_for
-from ...core.window_view import WindowView
 from ..session import Arrays
 from .comparison import Comparison, compare_arrays
 from .inputs import InputSets

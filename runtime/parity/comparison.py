@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.error_spread import ErrorSpread
+from ...core.documents.error_spread import ErrorSpread
 from ...core.errors import CheckFailed
 from ...core.tensors import format_shape
 from ...core.tolerance import Tolerance

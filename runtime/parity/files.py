@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ...core.engine_facts import ENGINE_SUFFIX, read_engine_facts
+from ...core.documents.engine_facts import ENGINE_SUFFIX, read_engine_facts
 from ...core.errors import MissingDependency, UsageError
 from ...onnx_graph.windows import windows_of_sidecar
 from .compare import compare_models
@@ -18,7 +18,7 @@ from .report import ParityReport, ParityRequest, Reference, altered
 from .runner import FileRunner, open_runner
 
 if TYPE_CHECKING:
-    from ...core.sidecar import CheckRecord
+    from ...core.documents.sidecar import CheckRecord
 
 # The check of an export that compares the written file with a reference.
 _PARITY = "parity"
@@ -74,7 +74,7 @@ def _open_reference(request: ParityRequest) -> FileRunner:
     try:
         return open_runner(path, "cpu", "none", prefill=False)
     except MissingDependency as error:
-        from ...core.sidecar import read_sidecar
+        from ...core.documents.sidecar import read_sidecar
 
         sidecar = read_sidecar(path)
         if sidecar is None or sidecar.function_body:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from ...core.errors import UsageError
 from ...core.geometry import WindowGeometry
-from ...core.size_sweep import OPEN_BATCH, sweep_sizes
 from ...core.tensors import UNNAMED_DIMENSION, TensorSpec
-from ..arrays import load_arrays, random_inputs
-from ..open_axes import BATCH_AXES, SEQUENCE_AXES
+from ..inputs.arrays import load_arrays, random_inputs
+from ..inputs.dynamic_axes import BATCH_AXES, SEQUENCE_AXES
+from ..inputs.size_sweep import OPEN_BATCH, sweep_sizes
+from ..inputs.vocabulary import check_tokens
 from ..session import Arrays, check_inputs
-from ..vocabulary import check_tokens
 from .report import ParityRequest
 from .runner import Runner, StepRunner
 from .shared_inputs import cast_to

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.error_spread import ErrorSpread
+from ...core.documents.error_spread import ErrorSpread
+from ...core.documents.window_view import WindowView
 from ...core.errors import CheckFailed
 from ...core.tolerance import Tolerance
-from ...core.window_view import WindowView
 from ...onnx_graph.onnx_file import OnnxFile
-from ..arrays import save_arrays
+from ..inputs.arrays import save_arrays
 from ..session import check_file
 from .comparison import Comparison
 
 if TYPE_CHECKING:
-    from ...core.sidecar import Sidecar
+    from ...core.documents.sidecar import Sidecar
 
 Arrays = dict[str, NDArray[Any]]
 

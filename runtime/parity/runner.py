@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.engine_facts import ENGINE_SUFFIX, EngineFacts, read_engine_facts
+from ...core.documents.engine_facts import ENGINE_SUFFIX, EngineFacts, read_engine_facts
+from ...core.documents.sidecar import Sidecar, read_sidecar
 from ...core.errors import UsageError
-from ...core.sidecar import Sidecar, read_sidecar
 from ...core.tensors import TensorSpec
 from ...core.tolerance import coarsest
 from ...onnx_graph.onnx_file import OnnxFile
-from ..open_axes import SEQUENCE_AXES
+from ..inputs.dynamic_axes import SEQUENCE_AXES
+from ..inputs.vocabulary import vocabulary
 from ..session import BACKENDS, Arrays, Session, load, read_once
-from ..vocabulary import vocabulary
 from .shared_inputs import cast_to
 
 if TYPE_CHECKING:
-    from ..step_session import StepSession
+    from ..generation.step_session import StepSession
 
 # What the sequence of a step file is called, for which its sidecar has no name.
 STEP_SEQUENCE = "seq"
@@ -296,13 +296,13 @@ def open_runner(path: Path, provider: str = "auto", plugin: str = "auto", *, pre
     BACKENDS[suffix].require()
     session: StepSession
     if engine is not None:
-        from ..engine_step import open_step_engine
+        from ..engine.step_session import open_step_engine
 
         session = open_step_engine(path, sidecar, provider, None, plugin)
     else:
-        from ..onnxruntime_session import open_file
-        from ..onnxruntime_step import OnnxRuntimeStep
-        from ..step_file import find_prefill
+        from ..generation.step_file import find_prefill
+        from ..ort.session import open_file
+        from ..ort.step_session import OnnxRuntimeStep
 
         opened = open_file(file, provider, None, plugin)
         companion = find_prefill(path, sidecar) if prefill else None

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.error_spread import BINS_PER_DECADE, MOST_POINTS, ErrorSpread
+from ...core.documents.error_spread import BINS_PER_DECADE, MOST_POINTS, ErrorSpread
 
 # Bins from 1e-20 to 1e20; what lies outside is counted at the ends.
 _LOWEST, _HIGHEST = -20 * BINS_PER_DECADE, 20 * BINS_PER_DECADE

@@ -15,7 +15,7 @@ from .arguments import AFTLocalArgs
 from .module import AFTLocal
 
 
-def adapt(layer: Any, calls: Sequence[LayerCall], open_length: bool) -> None:
+def adapt(layer: Any, calls: Sequence[LayerCall], dynamic_length: bool) -> None:
     """Replace the forward of labml's `AFTLocal`.
 
     What the mask was seen to be is built in: nothing hidden, or a causal triangle. Should it depend on the inputs
@@ -24,7 +24,7 @@ def adapt(layer: Any, calls: Sequence[LayerCall], open_length: bool) -> None:
     Raises:
         UsageError: why it is left as it is.
     """
-    if open_length:
+    if dynamic_length:
         raise UsageError("AFT-local has no export with an open length.")
     lengths = {call.shapes["query"][0] for call in calls}
     kinds = {_mask_kind(call) for call in calls}

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from ....core.documents.window_view import WindowView, bias_views
 from ....core.errors import UsageError
-from ....core.window_view import WindowView, bias_views
 from ..family import (
     Family,
     Inputs,

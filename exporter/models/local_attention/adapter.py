@@ -20,7 +20,7 @@ from .fully_masked_rows import fill_fully_masked_rows
 from .module import LocalAttention
 
 
-def adapt(layer: Any, calls: Sequence[LayerCall], open_length: bool) -> WindowGeometry:
+def adapt(layer: Any, calls: Sequence[LayerCall], dynamic_length: bool) -> WindowGeometry:
     """Replace the forward of a `LocalAttention` of local_attention or of zeta.
 
     Raises:
@@ -40,7 +40,7 @@ def adapt(layer: Any, calls: Sequence[LayerCall], open_length: bool) -> WindowGe
     if len(widths) > 1:
         raise UsageError(f"It is called with heads of different sizes: {sorted(widths)}.")
     lengths = {call.shapes["q"][-2] for call in calls}
-    core = windowed_core(args, layer, lengths, widths.pop(), sequence_first=False, open_length=open_length)
+    core = windowed_core(args, layer, lengths, widths.pop(), sequence_first=False, dynamic_length=dynamic_length)
     install(layer, ExportableAttention, core)
     return core.geometry
 
@@ -98,7 +98,7 @@ def windowed_core(
     head_dim: int,
     *,
     sequence_first: bool,
-    open_length: bool,
+    dynamic_length: bool,
 ) -> WindowedCore:
     """Build the attention of a live layer, with the layer's own rotary frequencies.
 
@@ -108,7 +108,7 @@ def windowed_core(
     if args.rotary_dim not in (None, head_dim):
         raise UsageError(f"Its rotary embedding is {args.rotary_dim} wide and its heads are {head_dim}.")
     inv_freq = None if attention.rel_pos is None else attention.rel_pos.inv_freq
-    return WindowedCore(args, lengths, head_dim, inv_freq, sequence_first=sequence_first, open_length=open_length)
+    return WindowedCore(args, lengths, head_dim, inv_freq, sequence_first=sequence_first, dynamic_length=dynamic_length)
 
 
 _OPEN = "open"
@@ -134,15 +134,15 @@ class WindowedCore(nn.Module):
         inv_freq: Tensor | None,
         *,
         sequence_first: bool,
-        open_length: bool,
+        dynamic_length: bool,
     ) -> None:
         super().__init__()
         self.args, self.geometry = args, args.geometry()
-        self.sequence_first, self.open_length = sequence_first, open_length
-        wanted = {_OPEN: max(lengths)} if open_length else {str(length): length for length in sorted(lengths)}
+        self.sequence_first, self.dynamic_length = sequence_first, dynamic_length
+        wanted = {_OPEN: max(lengths)} if dynamic_length else {str(length): length for length in sorted(lengths)}
         self.by_length = nn.ModuleDict()
         for name, length in wanted.items():
-            part = LocalAttention(args, length, head_dim, sequence_first=sequence_first, open_length=open_length)
+            part = LocalAttention(args, length, head_dim, sequence_first=sequence_first, dynamic_length=dynamic_length)
             if part.rel_pos is not None and inv_freq is not None:
                 # Not persistent: the layer's state dict keeps upstream's names.
                 part.rel_pos.register_buffer("inv_freq", inv_freq.detach().cpu().float(), persistent=False)
@@ -151,7 +151,7 @@ class WindowedCore(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, attn_bias: Tensor | None) -> Tensor:
         """Compute what `module.py` does, but with upstream's answer in rows whose keys are all masked."""
-        name = _OPEN if self.open_length else str(int(q.shape[1 if self.sequence_first else 2]))
+        name = _OPEN if self.dynamic_length else str(int(q.shape[1 if self.sequence_first else 2]))
         if name not in self.by_length:
             raise UsageError(
                 f"A {self.geometry.window_size}-token window layer is called with {name} tokens.",
@@ -189,7 +189,7 @@ class ExportableAttention(nn.Module):
         core, mask = self.exported_core, input_mask if mask is None else mask
         if window_size is not None and window_size != core.geometry.window_size:
             raise UsageError(f"LocalAttention is called with window_size {window_size}.", why="A file has one window.")
-        if not (core.open_length or core.args.autopad) and q.shape[-2] % core.geometry.window_size:
+        if not (core.dynamic_length or core.args.autopad) and q.shape[-2] % core.geometry.window_size:
             raise UsageError(f"{q.shape[-2]} tokens are no multiple of the window {core.geometry.window_size}.")
         given = q.shape
         if q.ndim != 4 or not self._fits_as_it_is(q, mask, attn_bias):

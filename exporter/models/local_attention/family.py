@@ -69,7 +69,7 @@ def _step(
 
 def _module(spec: ModelSpec) -> LocalAttention:
     sizes = spec.sizes
-    return LocalAttention(spec.args, sizes.seq_len, sizes.dim_head, open_length=sizes.open_length)
+    return LocalAttention(spec.args, sizes.seq_len, sizes.dim_head, dynamic_length=sizes.dynamic_length)
 
 
 def _reference(spec: ModelSpec, state: State, x: Mapping[str, Tensor], positions: Tensor | None) -> Tensor:

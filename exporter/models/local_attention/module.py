@@ -41,11 +41,11 @@ class LocalAttention(nn.Module):
         head_dim: int,
         *,
         sequence_first: bool = False,
-        open_length: bool = False,
+        dynamic_length: bool = False,
     ) -> None:
         super().__init__()
         self.geometry = args.geometry()
-        self.sequence_first, self.open_length = sequence_first, open_length
+        self.sequence_first, self.dynamic_length = sequence_first, dynamic_length
         self.shared_qk = args.shared_qk
         self.scale = args.score_scale(head_dim)
         self.rel_pos: RotaryTable | None = None
@@ -56,7 +56,7 @@ class LocalAttention(nn.Module):
                 length,
                 self.geometry.forward_reach,
                 sequence_first=sequence_first,
-                open_length=open_length,
+                dynamic_length=dynamic_length,
             )
             self.xpos_scale_base = args.xpos_base or 0.0
 
@@ -97,7 +97,7 @@ class LocalAttention(nn.Module):
         window = self.geometry.window_size
         if self.geometry.causal or mask is not None:
             return 0, mask
-        if not self.open_length:
+        if not self.dynamic_length:
             return -length % window, None
         whole = (length + window - 1) // window * window
         kept = torch.arange(length + window - 1) < whole

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ....core.node import LOWEST_BIAS
+from ....core.nodes.attention import LOWEST_BIAS
 from ..parts.float64 import ROWS, SequenceSlice, State
 from .arguments import LocalAttentionArgs
 

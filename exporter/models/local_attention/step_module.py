@@ -1,7 +1,7 @@
 """Causal `LocalAttention` a few tokens at a time.
 
 The mathematics of `module.py`; the keys and values of the
-tokens before come from a ring buffer (`core/step_node.py`). A single token needs no transpositions: between
+tokens before come from a ring buffer (`core/nodes/step.py`). A single token needs no transpositions: between
 `[B, 1, H·D]` and `[B, H, 1, D]` nothing moves.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ....core.step_node import StepAttributes
+from ....core.nodes.step import StepAttributes
 from ..parts.norms import unit_norm
 from ..parts.step_attention_op import step_attention_op
 from ..parts.step_rotary import RotaryPhase, rotate

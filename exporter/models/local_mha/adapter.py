@@ -17,7 +17,7 @@ from ..parts.drop_in import install
 from ..parts.norms import unit_norm
 
 
-def adapt(layer: Any, calls: Sequence[LayerCall], open_length: bool) -> WindowGeometry:
+def adapt(layer: Any, calls: Sequence[LayerCall], dynamic_length: bool) -> WindowGeometry:
     """Replace the forward of a `LocalMHA` of local_attention or of zeta; its parts stay those of the live layer.
 
     Raises:
@@ -44,7 +44,7 @@ def adapt(layer: Any, calls: Sequence[LayerCall], open_length: bool) -> WindowGe
         lengths,
         _head_dim(layer, calls),
         sequence_first=True,
-        open_length=open_length,
+        dynamic_length=dynamic_length,
     )
     install(layer, ExportableMHA, core)
     return core.geometry

@@ -65,7 +65,7 @@ LOCAL_MHA = Family(
     window_argument="window_size",
     sizes=_sizes,
     inputs=_inputs,
-    module=lambda spec: LocalMHA(spec.args, spec.sizes.seq_len, open_length=spec.sizes.open_length),
+    module=lambda spec: LocalMHA(spec.args, spec.sizes.seq_len, dynamic_length=spec.sizes.dynamic_length),
     reference=_reference,
     step=StepForm(module=lambda spec, chunk: StepMHA(spec.args, chunk), call=_step, caches=ring_caches),
     adapters={

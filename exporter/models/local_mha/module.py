@@ -30,7 +30,7 @@ class LocalMHA(nn.Module):
     to_k: nn.Module
     to_v: nn.Module
 
-    def __init__(self, args: LocalMHAArgs, length: int, *, open_length: bool = False) -> None:
+    def __init__(self, args: LocalMHAArgs, length: int, *, dynamic_length: bool = False) -> None:
         super().__init__()
         inner = args.dim_head * args.heads
         self.heads, self.qk_rmsnorm = args.heads, args.qk_rmsnorm
@@ -40,7 +40,7 @@ class LocalMHA(nn.Module):
             self.q_scale = nn.Parameter(torch.ones(args.dim_head))
             self.k_scale = nn.Parameter(torch.ones(args.dim_head))
         self.attn_fn = LocalAttention(
-            args.attention_args(), length, args.dim_head, sequence_first=True, open_length=open_length
+            args.attention_args(), length, args.dim_head, sequence_first=True, dynamic_length=dynamic_length
         )
         self.to_v_gate = nn.Sequential(nn.Linear(args.dim, args.heads)) if args.gate_values_per_head else None
         self.to_out = nn.Linear(inner, args.dim, bias=False)

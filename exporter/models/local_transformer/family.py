@@ -61,7 +61,7 @@ def _step(
 def _module(spec: ModelSpec) -> LocalTransformer:
     sizes = spec.sizes
     return LocalTransformer(
-        spec.args, sizes.seq_len, mixes_residuals=spec.mixes_residuals, open_length=sizes.open_length
+        spec.args, sizes.seq_len, mixes_residuals=spec.mixes_residuals, dynamic_length=sizes.dynamic_length
     )
 
 

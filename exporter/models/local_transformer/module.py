@@ -95,10 +95,10 @@ class LocalTransformer(nn.Module):
     positions: Tensor
 
     def __init__(
-        self, args: LocalTransformerArgs, length: int, *, mixes_residuals: bool = True, open_length: bool = False
+        self, args: LocalTransformerArgs, length: int, *, mixes_residuals: bool = True, dynamic_length: bool = False
     ) -> None:
         super().__init__()
-        self.open_length = open_length
+        self.dynamic_length = dynamic_length
         self.length, self.streams = length, args.num_residual_streams
         self.has_embeddings = args.num_tokens is not None
         if args.num_tokens is not None and args.max_seq_len is not None:
@@ -120,7 +120,7 @@ class LocalTransformer(nn.Module):
         for layer in range(args.depth):
             before = FirstHyperConnection if layer == 0 else HyperConnection
             after = LastHyperConnection if layer == args.depth - 1 else HyperConnection
-            attention = LocalMHA(args.mha_args(), length, open_length=open_length)
+            attention = LocalMHA(args.mha_args(), length, dynamic_length=dynamic_length)
             feed_forward = FeedForward(args.dim, args.ff_inner)
             self.layers.append(nn.ModuleList((connect(attention, before), connect(feed_forward, after))))
 
@@ -134,7 +134,7 @@ class LocalTransformer(nn.Module):
         """Mask bool `[B, N]`, True = keep."""
         given = x.dtype
         if self.has_embeddings:
-            positions = self.positions.narrow(0, 0, x.shape[1]) if self.open_length else self.positions
+            positions = self.positions.narrow(0, 0, x.shape[1]) if self.dynamic_length else self.positions
             x = self.token_emb(x).float() + positions
         else:
             x = x.float()

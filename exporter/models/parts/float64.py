@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...resident import give_back_around
+from ....core.machine.resident_memory import release_memory_around
 
 State = Mapping[str, Tensor]
 ROWS = 128  # positions per step; memory only
@@ -37,7 +37,7 @@ class Float64State(Mapping[str, Tensor]):
         self._read += found.nbytes
         if self._read >= _READ:
             self._read = 0
-            give_back_around(tensor.data_ptr() for tensor in self._state.values())
+            release_memory_around(tensor.data_ptr() for tensor in self._state.values())
         return double
 
     def __iter__(self) -> Iterator[str]:

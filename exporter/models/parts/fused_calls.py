@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ....core.fused_node import FUSED_BY_OP_TYPE, FUSED_DOMAIN, FUSED_VERSION
+from ....core.nodes.fused import FUSED_BY_OP_TYPE, FUSED_DOMAIN, FUSED_VERSION
 from .norms import norm
 
 

@@ -37,10 +37,12 @@ class RotaryTable(nn.Module):
     query_cosine: Tensor
     query_sine: Tensor
 
-    def __init__(self, dim: int, length: int, offset: int, *, sequence_first: bool, open_length: bool = False) -> None:
+    def __init__(
+        self, dim: int, length: int, offset: int, *, sequence_first: bool, dynamic_length: bool = False
+    ) -> None:
         super().__init__()
         self.length, self.offset = length, offset
-        self.sequence_first, self.open_length = sequence_first, open_length
+        self.sequence_first, self.dynamic_length = sequence_first, dynamic_length
         inv_freq = 1.0 / (10000 ** (torch.arange(0, dim, 2).float() / dim))
         self.register_buffer("inv_freq", inv_freq)
 
@@ -58,7 +60,7 @@ class RotaryTable(nn.Module):
     def forward(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Rotated query and key, shapes unchanged."""
         tables = [self.query_cosine, self.query_sine, self.key_cosine, self.key_sine]
-        if self.open_length:
+        if self.dynamic_length:
             length = key.shape[1 if self.sequence_first else 2]
             tables = [table.narrow(0, 0, length) for table in tables]
         return rotate(query, *tables[:2]), rotate(key, *tables[2:])

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ....core.node import DOMAIN, DOMAIN_VERSION
-from ....core.step_node import StepAttributes, step_variant_for
+from ....core.nodes.attention import DOMAIN, DOMAIN_VERSION
+from ....core.nodes.step import StepAttributes, step_variant_for
 from .step_tables import StepTables
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ....core.node import LOWEST_BIAS, OUTSIDE_SCORE, SELF_SCORE
-from ....core.step_node import StepAttributes, ring_slots
+from ....core.nodes.attention import LOWEST_BIAS, OUTSIDE_SCORE, SELF_SCORE
+from ....core.nodes.step import StepAttributes, ring_slots
 from ....plugins.torch_op import xpos_factor
 from .step_rotary import RotaryPhase
 

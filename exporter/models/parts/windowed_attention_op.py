@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ....core.geometry import WindowGeometry
-from ....core.node import (
+from ....core.nodes.attention import (
     DOMAIN,
     DOMAIN_VERSION,
     HEADS_FIRST,

@@ -1,6 +1,6 @@
 // What lies between a model's matrix products and attention nodes, each in one pass over its tensors. Every call is rows
 // (or elements) that do not depend on each other; whoever owns the threads hands them out. The meaning of every tensor
-// is that of the nodes' contract, core/fused_node.py.
+// is that of the nodes' contract, core/nodes/fused.py.
 #pragma once
 
 #include "attention.h"

@@ -1,4 +1,4 @@
-// The nodes of core/fused_node.py: what one call does with onnxruntime's tensors. They have no attributes.
+// The nodes of core/nodes/fused.py: what one call does with onnxruntime's tensors. They have no attributes.
 #pragma once
 
 #include "attention.h"

@@ -29,7 +29,7 @@ struct Operator : OrtCustomOp {
 
 const Operator& of(const OrtCustomOp* op) { return *static_cast<const Operator*>(op); }
 
-// The names are those of core/node.py. The operators with xpos are missing: their function body computes them.
+// The names are those of core/nodes/attention.py. The operators with xpos are missing: their function body computes them.
 std::vector<Operator> attention_operators() {
   const Signature signatures[] = {
       {"WindowedAttention", false, false, kSingle, kSingle},
@@ -60,7 +60,7 @@ std::vector<Operator> attention_operators() {
   return operators;
 }
 
-// The names are those of core/fused_node.py.
+// The names are those of core/nodes/fused.py.
 std::vector<Operator> fused_operators() {
   std::vector<Operator> operators;
   const auto add = [&](const char* op_type, Elements inputs, Elements outputs, auto make, bool same_shape = true) {

@@ -7,7 +7,7 @@
 
 namespace localattn {
 
-// core/node.py: SELF_SCORE and LOWEST_BIAS.
+// core/nodes/attention.py: SELF_SCORE and LOWEST_BIAS.
 constexpr float kSelfScore = -5e4f;
 constexpr float kLowestBias = -1e30f;
 

@@ -43,7 +43,7 @@ def _beside(name: str) -> types.ModuleType:
 
 
 if TYPE_CHECKING or __package__:
-    from ....core import library_image
+    from ....core.storage import library_image
     from . import check_files, results
 else:
     check_files, library_image, results = map(_beside, ("check_files", "library_image", "results"))

@@ -1,0 +1,1 @@
+"""Comparison with other implementations of local attention."""

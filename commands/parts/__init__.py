@@ -1,0 +1,1 @@
+"""What commands share, and the long ones' halves."""

@@ -1,0 +1,162 @@
+"""Which plugin `localattn build` uses: a library that is there, one built for this model, the engine's own, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ...core.storage.library_store import Library
+    from ...onnx_graph.onnx_file import OnnxFile
+    from ...plugins.kernel.spec import KernelSpec
+    from ...plugins.kernel.targets import Target
+    from ...runtime.engine.builder.request import PluginChoice
+
+
+class PluginKind(str, Enum):
+    """What the attention node becomes."""
+
+    auto = "auto"
+    library = "library"
+    aot = "aot"
+    none = "none"
+
+
+def choose_plugin(
+    kind: PluginKind,
+    library: Path | None,
+    model: OnnxFile,
+    backend: str,
+    capabilities: Sequence[int],
+    progress: Callable[[str], None],
+) -> tuple[PluginChoice, list[str]]:
+    """The plugin to build with, and what the user should know of the choice.
+
+    `auto` takes the newest plugin library of this machine that holds the kernels the model needs for these GPUs, else
+    builds one, else leaves the node to its function body and says why.
+
+    Args:
+        kind: what was asked for.
+        library: the library that was named.
+        model: the ONNX file.
+        backend: "tensorrt" or "tensorrt-rtx".
+        capabilities: the GPUs to build for, 89 for 8.9.
+        progress: told each step.
+
+    Raises:
+        UsageError: options that contradict each other, or a library that lacks a kernel.
+        MissingDependency: a plugin was asked for, and what makes it is missing.
+        BuildFailed: a plugin was asked for, and could not be built.
+    """
+    from ...core.errors import LocalAttnError, UsageError
+    from ...runtime.engine.builder.request import PluginChoice
+
+    if library is not None and kind not in (PluginKind.auto, PluginKind.library):
+        raise UsageError(f"--plugin {kind.value} takes no --plugin-library.", fix="Leave one of them out.")
+    if kind is PluginKind.none:
+        return PluginChoice(), []
+    if kind is PluginKind.aot:
+        return _inside_engine(backend, capabilities), []
+    try:
+        found = _library(library, model, capabilities, progress)
+    except LocalAttnError as error:
+        if kind is PluginKind.library or library is not None:
+            raise
+        reason = " ".join(line for line in (error.what, error.why) if line)
+        return PluginChoice(asked="auto"), [f"no plugin: {reason} Attention is built from its standard operators"]
+    if found is None and kind is PluginKind.library:
+        raise UsageError(
+            f"{model.name} has no attention node that a plugin serves.", fix="Build it with --plugin none, or auto."
+        )
+    if found is None:
+        return PluginChoice(asked="auto"), ["the model has no attention node that a plugin serves"]
+    return PluginChoice("library", library=found, asked=kind.value), []
+
+
+def _library(
+    named: Path | None, model: OnnxFile, capabilities: Sequence[int], progress: Callable[[str], None]
+) -> Library | None:
+    """The plugin library for this model and these GPUs; None if the model needs none."""
+    from ...core.storage.library_store import TENSORRT_PLUGIN, read_named
+    from ...plugins.library.facts import find_library, host_arch, parse_facts
+    from ...plugins.library.selection import needed_by
+
+    progress("Looking for the plugin library")
+    specs, targets = needed_by(model), _gpus(capabilities)
+    if not specs:
+        return None
+    if named is not None:
+        library = read_named(TENSORRT_PLUGIN, named)
+        if library.facts:
+            _demand_kernels(named, parse_facts(library.facts, named).missing(specs, targets))
+        return library
+    return find_library(host_arch(), specs, targets) or _build(specs, targets, progress)
+
+
+def _demand_kernels(library: Path, missing: list[str]) -> None:
+    from ...core.errors import UsageError
+
+    if missing:
+        raise UsageError(
+            f"{library} lacks kernels that the model needs.",
+            why=f"Missing: {', '.join(missing[:4])}{' …' if len(missing) > 4 else ''}.",
+            fix="Build one for the model: localattn plugin build MODEL.onnx.",
+        )
+
+
+def _gpus(capabilities: Sequence[int]) -> list[Target]:
+    """The targets of the kernel for these GPUs. One that has none of its own runs the PTX of the oldest."""
+    from ...plugins.kernel.targets import TARGETS, Target, target
+
+    oldest = min(known.capability for known in TARGETS.values())
+    found = []
+    for capability in capabilities:
+        name = f"sm_{capability}"
+        known = name in TARGETS or capability < oldest
+        found.append(target(name) if known else Target(capability, 80, "mma", "no kernel of its own"))
+    return found
+
+
+def _build(specs: list[KernelSpec], targets: list[Target], progress: Callable[[str], None]) -> Library:
+    """Build a library with these kernels. Its name tells its content: engines built with another one stay valid."""
+    import hashlib
+
+    from ...core.storage.library_store import TENSORRT_PLUGIN, StoredLibrary, prepare_cache
+    from ...plugins.kernel.targets import TARGETS
+    from ...plugins.library.build import build_library, fingerprint
+    from ...plugins.library.facts import host_arch
+
+    arch = host_arch()
+    own = [target for target in targets if target.name in TARGETS] or [next(iter(TARGETS.values()))]
+    content = "\n".join([fingerprint(), *(spec.name for spec in specs), *(target.name for target in own)])
+    name = f"liblocalattn_plugin-{hashlib.sha256(content.encode()).hexdigest()[:12]}.so"
+    path = prepare_cache(arch) / name
+    facts = build_library(path, specs=specs, targets=own, arch=arch, overwrite=True, progress=progress)
+    return StoredLibrary(TENSORRT_PLUGIN, path, facts.model_dump(mode="json")).read()
+
+
+def _inside_engine(backend: str, capabilities: Sequence[int]) -> PluginChoice:
+    """Kernels inside the engine, by TensorRT's ahead-of-time plugins."""
+    from ...core.errors import MissingDependency, UsageError
+    from ...core.nodes.attention import VARIANTS
+    from ...plugins.aot.availability import why_not
+    from ...plugins.aot.register import register_plugins
+    from ...plugins.kernel.targets import target
+    from ...runtime.engine.builder.request import PluginChoice
+
+    if backend != "tensorrt":
+        raise UsageError(
+            f"{backend} cannot put the kernels into the engine.",
+            why="Ahead-of-time plugins are a part of tensorrt only.",
+            fix="Use --plugin library.",
+        )
+    reason = why_not()
+    if reason:
+        raise MissingDependency(
+            "The kernels cannot be put into the engine.", why=f"{reason}.", fix="Use --plugin library."
+        )
+    gpu = target(f"sm_{capabilities[0]}")
+    served = tuple(variant.op_type for variant in VARIANTS if not variant.has_xpos)
+    return PluginChoice("aot", register=lambda: register_plugins(gpu), op_types=served, asked="aot")

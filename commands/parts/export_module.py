@@ -1,0 +1,128 @@
+"""`localattn export --factory`: the user's own module to a checked ONNX file, and what is said about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .console import print_exported, print_json, say, warn
+
+if TYPE_CHECKING:
+    from ...exporter.user_module.export_module import Inputs, ModuleExportReport, ModuleOptions
+    from ...exporter.user_module.replace import ReplacementReport
+
+
+@dataclass(frozen=True)
+class ModuleRequest:
+    """What the command line said about the module.
+
+    Args:
+        factory: the function that makes it; None for a pickled module.
+        factory_args: its arguments, JSON.
+        weights: checkpoint, or the pickled module.
+        inputs: one `name:dtype:[shape]` each.
+        load_inputs: an .npz of inputs instead.
+        allow_pickle: code in the checkpoint may run.
+        output: the file to write; None: named after the weights, or the function.
+    """
+
+    factory: str | None
+    factory_args: str | None
+    weights: Path | None
+    inputs: Sequence[str]
+    load_inputs: Path | None
+    allow_pickle: bool
+    output: Path | None
+
+
+def open_axes(text: str | None) -> tuple[str, ...]:
+    """`batch,seq` as names.
+
+    Raises:
+        UsageError: an empty name, or one twice.
+    """
+    from ...core.errors import UsageError
+
+    names = tuple(name.strip() for name in text.split(",")) if text is not None else ()
+    if len(set(names)) < len(names) or not all(name.isidentifier() for name in names):
+        raise UsageError(f"--dynamic is {text!r}.", fix="Write --dynamic batch,seq.")
+    return names
+
+
+def refuse_options(given: Collection[str], refused: Collection[str], what: str) -> None:
+    """Refuse options that mean nothing here, rather than ignore them.
+
+    Raises:
+        UsageError: one of them is given.
+    """
+    from ...core.errors import UsageError
+
+    for name in sorted(set(given) & set(refused)):
+        option = "--" + {"module_input": "input"}.get(name, name.replace("_", "-"))
+        raise UsageError(f"{option} does not apply to {what}.", fix=f"Leave {option} out.")
+
+
+def export_users_module(
+    request: ModuleRequest, options: ModuleOptions, step: Callable[[str], None], *, dry_run: bool
+) -> tuple[Path, ModuleExportReport | ReplacementReport]:
+    """Make the module and export it, or with `dry_run` only replace its layers; the file, and what came out."""
+    from ...core.errors import UsageError
+    from ...exporter.user_module.export_module import export_module, open_module
+    from ...exporter.user_module.factory import module_from_factory, module_from_pickle
+    from ...runtime.inputs.arrays import load_arrays
+
+    if request.inputs and request.load_inputs is not None:
+        raise UsageError("--input and --load-inputs are both given.", fix="Give one of them.")
+    if request.allow_pickle and request.weights is not None:
+        warn(
+            f"--allow-pickle runs whatever code {request.weights} holds: whoever wrote that file can do anything "
+            "that you can on this machine"
+        )
+    step("Making the module")
+    if request.factory is not None:
+        module, origin = module_from_factory(
+            request.factory, request.factory_args, request.weights, allow_pickle=request.allow_pickle
+        )
+    else:
+        assert request.weights is not None
+        module, origin = module_from_pickle(request.weights)
+    inputs: Inputs = request.inputs if request.load_inputs is None else load_arrays(request.load_inputs)
+    output = request.output or _default_output(request)
+    if dry_run:
+        return output, open_module(module, inputs, output, options, origin).replacement
+    return output, export_module(module, inputs, output, options, origin=origin, progress=step)
+
+
+def _default_output(request: ModuleRequest) -> Path:
+    if request.weights is not None:
+        return request.weights.with_suffix(".onnx")
+    return Path(f"{(request.factory or 'model').rpartition(':')[2]}.onnx")
+
+
+def print_module(output: Path, outcome: ModuleExportReport | ReplacementReport, *, as_json: bool) -> None:
+    """What an export says, or a dry run."""
+    from ...exporter.user_module.export_module import ModuleExportReport
+
+    if isinstance(outcome, ModuleExportReport):
+        _print_report(outcome, as_json=as_json)
+        return
+    say(f"Would export {type(outcome.module).__name__} to {output} (fp32):")
+    for line in _layers(outcome):
+        say(f"  {line}")
+
+
+def _layers(replacement: ReplacementReport) -> list[str]:
+    """A line for each upstream layer."""
+    replaced = [f"replaced  {layer.describe()}" for layer in replacement.replaced]
+    return replaced + [f"left      {layer.describe()}" for layer in replacement.left]
+
+
+def _print_report(report: ModuleExportReport, *, as_json: bool) -> None:
+    sidecar = report.sidecar
+    if as_json:
+        document: dict[str, Any] = {"model": str(report.path), "notes": report.notes, **sidecar.to_dict()}
+        print_json(document)
+        return
+    print_exported(report.path, sidecar, report.notes, _layers(report.replacement))

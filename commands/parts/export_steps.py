@@ -1,0 +1,83 @@
+"""`localattn export --mode step|prefill`: the files that run a model a few tokens at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from .console import bytes_text, note, print_checks, print_json, say
+
+if TYPE_CHECKING:
+    from ...exporter.export import ExportReport
+    from ...exporter.step_export import StepRequest
+
+
+class Mode(str, Enum):
+    """What a call of the file takes."""
+
+    full = "full"
+    step = "step"
+    prefill = "prefill"
+
+
+def export_step_files(
+    request: StepRequest, progress: Callable[[str], None], *, dry_run: bool
+) -> list[ExportReport] | None:
+    """Write the files; None where only the request was checked."""
+    from ...exporter.step_export import export_steps, open_steps
+
+    if not dry_run:
+        return export_steps(request, progress)
+    open_steps(request)
+    return None
+
+
+def print_step_files(request: StepRequest, reports: list[ExportReport] | None, *, as_json: bool) -> None:
+    """What was written, or what would be."""
+    if reports is None:
+        _print_plan(request)
+    elif as_json:
+        documents = [{"model": str(x.path), "notes": x.notes, **x.sidecar.to_dict()} for x in reports]
+        print_json({**documents[0], "companion": documents[1] if len(documents) > 1 else None})
+    else:
+        for line in reports[0].notes:
+            note(f"Note: {line}")
+        for report in reports:
+            _print_file(report)
+
+
+def _print_file(report: ExportReport) -> None:
+    import numpy as np
+
+    facts, sidecar = report.sidecar.step, report.sidecar
+    assert facts is not None
+    say(f"{report.path}  {sidecar.class_name}, {sidecar.dtype}, opset {sidecar.opset}, {facts.chunk} token(s) a call")
+    held = {name for cache in facts.caches for name in (cache.input, cache.output)}
+    for kind, specs in (("input ", sidecar.inputs), ("output", sidecar.outputs)):
+        for spec in specs:
+            if spec.name not in held:
+                say(f"  {kind}  {spec.describe()}")
+    sizes = [math.prod(cache.shape) * np.dtype(cache.dtype).itemsize for cache in facts.caches]
+    say(f"  caches  {len(sizes)} of {bytes_text(sum(sizes))} in all, as outputs next_…")
+    end = "without end" if facts.max_positions is None else f"{facts.max_positions} positions, an error past them"
+    say(f"  runs    {end}")
+    if sidecar.external_data is not None:
+        size = report.path.with_name(sidecar.external_data).stat().st_size
+        say(f"  data    {sidecar.external_data}, {bytes_text(size)}")
+    say("Checks:")
+    print_checks(sidecar.checks)
+
+
+def _print_plan(request: StepRequest) -> None:
+    from ...exporter.step_export import open_steps
+
+    opened, files = open_steps(request)
+    for line in opened.notes:
+        note(f"Note: {line}")
+    for path, source in files.items():
+        say(f"Would export {source.source.class_name} to {path}, {source.chunk} token(s) a call:")
+        for spec in source.inputs(request.export.dtype):
+            say(f"  input   {spec.describe()}")
+        say(f"  output  {', '.join(source.output_names())}")

@@ -1,0 +1,95 @@
+"""What the paths on the command line are: inputs that are read, outputs that are written, and of which kind.
+
+Every path that a command takes is declared with one of these, `Annotated[Path, typer.Option(...), INPUT]`; `checked`
+refuses, before a command begins, outputs that would lose something, and reserves the others until it has ended.
+"""
+
+from __future__ import annotations
+
+import functools
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ...core.storage.file_kinds import Kind
+    from ...core.storage.outputs import Output
+
+
+@dataclass(frozen=True)
+class InputPath:
+    """A path, or a list of them, that the command reads."""
+
+
+class OutputPath:
+    """A path that the command writes, as one of these kinds; its suffix says which."""
+
+    def __init__(self, *kinds: Kind) -> None:
+        self.kinds = kinds
+
+
+INPUT = InputPath()
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace existing files, each by one of the same kind.")]
+
+
+def declared_paths(command: Callable[..., Any]) -> dict[str, InputPath | OutputPath]:
+    """What each path of a command is, by the name of its parameter."""
+    hints = typing.get_type_hints(command, include_extras=True)
+    found = {}
+    for name, hint in hints.items():
+        # Python 3.10 makes Optional[Annotated[…]] of what is None by default.
+        for part in (hint, *typing.get_args(hint)):
+            for extra in getattr(part, "__metadata__", ()):
+                if isinstance(extra, InputPath | OutputPath):
+                    found[name] = extra
+    return found
+
+
+def checked(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with its outputs checked and reserved before its body runs.
+
+    The command then raises UsageError where an output has the name of another kind, is one of the inputs, is no regular
+    file, exists and there is no --force, is a file of another kind, or is being written by another process.
+    """
+
+    @functools.wraps(command)
+    def run(*arguments: Any, **options: Any) -> Any:
+        given = declared_paths(command)
+        outputs = [
+            _output(options[name], path.kinds)
+            for name, path in given.items()
+            if isinstance(path, OutputPath) and options.get(name) is not None
+        ]
+        if not outputs:
+            return command(*arguments, **options)
+        from ...core.storage.outputs import reserved
+
+        inputs = [path for name in given if isinstance(given[name], InputPath) for path in _listed(options, name)]
+        with reserved(outputs, inputs=inputs, overwrite=bool(options.get("force"))):
+            return command(*arguments, **options)
+
+    return run
+
+
+def _listed(options: Mapping[str, Any], name: str) -> list[Path]:
+    value = options.get(name)
+    return [] if value is None else [value] if isinstance(value, Path) else list(value)
+
+
+def _output(path: Path, kinds: tuple[Kind, ...]) -> Output:
+    """The output, of the kind that its name says.
+
+    Raises:
+        UsageError: the name says none of them.
+    """
+    from ...core.storage.file_kinds import kind_named, name_error
+    from ...core.storage.outputs import Output
+
+    kind = kind_named(path, kinds)
+    if kind is None:
+        raise name_error(path, kinds)
+    return Output(path, kind)

@@ -1,0 +1,119 @@
+"""`localattn plugin … --backend onnxruntime`: the library of compiled CPU kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .console import bytes_text, note, print_json, progress, say
+
+if TYPE_CHECKING:
+    from ...core.machine.processor import Arch
+    from ...core.storage.library_store import Library
+    from ...plugins.cpu.check import CheckedLibrary
+    from ...plugins.cpu.facts import CpuLibraryFacts
+
+BACKEND = "onnxruntime"
+
+
+def refuse_options(given: Mapping[str, object]) -> None:
+    """Options that choose GPU kernels have no meaning here.
+
+    Raises:
+        UsageError: one was given.
+    """
+    from ...core.errors import UsageError
+
+    named = [name for name, value in given.items() if value]
+    if named:
+        raise UsageError(
+            f"{' and '.join(named)} cannot be combined with --backend {BACKEND}.",
+            why="One library has the kernels for every model, head size and element type on the CPU.",
+            fix="Leave them out.",
+        )
+
+
+def build(output: Path | None, arch: Arch, *, force: bool, as_json: bool) -> None:
+    """Build the library, unless the one in the cache is what would come out."""
+    from ...core.storage.library_store import CPU_KERNELS, prepare_cache
+    from ...plugins.compilers import find_compiler
+    from ...plugins.cpu.build import build_library, up_to_date
+
+    path = output or prepare_cache(arch) / CPU_KERNELS.file_name
+    facts = up_to_date(path, arch) if output is None and not force else None
+    if facts is not None:
+        note(f"{path} is up to date; --force builds it again.")
+    else:
+        note(f"Compiler {find_compiler(arch).version}")
+        with progress() as step:
+            facts = build_library(path, arch=arch, overwrite=force or output is None, progress=step)
+    if output is not None:
+        note(f"Sessions do not load {path} by themselves: name it with --plugin {path}, or build without --output.")
+    if as_json:
+        print_json(document(facts))
+    else:
+        print_library(facts)
+
+
+def check(library: Path | None, *, as_json: bool) -> None:
+    """Load a library into onnxruntime and run each of its kernels."""
+    from dataclasses import asdict
+
+    from ...core.machine.processor import host_arch
+    from ...core.storage.library_store import CPU_KERNELS, read_named
+    from ...plugins.cpu.check import check_library
+
+    chosen = newest(host_arch()) if library is None else read_named(CPU_KERNELS, library)
+    checked = check_library(chosen)
+    if as_json:
+        print_json({"path": str(chosen.path), "backend": BACKEND, **asdict(checked)})
+    else:
+        _print_checked(chosen.path, checked)
+
+
+def newest(arch: Arch) -> Library:
+    """The library in the cache that was built last for a processor.
+
+    Raises:
+        MissingDependency: there is none.
+        CheckFailed: others can write it, or it was changed after it was built.
+    """
+    from ...core.errors import MissingDependency
+    from ...core.storage.library_store import CPU_KERNELS, find
+
+    library = find(CPU_KERNELS, arch=arch, this_release=False)
+    if library is None:
+        raise MissingDependency(
+            f"There is no library of CPU kernels for {arch} in your cache.",
+            why="None was built without --output, or it was removed.",
+            fix=f"Build one with: {CPU_KERNELS.how_to_build} --arch {arch}",
+        )
+    return library
+
+
+def document(facts: CpuLibraryFacts) -> dict[str, Any]:
+    """As JSON types."""
+    return {"path": str(facts.path), **facts.to_dict()}
+
+
+def print_library(facts: CpuLibraryFacts) -> None:
+    """What is in a library, for people."""
+    from ...plugins.cpu.fingerprint import fingerprint
+
+    say(f"{facts.path}  {facts.arch}, {bytes_text(facts.bytes)}, for onnxruntime on the CPU")
+    by_dtypes: dict[str, list[str]] = {}
+    for op_type, dtypes in facts.kernels.items():
+        by_dtypes.setdefault(", ".join(dtypes), []).append(op_type)
+    for names, op_types in by_dtypes.items():
+        say(f"  kernels {', '.join(op_types)}: {names}; every size")
+    say(f"  built   {facts.created}, {facts.compiler}, glibc ≥ {facts.glibc}")
+    say(f"  sha256  {facts.sha256}")
+    if facts.fingerprint != fingerprint():
+        say("  OLD     made from other sources than this release's: sessions do not take it by themselves")
+
+
+def _print_checked(library: Path, checked: CheckedLibrary) -> None:
+    say(f"{library} in onnxruntime {checked.onnxruntime}, instruction set {checked.instruction_set}:")
+    for op_type, dtypes in checked.kernels.items():
+        say(f"  {op_type}  ran in {', '.join(dtypes)}")

@@ -1,0 +1,118 @@
+"""Results that can be written as a page: the options of the commands that have one, and the writing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ...core.storage.file_kinds import REPORTS, kind_named
+from .console import note, say
+from .paths import OutputPath
+
+
+class ReportFormat(str, Enum):
+    """How a result is written."""
+
+    console = "console"
+    json = "json"
+    md = "md"
+    html = "html"
+
+
+_BY_SUFFIX = {".json": ReportFormat.json, ".md": ReportFormat.md, ".html": ReportFormat.html, ".htm": ReportFormat.html}
+
+ReportFormatOption = Annotated[
+    ReportFormat | None,
+    typer.Option(
+        "--format",
+        help="console, json, md, or html: one page. (Default: by the suffix of --output, else console.)",
+        show_default=False,
+    ),
+]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="Write the result to this file: .json, .md or .html."),
+    OutputPath(*REPORTS),
+]
+
+
+@dataclass(frozen=True)
+class Destination:
+    """The format that was chosen, and the file, which may replace an older one; without a file, stdout."""
+
+    format: ReportFormat
+    path: Path | None
+    overwrite: bool = False
+
+    def write(self, text: str) -> None:
+        """The result, whole or not at all."""
+        if self.path is None:
+            say(text.rstrip("\n"))
+            return
+        from ...core.storage.files import publish
+        from ...core.storage.outputs import Output, writing
+
+        kind = kind_named(self.path, REPORTS)
+        assert kind is not None, "it was checked before the command began"
+        with writing(Output(self.path, kind), overwrite=self.overwrite) as folder:
+            staged = folder / self.path.name
+            staged.write_text(text, encoding="utf-8")
+            publish(staged, self.path)
+        note(f"Wrote {self.path}")
+
+    @property
+    def shows_console(self) -> bool:
+        """A file leaves stdout to what a person reads, except beside JSON."""
+        return self.format is ReportFormat.console or (self.path is not None and self.format is not ReportFormat.json)
+
+
+def choose(asked: ReportFormat | None, output: Path | None, force: bool) -> Destination:
+    """Where the result goes, decided before the work begins.
+
+    Raises:
+        UsageError: the suffix of the file is not that of the format.
+        MissingDependency: a page is asked for and Jinja2 is not installed.
+    """
+    from ...core.errors import UsageError
+
+    chosen = asked
+    if chosen is None:
+        chosen = ReportFormat.console if output is None else _BY_SUFFIX.get(output.suffix.lower())
+    if output is not None and chosen is not _BY_SUFFIX.get(output.suffix.lower()):
+        raise UsageError(
+            f"{output} is not called a report in {chosen.value if chosen else 'a known format'}.",
+            why="What a file is can be told from its suffix.",
+            fix="Name it .json, .md or .html, as --format says; without --format the suffix chooses.",
+        )
+    assert chosen is not None
+    if chosen is ReportFormat.html:
+        from ...reports import require_html
+
+        require_html()
+    return Destination(chosen, output, force)
+
+
+def show(destination: Destination, kind: str, document: Mapping[str, Any], console: Callable[[], None]) -> None:
+    """The result of a command: for people on the terminal, or the document as JSON, Markdown or a page.
+
+    Args:
+        destination: from `choose`.
+        kind: a key of `reports.documents.KINDS`.
+        document: what `--format json` prints.
+        console: prints the result for a terminal.
+    """
+    if destination.shows_console:
+        console()
+    if destination.format is ReportFormat.json:
+        destination.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+    elif destination.format is not ReportFormat.console:
+        from ...reports.documents import document_html, document_markdown
+
+        written = document_html if destination.format is ReportFormat.html else document_markdown
+        destination.write(written(kind, document))

@@ -1,0 +1,121 @@
+"""Standard streams that survive what a shell may make of them: closed, full, or unable to encode a sign.
+
+stdout carries the result: where it cannot be written, that is an error (`OutputLost`). stderr carries remarks: where
+they cannot be written, they are dropped and the exit code stays what it is. What is closed is treated as `/dev/null`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import os
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+from ...core.errors import MissingDependency
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+# Signs of our own output, as they are written where the encoding lacks them.
+_SUBSTITUTES = {
+    **{"✓": "+", "✗": "x", "·": "*", "×": "x", "…": "...", "−": "-", "–": "-", "→": "->"},
+    **{"²": "^2", "³": "^3", "≤": "<=", "≥": ">=", "±": "+-", "µ": "u", "σ": "sigma", "§": "section "},
+}
+_ERRORS = "localattn.substitute"
+
+
+class OutputLost(MissingDependency):
+    """The result cannot be written to stdout."""
+
+
+class ReaderGone(Exception):
+    """The reader of stdout closed its end, as `head` does when it has enough."""
+
+
+class _Result(io.FileIO):
+    """stdout: what cannot be written is an error of its own kind, which nothing on the way takes for another."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write bytes.
+
+        Raises:
+            ReaderGone: nobody reads any more.
+            OutputLost: the disk is full, or the device refuses.
+        """
+        try:
+            return super().write(data)
+        except BrokenPipeError as error:
+            raise ReaderGone from error
+        except OSError as error:
+            raise OutputLost(
+                "The result cannot be written to standard output.",
+                why=f"{error.strerror or error}.",
+                fix="Free space, or send the output elsewhere. Files that were written before this are complete.",
+            ) from error
+
+
+class _Remarks(io.FileIO):
+    """stderr: what cannot be written is dropped."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write bytes, or pretend to."""
+        size = memoryview(data).nbytes
+        try:
+            return super().write(data) or size
+        except OSError:
+            return size
+
+
+def prepare() -> None:
+    """Make the three streams usable; streams that somebody else put in their place stay as they are."""
+    codecs.register_error(_ERRORS, _substitute)
+    for descriptor in (0, 1, 2):
+        _open_if_closed(descriptor)
+    if sys.stdin is None:
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    if sys.stdout is sys.__stdout__:
+        sys.stdout = _wrapped(_Result(1, "w", closefd=False), sys.stdout)
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = _wrapped(_Remarks(2, "w", closefd=False), sys.stderr, write_through=True)
+
+
+def discard_output() -> None:
+    """Send what is still to be written to stdout to nowhere, so that the interpreter can end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def _open_if_closed(descriptor: int) -> None:
+    """A closed descriptor would become that of the next file opened, and what is printed would go into that file."""
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        opened = os.open(os.devnull, os.O_RDWR)
+        if opened == descriptor:
+            os.set_inheritable(descriptor, True)
+        else:
+            os.dup2(opened, descriptor)
+            os.close(opened)
+
+
+def _wrapped(raw: io.FileIO, old: TextIO | None, *, write_through: bool = False) -> TextIO:
+    """A text stream over `raw` in the encoding of the old one; UTF-8 where that was closed."""
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        encoding="utf-8" if old is None else old.encoding,
+        errors=_ERRORS,
+        line_buffering=raw.isatty() or write_through,
+        write_through=write_through,
+    )
+
+
+def _substitute(error: UnicodeError) -> tuple[str | bytes, int]:
+    """A codec error handler: a similar sign, the byte of a file name that is no text, or an escape."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    sign = error.object[error.start]
+    if "\udc80" <= sign <= "\udcff":  # a byte of a name, as Python keeps what it cannot decode
+        return bytes([ord(sign) - 0xDC00]), error.start + 1
+    return _SUBSTITUTES.get(sign) or sign.encode("ascii", "backslashreplace").decode(), error.start + 1

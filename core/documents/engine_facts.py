@@ -1,0 +1,168 @@
+"""The schema of `model.engine.json`, the file of facts beside every engine.
+
+Nothing is written into the engine itself: any tool that runs TensorRT engines takes it as it is. What must hold before
+an engine may be opened (library version, GPU, plugin library) is read from here, because TensorRT tells of a misfit
+late and in its log only. Importing this module imports pydantic: light modules import it inside functions.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..errors import UsageError
+from ..storage.publishing import MAX_BYTES, SEAL, check_seal
+from ..storage.reading import read_plain
+from .sidecar import CheckRecord, Sidecar, TensorSpec, read_sidecar, sidecar_path
+
+ENGINE_SUFFIX = ".engine"
+
+# As in the sidecar of a model: unknown keys survive.
+_SCHEMA = ConfigDict(extra="allow", validate_by_name=True, ser_json_inf_nan="strings", protected_namespaces=())
+
+
+class PluginFacts(BaseModel):
+    """How the attention nodes became plugins.
+
+    Args:
+        kind: `library`: a shared library that the runtime must load; `aot`: kernels inside the engine.
+        path: the library as it lay at build time, for people: it is never opened from there; "" without one.
+        sha256: of the library; "" without one.
+        layers: names of the layers it computes.
+    """
+
+    model_config = _SCHEMA
+
+    kind: Literal["library", "aot"]
+    path: str = ""
+    sha256: str = ""
+    layers: list[str] = Field(default_factory=list)
+
+
+class ProfileFacts(BaseModel):
+    """The sizes one input may have, where the engine leaves some open."""
+
+    model_config = _SCHEMA
+
+    input: str
+    min: tuple[int, ...]
+    opt: tuple[int, ...]
+    max: tuple[int, ...]
+
+
+class BuildOptions(BaseModel):
+    """What the builder was told.
+
+    Args:
+        plugin: what was asked for: auto, library, aot or none.
+        builder_optimization_level: 0 to 5; None left it to the library.
+        workspace: bytes of scratch memory a layer may use; None left it to the library.
+        timing_cache: file of measured kernel times that was read and extended; None without one.
+        profiles: open sizes, empty for static shapes.
+    """
+
+    model_config = _SCHEMA
+
+    plugin: str
+    builder_optimization_level: int | None = None
+    workspace: int | None = None
+    timing_cache: str | None = None
+    profiles: list[ProfileFacts] = Field(default_factory=list)
+
+
+class EngineFacts(BaseModel):
+    """Facts of an engine.
+
+    Args:
+        format: always "localattn-engine".
+        format_version: 1; a reader refuses other versions.
+        backend: the library that built it and runs it.
+        library_version: its full version; no other runs the engine.
+        targets: GPUs it runs on, as "sm_86".
+        platform: operating system and processor, as "linux-x86_64".
+        device: name of the GPU that built it; "" where it was built without one.
+        dtype: element type of the weights and products: that of the ONNX file.
+        inputs: inputs in order.
+        outputs: outputs in order.
+        plugin: how the attention nodes became plugins; None where their function body was built.
+        options: what the builder was told.
+        onnx_name: file name of the ONNX file it was built from.
+        onnx_sha256: SHA-256 of that file, without external data.
+        engine_sha256: SHA-256 of the engine.
+        engine_bytes: its size.
+        seconds: how long the build took.
+        versions: release of each package that took part.
+        created: time of the build, ISO 8601.
+        checks: what was looked at after the build.
+        model: the facts of the ONNX file; None where it had no sidecar.
+    """
+
+    model_config = _SCHEMA
+
+    format: Literal["localattn-engine"] = "localattn-engine"
+    format_version: Literal[1] = 1
+    backend: Literal["tensorrt", "tensorrt-rtx"]
+    library_version: str
+    targets: list[str] = Field(min_length=1)
+    platform: str
+    device: str = ""
+    dtype: str
+    inputs: list[TensorSpec]
+    outputs: list[TensorSpec]
+    plugin: PluginFacts | None = None
+    options: BuildOptions
+    onnx_name: str
+    onnx_sha256: str
+    engine_sha256: str = Field(min_length=1)
+    engine_bytes: int = Field(ge=1)
+    seconds: float = 0.0
+    versions: dict[str, str] = Field(default_factory=dict)
+    created: str
+    checks: list[CheckRecord] = Field(default_factory=list)
+    model: Sidecar | None = None
+
+    def to_json(self) -> str:
+        """The text of the file."""
+        return self.model_dump_json(by_alias=True, indent=2) + "\n"
+
+
+def read_engine_facts(engine: Path) -> EngineFacts:
+    """The facts beside an engine.
+
+    Raises:
+        UsageError: there are none, or the file is not one of these; the first problem is named.
+        CheckFailed: they were altered after they were written.
+    """
+    path = sidecar_path(engine)
+    try:
+        text = read_plain(path, MAX_BYTES)
+    except OSError as error:
+        why = "The facts of an engine lie beside it: which library and GPU it is for, which plugin it needs."
+        raise UsageError(
+            f"Cannot read {path}.", why=why, fix="Copy it together with the engine, or build the engine again."
+        ) from error
+    try:
+        facts = EngineFacts.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        why = f"{place}: {first['msg']}" if place else first["msg"]
+        raise UsageError(
+            f"{path} does not describe an engine.", why=why, fix="Build the engine again with localattn build."
+        ) from error
+    check_seal(path, text)
+    (facts.model_extra or {}).pop(SEAL, None)
+    return facts
+
+
+def read_model_facts(model: Path) -> Sidecar | None:
+    """The facts of the exported model behind a file that runs: an ONNX file, or an engine built from one.
+
+    Raises:
+        UsageError: a sidecar that is broken, or an engine without one.
+    """
+    if model.suffix.lower() == ENGINE_SUFFIX:
+        return read_engine_facts(model).model
+    return read_sidecar(model)

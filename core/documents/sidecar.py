@@ -1,0 +1,164 @@
+"""The schema of `model.onnx.json`, the file of facts beside every exported model.
+
+An artefact's metadata lives here and never inside the artefact, so that the model stays a plain ONNX
+file. Importing this module imports pydantic: light modules import it inside functions.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..errors import UsageError
+from ..storage.publishing import MAX_BYTES, SEAL, check_seal, sidecar_path
+from ..storage.reading import read_plain
+from ..tensors import TensorSpec
+from .step_facts import StepFacts
+
+__all__ = ["CheckRecord", "LayerFacts", "Sidecar", "TensorSpec", "WindowFacts", "read_sidecar", "sidecar_path"]
+
+# Unknown keys are kept, so that facts written by a newer release survive when this one adds a check.
+# A NaN figure is written as a string, because JSON has no NaN.
+_SCHEMA = ConfigDict(extra="allow", validate_by_name=True, ser_json_inf_nan="strings", protected_namespaces=())
+
+
+class WindowFacts(BaseModel):
+    """The window of one windowed attention node."""
+
+    model_config = _SCHEMA
+
+    name: str
+    op_type: str
+    window_size: int = Field(ge=1)
+    look_backward: int = Field(ge=0)
+    look_forward: int = Field(ge=0)
+    causal: bool
+    exact_windowsize: bool
+
+
+class LayerFacts(BaseModel):
+    """What became of one upstream layer of a user's own module.
+
+    `detail` is its window if it was replaced, else why it was left as it is.
+    """
+
+    model_config = _SCHEMA
+
+    path: str
+    class_name: str = Field(validation_alias="class", serialization_alias="class")
+    replaced: bool
+    detail: str = ""
+
+
+class CheckRecord(BaseModel):
+    """What one check found.
+
+    `not proven` means that the check ran and could not decide; `skipped` that it did not run.
+    """
+
+    model_config = _SCHEMA
+
+    name: str
+    status: Literal["passed", "failed", "not proven", "skipped"]
+    detail: str = ""
+    figures: dict[str, float | int | str] = Field(default_factory=dict)
+
+
+class Sidecar(BaseModel):
+    """Facts of an exported model.
+
+    Args:
+        format: always "localattn-sidecar".
+        format_version: 1; a reader refuses other versions.
+        class_name: the exported class ("local_attention.LocalTransformer"), or the function that made the module
+            ("package.module:function"); JSON key `class`.
+        kwargs: its arguments.
+        hyper_connections: release of hyper-connections whose numbers the export reproduces.
+        options: what was said at export and is no argument of the class (AFTLocal's causal).
+        inputs: inputs of the graph, in order.
+        outputs: outputs of the graph, in order.
+        seq_len: tokens a sequence; where the length is open, the longest.
+        batch: sequences a call; where it is open, the one of the example.
+        dynamic: names of the open dimensions; none in a file with static shapes.
+        dtype: element type of the weights and activations.
+        opset: version of the standard operators.
+        windows: one entry a windowed attention node.
+        layers: one entry an upstream layer of a user's own module.
+        step: how a step graph is called; None for a file that takes whole sequences.
+        function_body: the file carries the node's function in standard operators.
+        external_data: name of the file beside the model that holds the weights.
+        versions: release of each package that took part.
+        checkpoint_sha256: SHA-256 of the checkpoint; "" where a function made the weights too.
+        checkpoint_name: its file name.
+        model_sha256: SHA-256 of the ONNX file, without external data.
+        created: time of the export, ISO 8601.
+        checks: what the checks found.
+    """
+
+    model_config = _SCHEMA
+
+    format: Literal["localattn-sidecar"] = "localattn-sidecar"
+    format_version: Literal[1] = 1
+    class_name: str = Field(validation_alias="class", serialization_alias="class")
+    kwargs: dict[str, Any]
+    hyper_connections: str | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+    inputs: list[TensorSpec]
+    outputs: list[TensorSpec]
+    seq_len: int = Field(ge=1)
+    batch: int = Field(ge=1)
+    dynamic: list[str] = Field(default_factory=list)
+    dtype: Literal["fp32", "fp16", "bf16"]
+    opset: int = Field(ge=1)
+    windows: list[WindowFacts] = Field(default_factory=list)
+    layers: list[LayerFacts] = Field(default_factory=list)
+    step: StepFacts | None = None
+    function_body: bool
+    external_data: str | None = None
+    versions: dict[str, str] = Field(default_factory=dict)
+    checkpoint_sha256: str
+    checkpoint_name: str
+    model_sha256: str
+    created: str
+    checks: list[CheckRecord] = Field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types, under the names of the file."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    def to_json(self) -> str:
+        """The text of the file."""
+        return self.model_dump_json(by_alias=True, indent=2) + "\n"
+
+
+def read_sidecar(model: Path) -> Sidecar | None:
+    """The facts beside a model, or None where there is no sidecar.
+
+    Raises:
+        UsageError: the sidecar is there but is not one; the first problem is named.
+        CheckFailed: it was altered after it was written.
+    """
+    path = sidecar_path(model)
+    try:
+        text = read_plain(path, MAX_BYTES)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _broken(path, error.strerror or str(error)) from error
+    if len(text) > MAX_BYTES:
+        raise _broken(path, f"It is larger than {MAX_BYTES >> 20} MiB.")
+    try:
+        sidecar = Sidecar.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise _broken(path, f"{place}: {first['msg']}" if place else first["msg"]) from error
+    check_seal(path, text)
+    (sidecar.model_extra or {}).pop(SEAL, None)  # of these bytes, not of these facts
+    return sidecar
+
+
+def _broken(path: Path, why: str) -> UsageError:
+    return UsageError(f"{path} is not a localattn sidecar.", why=why, fix="Export the model again, or remove the file.")

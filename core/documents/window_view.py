@@ -1,0 +1,127 @@
+"""The windows of a model as reports show them: which keys some queries see, through one layer and through all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ..geometry import WindowGeometry
+
+# Larger numbers, which a stranger's file may hold, are no sizes; they would leave 64 bits on the way to a picture.
+_LARGEST = 1 << 31
+
+
+@dataclass(frozen=True)
+class WindowExample:
+    """What one query sees: keys `[first, end)` of its layer, inputs `[deep_first, deep_end)` through all layers."""
+
+    query: int
+    first: int
+    end: int
+    deep_first: int
+    deep_end: int
+
+
+@dataclass(frozen=True)
+class WindowView:
+    """Attention layers that have the same window.
+
+    Args:
+        geometry: the window.
+        layers: names of the layers.
+        length: tokens a sequence; None where the file does not tell.
+        biases: these are AFT-local layers: every key counts, and the window tells which have a learned bias.
+    """
+
+    geometry: WindowGeometry
+    layers: tuple[str, ...]
+    length: int | None = None
+    biases: bool = False
+
+    @property
+    def depth(self) -> int:
+        """Layers, which reports take to follow one another."""
+        return max(1, len(self.layers))
+
+    @property
+    def sequence(self) -> int:
+        """The length, or where it is unknown as many tokens as show the pattern."""
+        return self.length or self.pattern
+
+    @property
+    def pattern(self) -> int:
+        """Tokens that show the pattern: the keys of one window and, for what lies outside, a window on each side."""
+        if self.biases:
+            return 3 * self.geometry.keys_per_window
+        return self.geometry.keys_per_window + 2 * self.geometry.window_size
+
+    def describe(self) -> str:
+        """The window in words."""
+        if not self.biases:
+            return self.geometry.describe()
+        direction = "causal" if self.geometry.causal else "non-causal"
+        return f"{direction}, learned biases up to {self.geometry.backward_reach} positions away, 0 beyond"
+
+    def example(self, query: int) -> WindowExample:
+        """What this query sees."""
+        first, end = self.geometry.visible_interval(np.array([query]), self.sequence)
+        if self.biases:
+            deep = (0, query + 1 if self.geometry.causal else self.sequence)
+        else:
+            deep = self.geometry.receptive_interval(query, self.sequence, self.depth)
+        return WindowExample(query, int(first[0]), int(end[0]), *deep)
+
+    def examples(self) -> list[WindowExample]:
+        """Queries on both sides of the first window's edge, in the middle, and the last."""
+        window, last = self.geometry.window_size, self.sequence - 1
+        queries = sorted({0, min(window - 1, last), min(window, last), last // 2, last})
+        return [self.example(query) for query in queries]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types; `from_dict` reads it back."""
+        return {
+            **asdict(self.geometry),
+            "layers": list(self.layers),
+            "length": self.length,
+            "biases": self.biases,
+            "window": self.describe(),
+            "examples": [asdict(example) for example in self.examples()],
+        }
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> WindowView:
+        """A view as `to_dict` saved it."""
+        names = WindowGeometry.__dataclass_fields__
+        geometry = WindowGeometry(**{name: saved[name] for name in names})
+        return cls(geometry, tuple(saved["layers"]), saved["length"], saved["biases"])
+
+
+def views(windows: Iterable[tuple[str, WindowGeometry]], length: int | None) -> list[WindowView]:
+    """Layers with the same window together, in the order of the first of each; impossible sizes are left out."""
+    grouped: dict[WindowGeometry, list[str]] = {}
+    for name, geometry in windows:
+        if geometry.keys_per_window <= _LARGEST:
+            grouped.setdefault(geometry, []).append(name)
+    return [WindowView(geometry, tuple(names), _possible(length)) for geometry, names in grouped.items()]
+
+
+def bias_views(name: str, window: int, causal: bool, length: int | None) -> list[WindowView]:
+    """The learned biases of an AFT-local layer: those of the `window` - 1 positions on each side."""
+    reach = window - 1
+    if not 0 <= reach <= _LARGEST:
+        return []
+    geometry = WindowGeometry(
+        window_size=1,
+        look_backward=reach,
+        look_forward=0 if causal else reach,
+        causal=causal,
+        exact_windowsize=True,
+    )
+    return [WindowView(geometry, (name,), _possible(length), biases=True)]
+
+
+def _possible(length: int | None) -> int | None:
+    return None if length is None or length > _LARGEST else length

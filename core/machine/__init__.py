@@ -1,0 +1,1 @@
+"""This machine: its processor, its memory, processes on it."""

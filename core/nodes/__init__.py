@@ -1,0 +1,1 @@
+"""Contracts of the custom nodes: names, inputs, attributes."""

@@ -1,0 +1,91 @@
+"""Whether a node of this project's domains has the attributes that its contract asks for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..error_texts import shown
+from ..errors import UsageError
+from .attention import DOMAIN, HEADS_FIRST, SEQUENCE_FIRST, VARIANT_BY_OP_TYPE, geometry_of, xpos_problem
+from .fused import FUSED_BY_OP_TYPE, FUSED_DOMAIN
+from .step import STEP_VARIANT_BY_OP_TYPE
+
+# No window is longer, and none gathers more keys: products of a few of these stay within 64 bits.
+LARGEST_SIZE = 2**31
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """What one attribute must be: in words, and as a test of its value as Python has it."""
+
+    wanted: str
+    holds: Callable[[Any], bool]
+
+
+def _integer(least: int, most: int) -> _Rule:
+    return _Rule(f"an integer from {least} to {most}", lambda x: type(x) is int and least <= x <= most)
+
+
+_FLAG = _integer(0, 1)
+_TEXT = _Rule("text", lambda x: isinstance(x, str))
+_STEP_RULES = {
+    "window_size": _integer(1, LARGEST_SIZE),
+    "look_backward": _integer(0, LARGEST_SIZE),
+    "look_forward": _integer(0, LARGEST_SIZE),
+    "causal": _FLAG,
+    "exact_windowsize": _FLAG,
+    "scale": _Rule("a finite number", lambda x: isinstance(x, float) and math.isfinite(x)),
+    "shared_qk": _FLAG,
+    "xpos_scale_base": _Rule("a finite number", lambda x: isinstance(x, float) and math.isfinite(x)),
+    "plugin_namespace": _TEXT,
+    "plugin_version": _TEXT,
+}
+_XPOS_BASE = _Rule("a finite number other than 0", lambda x: isinstance(x, float) and math.isfinite(x) and x != 0)
+_PERMS = (list(SEQUENCE_FIRST), list(HEADS_FIRST))
+_ATTENTION_RULES = {
+    **_STEP_RULES,
+    "perm": _Rule(
+        "the integers [0, 2, 1, 3] or [0, 1, 2, 3]",
+        lambda x: x in _PERMS and all(type(axis) is int for axis in x),
+    ),
+    "query_block": _integer(1, LARGEST_SIZE),
+}
+
+
+def check_attributes(domain: str, op_type: str, attributes: Mapping[str, Any], head_dim: int | None = None) -> None:
+    """Refuse attributes that do not fit the contract of their node; nodes without a contract here pass.
+
+    Args:
+        domain: of the node.
+        op_type: of the node.
+        attributes: its attributes as Python values: int, float, str, a list of numbers, or None for anything else.
+        head_dim: the width of its heads, where it is known.
+
+    Raises:
+        UsageError: an attribute is missing, of the wrong type or out of range. Its first line names the attribute.
+    """
+    if domain == FUSED_DOMAIN and op_type in FUSED_BY_OP_TYPE:
+        if attributes:
+            raise UsageError(f"{shown(min(attributes))} is no attribute of {op_type}, which has none.")
+        return
+    variant = VARIANT_BY_OP_TYPE.get(op_type) or STEP_VARIANT_BY_OP_TYPE.get(op_type)
+    if domain != DOMAIN or variant is None:
+        return
+    rules = _ATTENTION_RULES if op_type in VARIANT_BY_OP_TYPE else _STEP_RULES
+    for name, rule in (rules | ({"xpos_scale_base": _XPOS_BASE} if variant.has_xpos else {})).items():
+        if name not in attributes:
+            raise UsageError(f"Attribute {name} is missing; it must be {rule.wanted}.")
+        if not rule.holds(attributes[name]):
+            found = "neither number nor text" if attributes[name] is None else shown(attributes[name])
+            raise UsageError(f"Attribute {name} is {found}; it must be {rule.wanted}.")
+    geometry = geometry_of(attributes)
+    if geometry.keys_per_window > 2 * LARGEST_SIZE:
+        raise UsageError(
+            f"Attributes look_backward and look_forward count {shown(geometry.keys_per_window)} keys a window; "
+            f"{2 * LARGEST_SIZE} is the most."
+        )
+    if variant.has_xpos and head_dim is not None and xpos_problem(head_dim):
+        raise UsageError(f"Attribute xpos_scale_base: {xpos_problem(head_dim)}")

@@ -1,0 +1,112 @@
+"""The contract of the step nodes: windowed attention that goes on from a ring buffer of keys and values.
+
+One call takes the next `C` tokens of a sequence and the ring that the tokens before them left; it gives
+their outputs and the ring as the next call needs it. The key of position `s` lies in slot `s mod R`, and the ring
+has exactly as many slots as a query sees keys at most:
+
+================  ==============  ===================================================================
+                  `R`             visible to the query at `t`, besides `s ≤ t`
+================  ==============  ===================================================================
+exact             `b·w + 1`       `s ≥ t - b·w`
+block-local       `(b + 1)·w`     `s ≥ (t // w - b)·w`
+================  ==============  ===================================================================
+
+`WindowedAttentionStep` takes one token. It writes first and attends to the ring it has written, so input
+and output cache may be one buffer. `WindowedAttentionChunk` takes several: the chunk's early queries need keys
+whose slots its late keys take, so it attends to the old ring and the new keys side by side, and writes last.
+
+What follows from the position alone comes in ready-made: the graph computes it once for all layers, and an
+implementation needs no geometry. With `B` batch, `H` heads, `D` head size and `V` the keys attended to (`R`
+for a step, `R + C` for a chunk):
+
+=======================  =================  =========================================================
+`query, key, value`      `[B, H, C, D]`     fp32, fp16 or bf16; rotated at their absolute positions,
+                                            key already normalised if `shared_qk`
+`key_cache,              `[B, H, R, D]`     slots that no key was written to yet hold any finite number
+value_cache`
+`score_bias`             `[C, V]` or        fp32, added to the scores: -2e30 where a query does not see a
+                         `[H, C, V]`        key, `SELF_SCORE` on itself if `shared_qk`, else 0 or the
+                                            model's own bias
+`write_index`            int64              step: `[B, H, 1, 3]`, batch, head and slot the new key goes to;
+                                            chunk: `[R]`, which of the `V` keys each slot holds afterwards
+`query_scale,            `[C, D]`,          xpos only, fp32: `ζ^(t / base)` and `ζ^(-s / base)`, counted from
+key_scale`               `[V, D]`           where neither overflows; a step has `key_scale` only
+`output`                 `[B, H, C, D]`     `softmax(scale·q·kᵀ + score_bias)·v`
+`next_key_cache,         `[B, H, R, D]`     the ring with the new keys and values
+next_value_cache`
+=======================  =================  =========================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..geometry import WindowGeometry
+from .attention import PLUGIN_NAMESPACE, PLUGIN_VERSION, geometry_attributes
+
+STEP, CHUNK = "WindowedAttentionStep", "WindowedAttentionChunk"
+
+
+@dataclass(frozen=True)
+class StepVariant:
+    """One op type: whether it takes chunks, and whether it scales by xpos."""
+
+    op_type: str
+    chunked: bool
+    has_xpos: bool
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Inputs in order."""
+        names = ("query", "key", "value", "key_cache", "value_cache", "score_bias", "write_index")
+        scales = ("query_scale", "key_scale") if self.chunked else ("key_scale",)
+        return (*names, *scales) if self.has_xpos else names
+
+
+STEP_VARIANTS: tuple[StepVariant, ...] = tuple(
+    StepVariant((CHUNK if chunked else STEP) + "Xpos" * xpos, bool(chunked), bool(xpos))
+    for chunked in (0, 1)
+    for xpos in (0, 1)
+)
+
+STEP_VARIANT_BY_OP_TYPE = {variant.op_type: variant for variant in STEP_VARIANTS}
+
+
+def step_variant_for(*, chunked: bool, has_xpos: bool) -> StepVariant:
+    """The op type with exactly these properties."""
+    return next(v for v in STEP_VARIANTS if (v.chunked, v.has_xpos) == (chunked, has_xpos))
+
+
+def ring_slots(geometry: WindowGeometry) -> int:
+    """`R`, the most keys any query of a causal window sees."""
+    reach = geometry.backward_reach
+    return reach + (1 if geometry.exact_windowsize else geometry.window_size)
+
+
+@dataclass(frozen=True)
+class StepAttributes:
+    """Attributes of one step node; meaning as in `core.node.NodeAttributes`. The mathematics needs `scale` only.
+
+    Args:
+        geometry: a causal window.
+        scale: factor of the scores.
+        shared_qk: a token's score with itself becomes `SELF_SCORE`.
+        xpos_scale_base: base of the xpos decay, 0 without.
+    """
+
+    geometry: WindowGeometry
+    scale: float
+    shared_qk: bool = False
+    xpos_scale_base: float = 0.0
+
+    def as_onnx(self) -> dict[str, Any]:
+        """Names and values as the node carries them."""
+        return {
+            **geometry_attributes(self.geometry),
+            "scale": float(self.scale),
+            "shared_qk": int(self.shared_qk),
+            "xpos_scale_base": float(self.xpos_scale_base),
+            "plugin_namespace": PLUGIN_NAMESPACE,
+            "plugin_version": PLUGIN_VERSION,
+        }

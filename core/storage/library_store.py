@@ -1,0 +1,388 @@
+"""Libraries of compiled kernels: which may be loaded by themselves, and the one way in which any of them is loaded.
+
+A library is code. By itself one is loaded only from the installed package or from the user's own cache, where nobody
+else can write (`core/storage/exposed.py`) and whose index, apart from the library, holds its SHA-256. Every other
+library is loaded only when the user names it. Either way the file is read once, and what was read and compared is what
+the dynamic loader gets (`core/storage/library_image.py`). `find` and `read_named` are the two entrances; a kind of
+library is a row in `KINDS`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckFailed, LocalAttnError, UsageError
+from ..machine.processor import host_arch, refuse_foreign
+from .exposed import why_exposed
+from .files import publish, staging
+from .library_image import loadable, read_once
+from .publishing import MAX_BYTES, sidecar_path
+
+_log = logging.getLogger("localattn.libraries")
+
+# Values of a `plugin` argument besides a path: a library that may be loaded by itself, or none.
+AUTO, NONE = "auto", "none"
+
+# Where a wheel would carry libraries, each in a folder named as its processor. Whoever can write here can write the
+# code that runs now, so owners and modes say nothing more.
+_PACKAGED = Path(__file__).resolve().parents[2] / "libraries"
+_INDEX = "index.json"
+_FORMAT, _FORMAT_VERSION = "localattn-libraries", 1
+_MOST_KEPT = 100
+
+
+@dataclass(frozen=True)
+class LibraryKind:
+    """A kind of library.
+
+    Args:
+        name: in the index, and its role in a bundle.
+        title: as errors call it.
+        file_name: of the library.
+        format: the entry `format` of the facts beside a library of this kind.
+        how_to_build: the command that builds one.
+        built_by: the package in `plugins` that builds it; its module `fingerprint` tells releases apart.
+    """
+
+    name: str
+    title: str
+    file_name: str
+    format: str
+    how_to_build: str
+    built_by: str
+
+    def fingerprint(self) -> str:
+        """Return the digest of what this release makes such a library from."""
+        module = import_module(f"..plugins.{self.built_by}.fingerprint", __package__)
+        found: str = module.fingerprint()
+        return found
+
+
+CPU_KERNELS = LibraryKind(
+    "kernels",
+    "library of kernels for onnxruntime",
+    "liblocalattn_onnxruntime.so",
+    "localattn-onnxruntime",
+    "localattn plugin build --backend onnxruntime",
+    "cpu",
+)
+TENSORRT_PLUGIN = LibraryKind(
+    "plugin",
+    "plugin library",
+    "liblocalattn_plugin.so",
+    "localattn-plugin",
+    "localattn plugin build",
+    "library",
+)
+KINDS = {kind.name: kind for kind in (CPU_KERNELS, TENSORRT_PLUGIN)}
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library that was read and verified, ready to be loaded.
+
+    Args:
+        kind: what it is for.
+        path: where it was read.
+        sha256: of the bytes read.
+        facts: as its builder wrote them; empty where nothing lies beside a library that the user named.
+        image: what the loader is given: a path that leads to these bytes and to no others.
+    """
+
+    kind: LibraryKind
+    path: Path
+    sha256: str
+    facts: Mapping[str, Any] = field(repr=False)
+    image: str = field(repr=False)
+
+    def in_words(self, message: object) -> str:
+        """Put a loader's message in one line, with the library's own path instead of the image's."""
+        return " ".join(str(message).replace(self.image, str(self.path)).split())
+
+
+@dataclass(frozen=True)
+class StoredLibrary:
+    """A library that may be loaded by itself, not read yet.
+
+    Args:
+        kind: what it is for.
+        path: where it lies.
+        facts: from the index of the cache, or from the installed package.
+        packaged: it lies in the installed package.
+    """
+
+    kind: LibraryKind
+    path: Path
+    facts: Mapping[str, Any]
+    packaged: bool = False
+
+    def read(self) -> Library:
+        """Read it once and verify it.
+
+        Raises:
+            CheckFailed: others can write it, or it is not the one that was built.
+        """
+        again = f"Build it again: {self.kind.how_to_build} --force"
+        try:
+            exposed = "" if self.packaged else why_exposed(self.path)
+            data = b"" if exposed else read_once(self.path)
+        except OSError as error:
+            raise CheckFailed(f"{self.path} cannot be read.", why=error.strerror or str(error), fix=again) from error
+        if exposed:
+            raise _exposed(self.path, exposed)
+        digest = hashlib.sha256(data).hexdigest()
+        if digest != self.facts["sha256"]:
+            raise CheckFailed(
+                f"{self.path} was changed after it was built.",
+                why=f"Its SHA-256 is not the one {'beside it' if self.packaged else 'in the index of the cache'}.",
+                fix=again,
+            )
+        return _library(self.kind, self.path, data, digest, self.facts)
+
+
+def find(
+    kind: LibraryKind,
+    *,
+    arch: str = "",
+    this_release: bool = True,
+    sha256: str | None = None,
+    wanted: Callable[[Mapping[str, Any]], bool] = lambda facts: True,
+) -> Library | None:
+    """Find the newest library that may be loaded by itself and verifies; None if there is none.
+
+    Args:
+        kind: what it is for.
+        arch: processor; "" for this machine's.
+        this_release: only one made from the sources of this release.
+        sha256: only the one with this digest.
+        wanted: whether its facts will do.
+
+    Raises:
+        CheckFailed: the cache can be written by others, or none of those that would do verifies; the first is named.
+        UsageError: no library can be built for this machine.
+    """
+    arch = arch or host_arch()
+    refused: list[CheckFailed] = []
+    for stored in candidates(kind):
+        facts = stored.facts
+        if facts["arch"] != arch or sha256 not in (None, facts["sha256"]):
+            continue
+        if (this_release and facts["fingerprint"] != kind.fingerprint()) or not wanted(facts):
+            _log.debug("%s: not for this use", stored.path)
+            continue
+        try:
+            library = stored.read()
+        except CheckFailed as error:
+            _log.debug("%s: refused: %s", stored.path, error)
+            refused.append(error)
+            continue
+        _log.debug("%s: verified", stored.path)
+        return library
+    if refused:
+        raise refused[0]
+    return None
+
+
+def read_named(kind: LibraryKind, path: Path) -> Library:
+    """Read a library that the user names: it may lie anywhere, and be any library for this processor.
+
+    Facts that lie beside it must be those of this kind, and of this very file.
+
+    Raises:
+        UsageError: no such file, no library for this processor, or facts of another kind.
+        CheckFailed: it is not the file that the facts beside it were written for.
+    """
+    try:
+        data = read_once(path, follow_link=True)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(f"{path} cannot be read.", why=f"{why}.") from error
+    refuse_foreign(path, data)
+    facts = read_facts(kind, path) if sidecar_path(path).exists() else {}
+    digest = hashlib.sha256(data).hexdigest()
+    if facts and facts["sha256"] != digest:
+        raise CheckFailed(
+            f"{path} was changed after it was built.",
+            why="Its SHA-256 is not the one in the file beside it.",
+            fix=f"Build it again: {kind.how_to_build} --force",
+        )
+    return _library(kind, path, data, digest, facts)
+
+
+def _library(kind: LibraryKind, path: Path, data: bytes, digest: str, facts: Mapping[str, Any]) -> Library:
+    try:
+        image = loadable(data, kind.file_name)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise UsageError(f"{path} cannot be loaded.", why=f"No copy of it can be made: {why}.") from error
+    return Library(kind, path, digest, facts, image)
+
+
+def candidates(kind: LibraryKind) -> Iterator[StoredLibrary]:
+    """List what may be loaded by itself: libraries of the user's cache, the newest first, then those of the package.
+
+    Raises:
+        CheckFailed: others can write the index of the cache.
+    """
+    folder = cache_folder()
+    for path, facts in reversed(_entries(folder, kind)) if folder else ():
+        if path.exists():
+            yield StoredLibrary(kind, path, facts)
+    for path in sorted(_PACKAGED.glob(f"*/{kind.file_name}")):
+        try:
+            yield StoredLibrary(kind, path, read_facts(kind, path), packaged=True)
+        except LocalAttnError as error:
+            _log.debug("%s: %s", path, error)
+
+
+def read_facts(kind: LibraryKind, library: Path) -> dict[str, Any]:
+    """Read the facts that lie beside a library.
+
+    Raises:
+        UsageError: there are none, or they are of something else.
+    """
+    path = sidecar_path(library)
+    try:
+        facts = json.loads(read_once(path, MAX_BYTES, follow_link=True))
+    except OSError as error:
+        raise UsageError(f"{path} is missing.", fix=f"Build a library with: {kind.how_to_build}") from error
+    except (ValueError, RecursionError):
+        facts = None
+    if not _are_facts(kind, facts):
+        raise UsageError(f"{path} does not describe a {kind.title}.")
+    return dict(facts)
+
+
+def kind_of(library: Path) -> LibraryKind | None:
+    """Find the kind of a library by the facts beside it; None if nothing is said there."""
+    try:
+        facts = json.loads(read_once(sidecar_path(library), MAX_BYTES, follow_link=True))
+    except (OSError, ValueError, RecursionError):
+        return None
+    stated = facts.get("format") if isinstance(facts, dict) else None
+    return next((kind for kind in KINDS.values() if kind.format == stated), None)
+
+
+def cache_folder() -> Path | None:
+    """Return the folder of all libraries that were built without a path; None for a user without a home.
+
+    A relative `XDG_CACHE_HOME` counts as none, as the XDG Base Directory Specification wants it: it would be found in
+    whatever folder the process runs in.
+    """
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        base = Path(given) if Path(given).is_absolute() else Path.home() / ".cache"
+    except RuntimeError:  # no HOME, and no entry in the system's list of users
+        return None
+    return base / "localattn" / "plugins" if base.is_absolute() else None
+
+
+def prepare_cache(arch: str) -> Path:
+    """Make the folder for libraries of a processor, open to this user alone, and return it.
+
+    Raises:
+        UsageError: there is no place for it, or others can write there.
+    """
+    folder = cache_folder()
+    elsewhere = "Give a path for the library, and name it where it is used."
+    if folder is None:
+        raise UsageError(
+            "There is no folder to keep libraries in.", why="HOME and XDG_CACHE_HOME are not set.", fix=elsewhere
+        )
+    try:
+        folder.parents[1].mkdir(mode=0o700, parents=True, exist_ok=True)
+        for made in (folder.parent, folder, folder / arch):
+            made.mkdir(mode=0o700, exist_ok=True)
+            if made.stat().st_mode & 0o077:
+                made.chmod(0o700)
+        exposed = why_exposed(folder / arch)
+    except OSError as error:
+        why = f"{error.filename or folder}: {error.strerror or error}."
+        raise UsageError(f"Libraries cannot be kept in {folder}.", why=why, fix=elsewhere) from error
+    if exposed:
+        raise UsageError(f"Libraries cannot be kept in {folder}.", why=exposed, fix=elsewhere)
+    return folder / arch
+
+
+def keep(kind: LibraryKind, library: Path, facts: Mapping[str, Any]) -> bool:
+    """Enter a library that was just built into the index of the cache; returns whether it lies in the cache.
+
+    One that lies elsewhere is not entered: it is used when it is named.
+    """
+    folder = cache_folder()
+    if folder is None or library.absolute().parent.parent != folder:
+        return False
+    library.chmod(library.stat().st_mode & ~0o022)  # a umask of 002 lets the group write
+    kept = [(path, entry) for path, entry in _all_entries(folder) if path != library.absolute()]
+    kept.append((library.absolute(), {"kind": kind.name, "facts": dict(facts)}))
+    entries = [{"path": path.relative_to(folder).as_posix(), **entry} for path, entry in kept if path.exists()]
+    document = {"format": _FORMAT, "format_version": _FORMAT_VERSION, "libraries": entries[-_MOST_KEPT:]}
+    index = folder / _INDEX
+    with staging(index) as work:
+        staged = work / index.name
+        staged.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        staged.chmod(0o600)
+        publish(staged, index)
+    return True
+
+
+def _entries(folder: Path, kind: LibraryKind) -> list[tuple[Path, dict[str, Any]]]:
+    """Return path and facts of each library of a kind in the index, in the order they were built."""
+    mine = [(path, entry["facts"]) for path, entry in _all_entries(folder) if entry["kind"] == kind.name]
+    return [(path, facts) for path, facts in mine if _are_facts(kind, facts)]
+
+
+def _all_entries(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Read the index; nothing where there is none, or none that can be understood.
+
+    Raises:
+        CheckFailed: others can write it.
+    """
+    index = folder / _INDEX
+    try:
+        exposed = why_exposed(index)
+        document = None if exposed else json.loads(read_once(index, MAX_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        _log.debug("%s: %s", index, error)
+        return []
+    if exposed:
+        raise _exposed(folder, exposed)
+    if not isinstance(document, dict) or document.get("format_version") != _FORMAT_VERSION:
+        return []
+    listed = document.get("libraries")
+    found = map(partial(_entry, folder), listed if isinstance(listed, list) else ())
+    return [entry for entry in found if entry is not None]
+
+
+def _entry(folder: Path, item: object) -> tuple[Path, dict[str, Any]] | None:
+    """Split an entry into its path and the rest; None if it is no entry, or leads out of the cache."""
+    if not isinstance(item, dict) or not isinstance(item.get("path"), str) or item.get("kind") not in KINDS:
+        return None
+    parts = item["path"].split("/")
+    if len(parts) != 2 or any(part in ("", ".", "..") or "\0" in part for part in parts):
+        return None
+    return folder.joinpath(*parts), {name: value for name, value in item.items() if name != "path"}
+
+
+def _are_facts(kind: LibraryKind, facts: object) -> bool:
+    """Check that these are the facts of a library of this kind, with all that is looked at here."""
+    if not isinstance(facts, dict) or facts.get("format") != kind.format:
+        return False
+    return all(isinstance(facts.get(name), str) for name in ("arch", "sha256", "fingerprint"))
+
+
+def _exposed(place: Path, why: str) -> CheckFailed:
+    return CheckFailed(
+        f"No library is loaded from {place}.",
+        why=why,
+        fix="Make it your own and writable by nobody else (chown, chmod go-w), or name the library that you trust.",
+    )

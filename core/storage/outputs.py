@@ -1,0 +1,244 @@
+"""The one way in which files of a user are replaced: every output is checked, reserved, and published.
+
+`check_outputs` refuses what would lose something, before any work begins. `writing` reserves the names for this
+process, checks again, and gives the folder to work in; `core.publishing` moves what is finished to its places.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import UsageError
+from .file_kinds import (
+    CONFIG_SUFFIXES,
+    ENGINE,
+    FACTS,
+    NOTHING,
+    NPZ,
+    ONNX,
+    SIDECAR,
+    Kind,
+    configs_beside,
+    contents_of,
+    kind_named,
+    name_error,
+)
+from .files import is_file, last_look, require_parent, work_folder, write_error
+from .publishing import MAX_BYTES, check_leftover, sidecar_path
+
+_LONGEST_NAME = 255  # bytes, where the file system does not say
+# Errors that come from the disk, wherever in the work they are raised.
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ENAMETOOLONG}
+
+
+class Output(NamedTuple):
+    """A path to write, and what will be written there."""
+
+    path: Path
+    kind: Kind
+
+    def files(self) -> list[Output]:
+        """This output, and the file of facts that belongs to it."""
+        return [self, Output(sidecar_path(self.path), SIDECAR)] if self.kind.facts else [self]
+
+
+@contextmanager
+def writing(*outputs: Output, inputs: Iterable[Path] = (), overwrite: bool = False) -> Iterator[Path]:
+    """Reserve outputs until the block ends, and give the folder beside the last one to prepare them in.
+
+    The folder is on the same file system as that output, and is removed on every way out; after a kill, by the next
+    that writes there.
+
+    Args:
+        outputs: what the block writes, the main one last.
+        inputs: files that the block reads; none of them is written over.
+        overwrite: existing files of the same kind may be replaced.
+
+    Raises:
+        UsageError: as `reserved`; or a folder is in the way that only looks like one of an interrupted write; or the
+            disk refuses what the block writes.
+    """
+    with reserved(outputs, inputs=inputs, overwrite=overwrite) as folder:
+        names = [file.path.name for output in outputs if output.kind.facts for file in output.files()]
+        if names:
+            check_leftover(outputs[-1].path, names)
+        try:
+            yield folder
+        except OSError as error:
+            if error.errno in _DISK or str(error.filename or "").startswith(str(folder)):
+                raise write_error(outputs[-1].path, error) from error
+            raise
+
+
+@contextmanager
+def reserved(outputs: Sequence[Output], *, inputs: Iterable[Path] = (), overwrite: bool = False) -> Iterator[Path]:
+    """Keep other processes from writing these outputs until the block ends; the folder to prepare the last one in.
+
+    Raises:
+        UsageError: as `check_outputs`; or another process writes one of them, or their folders cannot be written.
+    """
+    inputs = list(inputs)
+    check_outputs(outputs, inputs=inputs, overwrite=overwrite)
+    with ExitStack() as stack:
+        folders = {}
+        for path in sorted({file.path for output in outputs for file in output.files()}):
+            folders[path] = stack.enter_context(work_folder(path))
+        check_outputs(outputs, inputs=inputs, overwrite=overwrite)  # another process may have written meanwhile
+
+        def look(target: Path) -> None:
+            mine = [output for output in outputs if target in (file.path for file in output.files())]
+            check_outputs(mine, inputs=inputs, overwrite=overwrite)
+
+        token = last_look.set(look)
+        try:
+            yield folders[outputs[-1].path]
+        finally:
+            last_look.reset(token)
+
+
+def check_outputs(outputs: Sequence[Output], *, inputs: Iterable[Path] = (), overwrite: bool = False) -> None:
+    """Refuse outputs that cannot be written, or that would replace something that must stay.
+
+    Args:
+        outputs: what will be written.
+        inputs: files that will be read; with each, those that are read because they lie beside it.
+        overwrite: existing files of the same kind may be replaced.
+
+    Raises:
+        UsageError: a name of another kind, or too long; no such folder; a target that is no regular file; an input, or
+            a file of another kind, whatever `overwrite` says; an existing file without `overwrite`; one file twice.
+    """
+    read = {same: path for given in inputs for path in (given, *beside(given)) if (same := _identity(path))}
+    for output in outputs:
+        _check_name(*output)
+    files = [file for output in outputs for file in output.files()]
+    seen: set[Path] = set()
+    for path, kind in files:
+        _check_name(path, kind)
+        place = path.absolute().parent.resolve() / path.name
+        if place in seen:
+            raise UsageError(f"{path} is written twice.", why="Two outputs have this name.", fix="Rename one of them.")
+        seen.add(place)
+        _check_place(path, kind, read)
+        if is_file(path) and not overwrite and not kind.extended:
+            raise UsageError(f"{path} exists.", why="Nothing is replaced unasked.", fix="Add --force.")
+    for path, kind in files:
+        if is_file(path):
+            _check_contents(path, kind)
+
+
+def _check_name(path: Path, kind: Kind) -> None:
+    """The name must be one of the kind's, and one that the file system takes."""
+    if path.name in ("", ".."):
+        raise UsageError(f"Cannot write {path}.", why="That is a folder, or an empty name.", fix="Give it a name.")
+    if kind is not SIDECAR and kind_named(path, (kind,)) is None:
+        raise name_error(path, (kind,))
+    parent = require_parent(path)
+    try:
+        longest = os.pathconf(parent, "PC_NAME_MAX")
+    except (AttributeError, OSError, ValueError):  # not on Windows
+        longest = _LONGEST_NAME
+    if len(os.fsencode(path.name)) > longest:
+        raise UsageError(
+            f"The name {path.name[:40]}… is too long.",
+            why=f"It has {len(os.fsencode(path.name))} bytes, and the file system takes {longest}.",
+            fix="Choose a shorter name.",
+        )
+
+
+def _check_place(path: Path, kind: Kind, read: dict[tuple[int, int], Path]) -> None:
+    """What is there must be nothing, or a regular file that is no input."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise write_error(path, error) from error
+    if stat.S_ISLNK(mode):
+        raise UsageError(
+            f"{path} is not replaced.",
+            why=f"It is a symbolic link to {path.readlink()}.",
+            fix="Write to that file itself, or choose another name.",
+        )
+    if kind.folder and stat.S_ISDIR(mode):
+        _check_folder(path, kind, read)
+        return
+    if not stat.S_ISREG(mode) or (kind.folder and not kind.contents):
+        what = "a folder" if stat.S_ISDIR(mode) else "a file" if stat.S_ISREG(mode) else "a device, a pipe or a socket"
+        raise UsageError(f"Cannot write {path}.", why=f"It is {what}.", fix="Choose another name.")
+    given = read.get(_identity(path) or (0, 0))
+    if given is not None:
+        same = "" if path == given else f" It is the same file as {given}."
+        raise UsageError(
+            f"{path} is not replaced.", why=f"The command reads it.{same}", fix="Choose another name for the output."
+        )
+
+
+def _check_folder(path: Path, kind: Kind, read: dict[tuple[int, int], Path]) -> None:
+    """A folder that is replaced as a whole must not hold an input."""
+    if not kind.contents:
+        return
+    whole = path.resolve()
+    for given in read.values():
+        if whole in given.resolve().parents:
+            raise UsageError(
+                f"{path} is not replaced.",
+                why=f"The command reads {given}, which lies in it.",
+                fix="Choose another name.",
+            )
+
+
+def _check_contents(path: Path, kind: Kind) -> None:
+    """Replaced is only what is of the same kind."""
+    try:
+        found = contents_of(path)
+    except OSError as error:
+        raise write_error(path, error) from error
+    if found == NOTHING or found in kind.contents or (kind is ENGINE and _has_facts(path)):
+        return
+    raise UsageError(
+        f"{path} is not replaced.",
+        why=f"It is {found}, and the output is {kind.name}.",
+        fix="Choose another name, or remove it yourself.",
+    )
+
+
+def _has_facts(path: Path) -> bool:
+    facts = sidecar_path(path)
+    return is_file(facts) and contents_of(facts) == FACTS
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Device and number of the file that a path leads to; alike for links of every sort."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError):
+        return None
+    return status.st_dev, status.st_ino
+
+
+def beside(path: Path) -> Iterator[Path]:
+    """The files that may be read because they lie beside an input: configuration, facts, weights, the prefill file."""
+    if not is_file(path):
+        return
+    yield sidecar_path(path)
+    if path.suffix.lower() not in (*ONNX.suffixes, *ENGINE.suffixes, *NPZ.suffixes, *CONFIG_SUFFIXES):
+        yield from configs_beside(path)
+    if not is_file(sidecar_path(path)):
+        return
+    try:
+        with sidecar_path(path).open("rb") as stream:
+            facts = json.loads(stream.read(MAX_BYTES))
+        step = facts.get("step") or {}
+        for name in (facts.get("external_data"), step.get("prefill")):
+            if isinstance(name, str) and Path(name).name == name:
+                yield path.with_name(name)
+    except (OSError, ValueError, RecursionError, AttributeError):
+        return

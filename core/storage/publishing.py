@@ -1,0 +1,259 @@
+"""Files that belong together (a model, its weights, its facts) change as one, whenever the process ends.
+
+A rename is one step, several are not. So finished files are gathered in a folder, and one rename of that folder beside
+their places is the moment of change; then they move to their places, in an order that never leaves a model without its
+weights. What a killed process had not moved yet is moved by the next that writes the same file, and by nobody else:
+reading changes nothing. The facts of a file carry a seal, their own SHA-256, and the SHA-256 of the file:
+`check_unchanged` notices that either was altered, or that a write was interrupted between the two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckFailed, UsageError
+from .files import flush, last_look, sha256, sha256_of, write_error
+from .reading import read_plain
+
+# Finished files on their way to their places: a folder of this name and the main file's.
+_PREFIX = ".localattn.next."
+_LONGEST_NAME = 255  # bytes
+# The entry of a file of facts that holds the SHA-256 of all others.
+SEAL = "facts_sha256"
+# The entries that hold the SHA-256 of the file they describe, each with what helps where it differs.
+_DIGESTS = {
+    "model_sha256": "Copy them again together, or make them again; to use the file as it is, remove {}.",
+    "engine_sha256": "Copy engine and {} together, or build the engine again: localattn build.",
+}
+# External data written here carries the first hex digits of its SHA-256 in its name.
+_DATA_NAME = re.compile(r".*\.([0-9a-f]{12})\.data", re.DOTALL)
+# A file of facts is a few kilobytes; a larger file beside a model is something else.
+MAX_BYTES = 16 << 20
+
+
+def sidecar_path(model: Path) -> Path:
+    """Where the facts of a file lie: `model.onnx` → `model.onnx.json`."""
+    return model.with_name(model.name + ".json")
+
+
+def publish_together(staged: Mapping[Path, Path], folder: Path) -> None:
+    """Move finished files to their places, which change at one moment.
+
+    Args:
+        staged: each finished file and its place; all places lie in one folder, and the last is the main file's.
+        folder: where they were prepared (`core.outputs.writing`), on the same disk.
+
+    Raises:
+        UsageError: one of the places is no regular file, cannot be written, or holds something that has appeared since
+            the work began and must stay.
+    """
+    main = list(staged.values())[-1]
+    for place in staged.values():
+        if os.path.lexists(place) and not stat.S_ISREG(place.lstat().st_mode):
+            why = "It is a folder, a link or a device."
+            raise UsageError(f"Cannot write {place}.", why=why, fix="Remove it, or choose another name.")
+    names = [place.name for place in staged.values()]
+    gathered = folder / "gathered"
+    gathered.mkdir()
+    try:
+        for file, place in staged.items():
+            flush(file)
+            file.replace(gathered / place.name)
+        flush(gathered)
+        for place in staged.values():
+            last_look.get()(place)
+        _finish_interrupted(main, names)
+        batch = _batch_of(main)
+        gathered.rename(batch)  # the moment
+        try:
+            _move(batch, names)
+        except (KeyboardInterrupt, SystemExit):  # a request to end that came after the moment
+            _move(batch, names)
+            raise
+    except OSError as error:
+        raise write_error(main, error) from error
+
+
+def _move(batch: Path, names: Collection[str]) -> None:
+    """Move what is in the folder to its places."""
+    for name in _in_order(names):
+        with contextlib.suppress(FileNotFoundError):
+            (batch / name).replace(batch.parent / name)
+    with contextlib.suppress(FileNotFoundError):
+        batch.rmdir()
+
+
+def _batch_of(main: Path) -> Path:
+    """The folder of finished files of a main file; one whose name leaves no room for more is known by its digest."""
+    name = _PREFIX + main.name
+    if len(os.fsencode(name)) > _LONGEST_NAME:
+        name = _PREFIX + hashlib.sha256(os.fsencode(main.name)).hexdigest()
+    return main.with_name(name)
+
+
+def _in_order(names: Collection[str]) -> list[str]:
+    # Data first and facts last, for readers that know nothing of this: no model is ever without its weights.
+    rank = {".data": 0, ".onnx": 1, ".json": 3}
+    return sorted(set(names), key=lambda name: (rank.get(Path(name).suffix, 2), name))
+
+
+def check_leftover(main: Path, names: Collection[str]) -> None:
+    """Refuse to write where a folder lies that only looks like what an interrupted write leaves.
+
+    Args:
+        main: the file to write.
+        names: of the files that the write produces, besides external data.
+
+    Raises:
+        UsageError: it is a link, belongs to another user, or holds something that the write would not produce.
+    """
+    with _leftover(main, names):
+        pass
+
+
+def _finish_interrupted(main: Path, names: Collection[str]) -> None:
+    """Move what a killed process had published as `main` and not moved yet; `names` as for `check_leftover`."""
+    with _leftover(main, names) as (found, descriptor):
+        for name in found:
+            os.replace(name, main.with_name(name), src_dir_fd=descriptor)
+    with contextlib.suppress(FileNotFoundError):
+        _batch_of(main).rmdir()
+
+
+@contextmanager
+def _leftover(main: Path, names: Collection[str]) -> Iterator[tuple[list[str], int]]:
+    """The names in the folder of an interrupted write, in the order in which they move, and the open folder."""
+    batch = _batch_of(main)
+    if not os.path.lexists(batch):
+        yield [], -1
+        return
+    try:
+        descriptor = os.open(batch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except (OSError, AttributeError) as error:  # a link; or Windows, where folders cannot be opened
+        raise _foreign(batch, "It cannot be told whether an interrupted write left it.") from error
+    try:
+        found = _in_order(os.listdir(descriptor))  # noqa: PTH208 (has no descriptors)
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            raise _foreign(batch, "It belongs to another user.")
+        for name in found:
+            if not _is_own(name, descriptor, main, names):
+                raise _foreign(batch, f"A write of {main.name} would not have left {name!r} in it.")
+        yield found, descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _is_own(name: str, folder: int, main: Path, names: Collection[str]) -> bool:
+    """Whether an entry of an open folder is a plain file of the user's that a write of `main` produces."""
+    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        return False
+    if name in names:
+        return True
+    stated = _DATA_NAME.fullmatch(name)
+    if stated is None or not name.startswith(f"{main.name}."):
+        return False
+    with os.fdopen(os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder), "rb") as stream:
+        return sha256_of(stream).startswith(stated[1])
+
+
+def _foreign(batch: Path, why: str) -> UsageError:
+    fix = "Look at what it holds, and remove it."
+    return UsageError(f"{batch} is in the way.", why=why, fix=fix)
+
+
+def sealed(text: str) -> str:
+    """Facts in JSON, with the SHA-256 of all their entries as one more.
+
+    Raises:
+        ValueError: the text is not one JSON object.
+    """
+    document = json.loads(text)
+    if not isinstance(document, dict):
+        raise ValueError("facts are a table")
+    document[SEAL] = _seal(document)
+    return json.dumps(document, indent=2) + "\n"
+
+
+def _seal(document: Mapping[str, Any]) -> str:
+    rest = {name: value for name, value in document.items() if name != SEAL}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def check_seal(path: Path, text: bytes) -> None:
+    """Facts that carry a seal must agree with it.
+
+    Raises:
+        CheckFailed: they do not.
+    """
+    try:
+        document = json.loads(text)
+        stated = document.get(SEAL) if isinstance(document, dict) else None
+        intact = stated is None or stated == _seal(document)
+    except (ValueError, RecursionError):  # JSON that another reader understood, and that was not written here
+        intact = False
+    if not intact:
+        raise CheckFailed(
+            f"{path} was altered.",
+            why=f"Its entries do not give its {SEAL}.",
+            fix="Copy it again together with its model, or make both again.",
+        )
+
+
+def check_unchanged(model: Path, digest: Callable[[], str] | None = None) -> None:
+    """An ONNX file and its external data, or an engine, must be what the facts beside it were written for.
+
+    Facts that are missing, broken, or say nothing of this are not this function's to judge.
+
+    Args:
+        model: the file.
+        digest: gives its SHA-256, where it was read already.
+
+    Raises:
+        CheckFailed: the SHA-256 of the file or of its data differs.
+    """
+    try:
+        document = json.loads(read_plain(sidecar_path(model), MAX_BYTES))
+        for entry, fix in _DIGESTS.items():
+            stated = document.get(entry)
+            if isinstance(stated, str) and stated and stated != (digest or (lambda: sha256(model)))():
+                raise _changed(model, model.name, fix)
+        data = document.get("external_data")
+        named = _DATA_NAME.fullmatch(data) if isinstance(data, str) and Path(data).name == data else None
+        if named is not None and not sha256(model.with_name(named[0])).startswith(named[1]):
+            raise _changed(model, named[0], _DIGESTS["model_sha256"])
+    except (OSError, ValueError, RecursionError, AttributeError, TypeError):
+        return
+
+
+def _changed(model: Path, name: str, fix: str) -> CheckFailed:
+    batch = _interrupted(model)
+    if batch is not None:
+        return CheckFailed(
+            f"The write that replaced {name} was interrupted.",
+            why=f"{sidecar_path(model).name} is still the older one; the rest of the newer files is in {batch.name}.",
+            fix="Repeat the command that wrote it, with --force: it finishes the write.",
+        )
+    return CheckFailed(
+        f"{name} is not the file that {sidecar_path(model).name} was written for.",
+        why="Its SHA-256 differs: one of the two was altered, or replaced alone.",
+        fix=fix.format(sidecar_path(model)),
+    )
+
+
+def _interrupted(model: Path) -> Path | None:
+    """The folder beside a model that holds newer facts for it, which an interrupted write left; nothing is changed."""
+    with contextlib.suppress(OSError):
+        for batch in model.parent.glob(f"{_PREFIX}*"):
+            if not batch.is_symlink() and os.path.lexists(batch / sidecar_path(model).name):
+                return batch
+    return None

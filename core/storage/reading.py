@@ -1,0 +1,70 @@
+"""Opening files that come from outside: plain files only, and no more of them than is wanted.
+
+A device never ends, and a FIFO waits for somebody to write. Both are refused before the first byte is read.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from ..errors import UsageError
+
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe (FIFO)"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISSOCK, "a socket"),
+)
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """Open a file for reading bytes, without waiting; links are followed.
+
+    Raises:
+        UsageError: it is a folder, a device, a pipe or a socket.
+        OSError: it cannot be opened.
+    """
+    _refuse_special(path, os.stat(path).st_mode)  # before it is opened: opening some devices does something  # noqa: PTH116
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        _refuse_special(path, os.fstat(descriptor).st_mode)
+    except UsageError:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "rb")
+
+
+def read_plain(path: Path, most: int) -> bytes:
+    """The bytes of a plain file; one byte more than `most` where it is larger, and nothing beyond that is read.
+
+    Raises:
+        UsageError: it is no plain file.
+        OSError: it cannot be read.
+    """
+    with open_plain(path) as stream:
+        return stream.read(most + 1)
+
+
+def check_plain(path: Path) -> None:
+    """Refuse what is no plain file; what is not there is left to whoever opens it.
+
+    Raises:
+        UsageError: it is a folder, a device, a pipe or a socket.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return
+    _refuse_special(path, mode)
+
+
+def _refuse_special(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "no plain file")
+        raise UsageError(
+            f"Cannot read {path}.", why=f"It is {kind}, not a file.", fix="Copy it into a file, and give that."
+        )

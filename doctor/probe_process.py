@@ -1,0 +1,190 @@
+"""The part of a probe that may end the process: run as a script of its own, it prints one line of JSON.
+
+    python probe_process.py package torch
+    python probe_process.py provider CUDAExecutionProvider
+    python probe_process.py library IMAGE /path/liblocalattn_onnxruntime.so
+
+A broken shared library can crash on import and a driver can hang; then only this process dies. It needs nothing but the
+standard library and what it looks at. Whatever a package prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # this script's own folder: nothing beside it may stand for a package
+
+import contextlib
+import ctypes
+import json
+import os
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+# y = x·x for x float32 [2, 2]: one MatMul, opset 13, as an ONNX file.
+MODEL = bytes.fromhex(
+    "080712003a400a110a01780a017812017922064d61744d756c1201675a130a0178120e0a0c080112"
+    "080a0208020a02080262130a0179120e0a0c080112080a0208020a02080242040a00100d"
+)
+
+_MAJOR, _MINOR = 75, 76  # CUdevice_attribute of cuda.h
+
+
+class Missing(Exception):
+    """What was looked for is not on this machine."""
+
+
+def package(name: str) -> dict[str, Any]:
+    """Import a package: its version, and what more it tells of itself."""
+    try:
+        module = import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name == name:
+            raise Missing(f"No module named {name!r}.") from error
+        raise
+    facts: dict[str, Any] = {"version": str(getattr(module, "__version__", ""))}
+    more = _MORE.get(name)
+    return facts | (more(module) if more else {})
+
+
+def _torch(torch: Any) -> dict[str, Any]:
+    return {"detail": "with CUDA" if torch.cuda.is_available() else "CPU only"}
+
+
+def _onnxruntime(ort: Any) -> dict[str, Any]:
+    return {"items": list(ort.get_available_providers())}
+
+
+def _builder(trt: Any) -> dict[str, Any]:
+    """A package whose libraries do not load still imports; a builder needs them."""
+    builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
+    if builder is None:
+        raise RuntimeError("it makes no builder")
+    return {}
+
+
+_MORE: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "torch": _torch,
+    "onnxruntime": _onnxruntime,
+    "tensorrt": _builder,
+    "tensorrt_rtx": _builder,
+}
+
+
+def provider(name: str) -> dict[str, Any]:
+    """Run a small model on one of onnxruntime's providers, without the CPU to fall back on."""
+    package("onnxruntime")
+    import numpy as np
+    import onnxruntime as ort
+
+    if name not in ort.get_available_providers():
+        raise Missing(f"It is not in this onnxruntime {ort.__version__}.")
+    if name != "CPUExecutionProvider" and hasattr(ort, "preload_dlls"):
+        ort.preload_dlls()
+    if name == "TensorrtExecutionProvider":
+        with contextlib.suppress(ImportError, OSError):  # it brings the libraries, which the system may have instead
+            import_module("tensorrt")
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    if name != "CPUExecutionProvider":
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    try:
+        session = ort.InferenceSession(MODEL, options, providers=[name], enable_fallback=0)
+    except Exception as error:
+        if "fallback to CPU EP" in str(error):
+            raise RuntimeError("it starts and leaves the work to the CPU") from error
+        raise
+    session.disable_fallback()
+    if session.get_providers()[0] != name:
+        raise RuntimeError(f"it did not start; {session.get_providers()[0]} did")
+    x = np.array([[1, 2], [3, 4]], np.float32)
+    if not np.allclose(session.run(None, {"x": x})[0], x @ x):
+        raise RuntimeError("it computes a wrong product")
+    return {"version": ort.__version__, "detail": "starts and computes"}
+
+
+def driver() -> dict[str, Any]:
+    """The CUDA driver: the CUDA version it supports, and its GPUs."""
+    for name in ("libcuda.so.1", "libcuda.so", "nvcuda.dll"):
+        try:
+            cuda = ctypes.CDLL(name)
+            break
+        except OSError:
+            continue
+    else:
+        raise Missing("There is no CUDA driver (libcuda.so.1).")
+    code = cuda.cuInit(0)
+    if code:
+        raise RuntimeError(f"cuInit returned CUDA error {code}" + (": no GPU" if code == 100 else ""))
+    number, count = ctypes.c_int(), ctypes.c_int()
+    cuda.cuDriverGetVersion(ctypes.byref(number))
+    cuda.cuDeviceGetCount(ctypes.byref(count))
+    gpus = [_gpu(cuda, index) for index in range(count.value)]
+    if not gpus:
+        raise RuntimeError("it finds no GPU")
+    return {"version": f"{number.value // 1000}.{number.value % 1000 // 10}", "items": gpus}
+
+
+def _gpu(cuda: Any, index: int) -> str:
+    """`NVIDIA L4, compute capability 8.9, 22.5 GiB`."""
+    device, memory, name = ctypes.c_int(), ctypes.c_size_t(), ctypes.create_string_buffer(256)
+    cuda.cuDeviceGet(ctypes.byref(device), index)
+    cuda.cuDeviceGetName(name, len(name), device)
+    cuda.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
+    capability = []
+    for attribute in (_MAJOR, _MINOR):
+        value = ctypes.c_int()
+        cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+        capability.append(str(value.value))
+    text = name.value.decode(errors="replace")
+    return f"{text}, compute capability {'.'.join(capability)}, {memory.value / 2**30:.1f} GiB"
+
+
+def library(image: str, path: str) -> dict[str, Any]:
+    """Whether onnxruntime takes a library of custom operators, and the instruction set that ours says it uses.
+
+    Args:
+        image: leads to the bytes that were verified.
+        path: the library's own, for people.
+    """
+    package("onnxruntime")
+    import onnxruntime as ort
+
+    try:
+        ort.SessionOptions().register_custom_ops_library(image)
+        ask = ctypes.CDLL(image).localattn_instruction_set
+    except Exception as error:
+        raise RuntimeError(str(error).replace(image, path)) from error
+    ask.restype = ctypes.c_char_p
+    return {"detail": f"{ask().decode()}; {path}"}
+
+
+_PROBES: dict[str, Callable[..., dict[str, Any]]] = {
+    "package": package,
+    "provider": provider,
+    "driver": driver,
+    "library": library,
+}
+
+
+def main() -> None:
+    """Look, and print what was found as one line of JSON."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # also what a C library prints
+    kind, *arguments = sys.argv[1:]
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            found = {"status": "ok", **_PROBES[kind](*arguments)}
+    except Missing as error:
+        found = {"status": "missing", "detail": str(error)}
+    except Exception as error:
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        found = {"status": "broken", "detail": text if len(text) <= 300 else text[:299] + "…"}
+    print(json.dumps(found), file=out, flush=True)
+    os._exit(0)  # a library that crashes while it is unloaded has answered all the same
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""The table of what is looked for on a machine, and how to look."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from .install_hints import pip_install
+
+Status = Literal["ok", "limited", "missing", "broken"]
+Area = Literal["system", "python", "engines", "gpu", "plugin"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a probe found.
+
+    Args:
+        name: of the probe.
+        title: as reports call it.
+        area: the part of the report it stands in.
+        serves: what it is for.
+        status: `ok`; `limited`: there, and not fit for everything; `missing`; `broken`: there, and it fails.
+        version: its release; "" where it has none.
+        detail: one line more.
+        items: several lines more: providers, GPUs, libraries.
+        add: the command that adds or mends it; "" where all is well, or where no command does.
+    """
+
+    name: str
+    title: str
+    area: Area
+    serves: str
+    status: Status
+    version: str = ""
+    detail: str = ""
+    items: tuple[str, ...] = ()
+    add: str = ""
+
+    @property
+    def works(self) -> bool:
+        """Whether commands can use it."""
+        return self.status in ("ok", "limited")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One thing to look for.
+
+    Args:
+        name: how commands refer to it.
+        title: as reports call it.
+        area: the part of the report it stands in.
+        serves: what it is for.
+        ask: arguments of the child process that looks; empty where `look` does.
+        look: a function of this process that looks and cannot crash: status, version, detail, items.
+        package: the distribution that brings it, whose release the package's metadata names; "" for none.
+        add: the command that adds it, where that is not `pip install` of the package.
+    """
+
+    name: str
+    title: str
+    area: Area
+    serves: str
+    ask: tuple[str, ...] = ()
+    look: Callable[[], tuple[Status, str, str, tuple[str, ...]]] | None = None
+    package: str = ""
+    add: str = ""
+
+    def command(self) -> str:
+        """The command that adds it."""
+        return self.add or (pip_install(self.package) if self.package else "")
+
+    def found(self, status: Status, version: str = "", detail: str = "", items: tuple[str, ...] = ()) -> Finding:
+        """The finding of this probe."""
+        add = "" if status == "ok" else self.command()
+        return Finding(self.name, self.title, self.area, self.serves, status, version, detail, items, add)
+
+
+_JETSON = Path("/etc/nv_tegra_release")
+
+
+def _python() -> tuple[Status, str, str, tuple[str, ...]]:
+    old = sys.version_info < (3, 10)
+    return "limited" if old else "ok", platform.python_version(), sys.executable, ()
+
+
+def _machine() -> tuple[Status, str, str, tuple[str, ...]]:
+    jetson = (_JETSON.read_text(errors="replace").split("\n")[0],) if _JETSON.is_file() else ()
+    return "ok", platform.release(), f"{platform.system()} on {platform.machine()}, {os.cpu_count()} CPUs", jetson
+
+
+def _memory() -> tuple[Status, str, str, tuple[str, ...]]:
+    """Physical memory, and space where files are written."""
+    items = []
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        page = os.sysconf("SC_PAGE_SIZE")
+        total, free = os.sysconf("SC_PHYS_PAGES") * page, os.sysconf("SC_AVPHYS_PAGES") * page
+        items.append(f"memory {total / 2**30:.1f} GiB, {free / 2**30:.1f} free")
+    space = shutil.disk_usage(Path.cwd())
+    items.append(f"disk here {space.total / 2**30:.1f} GiB, {space.free / 2**30:.1f} free")
+    return ("ok" if space.free > 1 << 30 else "limited"), "", "; ".join(items), ()
+
+
+def _kernel_lens() -> tuple[Status, str, str, tuple[str, ...]]:
+    """Only files of it are used: it is found, not imported."""
+    from importlib import metadata
+
+    try:
+        return "ok", metadata.version("kernel-lens"), "a copy of TensorRT's headers", ()
+    except metadata.PackageNotFoundError:
+        return "missing", "", "No package kernel-lens.", ()
+
+
+def driver_command(devices: Path = Path("/sys/bus/pci/devices"), system: Path = Path("/etc/os-release")) -> str:
+    """What would add a CUDA driver; it says so where there is no GPU of NVIDIA's that it could drive."""
+    ubuntu = system.is_file() and "ubuntu" in system.read_text(errors="replace")
+    command = "sudo ubuntu-drivers install" if ubuntu else "sudo apt-get install nvidia-driver"
+    there = any(path.read_text().strip() == "0x10de" for path in devices.glob("*/vendor"))
+    return command if there else f"{command}  # and an NVIDIA GPU: this machine has none"
+
+
+def gpu_runtime_command(jetson: Path = _JETSON) -> str:
+    """What would add onnxruntime for the GPU. The wheels of PyPI have no kernels for the GPU of a Jetson."""
+    if jetson.is_file():
+        return "localattn build model.onnx  # an engine: PyPI's onnxruntime-gpu is not made for Jetson's GPU"
+    remove = f"{sys.executable} -m pip uninstall -y onnxruntime onnxruntime-gpu"
+    return f"{remove} && {pip_install('onnxruntime-gpu[cuda,cudnn]')}"
+
+
+def tensorrt_command() -> str:
+    """What would add TensorRT: JetPack has its own, elsewhere NVIDIA's package index has the libraries."""
+    if _JETSON.is_file():
+        return "sudo apt-get install nvidia-jetpack"
+    return pip_install("tensorrt")
+
+
+# Providers that call models on a server: nothing runs on this machine by them. onnxruntime's own wheel has this one.
+REMOTE_PROVIDERS = frozenset({"AzureExecutionProvider"})
+
+
+def provider_probe(name: str) -> Probe:
+    """A provider that this onnxruntime has and localattn does not offer."""
+    title = f"onnxruntime on {name.removesuffix('ExecutionProvider')}"
+    return Probe(name, title, "engines", "not used by localattn", ("provider", name))
+
+
+def _package(name: str, title: str, area: Area, serves: str, package: str = "", add: str = "") -> Probe:
+    return Probe(name, title, area, serves, ask=("package", name), package=package or name, add=add)
+
+
+PROBES: tuple[Probe, ...] = (
+    Probe("python", "Python", "system", "everything", look=_python),
+    Probe("machine", "System", "system", "everything", look=_machine),
+    Probe("memory", "Memory and disk", "system", "everything", look=_memory),
+    _package("torch", "PyTorch", "python", "reading checkpoints, exporting"),
+    _package("onnx", "onnx", "python", "reading and checking ONNX files"),
+    _package("onnxscript", "onnxscript", "python", "exporting"),
+    _package("onnx_ir", "onnx-ir", "python", "exporting", "onnx-ir"),
+    _package("einops", "einops", "python", "exporting"),
+    _package("safetensors", "safetensors", "python", "reading .safetensors"),
+    _package("yaml", "PyYAML", "python", "reading YAML configurations", "pyyaml"),
+    _package("jinja2", "Jinja2", "python", "reports as HTML pages"),
+    _package("onnxruntime", "onnxruntime", "engines", "running ONNX files"),
+    Probe(
+        "cpu",
+        "onnxruntime on the CPU",
+        "engines",
+        "running ONNX files",
+        ("provider", "CPUExecutionProvider"),
+        package="onnxruntime",
+    ),
+    Probe(
+        "cuda",
+        "onnxruntime on the GPU",
+        "engines",
+        "--provider cuda",
+        ("provider", "CUDAExecutionProvider"),
+        add=gpu_runtime_command(),
+    ),
+    Probe(
+        "tensorrt-provider",
+        "onnxruntime on TensorRT",
+        "engines",
+        "--provider tensorrt",
+        ("provider", "TensorrtExecutionProvider"),
+        add=gpu_runtime_command(),
+    ),
+    _package("tensorrt", "TensorRT", "engines", "engines for GPUs and Jetson", add=tensorrt_command()),
+    _package("tensorrt_rtx", "TensorRT-RTX", "engines", "engines for RTX cards", "tensorrt-rtx-cu13"),
+    _package("polygraphy", "Polygraphy", "engines", "building and running engines"),
+    Probe("driver", "CUDA driver", "gpu", "running on a GPU", ("driver",), add=driver_command()),
+    _package("triton", "Triton", "plugin", "compiling the attention kernel"),
+    Probe(
+        "kernel_lens",
+        "kernel-lens",
+        "plugin",
+        "TensorRT's headers",
+        look=_kernel_lens,
+        package="kernel-lens",
+    ),
+)

@@ -1,0 +1,1 @@
+"""Written files: what they hold, how they are published."""

@@ -1,0 +1,268 @@
+"""Check: a window witness. A key just inside a query's window matters, one outside does not.
+
+The commonest silent fault of other exporters is a lost window: validated at a length that fits in one
+window, a file that attends to everything looks right. Here every different attention node of the
+written file is run alone, and then the whole model through its receptive field.
+
+Outside means bit for bit: changing everything a query must not see leaves its output exactly as it
+was. Inside means a difference. Through many layers the very edge of the receptive field may weigh
+less than fp32 resolves; then the nearest position that does is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from ...core.documents.sidecar import CheckRecord
+from ...core.machine.resident_memory import release_memory
+from ...runtime.inputs.arrays import random_inputs
+from ...runtime.session import Session
+from ..source.source_model import SourceModel
+from .probe import NodeProbe, probes
+
+Arrays = dict[str, NDArray[Any]]
+_NAME = "window witness"
+# Inputs whose change at a position is a change of the token there.
+_DATA = ("tokens", "x", "k", "v", "key", "value")
+_NO_CHOICE = "a vocabulary of one token leaves nothing to change"
+# Sequence length from which the whole model is witnessed by one stretch of tokens.
+LONG = 2048
+
+
+@dataclass
+class Findings:
+    """What the probes saw."""
+
+    boundaries: int = 0
+    faults: list[str] = field(default_factory=list)
+    back: bool = False
+    ahead: bool = False
+
+    def expect(self, condition: bool, fault: str) -> None:
+        """Count one boundary, and note the fault if it is not as it must be."""
+        self.boundaries += 1
+        if not condition:
+            self.faults.append(fault)
+
+
+def check_window(
+    model: onnx.ModelProto,
+    session: Session,
+    source: SourceModel,
+    dtype: str,
+    first_run: Mapping[str, Arrays] | None = None,
+    *,
+    nodes_only: bool = False,
+) -> CheckRecord:
+    """Witness for every different node of a file, and for the file as a whole.
+
+    Args:
+        model: the written file, weights may be absent.
+        session: the written file in onnxruntime.
+        source: what it was exported from.
+        dtype: "fp32" or "fp16".
+        first_run: "inputs" and "outputs" of a run of the session, used if the inputs are those wanted here.
+        nodes_only: the attention nodes alone: with dynamic int8 every token has a say in the scales of all.
+    """
+    findings = Findings()
+    different = probes(model)
+    for probe in different:
+        check_node_window(probe, findings)
+    # Every run of a long sequence takes seconds: two of them have to do.
+    whole = check_model_window if source.shapes.seq_len > LONG and source.geometry is not None else _witness_model
+    if nodes_only:
+        through = "the whole model was not tried: every token has a say in the scales of its dynamic int8"
+    else:
+        through = whole(session, source, findings, first_run or {})
+    figures: dict[str, float | int | str] = {"boundaries": findings.boundaries, "nodes": len(different)}
+    if findings.faults:
+        return CheckRecord(name=_NAME, status="failed", detail="; ".join(findings.faults[:3]), figures=figures)
+    if source.geometry is None:
+        return CheckRecord(
+            name=_NAME,
+            status="passed" if findings.boundaries else "skipped",
+            detail=f"AFT-local has no window to lose, every key weighs in; {through}",
+            figures=figures,
+        )
+    if not (findings.back and findings.ahead):
+        reach = max(source.geometry.backward_reach, source.geometry.forward_reach) + source.geometry.window_size
+        return CheckRecord(
+            name=_NAME,
+            status="not proven",
+            detail=(
+                f"length {source.shapes.seq_len} fits in one window, which proves nothing about it; "
+                f"lengths from {reach + 1} on do"
+            ),
+            figures=figures,
+        )
+    detail = f"{findings.boundaries} boundaries hold, {len(different)} different node(s); {through}"
+    return CheckRecord(name=_NAME, status="passed", detail=detail, figures=figures)
+
+
+def _queries(length: int, window: int) -> list[int]:
+    """Query positions at the edges and in the middle of windows, first and last included."""
+    middle = length // 2 // window * window
+    wanted = {0, window - 1, window, middle - 1, middle, middle + window // 2, length - 1}
+    return sorted(t for t in wanted if 0 <= t < length)
+
+
+def check_node_window(probe: NodeProbe, findings: Findings) -> None:
+    """Perturb keys and values of one node around the windows of some queries."""
+    geometry, length = probe.geometry, probe.length
+    session = probe.session(probe.inputs())
+    inputs = _witness_inputs(session, None)
+    # Scores of about 1, whatever the scale: a saturated softmax would hide keys that are seen.
+    spread = max(1.0, abs(probe.attributes["scale"]) * probe.head_dim**0.5)
+    inputs["query"] = (inputs["query"] / spread).astype(inputs["query"].dtype)
+    rows = list(probe.attributes["perm"])[2]
+    baseline = session.run(inputs)["out"]
+    generator = np.random.default_rng(1)
+
+    def changes(query: int, keys: NDArray[np.int64]) -> bool:
+        perturbed = dict(inputs)
+        for name in ("key", "value"):
+            array = np.moveaxis(inputs[name].copy(), rows, 0)
+            array[keys] += (4 * generator.standard_normal(array[keys].shape)).astype(array.dtype)
+            perturbed[name] = np.ascontiguousarray(np.moveaxis(array, 0, rows))
+        out = session.run(perturbed)["out"]
+        return not np.array_equal(np.take(out, query, rows), np.take(baseline, query, rows))
+
+    position = np.arange(length)
+    for query in _queries(length, geometry.window_size):
+        first, end = (int(x[0]) for x in geometry.visible_interval(np.array([query]), length))
+        findings.back |= first > 0
+        findings.ahead |= end < length
+        outside = position[(position < first) | (position >= end)]
+        if len(outside):
+            findings.expect(
+                not changes(query, outside), f"{probe.node.name}: query {query} sees outside [{first}, {end})"
+            )
+        for key in {first, end - 1}:
+            if probe.attributes["shared_qk"] and key == query:
+                continue  # a token's own weight is next to nothing by design
+            findings.expect(changes(query, np.array([key])), f"{probe.node.name}: query {query} does not see key {key}")
+
+
+def _witness_model(session: Session, source: SourceModel, findings: Findings, first_run: Mapping[str, Arrays]) -> str:
+    """The same through the whole model; a sentence for the report."""
+    length, depth = source.shapes.seq_len, source.depth
+    inputs = _witness_inputs(session, source.token_limit)
+    names = [name for name in inputs if name in _DATA]
+    axis = 0 if source.kind.batch_axis == 1 else -2
+    if source.token_limit == 1:
+        return _NO_CHOICE
+    baseline = _baseline(session, inputs, first_run)[source.output_name]
+    sentence = f"the receptive field of {depth} layer(s) covers all {length} positions"
+    for query in (length // 2, length - 1):
+        first, end = source.receptive_interval(query)
+        position = np.arange(length)
+        outside = position[(position < first) | (position >= end)]
+        if not len(outside):
+            continue
+
+        def difference(keys: NDArray[np.int64], query: int = query) -> float:
+            changed = session.run(_changed(inputs, names, keys, source, axis))[source.output_name]
+            return float(np.abs(np.take(changed, query, axis) - np.take(baseline, query, axis)).max())
+
+        leak = difference(outside)
+        findings.expect(leak == 0, f"the model: query {query} changes by {leak:.1e} from outside [{first}, {end})")
+        if first == 0:
+            sentence = f"through {depth} layer(s) query {query} sees nothing from {end} on"
+            continue
+        seen = first
+        while seen < query and difference(np.array([seen])) == 0:
+            seen += max(1, (query - seen) // 4)
+        findings.expect(seen < query, f"the model: query {query} sees nothing before itself")
+        edge = "the first" if seen == first else f"token {seen} the first to weigh"
+        sentence = f"through {depth} layer(s) query {query} sees token {first} on, {edge}, and none before"
+    return sentence
+
+
+def _baseline(session: Session, inputs: Arrays, first_run: Mapping[str, Arrays]) -> Arrays:
+    """The outputs on these inputs: of the run that is known, if it had the same."""
+    known = first_run.get("inputs", {})
+    if known.keys() == inputs.keys() and all(np.array_equal(known[name], x) for name, x in inputs.items()):
+        return first_run["outputs"]
+    return session.run(inputs)
+
+
+def check_model_window(
+    session: Session, source: SourceModel, findings: Findings, first_run: Mapping[str, Arrays]
+) -> str:
+    """The whole model by one change: a window's worth of other tokens, and every output looked at.
+
+    Outputs whose receptive field holds none of them, before and behind, stay bit for bit as they were; the output
+    at the last changed token does not.
+    """
+    assert source.geometry is not None
+    if source.token_limit == 1:
+        return _NO_CHOICE
+    length, depth, window = source.shapes.seq_len, source.depth, source.window_size
+    low, high = _receptive_fields(source)
+    # From the middle of a window on, so that queries of the same window stand before it too.
+    starts = np.arange(window // 2, length - window + 1, window)
+    before, behind = np.searchsorted(high, starts, "right"), length - np.searchsorted(low, starts + window)
+    start = int(starts[np.lexsort((before + behind, np.minimum(before, behind)))[-1]])
+    keys = np.arange(start, start + window)
+    inputs = _witness_inputs(session, source.token_limit)
+    names = [name for name in inputs if name in _DATA]
+    release_memory()  # what the runs of single nodes left
+    baseline = _baseline(session, inputs, first_run)[source.output_name]
+    outputs = session.run(_changed(inputs, names, keys, source, -2))[source.output_name]
+    rows = np.moveaxis(outputs != baseline, -2, 0).reshape(length, -1).any(axis=1)
+    touched = (low < start + window) & (high > start)
+    for side, name in ((slice(0, start), "before"), (slice(start + window, length), "behind")):
+        if not touched[side].all():
+            wrong = np.flatnonzero(rows[side] & ~touched[side]) + side.start
+            findings.expect(
+                not len(wrong),
+                f"the model: query {wrong[:1]} {name} [{start}, {start + window}) sees tokens it must not",
+            )
+    findings.expect(bool(rows[keys[-1]]), f"the model: query {keys[-1]} does not see itself and those before it")
+    reached = np.flatnonzero(rows)
+    sentence = f"through {depth} layer(s) tokens {start} to {start + window - 1} weigh on queries"
+    return f"{sentence} {reached[0]} to {reached[-1]}, may on {np.argmax(touched)} to {np.flatnonzero(touched)[-1]}"
+
+
+def _receptive_fields(source: SourceModel) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """First position, and one past the last, that can change the output at every position."""
+    assert source.geometry is not None
+    length = source.shapes.seq_len
+    low, last = np.arange(length), np.arange(length)
+    for _ in range(source.depth):
+        low, last = (
+            source.geometry.visible_interval(low, length)[0],
+            source.geometry.visible_interval(last, length)[1] - 1,
+        )
+    return low, last + 1
+
+
+def _witness_inputs(session: Session, token_limit: int | None) -> Arrays:
+    """Random inputs with every key kept."""
+    inputs = random_inputs(session.inputs, seed=0, token_limit=token_limit)
+    return {name: np.ones_like(x) if x.dtype == np.bool_ else x for name, x in inputs.items()}
+
+
+def _changed(
+    inputs: Mapping[str, NDArray[Any]], names: list[str], keys: NDArray[np.int64], source: SourceModel, axis: int
+) -> Arrays:
+    """The inputs with other tokens, or other vectors, at the positions `keys` of their sequence axis."""
+    generator = np.random.default_rng(2)
+    changed = dict(inputs)
+    for name in names:
+        array = inputs[name].copy()
+        if array.dtype.kind == "i":
+            assert source.token_limit is not None
+            shift = generator.integers(1, source.token_limit, (array.shape[0], len(keys)))
+            array[:, keys] = (array[:, keys] + shift) % source.token_limit
+        else:
+            along = np.moveaxis(array, axis, 0)  # a view of the copy
+            along[keys] += (4 * generator.standard_normal((len(keys), *along.shape[1:]))).astype(array.dtype)
+        changed[name] = array
+    return changed

@@ -1,0 +1,132 @@
+"""Dynamic int8 of a traced model's linear layers, by onnxruntime's own quantizer.
+
+Matrices become int8 with a scale a column; the activations that meet them are rounded to 8 bits while the file runs,
+with one scale a tensor. Attention, norms, residual streams, embeddings, and matrices too narrow to be worth it stay
+as they are.
+
+The scale of an activation is that of its largest element, wherever in the sequence it stands: so a token outside
+a query's window can change the query's output, by a rounding.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from ...core.errors import ExportFailed, MissingDependency
+
+# A narrower matrix (a gate a head, the weights of residual streams) takes next to no time and is the most sensitive.
+NARROWEST = 32
+# What onnxruntime's preparations write into a file; without it the quantizer recommends them on Python's root logger. A
+# traced model has them behind it.
+_PREPARED = {"onnx.quant.pre_process": "onnxruntime.quant"}
+
+
+def quantize_weights(model: ir.Model) -> ir.Model:
+    """The model with int8 linear layers.
+
+    Args:
+        model: fp32, traced, with or without function bodies; it is left as it is.
+
+    Raises:
+        MissingDependency: onnxruntime is not installed.
+        ExportFailed: the quantizer gave up, or found no linear layer.
+    """
+    try:
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+    except ImportError as error:
+        raise MissingDependency(
+            "onnxruntime is not installed.", why="Its quantizer makes the int8 matrices.", fix="pip install onnxruntime"
+        ) from error
+    nodes = linear_layers(model)
+    if not nodes:
+        raise ExportFailed("There is nothing to quantize.", why=f"No constant matrix is {NARROWEST} wide or more.")
+    with tempfile.TemporaryDirectory() as folder:
+        given, made = Path(folder) / "given.onnx", Path(folder) / "int8.onnx"
+        # The quantizer knows no functions: they wait outside.
+        bodies, model_functions = dict(model.functions), model.functions
+        model_functions.clear()
+        model.metadata_props.update(_PREPARED)
+        try:
+            ir.save(model, given, external_data="given.data")
+        finally:
+            model_functions.update(bodies)
+            for key in _PREPARED:
+                del model.metadata_props[key]
+        if any(node.op_type == "Gemm" for node in model.graph if node.name in set(nodes)):
+            _multiply_plainly(given, nodes)
+        silent = logging.NullHandler()
+        logging.root.addHandler(silent)  # else the quantizer's first message adds one that stays, and prints
+        try:
+            quantize_dynamic(
+                given,
+                made,
+                op_types_to_quantize=["MatMul"],
+                nodes_to_quantize=nodes,
+                per_channel=True,
+                weight_type=QuantType.QInt8,
+                extra_options={"MatMulConstBOnly": True},
+            )
+        except Exception as error:  # its own exceptions have no common type
+            raise ExportFailed("onnxruntime could not quantize the model.", why=str(error).split("\n")[0]) from error
+        finally:
+            logging.root.removeHandler(silent)
+        quantized = ir.load(made)
+        ir.external_data.load_to_model(quantized)
+    for key in _PREPARED:
+        quantized.metadata_props.pop(key, None)
+    quantized.functions.update(bodies)
+    modules = {f"{node.name}_quant": node.metadata_props["module"] for node in model.graph if node.metadata_props}
+    for node in quantized.graph:
+        if node.name in modules:
+            node.metadata_props["module"] = modules[node.name]
+    quantized.ir_version = model.ir_version
+    quantized.producer_name, quantized.producer_version = model.producer_name, model.producer_version
+    quantized.opset_imports.update(model.opset_imports)
+    return quantized
+
+
+def linear_layers(model: ir.Model) -> list[str]:
+    """Names of the products with a constant matrix that is wide enough and nothing more: `x·W`, or `x·Wᵀ` by Gemm."""
+    found = []
+    for node in model.graph:
+        if node.domain or not (node.op_type == "MatMul" or _is_plain_gemm(node)):
+            continue
+        matrix = node.inputs[1]
+        if matrix is None or not matrix.is_initializer() or matrix.shape is None:
+            continue
+        sizes = [size for size in matrix.shape if isinstance(size, int)]
+        if len(sizes) == 2 and min(sizes) >= NARROWEST:
+            found.append(node.name or "")
+    return found
+
+
+def _is_plain_gemm(node: ir.Node) -> bool:
+    """Whether a Gemm is `x·W` or `x·Wᵀ`."""
+    factors = {name: node.attributes[name].value for name in ("alpha", "transA") if name in node.attributes}
+    plain = factors.get("alpha", 1.0) == 1.0 and not factors.get("transA", 0)
+    return node.op_type == "Gemm" and plain and all(value is None for value in node.inputs[2:])
+
+
+def _multiply_plainly(path: Path, names: Collection[str]) -> None:
+    """Write Gemms as MatMuls with the matrix as they multiply it: the quantizer knows those only."""
+    model = ir.load(path)
+    ir.external_data.load_to_model(model)
+    turned: set[str] = set()
+    for node in model.graph:
+        if node.name not in names or node.op_type != "Gemm":
+            continue
+        matrix = node.inputs[1]
+        assert matrix is not None and matrix.const_value is not None
+        if "transB" in node.attributes and node.attributes["transB"].as_int() and matrix.name not in turned:
+            turned.add(matrix.name or "")
+            matrix.const_value = ir.tensor(np.ascontiguousarray(matrix.const_value.numpy().T), name=matrix.name)
+            matrix.shape = matrix.const_value.shape  # type: ignore[assignment]
+        node.op_type = "MatMul"
+        node.attributes.clear()
+    ir.save(model, path, external_data="turned.data")

@@ -1,0 +1,1 @@
+"""Export of a user's own module with upstream's layers in it."""

@@ -1,0 +1,230 @@
+"""The user's own module: made by a function that is named, with weights from a file.
+
+`package.module:function` is imported with the current folder on the path, as `python -m` would;
+`folder/file.py:function` is run from its file, with its own folder on the path. Whatever the user's code raises
+comes back as one clear error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...core.errors import UsageError
+from ...core.storage.files import sha256
+from ...core.storage.reading import check_plain
+from ..checkpoint.load import load_state
+from ..models.inference import INV_FREQ, bounded
+from .export_module import Origin
+
+_HOW = "Write --factory package.module:function, or path/to/file.py:function."
+
+
+def module_from_factory(
+    reference: str, args: str | Mapping[str, Any] | None, weights: Path | None, *, allow_pickle: bool = False
+) -> tuple[nn.Module, Origin]:
+    """Call the function and load the weights.
+
+    Args:
+        reference: the function, see above.
+        args: its keyword arguments, as a dict or as a JSON object.
+        weights: a checkpoint; None leaves the weights as the function made them.
+        allow_pickle: the checkpoint may be a pickled module, whose code is then run.
+
+    Raises:
+        UsageError: the function is not found, does not make a module, or the weights do not fit it.
+    """
+    kwargs = _arguments(args)
+    function = _load_function(reference)
+    with _as_users_fault(f"{reference} failed."):
+        module = function(**kwargs)
+    if not isinstance(module, nn.Module):
+        raise UsageError(
+            f"{reference} returned a {type(module).__name__}.",
+            why="It has to return a torch.nn.Module.",
+            fix="Return the model itself, without its weights or optimizer.",
+        )
+    if weights is None:
+        note = "no --weights: the file has the weights the function made"
+        return module, Origin(reference, kwargs, notes=(note,))
+    notes = _load_weights(module, weights, allow_pickle)
+    return module, Origin(reference, kwargs, weights.name, sha256(weights), tuple(notes))
+
+
+def module_from_pickle(path: Path) -> tuple[nn.Module, Origin]:
+    """A pickled whole module. Runs code from the file: call it only when the user asked for that.
+
+    Raises:
+        UsageError: it cannot be opened, or holds something else.
+    """
+    module = _unpickled(path)
+    name = f"{type(module).__module__}.{type(module).__qualname__}"
+    return module, Origin(name, {}, path.name, sha256(path))
+
+
+def _arguments(args: str | Mapping[str, Any] | None) -> dict[str, Any]:
+    if args is None or isinstance(args, Mapping):
+        return dict(args or {})
+    try:
+        read = json.loads(args)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"--factory-args is not JSON: {args[:60]!r}.", why=f"{error}.", fix="""Write '{"name": value}'."""
+        ) from error
+    if not isinstance(read, dict):
+        raise UsageError(f"--factory-args is a {type(read).__name__}.", why="It has to be a JSON object of arguments.")
+    return read
+
+
+def _load_function(reference: str) -> Callable[..., Any]:
+    place, _, name = reference.rpartition(":")
+    if not place or not name:
+        raise UsageError(f"--factory {reference!r} names no function.", why=_HOW)
+    module = _from_file(Path(place)) if place.endswith(".py") else _from_package(place)
+    function: Any = module
+    for part in name.split("."):
+        if not hasattr(function, part):
+            functions = sorted(x for x, value in vars(module).items() if callable(value) and not x.startswith("_"))
+            raise UsageError(f"{place} has no {name}.", why=f"It has {bounded(functions) or 'no functions'}.")
+        function = getattr(function, part)
+    if not callable(function):
+        raise UsageError(f"{reference} is a {type(function).__name__}.", why="It has to be a function, or a class.")
+    result: Callable[..., Any] = function
+    return result
+
+
+def _from_package(name: str) -> ModuleType:
+    folder = _importable(Path.cwd())
+    with _as_users_fault(f"Importing {name} failed."):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise
+            why = f"Looked in {folder} and in what is installed."
+            raise UsageError(f"There is no module {name}.", why=why, fix=_HOW) from error
+
+
+def _from_file(path: Path) -> ModuleType:
+    check_plain(path)
+    if not path.is_file():
+        raise UsageError(f"There is no file {path}.", fix=_HOW)
+    _importable(path.resolve().parent)
+    name = path.stem if path.stem not in sys.modules else f"localattn_factory_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their own module up
+    try:
+        with _as_users_fault(f"Running {path} failed."):
+            spec.loader.exec_module(module)
+    except UsageError:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _importable(folder: Path) -> Path:
+    """Put a folder on the path; it stays there, because what is imported may import more when it is called."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    return folder
+
+
+@contextmanager
+def _as_users_fault(what: str) -> Iterator[None]:
+    """What the user's code raises, as one error."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except ModuleNotFoundError as error:
+        raise UsageError(what, why=f"It needs {error.name}.", fix=f"pip install {error.name}") from error
+    except (Exception, SystemExit) as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        raise UsageError(
+            what, why=f"{type(error).__name__}: {first}", fix="Run again with -v for the traceback."
+        ) from error
+
+
+def _load_weights(module: nn.Module, path: Path, allow_pickle: bool) -> list[str]:
+    """Fill the module; notes on what was chosen.
+
+    Raises:
+        UsageError: names are missing or unexpected, or shapes differ.
+    """
+    wanted = {name: tensor for name, tensor in module.state_dict().items() if isinstance(tensor, torch.Tensor)}
+    if allow_pickle and _is_pickled_module(path):
+        state, notes = _unpickled(path).state_dict(), ["weights read from a pickled module"]
+    else:
+        loaded = load_state(path, roots={name.partition(".")[0] for name in wanted})
+        state, notes = loaded.state, loaded.notes
+    missing = [name for name in wanted if name not in state]
+    if any(name.endswith(INV_FREQ) for name in missing):  # a buffer that old releases did not save
+        missing = [name for name in missing if not name.endswith(INV_FREQ)]
+        notes = [*notes, "rotary frequencies are not in the checkpoint: those the function made are used"]
+    unexpected = [name for name in state if name not in wanted]
+    for names, verb in ((missing, "lacks"), (unexpected, "has unexpected")):
+        if names:
+            raise UsageError(
+                f"{path} {verb} {len(names)} tensors: {bounded(names)}.",
+                why=f"They do not fit the {type(module).__name__} that the function made.",
+                fix="Check --factory-args, and that the whole state dict of this model was saved.",
+            )
+    wrong = [name for name, tensor in state.items() if wanted[name].shape != tensor.shape]
+    if wrong:
+        found, expected = list(state[wrong[0]].shape), list(wanted[wrong[0]].shape)
+        raise UsageError(
+            f"{wrong[0]}: found {found}, expected {expected}.",
+            why=f"{len(wrong)} tensors do not fit the {type(module).__name__} that the function made.",
+            fix="Check --factory-args.",
+        )
+    module.load_state_dict(state, strict=False)
+    return notes
+
+
+def _is_pickled_module(path: Path) -> bool:
+    """Whether a file holds more than tensors, which only building its objects can read."""
+    check_plain(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise UsageError(f"Cannot read {path}.", why=f"{error.strerror or error}.", fix="Check the path.") from error
+    except Exception:
+        return path.suffix.lower() != ".safetensors"
+    return False
+
+
+def _unpickled(path: Path) -> nn.Module:
+    """The module in a file; runs code from the file."""
+    check_plain(path)
+    _importable(Path.cwd())  # where its classes may be
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=False)
+    except OSError as error:
+        raise UsageError(f"Cannot read {path}.", why=f"{error.strerror or error}.", fix="Check the path.") from error
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UsageError(
+            f"{path} cannot be unpickled.", why=reason[:200], fix="Its classes have to be importable from here."
+        ) from error
+    if not isinstance(loaded, nn.Module):
+        raise UsageError(
+            f"{path} holds a {type(loaded).__name__}.",
+            why="--allow-pickle is for a whole module saved with torch.save(model, path).",
+            fix="Give it as --weights of a --factory.",
+        )
+    return loaded

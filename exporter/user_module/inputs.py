@@ -1,0 +1,253 @@
+"""What goes into a user's module: names, element types, shapes, which axes are open, and numbers to try.
+
+    tokens:int64:[2,128]              sizes alone
+    x:float32:[batch=2,seq=128,64]    axes with a name can be left open by --dynamic
+    tokens:int64:[2,128]:256          integers below 256
+
+Without names, batch is the first axis of the first input and seq its second; axes of the same size in the same
+place of the other inputs go with them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ...core.errors import UsageError
+from ...core.limits import LARGEST_SIZE, is_size
+from ...core.tensors import TensorSpec
+from ...runtime.inputs.arrays import random_inputs
+
+Arrays = dict[str, NDArray[Any]]
+
+# Names an open axis goes by in --dynamic when no input names its axes.
+BATCH, SEQUENCE = "batch", "seq"
+DTYPES = ("float32", "int64", "int32", "bool")
+_INPUT = re.compile(r"([A-Za-z_]\w*):(\w+):\[([^\]]*)\](?::([0-9]{1,19}))?")
+_AXIS = re.compile(r"(?:([A-Za-z_]\w*)=)?([0-9]+)")
+_HOW = "Write name:dtype:[sizes], for instance tokens:int64:[1,128] or x:float32:[batch=2,seq=128,64]."
+# Integers of unknown meaning are drawn below this: any table has two rows.
+_SAFE_LIMIT = 2
+
+
+@dataclass(frozen=True)
+class ModuleInput:
+    """One input of a user's module.
+
+    Args:
+        name: of the argument of forward.
+        dtype: one of `DTYPES`.
+        shape: sizes of the example.
+        axes: a name for each axis that has one, else "".
+        limit: integers are below it; None where nobody said.
+        example: the user's own numbers, or None.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    limit: int | None = None
+    example: NDArray[Any] | None = None
+
+    def spec(self, open_axes: Sequence[str] = ()) -> TensorSpec:
+        """As the file shows it."""
+        named = zip(self.shape, self.axes, strict=True)
+        return TensorSpec(self.name, self.dtype, tuple(axis if axis in open_axes else size for size, axis in named))
+
+    def draw(self, seed: int, sizes: Mapping[str, int]) -> NDArray[Any]:
+        """Random numbers that fit, at other sizes of the named axes."""
+        named = zip(self.shape, self.axes, strict=True)
+        shape = tuple(sizes.get(axis, size) if axis else size for size, axis in named)
+        limit = self.limit
+        if limit is None:
+            limit = _SAFE_LIMIT if self.example is None or not self.example.size else int(self.example.max()) + 1
+        drawn = random_inputs([TensorSpec(self.name, self.dtype, shape)], seed, token_limit=max(limit, 1))
+        return drawn[self.name]
+
+
+def parse_input(text: str) -> ModuleInput:
+    """One `--input`.
+
+    Raises:
+        UsageError: it is not written as above.
+    """
+    match = _INPUT.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"--input {text[:80]!r} cannot be read.", why=_HOW)
+    name, dtype, inside, limit = match.groups()
+    if dtype not in DTYPES:
+        raise UsageError(f"--input {name} has the dtype {dtype!r}.", fix=f"Known: {', '.join(DTYPES)}.")
+    parts = [part.strip() for part in inside.split(",")] if inside.strip() else []
+    axes = [_AXIS.fullmatch(part) for part in parts]
+    found = [axis for axis in axes if axis is not None]
+    if len(found) < len(parts) or not all(is_size(axis[2]) for axis in found):
+        why = f"Sizes are numbers from 1 to {LARGEST_SIZE:,}."
+        raise UsageError(f"--input {name} has the shape [{inside[:60]}].", why=why, fix=_HOW)
+    shape, names = tuple(int(axis[2]) for axis in found), tuple(axis[1] or "" for axis in found)
+    return ModuleInput(name, dtype, shape, names, None if limit is None else int(limit))
+
+
+def from_arrays(arrays: Mapping[str, NDArray[Any] | Tensor]) -> list[ModuleInput]:
+    """Inputs with the user's own numbers.
+
+    Raises:
+        UsageError: an element type a file cannot take.
+    """
+    inputs = []
+    for name, given in arrays.items():
+        array = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
+        if array.dtype.name not in DTYPES:
+            raise UsageError(f"Input {name!r} is {array.dtype}.", fix=f"Known: {', '.join(DTYPES)}.")
+        inputs.append(ModuleInput(name, array.dtype.name, array.shape, ("",) * array.ndim, example=array))
+    return inputs
+
+
+def name_axes(inputs: Sequence[ModuleInput], dynamic: Sequence[str]) -> list[ModuleInput]:
+    """The inputs with batch and seq found, if the user named no axis.
+
+    Raises:
+        UsageError: a name of `dynamic` that no axis has, or one name with two sizes.
+    """
+    if not any(axis for x in inputs for axis in x.axes) and inputs:
+        first = inputs[0].shape
+        usual = dict(zip((BATCH, SEQUENCE), first, strict=False))
+        inputs = [
+            replace(
+                x,
+                axes=tuple(
+                    name if usual.get(name) == size else ""
+                    for name, size in zip((BATCH, SEQUENCE, *[""] * len(x.shape)), x.shape, strict=False)
+                ),
+            )
+            for x in inputs
+        ]
+    sizes = axis_sizes(inputs)
+    for name in dynamic:
+        if name not in sizes:
+            known = ", ".join(sizes) or "none"
+            raise UsageError(f"--dynamic {name}: no input has an axis of that name.", why=f"Named axes: {known}.")
+    return list(inputs)
+
+
+def axis_sizes(inputs: Sequence[ModuleInput]) -> dict[str, int]:
+    """The size of every named axis.
+
+    Raises:
+        UsageError: one name with two sizes.
+    """
+    sizes: dict[str, int] = {}
+    for x in inputs:
+        for size, axis in zip(x.shape, x.axes, strict=True):
+            if axis and sizes.setdefault(axis, size) != size:
+                raise UsageError(f"Axis {axis} is {sizes[axis]} and, in {x.name}, {size}.", fix="Give one size.")
+    return sizes
+
+
+def bind(module: nn.Module, names: Sequence[str]) -> bool:
+    """Whether inputs go in by name; else by position.
+
+    Raises:
+        UsageError: the module's forward cannot take them.
+    """
+    parameters = inspect.signature(module.forward).parameters
+    kinds = {parameter.kind for parameter in parameters.values()}
+    named = [n for n in names if n in parameters and parameters[n].kind is not inspect.Parameter.POSITIONAL_ONLY]
+    by_name = len(named) == len(names) or inspect.Parameter.VAR_KEYWORD in kinds
+    try:
+        signature = inspect.signature(module.forward)
+        signature.bind(**dict.fromkeys(names)) if by_name else signature.bind(*names)
+        if not by_name and named:
+            raise TypeError(f"{', '.join(n for n in names if n not in named)} is no argument of it")
+    except TypeError as error:
+        raise UsageError(
+            f"{type(module).__name__} does not take the inputs {', '.join(names)}.",
+            why=f"Its forward takes ({', '.join(parameters)}): {error}.",
+            fix="Name the inputs as forward does.",
+        ) from error
+    return by_name
+
+
+def call(module: nn.Module, arrays: Mapping[str, NDArray[Any]], by_name: bool, *, double: bool = False) -> object:
+    """Run a module on arrays."""
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    if double:
+        tensors = {name: x.double() if x.is_floating_point() else x for name, x in tensors.items()}
+    with torch.no_grad():
+        return module(**tensors) if by_name else module(*tensors.values())
+
+
+def with_token_limits(
+    inputs: Sequence[ModuleInput], module: nn.Module, by_name: bool
+) -> tuple[list[ModuleInput], list[str]]:
+    """Find the integers' limits where they are not given: rows of the embeddings that an input goes into as it is.
+
+    Returns:
+        The inputs with their limits, and a note where the module did not run, so that none could be found.
+    """
+    zeros = {x.name: torch.zeros(x.shape, dtype=getattr(torch, x.dtype)) for x in inputs}
+    limits: dict[str, int] = {}
+    notes: list[str] = []
+
+    def note(part: nn.Module, args: tuple[Any, ...]) -> None:
+        for name, tensor in zeros.items():
+            if args and isinstance(args[0], Tensor) and args[0].data_ptr() == tensor.data_ptr() and tensor.numel():
+                rows = part.num_embeddings if isinstance(part, nn.Embedding) else 0
+                limits[name] = min(rows, limits.get(name, rows))
+
+    embeddings = [part for part in module.modules() if isinstance(part, nn.Embedding)]
+    handles = [part.register_forward_pre_hook(note) for part in embeddings]
+    try:
+        with torch.no_grad():
+            module(**zeros) if by_name else module(*zeros.values())
+    except Exception as error:  # a module that runs on no inputs at all is refused by the run that follows
+        unknown = [x.name for x in inputs if "int" in x.dtype and x.limit is None and x.name not in limits]
+        if unknown:
+            why = (str(error).strip().splitlines() or [""])[0][:200]
+            notes = [
+                f"the vocabulary of {', '.join(unknown)} is not known, so few of its numbers are tried; the module "
+                f"does not run on zeros ({type(error).__name__}: {why})"
+            ]
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [replace(x, limit=limits.get(x.name) if x.limit is None else x.limit) for x in inputs], notes
+
+
+def other_lengths(inputs: Sequence[ModuleInput], lengths: set[int], step: int) -> Iterator[Arrays]:
+    """Numbers at sizes at which the sequences may be shorter or longer, the likeliest first.
+
+    Which axis is the sequence is not known: it may be the one called so, or any that is as long as one, at the same
+    place of all inputs. Who asks has to look.
+
+    Args:
+        inputs: at the sizes of the file.
+        lengths: of the sequences.
+        step: how much shorter or longer.
+    """
+    named = [{axis for axis, name in enumerate(x.axes) if name == SEQUENCE} for x in inputs]
+    tried = [named] if any(named) else []
+    for place in range(max(len(x.shape) for x in inputs)):
+        chosen = [{place} if place < len(x.shape) and x.shape[place] in lengths else set() for x in inputs]
+        if any(chosen) and chosen not in tried:
+            tried.append(chosen)
+    for axes in tried:
+        for change in (-step, step, 2 * step, 4 * step):  # a model that halves its sequence takes some lengths only
+            resized = [
+                replace(
+                    x,
+                    shape=tuple(n + change * (axis in at) for axis, n in enumerate(x.shape)),
+                    axes=("",) * len(x.shape),
+                )
+                for x, at in zip(inputs, axes, strict=True)
+            ]
+            if all(size > 0 for x in resized for size in x.shape):
+                yield {x.name: x.draw(place, {}) for place, x in enumerate(resized)}

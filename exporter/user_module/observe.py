@@ -1,0 +1,83 @@
+"""What the layers of a user's module are called with, seen while the untouched module runs once."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...core.errors import UsageError
+from ..models.family import LayerCall
+
+
+def observe(
+    module: nn.Module, run: Callable[[nn.Module], object], layers: Mapping[str, type]
+) -> dict[str, list[LayerCall]]:
+    """The calls of some layers while `run(module)` runs.
+
+    Args:
+        module: in evaluation mode.
+        run: calls it.
+        layers: path of each layer, and the class that defines the arguments of its forward.
+    """
+    calls: dict[str, list[LayerCall]] = {path: [] for path in layers}
+    handles = []
+    for path, owner in layers.items():
+        signature = inspect.signature(owner.forward)  # type: ignore[attr-defined]
+
+        def note(
+            layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], path: str = path, known: Any = signature
+        ) -> None:
+            calls[path].append(_call(known.bind(layer, *args, **kwargs).arguments))
+
+        handles.append(module.get_submodule(path).register_forward_pre_hook(note, with_kwargs=True))
+    try:
+        with torch.no_grad():
+            run(module)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls
+
+
+def _call(arguments: Mapping[str, Any]) -> LayerCall:
+    given = {name: value for name, value in list(arguments.items())[1:] if value is not None}
+    shapes = {name: tuple(value.shape) for name, value in given.items() if isinstance(value, Tensor)}
+    light = {
+        name: value.clone() if isinstance(value, Tensor) and value.dtype == torch.bool else value
+        for name, value in given.items()
+        if not isinstance(value, Tensor) or value.dtype == torch.bool
+    }
+    return LayerCall(shapes, {**dict.fromkeys(shapes), **light})
+
+
+def working_copy(module: nn.Module, *, double: bool = False) -> nn.Module:
+    """The module again, on the CPU, in fp32 (or float64) and in evaluation mode; it shares what weights it can.
+
+    Raises:
+        UsageError: the module holds something that cannot be copied.
+    """
+    tensors = (*module.parameters(), *module.buffers())
+    as_needed = not double and all(
+        x.device.type == "cpu" and x.dtype not in (torch.float16, torch.bfloat16) for x in tensors
+    )
+    memo: dict[int, Any] = {id(x): x for x in module.parameters()} if as_needed else {}
+    for part in module.modules():
+        # What a hook computed from weights (weight_norm) has a history, and cannot be copied with it.
+        derived = (x for x in vars(part).values() if isinstance(x, Tensor) and not x.is_leaf)
+        memo |= {id(x): x.detach() for x in derived}
+    try:
+        copied = copy.deepcopy(module, memo)
+    except Exception as error:
+        raise UsageError(
+            f"The {type(module).__name__} cannot be copied.",
+            why=f"copy.deepcopy: {(str(error).splitlines() or [type(error).__name__])[0]}",
+            fix="Keep files, locks and generators out of the module.",
+        ) from error
+    if not as_needed:
+        copied = (copied.double() if double else copied.float()).cpu()
+    return copied.eval()

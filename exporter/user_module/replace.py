@@ -1,0 +1,174 @@
+"""Finding upstream's layers in a user's module and putting export-friendly ones in their place.
+
+A layer is known by the import path of its class, so that no package is imported for it, and a subclass
+counts as long as it leaves `forward` alone. Each family lists its layers and how they are replaced.
+A layer that cannot be replaced is left as it is, and the report says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from ...core.errors import LocalAttnError, UsageError
+from ...core.geometry import WindowGeometry
+from ..models.family import Adapter, LayerCall
+from ..models.registry import FAMILIES
+from .observe import observe, working_copy
+
+LAYERS: Mapping[str, Adapter] = {path: adapt for family in FAMILIES for path, adapt in family.adapters.items()}
+
+
+@dataclass(frozen=True)
+class ReplacedLayer:
+    """A layer that was replaced.
+
+    Args:
+        path: where it is in the module; "" is the module itself.
+        class_name: import path of the upstream class.
+        geometry: its window; None for AFT-local, whose rows see every key.
+        lengths: of the sequences it was called with.
+        other_paths: where else the same object is.
+    """
+
+    path: str
+    class_name: str
+    geometry: WindowGeometry | None
+    lengths: tuple[int, ...]
+    other_paths: tuple[str, ...] = ()
+
+    def window(self) -> str:
+        """Its window in words."""
+        return "AFT-local, every key visible" if self.geometry is None else self.geometry.describe()
+
+    def describe(self) -> str:
+        """One line for reports."""
+        shared = f" (also {', '.join(self.other_paths)})" if self.other_paths else ""
+        return f"{self.path or 'the module itself'}{shared}: {self.class_name}, {self.window()}"
+
+
+@dataclass(frozen=True)
+class LeftLayer:
+    """A layer that was left as it is, and why."""
+
+    path: str
+    class_name: str
+    why: str
+
+    def describe(self) -> str:
+        """One line for reports."""
+        return f"{self.path or 'the module itself'}: {self.class_name} left as it is: {self.why}"
+
+
+@dataclass
+class ReplacementReport:
+    """What became of every upstream layer of a module.
+
+    Args:
+        module: a copy with the replacements; the user's own is untouched.
+        replaced: layers with another forward.
+        left: layers that stay upstream's.
+    """
+
+    module: nn.Module
+    replaced: list[ReplacedLayer] = field(default_factory=list)
+    left: list[LeftLayer] = field(default_factory=list)
+
+    @property
+    def windows(self) -> list[WindowGeometry]:
+        """The windows of the replaced layers, each once."""
+        return list(dict.fromkeys(layer.geometry for layer in self.replaced if layer.geometry is not None))
+
+
+def replace_local_attention(
+    module: nn.Module, example: Callable[[nn.Module], object], *, dynamic_length: bool = False
+) -> ReplacementReport:
+    """Replace every upstream layer in a copy of a module.
+
+    Args:
+        module: the user's; it is not changed.
+        example: calls the module it is given once with example inputs: `lambda m: m(tokens)`. The layers take
+            the lengths they see, or with `open_length` every length up to those.
+        open_length: the sequence length will be open.
+
+    Raises:
+        UsageError: the module cannot be copied, or the example call fails.
+    """
+    found = find_layers(module)
+    try:
+        calls = observe(working_copy(module), example, {path: owner for path, (_, owner) in found.items()})
+    except LocalAttnError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            "The module fails on the example inputs.",
+            why=f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}",
+            fix="Check the names, dtypes and shapes of the inputs.",
+        ) from error
+    report = ReplacementReport(working_copy(module))
+    paths = _paths_by_object(module)
+    for path, (name, owner) in found.items():
+        if any(path.startswith(_prefix(done)) for layer in report.replaced for done in _all_paths(layer)):
+            continue  # part of a layer that is replaced as a whole
+        layer = report.module.get_submodule(path)
+        why = _why_left(layer, owner, calls[path])
+        geometry = None
+        if not why:
+            try:
+                geometry = LAYERS[name](layer, calls[path], dynamic_length)
+            except UsageError as error:
+                why = " ".join(filter(None, (error.what, error.why)))
+        if why:
+            report.left.append(LeftLayer(path, name, why))
+            continue
+        others = tuple(other for other in paths[id(module.get_submodule(path))] if other != path)
+        lengths = tuple(sorted({sequence_length(call) for call in calls[path]}))
+        report.replaced.append(ReplacedLayer(path, name, geometry, lengths, others))
+    return report
+
+
+def find_layers(module: nn.Module) -> dict[str, tuple[str, type]]:
+    """Path of every upstream layer in a module → its entry in `LAYERS` and the upstream class itself."""
+    found = {}
+    for path, part in module.named_modules():
+        for owner in type(part).__mro__:
+            name = f"{owner.__module__}.{owner.__qualname__}"
+            if name in LAYERS:
+                found[path] = (name, owner)
+                break
+    return found
+
+
+def sequence_length(call: LayerCall) -> int:
+    """How many tokens a layer was called with."""
+    for name in ("x", "q"):
+        if name in call.shapes:
+            return call.shapes[name][-2]
+    return call.shapes["query"][0]
+
+
+def _why_left(layer: nn.Module, owner: type, calls: Sequence[LayerCall]) -> str:
+    """Why a layer cannot be replaced whatever its arguments are; "" if nothing speaks against it."""
+    if type(layer).forward is not owner.forward or "forward" in vars(layer):  # type: ignore[attr-defined]
+        return f"{type(layer).__name__} has a forward of its own."
+    if not calls:
+        return "The module does not call it with the example inputs."
+    return ""
+
+
+def _paths_by_object(module: nn.Module) -> dict[int, list[str]]:
+    paths: dict[int, list[str]] = {}
+    for path, part in module.named_modules(remove_duplicate=False):
+        paths.setdefault(id(part), []).append(path)
+    return paths
+
+
+def _all_paths(layer: ReplacedLayer) -> tuple[str, ...]:
+    return (layer.path, *layer.other_paths)
+
+
+def _prefix(path: str) -> str:
+    """What the paths of everything inside a module begin with."""
+    return f"{path}." if path else ""

@@ -1,0 +1,121 @@
+"""A benchmark as a page: the figures' tables, and charts of how they are spread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from ...core.documents.bench_report import BenchReport, BenchRow, Profile
+from ..figures import digits, size
+from ..page import Chart, Page, Section, render
+from ..svg.bars import COLOURS, Bar, Series, bars, histogram, intervals, lines
+from ..table import untitled
+from .tables import comparison_table, comparison_text, cost_table, facts, latency_table, profile_tables, profile_text
+
+_MIB = 1 << 20
+
+
+def bench_page(report: BenchReport) -> str:
+    """The page as HTML."""
+    sections = [_latency(report)]
+    if any(row.ratio for row in report.rows):
+        sections.append(_comparison(report))
+    sections.append(_cost(report))
+    sections += [_profile(profile) for profile in report.profiles]
+    return render(
+        Page(
+            title="Benchmark of " + ", ".join(dict.fromkeys(row.model for row in report.rows)),
+            lead=_lead(report),
+            facts=tuple(facts(report)),
+            warnings=tuple(report.warnings),
+            sections=tuple(sections),
+        )
+    )
+
+
+def _lead(report: BenchReport) -> str:
+    first = report.rows[0]
+    fastest = min(report.rows, key=lambda row: row.latency.mean)
+    name, value = _middle(fastest)
+    told = f"{fastest.label} takes {digits(value, 'ms')} a call ({name})"
+    if fastest.tokens_per_s is not None:
+        told += f", {digits(fastest.tokens_per_s)} tokens a second"
+    if fastest is first or fastest.ratio is None:
+        return told + "."
+    return f"{told}. {comparison_text(fastest.label, fastest.ratio)}"
+
+
+def _middle(row: BenchRow) -> tuple[str, float]:
+    """The median if it was asked for, else the lowest percentile that was."""
+    percentiles = row.latency.percentiles
+    name = "p50" if "p50" in percentiles else next(iter(percentiles))
+    return name, percentiles[name]
+
+
+def _latency(report: BenchReport) -> Section:
+    drawn = []
+    for row in report.rows:
+        (name, value), (high_name, high) = _middle(row), list(row.latency.percentiles.items())[-1]
+        drawn.append(Bar(row.label, value, row.latency.min, high, f"{digits(value, 'ms')}"))
+    caption = f"{name} a call; the thin line goes from the fastest call to {high_name}."
+    charts = [Chart(bars(drawn, "Latency", "ms"), caption), Chart(_rounds(report.rows), _ROUNDS)]
+    charts += [
+        Chart(
+            histogram(h.edges, h.counts, f"Calls of {row.label}", "ms a call", index % COLOURS),
+            f"{row.label}: {row.calls:,} calls"
+            + (f", of which the slowest {h.beyond:,} lie beyond the right edge." if h.beyond else "."),
+        )
+        for index, row in enumerate(report.rows)
+        for h in (row.histogram,)
+    ]
+    return Section("Latency and throughput", charts=tuple(charts), tables=(untitled(latency_table(report)),))
+
+
+_ROUNDS = "Median of each round. Lines that move together show the machine, one that moves alone the candidate."
+
+
+def _rounds(rows: Sequence[BenchRow]) -> Markup:
+    series = [
+        Series(row.label, tuple((float(n), value) for n, value in enumerate(row.rounds_ms, 1)))
+        for row in rows[:COLOURS]
+    ]
+    return lines(series, "Median of each round", "round", "ms a call")
+
+
+def _comparison(report: BenchReport) -> Section:
+    drawn = [
+        Bar(row.label, row.ratio.value, row.ratio.low, row.ratio.high, f"{digits(row.ratio.value)}×")
+        for row in report.rows
+        if row.ratio is not None
+    ]
+    told = [comparison_text(row.label, row.ratio) for row in report.rows if row.ratio is not None]
+    chart = Chart(intervals(drawn, "Time relative to the other"), "Time relative to what each is compared with.")
+    return Section("Compared", tuple(told), (chart,), (untitled(comparison_table(report)),))
+
+
+def _cost(report: BenchReport) -> Section:
+    charts = []
+    measured = [row for row in report.rows if row.memory.peak is not None]
+    if measured:
+        drawn = [Bar(row.label, (row.memory.peak or 0) / _MIB, text=size(row.memory.peak)) for row in measured]
+        charts.append(Chart(bars(drawn, "Peak memory", "MiB"), "Peak memory beyond what the engine's library takes."))
+    loads = [Bar(row.label, row.load_ms, text=digits(row.load_ms, "ms")) for row in report.rows]
+    charts.append(Chart(bars(loads, "Load time", "ms"), "Time to load the model, in a fresh process."))
+    return Section("Loading and memory", charts=tuple(charts), tables=(untitled(cost_table(report)),))
+
+
+def _profile(profile: Profile) -> Section:
+    charts = tuple(
+        Chart(
+            bars(
+                [Bar(s.name, 100 * s.share, text=f"{100 * s.share:.1f} %") for s in shares[:10]],
+                title,
+                "%",
+                colour=0,
+            ),
+            f"{title}: share of the time of all nodes.",
+        )
+        for title, shares in (("By kind of module", profile.patterns), ("By operator", profile.operators))
+    )
+    return Section(f"Profile of {profile.label}", (profile_text(profile),), charts, tuple(profile_tables(profile)))

@@ -1,0 +1,157 @@
+"""A benchmark's tables: the figures as every rendering shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...core.documents.bench_report import CONFIDENCE, BenchReport, BenchRow, Profile, Ratio, Share
+from ..figures import digits, percent, size
+from ..table import Column, Table
+
+_NAME = Column("candidate", number=False)
+
+
+def tables(report: BenchReport) -> list[Table]:
+    """All of them, in the order they are read."""
+    return [latency_table(report), comparison_table(report), cost_table(report)]
+
+
+def latency_table(report: BenchReport) -> Table:
+    """Milliseconds a call, and throughput."""
+    names = list(report.rows[0].latency.percentiles)
+    heads = [*names, "mean", "std", "min", "runs/s", "tokens/s"]
+    rows = []
+    for row in report.rows:
+        figures = [*row.latency.percentiles.values(), row.latency.mean, row.latency.std, row.latency.min]
+        rows.append((row.label, *map(digits, figures), digits(row.runs_per_s), digits(row.tokens_per_s)))
+    return Table("Latency and throughput", (_NAME, *map(Column, heads)), tuple(rows), (_timed(report),))
+
+
+def comparison_table(report: BenchReport) -> Table:
+    """Time relative to the first model, with the interval."""
+    heads = (
+        _NAME,
+        Column("time"),
+        Column(f"{CONFIDENCE:.0%} interval"),
+        Column("", number=False),
+        Column("against", number=False),
+    )
+    rows = [
+        (row.label, f"{digits(row.ratio.value)}×", interval(row.ratio), row.ratio.verdict, row.ratio.against)
+        for row in report.rows
+        if row.ratio is not None
+    ]
+    note = (
+        "Below 1× is faster. Each round gives one ratio, so that what slowed both cancels out; the value is their "
+        "median, the interval that of the sign test."
+    )
+    return Table("Compared", heads, tuple(rows), (note,))
+
+
+def cost_table(report: BenchReport) -> Table:
+    """What runs where, what loading takes, how much memory, and how quiet the machine was."""
+    heads = ("load ms", "first run ms", "memory loaded", "memory peak", "calls", "other programs")
+    rows = [
+        (
+            row.label,
+            runs_on(row),
+            *(digits(row.load_ms), digits(row.first_run_ms)),
+            *(size(row.memory.loaded), size(row.memory.peak)),
+            f"{row.calls:,}",
+            percent(row.others),
+        )
+        for row in report.rows
+    ]
+    note = (
+        "Memory is what the process had resident beyond Python and the engine's library: after loading, and at the "
+        "most. It is the host's; what a GPU holds is not in it. Loading leaves out importing the engine."
+    )
+    columns = (_NAME, Column("runs on", number=False), *map(Column, heads))
+    return Table("Loading and memory", columns, tuple(rows), (note,))
+
+
+def profile_tables(profile: Profile) -> list[Table]:
+    """Where one candidate's time goes."""
+    nodes = Table(
+        "Slowest nodes",
+        (Column("node", False), Column("operator", False), Column("module", False), Column("ms"), Column("share")),
+        tuple((n.name, n.operator, n.module, digits(n.ms), percent(n.share)) for n in profile.nodes),
+    )
+    return [
+        _shares("By kind of module", "module (* stands for the layer)", profile.patterns),
+        _shares("By operator", "operator", profile.operators),
+        _shares("By module", "module", profile.modules),
+        nodes,
+    ]
+
+
+def profile_text(profile: Profile) -> str:
+    """What the tables of a profile are of."""
+    known = "" if profile.named > 0.9995 else f" {percent(profile.named)} of the time has a known module."
+    return (
+        f"Means of {profile.runs} profiled runs of {digits(profile.run_ms, 'ms')}, of which nodes took "
+        f"{digits(profile.node_ms, 'ms')}. Profiling slows a run: compare shares, not times.{known}"
+    )
+
+
+def interval(ratio: Ratio) -> str:
+    """`0.91× to 0.95×`, or a dash where the rounds were too few."""
+    if ratio.low is None or ratio.high is None:
+        return "–"
+    return f"{digits(ratio.low)}× to {digits(ratio.high)}×"
+
+
+def comparison_text(label: str, ratio: Ratio) -> str:
+    """The result of a comparison as a sentence."""
+    times = f"{digits(ratio.value)}× the time of {ratio.against}"
+    if ratio.low is None:
+        return f"{label} took {times}; the rounds were too few to say how sure that is."
+    if ratio.verdict in ("faster", "slower"):
+        return f"{label} is {ratio.verdict}: {times} ({interval(ratio)})."
+    return f"No difference is shown between {label} and {ratio.against}: {digits(ratio.value)}× ({interval(ratio)})."
+
+
+def runs_on(row: BenchRow) -> str:
+    """Engine, provider, threads and sizes of a row."""
+    parts = [f"{row.backend} {row.provider}", *(["compiled kernel"] if row.plugin else [])]
+    if row.threads is not None:
+        parts.append(f"{row.threads} thread{'s' if row.threads != 1 else ''}")
+    if row.batch is not None and row.seq_len is not None:
+        parts.append(f"{row.batch}×{row.seq_len}")
+    if row.cuda_graph:
+        parts.append("CUDA graph")
+    if not row.bound:
+        parts.append("inputs copied")
+    return ", ".join(parts)
+
+
+def facts(report: BenchReport) -> list[tuple[str, str]]:
+    """Where, when and how it was measured."""
+    machine, settings = report.machine, report.settings
+    return [
+        ("Machine", f"{machine.cpu}, {machine.cores} cores, {machine.architecture}, {machine.system}"),
+        ("Measured", report.created),
+        ("Versions", ", ".join([f"Python {machine.python}", *(f"{n} {v}" for n, v in report.versions.items())])),
+        ("Inputs", settings.input_source),
+        (
+            "Settings",
+            f"{settings.rounds} rounds, at least {settings.duration:g} s and {settings.iterations} calls each "
+            f"after {settings.warmup_ms:g} ms of warm-up, seed {settings.seed}",
+        ),
+    ]
+
+
+def _timed(report: BenchReport) -> str:
+    bound = {row.bound for row in report.rows}
+    inside = {
+        True: "the engine's work on buffers it already holds",
+        False: "a whole call, with checking and copying its inputs and outputs",
+    }
+    if len(bound) == 1:
+        return f"Milliseconds a call: {inside[bound.pop()]}. One call at a time."
+    return f"Milliseconds a call: {inside[True]}; where “inputs copied” is said, {inside[False]}. One call at a time."
+
+
+def _shares(title: str, head: str, shares: Sequence[Share]) -> Table:
+    columns = (Column(head, False), Column("ms"), Column("share"), Column("nodes"))
+    return Table(title, columns, tuple((s.name, digits(s.ms), percent(s.share), str(s.nodes)) for s in shares))

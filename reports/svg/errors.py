@@ -1,0 +1,156 @@
+"""Charts of errors: by size, along the sequence, and from module to module. Their axes are powers of ten."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from ...core.documents.error_spread import ErrorSpread
+from ..figures import figure
+from . import drawing as draw
+from .drawing import LINE, PLOT, WIDTH, Axis, Frame
+
+# More window edges than this would be a grey area.
+_MOST_EDGES = 40
+# The end of an axis that values of 0 lie at, this many powers of ten below the least other one.
+_BELOW = 1
+_TOLERANCE = "tolerance at 0"
+
+
+def error_histogram(spread: ErrorSpread, atol: float) -> Markup:
+    """How many elements have an error of which size, both logarithmic; errors of exactly 0 stand at the left."""
+    bins = list(spread.bins())
+    ends = [edge for low, high, _ in bins for edge in (low, high)] + _near(atol, [low for low, _, _ in bins])
+    low, high = _powers(ends)
+    room = 0.45 if spread.zero else 0.0  # powers of ten beside the axis for the bar of zeros
+    most = max([count for _, _, count in bins] + [spread.zero, 10])
+    # From half an element on, so that a single one has a bar.
+    frame = Frame(
+        Axis("error", low - room, high, powers=True),
+        Axis("elements", math.log10(0.5), math.log10(most), powers=True),
+        legend=1,
+    )
+    parts = frame.axes()
+    floor = frame.y(math.log10(0.5))
+    for left, right, count in bins:
+        if count:
+            x, y = frame.x(left), frame.y(math.log10(count))
+            told = f"{figure(10**left)} to {figure(10**right)}: {count:,}"
+            parts.append(draw.rect(x, y, frame.x(right) - x - 0.7, floor - y, "c0", told))
+    if spread.zero:
+        x, y = frame.x(low - room), frame.y(math.log10(spread.zero))
+        parts.append(draw.rect(x, y, frame.x(low - 0.15) - x, floor - y, "c3", f"no error: {spread.zero:,}"))
+        parts.append(draw.text(x, floor + 16, "0", "tick"))
+    if atol > 0 and low <= math.log10(atol) <= high:
+        x = frame.x(math.log10(atol))
+        parts.append(draw.path(f"M{x:.1f} {frame.top - 10}V{floor:.1f}", "reference"))
+        left = x < WIDTH / 2
+        parts.append(draw.text(x + (5 if left else -5), frame.top - 5, _TOLERANCE, "tick", "start" if left else "end"))
+    return draw.svg(parts, frame.height, "Errors by size")
+
+
+def error_positions(spread: ErrorSpread, atol: float, window: int | None) -> Markup:
+    """The largest error at each position of the sequence; positions out of tolerance are marked.
+
+    Thin lines stand at the edges of the windows, where they are few enough to be seen.
+    """
+    logs = _logs(spread.largest)
+    low, high = _powers([*logs, *_near(atol, logs)], room_for_zero=0 in spread.largest)
+    first, last = spread.positions[0], spread.positions[-1] + spread.width
+    frame = Frame(
+        Axis("position in the sequence", first, max(last, first + 1)), Axis("largest error", low, high, True), 1
+    )
+    parts = frame.axes()
+    if window is not None and last // window <= _MOST_EDGES:
+        edges = "".join(
+            f"M{frame.x(edge):.1f} {frame.top}V{frame.top + PLOT}"
+            for edge in range(math.ceil((first + 1) / window) * window, last, window)
+        )
+        if edges:
+            parts.append(draw.path(edges, "edge"))
+    if atol > 0 and low <= math.log10(atol) <= high:
+        parts += frame.line_across(math.log10(atol), _TOLERANCE)
+    middle = (spread.width - 1) / 2
+    points = [
+        (frame.x(position + middle), frame.y(_log(value, low)))
+        for position, value in zip(spread.positions, spread.largest, strict=True)
+    ]
+    parts += [draw.path(corners, "line s0") for corners in _runs(spread, points)]
+    for (x, y), position, value, count in zip(points, spread.positions, spread.largest, spread.beyond, strict=True):
+        told = f"{_stretch(position, spread.width)}: {figure(value)}" + (f", {count:,} out of tolerance" * bool(count))
+        parts.append(draw.dot(x, y, 3.2 if count else 1.4, "bad" if count else "c0", told))
+    return draw.svg(parts, frame.height, "Largest error by position")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One boundary between modules: its error relative to its own size (inf where it is not finite)."""
+
+    label: str
+    error: float
+    passed: bool
+
+
+def error_steps(steps: Sequence[Step], fault: int | None) -> Markup:
+    """The relative error at each module boundary, in the order of the graph; `fault` is the first fault's index."""
+    errors = [step.error for step in steps]
+    low, high = _powers(_logs(errors), room_for_zero=0 in errors)
+    frame = Frame(
+        Axis("module boundary, in order", 1, max(len(steps), 2)),
+        Axis("relative error (rms)", low, high, powers=True),
+        legend=0 if fault is None else 1,
+    )
+    parts = frame.axes()
+    points = [(frame.x(n), frame.y(_log(step.error, low))) for n, step in enumerate(steps, 1)]
+    parts.append(draw.path("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points), "line s0"))
+    for n, (step, (x, y)) in enumerate(zip(steps, points, strict=True), 1):
+        told = f"{n}: {step.label}: {figure(step.error)}"
+        parts.append(draw.dot(x, y, 2 if step.passed else 3.2, "c0" if step.passed else "bad", told))
+    if fault is not None:
+        x, y = points[fault]
+        anchor = "start" if x < WIDTH / 3 else "end" if x > 2 * WIDTH / 3 else "middle"
+        parts.append(draw.path(f"M{x:.1f} {LINE:.1f}V{frame.top + PLOT}", "fault"))
+        parts.append(draw.text(x, LINE - 5, f"first fault: {draw.cut(steps[fault].label, 34)}", "label", anchor))
+    return draw.svg(parts, frame.height, "Relative error from module to module")
+
+
+def _runs(spread: ErrorSpread, points: Sequence[tuple[float, float]]) -> Iterable[str]:
+    """The line, broken where positions were left out."""
+    run: list[str] = []
+    for index, (x, y) in enumerate(points):
+        if index and spread.positions[index] - spread.positions[index - 1] > spread.width:
+            yield "M" + "L".join(run)
+            run = []
+        run.append(f"{x:.1f} {y:.1f}")
+    yield "M" + "L".join(run)
+
+
+def _stretch(position: int, width: int) -> str:
+    return f"position {position}" if width == 1 else f"positions {position} to {position + width - 1}"
+
+
+def _logs(values: Iterable[float]) -> list[float]:
+    return [math.log10(value) for value in values if 0 < value < math.inf]
+
+
+def _log(value: float, zero: float) -> float:
+    """Powers of ten; nothing lies at the lower end, infinity at the upper."""
+    return zero if value <= 0 else math.log10(value) if value < math.inf else math.inf
+
+
+def _near(atol: float, others: Sequence[float]) -> list[float]:
+    """The tolerance's power of ten, where it is near enough to the errors to be shown beside them."""
+    if atol <= 0:
+        return []
+    return [math.log10(atol)] if not others or abs(math.log10(atol) - max(others)) < 4 else []
+
+
+def _powers(logs: Sequence[float], room_for_zero: bool = False) -> tuple[int, int]:
+    """Whole powers of ten around these; 0, if there are any, lie at the lower end."""
+    if not logs:
+        return -1, 0
+    low = math.floor(min(logs) + 1e-9) - (_BELOW if room_for_zero else 0)
+    return low, max(math.ceil(max(logs) - 1e-9), low + 1)

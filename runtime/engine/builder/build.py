@@ -1,0 +1,236 @@
+"""Build an engine: parse, check, build, check again, and only then let the files appear."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from ....core.documents.engine_facts import BuildOptions, EngineFacts, PluginFacts, ProfileFacts
+from ....core.documents.sidecar import CheckRecord, sidecar_path
+from ....core.errors import BuildFailed, MissingDependency, UsageError
+from ....core.storage.files import publish, sha256, work_folder
+from ....core.storage.outputs import writing
+from ....core.storage.publishing import publish_together, sealed
+from ..device import Device, find_device, find_device_or_none, platform_name
+from ..library import TensorRTLibrary, open_library
+from ..plugins import loaded_plugin, registered_op_types
+from .checks import check_engine, check_network, not_opened
+from .network import build, parse
+from .request import BuildRequest, resolve_targets
+from .source import Source, profiles_for, read_source
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """A finished build.
+
+    Args:
+        path: the engine.
+        facts: what its sidecar says.
+        notes: what the user should know.
+    """
+
+    path: Path
+    facts: EngineFacts
+    notes: list[str]
+
+
+def build_engine(request: BuildRequest, progress: Callable[[str], None] = lambda _: None) -> BuildReport:
+    """Build an engine and the file of facts beside it; either both appear, or nothing.
+
+    Raises:
+        UsageError: an input that cannot be read, a target this library cannot build for, an existing output.
+        MissingDependency: the library, its driver, or the plugin library is not there.
+        BuildFailed: the file is not understood, the build fails, or a check of the result does.
+    """
+    with ExitStack() as stack:
+        folder = stack.enter_context(writing(*request.outputs, inputs=request.inputs, overwrite=request.overwrite))
+        source = read_source(request.model)
+        profiles = profiles_for(source, request.profiles)
+        progress(f"Opening {request.backend}")
+        opened, device = _library(request.backend)
+        targets = resolve_targets(opened, request.targets, device)
+        notes = _notes(request, opened)
+        if request.plugin.register is not None:
+            request.plugin.register()
+        stack.enter_context(loaded_plugin(opened, request.plugin.library))
+        cache = _staged_cache(request, opened)
+        started = time.perf_counter()
+        nodes, op_types = _served(opened, request, source)
+        progress("Parsing")
+        network = parse(opened, source, request.plugin.kind, op_types)
+        checks = demand(check_network(opened, network.definition, source, nodes))
+        progress("Building")
+        staged = folder / request.output.name
+        with staged.open("wb") as stream:
+            stream.write(build(opened, network, request, targets, profiles, progress, cache))
+        seconds = time.perf_counter() - started
+        progress("Checking the engine")
+        checks += demand(_inspect(opened, staged, source, nodes, targets, device))
+        facts = _facts(request, opened, source, device, targets, profiles, nodes, staged, checks, seconds)
+        described = folder / "facts.json"
+        described.write_text(sealed(facts.to_json()), encoding="utf-8")
+        publish_together({described: sidecar_path(request.output), staged: request.output}, folder)
+        if cache is not None and cache.is_file():
+            assert request.timing_cache is not None
+            publish(cache, request.timing_cache)
+    return BuildReport(request.output, facts, notes)
+
+
+def _staged_cache(request: BuildRequest, opened: TensorRTLibrary) -> Path | None:
+    """A copy of the timing cache to read and extend, beside its place; None where there is none to use."""
+    if request.timing_cache is None or not opened.has("timing_cache"):
+        return None
+    with work_folder(request.timing_cache) as folder:  # already held
+        staged = folder / "timing.cache"
+        if request.timing_cache.is_file():
+            shutil.copyfile(request.timing_cache, staged)
+    return staged
+
+
+def plan_targets(backend: str, wanted: Sequence[str]) -> list[int]:
+    """The compute capabilities an engine will be built for; raises what `build_engine` would."""
+    opened, device = _library(backend)
+    return resolve_targets(opened, wanted, device)
+
+
+def demand(checks: Sequence[CheckRecord]) -> list[CheckRecord]:
+    """The checks, if none failed.
+
+    Raises:
+        BuildFailed: the first that did.
+    """
+    for check in checks:
+        if check.status == "failed":
+            raise BuildFailed(
+                f"The engine is not what was asked for: {check.name}.",
+                why=check.detail,
+                fix="No engine was written. `localattn plugin check` shows the plugins of a library.",
+            )
+    return list(checks)
+
+
+def _library(backend: str) -> tuple[TensorRTLibrary, Device | None]:
+    """The library, and the GPU it builds with. TensorRT needs one, and would crash or hang without."""
+    opened = open_library(backend)
+    if opened.has("builds_without_gpu"):
+        return opened, find_device_or_none()
+    try:
+        return opened, find_device()
+    except MissingDependency as error:
+        fix = "Build on the device that will run the engine; for RTX GPUs, --backend tensorrt-rtx builds anywhere."
+        raise MissingDependency(f"{backend} builds on a GPU only. {error.what}", why=error.why, fix=fix) from error
+
+
+def _notes(request: BuildRequest, opened: TensorRTLibrary) -> list[str]:
+    if request.timing_cache is not None and not opened.has("timing_cache"):
+        return [f"{opened.library.name} times kernels when the engine runs; the timing cache is not used"]
+    return []
+
+
+def _served(opened: TensorRTLibrary, request: BuildRequest, source: Source) -> tuple[list[str], list[str]]:
+    """Names of the attention nodes that plugins serve, and their op types.
+
+    Raises:
+        UsageError: a plugin was asked for, and serves none of the file's nodes.
+    """
+    if request.plugin.kind == "none":
+        return [], []
+    # Ahead-of-time plugins are found by TensorRT's Python part, not in the registry of libraries.
+    known = request.plugin.op_types or registered_op_types(opened)
+    nodes = source.nodes(known)
+    if not nodes:
+        there = ", ".join(sorted({node.op_type for node in source.facts.windowed})) or "none"
+        raise UsageError(
+            f"No plugin serves a node of {source.path}.",
+            why=f"Its attention nodes: {there}. Plugins: {', '.join(known)}.",
+            fix="Build with --plugin none: the function body in the file computes the node.",
+        )
+    return nodes, list(known)
+
+
+def _inspect(
+    opened: TensorRTLibrary,
+    staged: Path,
+    source: Source,
+    nodes: Sequence[str],
+    targets: Sequence[int],
+    device: Device | None,
+) -> list[CheckRecord]:
+    """Open the engine and look into it, if the GPU here is one it is for."""
+    if device is None:
+        return not_opened("no GPU here; the network above is what was serialised")
+    if device.capability not in targets:
+        return not_opened(f"the GPU here is {device.describe()}; the network above is what was serialised")
+    from polygraphy.backend.trt import engine_from_path
+    from polygraphy.exception import PolygraphyException
+
+    try:
+        engine = engine_from_path(str(staged))
+    except PolygraphyException as error:
+        raise BuildFailed("The engine that was just built does not open.", why=opened.messages.reason(error)) from error
+    return check_engine(engine, opened, source, nodes)
+
+
+def _facts(
+    request: BuildRequest,
+    opened: TensorRTLibrary,
+    source: Source,
+    device: Device | None,
+    targets: Sequence[int],
+    profiles: Sequence[ProfileFacts],
+    nodes: Sequence[str],
+    staged: Path,
+    checks: list[CheckRecord],
+    seconds: float,
+) -> EngineFacts:
+    choice = request.plugin
+    plugin = None
+    if choice.kind != "none":
+        plugin = PluginFacts(kind=choice.kind, layers=list(nodes))
+        if choice.library is not None:
+            plugin.path, plugin.sha256 = str(choice.library.path.resolve()), choice.library.sha256
+    return EngineFacts(
+        backend=request.backend,
+        library_version=opened.version,
+        targets=[f"sm_{target}" for target in targets],
+        platform=platform_name(),
+        device="" if device is None else device.name,
+        dtype=source.dtype,
+        inputs=source.facts.inputs,
+        outputs=source.facts.outputs,
+        plugin=plugin,
+        options=BuildOptions(
+            plugin=choice.asked,
+            builder_optimization_level=request.builder_optimization_level,
+            workspace=request.workspace,
+            timing_cache=None if request.timing_cache is None else str(request.timing_cache),
+            profiles=list(profiles),
+        ),
+        onnx_name=source.path.name,
+        onnx_sha256=source.file.sha256,
+        engine_sha256=sha256(staged),
+        engine_bytes=staged.stat().st_size,
+        seconds=seconds,
+        versions=_versions(),
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        checks=checks,
+        model=source.facts.sidecar if source.facts.sidecar_matches else None,
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in ("localattn", "onnx", "polygraphy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

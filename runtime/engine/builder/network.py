@@ -1,0 +1,168 @@
+"""From an ONNX file to TensorRT's network, and from the network to the engine's bytes.
+
+Polygraphy makes the network, the configuration and the engine, and carries the differences between releases. Three
+things it cannot do are done here: parse a model from memory whose weights lie in a file (and say which node failed),
+ask for ahead-of-time plugins, and turn TF32 off in TensorRT-RTX, whose configuration leaves it on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ....core.documents.engine_facts import ProfileFacts
+from ....core.errors import BuildFailed, MissingDependency
+from ..library import TensorRTLibrary
+from .progress import monitor
+from .request import BuildRequest
+from .source import Source, parse_error
+
+
+@dataclass(frozen=True)
+class Network:
+    """A parsed model. The parser is kept: the network's weights lie in its memory."""
+
+    builder: Any
+    definition: Any
+    parser: Any
+
+
+def parse(opened: TensorRTLibrary, source: Source, plugin_kind: str, op_types: Sequence[str]) -> Network:
+    """A strongly typed network: every precision is the file's.
+
+    Args:
+        opened: the library.
+        source: the file.
+        plugin_kind: "library", "aot" or "none".
+        op_types: those that plugins serve.
+
+    Raises:
+        BuildFailed: the parser does not take the file, or the library does not know ahead-of-time plugins; the first
+            error is named.
+        MissingDependency: the library does not start.
+    """
+    trt = opened.trt
+    opened.messages.clear()
+    builder, definition = _empty_network(opened, plugin_kind)
+    trt.init_libnvinfer_plugins(opened.logger, "")
+    parser = trt.OnnxParser(definition, opened.logger)
+    content = source.file.content
+    if plugin_kind != "none" and not opened.has("plugin_before_function"):
+        # This release would take the function although the plugin is there.
+        content = source.stripped(op_types)
+    if isinstance(content, bytes):
+        understood = parser.parse(content, str(source.path))
+    else:
+        understood = parser.parse_from_file(content)
+    source.file.check_same()
+    if not understood or parser.num_errors:
+        errors = [_parser_error(parser.get_error(index)) for index in range(parser.num_errors)]
+        raise parse_error(source.path, errors or opened.messages.errors, opened.library.name)
+    return Network(builder, definition, parser)
+
+
+def _empty_network(opened: TensorRTLibrary, plugin_kind: str) -> tuple[Any, Any]:
+    from polygraphy.backend.trt import create_network
+
+    try:
+        if plugin_kind != "aot":
+            # Every network has an explicit batch since TensorRT 10; older Polygraphy would ask RTX for it, and fail.
+            return create_network(explicit_batch=False, strongly_typed=True)  # type: ignore[no-any-return]
+        kinds = opened.trt.NetworkDefinitionCreationFlag
+        builder = opened.trt.Builder(opened.logger)
+        flags = 1 << int(kinds.STRONGLY_TYPED) | 1 << int(kinds.PREFER_AOT_PYTHON_PLUGINS)
+        definition = builder.create_network(flags)
+    except TypeError as error:  # the bindings' word for a constructor that gave nothing
+        raise MissingDependency(
+            f"{opened.library.name} {opened.version} does not start.",
+            why=opened.messages.reason(error),
+            fix="Its release must fit the GPU driver: `nvidia-smi` shows the driver's version.",
+        ) from error
+    if definition is None:
+        raise BuildFailed(
+            f"{opened.library.name} {opened.version} makes no network for ahead-of-time plugins.",
+            why=opened.messages.reason(),
+            fix="Use --plugin library.",
+        )
+    return builder, definition
+
+
+def _parser_error(error: Any) -> str:
+    return f"{error.desc()} (node {error.node_name()}, {error.node_operator()})"
+
+
+def build(
+    opened: TensorRTLibrary,
+    network: Network,
+    request: BuildRequest,
+    targets: Sequence[int],
+    profiles: Sequence[ProfileFacts],
+    progress: Callable[[str], None],
+    cache: Path | None = None,
+) -> Any:
+    """The serialised engine, as a buffer; `cache` is a file of measured kernel times to read and extend.
+
+    Raises:
+        BuildFailed: the builder gave up; its last error is named.
+    """
+    from polygraphy.backend.trt import engine_bytes_from_network
+    from polygraphy.exception import PolygraphyException
+
+    opened.messages.clear()
+    watch = monitor(opened.trt, progress)
+    measured = None if cache is None else str(cache)
+    try:
+        engine = engine_bytes_from_network(
+            (network.builder, network.definition, network.parser),
+            config=_configuration(opened, request, targets, profiles, watch, measured),
+            save_timing_cache=measured,
+        )
+    except PolygraphyException as error:
+        if watch.cancelled:
+            raise KeyboardInterrupt from None
+        other = "" if request.plugin.kind == "none" else " Or build without it: --plugin none."
+        raise BuildFailed(
+            f"{opened.library.name} {opened.version} could not build {request.model}.",
+            why=opened.messages.reason(error),
+            fix=f"`localattn inspect` shows the nodes of the file; another release may build them.{other}",
+        ) from error
+    return engine
+
+
+def _configuration(
+    opened: TensorRTLibrary,
+    request: BuildRequest,
+    targets: Sequence[int],
+    profiles: Sequence[ProfileFacts],
+    watch: Any,
+    cache: str | None,
+) -> Any:
+    """Polygraphy's recipe for the builder configuration."""
+    from polygraphy.backend.trt import CreateConfig, PostprocessConfig, Profile
+
+    trt = opened.trt
+    common: dict[str, Any] = {
+        "progress_monitor": watch,
+        "builder_optimization_level": request.builder_optimization_level,
+        "load_timing_cache": cache,
+    }
+    if request.workspace is not None:
+        common["memory_pool_limits"] = {trt.MemoryPoolType.WORKSPACE: request.workspace}
+    if profiles:
+        shapes = Profile()
+        for facts in profiles:
+            shapes.add(facts.input, min=facts.min, opt=facts.opt, max=facts.max)
+        common["profiles"] = [shapes]
+    if not opened.is_rtx:
+        return CreateConfig(**common)
+    from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
+
+    pairs = [divmod(target, 10) for target in targets]
+
+    def without_tf32(builder: Any, network: Any, config: Any) -> None:
+        # TF32 rounds the factors of fp32 products to 10 bits: an fp32 engine would miss its own tolerance.
+        config.clear_flag(trt.BuilderFlag.TF32)
+
+    return PostprocessConfig(CreateConfigRTX(compute_capabilities=pairs, **common), without_tf32)

@@ -1,0 +1,142 @@
+"""What to build, and which GPUs it can be built for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from ....core.documents.engine_facts import ProfileFacts
+from ....core.errors import UsageError
+from ....core.storage.file_kinds import ENGINE, TIMING_CACHE
+from ....core.storage.library_store import Library
+from ....core.storage.outputs import Output
+from ....onnx_graph.onnx_file import OnnxFile
+from ..device import Device
+from ..library import TensorRTLibrary
+
+# Names of GPU series, as users know them, for compute capabilities.
+SERIES = {"rtx20": 75, "rtx30": 86, "rtx40": 89, "rtx50": 120}
+
+# What TensorRT-RTX builds for where nothing is said and no GPU is there: the desktop GPUs it is made for.
+DEFAULT_TARGETS = (86, 89, 120)
+
+
+@dataclass(frozen=True)
+class PluginChoice:
+    """How the attention nodes become plugins.
+
+    Args:
+        kind: `library`: through a shared library; `aot`: kernels inside the engine; `none`: by the function body.
+        library: the shared library, with `library`.
+        register: makes the ahead-of-time plugins known to TensorRT, with `aot`.
+        op_types: those the plugins serve, with `aot`; a library tells its own.
+        asked: what the user said ("auto" too), for the record.
+    """
+
+    kind: Literal["library", "aot", "none"] = "none"
+    library: Library | None = None
+    register: Callable[[], None] | None = None
+    op_types: tuple[str, ...] = ()
+    asked: str = "none"
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """One engine.
+
+    Args:
+        model: the ONNX file, or its path; its external data is looked for beside it.
+        output: the engine to write; its facts go to a file beside it.
+        backend: "tensorrt" or "tensorrt-rtx".
+        targets: GPUs, as "rtx40" or "sm_89"; none means the GPU here, for RTX without a GPU those of `DEFAULT_TARGETS`.
+        plugin: how the attention nodes become plugins.
+        timing_cache: file of measured kernel times to read and extend.
+        workspace: bytes of scratch memory a layer may use, ≥ 1.
+        builder_optimization_level: 0 to 5; higher searches longer.
+        profiles: sizes of inputs with open dimensions.
+        overwrite: replace an existing engine.
+    """
+
+    model: Path | OnnxFile
+    output: Path
+    backend: Literal["tensorrt", "tensorrt-rtx"]
+    targets: Sequence[str] = ()
+    plugin: PluginChoice = PluginChoice()
+    timing_cache: Path | None = None
+    workspace: int | None = None
+    builder_optimization_level: int | None = None
+    profiles: Sequence[ProfileFacts] = field(default_factory=tuple)
+    overwrite: bool = False
+
+    @property
+    def outputs(self) -> list[Output]:
+        """What is written, the engine last."""
+        cache = [] if self.timing_cache is None else [Output(self.timing_cache, TIMING_CACHE)]
+        return [*cache, Output(self.output, ENGINE)]
+
+    @property
+    def inputs(self) -> list[Path]:
+        """The files that are read, besides those beside them."""
+        library = self.plugin.library
+        return [Path(self.model), *(() if library is None else (library.path,))]
+
+
+def capability(target: str) -> int:
+    """A target as its compute capability: "rtx40", "sm_89", "sm89", "8.9" and "89" are 89.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    text = target.strip().lower()
+    if text in SERIES:
+        return SERIES[text]
+    digits = re.fullmatch(r"(?:sm_?)?(\d{1,2})\.?(\d)", text)
+    if digits is None:
+        raise UsageError(
+            f"There is no GPU target {target!r}.",
+            fix=f"Known: {', '.join(SERIES)}, or a compute capability as sm_89 or 8.9.",
+        )
+    return 10 * int(digits[1]) + int(digits[2])
+
+
+def resolve_targets(opened: TensorRTLibrary, wanted: Sequence[str], device: Device | None) -> list[int]:
+    """The compute capabilities to build for.
+
+    Args:
+        opened: the library that builds.
+        wanted: what the user named; none for the default.
+        device: the GPU here; None without one.
+
+    Raises:
+        UsageError: the library cannot build for one of them here.
+    """
+    named = list(dict.fromkeys(capability(target) for target in wanted))
+    if not opened.has("builds_without_gpu"):
+        assert device is not None, "the caller has looked for it"
+        if any(target != device.capability for target in named):
+            others = ", ".join(f"sm_{target}" for target in named)
+            raise UsageError(
+                f"TensorRT cannot build for {others} here.",
+                why=f"It builds for the GPU it runs on, which is {device.describe()}.",
+                fix="Build on the target device, or use --backend tensorrt-rtx for an RTX GPU.",
+            )
+        return [device.capability]
+    if not named:
+        named = [device.capability] if device is not None else list(DEFAULT_TARGETS)
+    known = supported_capabilities(opened)
+    unknown = [f"sm_{target}" for target in named if target not in known]
+    if unknown:
+        raise UsageError(
+            f"{opened.library.name} {opened.version} does not build for {', '.join(unknown)}.",
+            fix=f"It builds for {', '.join(f'sm_{target}' for target in known)}.",
+        )
+    return named
+
+
+def supported_capabilities(opened: TensorRTLibrary) -> list[int]:
+    """The compute capabilities TensorRT-RTX names."""
+    names = opened.trt.ComputeCapability.__members__
+    return sorted(int(name[2:]) for name in names if re.fullmatch(r"SM\d+", name))

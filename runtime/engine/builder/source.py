@@ -1,0 +1,170 @@
+"""The ONNX file as the builder sees it: what must become of it, and the bytes to parse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ....core.documents.engine_facts import ProfileFacts
+from ....core.errors import BuildFailed, UsageError
+from ....core.nodes.attention import DOMAIN
+from ....core.tensors import UNNAMED_DIMENSION, TensorSpec
+from ....onnx_graph.facts import OnnxFacts, inspect_onnx
+from ....onnx_graph.onnx_file import OnnxFile
+
+# Operators that multiply matrices: with a weight among their inputs they carry the precision of the file.
+_PRODUCTS = ("MatMul", "Gemm", "Conv")
+
+DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """An ONNX file to build.
+
+    Args:
+        file: the file.
+        facts: what is in it.
+        weighted_products: products of the top graph that have weights: node name → element type.
+    """
+
+    file: OnnxFile
+    facts: OnnxFacts
+    weighted_products: dict[str, str]
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return Path(self.file)
+
+    @property
+    def dtype(self) -> str:
+        """Element type of the file: "fp32", "fp16" or "bf16"; of its inputs where it has no weights."""
+        found = self.facts.weight_dtype or next((x.dtype for x in self.facts.outputs if x.dtype in DTYPES), "float32")
+        if self.facts.sidecar is not None and self.facts.sidecar_matches:
+            return self.facts.sidecar.dtype
+        return DTYPES.get(found, found)
+
+    def largest(self) -> dict[str, int]:
+        """The sizes of open dimensions at export, by name: the example's batch and the longest sequence."""
+        sidecar = self.facts.sidecar if self.facts.sidecar_matches else None
+        return {} if sidecar is None else {"batch": sidecar.batch, "seq": sidecar.seq_len}
+
+    def nodes(self, op_types: Iterable[str]) -> list[str]:
+        """Names of the attention nodes of these op types."""
+        wanted = set(op_types)
+        return [node.name for node in self.facts.windowed if node.op_type in wanted]
+
+    def stripped(self, op_types: Iterable[str]) -> bytes:
+        """The model without the function bodies of these op types; external data stays where it is."""
+        wanted = set(op_types)
+        model = self.file.parse()
+        kept = [body for body in model.functions if not (body.domain == DOMAIN and body.name in wanted)]
+        del model.functions[:]
+        model.functions.extend(kept)
+        return model.SerializeToString()  # type: ignore[no-any-return]
+
+
+def read_source(path: Path | OnnxFile) -> Source:
+    """Read an ONNX file, or take one that was read, without its weights.
+
+    Raises:
+        UsageError: no such file, no ONNX model in it, or external data is missing.
+        CheckFailed: the file was altered after its sidecar was written.
+    """
+    file = OnnxFile.read(path)
+    file.check_unchanged()
+    file.check()
+    facts = inspect_onnx(file)
+    if facts.missing_external_data:
+        raise UsageError(
+            f"{file.name} is not complete.",
+            why=f"Its external data {', '.join(facts.missing_external_data)} is missing.",
+            fix="Copy the file that holds the weights beside it, under its name.",
+        )
+    return Source(file, facts, _weighted_products(file.parse().graph))
+
+
+def _weighted_products(graph: Any) -> dict[str, str]:
+    import onnx
+
+    types = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    found: dict[str, str] = {}
+    for node in graph.node:
+        weight = next((types[name] for name in node.input[:2] if name in types), None)
+        if node.name and node.domain in ("", "ai.onnx") and node.op_type in _PRODUCTS and weight is not None:
+            found[node.name] = onnx.helper.tensor_dtype_to_np_dtype(weight).name
+    return found
+
+
+def profiles_for(source: Source, given: Sequence[ProfileFacts]) -> list[ProfileFacts]:
+    """The sizes the engine will take, one entry an input; none if every size is fixed.
+
+    What is not given goes from 1 to the sizes of the export: batch and longest sequence, as the sidecar says.
+
+    Raises:
+        UsageError: an input that does not exist or whose sizes are fixed, sizes that do not fit, or open sizes of
+            which nothing is known.
+    """
+    specs = {spec.name: spec for spec in source.facts.inputs}
+    by_name = {profile.input: profile for profile in given}
+    for name, profile in by_name.items():
+        if name not in specs:
+            raise UsageError(f"There is no input {name!r}.", fix=f"Known: {', '.join(specs)}.")
+        _check_profile(specs[name], profile, source)
+    if not any(isinstance(size, str) for spec in specs.values() for size in spec.shape):
+        if given:
+            raise UsageError("The model's sizes are fixed.", fix="Leave out the options for shapes.")
+        return []
+    return [by_name.get(name) or _default_profile(spec, source) for name, spec in specs.items()]
+
+
+def _check_profile(spec: TensorSpec, profile: ProfileFacts, source: Source) -> None:
+    longest = source.largest().get("seq")
+    for sizes in (profile.min, profile.opt, profile.max):
+        fits = len(sizes) == len(spec.shape) and all(
+            isinstance(wanted, str) or wanted == size for wanted, size in zip(spec.shape, sizes, strict=True)
+        )
+        if not fits:
+            raise UsageError(f"The shape {list(sizes)} does not fit the input.", why=f"It is {spec.describe()}.")
+    if not all(low <= opt <= high for low, opt, high in zip(profile.min, profile.opt, profile.max, strict=True)):
+        raise UsageError(
+            f"The shapes of {spec.name!r} are not in order.", why="Every size must go up from min to opt to max."
+        )
+    over = [
+        size
+        for wanted, size in zip(spec.shape, profile.max, strict=True)
+        if wanted == "seq" and size > (longest or size)
+    ]
+    if over:
+        raise UsageError(
+            f"Sequences of {over[0]} tokens are too long.",
+            why=f"The model was exported for up to {longest}.",
+            fix="Export it again with --max-seq-len.",
+        )
+
+
+def _default_profile(spec: TensorSpec, source: Source) -> ProfileFacts:
+    largest = source.largest()
+    top: list[int] = []
+    for size in spec.shape:
+        if isinstance(size, str) and (size == UNNAMED_DIMENSION or size not in largest):
+            raise UsageError(
+                f"The sizes of input {spec.name!r} are open.",
+                why=f"It is {spec.describe()}, and nothing says how large it becomes.",
+                fix="Give --min-shapes, --opt-shapes and --max-shapes, as tokens:1x1024.",
+            )
+        top.append(largest[size] if isinstance(size, str) else size)
+    low = [1 if isinstance(size, str) else size for size in spec.shape]
+    return ProfileFacts(input=spec.name, min=tuple(low), opt=tuple(top), max=tuple(top))
+
+
+def parse_error(path: Path, errors: Sequence[str], library: str) -> BuildFailed:
+    """The error for a file that the library does not take."""
+    return BuildFailed(
+        f"{library} cannot read {path}.",
+        why=errors[0] if errors else "Its parser gave no reason.",
+        fix="`localattn inspect` shows what is in the file; export again with an older --opset if a node is unknown.",
+    )

@@ -1,0 +1,102 @@
+"""What an engine is: the facts beside it everywhere, its layers where there is a GPU to open it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ...core.documents.engine_facts import EngineFacts, read_engine_facts
+from ...core.errors import CheckFailed, LocalAttnError
+from ...core.storage.library_store import AUTO
+from ...core.storage.publishing import check_unchanged
+from .layers import EngineLayer, read_layers
+from .open import open_engine
+from .plugins import find_library
+
+
+@dataclass(frozen=True)
+class EngineReport:
+    """An engine as it lies here.
+
+    Args:
+        path: the file.
+        facts: what is written beside it.
+        unchanged: it is the file that the facts describe.
+        plugin_problem: why its plugin library would not load; "" if it would, or if it needs none.
+        layers: its layers; None where it cannot be opened.
+        why_closed: why it cannot be opened here; "" if it can.
+    """
+
+    path: str
+    facts: EngineFacts
+    unchanged: bool
+    plugin_problem: str
+    layers: list[EngineLayer] | None
+    why_closed: str
+
+    def layer_kinds(self) -> dict[str, int]:
+        """How many layers of each kind there are, most first."""
+        return dict(Counter(layer.kind for layer in self.layers or []).most_common())
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types."""
+        return {
+            "path": self.path,
+            "unchanged": self.unchanged,
+            "plugin_problem": self.plugin_problem,
+            "why_closed": self.why_closed,
+            "layers": None if self.layers is None else [asdict(layer) for layer in self.layers],
+            **self.facts.model_dump(mode="json", by_alias=True),
+        }
+
+
+def inspect_engine(path: Path, plugin: str = AUTO) -> EngineReport:
+    """Look at an engine.
+
+    Args:
+        path: the engine.
+        plugin: its plugin library, as `runtime.session.load` takes it.
+
+    Raises:
+        UsageError: no such file, or no facts beside it.
+    """
+    facts = read_engine_facts(path)
+    changed = _change(path)
+    layers, why = (None, changed) if changed else _layers(path, plugin)
+    return EngineReport(
+        path=str(path),
+        facts=facts,
+        unchanged=not changed,
+        plugin_problem=_plugin_problem(facts, path, plugin),
+        layers=layers,
+        why_closed=why,
+    )
+
+
+def _change(path: Path) -> str:
+    """Why the file is not the one that its facts describe; empty if it is."""
+    if not path.is_file():
+        return f"There is no file {path}."
+    try:
+        check_unchanged(path)
+    except CheckFailed as error:
+        return f"{error.what} {error.why}"
+    return ""
+
+
+def _plugin_problem(facts: EngineFacts, path: Path, plugin: str) -> str:
+    try:
+        find_library(facts.plugin, path, plugin)
+    except LocalAttnError as error:
+        return f"{error.what} {error.why} {error.fix}"
+    return ""
+
+
+def _layers(path: Path, plugin: str) -> tuple[list[EngineLayer] | None, str]:
+    try:
+        opened = open_engine(path, plugin)
+    except LocalAttnError as error:
+        return None, f"{error.what} {error.why}".strip()
+    return read_layers(opened.opened, opened.engine), ""

@@ -1,0 +1,77 @@
+"""The layers of a finished engine, as TensorRT's engine inspector tells them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .library import TensorRTLibrary
+
+# Words in the inspector's "Format/Datatype" → numpy's name. Older releases write sentences ("Row major linear FP16
+# format"), newer ones a word ("Half").
+_TYPES = (
+    (re.compile(r"\b(half|fp16|float16)\b", re.IGNORECASE), "float16"),
+    (re.compile(r"\b(bf16|bfloat16)\b", re.IGNORECASE), "bfloat16"),
+    (re.compile(r"\b(float|fp32|float32)\b", re.IGNORECASE), "float32"),
+    (re.compile(r"\bint64\b", re.IGNORECASE), "int64"),
+    (re.compile(r"\bint32\b", re.IGNORECASE), "int32"),
+    (re.compile(r"\bint8\b", re.IGNORECASE), "int8"),
+    (re.compile(r"\bbool\b", re.IGNORECASE), "bool"),
+)
+
+
+@dataclass(frozen=True)
+class EngineLayer:
+    """One layer.
+
+    Args:
+        name: as the builder made it, often of several nodes.
+        kind: the inspector's "LayerType".
+        nodes: what it says of the ONNX nodes inside ("Metadata").
+        types: numpy's names of the element types of its inputs and outputs.
+    """
+
+    name: str
+    kind: str
+    nodes: str = ""
+    types: tuple[str, ...] = ()
+
+    @property
+    def is_plugin(self) -> bool:
+        """Whether a plugin computes it."""
+        return "plugin" in self.kind.lower()
+
+    def computes(self, node: str) -> bool:
+        """Whether the ONNX node of this name is in it."""
+        return f"[ONNX Layer: {node}]" in self.nodes or node in self.name.split(" + ") or self.name == node
+
+
+def read_layers(opened: TensorRTLibrary, engine: Any) -> list[EngineLayer]:
+    """The layers of an `ICudaEngine`, with details if it was built with ProfilingVerbosity.DETAILED, as ours are."""
+    text = engine.create_engine_inspector().get_engine_information(opened.trt.LayerInformationFormat.JSON)
+    return parse_layers(text)
+
+
+def parse_layers(text: str) -> list[EngineLayer]:
+    """The layers in the inspector's JSON; a layer is an object, or its name alone where details were left out."""
+    return [_layer(entry) for entry in json.loads(text).get("Layers", [])]
+
+
+def _layer(entry: str | Mapping[str, Any]) -> EngineLayer:
+    if isinstance(entry, str):
+        return EngineLayer(entry, "unknown")
+    tensors = [*entry.get("Inputs", []), *entry.get("Outputs", [])]
+    found = [_type(str(tensor.get("Format/Datatype", ""))) for tensor in tensors if isinstance(tensor, Mapping)]
+    return EngineLayer(
+        name=str(entry.get("Name", "")),
+        kind=str(entry.get("LayerType", "unknown")),
+        nodes=str(entry.get("Metadata", "")),
+        types=tuple(kind for kind in found if kind),
+    )
+
+
+def _type(text: str) -> str:
+    return next((name for pattern, name in _TYPES if pattern.search(text)), "")

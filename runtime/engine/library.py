@@ -1,0 +1,210 @@
+"""TensorRT and TensorRT-RTX, opened so that the rest of the package need not know which of the two it has.
+
+Polygraphy's loaders carry the differences between releases. It drives both libraries, but binds itself to one when its
+modules are imported (POLYGRAPHY_USE_TENSORRT_RTX); `open_library` makes that choice for the user, and refuses the other
+library afterwards, which would otherwise be mixed up with the first.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from ...core.errors import MissingDependency, UsageError
+from ...core.tensorrt_versions import TENSORRT, TENSORRT_RTX, describe, has
+from .rtx_library import preload
+
+# Above every severity of Polygraphy: what it logs goes to stdout, where only results belong, and its errors are raised.
+_SILENT = 1000
+
+
+@dataclass(frozen=True)
+class Library:
+    """One of the two libraries.
+
+    Args:
+        name: as users call it.
+        module: import name.
+        extra: the extra of this package that brings its Python part.
+        install: what to do where it is missing.
+    """
+
+    name: str
+    module: str
+    extra: str
+    install: str
+
+
+LIBRARIES = {
+    library.name: library
+    for library in (
+        Library(
+            TENSORRT,
+            "tensorrt",
+            "tensorrt",
+            "On Jetson it comes with JetPack (sudo apt install nvidia-jetpack; a virtual environment needs "
+            "--system-site-packages). Elsewhere: pip install tensorrt, which fetches the libraries from NVIDIA's own "
+            "package index.",
+        ),
+        Library(TENSORRT_RTX, "tensorrt_rtx", "rtx", "Install it: pip install 'localattn[rtx]'."),
+    )
+}
+
+# In what TensorRT-RTX logs after every error where there is no driver (seen with 1.4.0 and 1.7.1).
+_NO_DRIVER = "::catchCudaError::"
+
+# Polygraphy's modules that are bound to one library once they are imported.
+_BOUND = "polygraphy.backend.trt"
+
+
+@dataclass
+class Messages:
+    """What the library said.
+
+    Args:
+        errors: in order, without the severity.
+    """
+
+    errors: list[str] = field(default_factory=list)
+
+    def reason(self, error: Exception | None = None) -> str:
+        """Why something failed, in one line: the last error logged, else the exception's words."""
+        told = [line for line in self.errors if _NO_DRIVER not in line] or self.errors
+        words = told[-1:] or [str(error or "")]
+        return words[0].strip().split("\n")[0] or "It logged no error."
+
+    def clear(self) -> None:
+        """Forget everything, before work whose messages matter."""
+        self.errors.clear()
+
+
+@dataclass(frozen=True)
+class TensorRTLibrary:
+    """A library that is ready.
+
+    Args:
+        library: which.
+        trt: its Python module.
+        version: its full version.
+        messages: what it logs, while it works.
+        logger: the logger it was given.
+    """
+
+    library: Library
+    trt: Any
+    version: str
+    messages: Messages
+    logger: Any
+
+    @property
+    def is_rtx(self) -> bool:
+        """Whether it is TensorRT-RTX."""
+        return self.library.name == TENSORRT_RTX
+
+    def has(self, feature: str) -> bool:
+        """Whether this release has a feature of `tensorrt_versions.FEATURES`."""
+        return has(feature, self.library.name, self.version)
+
+
+_opened: dict[str, TensorRTLibrary] = {}
+
+
+def open_library(name: str) -> TensorRTLibrary:
+    """Import TensorRT ("tensorrt") or TensorRT-RTX ("tensorrt-rtx"), and Polygraphy for it.
+
+    Raises:
+        UsageError: an unknown name, or this process already uses the other library.
+        MissingDependency: it is not installed, does not start, or is a release this package does not know.
+    """
+    if name not in LIBRARIES:
+        raise UsageError(f"There is no backend {name!r} for engines.", fix=f"Known: {', '.join(LIBRARIES)}.")
+    if name in _opened:
+        return _opened[name]
+    library = LIBRARIES[name]
+    if find_spec(library.module) is None:
+        raise MissingDependency(
+            f"{library.module} is not installed.", why=f"The engines of {name} need it.", fix=library.install
+        )
+    _refuse_other(library)
+    trt = _import(library)
+    version = str(trt.__version__)
+    if not has("supported", name, version):
+        raise MissingDependency(
+            f"{library.module} {version} is not supported.",
+            why=f"This package knows {describe('supported', name)}.",
+            fix=library.install,
+        )
+    messages = Messages()
+    logger = _logger(trt, messages)
+    _bind_polygraphy(library, logger)
+    _opened[name] = TensorRTLibrary(library, trt, version, messages, logger)
+    return _opened[name]
+
+
+def _refuse_other(library: Library) -> None:
+    """One library a process: Polygraphy's modules hold on to the one they were imported for."""
+    other = next((name for name in _opened if name != library.name), None)
+    bound = sys.modules.get("polygraphy.config") if _BOUND in sys.modules else None
+    if other is None and bound is not None and bool(bound.USE_TENSORRT_RTX) != (library.name == TENSORRT_RTX):
+        other = TENSORRT_RTX if bound.USE_TENSORRT_RTX else TENSORRT
+    if other is not None:
+        raise UsageError(
+            f"This process cannot use {library.name}.",
+            why=f"It already uses {other}, and Polygraphy drives one of the two a process.",
+            fix="Use the two in separate processes: run the command once for each engine.",
+        )
+
+
+def _import(library: Library) -> Any:
+    if library.name == TENSORRT_RTX:
+        preload()
+    try:
+        trt = import_module(library.module)
+    except ImportError as error:
+        raise MissingDependency(
+            f"{library.module} cannot be imported.", why=str(error).splitlines()[0], fix=library.install
+        ) from error
+    if not hasattr(trt, "Builder"):
+        raise MissingDependency(
+            f"{library.module} is installed only in part.", why="It has no Builder.", fix=library.install
+        )
+    return trt
+
+
+def _logger(trt: Any, messages: Messages) -> Any:
+    """A logger that keeps errors and prints nothing."""
+    kept = (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR)
+
+    class Logger(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in kept:
+                messages.errors.append(message)
+
+    return Logger()
+
+
+def _bind_polygraphy(library: Library, logger: Any) -> None:
+    """Import Polygraphy's loaders for this library, silent, with our logger as the library's."""
+    try:
+        config: Any = import_module("polygraphy.config")
+        config.USE_TENSORRT_RTX = library.name == TENSORRT_RTX
+        import_module("polygraphy.logger").G_LOGGER.module_severity = _SILENT
+        util: Any = import_module("polygraphy.backend.trt.util")
+        import_module("polygraphy.backend.trt")
+        if library.name == TENSORRT_RTX:
+            import_module("polygraphy.backend.tensorrt_rtx")
+    except ImportError as error:
+        raise MissingDependency(
+            "polygraphy cannot be imported.",
+            why=str(error).splitlines()[0],
+            fix=f"Install it: pip install 'localattn[{library.extra}]' (polygraphy 0.50.3 or later).",
+        ) from error
+    # The logger that every loader and runner of Polygraphy hands to the library. A process has one logger only, the
+    # first, so this must be ours for the reason of a failure to be known.
+    util.TRT_LOGGER = logger

@@ -1,0 +1,126 @@
+"""Opening an engine safely: everything that may not fit is looked at before TensorRT sees the file.
+
+TensorRT's own refusals come late, in its log, or as a crash. What an engine is for stands in the facts beside it
+(`core/documents/engine_facts.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...core.documents.engine_facts import EngineFacts, read_engine_facts
+from ...core.errors import MissingDependency, UsageError
+from ...core.storage.library_store import AUTO
+from .device import Device, cuda_runtime_on_path, find_device, platform_name
+from .library import TensorRTLibrary, open_library
+from .plugins import find_library, load_plugin
+
+
+@dataclass(frozen=True)
+class OpenEngine:
+    """An engine in GPU memory.
+
+    Args:
+        facts: what is written beside it.
+        opened: the library.
+        device: the GPU.
+        engine: its `ICudaEngine`.
+    """
+
+    facts: EngineFacts
+    opened: TensorRTLibrary
+    device: Device
+    engine: Any
+
+
+def open_engine(path: Path, plugin: str = AUTO) -> OpenEngine:
+    """Read an engine into the GPU, which callers let `core.publishing.check_unchanged` look at before.
+
+    Args:
+        path: the engine.
+        plugin: its plugin library, as `tensorrt_plugins.find_library` takes it.
+
+    Raises:
+        UsageError: no engine, no facts beside it, it is for another system, library version or GPU, or it needs no
+            plugin library and one was named.
+        MissingDependency: the library, the driver, the CUDA runtime or the plugin library is not there.
+        CheckFailed: the facts or the plugin library are not those of the build.
+    """
+    facts = read_engine_facts(path)
+    opened = open_library(facts.backend)
+    check_library(path, facts, opened.version)
+    library = find_library(facts.plugin, path, plugin)
+    device = find_device()
+    check_device(path, facts, device)
+    _start_cuda_runtime()
+    if library is not None:
+        load_plugin(opened, library)
+    return OpenEngine(facts, opened, device, _deserialise(path, opened))
+
+
+def check_library(path: Path, facts: EngineFacts, version: str) -> None:
+    """An engine runs on the system and the release of the library that built it, and on no other.
+
+    Raises:
+        UsageError: another one is here; both are named.
+    """
+    if facts.platform != platform_name():
+        raise UsageError(
+            f"{path} was built for {facts.platform}.",
+            why=f"This is {platform_name()}.",
+            fix=f"Build it here from {facts.onnx_name}.",
+        )
+    if facts.library_version != version:
+        raise UsageError(
+            f"{path} was built by {facts.backend} {facts.library_version}.",
+            why=f"Here is {facts.backend} {version}, which does not read engines of other releases.",
+            fix=f"Build it here from {facts.onnx_name}, or install {facts.backend} {facts.library_version}.",
+        )
+
+
+def check_device(path: Path, facts: EngineFacts, device: Device) -> None:
+    """An engine runs on the compute capabilities it was built for.
+
+    Raises:
+        UsageError: the GPU here has another; both are named.
+    """
+    if device.target not in facts.targets:
+        built = f" on {facts.device}" if facts.device else ""
+        raise UsageError(
+            f"{path} was built for {', '.join(facts.targets)}{built}.",
+            why=f"The GPU here is {device.describe()}.",
+            fix=f"Build it for this GPU from {facts.onnx_name}.",
+        )
+
+
+def _start_cuda_runtime() -> None:
+    """Let Polygraphy load libcudart, of which it makes streams and device memory."""
+    from polygraphy import cuda
+    from polygraphy.exception import PolygraphyException
+
+    try:
+        with cuda_runtime_on_path():
+            cuda.wrapper()
+    except (OSError, PolygraphyException) as error:
+        raise MissingDependency(
+            "The CUDA runtime library (libcudart) cannot be found.",
+            why=str(error).splitlines()[0],
+            fix="Install CUDA (on Jetson: nvidia-jetpack), or: pip install nvidia-cuda-runtime.",
+        ) from error
+
+
+def _deserialise(path: Path, opened: TensorRTLibrary) -> Any:
+    from polygraphy.backend.trt import engine_from_path
+    from polygraphy.exception import PolygraphyException
+
+    opened.messages.clear()
+    try:
+        return engine_from_path(str(path))
+    except (PolygraphyException, TypeError) as error:  # TypeError: the runtime's constructor gave nothing
+        raise UsageError(
+            f"{opened.library.name} {opened.version} cannot read {path}.",
+            why=opened.messages.reason(error),
+            fix="Build the engine again on this machine: localattn build.",
+        ) from error

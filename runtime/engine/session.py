@@ -1,0 +1,101 @@
+"""The engine backend: an engine of TensorRT or TensorRT-RTX behind the common interface."""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import MissingDependency, UsageError
+from ..session import Arrays, Session
+from .open import OpenEngine, open_engine
+
+# An engine holds machine code of one GPU: every name for "the GPU" means it.
+_PROVIDERS = ("auto", "cuda", "tensorrt")
+
+
+class EngineSession(Session):
+    """An engine on its GPU.
+
+    Memory and streams come from Polygraphy's CUDA wrapper, execution from its runner; torch is not needed.
+
+    Args:
+        opened: the engine, deserialised.
+        source: the file's name, for errors.
+
+    Raises:
+        MissingDependency: the GPU has not the memory for it.
+    """
+
+    def __init__(self, opened: OpenEngine, source: str) -> None:
+        from polygraphy.backend.trt import TrtRunner
+        from polygraphy.exception import PolygraphyException
+
+        self.backend = opened.facts.backend
+        self.provider = "cuda"
+        self.device = opened.device
+        self.facts = opened.facts
+        self.inputs = list(opened.facts.inputs)
+        self.outputs = list(opened.facts.outputs)
+        self._source = source
+        self._messages = opened.opened.messages
+        self._runner = TrtRunner(opened.engine)
+        try:
+            self._runner.activate()
+        except PolygraphyException as error:
+            raise MissingDependency(
+                f"{source} does not start on {opened.device.describe()}.",
+                why=self._messages.reason(error),
+                fix="Free GPU memory: close what else runs there, or build the engine with a smaller --workspace.",
+            ) from error
+        self._closer = weakref.finalize(self, _deactivate, self._runner)
+
+    def _execute(self, inputs: Arrays) -> Arrays:
+        from polygraphy.exception import PolygraphyException
+
+        self._messages.clear()
+        try:
+            results = self._runner.infer(feed_dict=inputs, check_inputs=False)
+        except PolygraphyException as error:
+            raise UsageError(
+                f"{self._source} did not run on these inputs.",
+                why=self._messages.reason(error),
+                fix="Check that the shapes lie within the sizes it was built for: localattn inspect shows them.",
+            ) from error
+        # Copies: the runner writes the next results into the same host memory.
+        return {spec.name: np.array(results[spec.name], copy=True) for spec in self.outputs}
+
+    def close(self) -> None:
+        """Free the GPU memory; the session cannot run any more."""
+        self._closer()
+
+
+def _deactivate(runner: Any) -> None:
+    if runner.is_active:
+        runner.deactivate()
+
+
+def open_file(path: Path, provider: str = "auto", threads: int | None = None, plugin: str = "auto") -> EngineSession:
+    """Open an engine; `plugin` as of `open_engine`.
+
+    Raises:
+        UsageError: a provider other than the GPU, a number of threads, or what `open_engine` refuses.
+        MissingDependency: the library, the driver or the plugin library is not there.
+        CheckFailed: the facts or the plugin library are not those of the build.
+    """
+    check_place(path, provider, threads)
+    return EngineSession(open_engine(path, plugin), str(path))
+
+
+def check_place(path: Path, provider: str, threads: int | None) -> None:
+    """An engine runs on the GPU and nowhere else.
+
+    Raises:
+        UsageError: another provider, or a number of threads.
+    """
+    if provider not in _PROVIDERS:
+        raise UsageError(f"{path} cannot run on {provider!r}.", why="An engine runs on the GPU it was built for.")
+    if threads is not None:
+        raise UsageError(f"{path} takes no number of threads.", why="An engine runs on the GPU.")

@@ -1,0 +1,279 @@
+"""Step files as engines: the caches stay in GPU memory for the whole run.
+
+A call uploads tokens and position and downloads logits, nothing else. Each cache has two buffers, one that is read
+and one that is written, and they take turns; step engine and prefill engine share them. The ONNX file's `in_place`
+says that its nodes allow one buffer for both, but TensorRT makes its own order of nodes, and documents one address for
+an input and an output only where `ICudaEngine::getAliasedInputTensor` (since TensorRT 10.15) names the pair. There it
+must be one address. So the engine is asked, cache by cache.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.errors import LocalAttnError, MissingDependency, UsageError
+from ...core.storage.library_store import AUTO
+from ...core.tensors import TensorSpec
+from ...onnx_graph.onnx_file import OnnxFile
+from ..generation.step_file import check_caches, find_prefill, other_tensors, prefill_path
+from ..generation.step_session import StepSession, step_facts
+from .library import Messages
+from .open import OpenEngine, open_engine
+from .session import check_place
+
+if TYPE_CHECKING:
+    from ...core.documents.sidecar import Sidecar
+    from ...core.documents.step_facts import CacheFacts, StepFacts
+
+
+class _GpuMemory:
+    """A CUDA stream and the arrays used on it, freed together."""
+
+    def __init__(self) -> None:
+        from polygraphy import cuda
+
+        self._make = cuda.DeviceArray
+        self._arrays: list[Any] = []
+        # Not the default stream, on which TensorRT would synchronise the whole device.
+        self.stream = cuda.Stream()
+
+    def array(self, shape: Sequence[int], dtype: str) -> Any:
+        """A new `DeviceArray`; cudaMalloc aligns it to the 256 bytes that TensorRT wants."""
+        array = self._make(shape=tuple(shape), dtype=np.dtype(dtype))
+        self._arrays.append(array)
+        return array
+
+    def free(self) -> None:
+        """Give everything back, once."""
+        while self._arrays:
+            self._arrays.pop().free()
+        self.stream.free()
+
+
+class _Caches:
+    """The caches of a model, each with the buffer that is read next and the one that takes turns with it.
+
+    Args:
+        facts: of the caches.
+        memory: where they live.
+    """
+
+    def __init__(self, facts: Sequence[CacheFacts], memory: _GpuMemory) -> None:
+        self._facts, self._memory = facts, memory
+        self._read = [memory.array(cache.shape, cache.dtype) for cache in facts]
+        self._other: list[Any] = [None] * len(facts)
+
+    def clear(self) -> None:
+        """Upload what caches start from; the other buffers are written before they are read."""
+        for cache, buffer in zip(self._facts, self._read, strict=True):
+            buffer.copy_from(np.full(cache.shape, cache.fill, dtype=cache.dtype))
+
+    def addresses(self, shared: Sequence[bool]) -> Iterator[tuple[str, int]]:
+        """Names of graph inputs and outputs, and where they are read and written in the next call.
+
+        Args:
+            shared: whether a cache is written where it is read, for each; else its other buffer is allocated.
+        """
+        for index, (cache, one) in enumerate(zip(self._facts, shared, strict=True)):
+            if not one and self._other[index] is None:
+                self._other[index] = self._memory.array(cache.shape, cache.dtype)
+            yield cache.input, self._read[index].ptr
+            yield cache.output, (self._read if one else self._other)[index].ptr
+
+    def turn(self, shared: Sequence[bool]) -> None:
+        """After a call: what was written is read next."""
+        for index, one in enumerate(shared):
+            if not one:
+                self._read[index], self._other[index] = self._other[index], self._read[index]
+
+
+class _BoundEngine:
+    """One step or prefill engine; its inputs and outputs have a place on the GPU, and but for caches in host memory.
+
+    Args:
+        path: the engine.
+        opened: the same, in the GPU.
+        facts: of the file it was built from.
+        caches: what it reads and writes.
+        memory: for everything else.
+
+    Raises:
+        UsageError: the engine is not what its facts say.
+        MissingDependency: the GPU has not the memory for it.
+    """
+
+    def __init__(self, path: Path, opened: OpenEngine, facts: StepFacts, caches: _Caches, memory: _GpuMemory) -> None:
+        check_caches(opened.facts, facts, path)
+        self.inputs, self.output = other_tensors(opened.facts, facts)
+        self._position_input, self._caches, self._stream = facts.position_input, caches, memory.stream
+        self._shared = _shared(path, opened, facts)
+        # An engine must outlive its contexts.
+        self._engine, self._context = opened.engine, opened.engine.create_execution_context()
+        if not self._context:
+            raise _not_started(path, opened.opened.messages)
+        fed = [*self.inputs, TensorSpec(facts.position_input, "int64", (1,))]
+        self._host = {spec.name: np.zeros(_sizes(spec), dtype=spec.dtype) for spec in (*fed, self.output)}
+        self._device = {spec.name: memory.array(_sizes(spec), spec.dtype) for spec in (*fed, self.output)}
+        self._fed = [spec.name for spec in fed]
+        for name, array in self._device.items():
+            self._place(name, array.ptr)
+        self._place_caches()  # which allocates what they lack, before anything is consumed
+
+    def run(self, inputs: Mapping[str, NDArray[Any]], position: int) -> NDArray[Any]:
+        """Run on inputs that fit; returns the output's buffer. If it does not start, the caches are as before."""
+        for name, array in inputs.items():
+            self._host[name][...] = array
+        self._host[self._position_input][0] = position
+        for name in self._fed:
+            self._device[name].copy_from(self._host[name], self._stream)
+        self._place_caches()
+        if not self._context.execute_async_v3(self._stream.ptr):
+            raise _Refused("TensorRT did not start it.")
+        output = self._device[self.output.name].copy_to(self._host[self.output.name], self._stream)
+        self._stream.synchronize()
+        self._caches.turn(self._shared)
+        return output  # type: ignore[no-any-return]
+
+    def _place_caches(self) -> None:
+        for name, address in self._caches.addresses(self._shared):
+            self._place(name, address)
+
+    def _place(self, name: str, address: int) -> None:
+        if not self._context.set_tensor_address(name, address):
+            raise _Refused(f"It did not take an address for {name}.")
+
+
+class _Refused(Exception):
+    """TensorRT returned false; its log says why."""
+
+
+class EngineStep(StepSession):
+    """A step engine, and its prefill engine if there is one, sharing their caches.
+
+    Args:
+        path: the step engine.
+        sidecar: of the ONNX file it was built from.
+        opened: the step engine, in the GPU.
+        prefill: path and facts of the prefill engine, opened when first needed; None without one.
+        plugin: the plugin library of both, as `open_engine` takes it.
+
+    Raises:
+        UsageError: the engine is not what its facts say.
+        MissingDependency: the GPU has not the memory for it.
+    """
+
+    provider = "cuda"
+
+    def __init__(
+        self,
+        path: Path,
+        sidecar: Sidecar,
+        opened: OpenEngine,
+        prefill: tuple[Path | OnnxFile, StepFacts] | None,
+        plugin: str = AUTO,
+    ) -> None:
+        facts = step_facts(sidecar)
+        self.backend = opened.facts.backend
+        self._path, self._prefill, self._messages = path, prefill, opened.opened.messages
+        self._plugin = plugin
+        with _starting(path, self._messages):
+            self._memory = _GpuMemory()
+            self._closer = weakref.finalize(self, self._memory.free)
+            self._caches = _Caches(facts.caches, self._memory)
+            step = _BoundEngine(path, opened, facts, self._caches, self._memory)
+            self._caches.clear()
+        self._engines = {facts.chunk: step}
+        chunks = {facts.chunk} | ({prefill[1].chunk} if prefill else set())
+        self.sidecar = sidecar
+        super().__init__(facts, step.inputs, step.output, sorted(chunks))
+        companion = prefill_path(path, facts)
+        self.missing_prefill = companion.name if companion is not None and prefill is None else None
+
+    def _clear(self) -> None:
+        self._caches.clear()
+
+    def _execute(self, inputs: Mapping[str, NDArray[Any]], chunk: int) -> NDArray[Any]:
+        from polygraphy.exception import PolygraphyException
+
+        engine = self._engines.get(chunk) or self._open_prefill()
+        self._messages.clear()
+        try:
+            return engine.run(inputs, self.position)
+        except (PolygraphyException, _Refused) as error:
+            raise UsageError(
+                f"{self._path} did not run at position {self.position}.",
+                why=self._messages.reason(error),
+                fix="Begin anew; if it happens again, build the engine again on this machine.",
+            ) from error
+
+    def _open_prefill(self) -> _BoundEngine:
+        assert self._prefill is not None, "only a prefill engine adds a chunk"
+        path, facts = Path(self._prefill[0]), self._prefill[1]
+        with _starting(path, self._messages):
+            engine = _BoundEngine(path, open_engine(path, self._plugin), facts, self._caches, self._memory)
+        self._engines[facts.chunk] = engine
+        return engine
+
+    def close(self) -> None:
+        """Free the GPU memory; the session cannot run any more."""
+        self._closer()
+
+
+def open_step_engine(
+    path: Path, sidecar: Sidecar, provider: str, threads: int | None, plugin: str = AUTO
+) -> EngineStep:
+    """Open a step engine whose facts were read; raises what `runtime.step_session.open_step` raises."""
+    check_place(path, provider, threads)
+    prefill = find_prefill(path, sidecar)
+    return EngineStep(path, sidecar, open_engine(path, plugin), prefill, plugin)
+
+
+def _shared(path: Path, opened: OpenEngine, facts: StepFacts) -> list[bool]:
+    """For each cache, whether the engine writes it where it reads it.
+
+    Raises:
+        UsageError: it writes a cache over something else, or wants an input or output in host memory.
+    """
+    ask = getattr(opened.engine, "get_aliased_input_tensor", lambda _: None)
+    owners = [ask(cache.output) or None for cache in facts.caches]
+    fits = all(owner in (None, cache.input) for owner, cache in zip(owners, facts.caches, strict=True))
+    on_gpu = opened.opened.trt.TensorLocation.DEVICE
+    tensors = [*opened.facts.inputs, *opened.facts.outputs]
+    if not fits or any(opened.engine.get_tensor_location(spec.name) != on_gpu for spec in tensors):
+        raise UsageError(
+            f"{path} cannot be stepped.",
+            why="It wants its inputs and outputs elsewhere than in GPU memory, each cache at its own place.",
+            fix="Build it with localattn build, from a step file of localattn export.",
+        )
+    return [owner is not None for owner in owners]
+
+
+@contextmanager
+def _starting(path: Path, messages: Messages) -> Iterator[None]:
+    """Tell what an engine lacks to start."""
+    from polygraphy.exception import PolygraphyException
+
+    messages.clear()
+    try:
+        yield
+    except (PolygraphyException, _Refused) as error:
+        raise _not_started(path, messages, error) from error
+
+
+def _not_started(path: Path, messages: Messages, error: Exception | None = None) -> LocalAttnError:
+    return MissingDependency(
+        f"{path} does not start on the GPU.",
+        why=messages.reason(error),
+        fix="Free GPU memory: close what else runs there, or build the engine with a smaller --workspace.",
+    )
+
+
+def _sizes(spec: TensorSpec) -> tuple[int, ...]:
+    return tuple(int(size) for size in spec.shape)

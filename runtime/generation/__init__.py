@@ -1,0 +1,1 @@
+"""Step files: their state between calls, and text made with them."""

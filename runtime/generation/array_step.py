@@ -1,0 +1,51 @@
+"""Step files in plain sessions: the caches are arrays that one call returns and the next one takes.
+
+Slower than the bound buffers of `onnxruntime_step` and `engine_step`, but it needs no sidecar, and the caches can be
+looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..inputs.example_inputs import first_call
+from ..session import Arrays, Session
+from .step_file import other_tensors
+from .step_session import StepSession
+
+if TYPE_CHECKING:
+    from ...core.documents.step_facts import StepFacts
+
+
+class ArrayStep(StepSession):
+    """A step file, and files that take more positions a call on the same caches.
+
+    Args:
+        facts: of the step file.
+        sessions: by the positions of one call; the step file is that of `facts.chunk`.
+    """
+
+    def __init__(self, facts: StepFacts, sessions: Mapping[int, Session]) -> None:
+        step = sessions[facts.chunk]
+        self.backend, self.provider, self.notes = step.backend, step.provider, step.notes
+        self._sessions = sessions
+        super().__init__(facts, *other_tensors(step, facts), sorted(sessions))
+        self._clear()
+
+    @property
+    def state(self) -> Arrays:
+        """The position and the caches that the next call takes."""
+        return {**self._caches, self.facts.position_input: np.array([self.position], dtype=np.int64)}
+
+    def _clear(self) -> None:
+        self._caches = first_call(self.facts)
+
+    def _execute(self, inputs: Mapping[str, NDArray[Any]], chunk: int) -> NDArray[Any]:
+        session = self._sessions[chunk]
+        outputs = session.run({**inputs, **self.state})
+        self._caches = {cache.input: outputs[cache.output] for cache in self.facts.caches}
+        return outputs[self.facts.logits_output]

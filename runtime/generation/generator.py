@@ -1,0 +1,209 @@
+"""Generate tokens from a step file: prefill, step, sample; needs no torch.
+
+    generator = Generator.open("model_step.onnx")
+    for (token,) in generator.generate(prompt, max_tokens=100, temperature=0.8, seed=1):
+        ...
+
+or by hand: `prefill(ids)`, then look at `logits`, choose, `step(ids)`, as often as wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ...core.errors import UsageError
+from .sampling import Sampler, Sampling, Tokens
+from .step_session import StepSession, open_step
+
+# What a row that has ended gives; no token has this number.
+ENDED = -1
+
+
+class Generator:
+    """A language model that goes on token by token, at constant memory and time.
+
+    Args:
+        session: a step file whose input is tokens.
+
+    Attributes:
+        session: what runs it; `session.provider` says where.
+        batch: `B`, sequences that go on together.
+        vocabulary: `V`, tokens are 0 … V-1.
+
+    Raises:
+        UsageError: the file takes something other than tokens.
+    """
+
+    def __init__(self, session: StepSession) -> None:
+        spec = session.inputs[0]
+        if len(session.inputs) != 1 or spec.dtype != "int64" or len(spec.shape) != 2:
+            taken = ", ".join(spec.describe() for spec in session.inputs)
+            raise UsageError(
+                "This file does not generate tokens.",
+                why=f"It takes {taken}.",
+                fix="Step through it with localattn.runtime.open_step.",
+            )
+        self.session = session
+        self.batch = int(spec.shape[0])
+        self.vocabulary = int(session.output.shape[-1])
+        self._input = spec.name
+        self._logits: NDArray[Any] | None = None
+
+    @classmethod
+    def open(
+        cls, path: str | Path, provider: str = "auto", threads: int | None = None, *, plugin: str | Path = "auto"
+    ) -> Generator:
+        """Open a step file; arguments and errors as `runtime.step_session.open_step`."""
+        return cls(open_step(path, provider, threads, plugin=plugin))
+
+    @property
+    def position(self) -> int:
+        """Tokens consumed so far, in each sequence."""
+        return self.session.position
+
+    @property
+    def logits(self) -> NDArray[Any]:
+        """Scores of the next token, `[B, V]`, in a buffer that the next call overwrites.
+
+        Raises:
+            UsageError: nothing was consumed yet.
+        """
+        if self._logits is None:
+            raise UsageError("There are no logits yet.", why="Nothing was consumed.", fix="Call prefill first.")
+        return self._logits
+
+    def reset(self) -> None:
+        """Forget everything; back to position 0."""
+        self.session.reset()
+        self._logits = None
+
+    def prefill(self, ids: ArrayLike) -> NDArray[Any]:
+        """Consume tokens, in chunks as far as a prefill file allows and one by one for the rest.
+
+        Args:
+            ids: `[B, T]`, or `[T]` for the same tokens in every sequence; T ≥ 1.
+
+        Returns:
+            `logits`, those after the last token.
+
+        Raises:
+            UsageError: no token, one outside the vocabulary, or more than the model has positions for.
+        """
+        tokens = np.asarray(ids)
+        if tokens.ndim == 1:
+            tokens = np.broadcast_to(tokens, (self.batch, len(tokens)))
+        if tokens.size == 0 or tokens.ndim != 2 or tokens.shape[0] != self.batch:
+            raise UsageError(
+                f"Tokens of shape {list(tokens.shape)} cannot be consumed.",
+                why=f"Wanted: [T] or [{self.batch}, T], with one token at least.",
+                fix="Give a prompt, even a single token: the model needs something to go on from.",
+            )
+        self._check_tokens(tokens)
+        output = self.session.consume({self._input: tokens.astype(np.int64)})
+        self._logits = output[:, -1]
+        return self._logits
+
+    def _check_tokens(self, tokens: NDArray[Any]) -> None:
+        """Raise `UsageError` for what the embedding has no row for: the graph would take row -1 for the last one."""
+        if tokens.dtype.kind not in "iu":
+            raise UsageError("The tokens are not integers.", why=f"They are {tokens.dtype}.")
+        low, high = int(tokens.min()), int(tokens.max())
+        if low < 0 or high >= self.vocabulary:
+            raise UsageError(
+                "There are tokens outside the vocabulary.",
+                why=f"They range from {low} to {high}; the model has {self.vocabulary} tokens.",
+                fix=f"Use tokens from 0 to {self.vocabulary - 1}.",
+            )
+
+    def step(self, ids: ArrayLike) -> NDArray[Any]:
+        """Consume one token of every sequence.
+
+        Args:
+            ids: `[B]`, or one number where B is 1.
+
+        Returns:
+            `logits`, `[B, V]`.
+
+        Raises:
+            UsageError: as `prefill`.
+        """
+        tokens = np.asarray(ids)
+        if tokens.size != self.batch or self.session.chunks[0] != 1:
+            return self.prefill(tokens.reshape(-1, 1))
+        self._check_tokens(tokens)
+        column = tokens.reshape(self.batch, 1).astype(np.int64, copy=False)
+        self._logits = self.session.advance({self._input: column}, checked=True)[:, -1]
+        return self._logits
+
+    def room(self, prompt_length: int) -> int | None:
+        """How many tokens can be generated after a prompt of so many; None: any number.
+
+        The last one needs no position, because it is not consumed.
+        """
+        limit = self.session.max_positions
+        return None if limit is None else max(0, limit - prompt_length + 1)
+
+    def generate(
+        self,
+        prompt: ArrayLike,
+        max_tokens: int | None = None,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        stop: Collection[int] = (),
+        first_row: int = 0,
+    ) -> Iterator[Tokens]:
+        """Start anew from a prompt and yield the tokens that follow.
+
+        Args:
+            prompt: as for `prefill`.
+            max_tokens: how many at the most; None goes on until the model has no position left, which may be never.
+            temperature: as in `runtime.sampling.Sampling`; 0 is greedy.
+            top_k: the same.
+            top_p: the same.
+            seed: of the draws; the same seed gives the same tokens.
+            stop: a sequence ends with the first of these tokens, which is still yielded.
+            first_row: number of the first sequence; row `r` draws from the seed's stream `first_row + r`.
+
+        Yields:
+            The next token of every sequence, `[B]`; `ENDED` for those that have ended. Ends when all have.
+
+        Raises:
+            UsageError: as `prefill`, or max_tokens goes past the model's positions. Raised by this call, before
+                anything is yielded.
+        """
+        sampler = Sampler(Sampling(temperature, top_k, top_p), seed, range(first_row, first_row + self.batch))
+        if max_tokens is not None and max_tokens < 0:
+            raise UsageError(f"max_tokens is {max_tokens}.", why="It counts tokens.")
+        length = np.shape(prompt)[-1] if np.ndim(prompt) else 0
+        room = self.room(length)
+        if room is not None and max_tokens is not None and max_tokens > room:
+            raise UsageError(
+                f"{max_tokens} tokens after a prompt of {length} do not fit the model.",
+                why=f"It learned an embedding for each of {self.session.max_positions} positions.",
+                fix=f"Generate {room} at the most, or give a shorter prompt." if room else "Give a shorter prompt.",
+            )
+        self.reset()
+        self.prefill(prompt)
+        return self._go_on(sampler, room if max_tokens is None else max_tokens, frozenset(stop))
+
+    def _go_on(self, sampler: Sampler, count: int | None, stop: frozenset[int]) -> Iterator[Tokens]:
+        ended = np.zeros(self.batch, dtype=np.bool_)
+        made = 0
+        while count is None or made < count:
+            tokens = sampler.choose(self.logits)
+            yield np.where(ended, ENDED, tokens)
+            made += 1
+            if stop:
+                ended |= np.isin(tokens, list(stop))
+                if ended.all():
+                    return
+            if made != count:
+                self.step(tokens)

@@ -1,0 +1,138 @@
+"""From logits to the next token: temperature, top-k, top-p, and a seeded draw.
+
+    p = softmax(logits / temperature), of which only
+        the `top_k` most probable tokens stay (ties: the lower id), then of these
+        the fewest, most probable first, that together reach `top_p`
+
+and one uniform number a token picks from what stays, renormalised. Temperature 0 is greedy: the largest logit,
+the lowest id among equals. Sources: Fan et al., arXiv 1805.04833 (top-k); Holtzman et al., arXiv 1904.09751 (top-p).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.errors import CheckFailed, UsageError
+
+Probabilities = NDArray[np.float64]
+Tokens = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to choose a token.
+
+    Args:
+        temperature: ≥ 0; divides the logits; 0 is greedy, whatever the rest says.
+        top_k: keep so many tokens, ≥ 1; None keeps all.
+        top_p: keep the most probable tokens that together reach this, in (0, 1]; None keeps all.
+
+    Raises:
+        UsageError: a value outside these ranges.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < np.inf:
+            raise UsageError(
+                f"temperature is {self.temperature}.", why="It divides the logits.", fix="Take 0 (greedy) or more."
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise UsageError(f"top_k is {self.top_k}.", why="At least one token must stay.", fix="Take 1 or more.")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UsageError(f"top_p is {self.top_p}.", why="It is a probability.", fix="Take more than 0, at most 1.")
+
+    def probabilities(self, logits: NDArray[Any]) -> Probabilities:
+        """What the next token is drawn from, `[V]` → `[V]` float64, summing to 1.
+
+        Raises:
+            CheckFailed: the logits hold NaN or +Inf, or nothing but -Inf.
+        """
+        tokens, weights = self._kept(logits)
+        spread = np.zeros(len(logits))
+        spread[tokens] = weights / weights.sum()
+        return spread
+
+    def choose(self, logits: NDArray[Any], uniform: float) -> int:
+        """The token that a number in [0, 1) picks: the first whose cumulated probability exceeds it.
+
+        Raises:
+            CheckFailed: as `probabilities`.
+        """
+        tokens, weights = self._kept(logits)
+        cumulated = weights.cumsum()
+        # The weights need not sum to 1: the draw is scaled to their sum. A token of weight 0 is never picked.
+        return int(tokens[cumulated.searchsorted(uniform * cumulated[-1], side="right")])
+
+    def _kept(self, logits: NDArray[Any]) -> tuple[Tokens, Probabilities]:
+        """The tokens that stay, ascending, and their weights, proportional to their probabilities."""
+        logits = logits.astype(np.float64)
+        likeliest = logits.argmax()  # NaN counts as the largest
+        largest = logits[likeliest]
+        if not np.isfinite(largest):
+            raise CheckFailed(
+                "The model's logits are not finite.",
+                why="No token can be chosen from NaN or infinite logits.",
+                fix="Check the export with `localattn parity`; an fp16 file may have overflowed: export it in fp32.",
+            )
+        if self.temperature == 0:
+            return np.array([likeliest]), np.ones(1)
+        if self.top_k is None or self.top_k >= len(logits):
+            tokens = np.arange(len(logits))
+        else:
+            tokens = _largest(logits, self.top_k)
+            logits = logits[tokens]
+        weights = np.exp((logits - largest) / self.temperature)
+        if self.top_p is not None and self.top_p < 1:
+            nucleus = _nucleus(weights / weights.sum(), self.top_p)
+            tokens, weights = tokens[nucleus], weights[nucleus]
+        return tokens, weights
+
+
+class Sampler:
+    """Chooses a token for every row of a batch, each row from a random stream of its own.
+
+    Args:
+        sampling: how to choose.
+        seed: ≥ 0; the same seed and logits give the same tokens.
+        rows: numbers of the rows. Row `r` draws from the `r`-th stream of the seed (`numpy.random.PCG64`), so that
+            what it draws does not depend on the rows beside it.
+    """
+
+    def __init__(self, sampling: Sampling, seed: int, rows: range) -> None:
+        if seed < 0:
+            raise UsageError(f"seed is {seed}.", why="Seeds are not negative.")
+        self.sampling = sampling
+        streams = (np.random.SeedSequence(seed, spawn_key=(row,)) for row in rows)
+        self._generators = [np.random.Generator(np.random.PCG64(stream)) for stream in streams]
+
+    def choose(self, logits: NDArray[Any]) -> Tokens:
+        """The next token of every row, `[B, V]` → `[B]` int64."""
+        rows = zip(logits, self._generators, strict=True)
+        return np.array([self.sampling.choose(row, generator.random()) for row, generator in rows], dtype=np.int64)
+
+
+def _largest(logits: Probabilities, count: int) -> Tokens:
+    """Where the `count` largest are, ascending; among equals the first ones."""
+    last = np.partition(logits, -count)[-count]
+    kept = np.flatnonzero(logits >= last)
+    if len(kept) > count:
+        ties = kept[logits[kept] == last]
+        kept = np.setdiff1d(kept, ties[count - len(kept) :], assume_unique=True)
+    return kept
+
+
+def _nucleus(probabilities: Probabilities, reach: float) -> Tokens:
+    """Where the fewest are, largest first, that together reach `reach`, ascending; among equals the first ones."""
+    # All below (1 - reach) / V together cannot hold what may be left out, so the sort need not see them.
+    candidates = np.flatnonzero(probabilities >= (1 - reach) / len(probabilities))
+    order = candidates[np.argsort(-probabilities[candidates], kind="stable")]
+    reached = probabilities[order].cumsum()
+    return np.sort(order[: int(reached[:-1].searchsorted(reach)) + 1])

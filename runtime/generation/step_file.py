@@ -1,0 +1,111 @@
+"""What a step file, the prefill file beside it and their facts must agree on, whatever engine runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from ...core.errors import UsageError
+from ...core.storage.files import is_file
+from ...core.tensors import TensorSpec
+from ...onnx_graph.onnx_file import OnnxFile
+from ..session import check_file, read_once
+from .step_session import step_facts
+
+if TYPE_CHECKING:
+    from ...core.documents.sidecar import Sidecar
+    from ...core.documents.step_facts import StepFacts
+
+
+class Described(Protocol):
+    """An open file, or the facts of one: it tells its inputs and outputs."""
+
+    @property
+    def inputs(self) -> Sequence[TensorSpec]:
+        """In the file's order."""
+
+    @property
+    def outputs(self) -> Sequence[TensorSpec]:
+        """In the file's order."""
+
+
+def other_tensors(file: Described, facts: StepFacts) -> tuple[list[TensorSpec], TensorSpec]:
+    """The inputs that are neither position nor cache, and the output that is no cache."""
+    fed = {facts.position_input, *(cache.input for cache in facts.caches)}
+    output = next(spec for spec in file.outputs if spec.name == facts.logits_output)
+    return [spec for spec in file.inputs if spec.name not in fed], output
+
+
+def check_caches(file: Described, facts: StepFacts, path: Path) -> None:
+    """Compare the file with what its sidecar says.
+
+    Raises:
+        UsageError: they differ.
+    """
+    inputs = {spec.name: spec for spec in file.inputs}
+    outputs = {spec.name: spec for spec in file.outputs}
+    fits = facts.logits_output in outputs
+    fits &= inputs.get(facts.position_input) == TensorSpec(facts.position_input, "int64", (1,))
+    for cache in facts.caches:
+        for tensors, name in ((inputs, cache.input), (outputs, cache.output)):
+            fits &= tensors.get(name) == TensorSpec(name, cache.dtype, tuple(cache.shape))
+    if not fits:
+        raise UsageError(
+            f"{path} is not the file that its sidecar describes.",
+            why="The names or shapes of its caches differ.",
+            fix="Export it again, or copy both files together.",
+        )
+
+
+def prefill_path(path: Path, facts: StepFacts) -> Path | None:
+    """Where the prefill file of a step file lies, or the engine built from it; None if none was exported.
+
+    Raises:
+        UsageError: the sidecar names something that is no file beside it.
+    """
+    from ...core.documents.engine_facts import ENGINE_SUFFIX
+
+    if facts.prefill is None:
+        return None
+    if not facts.prefill or Path(facts.prefill).name != facts.prefill or "\0" in facts.prefill:
+        raise UsageError(
+            f"The sidecar of {path} names the prefill file {facts.prefill[:100]!r}.",
+            why="That is no name of a file beside it.",
+            fix=_AGAIN,
+        )
+    companion = path.with_name(facts.prefill)
+    return companion.with_suffix(ENGINE_SUFFIX) if path.suffix.lower() == ENGINE_SUFFIX else companion
+
+
+def find_prefill(path: Path, sidecar: Sidecar) -> tuple[Path | OnnxFile, StepFacts] | None:
+    """Path and facts of the prefill file of a step file, or of its engine; None if it does not lie there.
+
+    Args:
+        path: the step file, or the engine built from it.
+        sidecar: of the step file.
+
+    Raises:
+        UsageError: it belongs to another model.
+        CheckFailed: it was altered after its facts were written.
+    """
+    from ...core.documents.engine_facts import read_model_facts
+
+    facts = step_facts(sidecar)
+    companion = prefill_path(path, facts)
+    other = read_model_facts(companion) if companion is not None and is_file(companion) else None
+    if companion is None or other is None:
+        return None
+    file = read_once(companion)
+    check_file(file)
+    chunk = step_facts(other, companion.name)
+    if other.checkpoint_sha256 != sidecar.checkpoint_sha256 or chunk.caches != facts.caches:
+        raise UsageError(
+            f"{companion.name} does not belong to {path.name}.",
+            why="They come from different checkpoints, or their caches differ.",
+            fix=_AGAIN,
+        )
+    return file, chunk
+
+
+_AGAIN = "Export the step file again; it writes both. Engines are built from both."

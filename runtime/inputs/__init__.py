@@ -1,0 +1,1 @@
+"""Inputs of a file: read, drawn, checked."""

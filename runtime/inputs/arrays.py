@@ -1,0 +1,285 @@
+"""Inputs and outputs as `.npz` files, and random inputs; a file is believed only as far as its size.
+
+An `.npy` header can claim any shape. Each claim is compared with the bytes the archive holds for it
+before anything is allocated, and no array is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from ...core.errors import UsageError
+from ...core.machine.memory import check_fits
+from ...core.storage.file_kinds import NPZ
+from ...core.storage.files import publish
+from ...core.storage.outputs import Output, writing
+from ...core.storage.reading import open_plain
+from ...core.tensors import UNNAMED_DIMENSION, TensorSpec, format_shape
+
+_MEMBER_SUFFIX = ".npy"
+# Plain arrays have headers of some hundred bytes; numpy refuses to parse more than 10,000.
+_MAX_HEADER = 10_000
+# Deflate cannot shrink data further than this; a larger claim is a lie.
+_MAX_DEFLATE_RATIO = 1032
+# Compressed arrays may grow to 256 MiB, larger ones to 20 times the file: numbers of a model shrink less than that.
+LARGEST_INFLATED = 256 << 20
+MOST_INFLATION = 20
+# 2 GiB of float32: random inputs beyond it are a claim of a broken file, not a model's.
+_MOST_ELEMENTS = 1 << 29
+_HEADER_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+
+
+def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an `.npz` file, by name.
+
+    Raises:
+        UsageError: no such file, not an `.npz`, cut or damaged, pickled objects inside, or a header
+            that claims more than the file holds, or arrays of many times its size.
+        MissingDependency: the arrays do not fit into memory.
+    """
+    with _as_usage_error(path), open_plain(path) as stream, zipfile.ZipFile(stream) as archive:
+        members = archive.infolist()
+        names = [member.filename.removesuffix(_MEMBER_SUFFIX) for member in members]
+        if len(set(names)) != len(names):
+            raise ValueError("two arrays have the same name")
+        if sum(member.compress_size for member in members) > path.stat().st_size:
+            raise ValueError("its directory claims more bytes than the file has")
+        for member in members:
+            _check_member(archive, member)
+        _check_total(path, members)
+        return {name: _read_member(archive, member) for name, member in zip(names, members, strict=True)}
+
+
+@contextmanager
+def _as_usage_error(path: Path) -> Iterator[None]:
+    """Whatever a damaged archive raises, as one line that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"Cannot read {path}.", why=error.strerror or str(error)) from error
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        struct.error,
+        EOFError,
+        KeyError,  # zipfile: a member the directory lists and the file lacks
+        MemoryError,
+        OverflowError,
+        RuntimeError,  # zipfile: an encrypted member, a feature it lacks
+        ValueError,
+    ) as error:
+        raise UsageError(
+            f"{path} is not a readable .npz file.",
+            why=(str(error).splitlines() or [type(error).__name__])[0],
+            fix="Write it with numpy.savez, or with --save-outputs.",
+        ) from error
+
+
+def _check_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
+    """Compare what the header claims with the bytes that are there; allocates neither."""
+    name = member.filename
+    if not name.endswith(_MEMBER_SUFFIX):
+        raise ValueError(f"{name!r} is not an array")
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"{name!r} is compressed in a way numpy does not write")
+    ratio = 1 if member.compress_type == zipfile.ZIP_STORED else _MAX_DEFLATE_RATIO
+    if member.file_size > member.compress_size * ratio:
+        raise ValueError(f"{name!r} claims {member.file_size} bytes and has {member.compress_size}")
+    with archive.open(member) as stream:
+        head = io.BytesIO(stream.read(_MAX_HEADER))
+    shape, dtype = _read_header(name, head)
+    if dtype.kind not in "biufc":
+        raise ValueError(f"{name!r} holds {dtype}, not numbers")
+    if min(shape, default=0) < 0:
+        raise ValueError(f"{name!r} has a negative size: {shape}")
+    claimed, there = math.prod(shape) * dtype.itemsize, member.file_size - head.tell()
+    if claimed != there:
+        raise ValueError(f"{name!r} claims {claimed} bytes of numbers and has {there}")
+
+
+def _check_total(path: Path, members: Sequence[zipfile.ZipInfo]) -> None:
+    """Refuse arrays that a small file would blow up, and those that cannot fit into memory."""
+    there, claimed = path.stat().st_size, sum(member.file_size for member in members)
+    if claimed > max(LARGEST_INFLATED, MOST_INFLATION * there):
+        raise ValueError(f"its {there:,} bytes would become {claimed:,}: compressed arrays that large are not read")
+    check_fits(str(path), claimed, "Give smaller inputs, or use a machine with more memory.")
+
+
+def _read_header(name: str, head: io.BytesIO) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and dtype that the start of an `.npy` member claims; leaves `head` at the numbers."""
+    try:
+        version = npy.read_magic(head)
+        if version not in _HEADER_READERS:
+            raise ValueError(f".npy format {version}, which plain arrays do not need")
+        shape, _, dtype = _HEADER_READERS[version](head)
+    except (SyntaxError, TypeError, ValueError, tokenize.TokenError) as error:
+        raise ValueError(f"{name!r} has no header of an array: {error}") from error
+    return shape, dtype
+
+
+def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
+    with archive.open(member) as stream:
+        array: NDArray[Any] = npy.read_array(stream, allow_pickle=False)
+        if stream.read(1):  # also makes zipfile compare the checksum
+            raise ValueError(f"{member.filename!r} is longer than its header says")
+        return array
+
+
+def save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], *, overwrite: bool = False) -> None:
+    """Write arrays to an `.npz` file, whole or not at all; equal arrays give equal bytes.
+
+    Any name of an array is possible (`numpy.savez` cannot write one called "file").
+
+    Args:
+        path: a name that ends in .npz.
+        arrays: what to write, by name.
+        overwrite: an existing .npz file may be replaced.
+
+    Raises:
+        UsageError: the place cannot be written, or an array holds something other than numbers.
+    """
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biufc":
+            raise UsageError(f"Cannot write {name!r} to {path}.", why=f"numpy's file format has no {array.dtype}.")
+    with writing(Output(path, NPZ), overwrite=overwrite) as folder:
+        staged = folder / path.name
+        with zipfile.ZipFile(staged, "w", zipfile.ZIP_STORED) as archive:
+            for name, array in arrays.items():
+                # A ZipInfo made here carries no clock time, so that the bytes repeat.
+                member = zipfile.ZipInfo(name + _MEMBER_SUFFIX)
+                with archive.open(member, "w", force_zip64=True) as stream:
+                    npy.write_array(stream, np.asanyarray(array), allow_pickle=False)
+        publish(staged, path)
+
+
+def random_inputs(
+    specs: Sequence[TensorSpec],
+    seed: int,
+    token_limit: int | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> dict[str, NDArray[Any]]:
+    """Inputs that fit `specs`, the same for the same seed.
+
+    Integers are tokens, uniform in `[0, token_limit)`; floats are standard normal; a bool is a mask,
+    about 80 % True, in which no row of the first dimension is wholly False (a vector is one row).
+
+    Args:
+        specs: what the model takes.
+        seed: seed of numpy's default generator, ≥ 0.
+        token_limit: one more than the largest token; needed if an input is an integer.
+        sizes: sizes of the dimensions that the model leaves open, by name.
+
+    Raises:
+        MissingDependency: they do not fit into memory together.
+        UsageError: an open dimension without a size, an array too large, tokens without a limit or with one their type
+            cannot hold, a type that is neither, or a negative seed.
+    """
+    if seed < 0:
+        raise UsageError(f"The seed is {seed}.", why="numpy's generator takes 0 or more.")
+    generator = np.random.default_rng(seed)
+    inputs: dict[str, NDArray[Any]] = {}
+    closed = [replace(spec, shape=_closed_shape(spec, sizes or {})) for spec in specs]
+    check_drawable(closed)
+    for spec in closed:
+        shape = tuple(int(size) for size in spec.shape)
+        if spec.dtype == "bool":
+            inputs[spec.name] = _mask(generator, shape)
+        elif spec.dtype in ("float16", "float32", "float64"):
+            drawn_in = np.float64 if spec.dtype == "float64" else np.float32
+            inputs[spec.name] = np.asarray(generator.standard_normal(shape, drawn_in), dtype=spec.dtype)
+        elif "int" in spec.dtype:
+            inputs[spec.name] = _tokens(generator, spec, shape, token_limit)
+        else:
+            raise UsageError(
+                f"Input {spec.name!r} cannot be drawn at random.",
+                why=f"It is {spec.dtype}, which numpy does not have.",
+                fix="Give the inputs in a file.",
+            )
+    return inputs
+
+
+def check_drawable(specs: Sequence[TensorSpec]) -> None:
+    """Refuse arrays that cannot be, before any is made.
+
+    Args:
+        specs: what is to be drawn; every dimension is a number.
+
+    Raises:
+        MissingDependency: they do not fit into memory together.
+        UsageError: a negative size, or an array larger than any that is drawn at random.
+    """
+    shapes = [[int(size) for size in spec.shape] for spec in specs]
+    sizes = [math.prod(shape) * _item_bytes(spec) for spec, shape in zip(specs, shapes, strict=True)]
+    if sizes:
+        largest = specs[sizes.index(max(sizes))]
+        fix = "Give smaller sizes, or use a machine with more memory."
+        check_fits(f"Input {largest.describe()}", sum(sizes), fix)
+    for spec, shape in zip(specs, shapes, strict=True):
+        if min(shape, default=0) < 0 or math.prod(shape) > _MOST_ELEMENTS:
+            raise UsageError(
+                f"Input {spec.name!r} cannot be drawn at random.",
+                why=f"Its shape is {format_shape(spec.shape)}, and at most {_MOST_ELEMENTS:,} numbers are drawn.",
+                fix="If that is right, give the inputs in a file.",
+            )
+
+
+def _item_bytes(spec: TensorSpec) -> int:
+    """Bytes of an element; none for a type that numpy lacks, which is refused when it is drawn."""
+    try:
+        return np.dtype(spec.dtype).itemsize
+    except TypeError:
+        return 0
+
+
+def _closed_shape(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    shape: list[int] = []
+    for size in spec.shape:
+        if isinstance(size, str):
+            if size == UNNAMED_DIMENSION or size not in sizes:
+                raise UsageError(
+                    f"Input {spec.name!r} cannot be drawn at random.",
+                    why=f"The model leaves dimension {size!r} of {list(spec.shape)} open.",
+                    fix="Give the inputs in a file.",
+                )
+            size = sizes[size]
+        shape.append(size)
+    return tuple(shape)
+
+
+def _tokens(
+    generator: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...], limit: int | None
+) -> NDArray[Any]:
+    dtype = np.dtype(spec.dtype)
+    if limit is None or not 1 <= limit <= int(np.iinfo(dtype).max) + 1:
+        raise UsageError(
+            f"Tokens for input {spec.name!r} cannot be drawn at random.",
+            why="The vocabulary size is not known."
+            if limit is None
+            else f"{dtype} cannot hold every token below {limit}.",
+            fix="Keep the sidecar beside the model, or give the inputs in a file.",
+        )
+    return generator.integers(0, limit, size=shape, dtype=dtype)
+
+
+def _mask(generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    mask = np.asarray(generator.random(shape) < 0.8)
+    if mask.size:
+        # With no key left to attend to, a row's result means nothing.
+        rows = mask.reshape(shape[0] if len(shape) > 1 else 1, -1)
+        rows[~rows.any(axis=1), 0] = True
+        mask = rows.reshape(shape)
+    return mask

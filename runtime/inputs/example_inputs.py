@@ -1,0 +1,100 @@
+"""What one call of a file may be fed, and what it is fed where nobody says: a step file begins a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.errors import UsageError
+from ...core.tensors import TensorSpec
+from ..session import Arrays
+from .arrays import random_inputs
+from .dynamic_axes import named_sizes
+from .vocabulary import check_tokens, vocabulary
+
+if TYPE_CHECKING:
+    from ...core.documents.sidecar import Sidecar
+    from ...core.documents.step_facts import StepFacts
+
+
+def first_call(step: StepFacts) -> Arrays:
+    """The position and the caches of a step file's first call.
+
+    Raises:
+        UsageError: a cache is of a type that numpy does not have.
+    """
+    begun: Arrays = {step.position_input: np.zeros(1, dtype=np.int64)}
+    for cache in step.caches:
+        try:
+            begun[cache.input] = np.full(cache.shape, cache.fill, cache.dtype)
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"Cache {cache.input!r} cannot be filled.",
+                why=f"The sidecar says it is {cache.dtype} {cache.shape}: {error}.",
+                fix="Export the model again, or give the inputs in a file.",
+            ) from error
+    return begun
+
+
+def draw_call(
+    specs: Sequence[TensorSpec],
+    seed: int,
+    facts: Sidecar | None,
+    sizes: Mapping[str, int] | None = None,
+    token_limit: int | None = None,
+) -> Arrays:
+    """Random inputs that fit `specs`; those of a step file are drawn for the first call of a sequence.
+
+    Args:
+        specs: what the file takes.
+        seed: see `runtime.arrays.random_inputs`.
+        facts: its sidecar, for the vocabulary and the caches; None without one.
+        sizes: of the axes that the file leaves open, by name; None: those of its export, as the sidecar tells.
+        token_limit: the vocabulary where the sidecar does not tell.
+
+    Raises:
+        UsageError: they cannot be drawn; see `runtime.arrays.random_inputs`.
+    """
+    if sizes is None and facts is not None:
+        sizes = named_sizes(facts.batch, facts.seq_len)
+    begun = {} if facts is None or facts.step is None else first_call(facts.step)
+    drawn = random_inputs(
+        [spec for spec in specs if spec.name not in begun], seed, vocabulary(facts) or token_limit, sizes
+    )
+    return {spec.name: begun[spec.name] if spec.name in begun else drawn[spec.name] for spec in specs}
+
+
+def check_call(inputs: Mapping[str, Any], facts: Sidecar | None, source: str = "") -> None:
+    """Refuse tokens outside the vocabulary, and a position that a step file does not have.
+
+    Args:
+        inputs: arrays; those of integers are tokens, but for the position of a step file.
+        facts: the sidecar of the file; None checks nothing.
+        source: where the inputs come from, for the error.
+
+    Raises:
+        UsageError: a token is none of the model's, or the model has no such position.
+    """
+    step = None if facts is None else facts.step
+    tokens = dict(inputs)
+    if step is not None and step.position_input in tokens:
+        _check_position(np.asarray(tokens.pop(step.position_input)), step, source)
+    check_tokens(tokens, vocabulary(facts), source)
+
+
+def _check_position(given: NDArray[Any], step: StepFacts, source: str) -> None:
+    if given.dtype.kind not in "iu" or given.size != 1:
+        return  # the session refuses it for its type or its shape
+    position, of = int(given.reshape(-1)[0]), f" of {source}" if source else ""
+    last = None if step.max_positions is None else step.max_positions - step.chunk
+    if position < 0 or (last is not None and position > last):
+        has = "any number of positions" if last is None else f"{step.max_positions} positions"
+        raise UsageError(
+            f"Input {step.position_input!r}{of} is {position}.",
+            why=f"The model has {has}, counted from 0, and this file takes {step.chunk} a call.",
+            fix="Give the number of tokens consumed before this call"
+            + ("." if last is None else f", from 0 to {last}."),
+        )

@@ -1,0 +1,36 @@
+"""Sizes to try of a file that leaves some open: lengths around the multiples of every window.
+
+Between those multiples upstream pads, and a traced constant would be wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ...core.geometry import WindowGeometry
+
+# Sequences a call where a file leaves it open and has no facts beside it.
+OPEN_BATCH = 2
+
+
+def sweep(windows: Sequence[WindowGeometry], longest: int) -> list[int]:
+    """Lengths around the multiples of every window, up to the longest."""
+    lengths = {1, longest - 1, longest}
+    for geometry in windows:
+        w = geometry.window_size
+        for multiple in (1, 2, 3, geometry.keys_per_window // w + 1):
+            lengths |= {multiple * w - 1, multiple * w, multiple * w + 1}
+    return sorted(n for n in lengths if 1 <= n <= longest)
+
+
+def sweep_sizes(
+    open_axes: Sequence[str], sizes: Mapping[str, int], sequence: str, windows: Sequence[WindowGeometry]
+) -> list[dict[str, int]]:
+    """Sizes of the open axes to try: each length of the sweep, then other batches."""
+    trials = [dict(sizes)]
+    if sequence in open_axes:
+        trials += [{**sizes, sequence: n} for n in sweep(windows, sizes[sequence])]
+    for axis in open_axes:
+        if axis != sequence:
+            trials += [{**trial, axis: n} for n in (1, 3) for trial in (trials[0], trials[len(trials) // 2])]
+    return [dict(x) for x in dict.fromkeys(tuple(sorted(trial.items())) for trial in trials)]

@@ -1,0 +1,118 @@
+"""The compiled kernels on the CPU: which library a session gets, and what if it does not load.
+
+onnxruntime prefers an operator of a registered library over the function body in the file. So the library is
+registered where it is there and the file has nodes for it; everything else is computed as ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import LocalAttnError, MissingDependency, UsageError
+from ...core.storage.cpu_library import computes
+from ...core.storage.library_store import AUTO, CPU_KERNELS, NONE, Library, find, read_named
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A library that a session shall register.
+
+    Args:
+        library: verified.
+        asked: the user named it, so nothing else will do.
+        used: the file has nodes that it computes.
+    """
+
+    library: Library
+    asked: bool
+    used: bool
+
+    def register(self, ort: Any, options: Any) -> None:
+        """Let sessions with these `SessionOptions` use it.
+
+        Raises:
+            MissingDependency: this onnxruntime does not take it.
+        """
+        try:
+            options.register_custom_ops_library(self.library.image)
+        except Exception as error:
+            raise MissingDependency(
+                f"{self.library.path} cannot be loaded into onnxruntime {ort.__version__}.",
+                why=self.library.in_words(error),
+                fix=f"Build it on this machine: {CPU_KERNELS.how_to_build} --force",
+            ) from error
+
+
+def choose(plugin: str, operators: Iterable[tuple[str, str]]) -> CompiledKernel | None:
+    """The library for a file; None for none.
+
+    Args:
+        plugin: "auto" for the newest library of this release that may be loaded by itself, if the file has nodes for
+            it; "none"; or the path of a library.
+        operators: domain and type of the file's nodes.
+
+    Raises:
+        UsageError: the path leads to no library for this processor.
+        CheckFailed: the library at the path was changed after it was built.
+    """
+    if plugin == NONE:
+        return None
+    used = any(computes(domain, op_type) for domain, op_type in operators)
+    if plugin != AUTO:
+        return CompiledKernel(read_named(CPU_KERNELS, Path(plugin)), asked=True, used=used)
+    if not used:
+        return None
+    try:
+        library = find(CPU_KERNELS)
+    except LocalAttnError as error:
+        fall_back(" ".join(line for line in (error.what, error.why) if line))
+        return None
+    return None if library is None else CompiledKernel(library, asked=False, used=True)
+
+
+_said: set[str] = set()
+
+
+def fall_back(reason: str) -> None:
+    """Warn, once for each reason, that the function body computes the node although a library is there."""
+    if reason not in _said:
+        _said.add(reason)
+        _log.warning("the compiled attention kernel is not used: %s", reason)
+
+
+def lacking(source: str, reason: str) -> MissingDependency | None:
+    """The error for a file whose attention nodes have no function body, if that is what onnxruntime's reason says."""
+    node = next((word for word in reason.replace("(", " ").split() if computes(*_split(word))), None)
+    if node is None or "not a registered function/op" not in reason:
+        return None
+    return MissingDependency(
+        f"{source} cannot be loaded: it needs the compiled attention kernel.",
+        why=f"Its node {node} has no function body, and no library with a kernel for it was loaded.",
+        fix=f"Build one: {CPU_KERNELS.how_to_build}. Or export the model with its function body.",
+    )
+
+
+def refuse_elsewhere(plugin: str, where: str) -> None:
+    """A library of CPU kernels cannot be used anywhere else.
+
+    Raises:
+        UsageError: a path was given.
+    """
+    if plugin not in (AUTO, NONE):
+        raise UsageError(
+            f"The library {plugin} cannot be used on {where}.",
+            why="Its kernels run in onnxruntime on the CPU.",
+            fix="Leave --plugin out, or choose --provider cpu.",
+        )
+
+
+def _split(word: str) -> tuple[str, str]:
+    """`localattn:WindowedAttention` → domain and type."""
+    domain, _, op_type = word.partition(":")
+    return domain, op_type

@@ -1,0 +1,266 @@
+"""Where onnxruntime runs a model: its execution providers, and what each needs beside the model."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+from ...core.errors import MissingDependency
+from ...core.machine import process
+from ...core.machine.processor import machine
+from ...core.tensorrt_versions import parse
+
+if TYPE_CHECKING:
+    from ...onnx_graph.onnx_file import OnnxFile
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Provider:
+    """One place to run.
+
+    Args:
+        name: as users call it.
+        chain: onnxruntime's execution providers, best first; the CPU is added as the last.
+        options: options of the first of the chain.
+        functions: whether it takes models with functions.
+        precision: element type of a model → options of the first of the chain without which it does not compute in it.
+        package: Python package that brings libraries which the first of the chain links to.
+        device: where its tensors lie, in onnxruntime's words.
+        on_cpu: operator type which it leaves to the CPU → the release of onnxruntime that has a kernel; "" for none.
+        sums_halves: processor on which it sums products of fp16 in fp16 → the release of onnxruntime that began it.
+    """
+
+    name: str
+    chain: tuple[str, ...]
+    options: dict[str, str] = field(default_factory=dict)
+    functions: bool = True
+    precision: Mapping[str, dict[str, str]] = field(default_factory=dict)
+    package: str = ""
+    device: str = "cpu"
+    on_cpu: Mapping[str, str] = field(default_factory=dict)
+    sums_halves: Mapping[str, str] = field(default_factory=dict)
+
+    def sums_halves_in_fp16(self, release: str) -> bool:
+        """Whether products of fp16 lose digits on this machine in this release of onnxruntime."""
+        first = self.sums_halves.get(machine())
+        return first is not None and parse(release) >= parse(first)
+
+    def notes(self, op_types: Iterable[str], release: str) -> tuple[str, ...]:
+        """What users of a model with these operators should know, in this release of onnxruntime."""
+        notes = []
+        for op_type in sorted({*self.on_cpu} & {*op_types}):
+            first = self.on_cpu[op_type]
+            if not first or parse(release) < parse(first):
+                since = f" before onnxruntime {first}" if first else ""
+                notes.append(f"{op_type} runs on the CPU: {self.name} has no kernel for it{since}")
+        return tuple(notes)
+
+
+CPU = "CPUExecutionProvider"
+_INT8 = dict.fromkeys(("DynamicQuantizeLinear", "MatMulInteger"), "")  # of `--weights int8`
+# The norm of the residual streams in step files: three nodes of other operators cost 7 % of a token on the CPU.
+_CUDA_LACKS = {**_INT8, "LpNormalization": "1.27"}
+
+# TF32 is on by default in onnxruntime's CUDA provider and rounds fp32 products to 10 bits: an fp32
+# model would miss its own parity tolerance.
+PROVIDERS = {
+    provider.name: provider
+    for provider in (
+        Provider("cpu", (), sums_halves={"aarch64": "1.29"}),
+        Provider("cuda", ("CUDAExecutionProvider",), {"use_tf32": "0"}, device="cuda", on_cpu=_CUDA_LACKS),
+        Provider(
+            "tensorrt",
+            ("TensorrtExecutionProvider", "CUDAExecutionProvider"),
+            functions=False,
+            precision={"float16": {"trt_fp16_enable": "True"}, "bfloat16": {"trt_bf16_enable": "True"}},
+            package="tensorrt",
+            device="cuda",
+            on_cpu=_INT8,
+        ),
+    )
+}
+
+# What "auto" tries, best first. TensorRT is left out: it builds an engine before the first run, which
+# takes minutes that nobody asked for.
+AUTO_ORDER = ("cuda", "cpu")
+
+SUMMED = "fp16 products are summed in fp32, as elsewhere; onnxruntime by itself sums them in fp16 on this processor"
+
+# What to do about a provider that does not run, by a piece of the reason.
+_TENSORRT = "Install the TensorRT 10 that it links to: pip install 'tensorrt<11'."
+_REMEDIES = (
+    ("install TensorRT libraries", _TENSORRT),
+    ("libnvinfer", _TENSORRT),
+    ("libnvonnxparser", _TENSORRT),
+    ("cannot open shared object", "Install CUDA and cuDNN for it: pip install 'localattn[gpu]'."),
+    ("more than 2 GB", "Build an engine of it: localattn build MODEL."),
+)
+_OTHER_PACKAGE = (
+    "pip uninstall onnxruntime onnxruntime-gpu, then pip install 'localattn[gpu]': "
+    "the two packages overwrite each other, keep one."
+)
+
+
+# onnxruntime's severity of messages: nothing but what ends the process.
+FATAL = 4
+
+
+def new_session(ort: Any, given: SessionInput, options: Any) -> Any:
+    """onnxruntime's session on the providers asked for, or its error.
+
+    Up to 1.22 a session that fails on its provider is made again on the CPU, whatever `enable_fallback` says, and that
+    is printed. And onnxruntime's logger for all sessions warns for every layer of a step file (CUDA's ScatterND): no
+    option of a session reaches it, so only where the process is ours it is told to be silent.
+    """
+    if process.owned:
+        ort.set_default_logger_severity(FATAL)
+
+    class Strict(ort.InferenceSession):  # type: ignore[misc]
+        _enable_fallback = property(lambda self: False, lambda self, value: None)
+
+    return Strict(given.model, options, providers=given.providers, enable_fallback=0)
+
+
+def load_libraries(ort: Any, provider: Provider) -> None:
+    """Load what pip put where the system does not look: CUDA, cuDNN, and the provider's own package."""
+    preload = getattr(ort, "preload_dlls", None)
+    if provider.chain and preload is not None:
+        if isinstance(preload, FunctionType):
+            # It prints a line for each library that is missing, see `_not_loaded`; here these are for the log.
+            names = {**preload.__globals__, "print": _log.debug}
+            preload = FunctionType(preload.__code__, names, argdefs=preload.__defaults__)
+        preload()
+    if provider.package:
+        with contextlib.suppress(ImportError, OSError):  # else onnxruntime looks for them itself
+            importlib.import_module(provider.package)
+
+
+@dataclass(frozen=True)
+class SessionInput:
+    """What an `InferenceSession` is made of.
+
+    Args:
+        model: the model, or a copy of it that the provider takes or computes rightly.
+        providers: the argument of this name.
+        notes: what users should know of the copy.
+    """
+
+    model: str | bytes
+    providers: list[Any]
+    notes: tuple[str, ...] = ()
+
+
+# onnxruntime's key for the folder of external data, where the model is given as bytes.
+_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
+
+
+def model_for(
+    ort: Any, provider: Provider, file: OnnxFile, options: Any, more: Mapping[str, str] | None = None
+) -> SessionInput:
+    """What the session of a model is made of on this provider.
+
+    Args:
+        ort: onnxruntime.
+        provider: where it shall run.
+        file: the model.
+        options: the `SessionOptions` of the session, which come to find external data.
+        more: options for the provider.
+
+    Raises:
+        UsageError: the file is no ONNX model.
+        ValueError, OSError: of `inlining.read_weights`.
+    """
+    find_data(file, options)
+    if provider.sums_halves_in_fp16(ort.__version__):
+        from ...onnx_graph import fp16_matmul_in_fp32
+
+        model = file.parse()
+        wide = fp16_matmul_in_fp32.apply(model)
+        if wide is not model:
+            return SessionInput(wide.SerializeToString(), _chain(provider, more), (SUMMED,))
+    if provider.functions and not provider.precision:
+        return SessionInput(file.content, _chain(provider, more))
+    from ...onnx_graph import inlining
+    from ...onnx_graph.graph_values import element_types
+
+    model = file.parse()
+    for name in element_types(model) & provider.precision.keys():
+        more = {**provider.precision[name], **(more or {})}
+    if not model.functions:
+        return SessionInput(file.content, _chain(provider, more))
+    if file.folder is not None:
+        inlining.read_weights(model, file.folder)
+    return SessionInput(inlining.apply(model).SerializeToString(), _chain(provider, more))
+
+
+def emulating_bf16(file: OnnxFile) -> bytes | None:
+    """The model in fp32 (`onnx_graph.bf16_to_fp32`), or None if it has no bf16."""
+    from ...onnx_graph import bf16_to_fp32
+
+    model = file.parse()
+    copy = bf16_to_fp32.apply(model)
+    return None if copy is model else copy.SerializeToString()
+
+
+def find_data(file: OnnxFile, options: Any) -> None:
+    """Tell a session that is made of bytes where the external data of the model lies."""
+    if file.folder is not None:
+        options.add_session_config_entry(_DATA_FOLDER, str(file.folder))
+
+
+def _chain(provider: Provider, more: Mapping[str, str] | None) -> list[Any]:
+    """`providers=` of an `InferenceSession`; `more` adds options to the first."""
+    chain: list[Any] = [*provider.chain, CPU]
+    options = {**provider.options, **(more or {})}
+    if options:
+        chain[0] = (chain[0], options)
+    return chain
+
+
+def why_not(ort: Any, provider: Provider, started: str) -> str:
+    """Why another execution provider started than the first of the chain.
+
+    Args:
+        ort: onnxruntime.
+        provider: what was asked for.
+        started: the execution provider that did start.
+    """
+    wanted = provider.chain[0]
+    return ": ".join(filter(None, (f"{wanted} did not start; {started} did", _not_loaded(ort, wanted))))
+
+
+def _not_loaded(ort: Any, execution_provider: str) -> str:
+    """What the library of an execution provider lacks, as the system's loader says; "" if it loads.
+
+    onnxruntime itself only logs it.
+    """
+    name = execution_provider.removesuffix("ExecutionProvider").lower()
+    library = Path(str(getattr(ort, "__file__", ""))).parent / "capi" / f"libonnxruntime_providers_{name}.so"
+    if not library.is_file():
+        return ""
+    try:
+        # Its functions come from the library that both share; what it links to is missed first.
+        ctypes.CDLL(str(library.with_name("libonnxruntime_providers_shared.so")), mode=ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def not_running(ort: Any, provider: Provider, reason: str) -> MissingDependency:
+    """The error for a provider that did not start."""
+    have = ", ".join(ort.get_available_providers())
+    return MissingDependency(
+        f"The provider {provider.name!r} does not run here.",
+        why=f"{reason} (onnxruntime {ort.__version__} has: {have}).",
+        fix=next((fix for piece, fix in _REMEDIES if piece in reason), _OTHER_PACKAGE),
+    )

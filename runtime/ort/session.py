@@ -1,0 +1,399 @@
+"""The onnxruntime backend: choose a provider, start it, and say truthfully which one runs."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import LocalAttnError, MissingDependency, UsageError
+from ...core.storage.library_store import AUTO, NONE
+from ...core.tensors import UNNAMED_DIMENSION, TensorSpec
+from ...onnx_graph.facts import check_nodes
+from ...onnx_graph.onnx_file import NotAModel, OnnxFile
+from ..session import BACKENDS, Arrays, Session
+from .custom_ops import CompiledKernel, choose, fall_back, lacking, refuse_elsewhere
+from .providers import (
+    AUTO_ORDER,
+    CPU,
+    FATAL,
+    PROVIDERS,
+    Provider,
+    emulating_bf16,
+    load_libraries,
+    model_for,
+    new_session,
+    not_running,
+    why_not,
+)
+
+_BACKEND = BACKENDS[".onnx"]
+_log = logging.getLogger(__name__)
+
+# What onnxruntime says of an element type that a provider cannot compute in.
+_NO_KERNEL = "Could not find an implementation"
+
+EMULATED = "bf16 products emulated in fp32 by this provider: the numbers are those of bf16, the time is not"
+
+# What to do about a node that a compiled kernel refuses.
+REFUSED = "Export the model again; localattn does not write such a node."
+
+# What to do about a refused model, by a piece of onnxruntime's message.
+_REMEDIES = (
+    ("rotobuf parsing failed", "The file is cut or is not ONNX: copy it again, or export it again."),
+    ("No graph was found", "The file holds no model: copy it again, or export it again."),
+    ("not a registered function/op", "Export with the function body, or register a kernel for that node."),
+    ("External data path", "Keep the external data file beside the model, under its original name."),
+    ("External initializer", "The external data file is cut: copy it again, or export the model again."),
+    ("Unsupported model IR version", "Update onnxruntime, or export with an older opset."),
+    ("Opset", "Update onnxruntime, or export with an older --opset."),
+)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A way to run a file: a provider, and compiled kernels to register, the CPU's only."""
+
+    provider: Provider
+    kernel: CompiledKernel | None
+
+    @property
+    def name(self) -> str:
+        """For the log."""
+        return self.provider.name if self.kernel is None else f"{self.provider.name} with {self.kernel.library.path}"
+
+
+@dataclass(frozen=True)
+class _Setup:
+    """What a session is made of.
+
+    Args:
+        file: the model.
+        candidate: what runs it.
+        threads: of one operator; None leaves it to onnxruntime.
+        lean: as little memory as onnxruntime can do with, and none of it kept from one run for the next.
+    """
+
+    file: OnnxFile
+    candidate: _Candidate
+    threads: int | None = None
+    lean: bool = False
+
+
+class OnnxRuntimeSession(Session):
+    """An onnxruntime `InferenceSession` behind the common interface.
+
+    Args:
+        session: the onnxruntime session.
+        provider: the name in `PROVIDERS` of what really runs.
+        source: the file's name, for errors.
+        notes: as of `Session`.
+        kernel: the compiled kernels that it uses.
+        reopen: opens a lean session again, which gives memory back after each run and may be put to `rest`.
+
+    Raises:
+        UsageError: an input or output is no tensor of a numpy type.
+    """
+
+    backend = "onnxruntime"
+
+    def __init__(
+        self,
+        session: Any,
+        provider: str,
+        source: str,
+        notes: Sequence[str] = (),
+        kernel: CompiledKernel | None = None,
+        reopen: Callable[[], Any] | None = None,
+    ) -> None:
+        # onnxruntime would otherwise print to stdout and go on, on another provider, after an error.
+        session.disable_fallback()
+        self._open, self._reopen = session, reopen
+        self._source = source
+        self._run_options = None if reopen is None else _giving_back()
+        self.provider = provider
+        self.notes = tuple(notes)
+        self.kernel = kernel
+        self.plugin = None if kernel is None else str(kernel.library.path)
+        self.inputs = [_spec(value, source) for value in session.get_inputs()]
+        self.outputs = [_spec(value, source) for value in session.get_outputs()]
+
+    @property
+    def _session(self) -> Any:
+        """onnxruntime's session, opened again after a `rest`."""
+        if self._open is None:
+            assert self._reopen is not None
+            self._open = self._reopen()
+            self._open.disable_fallback()
+        return self._open
+
+    def rest(self) -> None:
+        """Of a lean session: leave its memory to others until the next run, which opens the file again."""
+        if self._reopen is not None:
+            self._open = None
+
+    def wake(self) -> None:
+        """After a `rest`: open the file again now."""
+        _ = self._session
+
+    def _execute(self, inputs: Arrays) -> Arrays:
+        names = [spec.name for spec in self.outputs]
+        try:
+            results = self._session.run(names, inputs, self._run_options)
+        except Exception as error:
+            raise self._did_not_run(error) from error
+        # The outputs of a lean session are copied: a part of the arena would stay for each as long as it is used.
+        own = np.asarray if self._reopen is None else np.array
+        return {name: own(result) for name, result in zip(names, results, strict=True)}
+
+    def io_binding(self) -> Any:
+        """onnxruntime's `IOBinding` of this session: buffers that `run_bound` reads and writes."""
+        return self._session.io_binding()
+
+    def run_bound(self, binding: Any) -> None:
+        """Run once on bound buffers.
+
+        Raises:
+            UsageError: the engine refuses their values.
+        """
+        try:
+            self._session.run_with_iobinding(binding)
+        except Exception as error:
+            raise self._did_not_run(error) from error
+
+    def _did_not_run(self, error: Exception) -> UsageError:
+        return UsageError(
+            f"{self._source} did not run on these inputs.",
+            why=one_line(error),
+            fix="Check that the values fit the model: tokens below its vocabulary size, enough memory.",
+        )
+
+
+def open_file(
+    path: str | Path | OnnxFile,
+    provider: str = "auto",
+    threads: int | None = None,
+    plugin: str = AUTO,
+    *,
+    lean: bool = False,
+) -> OnnxRuntimeSession:
+    """Open an ONNX file; external data is looked for beside it. Arguments as of `runtime.session.load`.
+
+    A lean session takes less memory than others and keeps none from one run for the next, on the CPU.
+
+    Raises:
+        UsageError: the file is broken or unsupported, or the provider unknown.
+        CheckFailed: the file was changed meanwhile.
+        MissingDependency: onnxruntime is missing, the provider or library asked for does not start, or the file needs
+            compiled kernels and there are none.
+    """
+    file = OnnxFile.read(path)
+    file.check()
+    if provider != "auto" and provider not in PROVIDERS:
+        raise UsageError(f"There is no provider {provider!r}.", fix=f"Known: auto, {', '.join(PROVIDERS)}.")
+    kernel = choose(plugin, file.scan.operators)
+    ort = _BACKEND.require()
+    failures: list[tuple[_Candidate, Exception]] = []
+    for candidate in _candidates(ort, provider, kernel):
+        setup = _Setup(file, candidate, threads, lean and not candidate.provider.chain)
+        try:
+            session, notes = _create(ort, setup)
+        except Exception as error:
+            _log.info("%s does not open on %s: %s", file.name, candidate.name, _reason(error))
+            failures.append((candidate, error))
+            continue
+        file.check_same()
+        return _opened(session, notes, setup, failures)
+    raise _report(ort, file, failures)
+
+
+def open_bytes(
+    model: bytes, provider: str = "auto", threads: int | None = None, plugin: str = NONE
+) -> OnnxRuntimeSession:
+    """Open a serialized model without external data; raises what `open_file` raises."""
+    return open_file(OnnxFile.of_bytes(model), provider, threads, plugin)
+
+
+def _candidates(ort: Any, provider: str, kernel: CompiledKernel | None) -> list[_Candidate]:
+    """What may run the file, best first.
+
+    A library that the user did not name is left out if it does not load; with a library named, or a provider, nothing
+    else will do.
+
+    Raises:
+        UsageError: a library was named with a provider that has no use for it.
+    """
+    if kernel is not None and kernel.asked:
+        if PROVIDERS.get(provider, PROVIDERS["cpu"]).chain:
+            refuse_elsewhere(str(kernel.library.path), f"the provider {provider!r}")
+        return [_Candidate(PROVIDERS["cpu"], kernel)]
+    found = []
+    for known in [PROVIDERS[name] for name in (AUTO_ORDER if provider == "auto" else (provider,))]:
+        if provider == "auto" and known.chain and known.chain[0] not in ort.get_available_providers():
+            _log.info("%s is not in this onnxruntime build", known.chain[0])
+            continue
+        if kernel is not None and not known.chain:
+            found.append(_Candidate(known, kernel))
+        found.append(_Candidate(known, None))
+    return found
+
+
+def _opened(
+    session: Any, notes: tuple[str, ...], setup: _Setup, failures: Sequence[tuple[_Candidate, Exception]]
+) -> OnnxRuntimeSession:
+    """The session of the candidate that opened, after those that failed."""
+    candidate, file = setup.candidate, setup.file
+    _log.info("%s runs on %s", file.name, candidate.name)
+    without = next((error for failed, error in failures if failed.kernel is not None), None)
+    # There is no bf16 kernel, and the note says how such a model runs.
+    if without is not None and EMULATED not in notes:
+        fall_back(_reason(without))  # the model is not at fault: without the library it opens
+    kernel = candidate.kernel
+    # The copy that emulates bf16 has the function bodies inlined.
+    kernel = kernel if kernel is not None and kernel.used and EMULATED not in notes else None
+    reopen = (lambda: _create_again(setup)) if setup.lean else None
+    return OnnxRuntimeSession(session, candidate.provider.name, file.name, notes, kernel, reopen)
+
+
+def _create_again(setup: _Setup) -> Any:
+    session, _ = _create(_BACKEND.require(), setup)
+    setup.file.check_same()
+    return session
+
+
+def _report(ort: Any, file: OnnxFile, failures: Sequence[tuple[_Candidate, Exception]]) -> LocalAttnError:
+    """The error to raise where no candidate opened the file: that of the last of them."""
+    candidate, error = failures[-1]
+    reason = _reason(error)
+    if isinstance(error, MissingDependency):
+        return error
+    if candidate.provider.chain:
+        # The model or the provider? If the CPU refuses it too, the model.
+        cpu = _Candidate(PROVIDERS["cpu"], None)
+        try:
+            _create(ort, _Setup(file, cpu))
+        except Exception as on_cpu:
+            return _report(ort, file, [(cpu, on_cpu)])
+        refused = not_running(ort, candidate.provider, reason)
+        refused.__cause__ = error
+        return refused
+    unusable: LocalAttnError | None = _invalid_node(file) or lacking(file.name, reason)
+    if isinstance(unusable, MissingDependency):
+        refused_by = (e for failed, e in failures[:-1] if failed.kernel and not isinstance(e, MissingDependency))
+        refusal = next(refused_by, None)
+        if refusal is not None:  # there is a kernel, and it refuses the node, which has no function body
+            unusable = UsageError(f"{file.name} cannot be loaded.", why=_reason(refusal), fix=REFUSED)
+    if unusable is None:
+        fix = next((fix for piece, fix in _REMEDIES if piece in reason), "Check it with onnx.checker.")
+        unusable = UsageError(f"{file.name} cannot be loaded.", why=reason, fix=fix)
+    unusable.__cause__ = error
+    return unusable
+
+
+def _invalid_node(file: OnnxFile) -> UsageError | None:
+    """Of a file that cannot be opened: the error that names the attention node at fault, which onnxruntime does not."""
+    try:
+        model = file.parse()
+    except NotAModel:  # onnxruntime has said what is wrong with the file
+        return None
+    try:
+        check_nodes(file.name, model)
+    except UsageError as error:
+        return error
+    return None
+
+
+def _reason(error: Exception) -> str:
+    return error.why if isinstance(error, MissingDependency) else one_line(error)
+
+
+def _create(ort: Any, setup: _Setup) -> tuple[Any, tuple[str, ...]]:
+    """onnxruntime's session, and what its user should know."""
+    provider, kernel = setup.candidate.provider, setup.candidate.kernel
+    wanted = (*provider.chain, CPU)[0]
+    if wanted not in ort.get_available_providers():
+        raise not_running(ort, provider, f"{wanted} is not in this onnxruntime build")
+    load_libraries(ort, provider)
+    options = session_options(ort, setup.threads, kernel)
+    # Reuse plans a buffer for each shape and holds it to the last of the layers; the pattern is one block more from
+    # the second run on. The arena stays: without it every tensor is new memory, whose pages took as long as the run.
+    options.enable_mem_reuse = options.enable_mem_pattern = not setup.lean
+    failure: Exception | None = None
+    given = model_for(ort, provider, setup.file, options)
+    try:
+        session = new_session(ort, given, options)
+        started = session.get_providers()[0]
+        if provider.chain and started != provider.chain[0]:
+            raise not_running(ort, provider, why_not(ort, provider, started))
+        if provider.chain or not any("bfloat16" in x.type for x in (*session.get_inputs(), *session.get_outputs())):
+            lacks = provider.notes((op_type for _, op_type in setup.file.scan.operators), ort.__version__)
+            return session, (*given.notes, *lacks)
+    except Exception as error:
+        if provider.chain or _NO_KERNEL not in str(error):
+            raise
+        failure = error
+    copy = emulating_bf16(setup.file)
+    if copy is None:
+        assert failure is not None
+        raise failure
+    return new_session(ort, replace(given, model=copy), options), (EMULATED,)
+
+
+def _giving_back() -> Any:
+    """`RunOptions` with which the CPU's arena goes back to the system after the run."""
+    options = _BACKEND.require().RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return options
+
+
+def session_options(ort: Any, threads: int | None, kernel: CompiledKernel | None = None) -> Any:
+    """The `SessionOptions` that every session here starts from.
+
+    Raises:
+        MissingDependency: onnxruntime does not take the library of the kernel.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = FATAL  # it logs on stderr what it also raises
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    if kernel is not None:
+        kernel.register(ort, options)
+    return options
+
+
+_NUMPY_NAMES = {"float": "float32", "double": "float64"}
+_TENSOR = re.compile(r"tensor\((float|double|float16|bfloat16|bool|u?int(?:8|16|32|64))\)")
+
+
+def _spec(value: Any, source: str) -> TensorSpec:
+    """What onnxruntime says about an input or output, in numpy's names."""
+    match = _TENSOR.fullmatch(value.type)
+    if match is None:
+        raise UsageError(f"{source} cannot be run.", why=f"{value.name!r} is a {value.type}, not a tensor of numbers.")
+    return TensorSpec(value.name, _NUMPY_NAMES.get(match[1], match[1]), _shape(value.shape))
+
+
+def _shape(sizes: Sequence[int | str | None]) -> tuple[int | str, ...]:
+    return tuple(size if isinstance(size, int) or size else UNNAMED_DIMENSION for size in sizes)
+
+
+# What an onnxruntime message wraps around its reason: code, path, source line and C++ signature.
+_WRAPPING = (
+    re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : "),
+    re.compile(r"^Load model from .*? failed:", re.DOTALL),
+    re.compile(r"/onnxruntime_src/\S+ .*?\)(?: const)? (?=[A-Z])"),
+)
+
+
+def one_line(error: Exception) -> str:
+    """The reason in an onnxruntime error, without its wrapping, in one line of bearable length."""
+    text = str(error)
+    for wrapping in _WRAPPING:
+        text = wrapping.sub("", text)
+    text = " ".join(text.split())
+    return text if len(text) <= 300 else text[:299] + "…"

@@ -1,0 +1,162 @@
+"""Step files in onnxruntime: every buffer is bound once, so that a call allocates nothing and copies no cache.
+
+Where a file may write its caches over themselves (`in_place`), each cache is one buffer, bound as input and as
+output. Where it may not, there are two banks of buffers that take turns. The step file and the prefill file
+share them. Caches live on the device that runs the model; tokens, position and logits in host memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.storage.library_store import AUTO
+from ...core.tensors import TensorSpec
+from ...onnx_graph.onnx_file import OnnxFile
+from ..generation.step_file import check_caches, find_prefill, other_tensors
+from ..generation.step_session import StepSession, step_facts
+from ..session import BACKENDS, Arrays
+from .providers import PROVIDERS
+from .session import OnnxRuntimeSession, open_file
+
+if TYPE_CHECKING:
+    from ...core.documents.sidecar import Sidecar
+    from ...core.documents.step_facts import StepFacts
+
+
+class _Banks:
+    """The caches of a model, in one bank of buffers or in two that take turns.
+
+    Args:
+        facts: names, shapes and first values of the caches.
+        device: where they live, in onnxruntime's words.
+    """
+
+    def __init__(self, facts: StepFacts, device: str) -> None:
+        self._facts, self._device = facts.caches, device
+        self._banks: dict[int, list[Any]] = {}
+        self.current = 0
+
+    def __getitem__(self, index: int) -> list[Any]:
+        """The buffers (OrtValues) of a bank, in the order of the facts; allocated when first needed."""
+        if index not in self._banks:
+            make = BACKENDS[".onnx"].require().OrtValue.ortvalue_from_numpy
+            self._banks[index] = [make(value, self._device, 0) for value in self._starts()]
+        return self._banks[index]
+
+    def clear(self) -> None:
+        """Fill the current bank with what caches start from; the other one is written before it is read."""
+        for buffer, value in zip(self[self.current], self._starts(), strict=True):
+            buffer.update_inplace(value)
+
+    def _starts(self) -> list[NDArray[Any]]:
+        return [np.full(cache.shape, cache.fill, dtype=cache.dtype) for cache in self._facts]
+
+
+class _BoundFile:
+    """One step or prefill file with all its inputs and outputs bound to buffers.
+
+    Args:
+        session: the file, opened.
+        facts: of this file.
+        banks: the caches it reads and writes.
+    """
+
+    def __init__(self, session: OnnxRuntimeSession, facts: StepFacts, banks: _Banks) -> None:
+        self._session, self._facts, self._banks = session, facts, banks
+        self.inputs, self.output = other_tensors(session, facts)
+        make = BACKENDS[".onnx"].require().OrtValue.ortvalue_from_numpy
+        self._arrays: Arrays = {spec.name: _zeros(spec) for spec in (*self.inputs, self.output)}
+        self._position = np.zeros(1, dtype=np.int64)
+        # On the CPU an OrtValue is the array's own memory: writing the array is feeding the model.
+        self._values = {name: make(array, "cpu", 0) for name, array in self._arrays.items()}
+        self._values[facts.position_input] = make(self._position, "cpu", 0)
+        self._bindings: dict[int, Any] = {}
+
+    def run(self, inputs: Mapping[str, NDArray[Any]], position: int) -> NDArray[Any]:
+        """Run on inputs that fit; returns the output's buffer."""
+        for name, array in inputs.items():
+            self._arrays[name][...] = array
+        self._position[0] = position
+        read = self._banks.current
+        written = read if self._facts.in_place else 1 - read
+        if read not in self._bindings:
+            self._bindings[read] = self._bind(self._banks[read], self._banks[written])
+        self._session.run_bound(self._bindings[read])
+        self._banks.current = written
+        return self._arrays[self.output.name]
+
+    def _bind(self, read: list[Any], written: list[Any]) -> Any:
+        binding = self._session.io_binding()
+        for name in (*(spec.name for spec in self.inputs), self._facts.position_input):
+            binding.bind_ortvalue_input(name, self._values[name])
+        binding.bind_ortvalue_output(self.output.name, self._values[self.output.name])
+        for cache, source, target in zip(self._facts.caches, read, written, strict=True):
+            binding.bind_ortvalue_input(cache.input, source)
+            binding.bind_ortvalue_output(cache.output, target)
+        return binding
+
+
+class OnnxRuntimeStep(StepSession):
+    """A step file, and its prefill file if there is one, sharing their caches.
+
+    Args:
+        path: the step file.
+        sidecar: its sidecar.
+        session: the step file, opened.
+        prefill: path and facts of the prefill file, opened when first needed; None without one.
+        threads: as the step file was opened with.
+        plugin: likewise.
+    """
+
+    backend = "onnxruntime"
+
+    def __init__(
+        self,
+        path: Path,
+        sidecar: Sidecar,
+        session: OnnxRuntimeSession,
+        prefill: tuple[Path | OnnxFile, StepFacts] | None,
+        threads: int | None,
+        plugin: str = AUTO,
+    ) -> None:
+        facts = step_facts(sidecar)
+        self.sidecar, self.provider, self.notes, self.plugin = sidecar, session.provider, session.notes, session.plugin
+        check_caches(session, facts, path)
+        self._threads, self._plugin = threads, plugin
+        self._banks = _Banks(facts, PROVIDERS[session.provider].device)
+        step = _BoundFile(session, facts, self._banks)
+        self._files = {facts.chunk: step}
+        self._prefill = prefill
+        chunks = {facts.chunk} | ({prefill[1].chunk} if prefill else set())
+        super().__init__(facts, step.inputs, step.output, sorted(chunks))
+        self.missing_prefill = facts.prefill if prefill is None else None
+
+    def _clear(self) -> None:
+        self._banks.clear()
+
+    def _execute(self, inputs: Mapping[str, NDArray[Any]], chunk: int) -> NDArray[Any]:
+        if chunk not in self._files:
+            assert self._prefill is not None, "only a prefill file adds a chunk"
+            file, facts = self._prefill
+            session = open_file(file, self.provider, self._threads, self._plugin)
+            check_caches(session, facts, Path(file))
+            self._files[chunk] = _BoundFile(session, facts, self._banks)
+        return self._files[chunk].run(inputs, self.position)
+
+
+def open_step_file(
+    file: Path | OnnxFile, sidecar: Sidecar, provider: str, threads: int | None, plugin: str = AUTO
+) -> OnnxRuntimeStep:
+    """Open a step file whose sidecar was read; raises what `runtime.step_session.open_step` raises."""
+    path = Path(file)
+    session = open_file(file, provider, threads, plugin)
+    return OnnxRuntimeStep(path, sidecar, session, find_prefill(path, sidecar), threads, plugin)
+
+
+def _zeros(spec: TensorSpec) -> NDArray[Any]:
+    return np.zeros(tuple(int(size) for size in spec.shape), dtype=spec.dtype)

@@ -1,0 +1,280 @@
+"""`localattn plugin`: building, finding, listing, checking and rewriting, with its exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from localattn.core.extras import as_installed
+from localattn.core.geometry import WindowGeometry
+from localattn.core.nodes.attention import VARIANTS, NodeAttributes, variant_for
+from localattn.onnx_graph.tensorrt_provider import rewrite_for_provider
+from localattn.plugins.kernel.targets import TARGETS
+from localattn.plugins.library import fingerprint
+from localattn.plugins.library.build import up_to_date
+from localattn.plugins.library.facts import find_library, host_arch
+from localattn.plugins.library.selection import default_targets, full_set, needed_by
+from localattn.runtime import load
+from localattn.runtime.ort.session import open_bytes
+
+from ..conftest import Finished
+from ..support.models import node_model
+from ..support.models.engine_models import NODES, small_model
+from ..support.native.plugin_build import failing_compiler
+
+Call = Callable[..., Finished]
+MASKED = variant_for(has_mask=True, has_bias=False, has_xpos=False)
+XPOS = variant_for(has_mask=False, has_bias=False, has_xpos=True)
+WINDOW = NodeAttributes(WindowGeometry(32, 1, 0, causal=True), 0.25, query_block=32)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own, and no settings of the user's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("CXX", "TENSORRT_ROOT", "CUDA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One attention node with a key mask, heads of 32, in fp16."""
+    monkeypatch.setattr(node_model, "HEAD_DIM", 32)
+    path = tmp_path / "masked.onnx"
+    onnx.save(node_model.one_node(MASKED, WINDOW, 64, dtype="fp16"), str(path))
+    return path
+
+
+def test_from_model_to_library_and_back(localattn: Call, model: Path, own_cache: Path, tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="triton compiles the kernels")
+    built = localattn("plugin", "build", model, "--target", "8.6", "--format", "json")
+    assert built.code == 0, built.err
+    facts = json.loads(built.out)
+    path = Path(facts["path"])
+    assert path.is_relative_to(own_cache) and path.is_file()
+    [kernel] = facts["kernels"]
+    assert (kernel["op_type"], kernel["dtype"], kernel["head_dim"]) == ("WindowedAttentionMask", "fp16", 32)
+    assert (kernel["machine_code"], kernel["ptx"]) == (["sm_86"], ["sm_86"])
+
+    # The same again is there already; other targets are not.
+    again = localattn("plugin", "build", model, "--target", "sm_86")
+    assert again.code == 0 and "up to date" in again.err
+    assert up_to_date(path, needed_by(model), default_targets(host_arch()), host_arch()) is None
+
+    assert localattn("plugin", "path").out == f"{path}\n"
+    assert json.loads(localattn("plugin", "path", "--format", "json").out)["sha256"] == facts["sha256"]
+    listed = localattn("plugin", "list")
+    assert str(path) in listed.out and "WindowedAttentionMask" in listed.out and "sm_86" in listed.out
+    assert json.loads(localattn("plugin", "list", "--format", "json").out) == [facts]
+
+    # Nothing is replaced unasked where the user says the path.
+    output = tmp_path / "mine.so"
+    shutil.copy(path, output)
+    refused = localattn("plugin", "build", model, "--target", "sm_86", "-o", output)
+    assert refused.code == 2 and "--force" in refused.err
+    output.write_text("mine")
+    refused = localattn("plugin", "build", model, "--target", "sm_86", "-o", output, "--force")
+    assert refused.code == 2 and "It is a text" in refused.err and output.read_text() == "mine"
+    shutil.copy(path, output)
+    assert localattn("plugin", "build", model, "--target", "sm_86", "-o", output, "--force").code == 0
+    assert localattn("plugin", "path").out == f"{path}\n", "one that lies elsewhere is used when it is named"
+
+    specs, gpu = needed_by(model), TARGETS["sm_89"]
+    found = find_library(host_arch(), specs, [gpu])
+    assert found is not None and found.path == path, "PTX of 8.6 runs there"
+    assert find_library(host_arch(), specs, [TARGETS["sm_80"]]) is None
+    assert find_library(host_arch(), full_set(["fp16"], [64]), [gpu]) is None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fingerprint, "fingerprint", lambda: "another release")
+        assert find_library(host_arch(), specs, [gpu]) is None
+
+    path.write_bytes(path.read_bytes() + b"!")
+    changed = localattn("plugin", "path")
+    assert changed.code == 1 and "changed after it was built" in changed.err
+
+
+def test_check_shows_what_tensorrt_sees(localattn: Call, model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx-cu13 is the TensorRT of these tests")
+    pytest.importorskip("triton", reason="triton compiles the kernels")
+    assert localattn("plugin", "build", model, "--target", "sm_86").code == 0
+    import localattn as package
+
+    (tmp_path / "import").mkdir()
+    (tmp_path / "import" / "localattn").symlink_to(Path(package.__file__).parent)
+    command = [sys.executable, "-m", "localattn.cli", "plugin", "check", "--backend", "tensorrt-rtx"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "import")}
+    for options in ([], ["--format", "json"]):
+        finished = subprocess.run([*command, *options], env=environment, capture_output=True, text=True)
+        assert finished.returncode == 0, finished.stderr
+        if options:
+            found = json.loads(finished.stdout)
+            assert [creator["name"] for creator in found["creators"]] == sorted(
+                variant.op_type for variant in VARIANTS if not variant.has_xpos
+            )
+        else:
+            assert "WindowedAttentionMaskBias  version 1, namespace localattn" in finished.stdout
+            assert "window_size INT32" in finished.stdout and "perm INT32[4]" in finished.stdout
+
+
+def test_without_a_library(localattn: Call) -> None:
+    for verb in ("path", "check"):
+        finished = localattn("plugin", verb)
+        assert finished.code == 3 and "localattn plugin build --arch" in finished.err
+    listed = localattn("plugin", "list")
+    assert listed.code == 0 and "no plugin library in your cache" in listed.out
+    assert json.loads(localattn("plugin", "list", "--format", "json").out) == []
+
+
+def test_check_without_tensorrt(localattn: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("tensorrt", "tensorrt_rtx"):
+        monkeypatch.setitem(sys.modules, name, None)
+    library = tmp_path / "some.so"
+    machine = {"x86_64": 62, "aarch64": 183}
+    library.write_bytes(b"\x7fELF" + bytes(14) + machine[host_arch()].to_bytes(2, "little"))
+    finished = localattn("plugin", "check", library)
+    assert finished.code == 3
+    for extra in ("tensorrt", "rtx"):
+        assert as_installed(f"pip install 'localattn[{extra}]'") in finished.err
+    other = next(number for arch, number in machine.items() if arch != host_arch())
+    library.write_bytes(b"\x7fELF" + bytes(14) + other.to_bytes(2, "little"))
+    foreign = localattn("plugin", "check", library)
+    assert foreign.code == 2 and "on the device it was built for" in foreign.err
+    library.write_bytes(b"text")
+    assert localattn("plugin", "check", library).code == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--target", "sm_75"], "Triton has no tensor core path"),
+        (["--target", "sm_99"], "There is no GPU target 'sm_99'"),
+        (["--arch", "riscv64"], "There is no processor 'riscv64'"),
+        (["--dtype", "int8"], "no attention kernel for element type 'int8'"),
+        (["--head-dim", "512"], "no attention kernel for heads 512 wide"),
+        (["--head-dim", "wide"], "no list of numbers"),
+    ],
+)
+def test_wrong_options(options: list[str], message: str, localattn: Call) -> None:
+    finished = localattn("plugin", "build", *options)
+    assert finished.code == 2 and message in finished.err
+
+
+def test_model_and_sizes_exclude_each_other(localattn: Call, model: Path) -> None:
+    finished = localattn("plugin", "build", model, "--dtype", "fp16")
+    assert finished.code == 2 and "cannot be combined with models" in finished.err
+
+
+@pytest.mark.parametrize(
+    ("variable", "code", "message"),
+    [
+        ("TENSORRT_ROOT", 3, "TensorRT's C++ headers are missing"),
+        ("CUDA_HOME", 3, "CUDA's header cuda_runtime_api.h is missing"),
+        ("CXX", 2, "The compiler /nowhere cannot be found"),
+        ("PATH", 3, "There is no C++ compiler"),
+    ],
+)
+def test_what_is_missing_is_named(
+    variable: str, code: int, message: str, localattn: Call, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "/nowhere")
+    finished = localattn("plugin", "build", model)
+    assert finished.code == code and message in finished.err
+
+
+def test_a_failed_build_leaves_nothing(
+    localattn: Call, model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("triton", reason="triton compiles the kernels")
+    monkeypatch.setenv("CXX", str(failing_compiler(tmp_path, "plugin.cpp")))
+    folder = tmp_path / "out"
+    folder.mkdir()
+    finished = localattn("plugin", "build", model, "--target", "sm_86", "-o", folder / "library.so")
+    assert finished.code == 5 and "this compiler fails" in finished.err and "broken 1" in finished.err
+    assert list(folder.iterdir()) == []
+
+
+def test_models_say_what_they_need(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [spec] = needed_by(model)
+    assert (spec.dtype, spec.head_dim, spec.op_type) == ("fp16", 32, "WindowedAttentionMask")
+    monkeypatch.setattr(node_model, "HEAD_DIM", 64)
+    open_sizes = tmp_path / "open.onnx"
+    onnx.save(node_model.one_node(VARIANTS[0], WINDOW, "n", "b"), str(open_sizes))
+    [spec] = needed_by(open_sizes)
+    assert (spec.dtype, spec.head_dim, spec.has_mask, spec.has_bias) == ("fp32", 64, False, False)
+
+
+def test_xpos_needs_no_plugin(localattn: Call, tmp_path: Path) -> None:
+    attributes = NodeAttributes(WindowGeometry(32, 1, 0, causal=True), 0.25, query_block=32, xpos_scale_base=16)
+    path = tmp_path / "xpos.onnx"
+    onnx.save(node_model.one_node(XPOS, attributes, 64), str(path))
+    assert needed_by(path) == []
+    for verb in (["build", path], ["rewrite", path, "-o", tmp_path / "out.onnx"]):
+        finished = localattn("plugin", *verb)
+        assert finished.code == 2, finished.err
+
+
+def test_full_set() -> None:
+    specs = full_set()
+    assert len(specs) == len(set(specs)) == 3 * 5 * 4
+    assert {spec.op_type for spec in full_set(["bf16"], [80])} == {v.op_type for v in VARIANTS if not v.has_xpos}
+
+
+def test_rewrite_for_onnxruntimes_provider(localattn: Call, model: Path, tmp_path: Path) -> None:
+    output = tmp_path / "provider.onnx"
+    finished = localattn("plugin", "rewrite", model, "-o", output, "--format", "json")
+    assert finished.code == 0, finished.err
+    told = json.loads(finished.out)
+    before, after = onnx.load(str(model)), onnx.load(str(output))
+    [old], [new] = before.graph.node, after.graph.node
+    assert told["nodes"] == [new.name or new.output[0]] and told["kept"] == []
+    assert (new.domain, new.op_type) == ("trt.plugins", old.op_type)
+    assert list(new.input) == list(old.input) and list(new.attribute) == list(old.attribute)
+    assert len(before.functions) == 1 and not after.functions
+    assert {entry.domain for entry in after.opset_import} == {"", "trt.plugins"}
+    assert localattn("plugin", "rewrite", model, "-o", output).code == 2
+    shown = localattn("plugin", "rewrite", model, "-o", output, "--force")
+    assert shown.code == 0 and "load_library" in shown.out
+    assert localattn("plugin", "rewrite", output, "-o", tmp_path / "twice.onnx").code == 2
+
+
+def test_rewrite_leaves_no_function(tmp_path: Path) -> None:
+    """The provider takes none. Given its body again, the file computes what it did."""
+    model, output = small_model(), tmp_path / "provider.onnx"
+    moved = rewrite_for_provider(model, output)
+    before, after = onnx.load(str(model)), onnx.load(str(output))
+    assert {body.domain for body in before.functions} == {"localattn", "localattn.fused"} and not after.functions
+    assert sorted({node.domain for node in after.graph.node}) == ["", "trt.plugins"]
+    assert {entry.domain for entry in after.opset_import} == {"", "trt.plugins"}
+    assert moved.nodes == [node.name for node in after.graph.node if node.domain] and len(moved.nodes) == NODES
+    for node in after.graph.node:
+        node.domain = node.domain and "localattn"
+    after.functions.extend(before.functions)
+    del after.opset_import[:]
+    after.opset_import.extend(before.opset_import)
+    tokens = {"tokens": np.random.default_rng(0).integers(0, 23, (1, 64))}
+    expected = load(model, "cpu", plugin="none").run(tokens)
+    actual = open_bytes(after.SerializeToString(), "cpu").run(tokens)
+    np.testing.assert_array_equal(actual["logits"], expected["logits"])
+
+
+def test_rewrite_keeps_weights_findable(localattn: Call, model: Path, tmp_path: Path) -> None:
+    proto = onnx.load(str(model))
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(4096, np.float32), "w"))
+    outside = tmp_path / "outside.onnx"
+    onnx.save(proto, str(outside), save_as_external_data=True, location="outside.data", size_threshold=0)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    finished = localattn("plugin", "rewrite", outside, "-o", elsewhere / "out.onnx")
+    assert finished.code == 2 and "would not find the weights" in finished.err
+    assert localattn("plugin", "rewrite", outside, "-o", tmp_path / "out.onnx").code == 0
+    assert onnx.load(str(tmp_path / "out.onnx")).graph.initializer[0].name == "w"

@@ -1,0 +1,313 @@
+"""Every way people save weights, and every way a file can be something else."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+
+from localattn.core.errors import ExitCode, MissingDependency, UsageError
+from localattn.core.extras import as_installed
+from localattn.core.storage.files import sha256
+from localattn.exporter.checkpoint.load import find_config, load_state
+
+torch = pytest.importorskip("torch")
+safetensors_torch = pytest.importorskip("safetensors.torch")
+
+STATE = {"to_qkv.weight": torch.arange(24.0).reshape(6, 4), "to_out.weight": torch.ones(4, 2)}
+OTHER = {name: tensor + 100 for name, tensor in STATE.items()}
+
+
+def saved(path: Path, content: object, **options: object) -> Path:
+    torch.save(content, path, **options)
+    return path
+
+
+def check(path: Path, expected: dict = STATE, key: str | None = None) -> list[str]:
+    """The file loads to `expected`; its notes."""
+    loaded = load_state(path, key)
+    assert list(loaded.state) == list(expected)
+    for name, tensor in expected.items():
+        assert loaded.state[name].dtype == torch.float32
+        assert torch.equal(loaded.state[name], tensor), name
+    assert loaded.sha256 == sha256(path)
+    assert loaded.path == path
+    return loaded.notes
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".pth", ".bin", ".ckpt", ""])
+@pytest.mark.parametrize("zip_format", [True, False])
+def test_torch_files(tmp_path, suffix, zip_format):
+    path = saved(tmp_path / f"w{suffix}", STATE, _use_new_zipfile_serialization=zip_format)
+    assert check(path) == []
+
+
+def test_safetensors(tmp_path):
+    path = tmp_path / "w.safetensors"
+    safetensors_torch.save_file(STATE, path)
+    expected = dict(sorted(STATE.items()))
+    loaded = load_state(path)
+    assert loaded.notes == []
+    assert all(torch.equal(loaded.state[name], expected[name]) for name in expected)
+
+
+def test_a_wrong_suffix_is_noted_not_fatal(tmp_path):
+    path = tmp_path / "w.pt"
+    safetensors_torch.save_file({"a": torch.ones(1)}, path)
+    assert "safetensors file" in load_state(path).notes[0]
+    for zip_format in (True, False):
+        path = saved(tmp_path / "w.safetensors", STATE, _use_new_zipfile_serialization=zip_format)
+        assert "torch" in check(path)[0]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda s: OrderedDict(s),
+        lambda s: {"model": s, "optimizer": {"state": {0: {"exp_avg": torch.ones(3)}}}, "epoch": 3},
+        lambda s: {"state_dict": s, "step": torch.tensor(3)},
+        lambda s: {"model_state_dict": s, "loss": torch.tensor(0.5), "args": {"lr": 0.1}},
+        lambda s: {"checkpoint": {"model": {"module": s}}},
+        lambda s: {"my_model": s, "optimizer": {"a": torch.ones(2)}},
+        lambda s: {"ema": s},
+        lambda s: {f"module.{k}": v for k, v in s.items()},
+        lambda s: {f"_orig_mod.module.{k}": v for k, v in s.items()},
+        lambda s: {f"module._orig_mod.{k}": v for k, v in s.items()},
+        lambda s: {k.replace(".weight", "._orig_mod.weight"): v for k, v in s.items()},
+        lambda s: {"state_dict": {f"model.net.{k}": v for k, v in s.items()}},
+        lambda s: {"state_dict": {**{f"model.{k}": v for k, v in s.items()}, "criterion.weight": torch.ones(2)}},
+        lambda s: {**s, "epoch": 3},
+        lambda s: {k: torch.nn.Parameter(v) for k, v in s.items()},
+    ],
+)
+def test_wrappings(tmp_path, wrap):
+    check(saved(tmp_path / "w.pt", wrap(STATE)))
+
+
+def test_the_model_comes_before_its_average(tmp_path):
+    path = saved(tmp_path / "w.pt", {"ema": OTHER, "model": STATE})
+    assert "'model'; it also holds ema" in check(path)[0]
+    assert check(path, OTHER, key="ema") == []
+
+
+def test_an_ema_pytorch_state_gives_the_average(tmp_path):
+    content = {
+        **{f"online_model.{k}": v for k, v in STATE.items()},
+        **{f"ema_model.{k}": v for k, v in OTHER.items()},
+        "initted": torch.tensor(True),
+        "step": torch.tensor(7),
+    }
+    path = saved(tmp_path / "w.pt", content)
+    (note,) = check(path, OTHER)
+    assert "'ema_model.'" in note and "online_model.to_qkv.weight" in note
+    check(path, STATE, key="online_model.")
+
+
+def test_key_reaches_nested_entries_and_prefixes(tmp_path):
+    path = saved(tmp_path / "w.pt", {"a": {"b.c": {"model": STATE}}, "x": OTHER})
+    check(path, key="a.b.c")
+    with pytest.raises(UsageError, match="no entry 'y'") as caught:
+        load_state(path, "y")
+    assert "a, x" in str(caught.value)
+    path = saved(tmp_path / "p.pt", {f"encoder.block.{k}": v for k, v in STATE.items()})
+    check(path, key="encoder.block")
+    check(path, key="encoder.block.")
+
+
+def test_several_unnamed_sets_are_not_guessed(tmp_path):
+    with pytest.raises(UsageError, match="several sets of weights: generator_a, generator_b"):
+        load_state(saved(tmp_path / "w.pt", {"generator_a": STATE, "generator_b": OTHER}))
+
+
+def test_names_that_collide_without_their_wrapper_are_refused(tmp_path):
+    content = {"to_out.weight": torch.ones(1), "_orig_mod.to_out.weight": torch.zeros(1)}
+    with pytest.raises(UsageError, match="twice"):
+        load_state(saved(tmp_path / "w.pt", content))
+
+
+def test_an_empty_state_is_legitimate(tmp_path):
+    for content in ({}, OrderedDict(), {"model": {}}, {"state_dict": {}, "epoch": 1}):
+        assert load_state(saved(tmp_path / "w.pt", content)).state == {}
+    path = tmp_path / "w.safetensors"
+    safetensors_torch.save_file({}, path)
+    assert load_state(path).state == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_floats_become_float32(tmp_path, dtype):
+    path = saved(tmp_path / "w.pt", {name: tensor.to(dtype) for name, tensor in STATE.items()})
+    assert check(path) == [f"2 tensors converted from {str(dtype)[6:]} to float32"]
+
+
+def test_integers_stay_and_strides_go(tmp_path):
+    content = {"norm.steps": torch.arange(3), "to_out.weight": torch.arange(6.0).reshape(2, 3).T}
+    state = load_state(saved(tmp_path / "w.pt", content)).state
+    assert state["norm.steps"].dtype == torch.int64
+    assert state["to_out.weight"].is_contiguous()
+    assert torch.equal(state["to_out.weight"], content["to_out.weight"])
+
+
+def test_nan_weights_are_noted(tmp_path):
+    content = {"to_out.weight": torch.tensor([1.0, float("nan")]), "to_qkv.weight": torch.ones(1)}
+    (note,) = load_state(saved(tmp_path / "w.pt", content)).notes
+    assert "to_out.weight" in note and "to_qkv.weight" not in note
+
+
+class Trap:
+    """Writes a file when unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.path),))
+
+
+def test_objects_are_never_unpickled(tmp_path):
+    sprung = tmp_path / "sprung"
+    trap = Trap(sprung)
+    files = [
+        saved(tmp_path / "zip.pt", {"model": trap}),
+        saved(tmp_path / "old.pt", {"model": trap}, _use_new_zipfile_serialization=False),
+        tmp_path / "plain.bin",
+        tmp_path / "plain.safetensors",
+    ]
+    for path in files[2:]:
+        path.write_bytes(pickle.dumps(trap, protocol=2))
+    for path in files:
+        with pytest.raises(UsageError):
+            load_state(path)
+    assert not sprung.exists()
+    with pytest.raises(UsageError, match="Python objects") as caught:
+        load_state(files[0])
+    assert "state_dict()" in caught.value.fix
+
+
+def test_a_pickled_module_says_what_to_do(tmp_path):
+    for zip_format in (True, False):
+        path = saved(tmp_path / "m.pt", torch.nn.Linear(2, 2), _use_new_zipfile_serialization=zip_format)
+        with pytest.raises(UsageError, match="Python objects") as caught:
+            load_state(path)
+        assert "Linear" in caught.value.what
+        assert caught.value.fix == "Where the model was made, run: torch.save(model.state_dict(), 'weights.pt')"
+        assert caught.value.exit_code == ExitCode.USAGE
+
+
+def header(claim: int, text: bytes) -> bytes:
+    return claim.to_bytes(8, "little") + text
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".bin", ".safetensors"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x80",
+        b"PK",
+        b"PK\x03\x04" + bytes(100),
+        bytes(range(256)) * 4,
+        b"just some text\n",
+        b'{"a": 1}',
+        pickle.dumps({"a": 1}, protocol=5),
+        pickle.dumps([1, 2], protocol=2),
+        header(2**63, b"{}"),
+        header(10**9, b'{"a":{}}'),
+        header(2, b"[]"),
+        header(8, b'{"a": 1}'),
+        header(59, b'{"a":{"dtype":"F32","shape":[99999],"data_offsets":[0,9]}} '),
+    ],
+)
+def test_foreign_files(tmp_path, suffix, content):
+    path = tmp_path / f"w{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        load_state(path)
+    assert str(path) in caught.value.what
+    assert all(len(line) < 400 for line in str(caught.value).splitlines())
+
+
+def test_cut_files(tmp_path):
+    whole = [
+        saved(tmp_path / "zip.pt", STATE),
+        saved(tmp_path / "old.pt", STATE, _use_new_zipfile_serialization=False),
+        tmp_path / "w.safetensors",
+    ]
+    safetensors_torch.save_file(STATE, whole[2])
+    for path in whole:
+        content = path.read_bytes()
+        for length in (10, len(content) // 2, len(content) - 1):
+            path.write_bytes(content[:length])
+            with pytest.raises(UsageError):
+                load_state(path)
+
+
+def test_values_that_are_no_state_dict(tmp_path):
+    for content in (torch.ones(2), [torch.ones(2)], 3, "text", None, {"epoch": 3}, {0: torch.ones(2)}):
+        with pytest.raises(UsageError):
+            load_state(saved(tmp_path / "w.pt", content))
+
+
+def test_a_table_that_holds_itself_ends(tmp_path):
+    table: dict = {"epoch": 3}
+    table["model"] = table
+    table["again"] = table
+    with pytest.raises(UsageError):
+        load_state(saved(tmp_path / "w.pt", table))
+
+
+def test_a_tensor_larger_than_its_file_is_refused(tmp_path):
+    path = saved(tmp_path / "w.pt", {"to_out.weight": torch.zeros(1).expand(10**6, 10**6)})
+    with pytest.raises(UsageError, match="more data than the whole file"):
+        load_state(path)
+
+
+def test_tensors_without_dense_data_are_refused(tmp_path):
+    for tensor in (torch.ones(2, 2).to_sparse(), torch.ones(2, device="meta")):
+        with pytest.raises(UsageError, match="not a dense tensor"):
+            load_state(saved(tmp_path / "w.pt", {"to_out.weight": tensor}))
+
+
+def test_archives_torch_did_not_write(tmp_path):
+    torch_file = saved(tmp_path / "w.pt", STATE)
+    packed = tmp_path / "packed.pt"
+    with zipfile.ZipFile(torch_file) as source, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target:
+        for name in source.namelist():
+            target.writestr(name, source.read(name))
+    with pytest.raises(UsageError, match="compressed"):
+        load_state(packed)
+    with zipfile.ZipFile(packed, "w") as target:
+        target.writestr("readme.txt", "hello")
+    with pytest.raises(UsageError, match="zip file without tensors"):
+        load_state(packed)
+
+
+def test_paths_that_are_no_files(tmp_path):
+    with pytest.raises(UsageError, match="is a folder"):
+        load_state(tmp_path)
+    with pytest.raises(UsageError, match="Cannot read"):
+        load_state(tmp_path / "none.pt")
+
+
+def test_without_torch_the_fix_is_named(tmp_path, monkeypatch):
+    path = saved(tmp_path / "w.pt", STATE)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingDependency) as caught:
+        load_state(path)
+    assert caught.value.fix == as_installed("pip install 'localattn[cpu]'")
+    assert caught.value.exit_code == ExitCode.MISSING
+
+
+def test_find_config(tmp_path):
+    checkpoint = tmp_path / "w.pt"
+    assert find_config(checkpoint) is None
+    for name in ("config.yaml", "config.json", "w.yml", "w.toml", "w.json"):  # each wins over those before
+        (tmp_path / name).touch()
+        assert find_config(checkpoint) == tmp_path / name
+    assert find_config(checkpoint, tmp_path / "config.yaml") == tmp_path / "config.yaml"
+    with pytest.raises(UsageError, match="no config"):
+        find_config(checkpoint, tmp_path / "none.json")

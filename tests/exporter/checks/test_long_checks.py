@@ -1,0 +1,88 @@
+"""Long sequences: the oracle at some positions, and the witness of a whole model in two runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from localattn.exporter.checks import window
+from localattn.exporter.export import ExportRequest, open_request
+from localattn.exporter.lowering import attention_function, functions, trace
+from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.source import reference_runner
+from localattn.exporter.source.source_model import SourceModel
+from localattn.runtime.inputs.arrays import random_inputs
+from localattn.runtime.ort.session import open_bytes
+
+from ...conftest import TINY, save_upstream
+
+VARIANTS = {
+    "causal": {},
+    "block_local": {"exact_windowsize": False},
+    "non_causal": {"causal": False},
+    "xpos": {"use_xpos": True, "num_residual_streams": 1},
+    "bias": {"use_dynamic_pos_bias": True},
+}
+
+
+def source_of(folder: Path, length: int, mask: bool = False, **kwargs: object) -> SourceModel:
+    made = TINY | {"depth": 3, "max_seq_len": length} | kwargs
+    checkpoint = save_upstream(folder, "local_attention.LocalTransformer", made)
+    return open_request(ExportRequest(checkpoint, folder / "m.onnx", shapes=ShapeRequest(mask=mask)))[1]
+
+
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize("kwargs", VARIANTS.values(), ids=VARIANTS)
+def test_the_oracle_at_some_positions_is_the_oracle(tmp_path: Path, kwargs: dict[str, object], mask: bool) -> None:
+    for length in (61, 64):
+        source = source_of(tmp_path, length, mask, **kwargs)
+        inputs = random_inputs(source.inputs("fp32"), 1, token_limit=source.token_limit)
+        whole = source.reference(inputs)["logits"]
+        positions = np.array([0, 1, 2, 9, length // 2, length // 2 + 1, length - 3, length - 1])
+        some = source.reference(inputs, positions)["logits"]
+        np.testing.assert_allclose(some, whole[:, positions], rtol=0, atol=1e-12)
+
+
+def test_long_sequences_are_judged_at_edges_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reference_runner.sampled_positions(source_of(tmp_path, 2048)) is None
+    positions = reference_runner.sampled_positions(source_of(tmp_path, 2050))
+    assert positions is not None
+    assert {0, 3, 4, 5, 2047, 2048, 2049} <= set(positions.tolist())
+    # A model that sees everything from its last position is not cheaper at some positions: all are judged.
+    monkeypatch.setattr(reference_runner, "WHOLE_UP_TO", 16)
+    assert reference_runner.sampled_positions(source_of(tmp_path, 20)) is None
+
+
+@pytest.mark.parametrize(("depth", "kwargs"), [(3, {}), (2, {"causal": False}), (3, {"exact_windowsize": False})])
+def test_two_runs_find_a_lost_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depth: int, kwargs: dict[str, object]
+) -> None:
+    monkeypatch.setattr(window, "LONG", 32)
+
+    def found() -> object:
+        source = source_of(tmp_path, 64, depth=depth, **kwargs)
+        model = trace.trace(source, "fp32", 20)
+        functions.attach_functions(model)
+        session = open_bytes(ir.serde.serialize_model(model).SerializeToString())
+        findings = window.Findings()
+        sentence = window.check_model_window(session, source, findings, {})
+        return findings, sentence
+
+    findings, sentence = found()
+    assert findings.boundaries == 3 and not findings.faults
+    assert "weigh on queries" in sentence
+    monkeypatch.setattr(attention_function, "OUTSIDE_SCORE", 0.0)  # the window is lost
+    findings, _ = found()
+    assert any("must not" in fault for fault in findings.faults)
+
+
+def test_a_known_run_is_not_repeated(tmp_path: Path) -> None:
+    source = source_of(tmp_path, 64)
+    inputs = window._witness_inputs(type("Inputs", (), {"inputs": source.inputs("fp32")})(), source.token_limit)
+    known = {"inputs": inputs, "outputs": {"logits": np.zeros(3)}}
+    assert window._baseline(None, dict(inputs), known) is known["outputs"]
+    with pytest.raises(AttributeError):  # other inputs are run
+        window._baseline(None, {"tokens": inputs["tokens"] + 1}, known)

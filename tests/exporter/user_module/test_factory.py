@@ -1,0 +1,162 @@
+"""`localattn export --factory`: the user's function, its weights and inputs, and one clear error for each mistake."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from localattn.core.documents.sidecar import read_sidecar
+
+from ...conftest import Finished
+
+Command = Callable[..., Finished]
+TOKENS = ("--input", "tokens:int64:[1,24]")
+NET = """
+import torch
+from torch import nn
+from local_attention import LocalMHA
+
+
+class Net(nn.Module):
+    def __init__(self, dim: int, window: int) -> None:
+        super().__init__()
+        self.model = nn.Embedding(11, dim)  # a name that is a wrapper's prefix elsewhere
+        self.attn = LocalMHA(dim=dim, window_size=window, dim_head=8, heads=2, causal=True)
+        self.out = nn.Linear(dim, 11)
+
+    def forward(self, tokens):
+        x = self.model(tokens)
+        return self.out(x + self.attn(x))
+
+
+def make(dim=16, window=4):
+    return Net(dim, window)
+
+
+def list_of_nothing():
+    return []
+
+
+def broken():
+    raise RuntimeError("no such data set")
+
+
+number = 3
+"""
+
+
+@pytest.fixture
+def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, with a module and its weights."""
+    monkeypatch.chdir(tmp_path)
+    name = f"net_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(NET)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    module = __import__(name).make()
+    torch.save({"state_dict": {f"module.{k}": v for k, v in module.state_dict().items()}}, tmp_path / "w.pt")
+    torch.save(module, tmp_path / "whole.pt")
+    return tmp_path / f"{name}.py"
+
+
+def test_factory(net: Path, localattn: Command) -> None:
+    done = localattn("export", "--factory", f"{net.stem}:make", "--weights", "w.pt", *TOKENS)
+    assert done.code == 0, done
+    assert "replaced  attn: local_attention.transformer.LocalMHA, causal exact, window 4" in done.out
+    assert "✓ parity" in done.out
+    sidecar = read_sidecar(Path("w.onnx"))
+    assert sidecar is not None
+    assert (sidecar.class_name, sidecar.checkpoint_name, sidecar.seq_len) == (f"{net.stem}:make", "w.pt", 24)
+    assert localattn("run", "w.onnx", "--load-inputs", "none.npz").code == 2
+    assert localattn("inspect", "w.onnx").code == 0
+
+
+def test_factory_in_a_file_with_arguments_and_open_axes(net: Path, localattn: Command) -> None:
+    arguments = ("--factory", f"{net}:make", "--factory-args", '{"window": 6}', "--dynamic", "batch,seq")
+    done = localattn("export", *arguments, *TOKENS, "--max-seq-len", 30, "--format", "json")
+    assert done.code == 0, done
+    document = json.loads(done.out)
+    assert document["kwargs"] == {"window": 6}
+    assert document["dynamic"] == ["batch", "seq"]
+    assert document["windows"][0]["window_size"] == 6
+    assert "no --weights" in document["notes"][0]
+    assert Path("make.onnx").exists()
+
+
+def test_inputs_from_a_file(net: Path, localattn: Command) -> None:
+    np.savez("in.npz", tokens=np.arange(20, dtype=np.int64)[None] % 11)
+    done = localattn("export", "--factory", f"{net.stem}:make", "--weights", "w.pt", "--load-inputs", "in.npz")
+    assert done.code == 0, done
+    assert "3 sets of inputs" in done.out
+
+
+def test_pickled_modules_need_permission(net: Path, localattn: Command) -> None:
+    refused = localattn("export", "--factory", f"{net.stem}:make", "--weights", "whole.pt", *TOKENS)
+    assert refused.code == 2
+    assert "Python objects" in refused.err
+    for arguments in (("--factory", f"{net.stem}:make", "--weights", "whole.pt"), ("whole.pt",)):
+        allowed = localattn("export", *arguments, *TOKENS, "--allow-pickle", "--force")
+        assert allowed.code == 0, allowed
+        assert "runs whatever code" in allowed.err
+    wrong = localattn("export", "w.pt", *TOKENS, "--allow-pickle", "--force")
+    assert wrong.code == 2
+    assert "holds a dict" in wrong.err
+
+
+def test_dry_run_of_a_module(net: Path, localattn: Command) -> None:
+    done = localattn("export", "--factory", f"{net.stem}:make", *TOKENS, "--dry-run")
+    assert done.code == 0
+    assert "replaced  attn" in done.out
+    assert not Path("make.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--factory", "no_such_module_here:make"], "There is no module"),
+        (["--factory", "no_such_file.py:make"], "There is no file"),
+        (["--factory", "NET"], "names no function"),
+        (["--factory", "NET:other"], "has no other"),
+        (["--factory", "NET:number"], "is a int"),
+        (["--factory", "NET:list_of_nothing"], "returned a list"),
+        (["--factory", "NET:broken"], "no such data set"),
+        (["--factory", "NET:make", "--factory-args", "{"], "not JSON"),
+        (["--factory", "NET:make", "--factory-args", "[1]"], "is a list"),
+        (["--factory", "NET:make", "--factory-args", '{"width": 3}'], "width"),
+        (["--factory", "NET:make", "--factory-args", '{"dim": 24}', "--weights", "w.pt"], "expected [11, 24]"),
+        (["--factory", "NET:make", "--weights", "none.pt"], "none.pt"),
+        (["--factory", "NET:make", "--weights", "other.pt"], "lacks 3 tensors: attn.to_qkv.weight"),
+        (["--factory", "NET:make", *TOKENS, "--input", "x:float32:[1]"], "does not take"),
+        (["--factory", "NET:make", "--input", "tokens:float32:[1,24]"], "fails on the example"),
+        (["--factory", "NET:make", "--dynamic", "length"], "no input has an axis"),
+        (["--factory", "NET:make", "--dynamic", "seq,seq"], "--dynamic"),
+        (["--factory", "NET:make", "--max-seq-len", "30"], "--dynamic seq"),
+        (["--factory", "NET:make", "--dtype", "fp16"], "--dtype"),
+        (["--factory", "NET:make", "--mask"], "--mask"),
+        (["--factory", "NET:make", "--load-inputs", "in.npz"], "both given"),
+        (["--weights", "w.pt"], "--input"),
+        ([], "--input"),
+    ],
+    ids=lambda value: " ".join(value[1:]) if isinstance(value, list) else "",
+)
+def test_impossible_module_requests(net: Path, localattn: Command, arguments: list[str], words: str) -> None:
+    torch.save({"model.weight": torch.zeros(11, 16), "out.weight": torch.zeros(11, 16)}, "other.pt")
+    given = [part.replace("NET", net.stem) for part in arguments]
+    inputs = () if "--input" in arguments else TOKENS
+    finished = localattn("export", *given, *inputs, "-o", "m.onnx")
+    assert finished.code == 2, finished
+    assert words in finished.err, finished.err
+    assert "Traceback" not in finished.err
+    assert not Path("m.onnx").exists()
+    assert finished.out == ""
+
+
+def test_a_module_needs_inputs(net: Path, localattn: Command) -> None:
+    finished = localattn("export", "--factory", f"{net.stem}:make")
+    assert finished.code == 2
+    assert "--input" in finished.err

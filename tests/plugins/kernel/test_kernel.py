@@ -1,0 +1,222 @@
+"""The kernel's numbers, in Triton's interpreter, against the dense float64 reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from localattn.core.errors import UsageError
+from localattn.core.geometry import WindowGeometry
+from localattn.core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST
+from localattn.plugins.kernel.spec import KernelSpec, Tile
+from localattn.plugins.kernel.targets import TARGETS
+from localattn.plugins.kernel.tiles import tile_for
+from localattn.plugins.torch_op import windowed_attention
+
+from ...support import reference
+from ...support.native.kernel_cases import DTYPES, SMALL_TILE, TOLERANCE, Case, geometries, judge, named, some_case
+from ...support.native.kernel_worker import Worker
+
+pytest.importorskip("triton", reason="Triton interprets the kernel: pip install 'localattn[plugin]'")
+
+
+def check(worker: Worker, case: Case, size: float = 1.0) -> None:
+    tensors = case.tensors(size)
+    actual = worker("launch", *tensors, case.attributes, case.tile)
+    assert actual.dtype == DTYPES[case.dtype] and actual.is_contiguous()
+    judge(actual, case, tensors)
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    started = Worker()
+    yield started
+    started.close()
+
+
+GRID = [some_case(g, index) for index, g in enumerate([*geometries(24), *geometries(5)])]
+FULL_GRID = [
+    replace(some_case(g, seed), head_dim=head_dim, dtype=dtype)
+    for seed, window in enumerate((1, 7, 16, 20, 33, 64))
+    for g in geometries(window)
+    for head_dim, dtype in ((16, "fp32"), (40, "fp16"), (64, "bf16"), (80, "fp32"))
+]
+
+
+@pytest.mark.parametrize("case", GRID, ids=named)
+def test_every_geometry(worker: Worker, case: Case) -> None:
+    check(worker, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", FULL_GRID, ids=named)
+def test_every_geometry_type_and_head_size(worker: Worker, case: Case) -> None:
+    check(worker, case)
+
+
+CAUSAL = WindowGeometry(20, 1, 0, causal=True, exact_windowsize=True)
+OPEN = WindowGeometry(20, 1, 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [16, 40, 64, 80, 128, 256])
+def test_every_head_size_and_type_with_its_own_tile(worker: Worker, head_dim: int, dtype: str) -> None:
+    spec = KernelSpec(dtype, head_dim, has_mask=True, has_bias=True)
+    tile = tile_for(spec, TARGETS["sm_80"])
+    check(worker, Case(OPEN, 90, head_dim, dtype, heads=1, mask=True, bias=True, tile=tile))
+
+
+@pytest.mark.parametrize("head_dim", [17, 33, 100])
+def test_head_sizes_that_align_with_nothing(worker: Worker, head_dim: int) -> None:
+    check(worker, Case(CAUSAL, 50, head_dim, heads=3, batch=2))
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 63, 64, 65])
+def test_lengths_around_the_tiles(worker: Worker, length: int) -> None:
+    check(worker, Case(CAUSAL, length, heads=1, tile=Tile(64, 32, 4, 2)))
+    check(worker, Case(OPEN, length, heads=1, perm=HEADS_FIRST, tile=Tile(16, 64, 4, 2)))
+
+
+@pytest.mark.parametrize("shared_qk", [False, True], ids=["apart", "shared_qk"])
+@pytest.mark.parametrize("scale", [-0.3, 0.0, 1e-8, 4.0])
+def test_any_scale(worker: Worker, scale: float, shared_qk: bool) -> None:
+    for bias in (False, True):
+        check(worker, Case(CAUSAL, 40, heads=1, scale=scale, shared_qk=shared_qk, bias=bias))
+
+
+def test_a_token_alone_with_itself_sees_itself(worker: Worker) -> None:
+    """shared_qk lowers a token's own score, but where nothing else is visible it is all there is."""
+    alone = WindowGeometry(1, 0, 0, causal=True)
+    case = Case(alone, 20, shared_qk=True)
+    tensors = case.tensors()
+    assert torch.equal(worker("launch", *tensors, case.attributes, case.tile), tensors[2])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_huge_scores_are_no_nan(worker: Worker, dtype: str) -> None:
+    size = {"fp32": 1e30, "bf16": 1e30, "fp16": 6e3}[dtype]
+    case = Case(CAUSAL, 50, dtype=dtype, mask=True, bias=True)
+    q, k, v, mask, bias = case.tensors(size)
+    output = worker("launch", q, k, v, mask, bias, case.attributes, case.tile)
+    assert torch.isfinite(output).all()
+    assert output.abs().max() <= v.abs().max()  # averages
+
+
+@pytest.mark.parametrize("geometry", [CAUSAL, OPEN], ids=["causal", "open"])
+def test_where_a_nan_goes(worker: Worker, geometry: WindowGeometry) -> None:
+    """Of a key to the queries that see it, whatever its bits; of a value, besides, to others of their tiles."""
+    case = Case(geometry, 150, heads=1)
+    tensors = case.tensors()
+    clean = worker("launch", *tensors, case.attributes, case.tile)
+    sees = reference.upstream_visibility(geometry, 150)[:, 70]
+    tile = np.arange(150) // case.tile.block_queries
+    for index in (1, 2):
+        poisoned = [x if x is None else x.clone() for x in tensors]
+        poisoned[index].view(torch.int32)[0, 70, 0, 3] = 0x7FC00001
+        output = worker("launch", *poisoned, case.attributes, case.tile)[0, :, 0]
+        concerned = torch.from_numpy(sees if index == 1 else np.isin(tile, tile[sees]))
+        assert output[torch.from_numpy(sees)][:, 3].isnan().all()
+        assert torch.equal(output[~concerned], clean[0, ~concerned, 0])
+
+
+def test_a_row_of_lowest_biases_is_an_average(worker: Worker) -> None:
+    case = Case(OPEN, 60, bias=True)
+    q, k, v, _, bias = case.tensors()
+    hidden = torch.full_like(bias, -torch.inf)
+    output = worker("launch", q, k, v, None, hidden, case.attributes, case.tile)
+    visible = reference.upstream_visibility(OPEN, 60)
+    average = np.einsum("ij,bjhd->bihd", visible / visible.sum(1, keepdims=True), v.double().numpy())
+    np.testing.assert_allclose(output.numpy(), average, rtol=0, atol=TOLERANCE["fp32"])
+
+
+def test_inputs_that_are_not_contiguous_and_an_empty_batch(worker: Worker) -> None:
+    case = Case(CAUSAL, 40)
+    q, k, v, *_ = case.tensors()
+    apart = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    expected_output = worker("launch", q, k, v, None, None, case.attributes, case.tile)
+    assert torch.equal(worker("launch", *apart, None, None, case.attributes, case.tile), expected_output)
+    empty = (x[:0] for x in (q, k, v))
+    assert worker("launch", *empty, None, None, case.attributes, case.tile).shape == (0, 40, 2, 16)
+
+
+@settings(
+    max_examples=12,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(data=st.data())
+def test_random_cases(worker: Worker, data: st.DataObject) -> None:
+    causal = data.draw(st.booleans(), "causal")
+    geometry = WindowGeometry(
+        data.draw(st.integers(1, 40), "window"),
+        data.draw(st.integers(0, 3), "back"),
+        0 if causal else data.draw(st.integers(0, 3), "forward"),
+        causal,
+        data.draw(st.booleans(), "exact"),
+    )
+    check(
+        worker,
+        Case(
+            geometry,
+            data.draw(st.integers(1, 80), "length"),
+            head_dim=data.draw(st.sampled_from([16, 24, 32]), "head_dim"),
+            dtype=data.draw(st.sampled_from(sorted(DTYPES)), "dtype"),
+            heads=data.draw(st.integers(1, 2), "heads"),
+            mask=data.draw(st.booleans(), "mask"),
+            bias=data.draw(st.booleans(), "bias"),
+            shared_qk=data.draw(st.booleans(), "shared_qk"),
+            perm=data.draw(st.sampled_from([SEQUENCE_FIRST, HEADS_FIRST]), "layout"),
+            tile=data.draw(st.sampled_from([SMALL_TILE, Tile(32, 16, 4, 2), Tile(16, 32, 4, 2)]), "tile"),
+        ),
+    )
+
+
+def operator_arguments(case: Case, xpos_scale_base: float = 0.0) -> list[object]:
+    g = case.geometry
+    window = [g.window_size, g.look_backward, g.look_forward, g.causal, g.exact_windowsize]
+    rest = [case.attributes.scale, case.shared_qk, case.perm == SEQUENCE_FIRST, xpos_scale_base]
+    return [*case.tensors(), *window, *rest]
+
+
+@pytest.mark.parametrize(
+    ("case", "base"),
+    [
+        (Case(OPEN, 30, mask=True, bias=True, shared_qk=True), 0.0),
+        (Case(CAUSAL, 50, dtype="fp16", perm=HEADS_FIRST), 0.0),
+        (Case(CAUSAL, 50), 8.0),
+        (Case(CAUSAL, 50, head_dim=8), 0.0),
+    ],
+    ids=["kernel", "kernel_fp16", "xpos_by_reference", "small_head_by_reference"],
+)
+def test_what_the_operator_runs_on_a_gpu(worker: Worker, case: Case, base: float) -> None:
+    arguments = operator_arguments(case, base)
+    by_reference = windowed_attention(*arguments)
+    output = worker("operator", *arguments)
+    torch.testing.assert_close(output, by_reference, rtol=0, atol=TOLERANCE[case.dtype])
+
+
+def test_the_operator_is_registered_for_gpus() -> None:
+    assert torch._C._dispatch_has_kernel_for_dispatch_key("localattn::windowed_attention", "CUDA")
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "message"),
+    [
+        (Case(OPEN, 40), {"xpos_scale_base": 8.0}, "Xpos"),
+        (Case(OPEN, 1, heads=70000), {}, "70000"),
+        (Case(OPEN, 40), {"geometry": WindowGeometry(2**20, 2048)}, "overflow"),
+        (Case(OPEN, 40, head_dim=8), {}, "heads 8 wide"),
+        (Case(OPEN, 40), {"perm": (0, 3, 1, 2)}, "layout"),
+    ],
+    ids=["xpos", "many_heads", "huge_window", "small_head", "layout"],
+)
+def test_what_the_kernel_refuses(worker: Worker, case: Case, change: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        worker("launch", *case.tensors()[:3], None, None, replace(case.attributes, **change), case.tile)

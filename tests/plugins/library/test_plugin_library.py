@@ -1,0 +1,254 @@
+"""The plugin library: what it links and exports, what it launches, what it says; on both processors."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from localattn.core.errors import CheckFailed
+from localattn.core.nodes.attention import SEQUENCE_FIRST
+from localattn.core.storage.library_store import TENSORRT_PLUGIN, read_facts, read_named
+from localattn.plugins.kernel.compile import compile_kernel
+from localattn.plugins.kernel.spec import KernelSpec, grid, pack_scalars
+from localattn.plugins.kernel.targets import TARGETS
+from localattn.plugins.library.facts import ARCHITECTURES, Arch, host_arch, parse_facts
+
+from ...support.native.plugin_build import DTYPE, HEAD_DIM, SOURCES, compiler, library, program, stand_in_driver
+from ...support.native.plugin_drive import (
+    BATCH,
+    CASES,
+    HEADS,
+    INPUT_GAP,
+    LENGTH,
+    OP_TYPES,
+    OUTPUT,
+    WINDOW,
+    drive,
+    fields_of,
+)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_links_no_nvidia_library_and_exports_two_functions(arch: Arch) -> None:
+    if shutil.which("readelf") is None:
+        pytest.skip("readelf (package binutils) reads the library")
+    facts = library(arch)
+
+    def readelf(*options: str) -> str:
+        return subprocess.run(
+            ["readelf", "-W", *options, str(facts.path)], capture_output=True, text=True, check=True
+        ).stdout
+
+    needed = set(re.findall(r"NEEDED\).*\[(.+)\]", readelf("-d")))
+    assert needed <= {"libc.so.6", "libgcc_s.so.1", "libm.so.6", "libdl.so.2"} | {
+        name for name in needed if name.startswith("ld-linux")
+    }
+    symbols = [line.split() for line in readelf("--dyn-syms").splitlines() if re.match(r"\s*\d+:", line)]
+    exported = {row[7] for row in symbols if row[4] in ("GLOBAL", "WEAK") and row[6] != "UND"}
+    assert exported == {"getCreators", "setLoggerFinder"}
+    machine = {"x86_64": "X86-64", "aarch64": "AArch64"}[arch]
+    assert machine in readelf("-h")
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_facts_tell_what_is_inside(arch: Arch) -> None:
+    facts = library(arch)
+    assert facts.path is not None
+    assert parse_facts(read_facts(TENSORRT_PLUGIN, facts.path), facts.path) == facts
+    assert sorted(kernel.op_type for kernel in facts.kernels) == sorted(OP_TYPES)
+    for kernel in facts.kernels:
+        assert (kernel.dtype, kernel.head_dim) == (DTYPE, HEAD_DIM)
+        assert (kernel.machine_code, kernel.ptx) == (["sm_86", "sm_90"], ["sm_86"])
+        assert kernel.runs_on(87) and kernel.runs_on(90) and kernel.runs_on(121) and not kernel.runs_on(80)
+    # Ubuntu 22.04, which JetPack 6 is, has 2.35.
+    assert tuple(map(int, facts.glibc.split("."))) <= (2, 35)
+    wanted = KernelSpec("bf16", HEAD_DIM)
+    assert facts.missing([wanted], [TARGETS["sm_86"]]) == [wanted.name]
+    here = KernelSpec(DTYPE, HEAD_DIM)
+    assert facts.missing([here], [TARGETS["sm_80"], TARGETS["sm_120"]]) == [f"{here.name} on sm_80"]
+
+
+def test_a_changed_library_is_noticed(tmp_path: Path) -> None:
+    facts = library(host_arch())
+    assert facts.path is not None
+    copy = tmp_path / "copy.so"
+    copy.write_bytes(facts.path.read_bytes() + b"!")
+    copy.with_name("copy.so.json").write_text(facts.to_json())
+    with pytest.raises(CheckFailed, match="changed after it was built"):
+        read_named(TENSORRT_PLUGIN, copy)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("op_type", OP_TYPES)
+@pytest.mark.parametrize("case", CASES)
+def test_launch_has_the_arguments_of_the_contract(case: str, op_type: str, arch: Arch, tmp_path: Path) -> None:
+    attributes = CASES[case]
+    sequence_first = attributes.perm == SEQUENCE_FIRST
+    shape = (BATCH, LENGTH, HEADS, HEAD_DIM) if sequence_first else (BATCH, HEADS, LENGTH, HEAD_DIM)
+    driven = drive(tmp_path, op_type, fields_of(attributes), arch=arch, shape=shape)
+    spec = KernelSpec(DTYPE, HEAD_DIM, has_mask="Mask" in op_type, has_bias="Bias" in op_type)
+    compiled = compile_kernel(spec, TARGETS["sm_86"])
+    expected = {
+        "call": "launch",
+        "entry": spec.name,
+        "ptx": False,
+        "grid": list(grid(compiled.tile, LENGTH, BATCH * HEADS)),
+        "block": [compiled.threads, 1, 1],
+        "shared": compiled.shared_bytes,
+        "stream": 0x55,
+        "extra": False,
+        "inputs": [INPUT_GAP * (i + 1) for i in range(len(spec.variant.input_names))],
+        "scalars": list(pack_scalars(attributes, LENGTH, HEADS)),
+        "output": OUTPUT,
+    }
+    assert driven.launches == [expected, expected]
+    assert len(driven.loads) == 1, "the second launch uses the loaded kernel"
+    assert driven.told["enqueue"] == [0, 0]
+    assert all(driven.told["supported"]) and driven.told["configure"] == 0
+
+
+def test_attributes_survive_serialisation(tmp_path: Path) -> None:
+    attributes = CASES["block-local"]
+    fields = drive(tmp_path, fields=fields_of(attributes), shape=(1, 2, 50, HEAD_DIM)).told["fields"]
+    expected = {name: value if isinstance(value, list) else [value] for name, value in attributes.as_onnx().items()}
+    assert set(expected) - set(fields) == {"query_block", "xpos_scale_base", "plugin_namespace", "plugin_version"}
+    for name, values in fields.items():
+        assert values == pytest.approx(expected[name])
+
+
+@pytest.mark.parametrize(
+    ("capability", "refuse", "loads"),
+    [
+        (86, "", [False]),
+        (90, "", [False]),
+        (89, "", [True]),  # no machine code: PTX of 8.6
+        (121, "", [True]),
+        (86, "cubin", [False, True]),  # the driver does not take the machine code
+    ],
+)
+def test_kernel_fits_the_gpu(capability: int, refuse: str, loads: list[bool], tmp_path: Path) -> None:
+    driven = drive(tmp_path, capability=capability, refuse=refuse)
+    assert [load["ptx"] for load in driven.loads] == loads
+    assert [launch["ptx"] for launch in driven.launches] == loads[-1:] * 2
+    assert driven.told["enqueue"] == [0, 0]
+
+
+def test_older_gpu_is_told_how_to_build(tmp_path: Path) -> None:
+    driven = drive(tmp_path, capability=80)
+    assert driven.told["enqueue"] == [-1, -1] and not driven.launches
+    assert "compute capability 8.0" in driven.messages
+    assert "localattn plugin build --target sm_80 --dtype fp16 --head-dim 64" in driven.messages
+
+
+def test_driver_that_takes_nothing_is_quoted(tmp_path: Path) -> None:
+    driven = drive(tmp_path, refuse="all")
+    assert driven.told["enqueue"] == [-1, -1] and not driven.launches
+    assert "CUDA_ERROR_NO_BINARY_FOR_GPU (209): no kernel image is available" in driven.messages
+
+
+def test_without_a_driver_it_loads_and_says_so_when_it_runs(tmp_path: Path) -> None:
+    driven = drive(tmp_path, driver=False)
+    if driven.told["enqueue"] == [0, 0]:
+        pytest.skip("this machine has a CUDA driver")
+    assert driven.told["created"] and driven.told["shape_change"] == 0
+    assert driven.told["enqueue"] == [-1, -1]
+    assert "libcuda.so.1" in driven.messages or "CUDA" in driven.messages
+
+
+def test_unaligned_tensor_is_refused(tmp_path: Path) -> None:
+    driven = drive(tmp_path)
+    assert driven.told["unaligned"] == -1
+    assert "does not start at a multiple of 16 bytes" in driven.messages
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"window_size": ""}, "attribute window_size is missing"),
+        ({"window_size": "0"}, "attribute window_size is 0; it must lie in [1, 2147483647]"),
+        ({"look_backward": "-1"}, "attribute look_backward is -1"),
+        ({"look_forward": "1"}, "attribute look_forward is 1; a causal window sees nothing ahead"),
+        ({"causal": "2"}, "attribute causal is 2"),
+        ({"scale": "1"}, "attribute scale must be one float"),
+        ({"scale": "nanf"}, "attribute scale is not finite"),
+        ({"perm": "0,2,1"}, "attribute perm must be 4 integer(s)"),
+        ({"perm": "0,1,3,2"}, "attribute perm must be [0, 2, 1, 3]"),
+        ({"window_size": "2000000000"}, "the window has 4000000000 keys; positions are 32 bits wide"),
+    ],
+)
+def test_wrong_attribute_is_named(changed: dict[str, str], message: str, tmp_path: Path) -> None:
+    driven = drive(tmp_path, fields=fields_of(WINDOW, **changed))
+    assert driven.told["created"] is False
+    assert f"WindowedAttention of node node: {message}" in driven.messages
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("version", "versioned", "logged"),
+    [
+        (100300, False, True),
+        (101601, False, True),
+        (110100, True, True),
+        (10701, True, True),  # TensorRT-RTX
+        (10100, False, False),  # a TensorRT-RTX of which nothing is known: stderr
+    ],
+)
+def test_logger_of_every_release(version: int, versioned: bool, logged: bool, arch: Arch, tmp_path: Path) -> None:
+    flags = ["-shared", "-fPIC", f"-DVERSION={version}", f"-Wl,-soname=libtensorrt_{version}.so"]
+    tensorrt = program(arch, "fake_tensorrt.cpp", *flags, *["-DVERSIONED"] * versioned)
+    driven = drive(tmp_path, fields=fields_of(WINDOW, window_size="0"), arch=arch, tensorrt=tensorrt)
+    text = "localattn: WindowedAttention of node node: attribute window_size is 0; it must lie in [1, 2147483647]\n"
+    assert driven.messages == ("[logger 1] " if logged else "") + text
+
+
+def test_missing_kernel_is_named_with_the_command(tmp_path: Path) -> None:
+    driven = drive(tmp_path, "WindowedAttentionMask", dtype="bf16")
+    assert driven.told["supported"][0] is False
+    assert "no kernel for bf16, head size 64, key mask in this plugin library" in driven.messages
+    assert "localattn plugin build --dtype bf16 --head-dim 64" in driven.messages
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((70000, 8, 1, HEAD_DIM), "batch times heads is 70000, above 65535"),
+        ((1, 2**31 - 65, 1, HEAD_DIM), "overflow 32-bit positions"),
+        ((1, 8, HEAD_DIM), "query is [1, 8, 64]; it must have 4 dimensions"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(shape: tuple[int, ...], message: str, tmp_path: Path) -> None:
+    driven = drive(tmp_path, shape=shape)
+    assert driven.told["shape_change"] == -1
+    assert message in driven.messages
+
+
+def test_clean_under_valgrind(tmp_path: Path) -> None:
+    if shutil.which("valgrind") is None:
+        pytest.skip("valgrind watches the memory")
+    arch = host_arch()
+    facts = library(arch)
+    environment = os.environ | {"LD_LIBRARY_PATH": str(stand_in_driver(arch)), "FAKE_CUDA_LOG": os.devnull}
+    command = ["valgrind", "-q", "--error-exitcode=9", program(arch, "drive.cpp"), facts.path]
+    command += ["WindowedAttentionMaskBias", DTYPE, f"{BATCH},{LENGTH},{HEADS},{HEAD_DIM}", *fields_of(WINDOW)]
+    finished = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("headers", os.environ.get("LOCALATTN_TEST_TENSORRT_HEADERS", "").split(":"))
+def test_compiles_with_other_releases(headers: str, arch: Arch, tmp_path: Path) -> None:
+    if not headers:
+        pytest.skip("LOCALATTN_TEST_TENSORRT_HEADERS lists include folders of further TensorRT releases, with ':'")
+    from localattn.plugins.library.headers import find_cuda_headers
+
+    sources = sorted((SOURCES.parents[1] / "plugins/library/source").glob("*.cpp"))
+    command = [*compiler(arch).command, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter"]
+    command += ["-Wno-deprecated-declarations", "-fsyntax-only", "-isystem", headers]
+    command += ["-isystem", str(find_cuda_headers(arch).folder), *map(str, sources)]
+    finished = subprocess.run(command, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr

@@ -1,0 +1,70 @@
+"""The plugin's numbers without a GPU: the PTX inside the library, launched as the library launched it.
+
+TensorRT's interface is driven by a C++ program, the CUDA driver's by a stand-in that keeps what it is given; the launch
+is then repeated by a machine for PTX, on tensors at the very addresses, and judged by the float64 reference.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from localattn.core.nodes.attention import NodeAttributes
+from localattn.plugins.library.facts import ARCHITECTURES, Arch, host_arch
+
+from ...simulators.ptx.launch import launch
+from ...simulators.ptx.memory import GlobalMemory
+from ...simulators.ptx.program import read_program
+from ...support import reference
+from ...support.native.plugin_build import HEAD_DIM
+from ...support.native.plugin_drive import BATCH, CASES, HEADS, LENGTH, OP_TYPES, drive, fields_of
+
+Array = np.ndarray[Any, Any]
+
+
+def inputs_of(attributes: NodeAttributes, op_type: str) -> list[Array | None]:
+    """Query, key, value, mask and bias, in the plugin's types."""
+    rng = np.random.default_rng(3)
+    sizes = (BATCH, HEADS, LENGTH, HEAD_DIM)
+    shape = tuple(sizes[axis] for axis in attributes.perm)
+    g = attributes.geometry
+    bias = rng.standard_normal((HEADS, g.window_size, g.keys_per_window)).astype(np.float16)
+    return [
+        *(rng.standard_normal(shape).astype(np.float16) for _ in range(3)),
+        rng.random((BATCH, LENGTH)) < 0.7 if "Mask" in op_type else None,
+        bias if "Bias" in op_type else None,
+    ]
+
+
+def check(case: str, op_type: str, arch: Arch, tmp_path: Path) -> None:
+    attributes = CASES[case]
+    inputs = inputs_of(attributes, op_type)
+    query = inputs[0]
+    assert query is not None
+    driven = drive(tmp_path, op_type, fields_of(attributes), arch=arch, shape=query.shape, capability=87)
+    call = driven.launches[0]
+    assert call["ptx"]
+    memory, output = GlobalMemory(), np.full_like(query, np.nan)
+    given = [x for x in inputs if x is not None]
+    for array, address in zip([*given, output], [*call["inputs"], call["output"]], strict=True):
+        memory.put(array, address)
+    arguments = [*call["inputs"], *call["scalars"], call["output"]]
+    launch(read_program(driven.ptx), memory, call["grid"], call["block"], call["shared"], arguments)
+    exact = [None if x is None else x.astype(np.float64) if x.dtype == np.float16 else x for x in inputs]
+    expected = reference.windowed_attention(attributes, *exact)  # type: ignore[arg-type]
+    np.testing.assert_allclose(output.astype(np.float64), expected, rtol=0, atol=3e-3)
+
+
+@pytest.mark.parametrize("op_type", OP_TYPES)
+@pytest.mark.parametrize("case", CASES)
+def test_a_launch_repeated(case: str, op_type: str, tmp_path: Path) -> None:
+    check(case, op_type, host_arch(), tmp_path)
+
+
+@pytest.mark.parametrize("arch", [arch for arch in ARCHITECTURES if arch != host_arch()])
+@pytest.mark.parametrize("op_type", [OP_TYPES[0], OP_TYPES[-1]])
+def test_a_launch_by_the_library_of_the_other_processor(op_type: str, arch: Arch, tmp_path: Path) -> None:
+    check("causal exact", op_type, arch, tmp_path)

@@ -1,0 +1,162 @@
+"""The plugin library in a real TensorRT: TensorRT-RTX, which reads ONNX files and builds engines without a GPU.
+
+One child process does the work: a fault of native code then fails these tests and no others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localattn.core.geometry import WindowGeometry
+from localattn.core.nodes.attention import VARIANTS, NodeAttributes
+
+from ...support.models import node_model
+from ...support.native.plugin_build import HEAD_DIM, folder, host_arch, library
+from .test_plugin_library import OP_TYPES
+
+# Loads the library, and for each model: parses it, lists the layers, builds an engine for compute capability 8.6.
+PROGRAM = """
+import json, sys
+import numpy as np
+from pathlib import Path
+from localattn.core.storage.library_store import TENSORRT_PLUGIN, read_named
+from localattn.runtime.engine.rtx_library import preload
+from localattn.plugins.library.registry import load_into_registry
+preload()
+import tensorrt_rtx as trt
+
+class Logger(trt.ILogger):
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+    def log(self, severity, text):
+        self.lines.append((str(severity).rpartition(".")[2], text))
+
+library, *models = sys.argv[1:]
+logger = Logger()
+builder = trt.Builder(logger)
+facts = load_into_registry(read_named(TENSORRT_PLUGIN, Path(library)), ["tensorrt-rtx"])
+registry = trt.get_plugin_registry()
+told = {"version": facts.version, "left": len([c for c in registry.all_creators if c.plugin_namespace == "localattn"])}
+told["creators"] = [
+    [c.name, c.version, c.namespace, {a.name: [a.type, a.length] for a in c.attributes}] for c in facts.creators
+]
+registry.load_library(library)
+told["models"] = {}
+for path in models:
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, logger)
+    told["models"][Path(path).stem] = model = {"parsed": parser.parse(Path(path).read_bytes())}
+    model["layers"] = [str(network.get_layer(i).type).rpartition(".")[2] for i in range(network.num_layers)]
+    model["output"] = list(network.get_output(0).shape)
+    config = builder.create_builder_config()
+    config.num_compute_capabilities = 1
+    config.set_compute_capability(trt.ComputeCapability.SM86, 0)
+    profile = builder.create_optimization_profile()
+    for i in range(network.num_inputs):
+        tensor = network.get_input(i)
+        if -1 in tensor.shape:
+            sizes = [[{0: b}.get(axis, n) if d == -1 else d for axis, d in enumerate(tensor.shape)]
+                     for b, n in ((1, 64), (2, 256), (4, 512))]
+            profile.set_shape(tensor.name, *sizes)
+            model["open"] = True
+    if "open" in model:
+        config.add_optimization_profile(profile)
+    before = len(logger.lines)
+    engine = builder.build_serialized_network(network, config)
+    model["engine"] = 0 if engine is None else engine.nbytes
+    model["named"] = engine is not None and b"localattn" in bytes(engine)
+    model["said"] = [text for _, text in logger.lines[before:] if text.startswith("localattn: ")]
+creator = registry.get_creator("WindowedAttention", "1", "localattn")
+bad = trt.PluginField("window_size", np.array([0], dtype=np.int32), trt.PluginFieldType.INT32)
+told["refused"] = creator.create_plugin("bad", trt.PluginFieldCollection([bad]), trt.TensorRTPhase.BUILD) is None
+told["message"] = [line for line in logger.lines if "of node bad" in line[1]]
+print(json.dumps(told))
+"""
+
+WINDOW = NodeAttributes(WindowGeometry(32, 1, 0, causal=True, exact_windowsize=True), 0.125, query_block=32)
+
+
+@cache
+def told() -> dict[str, Any]:
+    """What the child process found."""
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx-cu13 is the TensorRT of these tests")
+    facts = library(host_arch())
+    models = []
+    with pytest.MonkeyPatch.context() as patch:
+        for variant in VARIANTS:
+            for name, sizes, head_dim in (("static", (256, 2), HEAD_DIM), ("open", ("n", "b"), HEAD_DIM)):
+                if not variant.has_xpos:
+                    patch.setattr(node_model, "HEAD_DIM", head_dim)
+                    model = node_model.one_node(variant, WINDOW, *sizes, dtype="fp16")
+                    models.append(folder() / f"{variant.op_type}-{name}.onnx")
+                    models[-1].write_bytes(model.SerializeToString())
+        patch.setattr(node_model, "HEAD_DIM", 48)
+        models.append(folder() / "no_kernel.onnx")
+        models[-1].write_bytes(node_model.one_node(VARIANTS[0], WINDOW, 256, dtype="fp16").SerializeToString())
+    # The package as this process has it, installed or as a source tree.
+    import localattn
+
+    tree = folder() / "import"
+    tree.mkdir(exist_ok=True)
+    (tree / "localattn").symlink_to(Path(localattn.__file__).parent)
+    finished = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *map(str, [facts.path, *models])],
+        env=os.environ | {"PYTHONPATH": str(tree)},
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 0, finished.stderr
+    found: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
+    return found
+
+
+def test_registry_lists_the_creators() -> None:
+    names = [name for name, *_ in told()["creators"]]
+    assert names == sorted(OP_TYPES)
+    for _, version, namespace, attributes in told()["creators"]:
+        assert (version, namespace) == ("1", "localattn")
+        assert attributes.pop("scale") == ["FLOAT32", 1]
+        assert attributes.pop("perm") == ["INT32", 4]
+        integers = ["window_size", "look_backward", "look_forward", "causal", "exact_windowsize", "shared_qk"]
+        assert attributes == {name: ["INT32", 1] for name in integers}
+
+
+def test_registry_is_left_as_it_was() -> None:
+    assert told()["left"] == 0
+
+
+@pytest.mark.parametrize("sizes", ["static", "open"])
+@pytest.mark.parametrize("op_type", OP_TYPES)
+def test_node_becomes_the_plugin_and_an_engine(op_type: str, sizes: str) -> None:
+    model = told()["models"][f"{op_type}-{sizes}"]
+    assert model["parsed"]
+    assert model["layers"] == ["PLUGIN_V3"], "the plugin, not the function body"
+    expected = [2, 256] if sizes == "static" else [-1, -1]
+    assert model["output"] == [*expected, node_model.HEADS, HEAD_DIM]
+    assert model["engine"] > 0 and model["named"]
+    assert model["said"] == []
+
+
+def test_engine_without_a_kernel_is_not_built_and_says_why() -> None:
+    model = told()["models"]["no_kernel"]
+    assert model["engine"] == 0
+    assert model["said"] == [
+        "localattn: WindowedAttention: no kernel for fp16, head size 48 in this plugin library; "
+        "build one that has it with: localattn plugin build --dtype fp16 --head-dim 48"
+    ]
+
+
+def test_messages_go_through_the_logger_of_tensorrt() -> None:
+    assert told()["refused"]
+    [[severity, text]] = told()["message"]
+    assert severity == "ERROR"
+    assert text.startswith("localattn: WindowedAttention of node bad: attribute window_size is 0")

@@ -1,0 +1,248 @@
+"""The structure of the package: which way imports point, how many rooms a floor has, and what importing costs.
+
+A room is a file or folder directly inside a folder; an arrow says that some file of one room imports another room,
+wherever the import stands: at the top, inside a function, or for type checking alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# A package may import those in its own entry, and itself.
+ALLOWED = {
+    "core": set(),
+    "onnx_graph": {"core"},
+    "plugins": {"core", "onnx_graph"},
+    "runtime": {"core", "onnx_graph"},
+    "doctor": {"core"},
+    "reports": {"core"},
+    "exporter": {"core", "onnx_graph", "plugins", "runtime"},
+    "demo": {"core", "exporter", "runtime"},
+    "commands": {
+        "core",
+        "demo",
+        "doctor",
+        "exporter",
+        "onnx_graph",
+        "plugins",
+        "reports",
+        "runtime",
+    },
+}
+# Most rooms and most arrows among them.
+LIMITS = {"exporter": (14, 35), "runtime": (10, 20)}
+MOST_FILES = 12
+HEAVY = (
+    "torch",
+    "onnxruntime",
+    "onnx",
+    "onnx_ir",
+    "onnxscript",
+    "tensorrt",
+    "numpy",
+    "pydantic",
+    "rich.console",
+)
+Module = tuple[str, ...]
+SOURCES = [
+    path for package in ALLOWED for path in sorted((ROOT / package).rglob("*.py"))
+]
+
+
+def module_of(path: Path) -> Module:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+def imports_of(
+    source: str, here: Module, is_package: bool, known: frozenset[Module]
+) -> set[Module]:
+    """The modules of this project that a file imports; `known` tells a module from a name in one."""
+    package = here if is_package else here[:-1]
+    found: set[Module] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            module = tuple(node.module.split(".")) if node.module else ()
+            if not node.level and module[:1] != ("localattn",):
+                continue
+            base = (
+                (*package[: len(package) - node.level + 1], *module)
+                if node.level
+                else module[1:]
+            )
+            found |= {
+                (*base, x.name) if (*base, x.name) in known else base
+                for x in node.names
+            }
+        elif isinstance(node, ast.Import):
+            names = (tuple(alias.name.split(".")) for alias in node.names)
+            found |= {name[1:] for name in names if name[0] == "localattn"}
+    return found - {here}
+
+
+@cache
+def graph() -> Mapping[Module, frozenset[Module]]:
+    """Every file of the package with what it imports."""
+    known = frozenset(module_of(path)[:end] for path in SOURCES for end in range(1, 9))
+    return {
+        module_of(path): frozenset(
+            imports_of(
+                path.read_text(), module_of(path), path.name == "__init__.py", known
+            )
+        )
+        for path in SOURCES
+    }
+
+
+def rooms_and_arrows(folder: Module) -> tuple[set[str], set[tuple[str, str]]]:
+    """The rooms directly inside a folder, and who imports whom."""
+    depth = len(folder)
+    rooms = {
+        module[depth]
+        for module in graph()
+        if module[:depth] == folder and len(module) > depth
+    }
+    arrows = {
+        (module[depth], other[depth])
+        for module, others in graph().items()
+        for other in others
+        if module[:depth] == other[:depth] == folder
+        and min(len(module), len(other)) > depth
+    }
+    return rooms, {(first, second) for first, second in arrows if first != second}
+
+
+def circle(arrows: set[tuple[str, str]]) -> list[str]:
+    """The rooms that are left when those without a way on are taken away, again and again."""
+    left = set(arrows)
+    while ends := {second for _, second in left} - {first for first, _ in left}:
+        left = {arrow for arrow in left if arrow[1] not in ends}
+    return sorted({room for arrow in left for room in arrow})
+
+
+def folders() -> Iterator[Module]:
+    for path in SOURCES:
+        if path.name == "__init__.py":
+            yield module_of(path)
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_arrows_point_one_way(package: str) -> None:
+    upward = {
+        f"{'.'.join(module)} imports {'.'.join(other)}"
+        for module, others in graph().items()
+        for other in others
+        if module[0] == package
+        and other[:1]
+        and other[0] not in ALLOWED[package] | {package}
+    }
+    assert upward == set()
+
+
+@pytest.mark.parametrize("folder", sorted(set(folders())), ids=".".join)
+def test_no_rooms_import_each_other_in_a_circle(folder: Module) -> None:
+    assert circle(rooms_and_arrows(folder)[1]) == []
+
+
+@pytest.mark.parametrize("folder", LIMITS)
+def test_a_newcomer_sees_the_rooms_at_a_glance(folder: str) -> None:
+    rooms, arrows = rooms_and_arrows((folder,))
+    most_rooms, most_arrows = LIMITS[folder]
+    assert 3 < len(rooms) <= most_rooms, sorted(rooms)
+    assert 3 < len(arrows) <= most_arrows, sorted(arrows)
+
+
+def test_no_folder_is_crowded() -> None:
+    listed = [
+        *SOURCES,
+        *(
+            path
+            for name in ("tests", "benchmarks")
+            for path in (ROOT / name).rglob("*.py")
+        ),
+    ]
+    loose = Counter(
+        path.parent.relative_to(ROOT)
+        for path in listed
+        if path.name not in ("__init__.py", "conftest.py")
+    )
+    assert loose
+    assert {
+        str(folder): count for folder, count in loose.items() if count > MOST_FILES
+    } == {}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_say_what_they_are_about(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+def test_nothing_outside_a_family_names_its_arguments() -> None:
+    families = ROOT / "exporter" / "models"
+    names = {
+        node.name
+        for path in families.glob("*/arguments.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    }
+    assert len(names) >= 4
+    outside = [path for path in SOURCES if families not in path.parents]
+    named = {
+        (path.name, node.id)
+        for path in outside
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Name) and node.id in names
+    }
+    assert named == set()
+
+
+def test_imports_are_found_wherever_they_stand() -> None:
+    source = (
+        "from __future__ import annotations\nfrom typing import TYPE_CHECKING\nimport localattn.core.errors\n"
+        "if TYPE_CHECKING:\n    from ..core import files\ndef f():\n    from .session import load\n"
+    )
+    known = frozenset(
+        {("core",), ("core", "files"), ("runtime", "session"), ("core", "errors")}
+    )
+    found = imports_of(source, ("runtime", "x"), False, known)
+    assert found == {("core", "errors"), ("core", "files"), ("runtime", "session")}
+    assert circle({("a", "b"), ("b", "c"), ("c", "b")}) == ["a", "b", "c"]
+    assert circle({("a", "b"), ("b", "c"), ("a", "c")}) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "forbidden"),
+    [
+        ("localattn.cli", HEAVY),
+        ("localattn.runtime", HEAVY),
+        ("localattn.runtime.session", ("torch", "onnxruntime", "onnx", "pydantic")),
+        ("localattn.runtime.inputs.arrays", ("torch", "onnxruntime")),
+        ("localattn.runtime.parity.comparison", ("torch", "onnxruntime")),
+        ("localattn.onnx_graph.facts", ("torch", "onnxruntime")),
+        ("localattn.core.documents.sidecar", ("torch", "onnxruntime", "onnx")),
+    ],
+)
+def test_imports_are_light(module: str, forbidden: tuple[str, ...]) -> None:
+    code = f"import sys, {module}; print([name for name in {forbidden!r} if name in sys.modules])"
+    finished = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert finished.stdout.strip() == "[]"
+
+
+def test_public_names_exist() -> None:
+    import localattn
+
+    for name in localattn.__all__:
+        assert getattr(localattn, name) is not None
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = localattn.no_such_name

@@ -1,0 +1,118 @@
+"""Processes that run commands: the worker, which runs one case after another, and what each process may use."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .case import of_others, snapshot
+from .seeds import ROOT
+
+SECONDS = 60.0  # on a busy machine; cases take milliseconds
+GROWTH = 1 << 30  # bytes of memory a case of a few kilobytes may take
+# What a process may map; enough for torch, and far below what a lying header asks for.
+ADDRESS_SPACE = 12 << 30
+_PR_CAPBSET_DROP = 24
+_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
+
+
+def confine() -> None:
+    """In a child before its program starts: bound its memory; root obeys permissions, as every other user does."""
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if os.geteuid() == 0:
+        for capability in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH):
+            ctypes.CDLL(None).prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+
+
+@dataclass
+class Worker:
+    """A worker process that is started again when a case ended it, with a home and a cache of its own.
+
+    Args:
+        starts: how often it was started.
+        last: how the last command ended.
+    """
+
+    starts: int = 0
+    last: dict[str, Any] = field(default_factory=dict, repr=False)
+    _process: subprocess.Popen[str] | None = field(default=None, repr=False)
+    _home: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="localattn-home-")))
+
+    def __post_init__(self) -> None:
+        for name in ("home", "cache", "tmp"):
+            (self._home / name).mkdir()
+
+    def environment(self, variables: Mapping[str, str | None]) -> dict[str, str]:
+        """The variables of this process, with a home, a cache and a temporary folder that are the worker's."""
+        own = {"HOME": "home", "XDG_CACHE_HOME": "cache", "TMPDIR": "tmp"}
+        found: dict[str, str | None] = {
+            **os.environ,
+            **{name: str(self._home / own[name]) for name in own},
+            **variables,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def ask(self, arguments: list[str], folder: Path, variables: Mapping[str, str | None]) -> dict[str, Any]:
+        """How the command ended, run in `folder`; `signal` or `hang` instead where it did not."""
+        if self._process is None:
+            self.starts += 1
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.robustness.fuzz.worker"],
+                cwd=ROOT,
+                env=self.environment({}),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                preexec_fn=confine,
+            )
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        request = {"arguments": arguments, "folder": str(folder), "environment": dict(variables)}
+        process.stdin.write(json.dumps(request) + "\n")
+        process.stdin.flush()
+        ready, _, _ = select.select([process.stdout], [], [], SECONDS)
+        line = process.stdout.readline() if ready else ""
+        if line:
+            return dict(json.loads(line))
+        if not ready:
+            process.kill()
+        code = process.wait()
+        self._process = None
+        if not ready:
+            return {"hang": " ".join(arguments)}
+        return {"signal": signal.Signals(-code).name if code < 0 else f"exit {code}"}
+
+    def strays(self) -> list[str]:
+        """What commands left in the home and the temporary folder; they are empty again afterwards."""
+        found = []
+        for place in (self._home / "home", self._home / "tmp"):
+            names = snapshot(place)
+            found += [f"{place.name}/{name}" for name in sorted(names.keys() - of_others(names))]
+            if names:
+                shutil.rmtree(place, ignore_errors=True)
+                place.mkdir(exist_ok=True)
+        return found
+
+    def close(self) -> None:
+        if self._process is not None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._process.wait()
+            self._process = None
+        with contextlib.suppress(OSError):
+            shutil.rmtree(self._home)

@@ -1,0 +1,1 @@
+"""Small models and files that tests run."""

@@ -1,0 +1,74 @@
+"""Bundles for the tests: made once a session, and copied by who alters them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from localattn.demo import checkpoint_path, config_path
+from localattn.exporter.export import ExportRequest, export
+from localattn.exporter.models.family import ShapeRequest
+from localattn.runtime.bundle.create import BundleRequest, create_bundle
+
+from ...conftest import TINY, save_upstream
+
+
+def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """What `make` writes to a path of this name, made by the first module of the run that asks for it."""
+    path = factory.getbasetemp() / "for_bundles" / name / name
+    if not path.exists():
+        path.parent.mkdir(parents=True)
+        make(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped model, exported."""
+    return once(
+        tmp_path_factory,
+        "pybytes.onnx",
+        lambda path: export(ExportRequest(checkpoint_path(), path, config=config_path())),
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of two layers, exported; a few kilobytes."""
+
+    def make(path: Path) -> None:
+        export(ExportRequest(save_upstream(path.parent, "local_attention.LocalTransformer", TINY), path))
+
+    return once(tmp_path_factory, "tiny.onnx", make)
+
+
+@pytest.fixture(scope="session")
+def open_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One layer with open batch and sequence."""
+
+    def make(path: Path) -> None:
+        checkpoint = save_upstream(path.parent, "local_attention.LocalTransformer", {**TINY, "depth": 1})
+        export(ExportRequest(checkpoint, path, shapes=ShapeRequest(seq_len=16), dynamic=("batch", "seq")))
+
+    return once(tmp_path_factory, "open.onnx", make)
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of the small model, as a folder."""
+    return once(tmp_path_factory, "tiny", lambda path: create_bundle(BundleRequest(tiny_model, path)))
+
+
+def run_script(bundle: Path, *arguments: str, python: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    """The bundle's own script in a fresh interpreter in which neither localattn nor torch can be imported."""
+    blocked = bundle.parent / "blocked"
+    for name in ("localattn", "torch"):
+        (blocked / name).mkdir(parents=True, exist_ok=True)
+        (blocked / name / "__init__.py").write_text("raise ImportError('not on this device')\n")
+    command = [*(python or [sys.executable]), str(bundle / "verify.py"), *arguments]
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(blocked)}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)

@@ -1,0 +1,1 @@
+"""Compiled libraries and programs that tests build."""

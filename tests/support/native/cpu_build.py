@@ -1,0 +1,52 @@
+"""The library of compiled CPU kernels, built once a process for either processor, and what of it a model runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from localattn.core.machine.processor import Arch, host_arch
+from localattn.core.storage.library_store import CPU_KERNELS, keep, prepare_cache
+from localattn.plugins.cpu import build
+from localattn.plugins.cpu.facts import CpuLibraryFacts
+
+from .plugin_build import compiler, folder
+
+
+@cache
+def built(arch: Arch) -> CpuLibraryFacts:
+    """The library for a processor; the test is skipped where no compiler makes it."""
+    compiler(arch)
+    output = folder() / f"cpu-{arch}" / CPU_KERNELS.file_name
+    output.parent.mkdir()
+    return build.build_library(output, arch=arch)
+
+
+def library() -> str:
+    """Path of the library for this machine."""
+    return str(built(host_arch()).path)
+
+
+def put_into_cache() -> Path:
+    """A copy of this machine's library in the cache that the environment names, as if it had been built there."""
+    path = prepare_cache(host_arch()) / CPU_KERNELS.file_name
+    for suffix in ("", ".json"):
+        shutil.copy(library() + suffix, str(path) + suffix)
+    assert keep(CPU_KERNELS, path, built(host_arch()).to_dict())
+    return path
+
+
+def operators_run(model: bytes, folder: Path, feed: dict[str, Any]) -> list[str]:
+    """The operators of a run with the library, by onnxruntime's profile."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.register_custom_ops_library(library())
+    options.enable_profiling, options.profile_file_prefix = True, str(folder / "profile")
+    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session.run(None, feed)
+    events = json.loads(Path(session.end_profiling()).read_text())
+    return [e["args"]["op_name"] for e in events if e.get("cat") == "Node" and e["name"].endswith("_kernel_time")]

@@ -1,0 +1,121 @@
+"""The fused nodes in numpy: what `core.fused_node` says of them, in float64, and random inputs of their shapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localattn.core.nodes.fused import FUSED_BY_OP_TYPE
+
+Array = NDArray[Any]
+Exact = tuple[NDArray[np.float64], ...]
+
+_ERFC = np.frompyfunc(math.erfc, 1, 1)
+
+
+def gelu(x: Array) -> NDArray[np.float64]:
+    """`x·Φ(x)`."""
+    x = x.astype(np.float64)
+    result: NDArray[np.float64] = x * 0.5 * _ERFC(-x / math.sqrt(2)).astype(np.float64)
+    return result
+
+
+def _read_streams(streams: Array, weight: Array, gain: Array, constant: Array) -> Exact:
+    norm = np.maximum(np.sqrt((streams**2).sum(axis=-1, keepdims=True)), 1e-12)
+    weights = np.tanh((streams @ weight) / norm) * gain + constant
+    read = (weights[..., :1] * streams).sum(axis=-2)
+    return read, weights[..., 1:-1], weights[..., -1:]
+
+
+def _mix_streams(streams: Array, mix: Array, beta: Array, output: Array) -> Exact:
+    return (np.einsum("...st,...sd->...td", mix, streams) + beta * output[..., None, :],)
+
+
+def _add_to_streams(streams: Array, beta: Array, output: Array) -> Exact:
+    return (streams + beta * output[..., None, :],)
+
+
+def _begin_streams(x: Array, mix: Array, beta: Array, output: Array) -> Exact:
+    return (mix * x[..., None, :] + beta * output[..., None, :],)
+
+
+def _end_streams(streams: Array, mix: Array, beta: Array, output: Array) -> Exact:
+    return (_mix_streams(streams, mix, beta, output)[0].sum(axis=-2),)
+
+
+def _rotate(x: Array, cosine: Array, sine: Array) -> Exact:
+    # The tables of [B, N, H, D] have an axis of one for the heads.
+    table = (*cosine.shape[:-2], x.shape[-1])
+    first, second = np.split(x, 2, axis=-1)
+    turned = np.concatenate((second, first), axis=-1)
+    return (x * cosine.reshape(table) + turned * sine.reshape(table),)
+
+
+def _gated_gelu(value: Array, gate: Array) -> Exact:
+    return (value * gelu(gate),)
+
+
+_FORMULAS: dict[str, Callable[..., Exact]] = {
+    "ReadStreams": _read_streams,
+    "MixStreams": _mix_streams,
+    "AddToStreams": _add_to_streams,
+    "BeginStreams": _begin_streams,
+    "EndStreams": _end_streams,
+    "RotateHeads": _rotate,
+    "GatedGelu": _gated_gelu,
+}
+
+
+def expected(op_type: str, inputs: dict[str, Array]) -> dict[str, NDArray[np.float64]]:
+    """The outputs of a node in float64."""
+    with np.errstate(invalid="ignore"):
+        outputs = _FORMULAS[op_type](*(array.astype(np.float64) for array in inputs.values()))
+    return dict(zip(FUSED_BY_OP_TYPE[op_type].outputs, outputs, strict=True))
+
+
+def shapes(
+    op_type: str, batch: Any, length: Any, streams: int, dim: int, heads: int = 2, *, heads_first: bool = False
+) -> dict[str, list[Any]]:
+    """Shapes of a node's inputs; batch and length may be names."""
+    tokens = [batch, length]
+    rotated = [batch, heads, length, dim] if heads_first else [batch, length, heads, dim]
+    table = [length, 2, dim // 2] if heads_first else [length, 1, 2, dim // 2]
+    known = {
+        "streams": [*tokens, streams, dim],
+        "weight": [dim, streams + 2],
+        "gain": [streams, streams + 2],
+        "constant": [streams, streams + 2],
+        "mix": [*tokens, streams, 1 if op_type == "BeginStreams" else streams],
+        "beta": [*tokens, streams, 1],
+        "output": [*tokens, dim],
+        "x": rotated if op_type == "RotateHeads" else [*tokens, dim],
+        "cosine": table,
+        "sine": table,
+        "value": [*tokens, dim],
+        "gate": [*tokens, dim],
+    }
+    return {name: known[name] for name in FUSED_BY_OP_TYPE[op_type].inputs}
+
+
+def output_shapes(op_type: str, inputs: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Shapes of its outputs."""
+    first, *_ = inputs.values()
+    if op_type == "ReadStreams":
+        *tokens, streams, dim = first
+        return {"read": [*tokens, dim], "mix": [*tokens, streams, streams], "beta": [*tokens, streams, 1]}
+    shape = first
+    if op_type == "BeginStreams":
+        shape = [*inputs["beta"][:3], first[-1]]
+    elif op_type == "EndStreams":
+        shape = inputs["output"]
+    return dict.fromkeys(FUSED_BY_OP_TYPE[op_type].outputs, shape)
+
+
+def random_inputs(sizes: dict[str, list[Any]], element: Any, seed: int = 0) -> dict[str, Array]:
+    """Numbers of the normal distribution, of one element type."""
+    rng = np.random.default_rng(seed)
+    return {name: rng.standard_normal(shape).astype(element) for name, shape in sizes.items()}

@@ -1,0 +1,105 @@
+"""Small plugin libraries, built once a process, and C++ programs of `plugin_sources` for either processor."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import stat
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from localattn.core.errors import MissingDependency
+from localattn.plugins.compilers import Compiler, find_compiler
+from localattn.plugins.kernel.compile import CompiledKernel, compile_many
+from localattn.plugins.kernel.targets import TARGETS
+from localattn.plugins.library import build
+from localattn.plugins.library.facts import Arch, LibraryFacts, host_arch
+from localattn.plugins.library.headers import find_cuda_headers, find_tensorrt_headers
+from localattn.plugins.library.selection import full_set
+
+SOURCES = Path(__file__).parents[3] / "tests" / "support" / "native" / "sources"
+DTYPE, HEAD_DIM = "fp16", 64
+BUILT_FOR = ("sm_86", "sm_90")  # one with PTX for later GPUs, one without
+SYSROOT = Path("/usr/aarch64-linux-gnu")
+
+
+@cache
+def folder() -> Path:
+    """A folder that is removed when the process ends."""
+    path = Path(tempfile.mkdtemp(prefix="localattn-plugin-"))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return path
+
+
+def compiler(arch: Arch) -> Compiler:
+    """A compiler for the processor, or the test is skipped."""
+    try:
+        return find_compiler(arch)
+    except MissingDependency as missing:
+        pytest.skip(f"{missing.what} {missing.fix}")
+
+
+def failing_compiler(folder: Path, source: str) -> Path:
+    """A compiler that says of itself what one for this processor does, and fails at the first line of `source`."""
+    path = folder / "broken"
+    path.write_text(
+        f"#!/bin/sh\ncase $1 in -dumpmachine) echo {host_arch()}-linux-gnu;; --version) echo broken 1;; "
+        f"*) echo '{source}:1: error: this compiler fails' >&2; exit 1;; esac\n"
+    )
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@cache
+def kernels() -> list[CompiledKernel]:
+    """What goes into the libraries of both processors: it is the same, and takes most of the time."""
+    return compile_many(full_set([DTYPE], [HEAD_DIM]), [TARGETS[name] for name in BUILT_FOR])
+
+
+@cache
+def library(arch: Arch) -> LibraryFacts:
+    """A library of all op types for one element type and head size."""
+    pytest.importorskip("triton", reason="triton compiles the kernels")
+    compiler(arch)
+    compiled = mock.patch.object(build, "compile_many", lambda *_, **__: kernels())
+    with compiled:
+        return build.build_library(
+            folder() / f"{arch}.so",
+            specs=full_set([DTYPE], [HEAD_DIM]),
+            targets=[TARGETS[name] for name in BUILT_FOR],
+            arch=arch,
+        )
+
+
+@cache
+def program(arch: Arch, source: str, *flags: str) -> Path:
+    """A compiled C++ file; a shared library of the name that `flags` give it, if they do."""
+    shared = next((flag.rpartition("=")[2] for flag in flags if "soname" in flag), "")
+    output = folder() / arch / (shared or Path(source).stem)
+    output.parent.mkdir(exist_ok=True)
+    includes = []
+    for headers in (find_tensorrt_headers(arch), find_cuda_headers(arch)):
+        includes += ["-isystem", str(headers.folder)]
+    command = [*compiler(arch).command, "-std=c++17", "-O1", "-Wall", "-Werror", *includes, *flags]
+    subprocess.run([*command, "-o", str(output), str(SOURCES / source), "-ldl"], check=True)
+    return output
+
+
+def stand_in_driver(arch: Arch) -> Path:
+    """The folder with the stand-in for libcuda.so.1."""
+    return program(arch, "fake_cuda.cpp", "-shared", "-fPIC", "-Wl,-soname=libcuda.so.1").parent
+
+
+def emulator(arch: Arch) -> list[str]:
+    """What runs programs of that processor here, or the test is skipped."""
+    if arch == host_arch():
+        return []
+    qemu = shutil.which(f"qemu-{arch}") or shutil.which(f"qemu-{arch}-static")
+    if qemu is None or not SYSROOT.is_dir():
+        pytest.skip(f"qemu-{arch} (package qemu-user) and libc6-{arch}-cross run its programs")
+    return [qemu, "-L", str(SYSROOT)]

@@ -1,0 +1,85 @@
+"""A plugin library driven as TensorRT drives it, by the program `tests/support/native/sources/drive.cpp`, on a stand-in
+for CUDA."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from localattn.core.geometry import WindowGeometry
+from localattn.core.nodes.attention import HEADS_FIRST, VARIANTS, NodeAttributes
+from localattn.plugins.library.facts import Arch, host_arch
+
+from .plugin_build import DTYPE, HEAD_DIM, emulator, library, program, stand_in_driver
+
+OP_TYPES = [variant.op_type for variant in VARIANTS if not variant.has_xpos]
+BATCH, LENGTH, HEADS = 2, 100, 3
+WINDOW = NodeAttributes(WindowGeometry(32, 1, 0, causal=True, exact_windowsize=True), 0.125)
+# Where the program says its inputs and its output lie.
+INPUT_GAP, OUTPUT = 0x4000_0000, 0x9_0000_0000
+CASES = {
+    "causal exact": WINDOW,
+    "block-local": NodeAttributes(WindowGeometry(17, 2, 3), 8**-0.5, perm=HEADS_FIRST),
+    "shared, negative scale": NodeAttributes(WindowGeometry(8, 0, 0), -1.5, shared_qk=True),
+    "exact, both sides": NodeAttributes(WindowGeometry(1024, 1, 1, exact_windowsize=True), 1.0),
+}
+
+
+def fields_of(attributes: NodeAttributes, **changed: str) -> list[str]:
+    """The attributes as `drive` takes them; the empty text leaves one out."""
+    values = {
+        name: f"{value!r}f" if isinstance(value, float) else ",".join(map(str, value if name == "perm" else [value]))
+        for name, value in attributes.as_onnx().items()
+        if not name.startswith("plugin_")
+    }
+    return [f"{name}={value}" for name, value in (values | changed).items() if value]
+
+
+class Driven:
+    """What `drive` printed, what the driver was asked, the PTX it was given last, and the messages."""
+
+    def __init__(self, finished: subprocess.CompletedProcess[str], log: Path) -> None:
+        assert finished.returncode == 0, finished.stderr
+        self.told: dict[str, Any] = json.loads(finished.stdout)
+        self.messages = finished.stderr
+        calls = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+        self.loads = [call for call in calls if call["call"] == "load"]
+        ptx = log.with_name(log.name + "...simulators.ptx")
+        self.ptx = ptx.read_text() if ptx.exists() else ""
+        self.launches = [call for call in calls if call["call"] == "launch"]
+
+
+def drive(
+    tmp_path: Path,
+    op_type: str = "WindowedAttention",
+    fields: list[str] | None = None,
+    *,
+    arch: Arch | None = None,
+    dtype: str = DTYPE,
+    shape: tuple[int, ...] = (BATCH, LENGTH, HEADS, HEAD_DIM),
+    capability: int = 86,
+    refuse: str = "",
+    driver: bool = True,
+    tensorrt: Path | None = None,
+) -> Driven:
+    """Make a plugin from fields and launch it twice, with the stand-in for the CUDA driver."""
+    arch = arch or host_arch()
+    log = tmp_path / "calls"
+    for old in tmp_path.glob("calls*"):
+        old.unlink()
+    environment = {"FAKE_CUDA_LOG": str(log), "FAKE_CUDA_CAPABILITY": str(capability), "FAKE_CUDA_REFUSE": refuse}
+    if driver:
+        environment["LD_LIBRARY_PATH"] = str(stand_in_driver(arch))
+    if tensorrt is not None:
+        environment["DRIVE_TENSORRT"] = str(tensorrt)
+    command = [*emulator(arch), program(arch, "drive.cpp"), library(arch).path, op_type, dtype]
+    finished = subprocess.run(
+        [*map(str, command), ",".join(map(str, shape)), *(fields_of(WINDOW) if fields is None else fields)],
+        env={key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"} | environment,
+        capture_output=True,
+        text=True,
+    )
+    return Driven(finished, log)
