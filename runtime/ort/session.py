@@ -296,7 +296,12 @@ def _report(ort: Any, file: OnnxFile, failures: Sequence[tuple[_Candidate, Excep
 
 
 def _invalid_node(file: OnnxFile) -> UsageError | None:
-    """Of a file that cannot be opened: the error that names the attention node at fault, which onnxruntime does not."""
+    """Of a file that cannot be opened: the error that names the attention node at fault, which onnxruntime does not.
+
+    A model in memory is left to the engine: there the caller made the node.
+    """
+    if file.path is None:
+        return None
     try:
         model = file.parse()
     except NotAModel:  # onnxruntime has said what is wrong with the file
