@@ -18,7 +18,7 @@ from localattn.core.storage.publishing import sealed, sidecar_path
 
 from ..conftest import Finished
 from ..support.models.damaged import ONE_LAYER, folder, made, worker  # noqa: F401
-from .fuzz.judge import Worker
+from .fuzz.runner import Worker
 
 Command = Callable[..., Finished]
 
@@ -161,8 +161,8 @@ HARMLESS = ("onnx weights, inspected", "torch storage")
 @pytest.mark.parametrize("name", CLAIMS)
 def test_claimed_sizes_are_not_allocated(name: str, folder: Path, worker: Worker) -> None:
     for command in ("run", "inspect"):  # what is imported once does not count
-        worker.ask([command, str(folder / ("model.onnx" if command == "run" else "model.pt"))])
-    answer = worker.ask(CLAIMS[name](folder))
+        worker.ask([command, str(folder / ("model.onnx" if command == "run" else "model.pt"))], folder, {})
+    answer = worker.ask(CLAIMS[name](folder), folder, {})
     assert answer.get("escaped") == "", answer
     assert answer["grown"] < (600 << 20 if name == "npz bomb" else 64 << 20)  # a bomb's bytes are all there
     if name not in HARMLESS:

@@ -21,7 +21,7 @@ from localattn.runtime.engine.builder.source import read_source
 
 from ..conftest import Finished
 from ..support.models.damaged import TOKENS, folder, made, worker  # noqa: F401
-from .fuzz.judge import Worker
+from .fuzz.runner import Worker
 
 Command = Callable[..., Finished]
 
@@ -59,7 +59,7 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_functions_without_end_are_refused(name: str, tmp_path: Path, worker: Worker) -> None:
     (tmp_path / "m.onnx").write_bytes(calling("F0", CALLS[name]))
-    answer = worker.ask(["run", str(tmp_path / "m.onnx")])
+    answer = worker.ask(["run", str(tmp_path / "m.onnx")], tmp_path, {})
     assert answer.get("code") == 2, answer
     assert "functions call each other" in answer["err"]
 

@@ -18,6 +18,7 @@ from localattn.core.storage.publishing import SEAL
 from localattn.core.tolerance import TOLERANCES
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.models.family import ShapeRequest
+from localattn.onnx_graph.onnx_file import OnnxFile
 from localattn.runtime import load
 
 from ...conftest import TINY, Finished, save_upstream
@@ -226,8 +227,8 @@ def test_the_judge_runs_on_the_cpu_without_compiled_kernels(
 ) -> None:
     seen = []
 
-    def noted(path: Path, provider: str, **options: Any) -> Any:
-        seen.append((path.name, provider, options["plugin"]))
+    def noted(path: Path | OnnxFile, provider: str, **options: Any) -> Any:
+        seen.append((Path(path).name, provider, options["plugin"]))
         return load(path, provider, **options)
 
     monkeypatch.setattr("localattn.runtime.parity.runner.load", noted)
