@@ -195,13 +195,13 @@ def test_a_file_that_is_no_library_is_refused(localattn: Callable[..., Finished]
 def test_an_engine_without_the_plugin_is_not_written(
     localattn: Callable[..., Finished], tmp_path: Path, library: Path
 ) -> None:
-    """Without `plugin_namespace` TensorRT takes the function although the plugin is there, and says nothing."""
+    """With another `plugin_namespace` TensorRT takes the function although the plugin is there, and says nothing."""
     model = onnx.load(small_model())
     for node in model.graph.node:
         if node.domain == "localattn":
-            kept = [attribute for attribute in node.attribute if attribute.name != "plugin_namespace"]
-            del node.attribute[:]
-            node.attribute.extend(kept)
+            for attribute in node.attribute:
+                if attribute.name == "plugin_namespace":
+                    attribute.s = b"elsewhere"
     path, output = tmp_path / "lost.onnx", tmp_path / "lost.engine"
     onnx.save(model, path)
     finished = localattn("build", path, *RTX, "--plugin-library", library)
