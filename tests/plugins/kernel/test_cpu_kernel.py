@@ -266,8 +266,9 @@ def test_a_nan_among_the_scores_makes_the_row_nan(kernel: Runner, tmp_path: Path
 
 def test_heads_of_any_width(kernel: Runner, tmp_path: Path) -> None:
     """Wider than a task's memory serves for: then few tokens are computed by the definition."""
-    halves = [Case(OPEN, length, width, "fp16", heads=1) for length, width in ((70, 1100), (70, 5000), (40, 6000))]
-    few = [Case(OPEN, length, 200_000, element, heads=1) for length in (1, 3) for element in ELEMENTS]
+    sizes = ((70, 1100), (70, 5000), (40, 6000), (3, 200_000), (1, 200_000))
+    halves = [Case(OPEN, length, width, "fp16", heads=1) for length, width in sizes]
+    few = [Case(OPEN, 1, 200_000, heads=1)]
     check(kernel, tmp_path, [*halves, *few, Case(WindowGeometry(1200, 1, 0, True, True), 1300, 5, heads=1, naive=True)])
 
 
