@@ -53,9 +53,7 @@ HEAVY = (
     "rich.console",
 )
 Module = tuple[str, ...]
-SOURCES = [
-    path for package in ALLOWED for path in sorted((ROOT / package).rglob("*.py"))
-]
+SOURCES = [path for package in ALLOWED for path in sorted((ROOT / package).rglob("*.py"))]
 
 
 def module_of(path: Path) -> Module:
@@ -63,9 +61,7 @@ def module_of(path: Path) -> Module:
     return parts[:-1] if parts[-1] == "__init__" else parts
 
 
-def imports_of(
-    source: str, here: Module, is_package: bool, known: frozenset[Module]
-) -> set[Module]:
+def imports_of(source: str, here: Module, is_package: bool, known: frozenset[Module]) -> set[Module]:
     """The modules of this project that a file imports; `known` tells a module from a name in one."""
     package = here if is_package else here[:-1]
     found: set[Module] = set()
@@ -74,15 +70,8 @@ def imports_of(
             module = tuple(node.module.split(".")) if node.module else ()
             if not node.level and module[:1] != ("localattn",):
                 continue
-            base = (
-                (*package[: len(package) - node.level + 1], *module)
-                if node.level
-                else module[1:]
-            )
-            found |= {
-                (*base, x.name) if (*base, x.name) in known else base
-                for x in node.names
-            }
+            base = (*package[: len(package) - node.level + 1], *module) if node.level else module[1:]
+            found |= {(*base, x.name) if (*base, x.name) in known else base for x in node.names}
         elif isinstance(node, ast.Import):
             names = (tuple(alias.name.split(".")) for alias in node.names)
             found |= {name[1:] for name in names if name[0] == "localattn"}
@@ -94,11 +83,7 @@ def graph() -> Mapping[Module, frozenset[Module]]:
     """Every file of the package with what it imports."""
     known = frozenset(module_of(path)[:end] for path in SOURCES for end in range(1, 9))
     return {
-        module_of(path): frozenset(
-            imports_of(
-                path.read_text(), module_of(path), path.name == "__init__.py", known
-            )
-        )
+        module_of(path): frozenset(imports_of(path.read_text(), module_of(path), path.name == "__init__.py", known))
         for path in SOURCES
     }
 
@@ -106,17 +91,12 @@ def graph() -> Mapping[Module, frozenset[Module]]:
 def rooms_and_arrows(folder: Module) -> tuple[set[str], set[tuple[str, str]]]:
     """The rooms directly inside a folder, and who imports whom."""
     depth = len(folder)
-    rooms = {
-        module[depth]
-        for module in graph()
-        if module[:depth] == folder and len(module) > depth
-    }
+    rooms = {module[depth] for module in graph() if module[:depth] == folder and len(module) > depth}
     arrows = {
         (module[depth], other[depth])
         for module, others in graph().items()
         for other in others
-        if module[:depth] == other[:depth] == folder
-        and min(len(module), len(other)) > depth
+        if module[:depth] == other[:depth] == folder and min(len(module), len(other)) > depth
     }
     return rooms, {(first, second) for first, second in arrows if first != second}
 
@@ -141,9 +121,7 @@ def test_arrows_point_one_way(package: str) -> None:
         f"{'.'.join(module)} imports {'.'.join(other)}"
         for module, others in graph().items()
         for other in others
-        if module[0] == package
-        and other[:1]
-        and other[0] not in ALLOWED[package] | {package}
+        if module[0] == package and other[:1] and other[0] not in ALLOWED[package] | {package}
     }
     assert upward == set()
 
@@ -164,21 +142,11 @@ def test_a_newcomer_sees_the_rooms_at_a_glance(folder: str) -> None:
 def test_no_folder_is_crowded() -> None:
     listed = [
         *SOURCES,
-        *(
-            path
-            for name in ("tests", "benchmarks")
-            for path in (ROOT / name).rglob("*.py")
-        ),
+        *(path for name in ("tests", "benchmarks") for path in (ROOT / name).rglob("*.py")),
     ]
-    loose = Counter(
-        path.parent.relative_to(ROOT)
-        for path in listed
-        if path.name not in ("__init__.py", "conftest.py")
-    )
+    loose = Counter(path.parent.relative_to(ROOT) for path in listed if path.name not in ("__init__.py", "conftest.py"))
     assert loose
-    assert {
-        str(folder): count for folder, count in loose.items() if count > MOST_FILES
-    } == {}
+    assert {str(folder): count for folder, count in loose.items() if count > MOST_FILES} == {}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -210,9 +178,7 @@ def test_imports_are_found_wherever_they_stand() -> None:
         "from __future__ import annotations\nfrom typing import TYPE_CHECKING\nimport localattn.core.errors\n"
         "if TYPE_CHECKING:\n    from ..core import files\ndef f():\n    from .session import load\n"
     )
-    known = frozenset(
-        {("core",), ("core", "files"), ("runtime", "session"), ("core", "errors")}
-    )
+    known = frozenset({("core",), ("core", "files"), ("runtime", "session"), ("core", "errors")})
     found = imports_of(source, ("runtime", "x"), False, known)
     assert found == {("core", "errors"), ("core", "files"), ("runtime", "session")}
     assert circle({("a", "b"), ("b", "c"), ("c", "b")}) == ["a", "b", "c"]
@@ -233,9 +199,7 @@ def test_imports_are_found_wherever_they_stand() -> None:
 )
 def test_imports_are_light(module: str, forbidden: tuple[str, ...]) -> None:
     code = f"import sys, {module}; print([name for name in {forbidden!r} if name in sys.modules])"
-    finished = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert finished.stdout.strip() == "[]"
 
 
