@@ -1,4 +1,4 @@
-"""localattn: trained local-attention models as checked ONNX files that run anywhere.
+"""localattn: trained local-attention models as ONNX files proven equal to the original.
 
     from localattn import load                  # run an exported file; needs no torch
     from localattn import export, export_module, replace_local_attention

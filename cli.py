@@ -75,7 +75,7 @@ def command_line(names: Sequence[str] = COMMANDS) -> typer.Typer:
     """The command line with these commands; only they are imported."""
     app = typer.Typer(
         name="localattn",
-        help="Trained local-attention models as ONNX files that are proven equal and run anywhere.",
+        help="Trained local-attention models as ONNX files that are proven equal to the original.",
         epilog=_EPILOG,
         no_args_is_help=True,
         rich_markup_mode="markdown",  # paragraphs flow, and [sizes] is no markup

@@ -210,7 +210,7 @@ def _dtype_name(element_type: int) -> str:
     import onnx
 
     try:
-        return onnx.helper.tensor_dtype_to_np_dtype(element_type).name
+        return str(onnx.helper.tensor_dtype_to_np_dtype(element_type).name)
     except KeyError:
         return f"type {element_type}"
 

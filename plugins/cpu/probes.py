@@ -85,7 +85,8 @@ def _streams() -> NDArray[Any]:
 
 def _per_token(weights: NDArray[Any]) -> NDArray[Any]:
     """The same weights for every token."""
-    return np.broadcast_to(weights, (_BATCH, _LENGTH, *weights.shape)).copy()
+    repeated: NDArray[Any] = np.broadcast_to(weights, (_BATCH, _LENGTH, *weights.shape)).copy()
+    return repeated
 
 
 def _read_streams(_: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
