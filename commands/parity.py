@@ -90,7 +90,6 @@ def parity(
         from ..runtime.parity.report import ParityRequest
 
         reports = []
-        any_onnx = any(model.suffix == ".onnx" for model in models)
         for model in models:
             request = ParityRequest(
                 model=model,
@@ -102,7 +101,7 @@ def parity(
                 atol=atol,
                 rtol=rtol,
                 provider=provider,
-                plugin=plugin if model.suffix == ".onnx" or not any_onnx else "auto",
+                plugin=plugin,
                 causal=causal,
                 keep_reference=save_outputs is not None,
             )

@@ -62,7 +62,7 @@ class LibraryKind:
 
     def fingerprint(self) -> str:
         """Return the digest of what this release makes such a library from."""
-        module = import_module(f"..plugins.{self.built_by}.fingerprint", __package__)
+        module = import_module(f"...plugins.{self.built_by}.fingerprint", __package__)
         found: str = module.fingerprint()
         return found
 

@@ -106,7 +106,7 @@ def test_a_sidecar_that_is_no_text_file(tmp_path):
         read_sidecar(model)
     sidecar_path(model).unlink()
     sidecar_path(model).mkdir()
-    with pytest.raises(UsageError, match="directory"):
+    with pytest.raises(UsageError, match="folder"):
         read_sidecar(model)
     with sidecar_path(tmp_path / "big.onnx").open("wb") as stream:
         stream.truncate(1 << 30)

@@ -22,6 +22,7 @@ from localattn.core.storage.files import sha256
 from localattn.runtime.engine.device import Device, platform_name
 from localattn.runtime.engine.library import Messages, open_library
 from localattn.runtime.engine.open import OpenEngine
+from localattn.runtime.engine.plugins import find_library
 from localattn.runtime.session import load
 
 from ..support.models import step_model
@@ -176,6 +177,7 @@ class Bench:
         return self.path
 
     def open(self, path: Path, plugin: str = "auto") -> OpenEngine:
+        find_library(read_engine_facts(path).plugin, path, plugin)
         engine = self.engines[path.name] = Engine(path, self.gpu, self.aliases, self.location)
         library: Any = SimpleNamespace(messages=self.messages, trt=open_library("tensorrt-rtx").trt)
         return OpenEngine(read_engine_facts(path), library, Device("Orin", 87, "12.6"), engine)

@@ -29,9 +29,9 @@ from localattn.core.nodes.attention import (
 from localattn.exporter.lowering import attention_facts
 from localattn.exporter.lowering.attention_facts import MOST_PARTS, BodyFacts, Part, facts_of
 from localattn.exporter.lowering.attention_function import attention_function
+from localattn.exporter.models.local_attention import reference as float64_reference
 from localattn.exporter.models.local_attention.arguments import LocalAttentionArgs
 from localattn.exporter.models.local_mha.arguments import LocalMHAArgs
-from localattn.exporter.models.parts import float64
 from localattn.exporter.models.parts.windowed_attention_op import windowed_attention_op
 from localattn.plugins.torch_op import windowed_attention
 
@@ -432,7 +432,7 @@ def test_the_judge_keeps_a_nan() -> None:
     q, k, v = (torch.ones(1, 1, 16, 2, dtype=torch.float64) for _ in range(3))
     k[0, 0, 8, 0] = torch.nan
     mask = torch.arange(16)[None] > 1
-    output = float64.local_attention(args, {}, q, k, v, mask)
+    output = float64_reference.local_attention(args, {}, q, k, v, mask)
     rows = output[0, 0, :, 0].round(decimals=9)
     assert rows[:2].tolist() == [0, 0] and rows[2:8].tolist() == [1] * 6 and rows[8:].isnan().all()
 

@@ -28,6 +28,7 @@ from localattn.exporter.source.reference_runner import ReferenceRunner
 from localattn.runtime.engine.device import Device
 from localattn.runtime.engine.library import Messages, open_library
 from localattn.runtime.engine.open import OpenEngine
+from localattn.runtime.engine.plugins import find_library
 from localattn.runtime.inputs.arrays import random_inputs
 from localattn.runtime.parity.compare import compare
 from localattn.runtime.parity.runner import open_runner
@@ -63,6 +64,7 @@ class Runner:
 
 
 def opened(path: Path, plugin: str = "auto") -> OpenEngine:
+    find_library(read_engine_facts(path).plugin, path, plugin)
     library: Any = SimpleNamespace(messages=Messages())
     return OpenEngine(read_engine_facts(path), library, Device("Orin", 87, "12.6"), path)
 
@@ -234,7 +236,7 @@ def test_where_an_engine_does_not_run_is_refused(
     cpu = localattn("parity", *pair, "--provider", "cpu")
     assert cpu.code == 2 and "cannot run on 'cpu'" in cpu.err
     library = localattn("parity", *pair, "--plugin", folder / "kernels.so")
-    assert library.code == 2 and "cannot be used on a GPU engine" in library.err
+    assert library.code == 2 and "takes no plugin library" in library.err
     for option in (("--provider", "cuda"), ("--plugin", "none")):
         assert localattn("parity", *pair, *option).code == 0
 
@@ -245,4 +247,4 @@ def test_where_a_step_engine_does_not_run_is_refused(bench: Bench, localattn: Co
     cpu = localattn("parity", *pair, "--provider", "cpu")
     assert cpu.code == 2 and "cannot run on 'cpu'" in cpu.err
     library = localattn("parity", *pair, "--plugin", engine.with_name("kernels.so"))
-    assert library.code == 2 and "cannot be used on a GPU engine" in library.err
+    assert library.code == 2 and "takes no plugin library" in library.err

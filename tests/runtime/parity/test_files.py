@@ -349,7 +349,7 @@ def test_several_models_and_their_page(folder: Path, localattn: Command) -> None
     assert finished.code == 1 and finished.out.count("was checked when it was exported") == 1
     text = page.read_text(encoding="utf-8")
     assert "model.onnx, run by onnxruntime on cpu, are equal within" in text and "are NOT equal within" in text
-    assert "was checked when it was exported: max error" in text and "float64 reference" not in text
+    assert "was checked when it was exported: max error" in text and "against the float64 oracle" not in text
     assert "Window" in text and "half.onnx: Errors of logits" in text
 
 

@@ -115,7 +115,7 @@ def model(opened: TensorRTLibrary, path: Path, library: Library | None, times: P
         }
         lines: list[str] = []
         with configurations(opened, parsed.definition) as made:
-            engine = network.build(opened, parsed, asked, [], profiles, lines.append)
+            engine = network.build(opened, parsed, asked, [], profiles, lines.append, times)
         told |= {
             "engine": memoryview(engine).nbytes,
             "lines": list(lines),

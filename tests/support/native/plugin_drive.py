@@ -47,7 +47,7 @@ class Driven:
         self.messages = finished.stderr
         calls = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
         self.loads = [call for call in calls if call["call"] == "load"]
-        ptx = log.with_name(log.name + "...simulators.ptx")
+        ptx = log.with_name(log.name + ".ptx")
         self.ptx = ptx.read_text() if ptx.exists() else ""
         self.launches = [call for call in calls if call["call"] == "launch"]
 
