@@ -96,8 +96,8 @@ def build(
         from ..runtime.engine.builder.request import BuildRequest
 
         path = output if output is not None else model.with_suffix(".engine")
-        file = OnnxFile.read(model)
         profiles = parse_profiles(min_shapes, opt_shapes, max_shapes)
+        file = OnnxFile.read(model)
         wanted = tuple(name for name in (target or "").split(",") if name.strip())
         capabilities = plan_targets(backend.value, wanted)
         choice, notes = choose_plugin(plugin, plugin_library, file, backend.value, capabilities, step)

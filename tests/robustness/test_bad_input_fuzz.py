@@ -102,7 +102,7 @@ def test_what_is_lost_or_left_is_noticed(seeds: Seeds, worker: Worker) -> None:
     call = CALLS["inspect"][1]
     case = case_of("inspect", call, gather(seeds, call.files))
     assert [fault.kind for fault in met(worker, replace(case, outputs=()), seeds)[1]] == ["left"]
-    forced = replace(case, files={**case.files, "r.json": b"{}"}, arguments=(*case.arguments, "--force"))
+    forced = replace(case, files={**case.files, "r.json": b""}, arguments=(*case.arguments, "--force"))
     assert [fault.kind for fault in met(worker, forced, seeds)[1]] == ["lost"]
     assert met(worker, replace(forced, replaced=("r.json",)), seeds) == (0, [])
 

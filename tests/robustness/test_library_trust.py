@@ -74,9 +74,10 @@ def opened(place: Path, cache: Path | str, cwd: Path | None = None, **environmen
 
 # Another user may not be able to read this Python: it is loaded, with all that opening a model takes, by a run before.
 AS_USER = """
-import os, sys
+import logging, os, sys
 from localattn import load
-from localattn.core import library_store
+logging.basicConfig()
+from localattn.core.storage import library_store
 from localattn.core.errors import CheckFailed, UsageError
 from localattn.core.storage.library_store import CPU_KERNELS, prepare_cache
 model, home, cache = sys.argv[1:]
@@ -329,7 +330,7 @@ WITHOUT_MEMORY_FILES = """
 import os, stat, sys, pathlib
 del os.memfd_create
 import localattn
-from localattn.core import library_image
+from localattn.core.storage import library_image
 session = localattn.load(sys.argv[1])
 [image] = library_image._images.values()
 folder = pathlib.Path(image).parent
@@ -401,7 +402,7 @@ def test_a_named_library_is_loaded(place: Path, evil: Path) -> None:
 ENGINE = """
 import sys
 from pathlib import Path
-from localattn.runtime import engine_open
+from localattn.runtime.engine import open as engine_open
 from localattn.runtime.engine.device import Device
 from localattn.core.errors import LocalAttnError
 engine_open.find_device = lambda: None

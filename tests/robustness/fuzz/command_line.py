@@ -165,6 +165,10 @@ CALLS: dict[str, tuple[Call, ...]] = {
             },
             ("model", "checkpoint", "npz"), ("model", "against", "config", "load_inputs"), _REPORT, 0.3,
         ),
+        Call(  # a library is for engines
+            {"model": _MODEL, "against": "{}/m.pt", "plugin_library": "{}/lib.so", **_CPU},
+            ("model", "checkpoint", "library"), ("model", "against", "plugin_library"), seconds=0.3, codes=(0, 2),
+        ),
     ),
     "doctor": (Call({}, seconds=5.0), Call({"require": "run"}, seconds=5.0)),
     "demo": (Call({"output": "{}/demo", "rows": "1", "length": "1"}, writes={"output": ""}, seconds=9.0),),

@@ -223,13 +223,13 @@ def in_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_auto_falls_back_and_says_so_once(
-    in_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    in_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "node.onnx"
     onnx.save(node_model.one_node(PLAIN, WINDOW, 50), str(path))
     feed = node_model.feed_for(PLAIN, WINDOW, 50)
     session = load(path)
-    assert session.plugin == str(in_cache) and capsys.readouterr().err == ""
+    assert session.plugin == str(in_cache) and caplog.text == ""
     assert load(path, plugin="none").plugin is None
 
     def refuse(self: Any, ort: Any, options: Any) -> None:
@@ -238,7 +238,7 @@ def test_auto_falls_back_and_says_so_once(
     monkeypatch.setattr(custom_ops.CompiledKernel, "register", refuse)
     fallen = [load(path) for _ in range(2)]
     assert all(other.plugin is None for other in fallen)
-    assert capsys.readouterr().err.count("the compiled attention kernel is not used: some library is missing.") == 1
+    assert caplog.text.count("the compiled attention kernel is not used: some library is missing.") == 1
     np.testing.assert_allclose(fallen[0].run(feed)["out"], session.run(feed)["out"], atol=1e-5)
     with pytest.raises(MissingDependency, match="it cannot be loaded"):
         load(path, plugin=in_cache)
