@@ -87,7 +87,8 @@ def _ended(answer: dict[str, Any], case: Case) -> list[Fault]:
         return [Fault("internal", said[:300])]
     if code not in ALLOWED:
         return [Fault("code", f"{code}: {said[:300]}")]
-    if "Traceback" in said + answer["out"] or "Exception ignored" in said:
+    asked = {"-v", "-vv", "--verbose"} & set(case.arguments)  # an error's traceback is what it shows
+    if "Traceback" in answer["out"] + ("" if asked else said) or "Exception ignored" in said:
         return [Fault("traceback", said[:300])]
     if answer["grown"] > GROWTH:
         return [Fault("memory", f"{answer['grown'] >> 20} MiB")]
