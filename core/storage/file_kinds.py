@@ -98,7 +98,7 @@ def kind_named(path: Path, kinds: tuple[Kind, ...]) -> Kind | None:
 def name_error(path: Path, kinds: tuple[Kind, ...]) -> UsageError:
     """The error to raise for a path that is named like none of these kinds."""
     if path.name in ("", ".."):
-        return UsageError(f"Cannot write {path}.", why="It is not the name of a file.", fix="Give the path of a file.")
+        return UsageError(f"Cannot write {path}.", why="That is a folder, or an empty name.", fix="Give it a name.")
     known = [suffix for kind in kinds for suffix in kind.suffixes]
     return UsageError(
         f"{path} is not called {' or '.join(kind.name for kind in kinds)}.",

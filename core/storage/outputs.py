@@ -136,9 +136,7 @@ def check_outputs(outputs: Sequence[Output], *, inputs: Iterable[Path] = (), ove
 
 def _check_name(path: Path, kind: Kind) -> None:
     """The name must be one of the kind's, and one that the file system takes."""
-    if path.name in ("", ".."):
-        raise UsageError(f"Cannot write {path}.", why="That is a folder, or an empty name.", fix="Give it a name.")
-    if kind is not SIDECAR and kind_named(path, (kind,)) is None:
+    if path.name in ("", "..") or (kind is not SIDECAR and kind_named(path, (kind,)) is None):
         raise name_error(path, (kind,))
     parent = require_parent(path)
     try:
