@@ -1,12 +1,13 @@
-"""Write values and names into the texts of errors, whatever they are."""
+"""Write values, names and arguments into the texts of errors, whatever they are."""
 
 from __future__ import annotations
 
 import difflib
+import re
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-# It looks at a few entries and levels only: YAML aliases can make a list of billions.
+# `reprlib` looks at a few entries and levels only: YAML aliases can make a list of billions.
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 60, 60
 
@@ -20,8 +21,37 @@ def shown(value: object, limit: int = 60) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
-def close_match(name: str, known: Iterable[str]) -> str:
-    """Write a fix line that names the known name that `name` was probably meant to be, or lists all."""
+def close_match(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Write a fix line that names the closest known name, or lists all of them.
+
+    Args:
+        name: what was given.
+        known: what it could have been.
+        cutoff: the least likeness, of difflib's ratio from 0 to 1.
+    """
     names = sorted(known)
-    close = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name[:100], names, n=1, cutoff=cutoff)
     return f"Did you mean {close[0]}?" if close else f"Known: {', '.join(names)}."
+
+
+# What `argument` writes: `name`, or `name=value`.
+_ARGUMENT = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")
+_ABSENT = object()
+
+
+def argument(name: str, value: object = _ABSENT) -> str:
+    """Write an argument of the package's functions as in Python: `overwrite=True`, in backticks.
+
+    The command line shows its own spelling (`--force`), which `with_flags` puts in its place.
+    """
+    return f"`{name}`" if value is _ABSENT else f"`{name}={value!r}`"
+
+
+def with_flags(text: str, spell: Callable[[str, str | None], str | None]) -> str:
+    """Replace every argument that `argument` wrote by another spelling.
+
+    Args:
+        text: text of an error.
+        spell: returns the spelling of a name and its value, if any; None leaves the text as it is.
+    """
+    return _ARGUMENT.sub(lambda match: spell(match[1], match[2]) or match[0], text)

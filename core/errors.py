@@ -45,7 +45,7 @@ class LocalAttnError(Exception):
 
 
 class CheckFailed(LocalAttnError):
-    """A check ran and found a difference: parity, window witness, audit, a changed file."""
+    """A check ran and found a difference: parity, window, memory, a changed file."""
 
     exit_code = ExitCode.CHECK_FAILED
 

@@ -1,6 +1,6 @@
-"""The command that installs an extra of this package, from where the package itself came.
+"""Give the command that installs an extra of this package, from where the package itself came.
 
-Texts say it as for a package of an index, `pip install 'localattn[cpu]'`. `as_installed` turns that into what works
+Texts name it as for a package of an index, `pip install 'localattn[cpu]'`. `as_installed` turns that into what works
 here: a source checkout is installed again with the extra, and so is a wheel.
 """
 
@@ -18,12 +18,12 @@ _FROM_AN_INDEX = "pip install 'localattn[{}]'"
 
 
 def as_installed(text: str) -> str:
-    """A text with every command that installs an extra as it has to be given here."""
+    """Rewrite every command in a text that installs an extra into the one that works here."""
     if "localattn[" not in text:
         return text
     try:
         here = Path.cwd()
-    except OSError:  # a folder that is gone
+    except OSError:  # the working folder was removed
         here = Path("/")
     command = _command(here)
     return _NAMED.sub(lambda match: command.format(match[1]), text)
@@ -31,7 +31,7 @@ def as_installed(text: str) -> str:
 
 @cache
 def _command(here: Path) -> str:
-    """The command, `{}` for the extra, in the working folder `here`."""
+    """Return the install command for the working folder `here`, with `{}` for the extra."""
     from importlib.metadata import PackageNotFoundError, distribution
 
     tree = Path(__file__).resolve().parents[1]
@@ -43,7 +43,7 @@ def _command(here: Path) -> str:
 
 
 def command_of(origin: str, tree: Path, here: Path) -> str:
-    """The command for one origin.
+    """Return the install command for a package of one origin.
 
     Args:
         origin: what `direct_url.json` holds (packaging.python.org, "Direct URL Data Structure"); "" for a source tree

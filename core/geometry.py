@@ -1,8 +1,7 @@
-"""Which keys a query sees: the one definition of visibility.
+"""Define which keys a query sees: the one definition of visibility.
 
 Every query's visible keys form one interval `[lo(t), hi(t))` whose ends never decrease with `t`. The
-oracle, the ONNX function body, the window witness, the kernel and the documentation all read the
-interval from here.
+float64 reference, the ONNX function, the window check and the kernel all read the interval from here.
 
 With `w = window_size`, `b = look_backward`, `f = look_forward` and `i = t // w`:
 
@@ -68,21 +67,21 @@ class WindowGeometry:
 
     @property
     def keys_per_window(self) -> int:
-        """`K = (b + 1 + f)·w`, the keys gathered for one window: the width of an additive bias."""
+        """Number of keys gathered for one window, `K = (b + 1 + f)·w`: the width of an additive bias."""
         return (self.look_backward + 1 + self.look_forward) * self.window_size
 
     @property
     def backward_reach(self) -> int:
-        """`b·w`: how far before its window (block-local) or itself (exact) a query may look."""
+        """Positions that a query may look back, `b·w`, from its window (block-local) or itself (exact)."""
         return self.look_backward * self.window_size
 
     @property
     def forward_reach(self) -> int:
-        """`f·w`: how far after its window (block-local) or itself (exact) a query may look."""
+        """Positions that a query may look ahead, `f·w`, from its window (block-local) or itself (exact)."""
         return self.look_forward * self.window_size
 
     def visible_interval(self, query: IntArray, length: int) -> tuple[IntArray, IntArray]:
-        """First visible key and one past the last, for query positions `query` among `length` keys."""
+        """Return the first visible key and one past the last, for positions `query` among `length` keys."""
         query = np.asarray(query, dtype=np.int64)
         window_start = query - query % self.window_size
         if self.exact_windowsize:
@@ -96,13 +95,13 @@ class WindowGeometry:
         return np.clip(first, 0, length), np.clip(end, 0, length)
 
     def visibility(self, query: IntArray, key: IntArray, length: int) -> NDArray[np.bool_]:
-        """Which of the positions `key` each of the positions `query` sees, `[len(query), len(key)]`."""
+        """Return which positions `key` each of the positions `query` sees, `[len(query), len(key)]`."""
         first, end = self.visible_interval(query, length)
         key = np.asarray(key, dtype=np.int64)[None, :]
         return (first[:, None] <= key) & (key < end[:, None])
 
     def receptive_interval(self, query: int, length: int, depth: int = 1) -> tuple[int, int]:
-        """What a query sees through `depth` stacked layers of this geometry: `[lo, hi)`.
+        """Return what a query sees through `depth` stacked layers of this geometry: `[lo, hi)`.
 
         The ends of the interval are monotone in the query, so each layer extends the interval by the
         reach of its own two ends.
@@ -114,12 +113,12 @@ class WindowGeometry:
         return low, high
 
     def mean_visible_keys(self, length: int) -> float:
-        """Mean number of visible keys a query, the `K` of the operation count `4·b·h·n·d·K`."""
+        """Return the mean number of visible keys per query, the `K` of the operation count `4·b·h·n·d·K`."""
         first, end = self.visible_interval(np.arange(length), length)
         return float((end - first).mean())
 
     def describe(self) -> str:
-        """The window in words, for reports."""
+        """Describe the window in words, for reports."""
         kind = "exact" if self.exact_windowsize else "block-local"
         direction = "causal" if self.causal else "non-causal"
         return f"{direction} {kind}, window {self.window_size}, {self.look_backward} back, {self.look_forward} forward"

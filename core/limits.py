@@ -1,4 +1,4 @@
-"""The largest numbers that commands take: beyond them is a slip of the keyboard, or an attack."""
+"""Define the largest numbers that commands accept; larger ones are typing errors or attacks."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _THREADS_ANYWHERE = 256
 
 
 def is_size(text: str) -> bool:
-    """Whether a text is a size: a number from 1 to `LARGEST_SIZE`."""
+    """Check whether a text is a size: a number from 1 to `LARGEST_SIZE`."""
     return text.isdecimal() and len(text) <= len(str(LARGEST_SIZE)) and 1 <= int(text) <= LARGEST_SIZE
 
 
 def most_threads() -> int:
-    """Threads that an operator may be asked to run on: 4 a processor, and 256 in any case."""
+    """Return the most threads that an operator may run on: 4 per processor, and at least 256."""
     return max(_THREADS_ANYWHERE, 4 * (os.cpu_count() or 1))
 
 
 def check_threads(threads: int | None) -> None:
-    """Refuse a number of threads that no engine starts or that only wait for each other.
+    """Refuse a number of threads that no engine starts, or that would only wait for each other.
 
     Raises:
         UsageError: it is below 1 or above `most_threads()`.

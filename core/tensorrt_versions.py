@@ -1,4 +1,4 @@
-"""Which release of TensorRT and TensorRT-RTX can do what: every version predicate of the package, as one table.
+"""State which release of TensorRT and TensorRT-RTX can do what, as one table.
 
 The sources are NVIDIA's release notes and the change log of onnx-tensorrt, except where a line says "seen".
 """
@@ -15,7 +15,7 @@ Version = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Span:
-    """Releases of one library: `at_least ≤ version < below`, without single ones.
+    """A range of a library's releases: `at_least ≤ version < below`, without single ones.
 
     Args:
         at_least: the first release, as many numbers as matter.
@@ -28,43 +28,43 @@ class Span:
     without: tuple[Version, ...] = ()
 
     def holds(self, version: Version) -> bool:
-        """Whether a release belongs."""
+        """Check whether a release belongs to the range."""
         inside = version >= self.at_least and (self.below is None or version < self.below)
         return inside and not any(version[: len(single)] == single for single in self.without)
 
 
-# Feature → library → releases that have it; a library that is not named never has.
+# Feature → library → releases that have it; a library that is not named never has it.
 FEATURES: dict[str, dict[str, Span]] = {
     # Releases that this package is written for.
     "supported": {TENSORRT: Span((10, 3), below=(12,)), TENSORRT_RTX: Span((1, 7), below=(2,))},
     # A plugin takes a node although a function of its name is in the file. Before, the function always wins: the
     # function must be left out for the plugin to be found (NVIDIA/TensorRT issue 4113).
     "plugin_before_function": {TENSORRT: Span((10, 7)), TENSORRT_RTX: Span((1,))},
-    # Builds for a GPU that is not there (seen with 1.7.1).
+    # Builds for a GPU that the machine lacks (seen with 1.7.1).
     "builds_without_gpu": {TENSORRT_RTX: Span((1,))},
-    # Knows no other networks than strongly typed ones.
+    # Has strongly typed networks only.
     "always_strongly_typed": {TENSORRT: Span((11,))},
     # Times kernels while it builds; RTX does so at run time, and its timing cache does nothing.
     "timing_cache": {TENSORRT: Span((10,))},
-    # Finds plugins whose kernels are compiled ahead of time for the nodes of an ONNX file. 10.14 has such plugins and
-    # finds none (seen).
+    # Finds plugins whose kernels are compiled ahead of time for the nodes of an ONNX file. 10.14 supports
+    # such plugins but does not find them (seen).
     "aot_plugins": {TENSORRT: Span((10, 9), without=((10, 14),))},
 }
 
 
 def has(feature: str, library: str, version: str | Version) -> bool:
-    """Whether a release of "tensorrt" or "tensorrt-rtx" has a feature of the table."""
+    """Check whether a release of "tensorrt" or "tensorrt-rtx" has a feature of the table."""
     span = FEATURES[feature].get(library)
     return span is not None and span.holds(parse(version) if isinstance(version, str) else version)
 
 
 def parse(version: str) -> Version:
-    """`10.3.0`, `10.7.0.post1` → its numbers, without what is no number."""
+    """Split a version into its numbers: `10.3.0`, `10.7.0.post1`, without what is no number."""
     return tuple(int(part) for part in re.findall(r"\d+", version.split("post")[0].split("+")[0]))
 
 
 def describe(feature: str, library: str) -> str:
-    """The releases of a library that have a feature, for messages: `10.3 up to 11.x`."""
+    """Name the releases of a library that have a feature, for messages: `10.3 up to 11.x`."""
     span = FEATURES[feature].get(library)
     if span is None:
         return "none"

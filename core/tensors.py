@@ -1,11 +1,20 @@
-"""What a model's input or output is: name, element type, shape. Sidecar and sessions share it."""
+"""Describe a model's inputs and outputs: name, element type, shape; and the usual names of axes and masks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# A dimension the file leaves open without naming it.
+# A dynamic axis without a name.
 UNNAMED_DIMENSION = "?"
+# Inputs of integers that are masks: 1 keeps a token, 0 hides it. All other integers are tokens.
+INTEGER_MASKS = frozenset({"attention_mask"})
+
+
+# Names of the dynamic axes in files of this package.
+BATCH, SEQUENCE = "batch", "seq"
+# Names in all files: ours, then those usual in PyTorch and Hugging Face.
+BATCH_AXES = (BATCH, "batch_size", "b", "N")
+SEQUENCE_AXES = (SEQUENCE, "seq_len", "sequence", "sequence_length", "length", "n", "T")
 
 
 @dataclass(frozen=True)
@@ -13,9 +22,9 @@ class TensorSpec:
     """One input or output.
 
     Args:
-        name: as in the model file.
+        name: its name in the model file.
         dtype: numpy's name of the element type ("float32", "float16", "int64", "bool", …).
-        shape: one entry a dimension; a number, or a name where the file leaves the size open
+        shape: one entry per dimension: a number, or the name of a dynamic axis
             (equal names mean equal sizes, "?" means any).
     """
 
@@ -24,10 +33,18 @@ class TensorSpec:
     shape: tuple[int | str, ...]
 
     def describe(self) -> str:
-        """`name float32 [1, 128]`, for reports and errors."""
+        """Describe the tensor for reports and errors: `name float32 [1, 128]`."""
         return f"{self.name} {self.dtype} {format_shape(self.shape)}"
 
 
 def format_shape(shape: tuple[int | str, ...]) -> str:
-    """`[1, 128]`, also for a single dimension or none."""
+    """Write a shape as `[1, 128]`, also for a single dimension or none."""
     return "[" + ", ".join(str(size) for size in shape) + "]"
+
+
+def named_sizes(batch: int | None, seq_len: int | None) -> dict[str, int]:
+    """List the sizes of dynamic axes by every name they may have; none for a size that is None."""
+    sizes: dict[str, int] = {}
+    for axes, size in ((BATCH_AXES, batch), (SEQUENCE_AXES, seq_len)):
+        sizes |= dict.fromkeys(axes, size) if size is not None else {}
+    return sizes

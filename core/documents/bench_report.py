@@ -1,4 +1,4 @@
-"""The schema of what `localattn bench` measured: one document, which the console, Markdown and HTML show.
+"""Define the schema of what `localattn bench` measures: one document that console, Markdown and HTML show.
 
 Importing this module imports pydantic: light modules import it inside functions.
 """
@@ -9,14 +9,18 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-# Written beside each interval: the level it is valid at, at the least.
+# Confidence level of each interval, at the least; shown beside it.
 CONFIDENCE = 0.95
+# If other programs take more than this share of the processors, figures say more about the machine than the models.
+OTHERS = 0.10
+# If a candidate is disturbed in this way in more than this share of its timed turns, its comparison has no verdict.
+BUSY = 0.5
 
 _SCHEMA = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
 class Latency(BaseModel):
-    """Milliseconds a call, over all timed calls of a candidate.
+    """Milliseconds per call, over all timed calls of a candidate.
 
     Args:
         percentiles: by name, "p50" and so on, in rising order.
@@ -32,7 +36,7 @@ class Latency(BaseModel):
 
 
 class Histogram(BaseModel):
-    """How many calls took how long: `counts[i]` of them from `edges[i]` to `edges[i + 1]` milliseconds.
+    """Number of calls by duration: `counts[i]` calls took from `edges[i]` to `edges[i + 1]` milliseconds.
 
     Calls beyond the last edge, the slowest percent, are in `beyond`.
     """
@@ -50,8 +54,10 @@ class Ratio(BaseModel):
     Args:
         against: label of that candidate.
         value: median over the rounds of the ratio of the two medians of a round.
-        low: lower end of the interval of that median; None where there are too few rounds for one.
+        low: lower end of the interval of that median; None where there are too few rounds for one, or it is withheld.
         high: its upper end.
+        busy: the machine was busy with other programs for more than half of the time: no interval and no verdict, for
+            chance is not what made the ratio what it is.
     """
 
     model_config = _SCHEMA
@@ -60,10 +66,13 @@ class Ratio(BaseModel):
     value: float
     low: float | None
     high: float | None
+    busy: bool = False
 
     @property
     def verdict(self) -> str:
-        """What the interval allows to say."""
+        """The conclusion that the interval allows, in a few words."""
+        if self.busy:
+            return "withheld: machine busy"
         if self.low is None or self.high is None:
             return "too few rounds"
         if self.high < 1:
@@ -72,7 +81,7 @@ class Ratio(BaseModel):
 
 
 class Memory(BaseModel):
-    """Resident host memory of a candidate's own process, in bytes; None where the system does not tell.
+    """Resident host memory of a candidate's own process, in bytes; None where the system does not report it.
 
     Args:
         imports: what Python, numpy and the engine's library take before the model is opened.
@@ -95,9 +104,9 @@ class BenchRow(BaseModel):
         model: the file.
         backend: name of the engine.
         provider: where it really ran.
-        plugin: name of the library whose compiled kernels computed its attention nodes; None if their body did.
+        plugin: name of the library whose compiled kernels computed its attention nodes; None if ONNX functions did.
         threads: CPU threads for one operator; None left to the engine.
-        seq_len: tokens a sequence; None where no sidecar and no name of an axis tells.
+        seq_len: tokens a sequence; None where neither a sidecar nor the name of an axis says.
         batch: sequences a call; None likewise.
         bound: inputs and outputs lay in the engine's own buffers; else every call checked and copied them.
         cuda_graph: the engine replayed a CUDA graph.
@@ -110,7 +119,8 @@ class BenchRow(BaseModel):
         runs_per_s: calls over the time spent in them.
         tokens_per_s: the same times `seq_len · batch`.
         others: mean share of the machine's processors that other processes took meanwhile; None where
-            the system does not tell.
+            the system does not report it.
+        busy: share of its timed turns in which they took more than `OTHERS`; None likewise.
         ratio: None for the first candidate.
     """
 
@@ -136,11 +146,12 @@ class BenchRow(BaseModel):
     tokens_per_s: float | None
     memory: Memory
     others: float | None
+    busy: float | None = None
     ratio: Ratio | None
 
 
 class Share(BaseModel):
-    """Part of a run's time: `ms` a run, and `share` of the sum over all nodes."""
+    """Part of a run's time: `ms` milliseconds per run, and `share` of the sum over all nodes."""
 
     model_config = _SCHEMA
 
@@ -191,7 +202,7 @@ class Profile(BaseModel):
 
 
 class Machine(BaseModel):
-    """Where it was measured; no names of hosts, users or paths."""
+    """The machine that was measured on; no names of hosts, users or paths."""
 
     model_config = _SCHEMA
 
@@ -203,7 +214,7 @@ class Machine(BaseModel):
 
 
 class BenchSettings(BaseModel):
-    """What was asked: times in seconds, except `warmup_ms`."""
+    """The settings of the benchmark: times in seconds, except `warmup_ms`."""
 
     model_config = _SCHEMA
 
@@ -216,7 +227,7 @@ class BenchSettings(BaseModel):
 
 
 class BenchReport(BaseModel):
-    """Everything one run of the benchmark says; the first row is what the others are compared with."""
+    """All results of one benchmark; the first row is what the others are compared with."""
 
     model_config = _SCHEMA
 
@@ -231,5 +242,5 @@ class BenchReport(BaseModel):
     warnings: list[str] = Field(default_factory=list)
 
     def to_json(self) -> str:
-        """The text of the document."""
+        """Return the document as JSON text."""
         return self.model_dump_json(indent=2) + "\n"

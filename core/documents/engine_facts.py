@@ -1,7 +1,7 @@
-"""The schema of `model.engine.json`, the file of facts beside every engine.
+"""Define the schema of `model.engine.json`, the file of facts beside every engine.
 
 Nothing is written into the engine itself: any tool that runs TensorRT engines takes it as it is. What must hold before
-an engine may be opened (library version, GPU, plugin library) is read from here, because TensorRT tells of a misfit
+an engine may be opened (library version, GPU, plugin library) is read from here, because TensorRT reports a mismatch
 late and in its log only. Importing this module imports pydantic: light modules import it inside functions.
 """
 
@@ -42,7 +42,7 @@ class PluginFacts(BaseModel):
 
 
 class ProfileFacts(BaseModel):
-    """The sizes one input may have, where the engine leaves some open."""
+    """The range of sizes of one input with dynamic axes."""
 
     model_config = _SCHEMA
 
@@ -53,14 +53,14 @@ class ProfileFacts(BaseModel):
 
 
 class BuildOptions(BaseModel):
-    """What the builder was told.
+    """The options given to the builder.
 
     Args:
         plugin: what was asked for: auto, library, aot or none.
         builder_optimization_level: 0 to 5; None left it to the library.
         workspace: bytes of scratch memory a layer may use; None left it to the library.
         timing_cache: file of measured kernel times that was read and extended; None without one.
-        profiles: open sizes, empty for static shapes.
+        profiles: sizes of the dynamic axes, empty for static shapes.
     """
 
     model_config = _SCHEMA
@@ -86,8 +86,8 @@ class EngineFacts(BaseModel):
         dtype: element type of the weights and products: that of the ONNX file.
         inputs: inputs in order.
         outputs: outputs in order.
-        plugin: how the attention nodes became plugins; None where their function body was built.
-        options: what the builder was told.
+        plugin: how the attention nodes became plugins; None where their ONNX function was built.
+        options: the options given to the builder.
         onnx_name: file name of the ONNX file it was built from.
         onnx_sha256: SHA-256 of that file, without external data.
         engine_sha256: SHA-256 of the engine.
@@ -95,7 +95,7 @@ class EngineFacts(BaseModel):
         seconds: how long the build took.
         versions: release of each package that took part.
         created: time of the build, ISO 8601.
-        checks: what was looked at after the build.
+        checks: what was checked after the build.
         model: the facts of the ONNX file; None where it had no sidecar.
     """
 
@@ -124,12 +124,12 @@ class EngineFacts(BaseModel):
     model: Sidecar | None = None
 
     def to_json(self) -> str:
-        """The text of the file."""
+        """Return the text of the file of facts."""
         return self.model_dump_json(by_alias=True, indent=2) + "\n"
 
 
 def read_engine_facts(engine: Path) -> EngineFacts:
-    """The facts beside an engine.
+    """Read the facts beside an engine.
 
     Raises:
         UsageError: there are none, or the file is not one of these; the first problem is named.
@@ -158,7 +158,7 @@ def read_engine_facts(engine: Path) -> EngineFacts:
 
 
 def read_model_facts(model: Path) -> Sidecar | None:
-    """The facts of the exported model behind a file that runs: an ONNX file, or an engine built from one.
+    """Read the facts of the exported model behind a file: an ONNX file, or an engine built from one.
 
     Raises:
         UsageError: a sidecar that is broken, or an engine without one.

@@ -1,4 +1,4 @@
-"""How the errors of one output are spread: by size, and along the sequence.
+"""Describe how the errors of one output are spread: by size, and along the sequence.
 
 Small enough for a report, whatever the output's size: a histogram over powers of ten, and the largest error of each
 of at most `MOST_POINTS` stretches of the sequence.
@@ -39,26 +39,26 @@ class ErrorSpread:
 
     @property
     def total(self) -> int:
-        """Elements counted, those with no error among them."""
+        """Number of elements counted, those with no error among them."""
         return self.zero + sum(self.counts)
 
     def bins(self) -> Iterator[tuple[float, float, int]]:
-        """Edges of each bin as powers of ten, and its count: `(-6.25, -6.0, 17)`."""
+        """Yield the edges of each bin as powers of ten, and its count: `(-6.25, -6.0, 17)`."""
         for index, count in enumerate(self.counts, self.first_bin):
             yield index / BINS_PER_DECADE, (index + 1) / BINS_PER_DECADE, count
 
     def decades(self) -> list[tuple[int, int]]:
-        """Elements with an error from `10^k` to `10^(k + 1)`, as `(k, count)`, by rising k."""
+        """Count the elements with an error from `10^k` to `10^(k + 1)`, as `(k, count)`, by rising k."""
         found: Counter[int] = Counter()
         for index, count in enumerate(self.counts, self.first_bin):
             found[index // BINS_PER_DECADE] += count
         return sorted(found.items())
 
     def merge(self, other: ErrorSpread) -> ErrorSpread:
-        """Both together: counts are added, of each stretch the larger error is kept.
+        """Merge two spreads: counts are added, and each stretch keeps the larger error.
 
         Raises:
-            ValueError: the two are of outputs of different lengths.
+            ValueError: the two spreads belong to outputs of different lengths.
         """
         if (self.positions, self.width) != (other.positions, other.width):
             raise ValueError("The two spreads are of different positions.")
@@ -77,11 +77,11 @@ class ErrorSpread:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types; `from_dict` reads it back."""
+        """Return the spread as JSON types; `from_dict` reads them back."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> ErrorSpread:
-        """A spread as `to_dict` saved it, also by way of JSON."""
+        """Read a spread that `to_dict` saved, also by way of JSON."""
         values: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in saved.items()}
         return cls(**values)

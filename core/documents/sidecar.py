@@ -1,4 +1,4 @@
-"""The schema of `model.onnx.json`, the file of facts beside every exported model.
+"""Define the schema of `model.onnx.json`, the file of facts beside every exported model.
 
 An artefact's metadata lives here and never inside the artefact, so that the model stays a plain ONNX
 file. Importing this module imports pydantic: light modules import it inside functions.
@@ -15,10 +15,22 @@ from ..errors import UsageError
 from ..storage.publishing import MAX_BYTES, SEAL, check_seal, sidecar_path
 from ..storage.reading import read_plain
 from ..tensors import TensorSpec
+from ..tolerance import Baseline
 from .step_facts import StepFacts
 
-__all__ = ["CheckRecord", "LayerFacts", "Sidecar", "TensorSpec", "WindowFacts", "read_sidecar", "sidecar_path"]
+__all__ = [
+    "PARITY",
+    "CheckRecord",
+    "LayerFacts",
+    "Sidecar",
+    "TensorSpec",
+    "WindowFacts",
+    "read_sidecar",
+    "sidecar_path",
+]
 
+# The check of an export that compares the written file with a reference.
+PARITY = "parity"
 # Unknown keys are kept, so that facts written by a newer release survive when this one adds a check.
 # A NaN figure is written as a string, because JSON has no NaN.
 _SCHEMA = ConfigDict(extra="allow", validate_by_name=True, ser_json_inf_nan="strings", protected_namespaces=())
@@ -39,7 +51,7 @@ class WindowFacts(BaseModel):
 
 
 class LayerFacts(BaseModel):
-    """What became of one upstream layer of a user's own module.
+    """What happened to one upstream layer of a user's own module.
 
     `detail` is its window if it was replaced, else why it was left as it is.
     """
@@ -53,9 +65,10 @@ class LayerFacts(BaseModel):
 
 
 class CheckRecord(BaseModel):
-    """What one check found.
+    """The result of one check.
 
-    `not proven` means that the check ran and could not decide; `skipped` that it did not run.
+    `not proven` means that the check ran and could not decide; `skipped` that it did not run. `baseline` is what a
+    comparison in half precision measured of the untouched module.
     """
 
     model_config = _SCHEMA
@@ -64,6 +77,7 @@ class CheckRecord(BaseModel):
     status: Literal["passed", "failed", "not proven", "skipped"]
     detail: str = ""
     figures: dict[str, float | int | str] = Field(default_factory=dict)
+    baseline: Baseline | None = None
 
 
 class Sidecar(BaseModel):
@@ -76,25 +90,27 @@ class Sidecar(BaseModel):
             ("package.module:function"); JSON key `class`.
         kwargs: its arguments.
         hyper_connections: release of hyper-connections whose numbers the export reproduces.
-        options: what was said at export and is no argument of the class (AFTLocal's causal).
+        options: settings of the export that are no arguments of the class (AFTLocal's causal).
         inputs: inputs of the graph, in order.
         outputs: outputs of the graph, in order.
-        seq_len: tokens a sequence; where the length is open, the longest.
-        batch: sequences a call; where it is open, the one of the example.
-        dynamic: names of the open dimensions; none in a file with static shapes.
+        seq_len: tokens a sequence; where the length is dynamic, the longest.
+        batch: sequences a call; where it is dynamic, that of the example.
+        dynamic: names of the dynamic axes; none in a file with static shapes.
         dtype: element type of the weights and activations.
         opset: version of the standard operators.
-        windows: one entry a windowed attention node.
-        layers: one entry an upstream layer of a user's own module.
+        windows: one entry per windowed attention node.
+        layers: one entry per upstream layer of a user's own module.
         step: how a step graph is called; None for a file that takes whole sequences.
-        function_body: the file carries the node's function in standard operators.
+        function_body: the file contains the node's ONNX function in standard operators.
+        standard_ops: the file is in standard operators alone; `windows` are those of the nodes it was made from.
         external_data: name of the file beside the model that holds the weights.
         versions: release of each package that took part.
         checkpoint_sha256: SHA-256 of the checkpoint; "" where a function made the weights too.
         checkpoint_name: its file name.
         model_sha256: SHA-256 of the ONNX file, without external data.
         created: time of the export, ISO 8601.
-        checks: what the checks found.
+        checks: the results of the checks.
+        unproven: arguments that the weights do not show and no golden outputs proved.
     """
 
     model_config = _SCHEMA
@@ -116,6 +132,7 @@ class Sidecar(BaseModel):
     layers: list[LayerFacts] = Field(default_factory=list)
     step: StepFacts | None = None
     function_body: bool
+    standard_ops: bool = False
     external_data: str | None = None
     versions: dict[str, str] = Field(default_factory=dict)
     checkpoint_sha256: str
@@ -123,18 +140,19 @@ class Sidecar(BaseModel):
     model_sha256: str
     created: str
     checks: list[CheckRecord] = Field(default_factory=list)
+    unproven: list[str] = Field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types, under the names of the file."""
+        """Return the facts as JSON types, under the names of the file."""
         return self.model_dump(mode="json", by_alias=True)
 
     def to_json(self) -> str:
-        """The text of the file."""
+        """Return the text of the file."""
         return self.model_dump_json(by_alias=True, indent=2) + "\n"
 
 
 def read_sidecar(model: Path) -> Sidecar | None:
-    """The facts beside a model, or None where there is no sidecar.
+    """Read the facts beside a model; None where there is no sidecar.
 
     Raises:
         UsageError: the sidecar is there but is not one; the first problem is named.
@@ -156,7 +174,7 @@ def read_sidecar(model: Path) -> Sidecar | None:
         place = ".".join(str(part) for part in first["loc"])
         raise _broken(path, f"{place}: {first['msg']}" if place else first["msg"]) from error
     check_seal(path, text)
-    (sidecar.model_extra or {}).pop(SEAL, None)  # of these bytes, not of these facts
+    (sidecar.model_extra or {}).pop(SEAL, None)  # the seal belongs to the bytes of the file, not to the facts
     return sidecar
 
 

@@ -1,4 +1,4 @@
-"""What the sidecar says of a step graph: how to call it again and again so that it goes on where it stopped.
+"""Define what the sidecar says about a step graph: how to call it again and again to continue a sequence.
 
 A step file takes `chunk` tokens a sequence, the number of tokens consumed before, and the caches; it gives
 the logits and the caches of the next call. Whoever runs it fills the caches once (`CacheFacts.fill`),
@@ -13,13 +13,15 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ..limits import LARGEST_SIZE
+
 __all__ = ["CacheFacts", "StepFacts"]
 
 _SCHEMA = ConfigDict(extra="allow", protected_namespaces=())
 
 
 class CacheFacts(BaseModel):
-    """One tensor that a call hands to the next.
+    """One tensor that each call passes on to the next.
 
     Args:
         input: the graph input it is read from.
@@ -39,7 +41,7 @@ class CacheFacts(BaseModel):
 
 
 class StepFacts(BaseModel):
-    """How a step file is called.
+    """How to call a step file.
 
     Args:
         mode: "step" generates, one token a call; "prefill" consumes a prompt, `chunk` tokens a call.
@@ -50,9 +52,10 @@ class StepFacts(BaseModel):
         sequence_axis: the axis of the data inputs and of the output that counts positions: 1 for `[B, chunk, …]`.
         position_input: int64 `[1]`, the tokens consumed before this call, the same for every sequence.
         logits_output: the model's output, `[B, chunk, vocabulary]` for tokens.
-        caches: what is handed on, in the order of the graph's inputs.
-        max_positions: positions the model has learned embeddings or biases for: a call with
-            `position + chunk` beyond it is an error; None where the model runs without end.
+        caches: the tensors passed on, in the order of the graph's inputs.
+        max_positions: positions the file can distinguish: those the model has learned embeddings or biases for, else
+            those that 32 bits can count. A call with `position + chunk` beyond it is an error. None in older files,
+            which count in 64 bits and run without end.
         in_place: one buffer may serve as a cache's input and its output. Else two take turns.
         prefill: the file beside this one that takes larger chunks and leaves the same caches, or None.
     """
@@ -69,3 +72,10 @@ class StepFacts(BaseModel):
     max_positions: int | None = None
     in_place: bool
     prefill: str | None = None
+
+    @property
+    def why_positions_end(self) -> str:
+        """A sentence that says why there is no position past `max_positions`."""
+        if self.max_positions == LARGEST_SIZE:
+            return f"The file counts {LARGEST_SIZE:,} positions, as many as 32 bits hold."
+        return f"The model learned numbers for each of {self.max_positions} positions."

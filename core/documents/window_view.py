@@ -1,4 +1,4 @@
-"""The windows of a model as reports show them: which keys some queries see, through one layer and through all."""
+"""Describe the windows of a model for reports: which keys some queries see, through one layer and through all."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 
 from ..geometry import WindowGeometry
 
-# Larger numbers, which a stranger's file may hold, are no sizes; they would leave 64 bits on the way to a picture.
+# Larger numbers, which another program's file may hold, are no real sizes, and would overflow 64 bits in a picture.
 _LARGEST = 1 << 31
 
 
 @dataclass(frozen=True)
 class WindowExample:
-    """What one query sees: keys `[first, end)` of its layer, inputs `[deep_first, deep_end)` through all layers."""
+    """What one query sees: keys `[first, end)` in its layer, inputs `[deep_first, deep_end)` through all layers."""
 
     query: int
     first: int
@@ -32,8 +32,8 @@ class WindowView:
     Args:
         geometry: the window.
         layers: names of the layers.
-        length: tokens a sequence; None where the file does not tell.
-        biases: these are AFT-local layers: every key counts, and the window tells which have a learned bias.
+        length: tokens a sequence; None where the file does not say.
+        biases: these are AFT-local layers: every key counts, and the window says which have a learned bias.
     """
 
     geometry: WindowGeometry
@@ -43,30 +43,30 @@ class WindowView:
 
     @property
     def depth(self) -> int:
-        """Layers, which reports take to follow one another."""
+        """Number of layers, which reports take to follow one another."""
         return max(1, len(self.layers))
 
     @property
     def sequence(self) -> int:
-        """The length, or where it is unknown as many tokens as show the pattern."""
+        """The length of the sequence, or, where it is unknown, as many tokens as show the pattern."""
         return self.length or self.pattern
 
     @property
     def pattern(self) -> int:
-        """Tokens that show the pattern: the keys of one window and, for what lies outside, a window on each side."""
+        """Number of tokens that show the pattern: the keys of one window, and one window on each side."""
         if self.biases:
             return 3 * self.geometry.keys_per_window
         return self.geometry.keys_per_window + 2 * self.geometry.window_size
 
     def describe(self) -> str:
-        """The window in words."""
+        """Describe the window in words."""
         if not self.biases:
             return self.geometry.describe()
         direction = "causal" if self.geometry.causal else "non-causal"
         return f"{direction}, learned biases up to {self.geometry.backward_reach} positions away, 0 beyond"
 
     def example(self, query: int) -> WindowExample:
-        """What this query sees."""
+        """Return what one query sees."""
         first, end = self.geometry.visible_interval(np.array([query]), self.sequence)
         if self.biases:
             deep = (0, query + 1 if self.geometry.causal else self.sequence)
@@ -75,13 +75,13 @@ class WindowView:
         return WindowExample(query, int(first[0]), int(end[0]), *deep)
 
     def examples(self) -> list[WindowExample]:
-        """Queries on both sides of the first window's edge, in the middle, and the last."""
+        """Return examples: queries on both sides of the first window's edge, in the middle, and the last."""
         window, last = self.geometry.window_size, self.sequence - 1
         queries = sorted({0, min(window - 1, last), min(window, last), last // 2, last})
         return [self.example(query) for query in queries]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types; `from_dict` reads it back."""
+        """Return the view as JSON types; `from_dict` reads them back."""
         return {
             **asdict(self.geometry),
             "layers": list(self.layers),
@@ -93,14 +93,14 @@ class WindowView:
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> WindowView:
-        """A view as `to_dict` saved it."""
+        """Read a view that `to_dict` saved."""
         names = WindowGeometry.__dataclass_fields__
         geometry = WindowGeometry(**{name: saved[name] for name in names})
         return cls(geometry, tuple(saved["layers"]), saved["length"], saved["biases"])
 
 
 def views(windows: Iterable[tuple[str, WindowGeometry]], length: int | None) -> list[WindowView]:
-    """Layers with the same window together, in the order of the first of each; impossible sizes are left out."""
+    """Group layers with the same window, in the order of the first of each; impossible sizes are left out."""
     grouped: dict[WindowGeometry, list[str]] = {}
     for name, geometry in windows:
         if geometry.keys_per_window <= _LARGEST:
@@ -109,7 +109,7 @@ def views(windows: Iterable[tuple[str, WindowGeometry]], length: int | None) -> 
 
 
 def bias_views(name: str, window: int, causal: bool, length: int | None) -> list[WindowView]:
-    """The learned biases of an AFT-local layer: those of the `window` - 1 positions on each side."""
+    """Return the view of an AFT-local layer's biases: those of the `window` - 1 positions on each side."""
     reach = window - 1
     if not 0 <= reach <= _LARGEST:
         return []

@@ -1,4 +1,4 @@
-"""How much memory this process may have: what the machine has, and what its limits leave of it."""
+"""Find how much memory this process may have: what the machine has, and what limits leave of it."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from ..errors import MissingDependency
 
 try:
     import resource
-except ImportError:  # not on Windows, which is asked for nothing here
+except ImportError:  # Windows has no such module
     resource = None  # type: ignore[assignment]
 
 _CGROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 def memory_limit() -> int | None:
-    """Bytes of memory that this process can have at the most; None where the system does not tell."""
+    """Return the most bytes of memory that this process can have; None where the system does not say."""
     known = [*_physical(), *_of_cgroup(), *_of_process()]
     return min(known, default=None)
 
 
 def check_fits(what: str, size: int, fix: str) -> None:
-    """Refuse what cannot fit into memory, before any of it is asked for.
+    """Refuse what cannot fit into memory, before any of it is allocated.
 
     Args:
-        what: begins the error, as "Input 'x' of float32 [1, 64]".
+        what: beginning of the error's text, as "Input 'x' of float32 [1, 64]".
         size: bytes it takes at the least.
         fix: what the user can do.
 
@@ -48,7 +48,7 @@ def _physical() -> list[int]:
 
 
 def _of_cgroup() -> list[int]:
-    """The limit of a container; the word "max" is none."""
+    """Return the limits of a container, as a list; the word "max" means no limit."""
     found = []
     for file in _CGROUPS:
         try:

@@ -1,18 +1,66 @@
-"""The process: whether it is ours, and workers that end when the process that started them does."""
+"""Hold settings of the process: whether it is ours, no telemetry, and workers that end with their parent."""
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from types import ModuleType
 
-# Whether the process is the command line's, or a worker's of it: settings that hold for a whole process, as that of
-# onnxruntime's logger, are changed there and nowhere else.
+# Whether this process is the command line, or one of its workers. Only there are settings changed that hold for a
+# whole process, such as the level of onnxruntime's logger.
 owned = False
 
 
-def end_with_parent() -> None:
-    """Let this process end as soon as its parent is gone; the initializer of a pool.
+def without_telemetry() -> None:
+    """Keep an onnxruntime that is imported after this from sending telemetry and from writing its files.
 
-    A pool's workers do not notice by themselves: a killed parent cannot tell them, and they go on with their task.
+    Release 1.31 writes `~/.cache/Microsoft` and `.ses` in the temporary folder as it is imported. What the user's
+    environment says takes precedence. Source: Privacy.md of its wheel.
+    """
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+
+def import_without_telemetry(name: str) -> ModuleType:
+    """Import a package, and keep it from sending telemetry and from writing files for it.
+
+    OpenVINO writes `~/intel` as it is imported, unless its package for telemetry is missing.
+
+    Raises:
+        ImportError: the package is not installed, or is broken.
+    """
+    without_telemetry()
+    hidden = "openvino_telemetry" not in sys.modules
+    if hidden:
+        sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
+    try:
+        return import_module(name)
+    finally:
+        if hidden:
+            del sys.modules["openvino_telemetry"]
+
+
+@contextmanager
+def quiet_loggers(names: Sequence[str]) -> Iterator[None]:
+    """Let these loggers of other packages report errors only, as long as the context is open."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def end_with_parent() -> None:
+    """End this process as soon as its parent is gone; meant as the initializer of a pool.
+
+    A pool's workers do not notice by themselves that their parent was killed, and go on with their task.
     """
     import multiprocessing
     import threading
@@ -26,4 +74,4 @@ def _watch(sentinel: int) -> None:
     from multiprocessing.connection import wait
 
     wait([sentinel])
-    os._exit(1)  # nobody is left to tell
+    os._exit(1)  # nobody is left to report to

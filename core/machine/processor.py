@@ -1,4 +1,4 @@
-"""The processors that libraries are built for, and telling which one a library is for before it is opened."""
+"""Name the processors that libraries are built for, and refuse libraries for another one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import platform
 from pathlib import Path
 from typing import Literal
 
+from ..error_texts import argument
 from ..errors import UsageError
 
 Arch = Literal["x86_64", "aarch64"]
@@ -15,13 +16,13 @@ _MACHINE = {62: "x86_64", 183: "aarch64"}  # e_machine of an ELF header (System 
 
 
 def machine() -> str:
-    """The processor of this machine by the name that Linux has for it, whether a library can be built for it or not."""
+    """Return Linux's name for this machine's processor, whether a library can be built for it or not."""
     found = platform.machine().lower()
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(found, found)
 
 
 def host_arch() -> Arch:
-    """The processor of this machine.
+    """Return the processor of this machine.
 
     Raises:
         UsageError: no library can be built for it.
@@ -30,11 +31,13 @@ def host_arch() -> Arch:
     for arch in ARCHITECTURES:
         if arch == found:
             return arch
-    raise UsageError(f"No plugin library is built for {found} processors.", fix="Give --arch x86_64 or aarch64.")
+    raise UsageError(
+        f"No plugin library is built for {found} processors.", fix=f"Give {argument('arch', 'x86_64')} or aarch64."
+    )
 
 
 def refuse_foreign(library: Path, header: bytes) -> None:
-    """Refuse what is no library for this processor.
+    """Refuse a file that is no library for this processor.
 
     Args:
         library: its path, for the error.

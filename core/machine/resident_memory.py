@@ -1,6 +1,6 @@
-"""Giving memory back between the steps of an export, so that its peak is that of one step and not of their sum.
+"""Give memory back between the steps of an export, so that its peak is that of one step and not of their sum.
 
-What is freed stays with the C library, and pages of a mapped checkpoint stay resident once they were read. Linux with
+Freed memory stays with the C library, and pages of a mapped checkpoint stay resident once they were read. Linux with
 glibc takes both back on request; elsewhere nothing is done.
 """
 
@@ -17,7 +17,7 @@ _DONT_NEED = 4  # MADV_DONTNEED of <sys/mman.h>: pages of a file are read again 
 
 
 def release_memory(mapped: Path | None = None) -> None:
-    """Return freed memory, and the pages of this file that are mapped.
+    """Return freed memory to the system, and the pages of a mapped file.
 
     Args:
         mapped: a file whose tensors may be mapped into memory. A mapping that was written to stays as it is.
@@ -32,7 +32,7 @@ def release_memory(mapped: Path | None = None) -> None:
 
 
 def release_memory_around(addresses: Iterable[int]) -> None:
-    """Return the pages of mapped files that hold these addresses, wherever they were mapped from."""
+    """Return to the system the pages of mapped files that hold these addresses."""
     library, wanted = _glibc(), sorted(addresses)
     if library is None:
         return
@@ -50,7 +50,7 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 def _mappings(path: Path | None = None) -> list[tuple[int, int]]:
-    """Where this process has the file, or any, mapped, `[start, end)`; not mappings that have pages of their own."""
+    """Return where this process maps the file, or any file, as `[start, end)`, without modified mappings."""
     wanted, found = None if path is None else str(path.resolve()), []
     mapped: tuple[int, int] | None = None
     for line in _MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines():

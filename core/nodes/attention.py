@@ -1,13 +1,13 @@
 """The contract of the WindowedAttention node: its names, inputs and attributes.
 
-The exporter writes it, the function body implements it in standard operators, kernels and plugins
+The exporter writes it, its ONNX function implements it in standard operators, kernels and plugins
 implement it natively, reports read it back. One entry here is one op type: variants that differ in
 their inputs have different names, because TensorRT finds a plugin, and ONNX a function, by name only.
 
 Shapes, with `B` batch, `N` sequence length, `H` heads, `D` head size and `K` keys per window:
 
 =================  ==========================  =====================================================
-`query, key,       `[B, N, H, D]` or           fp32, fp16 or bf16; which layout, `perm` says;
+`query, key,       `[B, N, H, D]` or           fp32, fp16 or bf16; `perm` says which layout;
 value`             `[B, H, N, D]`              already rotated, key normalised if `shared_qk`
 `key_mask`         `[B, N]` bool               True = keep; a query none of whose visible keys is
                                                kept gives zeros
@@ -78,7 +78,7 @@ VARIANT_BY_OP_TYPE = {variant.op_type: variant for variant in VARIANTS}
 
 
 def variant_for(*, has_mask: bool, has_bias: bool, has_xpos: bool) -> NodeVariant:
-    """The op type that has exactly these optional inputs."""
+    """Return the op type that has exactly these optional inputs."""
     wanted = (has_mask, has_bias, has_xpos)
     return next(v for v in VARIANTS if (v.has_mask, v.has_bias, v.has_xpos) == wanted)
 
@@ -92,7 +92,7 @@ class NodeAttributes:
         scale: factor of the scores.
         shared_qk: a token's score with itself becomes `SELF_SCORE`, whatever the bias.
         perm: permutation from the inputs' layout to `[B, H, N, D]`.
-        query_block: how many queries the function body takes at a time; kernels ignore it.
+        query_block: how many queries the ONNX function takes at a time; kernels ignore it.
         xpos_scale_base: base of the xpos decay, 0 without xpos. Channel `c` of the scores is scaled by
             `ζ_c^((t - s + f·w) / base)` with `ζ_c = (2c + 0.4·D) / (1.4·D)`, `c < D/2`, both halves alike.
     """
@@ -105,7 +105,7 @@ class NodeAttributes:
     xpos_scale_base: float = 0.0
 
     def as_onnx(self) -> dict[str, Any]:
-        """Names and values as the node carries them."""
+        """Return names and values as the node stores them."""
         return {
             **geometry_attributes(self.geometry),
             "scale": float(self.scale),
@@ -119,7 +119,7 @@ class NodeAttributes:
 
 
 def xpos_problem(head_dim: int) -> str:
-    """Why xpos cannot scale heads of this width, or "" if it can."""
+    """Return why xpos cannot scale heads of this width, or "" if it can."""
     if head_dim >= 2 and head_dim % 2 == 0:
         return ""
     return f"Heads are {head_dim} wide; xpos scales channels in pairs."
@@ -140,7 +140,7 @@ def check_xpos(head_dim: int) -> None:
 
 
 def geometry_attributes(geometry: WindowGeometry) -> dict[str, int]:
-    """A geometry as a node carries it; `geometry_of` reads it back."""
+    """Return a geometry as attributes of a node; `geometry_of` reads it back."""
     return {
         "window_size": geometry.window_size,
         "look_backward": geometry.look_backward,
@@ -151,7 +151,7 @@ def geometry_attributes(geometry: WindowGeometry) -> dict[str, int]:
 
 
 def geometry_of(attributes: Mapping[str, Any]) -> WindowGeometry:
-    """The geometry that a node's attributes (as read from a file) describe."""
+    """Return the geometry that a node's attributes (as read from a file) describe."""
     return WindowGeometry(
         window_size=int(attributes["window_size"]),
         look_backward=int(attributes["look_backward"]),
@@ -161,13 +161,13 @@ def geometry_of(attributes: Mapping[str, Any]) -> WindowGeometry:
     )
 
 
-# From which reach (positions seen before and after a query) on, how many queries a block takes.
+# Queries per block by reach (positions seen before and after a query): from this reach on, this block.
 _BLOCK_BY_REACH = ((256, 128), (33, 64), (0, 32))
 _LARGEST_BLOCK = 128
 
 
 def choose_query_block(geometry: WindowGeometry, length: int | None, *, has_bias: bool) -> int:
-    """Queries per block of the function body.
+    """Choose how many queries the ONNX function takes per block.
 
     A block-local window needs the whole window's keys, and an additive bias is laid out per window, so
     there the block is the window. Exact windows are free: small blocks waste fewer masked scores, large ones

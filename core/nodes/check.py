@@ -1,4 +1,4 @@
-"""Whether a node of this project's domains has the attributes that its contract asks for."""
+"""Check whether a node of this project's domains has the attributes that its contract requires."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LARGEST_SIZE = 2**31
 
 @dataclass(frozen=True)
 class _Rule:
-    """What one attribute must be: in words, and as a test of its value as Python has it."""
+    """The requirement for one attribute: in words, and as a test of its Python value."""
 
     wanted: str
     holds: Callable[[Any], bool]
@@ -59,8 +59,8 @@ def check_attributes(domain: str, op_type: str, attributes: Mapping[str, Any], h
     """Refuse attributes that do not fit the contract of their node; nodes without a contract here pass.
 
     Args:
-        domain: of the node.
-        op_type: of the node.
+        domain: domain of the node.
+        op_type: op type of the node.
         attributes: its attributes as Python values: int, float, str, a list of numbers, or None for anything else.
         head_dim: the width of its heads, where it is known.
 

@@ -1,6 +1,6 @@
-"""The contracts of the fused nodes: what lies between a model's products and attention, one node for each pass.
+"""Define the fused nodes: what lies between a model's products and attention, one node for each pass.
 
-Their function bodies are standard operators, which every runtime inlines, TensorRT too: no plugin is asked for. The
+Their ONNX functions are standard operators, which every runtime inlines, TensorRT too: no plugin is needed. The
 compiled kernels for onnxruntime on the CPU compute each in one pass over its tensors (`plugins/cpu`).
 
 With `B` batch, `N` sequence length, `S` residual streams `r_s` of width `D`, `H` heads:
@@ -29,12 +29,12 @@ FUSED_VERSION = 1
 
 @dataclass(frozen=True)
 class FusedNode:
-    """One op type.
+    """The contract of one op type.
 
     Args:
         op_type: its name.
-        inputs: names, in order.
-        outputs: names, in order.
+        inputs: names of the inputs, in order.
+        outputs: names of the outputs, in order.
         dtypes: element types of its compiled kernels.
     """
 

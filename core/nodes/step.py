@@ -74,19 +74,19 @@ STEP_VARIANT_BY_OP_TYPE = {variant.op_type: variant for variant in STEP_VARIANTS
 
 
 def step_variant_for(*, chunked: bool, has_xpos: bool) -> StepVariant:
-    """The op type with exactly these properties."""
+    """Return the op type with exactly these properties."""
     return next(v for v in STEP_VARIANTS if (v.chunked, v.has_xpos) == (chunked, has_xpos))
 
 
 def ring_slots(geometry: WindowGeometry) -> int:
-    """`R`, the most keys any query of a causal window sees."""
+    """Return `R`, the most keys that any query of a causal window sees."""
     reach = geometry.backward_reach
     return reach + (1 if geometry.exact_windowsize else geometry.window_size)
 
 
 @dataclass(frozen=True)
 class StepAttributes:
-    """Attributes of one step node; meaning as in `core.node.NodeAttributes`. The mathematics needs `scale` only.
+    """Attributes of one step node, as in `core.nodes.attention.NodeAttributes`; the mathematics needs `scale` only.
 
     Args:
         geometry: a causal window.
@@ -101,7 +101,7 @@ class StepAttributes:
     xpos_scale_base: float = 0.0
 
     def as_onnx(self) -> dict[str, Any]:
-        """Names and values as the node carries them."""
+        """Return names and values as the node stores them."""
         return {
             **geometry_attributes(self.geometry),
             "scale": float(self.scale),

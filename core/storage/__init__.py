@@ -1,1 +1,1 @@
-"""Files: written whole or not at all, and libraries kept between runs."""
+"""Read and write files: written whole or not at all, and libraries kept between runs."""

@@ -1,6 +1,6 @@
-"""What the library of compiled kernels for onnxruntime on the CPU computes.
+"""List what the library of compiled kernels for onnxruntime on the CPU computes.
 
-`plugins/cpu` builds it, sessions open it (`core/storage/library_store.py`); both meet here.
+`plugins/cpu` builds it, and sessions open it (`core/storage/library_store.py`); both read this list.
 """
 
 from __future__ import annotations
@@ -8,17 +8,15 @@ from __future__ import annotations
 from ..nodes.attention import DOMAIN, VARIANTS
 from ..nodes.fused import FUSED_DOMAIN, FUSED_NODES
 
-# The attention nodes it has kernels for, with fp32 or fp16 inputs; those with xpos stay with their function body.
+# The attention nodes it has kernels for, with fp32 or fp16 inputs; those with xpos run their ONNX function.
 ATTENTION = tuple(variant.op_type for variant in VARIANTS if not variant.has_xpos)
 ATTENTION_DTYPES = ("fp32", "fp16")
 # All of its kernels: the element types by domain and op type.
 KERNELS = {(DOMAIN, op_type): ATTENTION_DTYPES for op_type in ATTENTION} | {
     (FUSED_DOMAIN, node.op_type): node.dtypes for node in FUSED_NODES
 }
-# The oldest onnxruntime whose interface it uses; `source/onnxruntime_c.h` says why.
-OLDEST_ONNXRUNTIME = "1.17"
 
 
 def computes(domain: str, op_type: str) -> bool:
-    """Whether a node is one that the library computes."""
+    """Check whether the library computes a node."""
     return (domain, op_type) in KERNELS

@@ -1,4 +1,4 @@
-"""Whether somebody else on this machine could change a file, or put another one in its place."""
+"""Find out whether another user of this machine could change a file, or replace it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _MOST_LINKS = 40  # as Linux follows at most
 
 
 def why_exposed(path: Path) -> str:
-    """Say in a sentence how somebody else could replace or change a file; "" if only its user and root can.
+    """Say in a sentence how another user could replace or change a file; "" if only its user and root can.
 
     The file, its folder and every folder above must belong to this user or to root and be writable by nobody else.
-    Access lists (ACL) that let others write show in the group's bits of the mode, so they count.
+    Access lists (ACL) that let others write appear in the group's bits of the mode, so they count.
 
-    One exception: a folder with the sticky bit, such as /tmp, may be writable by others if what the path goes through
-    in it is a *folder* of this user or of root, because then only these can rename or remove it. Others may hard-link
+    One exception: a folder with the sticky bit, such as /tmp, may be writable by others if the path goes on in it to
+    a *folder* of this user or of root, because then only these can rename or remove it. Others may hard-link
     a file or a symbolic link into a sticky folder, never a folder.
 
     Symbolic links on the way are followed one at a time, each checked like a folder; the file itself must not be one.

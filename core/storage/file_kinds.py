@@ -1,4 +1,4 @@
-"""What kind of file a path names, by its suffix, and what kind a file is, by its first bytes.
+"""Tell what kind of file a path names, by its suffix, and what kind a file is, by its first bytes.
 
 A command replaces a file only with one of the same kind: `Kind` says which names and which contents belong to it.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import UsageError
 
-# Of configurations, which may have the stem of their checkpoint.
+# Suffixes of configurations, which may have the stem of their checkpoint.
 CONFIG_SUFFIXES = (".json", ".toml", ".yaml", ".yml")
 # Enough for every magic number here; JSON is read whole, up to the size a file of facts can have.
 _START = 4096
@@ -44,12 +44,12 @@ class Kind:
     """A kind of output.
 
     Args:
-        name: as in "X is not called …": "an ONNX file".
+        name: how errors name it, with its article: "an ONNX file".
         suffixes: the suffixes of its names, in lower case; none: every suffix that no other kind has.
-        contents: what an existing file must contain to be replaced by one of this kind, as `contents_of` tells it.
-        facts: a file of facts (`NAME.json`) is written beside it.
-        folder: a folder of this name may be there, and is checked by whoever writes into it.
-        extended: an existing file is read and extended, which needs no permission.
+        contents: what an existing file must contain to be replaced by one of this kind, as `contents_of` returns it.
+        facts: whether a file of facts (`NAME.json`) is written beside it.
+        folder: whether a folder of this name may exist; it is checked by the code that writes into it.
+        extended: whether an existing file is read and extended, which needs no permission.
     """
 
     name: str
@@ -69,6 +69,7 @@ JSON_REPORT = Kind("a JSON report", (".json",), frozenset({REPORT}))
 MARKDOWN = Kind("a Markdown report", (".md",), frozenset({TEXT}))
 HTML = Kind("an HTML report", (".html", ".htm"), frozenset({PAGE}))
 SIDECAR = Kind("a file of facts", (".json",), frozenset({FACTS}))
+CONFIGURATION = Kind("a configuration", (".json",), frozenset())  # never replaced
 TAR = Kind("a tar", (), frozenset({ARCHIVE}))
 BUNDLE = Kind("a bundle", (), frozenset({ARCHIVE}), folder=True)
 FOLDER = Kind("a folder", (), frozenset(), folder=True)
@@ -84,7 +85,7 @@ _CLAIMED = {
 
 
 def kind_named(path: Path, kinds: tuple[Kind, ...]) -> Kind | None:
-    """The one of these kinds that a path's name belongs to; None if it is named like something else."""
+    """Return the one of these kinds that a path's name belongs to; None if its name is of another kind."""
     suffix = path.suffix.lower()
     for kind in kinds:
         if suffix not in kind.suffixes if kind.suffixes else suffix in _CLAIMED:
@@ -96,7 +97,7 @@ def kind_named(path: Path, kinds: tuple[Kind, ...]) -> Kind | None:
 
 
 def name_error(path: Path, kinds: tuple[Kind, ...]) -> UsageError:
-    """The error to raise for a path that is named like none of these kinds."""
+    """Return the error to raise for a path whose name belongs to none of these kinds."""
     if path.name in ("", ".."):
         return UsageError(f"Cannot write {path}.", why="That is a folder, or an empty name.", fix="Give it a name.")
     known = [suffix for kind in kinds for suffix in kind.suffixes]
@@ -108,13 +109,13 @@ def name_error(path: Path, kinds: tuple[Kind, ...]) -> UsageError:
 
 
 def configs_beside(checkpoint: Path) -> list[Path]:
-    """Where the configuration of a checkpoint may lie without being named, the first that is there counts."""
+    """List where the configuration of a checkpoint may lie without being named; the first that exists counts."""
     names = [stem + suffix for stem in (checkpoint.stem, "config") for suffix in CONFIG_SUFFIXES]
     return [checkpoint.with_name(name) for name in names if name != checkpoint.name]
 
 
 def contents_of(path: Path) -> str:
-    """What a regular file contains, as one of the constants above.
+    """Return what a regular file contains, as one of the constants above.
 
     Raises:
         OSError: it cannot be read.
@@ -133,7 +134,7 @@ def contents_of(path: Path) -> str:
 
 
 def _binary() -> Iterator[tuple[str, Callable[[bytes], bool]]]:
-    """Kinds of content, each with what its first bytes must be; the first that matches counts."""
+    """Yield kinds of content, each with the test of its first bytes; the first that matches counts."""
     yield NOTHING, lambda start: not start
     yield ARRAYS, _is_npz
     yield CHECKPOINT, _is_torch
@@ -146,7 +147,7 @@ def _binary() -> Iterator[tuple[str, Callable[[bytes], bool]]]:
 
 
 def _first_member(start: bytes) -> bytes:
-    """The name of the first member of a ZIP archive."""
+    """Return the name of the first member of a ZIP archive."""
     return start[30 : 30 + int.from_bytes(start[26:28], "little")] if start.startswith(b"PK\3\4") else b""
 
 
@@ -155,7 +156,7 @@ def _is_npz(start: bytes) -> bool:
 
 
 def _is_torch(start: bytes) -> bool:
-    # A pickle begins with its protocol; torch's archives with their pickle, or with a file of its format.
+    # A pickle begins with its protocol; torch's archives begin with a pickle, or with a file of torch's format.
     pickled = start[:1] == b"\x80" and 2 <= start[1:2][0] <= 5 if len(start) > 1 else False
     member = _first_member(start)
     return pickled or member.endswith((b"/data.pkl", b"/version", b"/.format_version", b"/byteorder"))
@@ -177,7 +178,7 @@ def _is_text(start: bytes) -> bool:
 
 
 def _json_contents(text: bytes) -> str | None:
-    """What a JSON document is; None if it is not JSON."""
+    """Return what kind of JSON document a text is; None if it is not JSON."""
     try:
         document: Any = json.loads(text)
     except (ValueError, RecursionError):
@@ -187,6 +188,6 @@ def _json_contents(text: bytes) -> str | None:
     stated = str(document.get("format", ""))
     if stated.startswith("localattn-") and stated != "localattn-bench":
         return FACTS
-    if "kwargs" in document:  # `core.config`
+    if "kwargs" in document:  # as in a configuration of a checkpoint
         return CONFIG
     return REPORT if stated.startswith("localattn-") or {"passed", "windows"} & document.keys() else DOCUMENT

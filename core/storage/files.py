@@ -1,8 +1,8 @@
-"""Writing files so that they appear whole or not at all, and fingerprints of what is on disk.
+"""Write files so that they appear whole or not at all, and compute fingerprints of files.
 
 Work is done in a temporary folder beside its target. Its name follows from the target's, and the process that writes
-the target holds its lock: so no two write the same file, and what a killed process left behind can be told from what
-another one is using, and is removed by the next that writes there.
+the target holds its lock. So no two processes write the same file, and what a killed process left behind can be
+distinguished from what another one is using; the next process that writes there removes it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import logging
 import os
 import re
 import shutil
@@ -25,23 +26,25 @@ from typing import BinaryIO
 from ..errors import UsageError
 from .reading import open_plain
 
+_log = logging.getLogger(__name__)
+
 try:
     import fcntl
-except ImportError:  # not on Windows: folders are not locked, and none but one's own is removed
+except ImportError:  # Windows: folders are not locked, and a process removes only its own
     fcntl = None  # type: ignore[assignment]
 
 _PREFIX = ".localattn-"
 _NAME = re.compile(re.escape(_PREFIX) + "[0-9a-f]{16}")
-# Seconds to wait for a lock that may be held for a moment only, by a process that removes abandoned folders.
+# Seconds to wait for a lock, which a process that removes abandoned folders holds for a moment.
 _PATIENCE = 1.0
-# The folders that this thread holds, by target: what is nested works in the same folder.
+# The folders that this thread holds, by target: nested calls work in the same folder.
 _held: ContextVar[Mapping[Path, Path]] = ContextVar("held", default=MappingProxyType({}))
-# Looks once more at a target right before it is replaced (`core.outputs.reserved` sets it).
+# Checks a target once more right before it is replaced (`core.storage.outputs.reserved` sets it).
 last_look: ContextVar[Callable[[Path], None]] = ContextVar("last_look", default=lambda target: None)
 
 
 def is_file(path: Path) -> bool:
-    """Whether a path leads to a plain file; a name that no file can have leads to none."""
+    """Check whether a path leads to a plain file; a name that no file can have leads to none."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -49,13 +52,13 @@ def is_file(path: Path) -> bool:
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file as lower-case hex."""
+    """Return the SHA-256 of a file as lower-case hex."""
     with open_plain(path) as stream:
         return sha256_of(stream)
 
 
 def sha256_of(stream: BinaryIO) -> str:
-    """SHA-256 of what is left in a stream, as lower-case hex."""
+    """Return the SHA-256 of the rest of a stream, as lower-case hex."""
     digest = hashlib.sha256()
     while block := stream.read(1 << 20):
         digest.update(block)
@@ -63,7 +66,7 @@ def sha256_of(stream: BinaryIO) -> str:
 
 
 def require_parent(target: Path) -> Path:
-    """The folder that holds a target.
+    """Return the folder that holds a target.
 
     Raises:
         UsageError: it does not exist.
@@ -76,7 +79,7 @@ def require_parent(target: Path) -> Path:
 
 @contextmanager
 def staging(target: Path) -> Iterator[Path]:
-    """A temporary folder beside `target`, for a file that several processes replace in turn.
+    """Make a temporary folder beside `target`, for a file that several processes replace in turn.
 
     Raises:
         UsageError: the target's folder does not exist or cannot be written.
@@ -87,14 +90,16 @@ def staging(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def work_folder(target: Path, *, wait: bool = False) -> Iterator[Path]:
-    """The locked temporary folder beside `target`, removed on every way out; those of killed processes go first.
+    """Make and lock the temporary folder beside `target`, and remove it on every way out.
+
+    Folders that killed processes left there are removed first.
 
     It is on the same file system as the target, so that a rename to the target is atomic. Whoever holds it already
     gets the same folder again.
 
     Args:
         target: the file or folder to write.
-        wait: until another process has finished with it, instead of raising.
+        wait: wait until another process has finished with it, instead of raising.
 
     Raises:
         UsageError: the folder that holds `target` is missing or cannot be written, or another process writes `target`.
@@ -120,7 +125,7 @@ def work_folder(target: Path, *, wait: bool = False) -> Iterator[Path]:
 
 
 def _locked_folder(target: Path, wait: bool) -> tuple[Path, int | None]:
-    """A new folder, and the open descriptor whose lock ends with this process; None where locks do not work."""
+    """Make a folder, and return it with the open descriptor that holds its lock; None where locks do not work."""
     parent = target.absolute().parent
     folder = parent / (_PREFIX + hashlib.sha256(os.fsencode(target.name)).hexdigest()[:16])
     deadline = time.monotonic() + _PATIENCE
@@ -158,7 +163,7 @@ def _locked_folder(target: Path, wait: bool) -> tuple[Path, int | None]:
 
 
 def _lock(folder: Path) -> int:
-    """An open descriptor that holds the lock of a folder of the current user.
+    """Lock a folder of the current user, and return the open descriptor that holds the lock.
 
     Raises:
         BlockingIOError: another process holds it.
@@ -176,7 +181,7 @@ def _lock(folder: Path) -> int:
 
 
 def _same(folder: Path, descriptor: int) -> bool:
-    """Whether the name still leads to the open folder."""
+    """Check whether the name still leads to the open folder."""
     try:
         return os.path.samestat(folder.lstat(), os.fstat(descriptor))
     except FileNotFoundError:
@@ -213,9 +218,10 @@ def publish(staged: Path, target: Path) -> None:
     flush(staged)
     last_look.get()(target)
     staged.replace(target)
+    _log.info("wrote %s", target)
 
 
-# What helps against each cause; anything else calls for another place.
+# What to do about each cause; for any other, the advice is another place.
 _REMEDIES = {
     errno.ENOSPC: "Free some space on that disk, or write to another one.",
     errno.EDQUOT: "Free some space, or write to another disk.",
@@ -225,7 +231,7 @@ _REMEDIES = {
 
 
 def write_error(target: Path, error: OSError) -> UsageError:
-    """The error to raise where the system refuses to write a target."""
+    """Return the error to raise where the system refuses to write a target."""
     name = f": {error.filename}" if error.filename else ""
     return UsageError(
         f"Cannot write {target}.",

@@ -28,7 +28,7 @@ _lock = threading.Lock()
 _images: dict[str, str] = {}
 
 
-def read_once(path: str | os.PathLike[str], most: int = MAX_LIBRARY, *, follow_link: bool = False) -> bytes:
+def read_regular_file(path: str | os.PathLike[str], most: int = MAX_LIBRARY, *, follow_link: bool = False) -> bytes:
     """Read a regular file through one descriptor.
 
     Args:
@@ -75,7 +75,7 @@ def loadable(data: bytes, name: str) -> str:
 
 
 def for_child(image: str) -> str:
-    """Return the path by which another process of this user opens what `loadable` gave, while this one lives."""
+    """Return the path by which another process of this user opens what `loadable` returned, while this one lives."""
     return image.replace("/proc/self/", f"/proc/{os.getpid()}/")
 
 

@@ -1,10 +1,10 @@
-"""Libraries of compiled kernels: which may be loaded by themselves, and the one way in which any of them is loaded.
+"""Find libraries of compiled kernels that may be loaded automatically, and load any of them in one safe way.
 
-A library is code. By itself one is loaded only from the installed package or from the user's own cache, where nobody
-else can write (`core/storage/exposed.py`) and whose index, apart from the library, holds its SHA-256. Every other
-library is loaded only when the user names it. Either way the file is read once, and what was read and compared is what
-the dynamic loader gets (`core/storage/library_image.py`). `find` and `read_named` are the two entrances; a kind of
-library is a row in `KINDS`.
+A library is code. It is loaded automatically only from the installed package or from the user's own cache, where
+nobody else can write (`core/storage/exposed.py`) and whose index, apart from the library, holds its SHA-256. Every
+other library is loaded only when the user names it. Either way the file is read once, and the bytes that were read and
+compared are those that the dynamic loader gets (`core/storage/library_image.py`). `find` and `read_named` are the two
+ways in; a kind of library is a row in `KINDS`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +23,17 @@ from ..errors import CheckFailed, LocalAttnError, UsageError
 from ..machine.processor import host_arch, refuse_foreign
 from .exposed import why_exposed
 from .files import publish, staging
-from .library_image import loadable, read_once
+from .fingerprints import fingerprint_of
+from .library_image import loadable, read_regular_file
 from .publishing import MAX_BYTES, sidecar_path
 
-_log = logging.getLogger("localattn.libraries")
+_log = logging.getLogger(__name__)
 
-# Values of a `plugin` argument besides a path: a library that may be loaded by itself, or none.
+# Values of a `plugin` argument besides a path: a library that may be loaded automatically, or none.
 AUTO, NONE = "auto", "none"
 
-# Where a wheel would carry libraries, each in a folder named as its processor. Whoever can write here can write the
-# code that runs now, so owners and modes say nothing more.
+# Where a wheel would contain libraries, each in a folder named as its processor. Whoever can write here can change the
+# code that runs now, so owners and modes are not checked.
 _PACKAGED = Path(__file__).resolve().parents[2] / "libraries"
 _INDEX = "index.json"
 _FORMAT, _FORMAT_VERSION = "localattn-libraries", 1
@@ -45,12 +45,11 @@ class LibraryKind:
     """A kind of library.
 
     Args:
-        name: in the index, and its role in a bundle.
-        title: as errors call it.
-        file_name: of the library.
+        name: its name in the index, and its role in a bundle.
+        title: its name in errors.
+        file_name: file name of the library.
         format: the entry `format` of the facts beside a library of this kind.
         how_to_build: the command that builds one.
-        built_by: the package in `plugins` that builds it; its module `fingerprint` tells releases apart.
     """
 
     name: str
@@ -58,13 +57,10 @@ class LibraryKind:
     file_name: str
     format: str
     how_to_build: str
-    built_by: str
 
     def fingerprint(self) -> str:
         """Return the digest of what this release makes such a library from."""
-        module = import_module(f"...plugins.{self.built_by}.fingerprint", __package__)
-        found: str = module.fingerprint()
-        return found
+        return fingerprint_of(self.name)
 
 
 CPU_KERNELS = LibraryKind(
@@ -73,7 +69,6 @@ CPU_KERNELS = LibraryKind(
     "liblocalattn_onnxruntime.so",
     "localattn-onnxruntime",
     "localattn plugin build --backend onnxruntime",
-    "cpu",
 )
 TENSORRT_PLUGIN = LibraryKind(
     "plugin",
@@ -81,7 +76,6 @@ TENSORRT_PLUGIN = LibraryKind(
     "liblocalattn_plugin.so",
     "localattn-plugin",
     "localattn plugin build",
-    "library",
 )
 KINDS = {kind.name: kind for kind in (CPU_KERNELS, TENSORRT_PLUGIN)}
 
@@ -93,9 +87,9 @@ class Library:
     Args:
         kind: what it is for.
         path: where it was read.
-        sha256: of the bytes read.
+        sha256: SHA-256 of the bytes read.
         facts: as its builder wrote them; empty where nothing lies beside a library that the user named.
-        image: what the loader is given: a path that leads to these bytes and to no others.
+        image: the path that the loader gets: it leads to these bytes and to no others.
     """
 
     kind: LibraryKind
@@ -105,19 +99,19 @@ class Library:
     image: str = field(repr=False)
 
     def in_words(self, message: object) -> str:
-        """Put a loader's message in one line, with the library's own path instead of the image's."""
+        """Write a loader's message in one line, with the library's own path instead of the image's."""
         return " ".join(str(message).replace(self.image, str(self.path)).split())
 
 
 @dataclass(frozen=True)
 class StoredLibrary:
-    """A library that may be loaded by itself, not read yet.
+    """A library that may be loaded automatically, not read yet.
 
     Args:
         kind: what it is for.
         path: where it lies.
         facts: from the index of the cache, or from the installed package.
-        packaged: it lies in the installed package.
+        packaged: whether it lies in the installed package.
     """
 
     kind: LibraryKind
@@ -126,7 +120,7 @@ class StoredLibrary:
     packaged: bool = False
 
     def read(self) -> Library:
-        """Read it once and verify it.
+        """Read the library once and verify it.
 
         Raises:
             CheckFailed: others can write it, or it is not the one that was built.
@@ -134,7 +128,7 @@ class StoredLibrary:
         again = f"Build it again: {self.kind.how_to_build} --force"
         try:
             exposed = "" if self.packaged else why_exposed(self.path)
-            data = b"" if exposed else read_once(self.path)
+            data = b"" if exposed else read_regular_file(self.path)
         except OSError as error:
             raise CheckFailed(f"{self.path} cannot be read.", why=error.strerror or str(error), fix=again) from error
         if exposed:
@@ -157,14 +151,14 @@ def find(
     sha256: str | None = None,
     wanted: Callable[[Mapping[str, Any]], bool] = lambda facts: True,
 ) -> Library | None:
-    """Find the newest library that may be loaded by itself and verifies; None if there is none.
+    """Find the newest library that may be loaded automatically and verifies; None if there is none.
 
     Args:
         kind: what it is for.
         arch: processor; "" for this machine's.
         this_release: only one made from the sources of this release.
         sha256: only the one with this digest.
-        wanted: whether its facts will do.
+        wanted: returns whether a library with these facts is suitable.
 
     Raises:
         CheckFailed: the cache can be written by others, or none of those that would do verifies; the first is named.
@@ -185,7 +179,7 @@ def find(
             _log.debug("%s: refused: %s", stored.path, error)
             refused.append(error)
             continue
-        _log.debug("%s: verified", stored.path)
+        _log.info("%s: verified, and used", stored.path)
         return library
     if refused:
         raise refused[0]
@@ -202,7 +196,7 @@ def read_named(kind: LibraryKind, path: Path) -> Library:
         CheckFailed: it is not the file that the facts beside it were written for.
     """
     try:
-        data = read_once(path, follow_link=True)
+        data = read_regular_file(path, follow_link=True)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise UsageError(f"{path} cannot be read.", why=f"{why}.") from error
@@ -228,7 +222,7 @@ def _library(kind: LibraryKind, path: Path, data: bytes, digest: str, facts: Map
 
 
 def candidates(kind: LibraryKind) -> Iterator[StoredLibrary]:
-    """List what may be loaded by itself: libraries of the user's cache, the newest first, then those of the package.
+    """List what may be loaded automatically: libraries of the user's cache, newest first, then the package's.
 
     Raises:
         CheckFailed: others can write the index of the cache.
@@ -252,7 +246,7 @@ def read_facts(kind: LibraryKind, library: Path) -> dict[str, Any]:
     """
     path = sidecar_path(library)
     try:
-        facts = json.loads(read_once(path, MAX_BYTES, follow_link=True))
+        facts = json.loads(read_regular_file(path, MAX_BYTES, follow_link=True))
     except OSError as error:
         raise UsageError(f"{path} is missing.", fix=f"Build a library with: {kind.how_to_build}") from error
     except (ValueError, RecursionError):
@@ -263,9 +257,9 @@ def read_facts(kind: LibraryKind, library: Path) -> dict[str, Any]:
 
 
 def kind_of(library: Path) -> LibraryKind | None:
-    """Find the kind of a library by the facts beside it; None if nothing is said there."""
+    """Find the kind of a library by the facts beside it; None if they do not say."""
     try:
-        facts = json.loads(read_once(sidecar_path(library), MAX_BYTES, follow_link=True))
+        facts = json.loads(read_regular_file(sidecar_path(library), MAX_BYTES, follow_link=True))
     except (OSError, ValueError, RecursionError):
         return None
     stated = facts.get("format") if isinstance(facts, dict) else None
@@ -314,9 +308,9 @@ def prepare_cache(arch: str) -> Path:
 
 
 def keep(kind: LibraryKind, library: Path, facts: Mapping[str, Any]) -> bool:
-    """Enter a library that was just built into the index of the cache; returns whether it lies in the cache.
+    """Enter a library that was just built into the index of the cache; return whether it lies in the cache.
 
-    One that lies elsewhere is not entered: it is used when it is named.
+    A library that lies elsewhere is not entered: it is used only when it is named.
     """
     folder = cache_folder()
     if folder is None or library.absolute().parent.parent != folder:
@@ -342,7 +336,7 @@ def _entries(folder: Path, kind: LibraryKind) -> list[tuple[Path, dict[str, Any]
 
 
 def _all_entries(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """Read the index; nothing where there is none, or none that can be understood.
+    """Read the index; return nothing where there is none, or none that can be understood.
 
     Raises:
         CheckFailed: others can write it.
@@ -350,7 +344,7 @@ def _all_entries(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
     index = folder / _INDEX
     try:
         exposed = why_exposed(index)
-        document = None if exposed else json.loads(read_once(index, MAX_BYTES))
+        document = None if exposed else json.loads(read_regular_file(index, MAX_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         _log.debug("%s: %s", index, error)
         return []
@@ -374,7 +368,7 @@ def _entry(folder: Path, item: object) -> tuple[Path, dict[str, Any]] | None:
 
 
 def _are_facts(kind: LibraryKind, facts: object) -> bool:
-    """Check that these are the facts of a library of this kind, with all that is looked at here."""
+    """Check that these are the facts of a library of this kind, with every entry that is used here."""
     if not isinstance(facts, dict) or facts.get("format") != kind.format:
         return False
     return all(isinstance(facts.get(name), str) for name in ("arch", "sha256", "fingerprint"))

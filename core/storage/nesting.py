@@ -1,4 +1,4 @@
-"""How deeply a text in JSON, TOML or YAML nests, told before a reader takes time and memory for each level.
+"""Limit how deeply a text in JSON, TOML or YAML nests, before a reader spends time and memory on each level.
 
 `tomllib` copies the whole path of a key for each of its parts: 50,000 parts in 100 kB take 9.9 GB. PyYAML compares
 every bracket with all that are open.
@@ -18,10 +18,10 @@ _DOTTED = re.compile(rf"(?<![\w\-]){_PART}(?:\.[ \t]*{_PART}){{{DEEPEST}}}")
 def check_nesting(text: str) -> None:
     """Refuse a text that nests more than `DEEPEST` levels, in time linear in its length.
 
-    Brackets and dots in quoted text count too: nothing has to be known of the format, and no configuration is near.
+    Brackets and dots in quoted text count too: that works for every format, and no real configuration has so many.
 
     Raises:
-        ValueError: it does.
+        ValueError: it nests deeper.
     """
     depth = 0
     for bracket in re.findall(r"[\[\]{}]", text):

@@ -1,7 +1,7 @@
-"""The one way in which files of a user are replaced: every output is checked, reserved, and published.
+"""Replace files of a user in one way only: every output is checked, reserved, and published.
 
 `check_outputs` refuses what would lose something, before any work begins. `writing` reserves the names for this
-process, checks again, and gives the folder to work in; `core.publishing` moves what is finished to its places.
+process, checks again, and gives the folder to work in; `core.storage.publishing` moves finished files to their places.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from ..error_texts import argument
 from ..errors import UsageError
 from .file_kinds import (
     CONFIG_SUFFIXES,
@@ -45,7 +46,7 @@ class Output(NamedTuple):
     kind: Kind
 
     def files(self) -> list[Output]:
-        """This output, and the file of facts that belongs to it."""
+        """List this output, and the file of facts that belongs to it."""
         return [self, Output(sidecar_path(self.path), SIDECAR)] if self.kind.facts else [self]
 
 
@@ -54,7 +55,7 @@ def writing(*outputs: Output, inputs: Iterable[Path] = (), overwrite: bool = Fal
     """Reserve outputs until the block ends, and give the folder beside the last one to prepare them in.
 
     The folder is on the same file system as that output, and is removed on every way out; after a kill, by the next
-    that writes there.
+    process that writes there.
 
     Args:
         outputs: what the block writes, the main one last.
@@ -79,7 +80,7 @@ def writing(*outputs: Output, inputs: Iterable[Path] = (), overwrite: bool = Fal
 
 @contextmanager
 def reserved(outputs: Sequence[Output], *, inputs: Iterable[Path] = (), overwrite: bool = False) -> Iterator[Path]:
-    """Keep other processes from writing these outputs until the block ends; the folder to prepare the last one in.
+    """Reserve these outputs for this process until the block ends; yield the folder to prepare the last one in.
 
     Raises:
         UsageError: as `check_outputs`; or another process writes one of them, or their folders cannot be written.
@@ -108,7 +109,7 @@ def check_outputs(outputs: Sequence[Output], *, inputs: Iterable[Path] = (), ove
 
     Args:
         outputs: what will be written.
-        inputs: files that will be read; with each, those that are read because they lie beside it.
+        inputs: files that will be read, as are the files beside them that belong to them.
         overwrite: existing files of the same kind may be replaced.
 
     Raises:
@@ -128,14 +129,16 @@ def check_outputs(outputs: Sequence[Output], *, inputs: Iterable[Path] = (), ove
         seen.add(place)
         _check_place(path, kind, read)
         if is_file(path) and not overwrite and not kind.extended:
-            raise UsageError(f"{path} exists.", why="Nothing is replaced unasked.", fix="Add --force.")
+            raise UsageError(
+                f"{path} exists.", why="Nothing is replaced unasked.", fix=f"Add {argument('overwrite', True)}."
+            )
     for path, kind in files:
         if is_file(path):
             _check_contents(path, kind)
 
 
 def _check_name(path: Path, kind: Kind) -> None:
-    """The name must be one of the kind's, and one that the file system takes."""
+    """Check that the name is one of the kind's, and one that the file system takes."""
     if path.name in ("", "..") or (kind is not SIDECAR and kind_named(path, (kind,)) is None):
         raise name_error(path, (kind,))
     parent = require_parent(path)
@@ -152,7 +155,7 @@ def _check_name(path: Path, kind: Kind) -> None:
 
 
 def _check_place(path: Path, kind: Kind, read: dict[tuple[int, int], Path]) -> None:
-    """What is there must be nothing, or a regular file that is no input."""
+    """Check that nothing is there, or a regular file that is no input."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -180,7 +183,7 @@ def _check_place(path: Path, kind: Kind, read: dict[tuple[int, int], Path]) -> N
 
 
 def _check_folder(path: Path, kind: Kind, read: dict[tuple[int, int], Path]) -> None:
-    """A folder that is replaced as a whole must not hold an input."""
+    """Check that a folder to be replaced as a whole holds no input."""
     if not kind.contents:
         return
     whole = path.resolve()
@@ -194,7 +197,7 @@ def _check_folder(path: Path, kind: Kind, read: dict[tuple[int, int], Path]) -> 
 
 
 def _check_contents(path: Path, kind: Kind) -> None:
-    """Replaced is only what is of the same kind."""
+    """Check that an existing file is of the kind that replaces it."""
     try:
         found = contents_of(path)
     except OSError as error:
@@ -214,7 +217,7 @@ def _has_facts(path: Path) -> bool:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Device and number of the file that a path leads to; alike for links of every sort."""
+    """Return device and inode of the file that a path leads to; equal for all links to one file."""
     try:
         status = path.stat()
     except (OSError, ValueError):
@@ -223,7 +226,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def beside(path: Path) -> Iterator[Path]:
-    """The files that may be read because they lie beside an input: configuration, facts, weights, the prefill file."""
+    """List files that may be read because they lie beside an input: configuration, facts, weights, prefill file."""
     if not is_file(path):
         return
     yield sidecar_path(path)

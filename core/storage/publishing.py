@@ -1,9 +1,9 @@
-"""Files that belong together (a model, its weights, its facts) change as one, whenever the process ends.
+"""Change files that belong together (a model, its weights, its facts) as one, even if the process is killed.
 
-A rename is one step, several are not. So finished files are gathered in a folder, and one rename of that folder beside
+One rename is atomic, several are not. So finished files are gathered in a folder, and one rename of that folder beside
 their places is the moment of change; then they move to their places, in an order that never leaves a model without its
-weights. What a killed process had not moved yet is moved by the next that writes the same file, and by nobody else:
-reading changes nothing. The facts of a file carry a seal, their own SHA-256, and the SHA-256 of the file:
+weights. What a killed process had not moved yet is moved by the next process that writes the same file, and by nothing
+else: reading changes nothing. The facts of a file carry a seal, their own SHA-256, and the SHA-256 of the file:
 `check_unchanged` notices that either was altered, or that a write was interrupted between the two.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import re
 import stat
@@ -20,16 +21,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..error_texts import argument
 from ..errors import CheckFailed, UsageError
 from .files import flush, last_look, sha256, sha256_of, write_error
 from .reading import read_plain
+
+_log = logging.getLogger(__name__)
 
 # Finished files on their way to their places: a folder of this name and the main file's.
 _PREFIX = ".localattn.next."
 _LONGEST_NAME = 255  # bytes
 # The entry of a file of facts that holds the SHA-256 of all others.
 SEAL = "facts_sha256"
-# The entries that hold the SHA-256 of the file they describe, each with what helps where it differs.
+# The entries that hold the SHA-256 of the file they describe, each with the advice where it differs.
 _DIGESTS = {
     "model_sha256": "Copy them again together, or make them again; to use the file as it is, remove {}.",
     "engine_sha256": "Copy engine and {} together, or build the engine again: localattn build.",
@@ -41,16 +45,16 @@ MAX_BYTES = 16 << 20
 
 
 def sidecar_path(model: Path) -> Path:
-    """Where the facts of a file lie: `model.onnx` → `model.onnx.json`."""
+    """Return where the facts of a file lie: `model.onnx` → `model.onnx.json`."""
     return model.with_name(model.name + ".json")
 
 
 def publish_together(staged: Mapping[Path, Path], folder: Path) -> None:
-    """Move finished files to their places, which change at one moment.
+    """Move finished files to their places, all of which change at one moment.
 
     Args:
         staged: each finished file and its place; all places lie in one folder, and the last is the main file's.
-        folder: where they were prepared (`core.outputs.writing`), on the same disk.
+        folder: where they were prepared (`core.storage.outputs.writing`), on the same disk.
 
     Raises:
         UsageError: one of the places is no regular file, cannot be written, or holds something that has appeared since
@@ -73,18 +77,19 @@ def publish_together(staged: Mapping[Path, Path], folder: Path) -> None:
             last_look.get()(place)
         _finish_interrupted(main, names)
         batch = _batch_of(main)
-        gathered.rename(batch)  # the moment
+        gathered.rename(batch)  # the moment of change
         try:
             _move(batch, names)
-        except (KeyboardInterrupt, SystemExit):  # a request to end that came after the moment
+        except (KeyboardInterrupt, SystemExit):  # a request to end that came after the change
             _move(batch, names)
             raise
+        _log.info("wrote %s", ", ".join(str(place) for place in staged.values()))
     except OSError as error:
         raise write_error(main, error) from error
 
 
 def _move(batch: Path, names: Collection[str]) -> None:
-    """Move what is in the folder to its places."""
+    """Move the files in the folder to their places."""
     for name in _in_order(names):
         with contextlib.suppress(FileNotFoundError):
             (batch / name).replace(batch.parent / name)
@@ -93,7 +98,7 @@ def _move(batch: Path, names: Collection[str]) -> None:
 
 
 def _batch_of(main: Path) -> Path:
-    """The folder of finished files of a main file; one whose name leaves no room for more is known by its digest."""
+    """Return the folder of finished files of a main file; its name has a digest if the file's is too long."""
     name = _PREFIX + main.name
     if len(os.fsencode(name)) > _LONGEST_NAME:
         name = _PREFIX + hashlib.sha256(os.fsencode(main.name)).hexdigest()
@@ -101,7 +106,7 @@ def _batch_of(main: Path) -> Path:
 
 
 def _in_order(names: Collection[str]) -> list[str]:
-    # Data first and facts last, for readers that know nothing of this: no model is ever without its weights.
+    # Data first and facts last, for readers that do not know of this: no model is ever without its weights.
     rank = {".data": 0, ".onnx": 1, ".json": 3}
     return sorted(set(names), key=lambda name: (rank.get(Path(name).suffix, 2), name))
 
@@ -121,7 +126,7 @@ def check_leftover(main: Path, names: Collection[str]) -> None:
 
 
 def _finish_interrupted(main: Path, names: Collection[str]) -> None:
-    """Move what a killed process had published as `main` and not moved yet; `names` as for `check_leftover`."""
+    """Move what a killed process had published as `main` but not moved; `names` as for `check_leftover`."""
     with _leftover(main, names) as (found, descriptor):
         for name in found:
             os.replace(name, main.with_name(name), src_dir_fd=descriptor)
@@ -131,7 +136,7 @@ def _finish_interrupted(main: Path, names: Collection[str]) -> None:
 
 @contextmanager
 def _leftover(main: Path, names: Collection[str]) -> Iterator[tuple[list[str], int]]:
-    """The names in the folder of an interrupted write, in the order in which they move, and the open folder."""
+    """Open the folder of an interrupted write; yield its names in moving order, and the descriptor."""
     batch = _batch_of(main)
     if not os.path.lexists(batch):
         yield [], -1
@@ -153,7 +158,7 @@ def _leftover(main: Path, names: Collection[str]) -> Iterator[tuple[list[str], i
 
 
 def _is_own(name: str, folder: int, main: Path, names: Collection[str]) -> bool:
-    """Whether an entry of an open folder is a plain file of the user's that a write of `main` produces."""
+    """Check that an entry of an open folder is a plain file of the user's that a write of `main` produces."""
     status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
         return False
@@ -172,7 +177,7 @@ def _foreign(batch: Path, why: str) -> UsageError:
 
 
 def sealed(text: str) -> str:
-    """Facts in JSON, with the SHA-256 of all their entries as one more.
+    """Add to facts in JSON the SHA-256 of all their entries.
 
     Raises:
         ValueError: the text is not one JSON object.
@@ -190,10 +195,10 @@ def _seal(document: Mapping[str, Any]) -> str:
 
 
 def check_seal(path: Path, text: bytes) -> None:
-    """Facts that carry a seal must agree with it.
+    """Check that facts with a seal agree with it.
 
     Raises:
-        CheckFailed: they do not.
+        CheckFailed: they do not agree.
     """
     try:
         document = json.loads(text)
@@ -210,13 +215,13 @@ def check_seal(path: Path, text: bytes) -> None:
 
 
 def check_unchanged(model: Path, digest: Callable[[], str] | None = None) -> None:
-    """An ONNX file and its external data, or an engine, must be what the facts beside it were written for.
+    """Check that a file and its external data are those that the facts beside it were written for.
 
-    Facts that are missing, broken, or say nothing of this are not this function's to judge.
+    The file is an ONNX file or an engine. Facts that are missing, broken, or without digests are not checked here.
 
     Args:
         model: the file.
-        digest: gives its SHA-256, where it was read already.
+        digest: returns its SHA-256, where the file was read already.
 
     Raises:
         CheckFailed: the SHA-256 of the file or of its data differs.
@@ -241,7 +246,7 @@ def _changed(model: Path, name: str, fix: str) -> CheckFailed:
         return CheckFailed(
             f"The write that replaced {name} was interrupted.",
             why=f"{sidecar_path(model).name} is still the older one; the rest of the newer files is in {batch.name}.",
-            fix="Repeat the command that wrote it, with --force: it finishes the write.",
+            fix=f"Repeat what wrote it, with {argument('overwrite', True)}: that finishes the write.",
         )
     return CheckFailed(
         f"{name} is not the file that {sidecar_path(model).name} was written for.",
@@ -251,7 +256,7 @@ def _changed(model: Path, name: str, fix: str) -> CheckFailed:
 
 
 def _interrupted(model: Path) -> Path | None:
-    """The folder beside a model that holds newer facts for it, which an interrupted write left; nothing is changed."""
+    """Find the folder of newer facts for a model that an interrupted write left; nothing is changed."""
     with contextlib.suppress(OSError):
         for batch in model.parent.glob(f"{_PREFIX}*"):
             if not batch.is_symlink() and os.path.lexists(batch / sidecar_path(model).name):

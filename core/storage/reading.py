@@ -1,16 +1,19 @@
-"""Opening files that come from outside: plain files only, and no more of them than is wanted.
+"""Open files that come from outside: plain files only, and read no more of them than needed.
 
-A device never ends, and a FIFO waits for somebody to write. Both are refused before the first byte is read.
+A device never ends, and a FIFO waits for a writer. Both are refused before the first byte is read.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import UsageError
+
+_log = logging.getLogger(__name__)
 
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
@@ -35,11 +38,12 @@ def open_plain(path: Path) -> BinaryIO:
     except UsageError:
         os.close(descriptor)
         raise
+    _log.debug("reading %s", path)
     return os.fdopen(descriptor, "rb")
 
 
 def read_plain(path: Path, most: int) -> bytes:
-    """The bytes of a plain file; one byte more than `most` where it is larger, and nothing beyond that is read.
+    """Read a plain file, and at most one byte more than `most`.
 
     Raises:
         UsageError: it is no plain file.
@@ -50,7 +54,7 @@ def read_plain(path: Path, most: int) -> bytes:
 
 
 def check_plain(path: Path) -> None:
-    """Refuse what is no plain file; what is not there is left to whoever opens it.
+    """Refuse what is no plain file; a missing file is left to the code that opens it.
 
     Raises:
         UsageError: it is a folder, a device, a pipe or a socket.

@@ -1,0 +1,256 @@
+"""Measure how far one array is from another, and say whether a tolerance accepts it.
+
+Python and numpy are enough: bundles carry this file to devices, so that `verify.py` there and the package here cannot
+come to different results.
+
+The figures keep a frontier: the few pairs (|expected|, error) such that any tolerance `atol + rtol·|expected|` that
+accepts them accepts every other pair too. They are the upper-left convex hull of all pairs, so what holds for them
+holds for the whole array.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Places = NDArray[np.intp]
+Frontier = tuple[tuple[float, float], ...]
+# Called with flat positions of finite elements, their expected sizes and their errors; for NaN and Inf with None as
+# errors.
+Watch = Callable[[Places, Floats, "Floats | None"], None]
+
+# Elements converted to float64 at a time: enough for numpy, small beside any model.
+_CHUNK = 1 << 18
+
+
+@dataclass(frozen=True)
+class Figures:
+    """How far a result is from its reference, computed in float64.
+
+    Args:
+        count: how many elements were compared.
+        finite: those of them that the sums are over.
+        max_abs: largest `|a - e|`.
+        max_rel: largest `|a - e| / |e|` where `e` is not 0.
+        error_squares: sum of `(a - e)²`.
+        actual_squares: sum of `a²`.
+        expected_squares: sum of `e²`.
+        products: sum of `a·e`.
+        not_finite: NaN and Inf in the result; the other figures leave them out.
+        expected_not_finite: NaN and Inf in the reference.
+        worst: flat position where the result is not finite, else where it breaks the tolerance most.
+        frontier: pairs (|expected|, error) that decide for every tolerance.
+    """
+
+    count: int
+    finite: int
+    max_abs: float
+    max_rel: float
+    error_squares: float
+    actual_squares: float
+    expected_squares: float
+    products: float
+    not_finite: int
+    expected_not_finite: int
+    worst: int
+    frontier: Frontier
+
+    @property
+    def rms(self) -> float:
+        """Root mean square of `a - e`."""
+        return math.sqrt(self.error_squares / self.finite) if self.finite else math.inf
+
+    @property
+    def relative_rms(self) -> float:
+        """`rms` over the root mean square of `e`."""
+        return _ratio(math.sqrt(self.error_squares), math.sqrt(self.expected_squares))
+
+    @property
+    def relative_max(self) -> float:
+        """`max_abs` over the root mean square of `e`."""
+        return _ratio(self.max_abs, math.sqrt(self.expected_squares / max(1, self.finite)))
+
+    @property
+    def cosine(self) -> float:
+        """Cosine of the angle between the two arrays as vectors: 1 for two null vectors, 0 where only one is null."""
+        norms = math.sqrt(self.actual_squares) * math.sqrt(self.expected_squares)
+        if norms == 0:
+            return 1.0 if self.actual_squares == self.expected_squares else 0.0
+        return min(1.0, max(-1.0, self.products / norms))
+
+
+def excess(frontier: Frontier, atol: float, rtol: float) -> float:
+    """Return the largest `|a - e| - (atol + rtol·|e|)`; above 0 the tolerance is exceeded."""
+    if not frontier:  # nothing finite was compared
+        return math.inf
+    return float(max(error - (atol + rtol * size) for size, error in frontier))
+
+
+def accepts(figures: Any, atol: float, rtol: float, cosine: float | None) -> bool:
+    """Check figures against a tolerance: `|a - e| ≤ atol + rtol·|e|` everywhere, and nothing NaN or Inf.
+
+    Args:
+        figures: `Figures`, or whatever has their attributes.
+        atol: absolute part.
+        rtol: part relative to the expected value.
+        cosine: smallest cosine accepted; None where the cosine does not count.
+    """
+    if figures.not_finite or figures.expected_not_finite:
+        return False
+    if cosine is not None and not figures.cosine >= cosine:
+        return False
+    return excess(figures.frontier, atol, rtol) <= 0
+
+
+def measure(
+    actual: NDArray[Any],
+    expected: NDArray[Any],
+    atol: float,
+    rtol: float,
+    keep: NDArray[np.bool_] | None = None,
+    watch: Watch | None = None,
+) -> Figures:
+    """Measure a result against its reference, a chunk at a time.
+
+    Args:
+        actual: the result, any real element type.
+        expected: the reference, of the same shape.
+        atol: absolute part of the tolerance that chooses `worst`.
+        rtol: its relative part.
+        keep: True where an element counts, flat; None counts all.
+        watch: called with every chunk.
+    """
+    sums = _Sums(atol, rtol, watch)
+    for where, a, e in _finite_chunks(actual, expected, keep, sums):
+        sums.add(where, a, e)
+    return sums.figures()
+
+
+def _finite_chunks(
+    actual: NDArray[Any], expected: NDArray[Any], keep: NDArray[np.bool_] | None, sums: _Sums
+) -> Iterator[tuple[Places, Floats, Floats]]:
+    """Yield flat positions and both values in float64, a chunk at a time, finite elements only.
+
+    Elements that are NaN or Inf are counted in `sums`.
+    """
+    flat_actual, flat_expected = actual.reshape(-1), expected.reshape(-1)
+    for start in range(0, flat_actual.size, _CHUNK):
+        part = slice(start, start + _CHUNK)
+        a = flat_actual[part].astype(np.float64)
+        e = flat_expected[part].astype(np.float64)
+        where = np.arange(start, start + a.size)
+        if keep is not None:
+            chosen = keep[part]
+            a, e, where = a[chosen], e[chosen], where[chosen]
+        sums.count += a.size
+        fine = np.isfinite(a)
+        if not fine.all():
+            sums.note_not_finite(where[~fine])
+        sums.expected_not_finite += int((~np.isfinite(e)).sum())
+        fine &= np.isfinite(e)
+        yield where[fine], a[fine], e[fine]
+
+
+class _Sums:
+    """Running sums over the chunks of one comparison."""
+
+    def __init__(self, atol: float, rtol: float, watch: Watch | None) -> None:
+        self.atol, self.rtol, self.watch = atol, rtol, watch
+        self.count = 0
+        self.finite = 0
+        self.not_finite = 0
+        self.expected_not_finite = 0
+        self.first_not_finite: int | None = None
+        self.max_abs = 0.0
+        self.max_rel = 0.0
+        self.error_squares = 0.0
+        self.actual_squares = 0.0
+        self.expected_squares = 0.0
+        self.products = 0.0
+        self.worst = 0
+        self.worst_excess = -math.inf
+        self.frontier: Frontier = ()
+
+    def note_not_finite(self, where: Places) -> None:
+        self.not_finite += where.size
+        if self.first_not_finite is None:
+            self.first_not_finite = int(where[0])
+        if self.watch is not None:
+            self.watch(where, np.empty(0), None)
+
+    def add(self, where: Places, actual: Floats, expected: Floats) -> None:
+        if not actual.size:
+            return
+        error, size = np.abs(actual - expected), np.abs(expected)
+        self.finite += actual.size
+        self.max_abs = max(self.max_abs, float(error.max()))
+        relative = error[size > 0] / size[size > 0]
+        self.max_rel = max(self.max_rel, float(relative.max(initial=0.0)))
+        self.error_squares += float(error @ error)
+        self.actual_squares += float(actual @ actual)
+        self.expected_squares += float(expected @ expected)
+        self.products += float(actual @ expected)
+        beyond = error - (self.atol + self.rtol * size)
+        worst = int(beyond.argmax())
+        if beyond[worst] > self.worst_excess:
+            self.worst_excess, self.worst = float(beyond[worst]), int(where[worst])
+        self.frontier = extend_frontier(self.frontier, size, error)
+        if self.watch is not None:
+            self.watch(where, size, error)
+
+    def figures(self) -> Figures:
+        return Figures(
+            count=self.count,
+            finite=self.finite,
+            max_abs=self.max_abs,
+            max_rel=self.max_rel,
+            error_squares=self.error_squares,
+            actual_squares=self.actual_squares,
+            expected_squares=self.expected_squares,
+            products=self.products,
+            not_finite=self.not_finite,
+            expected_not_finite=self.expected_not_finite,
+            worst=self.worst if self.first_not_finite is None else self.first_not_finite,
+            frontier=self.frontier,
+        )
+
+
+def _ratio(part: float, whole: float) -> float:
+    if whole == 0:
+        return 0.0 if part == 0 else math.inf
+    return part / whole
+
+
+def extend_frontier(frontier: Frontier, size: Floats, error: Floats) -> Frontier:
+    """Extend a frontier by elements with these expected sizes and errors."""
+    left = np.ones(size.shape, dtype=np.bool_)
+    for known_size, known_error in frontier:
+        # A smaller error at a larger expected value is accepted whenever the known one is. This
+        # leaves few elements to sort after the first chunk.
+        left &= (size < known_size) | (error > known_error)
+    sizes = np.concatenate([size[left], [known for known, _ in frontier]])
+    errors = np.concatenate([error[left], [known for _, known in frontier]])
+    order = np.lexsort((-errors, sizes))
+    sizes, errors = sizes[order], errors[order]
+    before = np.concatenate([[-np.inf], np.maximum.accumulate(errors)[:-1]])
+    rising = errors > before
+    return _upper_hull(list(zip(sizes[rising].tolist(), errors[rising].tolist(), strict=True)))
+
+
+def _upper_hull(points: list[tuple[float, float]]) -> Frontier:
+    """Drop points below the line between their neighbours; `points` rise in both coordinates."""
+    hull: list[tuple[float, float]] = []
+    for x, y in points:
+        while len(hull) > 1:
+            (x0, y0), (x1, y1) = hull[-2:]
+            if (y1 - y0) * (x - x0) >= (y - y0) * (x1 - x0):
+                break
+            hull.pop()
+        hull.append((x, y))
+    return tuple(hull)

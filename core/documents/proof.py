@@ -1,0 +1,48 @@
+"""Name what no check of an export can prove: arguments that the weights do not show.
+
+Export and reference are made from the same configuration. A wrong window is wrong in both, and they agree. Only
+outputs that the user's own model computed, the golden outputs, show whether the configuration is that model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .sidecar import CheckRecord
+
+# Name of the check that compares a file with what the user's own model computed.
+GOLDEN_CHECK = "golden outputs"
+
+
+def proven_by_golden(checks: Sequence[CheckRecord]) -> bool:
+    """Check whether the golden outputs are among the checks that passed."""
+    return any(check.name == GOLDEN_CHECK and check.status == "passed" for check in checks)
+
+
+def not_proven(arguments: Sequence[str], model: str) -> list[str]:
+    """Warn of arguments that nothing proves; no warning where there are none.
+
+    Args:
+        arguments: of the model's class, that its weights do not show.
+        model: path of the exported file.
+    """
+    if not arguments:
+        return []
+    return [
+        f"not proven against your own model: the weights do not show {', '.join(arguments)}, and a wrong value passes "
+        'every check. Prove them: localattn.record(model, inputs, "golden.npz") in Python, where your model runs, then '
+        f"localattn parity {model} --golden golden.npz"
+    ]
+
+
+def likely(arguments: Sequence[str]) -> str:
+    """Name the likely cause where golden outputs differ."""
+    other = "check that the weights and the golden outputs are of one model, recorded in evaluation mode"
+    if not arguments:
+        return f"{other[:1].upper()}{other[1:]}."
+    return (
+        f"Likely wrong: {', '.join(arguments)}, which the weights do not show. Set them in the configuration to what "
+        f"your model is made with; else {other}."
+    )

@@ -1,0 +1,64 @@
+"""Recognize files that are given as a model by mistake: pointers of Git LFS, and bundles."""
+
+from __future__ import annotations
+
+import shlex
+import zlib
+from pathlib import Path
+
+from ..errors import UsageError
+from .reading import read_plain
+
+# The first line of https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md.
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_GZIP = b"\x1f\x8b"
+# The header of a tar's first entry has the format's name at byte 257.
+START = 512
+
+
+def refuse_mistaken(path: Path, start: bytes | None = None, *, tars: bool = True) -> None:
+    """Refuse a file that is one of these; a file that cannot be read is left to the code that opens it.
+
+    Args:
+        path: the file.
+        start: its first bytes; by default they are read.
+        tars: whether a plain tar is refused too.
+
+    Raises:
+        UsageError: it is one of them; the text says how to get the file that was meant.
+    """
+    if start is None:
+        try:
+            start = read_plain(path, START)
+        except (OSError, ValueError):
+            return
+    name = shlex.quote(str(path))
+    if start.startswith(_POINTER):
+        raise UsageError(
+            f"{path} is a Git LFS pointer, not the file itself.",
+            why="The repository was cloned without its large files.",
+            fix=f"Fetch it, in the repository: git lfs pull --include {shlex.quote(path.name)}",
+        )
+    packed = start.startswith(_GZIP)
+    if (tars or packed) and _is_tar(_unpacked(start) if packed else start):
+        raise UsageError(
+            f"{path} is a {'compressed ' if packed else ''}tar, not a model.",
+            why="A bundle is such a tar, with the model in its folder model/.",
+            fix=f"Unpack it: tar x{'z' if packed else ''}f {name}, and give the file in it. "
+            + ("A folder is checked by" if packed else "It is checked by")
+            + f": localattn bundle verify {'FOLDER' if packed else name}",
+        )
+    if packed:
+        raise UsageError(f"{path} is compressed (gzip).", why="Nothing reads it so.", fix=f"Unpack it: gunzip {name}")
+
+
+def _is_tar(start: bytes) -> bool:
+    return start[257:262] == b"ustar"
+
+
+def _unpacked(start: bytes) -> bytes:
+    """Return the first bytes of what a gzip file holds; none if it is broken."""
+    try:
+        return zlib.decompressobj(wbits=31).decompress(start, START)
+    except zlib.error:
+        return b""

@@ -1,0 +1,13 @@
+"""Define the versions of ONNX and onnxruntime that this package uses; `tensorrt_versions.py` has TensorRT's."""
+
+from __future__ import annotations
+
+# PyTorch's exporter starts at 18; 24 is the newest that it, ONNX and onnxruntime were seen to agree on.
+OPSETS = range(18, 25)
+# The newest opset that TensorRT 10.3 reads.
+DEFAULT_OPSET = 20
+# The newest IR that TensorRT 10.3 and onnxruntime 1.18 still read; it has all that is used here.
+IR_VERSION = 10
+# The oldest onnxruntime whose interface the library of compiled kernels uses (`plugins/cpu/source/onnxruntime_c.h`),
+# and the IR and the opset that it reads.
+OLDEST_ONNXRUNTIME, OLDEST_IR_VERSION, OLDEST_OPSET = "1.17", 9, 20
