@@ -1,1 +1,1 @@
-"""ONNX files read, checked and rewritten; needs `onnx` and nothing that runs them."""
+"""Read, check and rewrite ONNX files; needs `onnx` and nothing that runs them."""

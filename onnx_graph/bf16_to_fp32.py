@@ -1,8 +1,8 @@
 """Pass: compute a bf16 model in fp32, rounded where the file rounds, for engines without bf16 kernels.
 
 onnxruntime's CPU provider moves and casts bf16 and computes nothing in it. In the copy made here each value that
-is bf16 in the file is fp32 and holds a bf16 number: operators compute in fp32, and two Casts round what they
-give, to nearest even. A product of bf16 matrices is thus summed in fp32 and rounded once, which is what tensor
+is bf16 in the file is fp32 and holds a bf16 number: operators compute in fp32, and two Casts round their
+results, to nearest even. A product of bf16 matrices is thus summed in fp32 and rounded once, which is what tensor
 cores do. Operators that only move or choose numbers need no rounding.
 
 Inputs and outputs that are bf16 in the file are float32 in the copy, since numpy has no bf16; inputs are rounded.
@@ -17,8 +17,8 @@ from typing import Any
 from . import inlining
 from .graph_values import graphs_of, put_back, take_weights, types_of
 
-# What these give is one of the numbers they take, or its negative: exact in any element type. Control flow gives
-# what its bodies do, and those are rounded inside.
+# Results of these operators are among their inputs, or negatives of them: exact in any element type. Results of control
+# flow are those of its subgraphs, which are rounded inside.
 # fmt: off
 EXACT = frozenset((
     "Abs", "Compress", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements",
@@ -32,9 +32,9 @@ _CASTS = ("Cast", "CastLike")
 
 
 def apply(model: Any) -> Any:
-    """The model in fp32 and without functions, or the model itself if nothing in it is bf16 (see `inlining`).
+    """Return the model in fp32 and without functions, or the model itself if nothing in it is bf16.
 
-    External data is not read: the copy refers to it as the model does.
+    Functions are inlined (see `inlining`). External data is not read: the copy refers to it as the model does.
     """
     import onnx
 
@@ -55,7 +55,7 @@ def _is_exact(node: Any) -> bool:
 
 
 class _Rewrite:
-    """Rewrites a graph in place.
+    """Rewriter of a graph, in place.
 
     Args:
         types: element type of each value.
@@ -70,7 +70,7 @@ class _Rewrite:
         self._taken = set(types)
 
     def top(self, graph: Any) -> None:
-        """The graph of a model, whose bf16 inputs may hold any fp32 number."""
+        """Rewrite the graph of a model, whose bf16 inputs may hold any fp32 number."""
         given = [value.name for value in graph.input if value.name in self._names]
         rounded = {name: self._new(name, "rounded") for name in given}
         self.graph(graph)
@@ -79,7 +79,7 @@ class _Rewrite:
         self._prepend(graph, (node for name in given for node in self._round(name, rounded[name])))
 
     def graph(self, graph: Any) -> None:
-        """A graph whose inputs hold bf16 numbers already."""
+        """Rewrite a graph whose inputs hold bf16 numbers already."""
         nodes = [new for node in graph.node for new in self._node(node)]
         del graph.node[:]
         graph.node.extend(nodes)
@@ -95,7 +95,7 @@ class _Rewrite:
                 value.type.tensor_type.elem_type = self._fp32
 
     def _node(self, node: Any) -> list[Any]:
-        """The node, and what rounds its results."""
+        """Return the node, and the nodes that round its results."""
         for inner in graphs_of(node):
             self.graph(inner)
         results = [name for name in node.output if name in self._names]
@@ -120,7 +120,7 @@ class _Rewrite:
         return self._make("Cast", [source], [target], to=to, name=f"{target}/Cast")
 
     def _new(self, name: str, kind: str) -> str:
-        """A name that no value has."""
+        """Make a name that no value has."""
         made = f"{name}/{kind}"
         while made in self._taken:
             made += "_"
@@ -135,7 +135,7 @@ class _Rewrite:
 
 
 def _rename_inputs(node: Any, names: dict[str, str]) -> None:
-    """Read other values, in the graphs inside the node too."""
+    """Make a node read other values, in the graphs inside the node too."""
     for index, name in enumerate(node.input):
         node.input[index] = names.get(name, name)
     for inner in graphs_of(node):

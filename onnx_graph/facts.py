@@ -1,4 +1,4 @@
-"""The facts of an ONNX file, read without running it and without its external data."""
+"""Read the facts of an ONNX file, without running it and without its external data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class WindowedNode:
 
 @dataclass(frozen=True)
 class FunctionFacts:
-    """One model-local function: its domain, name and the number of nodes in its body."""
+    """One ONNX function of the file: its domain, name and number of nodes."""
 
     domain: str
     name: str
@@ -48,15 +48,15 @@ class OnnxFacts:
         ir_version: version of the file format.
         producer: name and version of the program that wrote it.
         opsets: operator set versions by domain; the standard one is "ai.onnx".
-        inputs: what the graph takes; initializers are left out.
-        outputs: what it returns.
-        nodes: how often each op type stands in the graph and its subgraphs; other domains than the
-            standard one are prefixed ("localattn::WindowedAttention"). Function bodies are not counted.
-        functions: the model-local functions.
+        inputs: inputs of the graph, without initializers.
+        outputs: outputs of the graph.
+        nodes: how often each op type occurs in the graph and its subgraphs; other domains than the
+            standard one are prefixed ("localattn::WindowedAttention"). Nodes in functions are not counted.
+        functions: the ONNX functions in the file.
         windowed: the windowed attention nodes.
         weight_bytes: bytes of the initializers by numpy dtype name, external data included.
         external_data: files beside the model that hold weights.
-        missing_external_data: those of them that are not there, or lie outside the model's folder.
+        missing_external_data: those of them that are missing, or lie outside the model's folder.
         sidecar: the facts beside the model; None where there is no sidecar.
         sidecar_matches: whether the sidecar was written for exactly this file; None without one.
     """
@@ -84,12 +84,12 @@ class OnnxFacts:
 
     @property
     def weight_dtype(self) -> str | None:
-        """The floating-point type most of the weights have, by bytes; None without weights."""
+        """The floating-point type that most of the weights have, by bytes; None without weights."""
         floats = {name: size for name, size in self.weight_bytes.items() if "float" in name}
         return max(floats, key=lambda name: floats[name], default=None)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
+        """Return the facts as JSON types."""
         shallow = {name: value for name, value in vars(self).items() if name != "sidecar"}
         lists = {
             name: [asdict(item) for item in shallow[name]] for name in ("inputs", "outputs", "functions", "windowed")
@@ -140,7 +140,7 @@ def inspect_onnx(path: Path | OnnxFile) -> OnnxFacts:
 
 
 def _all_nodes(graph: Any) -> Iterator[Any]:
-    """Nodes of a graph and of the graphs inside its If, Loop and Scan."""
+    """Yield the nodes of a graph and of the graphs inside its If, Loop and Scan."""
     for node in graph.node:
         yield node
         for inner in graphs_of(node):
@@ -152,14 +152,14 @@ def _qualified(node: Any) -> str:
 
 
 def check_nodes(name: str, model: Any) -> None:
-    """Refuse a model with nodes of this project's domains whose attributes are not what their contract says.
+    """Refuse a model whose nodes of this project's domains break their contract.
 
     Args:
-        name: of the file, for the error.
-        model: the `onnx.ModelProto` of it.
+        name: name of the file, for the error.
+        model: its `onnx.ModelProto`.
 
     Raises:
-        UsageError: it names the node and the attribute.
+        UsageError: an attribute is wrong; the text names the node and the attribute.
     """
     from ..core.nodes.check import check_attributes
 
@@ -182,7 +182,7 @@ def _shown_name(node: Any) -> str:
 
 
 def _attributes(node: Any) -> dict[str, Any]:
-    """A node's attributes for people: what is neither number nor text is only named."""
+    """Return a node's attributes for display; of values that are neither number nor text, the type's name."""
     import onnx
 
     kinds = onnx.AttributeProto.AttributeType
@@ -193,7 +193,7 @@ def _attributes(node: Any) -> dict[str, Any]:
 
 
 def _value(attribute: Any) -> Any:
-    """A node attribute as a Python value; None for what is neither number nor text."""
+    """Return a node attribute as a Python value; None for what is neither number nor text."""
     import onnx
 
     kinds = onnx.AttributeProto
@@ -227,7 +227,7 @@ def _spec(value: Any) -> TensorSpec:
 
 
 def _weight_bytes(graph: Any) -> dict[str, int]:
-    """Bytes of the initializers by dtype, from their sizes, so that external data counts too."""
+    """Sum the bytes of the initializers by dtype, from their shapes, so that external data counts too."""
     import onnx
 
     total: Counter[str] = Counter()
@@ -242,7 +242,7 @@ def _weight_bytes(graph: Any) -> dict[str, int]:
 
 
 def _lies_beside(file: OnnxFile, name: str) -> bool:
-    """Whether external data is there, in the folder of the model or below it: ONNX allows no other place."""
+    """Check that external data exists in the model's folder or below it: ONNX allows no other place."""
     return file.path is not None and lies_inside(name) and is_file(file.path.parent / name)
 
 

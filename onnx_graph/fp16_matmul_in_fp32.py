@@ -19,11 +19,11 @@ _PRODUCTS = ("Gemm", "MatMul")
 
 
 def apply(model: Any) -> Any:
-    """The model with Casts around its products, or the model itself if nothing in it is fp16 (see `inlining`).
+    """Return the model with Casts around its products, or the model itself if nothing in it is fp16.
 
-    Functions stay functions, so that compiled kernels take their nodes. Inside the attention's own the products have
-    the Casts too; other functions are left alone, for nothing says there what is fp16. External data is not read: the
-    copy refers to it as the model does.
+    Functions stay functions, so that compiled kernels take their nodes. Products inside the attention's own functions
+    get the Casts too; other functions stay as they are, because the types of their values are not known. External data
+    is not read: the copy refers to it as the model does.
     """
     import onnx
 
@@ -44,10 +44,10 @@ def apply(model: Any) -> Any:
 
 
 class _Casts:
-    """Puts Casts around products, in place.
+    """Rewriter that puts Casts around products, in place.
 
     Args:
-        halves: values that are fp16.
+        halves: names of the values that are fp16.
     """
 
     def __init__(self, halves: set[str]) -> None:
@@ -58,7 +58,10 @@ class _Casts:
         self._halves = halves
 
     def inside(self, part: Any, *, like_inputs: bool = False) -> None:
-        """The products of a graph or function; `like_inputs`: every one, and a result is of the type of its inputs."""
+        """Put Casts around the products of a graph or function.
+
+        With `like_inputs` around every product, and its result has the type of its inputs.
+        """
         nodes = [new for node in part.node for new in self._node(node, like_inputs)]
         del part.node[:]
         part.node.extend(nodes)

@@ -1,16 +1,17 @@
-"""What passes ask of an `onnx.ModelProto`: inner graphs, element types, and weights put aside while it is copied."""
+"""Read from an `onnx.ModelProto` what passes need: inner graphs, element types, and weights put aside."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-# Larger tensors wait outside while a model is copied; smaller ones may be shapes, which inference reads.
+# Tensors from this size in bytes on are put aside while a model is copied; smaller ones may be shapes, which inference
+# reads.
 _WEIGHTS_FROM = 1024
 
 
 def graphs_of(node: Any) -> Iterator[Any]:
-    """The graphs inside a node of control flow."""
+    """Yield the graphs inside a node of control flow."""
     for attribute in node.attribute:
         yield from attribute.graphs
         if attribute.HasField("g"):
@@ -18,7 +19,7 @@ def graphs_of(node: Any) -> Iterator[Any]:
 
 
 def types_of(graph: Any) -> Iterator[tuple[str, int]]:
-    """Name and element type of the values of a graph and of the graphs inside its nodes."""
+    """Yield name and element type of the values of a graph and of the graphs inside its nodes."""
     for value in (*graph.value_info, *graph.input, *graph.output):
         yield value.name, value.type.tensor_type.elem_type
     for tensor in graph.initializer:
@@ -29,7 +30,7 @@ def types_of(graph: Any) -> Iterator[tuple[str, int]]:
 
 
 def element_types(model: Any) -> set[str]:
-    """The element types of a model's inputs and weights, as numpy names them."""
+    """Return the element types of a model's inputs and weights, as numpy names them."""
     import onnx
 
     kinds = {tensor.data_type for tensor in model.graph.initializer}
@@ -39,7 +40,7 @@ def element_types(model: Any) -> set[str]:
 
 
 def take_weights(model: Any) -> dict[str, bytes]:
-    """Take the numbers of large tensors out of a model, name → bytes, so that copying it is cheap."""
+    """Take the data of large tensors out of a model, name → bytes, so that copying it is cheap."""
     weights = {}
     for tensor in model.graph.initializer:
         if len(tensor.raw_data) >= _WEIGHTS_FROM:

@@ -1,12 +1,12 @@
-"""Pass: put the bodies of functions where they are called, for a provider that takes no functions.
+"""Pass: replace calls of ONNX functions by their nodes, for a provider that takes no functions.
 
 onnxruntime shows a graph to its providers before it inlines functions. Its TensorRT provider makes a model of that
 graph to ask TensorRT which nodes it takes, and leaves the functions out of it: such a model is not valid, and the
 session ends there with "is not a registered function/op" (onnxruntime 1.31.1, `GetSupportedList`). Weights in other
-files come into the copy, for TensorRT's parser would look for them beside a file that it is not told of.
+files come into the copy, for TensorRT's parser does not know the file's place and would not find them.
 
-Passes have one shape: `apply(model)` returns the model itself where there is nothing to do, else another one; the
-given model is then used up.
+Every pass is a function `apply(model)`: it returns the model itself where there is nothing to do, else another one; the
+given model must not be used afterwards.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 from .graph_values import put_back, take_weights
 
 TOO_LARGE = "Its weights are more than 2 GB, which no ONNX model in memory holds."
-_MOST_BYTES = (1 << 31) - (1 << 20)  # protobuf's limit, and room for the bodies
+_MOST_BYTES = (1 << 31) - (1 << 20)  # protobuf's limit, and room for the functions
 
 
 def apply(model: Any) -> Any:
-    """The model without functions, its weights kept."""
+    """Return the model without functions, its weights kept."""
     import onnx.inliner
 
     if not model.functions:
@@ -36,7 +36,7 @@ def read_weights(model: Any, folder: Path) -> None:
     """Bring external data into the model, in place.
 
     Raises:
-        ValueError: `TOO_LARGE`.
+        ValueError: the model would be too large, with the text `TOO_LARGE`.
         OSError: the data cannot be read.
     """
     import onnx

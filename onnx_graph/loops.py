@@ -1,8 +1,8 @@
-"""How many nodes an ONNX file runs, as far as its constants tell: a Loop that nobody would wait for is refused.
+"""Refuse ONNX files with loops that would practically never end, as far as their constants tell.
 
-A Loop is told how often it runs at the most, and its body says after each round whether to go on. Where neither depends
-on what is fed or computed, the rounds are known before anything runs (ONNX, operator Loop). A Scan takes as many rounds
-as its inputs are long.
+A Loop has an input for the most rounds, and its subgraph says after each round whether to continue. Where neither
+depends on inputs of the model or computed values, the rounds are known before anything runs (ONNX, operator Loop). A
+Scan takes as many rounds as its inputs are long.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from ..core.errors import UsageError
 
 LOOP = "Loop"
-# onnxruntime takes half a microsecond for a node that does next to nothing: half an hour.
+# onnxruntime takes half a microsecond for a node that does next to nothing: half an hour in all.
 MOST_RUNS = 1 << 32
 _ENDLESS = (1 << 63) - 1  # rounds of a Loop without a count
 _STANDARD = ("", "ai.onnx")
@@ -22,11 +22,11 @@ _Value = int | bool | None
 
 
 def check_loops(model: Any, name: str) -> None:
-    """Refuse a model whose loops have no end, or none that anyone will see.
+    """Refuse a model whose loops have no end, or would run for longer than anyone waits.
 
     Args:
         model: the `onnx.ModelProto`.
-        name: what errors call it.
+        name: its name in errors.
 
     Raises:
         UsageError: it is such a model.
@@ -63,7 +63,7 @@ class _Scope:
         self._fed = {getattr(entry, "name", entry) for entry in graph.input}
 
     def value(self, name: str) -> _Value:
-        """The number or flag that a name stands for at every run; None where that is not known."""
+        """Return the number or flag that a name has at every run; None where that is not known."""
         scope: _Scope | None = self
         for _ in range(_LONGEST_CHAIN):
             if scope is None:
@@ -85,7 +85,7 @@ class _Scope:
 
 
 class _Runs:
-    """Counts what runs.
+    """Counter of the nodes that run.
 
     Args:
         functions: those of the model by domain and name, none of which calls itself.
@@ -98,7 +98,7 @@ class _Runs:
         self._most = 0
 
     def of(self, graph: Any, scope: _Scope) -> int:
-        """Nodes that run when a graph or function runs once."""
+        """Count the nodes that run when a graph or function runs once."""
         return sum(self._of_node(node, scope) for node in graph.node)
 
     def _of_node(self, node: Any, scope: _Scope) -> int:
@@ -115,7 +115,7 @@ class _Runs:
 
     def _of_loop(self, node: Any, body: Any, scope: _Scope) -> int:
         count, goes_on = (*node.input, "", "")[:2]
-        # That it goes on at first is what the body is told; if that makes it go on again, it always does.
+        # The subgraph gets the flag of the first round; if it then continues again, it always does.
         first = scope.value(goes_on) if goes_on else True
         told = {body.input[1].name: first} if len(body.input) > 1 else {}
         inside = _Scope(body, scope, told)
@@ -134,7 +134,7 @@ def _domain(entry: Any) -> str:
 
 
 def _constant(node: Any) -> _Value:
-    """The value of a Constant of one number; None for all else."""
+    """Return the value of a Constant of one number; None for anything else."""
     if node.op_type != "Constant" or node.domain not in _STANDARD:
         return None
     for attribute in node.attribute:
@@ -146,7 +146,7 @@ def _constant(node: Any) -> _Value:
 
 
 def _scalar(tensor: Any) -> _Value:
-    """The value of a tensor of one integer or flag that lies in the file."""
+    """Return the value of a tensor of one integer or flag that lies in the file."""
     import onnx
 
     kinds = (onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.BOOL)

@@ -1,4 +1,4 @@
-"""An ONNX file, read once and hashed once: every check of a command looks at the bytes that are opened later."""
+"""Read and hash an ONNX file once, so that every check of a command sees the bytes that are opened later."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import CheckFailed, UsageError
+from ..core.storage.mistaken import START as MISTAKEN_START
+from ..core.storage.mistaken import refuse_mistaken
 from ..core.storage.publishing import check_unchanged
 from ..core.storage.reading import check_plain, open_plain
 from .loops import LOOP, check_loops
@@ -30,18 +32,18 @@ _State = tuple[int, int, int, int, int]
 
 
 class NotAModel(UsageError):
-    """The file is read, and holds no ONNX model."""
+    """The file was read, but holds no ONNX model."""
 
 
 class OnnxFile:
     """An ONNX model and where it lies; made by `read` or `of_bytes`.
 
-    A model of up to `IN_MEMORY` bytes is in memory, and these bytes are what an engine is given. Of a larger one, and
-    of external data, `check_same` tells whether they were changed since they were looked at.
+    A model of up to `IN_MEMORY` bytes is in memory, and an engine gets these bytes. Larger models and external data
+    stay on the disk: `check_same` refuses them if they were changed since they were checked.
 
     Attributes:
         path: the file; None for a model in memory.
-        name: what errors call it.
+        name: its name in errors.
         size: bytes of the file, without external data.
     """
 
@@ -56,7 +58,7 @@ class OnnxFile:
 
     @classmethod
     def read(cls, path: str | Path | OnnxFile) -> OnnxFile:
-        """Read a file; one that was read already is returned as it is.
+        """Read a file; an `OnnxFile` is returned as it is.
 
         Raises:
             UsageError: there is no such file, or it cannot be read: it is no plain file, or larger than any model.
@@ -73,6 +75,7 @@ class OnnxFile:
                 if size > IN_MEMORY:
                     return cls(path, None, size, os.dup(stream.fileno()))
                 content = stream.read(IN_MEMORY + 1)
+                refuse_mistaken(path, content[:MISTAKEN_START])
         except (OSError, ValueError) as error:  # ValueError: a name that no file can have
             why = (error.strerror if isinstance(error, OSError) else None) or str(error)
             raise UsageError(f"Cannot read {path}.", why=why) from error
@@ -82,7 +85,7 @@ class OnnxFile:
 
     @classmethod
     def of_bytes(cls, content: bytes) -> OnnxFile:
-        """A serialized model that lies in no file."""
+        """Make an `OnnxFile` of a serialized model in memory."""
         return cls(None, content, len(content))
 
     def __fspath__(self) -> str:
@@ -95,7 +98,7 @@ class OnnxFile:
 
     @property
     def folder(self) -> Path | None:
-        """Where external data lies: beside the path that was given, be it a link."""
+        """The folder of external data: that of the path that was given, even if the path is a link."""
         return None if self.path is None else self.path.absolute().parent
 
     @cached_property
@@ -107,7 +110,7 @@ class OnnxFile:
         return digest.hexdigest()
 
     def _blocks(self, size: int) -> Iterator[bytes]:
-        """The content from its beginning; of a file on the disk so many bytes at a time, of any other at once."""
+        """Yield the content from its beginning: a file on the disk in blocks of `size` bytes, any other at once."""
         if self._data is not None:
             yield self._data
             return
@@ -127,17 +130,17 @@ class OnnxFile:
 
     @cached_property
     def _states(self) -> dict[Path, _State | None]:
-        """The state of what stays on the disk: of the file when it was read, of its data when that was first asked."""
+        """State of the files on the disk: of the model when it was read, of its data at the first use of this."""
         if self.path is None:
             return {}
         beside = {self.path.parent / location for location in self.scan.locations if lies_inside(location)}
         return {path: _state(path) for path in beside} | ({} if self._read is None else {self.path: self._read})
 
     def parse(self) -> Any:
-        """A new `onnx.ModelProto` of the file, without its external data.
+        """Parse the file into a new `onnx.ModelProto`, without its external data.
 
         Raises:
-            NotAModel: it is another kind of file, or cut.
+            NotAModel: it is another kind of file, or incomplete.
         """
         import onnx
         from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -153,7 +156,7 @@ class OnnxFile:
         return model
 
     def check_unchanged(self) -> None:
-        """Refuse a file that is not the one which the sidecar beside it was written for.
+        """Refuse a file that is not the one that the sidecar beside it was written for.
 
         Raises:
             CheckFailed: the SHA-256 of the file or of its external data differs.
@@ -163,10 +166,10 @@ class OnnxFile:
             check_unchanged(self.path, lambda: self.sha256)
 
     def check(self) -> None:
-        """Refuse what must not be handed to an engine; what is no ONNX file is left to the engine.
+        """Refuse a file that no engine may open; files that are no ONNX models are left to the engine.
 
-        Weights outside the model's folder would let a file read any other of the machine. Functions that call each
-        other too often, and loops without end, would keep the engine for as long as one waits.
+        Weights outside the model's folder would let a model read any file of the machine. Functions that call each
+        other too often, and loops without end, would keep the engine busy forever.
 
         Raises:
             UsageError: it is such a file, or its external data is no plain file.
@@ -193,7 +196,7 @@ class OnnxFile:
                 check_loops(self.parse(), self.name)
 
     def check_same(self) -> None:
-        """Refuse a file, or external data, that was changed since it was looked at; called once it is open.
+        """Refuse a file, or external data, that was changed since it was checked; called once it is open.
 
         Raises:
             CheckFailed: it was changed.
@@ -212,7 +215,7 @@ def _no_model(name: str, why: str) -> NotAModel:
 
 
 def _state(path: Path | int) -> _State | None:
-    """What tells one content of a file from another; None where there is no file."""
+    """Return what changes whenever a file's content does; None where there is no file."""
     try:
         found = os.fstat(path) if isinstance(path, int) else path.stat()
     except (OSError, ValueError):

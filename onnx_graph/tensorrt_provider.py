@@ -1,8 +1,8 @@
 """Pass: rewrite a model for onnxruntime's TensorRT provider.
 
 The provider makes TensorRT's plugins known to onnxruntime as operators of the domain `trt.plugins`, and refuses a model
-with functions. So the attention nodes are moved to that domain, without their bodies. The bodies of all other functions
-take the place of the nodes that call them; that goes for attention with xpos too, which no kernel computes.
+with functions. So the attention nodes are moved to that domain, without their ONNX functions. All other functions are
+inlined; so is attention with xpos, which no kernel computes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ PROVIDER_DOMAIN = "trt.plugins"
 
 @dataclass(frozen=True)
 class RewriteResult:
-    """What was done.
+    """Result of the rewrite.
 
     Args:
         nodes: names of the attention nodes that moved.
-        kept: names of those with xpos, of which only the body is left.
-        sha256: of the written file, without external data.
+        kept: names of those with xpos, which were inlined.
+        sha256: SHA-256 of the written file, without external data.
     """
 
     nodes: list[str]
@@ -72,7 +72,7 @@ def rewrite_for_provider(model: Path, output: Path, *, overwrite: bool = False) 
 
 
 def apply(model: Any) -> Any:
-    """The model with its attention nodes in the provider's domain and without functions (see `inlining`)."""
+    """Return the model with its attention nodes in the provider's domain and without functions."""
     import onnx
 
     served = [node for node, kernel in attention_nodes(model) if kernel]
@@ -90,7 +90,7 @@ def apply(model: Any) -> Any:
 
 
 def attention_nodes(model: Any) -> Iterator[tuple[Any, bool]]:
-    """The attention nodes of the graph, and whether a kernel computes them: none does with xpos."""
+    """Yield the attention nodes of the graph, and whether a kernel computes them: none does with xpos."""
     for node in model.graph.node:
         variant = VARIANT_BY_OP_TYPE.get(node.op_type) if node.domain == DOMAIN else None
         if variant is not None:

@@ -1,4 +1,4 @@
-"""The windows that an exported file or its sidecar tells, as reports show them."""
+"""Collect the windows that an exported file or its sidecar states, as reports show them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ if TYPE_CHECKING:
 
 
 def windows_of_file(facts: OnnxFacts) -> list[WindowView]:
-    """Those of the attention nodes in the file; the length, and AFT-local's biases, are what its sidecar says."""
+    """Return the windows of the attention nodes in a file, and AFT-local's biases by its sidecar."""
     sidecar = facts.sidecar if facts.sidecar_matches else None
     found = views(
         _geometries((node.name, node.attributes) for node in facts.windowed),
         None if sidecar is None else sidecar.seq_len,
     )
-    return found or _biases(sidecar)
+    # A file in standard operators has no such nodes, but its facts say what they were.
+    return found or windows_of_sidecar(sidecar)
 
 
 def windows_of_sidecar(sidecar: Sidecar | None) -> list[WindowView]:
-    """Those that the facts of an export tell."""
+    """Return the windows that the facts of an export state."""
     if sidecar is None:
         return []
     stated = _geometries((window.name, vars(window)) for window in sidecar.windows)
@@ -34,7 +35,7 @@ def windows_of_sidecar(sidecar: Sidecar | None) -> list[WindowView]:
 
 
 def _geometries(nodes: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[tuple[str, WindowGeometry]]:
-    """Nodes whose attributes are whole and possible; another program may have written the file."""
+    """Yield the geometry of nodes with complete and possible attributes; another program may have written them."""
     for name, attributes in nodes:
         try:
             yield name, geometry_of(attributes)

@@ -1,7 +1,7 @@
-"""One pass over an ONNX file's bytes: its operators, its size once functions are inlined, where its weights lie.
+"""Scan an ONNX file's bytes once: its operators, its size after inlining, and where its weights lie.
 
 The bytes are read as protobuf's wire format, without weights and without another package, so that hostile files are
-refused before protobuf or an engine takes memory or time for them. Field numbers are those of onnx/onnx.proto3, the
+refused before protobuf or an engine spends memory or time on them. Field numbers are those of onnx/onnx.proto3, the
 same since IR version 8.
 """
 
@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# The largest exported models have some ten thousand.
+# The largest exported models have about ten thousand nodes.
 MOST_NODES = 1 << 20
 # A graph inside a graph is three messages deeper: node, attribute, graph. Protobuf itself reads no more than 100.
 _DEEPEST = 256
 
-# Which fields of a message are messages that may hold nodes, or tensors and in the end the places of their data.
+# Fields of each message that are messages and may lead to nodes, or to tensors and the places of their data.
 _INNER: dict[str, dict[int, str]] = {
     "Model": {7: "Graph", 25: "Function"},
     "Graph": {1: "Node", 5: "Tensor", 15: "SparseTensor"},
@@ -40,12 +40,12 @@ _Calls = Counter[tuple[bytes, bytes]]
 
 @dataclass(frozen=True)
 class Scan:
-    """What the pass found.
+    """Result of the scan.
 
     Args:
         operators: domain and type of the nodes in the graph and in functions.
-        inlined_nodes: nodes of the graph after inlining; more than `MOST_NODES` where functions call each other in a
-            circle, or so often that it is of no interest how many.
+        inlined_nodes: nodes of the graph after inlining; any number above `MOST_NODES` where functions call each other
+            in a circle, or too often.
         locations: where external data lies, as the file says it.
     """
 
@@ -55,7 +55,7 @@ class Scan:
 
 
 def scan(data: Data) -> Scan:
-    """Scan the bytes of a model. Of what is no model nothing is found: that is left to whoever opens it."""
+    """Scan the bytes of a model; nothing is found in other bytes, which are left to the code that opens them."""
     walk = _Walk(data)
     try:
         walk.message("Model", (0, len(data)), 0, walk.graph)
@@ -67,17 +67,17 @@ def scan(data: Data) -> Scan:
 
 
 def lies_inside(location: str) -> bool:
-    """Whether a place of external data is in the folder of its model or below it; ONNX allows no other."""
+    """Check that a place of external data is in its model's folder or below it; ONNX allows no other."""
     return bool(location) and not Path(location).is_absolute() and ".." not in Path(location).parts
 
 
 class _Walk:
-    """Goes through the messages of a model.
+    """Reader of the messages of a model.
 
     Attributes:
         graph: how often each operator stands in the graph, graphs inside its nodes included.
-        functions: the same of each function, by domain and name.
-        locations: of external data.
+        functions: the same for each function, by domain and name.
+        locations: places of external data.
     """
 
     def __init__(self, data: Data) -> None:
@@ -87,7 +87,7 @@ class _Walk:
         self.locations: set[str] = set()
 
     def message(self, kind: str, span: _Span, depth: int, calls: _Calls) -> None:
-        """Read a message and those inside it; its nodes are counted in `calls`.
+        """Read a message and those inside it, and count its nodes in `calls`.
 
         Raises:
             ValueError: the bytes are not those of a model.
@@ -112,12 +112,12 @@ class _Walk:
 
 
 def _inlined(graph: _Calls, functions: dict[tuple[bytes, bytes], _Calls]) -> int:
-    """Nodes of the graph after inlining, as `Scan.inlined_nodes`."""
+    """Count the nodes of the graph after inlining, as `Scan.inlined_nodes`."""
     sizes: dict[tuple[bytes, bytes], int] = {}
     left = set(functions)
     while left:
         ready = [key for key in left if not left & functions[key].keys()]
-        if not ready:  # what is left calls itself, by way of others perhaps
+        if not ready:  # the functions that are left call themselves, perhaps by way of others
             return MOST_NODES + 1 if left & graph.keys() else _size(graph, sizes)
         for key in ready:
             sizes[key] = min(_size(functions[key], sizes), MOST_NODES + 1)
@@ -134,9 +134,9 @@ def _text(name: bytes) -> str:
 
 
 def _fields(data: Data, span: _Span) -> Iterator[tuple[int, _Span]]:
-    """Number and span of each field that has a length; others are skipped, groups with all that is in them.
+    """Yield number and span of each field that has a length; others are skipped, groups with their content.
 
-    The encoding is that of protobuf.dev, "Encoding". ONNX has no groups, but protobuf passes over those of others.
+    Source: protobuf.dev, "Encoding". ONNX has no groups, but protobuf skips unknown ones.
     """
     at, end = span
     groups: list[int] = []

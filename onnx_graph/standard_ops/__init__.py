@@ -1,0 +1,1 @@
+"""Rewrite models into standard operators alone, for runtimes that support no functions."""

@@ -1,0 +1,113 @@
+"""Pass: rewrite a model into standard operators alone, for runtimes and tools that support no functions.
+
+Functions are inlined, and what follows from shapes is computed: index arithmetic becomes tables. Constants become
+initializers, shapes that inference finds again are left out, and nodes have names of the user's modules. onnxruntime
+does the same when it opens a file; others do not. No result changes: on real numbers, only single operations that
+IEEE 754 rounds in one way are computed ahead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...core.machine.process import quiet_loggers
+from ..bf16_to_fp32 import EXACT
+from . import scan_states
+from .names import name_by_module
+from .norms import without_lp_normalization
+
+# Tensors of real numbers from this size in bytes on count as weights, and nothing is computed from them ahead.
+_WEIGHTS_FROM = 4096
+# The most elements that a table may be computed from, and may have.
+_MOST_READ, _MOST_WRITTEN = 1 << 20, 1 << 20
+# Operators on real numbers that every machine rounds alike, besides those that only move them.
+_ROUNDED_ALIKE = frozenset(("Add", "Cast", "CastLike", "Constant", "ConstantOfShape", "Div", "Mul", "Range", "Sub"))
+# Loggers that report every node that is not folded.
+_CHATTY = ("onnxscript.optimizer._constant_folding", "onnx_ir.passes.common")
+
+
+def apply(model: Any) -> Any:
+    """Return the `onnx_ir.Model` in standard operators alone; the given one must not be used afterwards.
+
+    Its opset stays. A model with Scans is returned as another object; weights are neither read nor copied.
+    """
+    import onnx_ir as ir
+    from onnx_ir.passes import common
+    from onnxscript.optimizer import fold_constants_ir
+
+    with quiet_loggers(_CHATTY):
+        weights = _take_weights(model)
+        common.InlinePass()(model)
+        if any(node.op_type == "Scan" for node in model.graph.all_nodes()):
+            model = ir.serde.deserialize_model(scan_states.apply(ir.serde.serialize_model(model)))
+        common.ShapeInferencePass()(model)
+        fold_constants_ir(
+            model, input_size_limit=_MOST_READ, output_size_limit=_MOST_WRITTEN, should_fold=_same_everywhere
+        )
+        without_lp_normalization(model)
+        for step in (
+            common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+            common.LiftSubgraphInitializersToMainGraphPass(),
+            common.DeduplicateInitializersPass(size_limit=_MOST_WRITTEN * 8),
+            common.CommonSubexpressionEliminationPass(),
+            common.RemoveUnusedNodesPass(),
+            common.RemoveUnusedFunctionsPass(),  # type: ignore[no-untyped-call]
+            common.RemoveUnusedOpsetsPass(),
+        ):
+            step(model)
+        _put_back(model, weights)
+    _drop_empty_attributes(model)
+    name_by_module(model)
+    _forget_inferred(model)
+    return model
+
+
+def _take_weights(model: Any) -> dict[str, Any]:
+    """Turn the weights into inputs, so that passes take them for unknown; return the tensors by name."""
+    import onnx_ir as ir
+
+    graph, indices = model.graph, (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)
+    tensors = {name: value.const_value for name, value in graph.initializers.items()}
+    weights = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if tensor.nbytes >= (_WEIGHTS_FROM if tensor.dtype not in indices else 8 * _MOST_READ)
+    }
+    for name in weights:
+        value = graph.initializers.pop(name)
+        value.dtype, value.shape = value.const_value.dtype, value.const_value.shape
+        value.const_value = None
+        graph.inputs.append(value)
+    return weights
+
+
+def _put_back(model: Any, weights: dict[str, Any]) -> None:
+    """Undo `_take_weights`; a weight that nothing reads any more is left out."""
+    graph = model.graph
+    for value in [value for value in graph.inputs if value.name in weights]:
+        graph.inputs.remove(value)
+        if value.uses() or value in graph.outputs:
+            value.const_value = weights[value.name]
+            graph.register_initializer(value)
+
+
+def _same_everywhere(node: Any) -> bool | None:
+    """Return whether a node may be computed ahead: False forbids it, None leaves it to the optimizer."""
+    real = any(value.dtype is None or value.dtype.is_floating_point() for value in node.outputs)
+    return None if not real or node.op_type in EXACT | _ROUNDED_ALIKE else False
+
+
+def _drop_empty_attributes(model: Any) -> None:
+    """Remove attributes that are empty lists: PyTorch writes them into Scans, and ONNX's helpers fail on them."""
+    for node in model.graph.all_nodes():
+        for name in [name for name, attribute in node.attributes.items() if attribute.value in ((), [])]:
+            del node.attributes[name]
+
+
+def _forget_inferred(model: Any) -> None:
+    """Remove types and shapes that inference finds again; those of inputs and outputs stay."""
+    graph = model.graph
+    for value in (*graph.initializers.values(), *(x for node in graph for x in node.outputs)):
+        if not value.is_graph_output():
+            value.type = value.shape = None
+        value.metadata_props.clear()
