@@ -1,1 +1,1 @@
-"""From a checkpoint to a checked ONNX file: what knows torch and the ONNX exporter."""
+"""Export a checkpoint to a checked ONNX file: the part of the package that uses torch and its ONNX exporter."""

@@ -1,51 +1,64 @@
-"""`export`: from a checkpoint to an ONNX file that has passed its checks, with its sidecar.
+"""`export`: write a checkpoint as an ONNX file that has passed its checks, with its sidecar.
 
-The file is written to a temporary folder, checked there, and only then moved to its place: it appears
-whole and checked, or not at all.
+The file is written to a temporary folder, checked there, and only then moved to its place, so that it appears whole
+and checked, or not at all.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import onnx_ir as ir
+import onnx
 
+from ..core.documents.proof import not_proven, proven_by_golden
+from ..core.documents.report import Report
 from ..core.documents.sidecar import CheckRecord, Sidecar
 from ..core.errors import UsageError
 from ..core.machine.resident_memory import release_memory
+from ..core.progress import timed_steps
 from ..core.storage.file_kinds import ONNX
 from ..core.storage.files import sha256
 from ..core.storage.outputs import Output, check_outputs, writing
+from ..core.tensors import SEQUENCE
 from ..runtime.inputs.arrays import check_drawable
+from ..runtime.parity.golden import Golden
+from ..runtime.parity.runner import SessionRunner
+from .artifact.form import WrittenForm, written_form
 from .artifact.options import FileOptions
-from .artifact.publish import finish_export, output_specs, package_versions, window_facts
+from .artifact.publish import export_headline, finish_export, output_specs, package_versions, written_files
 from .artifact.serialize import message, read_message
 from .checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
+from .checks.golden import check_golden, open_golden
+from .checks.left_out import left_out
 from .checks.loads import check_loads, check_model
 from .checks.parity import check_parity
 from .checks.quadratic_memory import Shape, Taken, allowed, check_quadratic_memory, freest, graph_shapes
-from .checks.sweep import dynamic_checks
+from .checks.sweep import check_sweep, dynamic_node_checks
+from .checks.wide_integers import check_wide_integers, open_sizes, token_limits
 from .checks.window import check_window
 from .lowering import functions, trace
 from .lowering.quantize import quantize_weights
 from .models.family import TORCH_DTYPE, ShapeRequest
 from .source.dynamic_axes import at_dynamic_sizes, check_axes, dimensions, dynamic_specs
+from .source.reference_runner import ReferenceRunner
 from .source.source_model import SourceModel
 
-# Sequence length from which one set of random inputs has to do.
+_log = logging.getLogger(__name__)
+
+# Sequence length above which only one set of random inputs is compared.
 LONG_INPUT = 2048
 
 
 @dataclass(frozen=True)
 class ExportRequest(FileOptions):
-    """What to export and how, the options of every file besides.
+    """What to export and how, in addition to the options of every file.
 
-    `dynamic` names axes of "batch" and "seq"; the length is then the longest. By default there are two seeds, or one
-    for long inputs, whose reference is slow.
+    By default there are two seeds, or one for long inputs because their reference is slow.
 
     Args:
         checkpoint: the weights.
@@ -54,6 +67,8 @@ class ExportRequest(FileOptions):
         shapes: static shapes and optional inputs.
         dtype: "fp32" or "fp16".
         weights: "int8" for linear layers in dynamic int8, None for the dtype.
+        dynamic: the dynamic axes, of "batch" and "seq"; the sequence length is then the longest one. None: the
+            family's default, for most families no dynamic axes.
     """
 
     checkpoint: Path
@@ -62,38 +77,61 @@ class ExportRequest(FileOptions):
     shapes: ShapeRequest = field(default_factory=ShapeRequest)
     dtype: str = "fp32"
     weights: str | None = None
+    dynamic: tuple[str, ...] | None = None
 
     @property
     def inputs(self) -> list[Path]:
-        """The files that are read, besides those that are found beside them."""
-        return [self.checkpoint] if self.config is None else [self.checkpoint, self.config]
+        """The files that are read, except those that are found beside them."""
+        return [path for path in (self.checkpoint, self.config, self.golden) if path is not None]
 
     @property
     def precision(self) -> str:
-        """The entry of `core.tolerance` that judges the file."""
+        """The entry of `core.tolerance` with the file's tolerance."""
         return self.weights or self.dtype
 
 
 @dataclass(frozen=True)
-class ExportReport:
+class ExportReport(Report):
     """What was written.
 
     Args:
         path: the ONNX file.
         sidecar: the facts beside it, checks included.
-        notes: what was assumed on the way.
+        notes: what was assumed.
+        companion: for a step file, the chunk file for prompts beside it.
     """
 
     path: Path
     sidecar: Sidecar
     notes: list[str]
+    companion: ExportReport | None = field(default=None, kw_only=True)
+
+    @property
+    def files(self) -> list[Path]:
+        """The written files: the model, its facts, its weights if they are separate, and those of its companion."""
+        others = [] if self.companion is None else self.companion.files
+        return list(dict.fromkeys([*written_files(self.path, self.sidecar), *others]))
+
+    @property
+    def checks(self) -> list[CheckRecord]:
+        """The checks of the file and of its companion."""
+        return [*self.sidecar.checks, *([] if self.companion is None else self.companion.checks)]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Warnings about arguments that no check proves."""
+        return not_proven(self.sidecar.unproven, str(self.path))
+
+    def headline(self) -> str:
+        """Describe the file in one line."""
+        return export_headline(self.path, self.sidecar)
 
 
 Progress = Callable[[str], None]
 
 
 def open_request(request: ExportRequest) -> tuple[OpenedCheckpoint, SourceModel]:
-    """Everything that can be refused before work begins.
+    """Open the checkpoint and refuse a request that cannot succeed, before work begins.
 
     Raises:
         UsageError: the request or one of its files cannot be used.
@@ -106,16 +144,22 @@ def open_request(request: ExportRequest) -> tuple[OpenedCheckpoint, SourceModel]
     overrides = {name: size for name, size in sizes.items() if size is not None}
     opened = open_checkpoint(request.checkpoint, request.config, overrides)
     source = opened.source(request.shapes)
-    check_axes(source, request.dynamic)
-    check_drawable(source.inputs(request.dtype))  # the checks of the written file draw them
-    return opened, at_dynamic_sizes(source, request.shapes, request.dynamic) if request.dynamic else source
+    axes = dynamic_axes(request, source)
+    check_axes(source, axes)
+    check_drawable(source.inputs(request.dtype))  # the checks of the written file draw inputs of these sizes
+    return opened, at_dynamic_sizes(source, request.shapes, axes) if axes else source
+
+
+def dynamic_axes(request: ExportRequest, source: SourceModel) -> tuple[str, ...]:
+    """Return the dynamic axes of the file."""
+    return source.family.dynamic if request.dynamic is None else request.dynamic
 
 
 def check_precision(request: ExportRequest) -> None:
-    """Refuse an unknown element type or sort of weights, or two that do not go together.
+    """Refuse an unknown element type or kind of weights, or two that cannot be combined.
 
     Raises:
-        UsageError: it is one of these.
+        UsageError: the precision is one of these.
     """
     if request.dtype not in TORCH_DTYPE:
         raise UsageError(f"Unknown dtype {request.dtype!r}.", fix=f"Known: {', '.join(TORCH_DTYPE)}.")
@@ -129,12 +173,13 @@ def check_precision(request: ExportRequest) -> None:
         )
 
 
+@timed_steps(_log)
 def export(request: ExportRequest, progress: Progress = lambda _: None) -> ExportReport:
-    """Export, check, publish.
+    """Export a checkpoint, check the file and move it to its place.
 
     Args:
         request: what to export.
-        progress: told each step as it begins.
+        progress: called with the name of each step as it begins.
 
     Raises:
         UsageError: the request or one of its files cannot be used.
@@ -144,57 +189,95 @@ def export(request: ExportRequest, progress: Progress = lambda _: None) -> Expor
     with writing(Output(request.output, ONNX), inputs=request.inputs, overwrite=request.overwrite) as folder:
         progress("Reading the checkpoint")
         opened, source = open_request(request)
+        golden = _golden(request, source)
         release_memory(request.checkpoint)
         progress("Tracing the model")
+        request = replace(request, dynamic=dynamic_axes(request, source))
         axes = dimensions(source, request.dynamic) if request.dynamic else None
         model = trace.trace(source, request.dtype, request.opset, axes)
         functions.attach_functions(model)
         if request.weights is not None:
             progress("Quantizing")
             model = quantize_weights(model)
+        form = written_form(model, trace.attention_nodes(model), request)
         sidecar = finish_export(
-            model,
+            form.model,
             folder,
             request.output,
             function_body=request.function_body,
             external_data_from=request.external_data_from,
-            check=lambda staged: _run_checks(staged, source, request, progress),
-            describe=lambda *written: sidecar_of(request, opened, source, model, *written),
+            check=lambda staged: _run_checks(staged, source, request, form, golden, progress),
+            describe=lambda *written: sidecar_of(request, opened, source, form, *written),
             progress=progress,
             mapped=request.checkpoint,
         )
     return ExportReport(request.output, sidecar, opened.notes)
 
 
-def _run_checks(path: Path, source: SourceModel, request: ExportRequest, progress: Progress) -> Iterator[CheckRecord]:
-    """Each check of a written file, cheapest first."""
-    if request.dynamic:
-        progress("Checking, over a sweep of sizes")
-        tolerance = request.tolerance(request.precision)
-        yield from dynamic_checks(path, source, request.dtype, request.dynamic, tolerance)
-        return
+def _golden(request: ExportRequest, source: SourceModel) -> Golden | None:
+    """Open the golden outputs that the file will be compared with, and refuse those that do not fit its sizes."""
+    runner = ReferenceRunner(source, request.dtype, dynamic_axes(request, source))
+    return open_golden(request.golden, runner.inputs, runner.outputs, source.token_limit, runner.limits)
+
+
+def _run_checks(
+    path: Path,
+    source: SourceModel,
+    request: ExportRequest,
+    form: WrittenForm,
+    golden: Golden | None,
+    progress: Progress,
+) -> Iterator[CheckRecord]:
+    """Run each check of a written file, cheapest first."""
     progress("Checking: ONNX")
     yield check_model(path)
     progress("Checking: onnxruntime")
     record, session = check_loads(path)
     yield record
-    progress("Checking: parity with the float64 reference")
+    if golden is not None:
+        progress("Checking: golden outputs")
+        yield check_golden(SessionRunner(session), golden, request.tolerance, request.precision, source)
     tolerance = request.tolerance(request.precision)
-    seeds = request.seeds or ((0, 1) if source.shapes.seq_len <= LONG_INPUT else (0,))
+    if request.dynamic:
+        progress("Checking, over a sweep of sizes")
+        yield check_sweep(session, source, request.dtype, request.dynamic, tolerance, quick=request.quick)
+        written = read_message(path)
+        if request.quick:
+            yield from left_out()
+        else:
+            yield from map(form.seen, dynamic_node_checks(form.nodes or written, source, request.dynamic))
+        yield _wide_integers(written, path, source, request)
+        return
+    progress("Checking: parity with the float64 reference")
+    one_set = request.quick or source.shapes.seq_len > LONG_INPUT
+    seeds = request.seeds or ((0,) if one_set else (0, 1))
     first_run: dict[str, dict[str, Any]] = {}
     yield check_parity(session, source, request.dtype, tolerance, seeds, first_run)
-    model = read_message(path)
+    written = read_message(path)
+    if request.quick:
+        yield from left_out()
+        yield _wide_integers(written, path, source, request)
+        return
+    model = form.nodes or written
     session.wake()
     release_memory()
-    progress("Checking: window witness")
-    yield check_window(model, session, source, request.dtype, first_run, nodes_only=request.weights is not None)
-    progress("Checking: memory audit")
-    audit = check_quadratic_memory(model, source, lambda taken: _retrace(request, source, taken))
-    yield allowed(audit) if request.allow_quadratic else audit
+    progress("Checking: window")
+    nodes_only = request.weights is not None
+    yield form.seen(check_window(model, session, source, request.dtype, first_run, nodes_only=nodes_only))
+    progress("Checking: linear memory")
+    memory = form.seen(check_quadratic_memory(model, source, lambda taken: _retrace(request, source, taken)))
+    yield allowed(memory, request.allow_quadratic)
+    yield _wide_integers(written, path, source, request)
+
+
+def _wide_integers(written: onnx.ModelProto, path: Path, source: SourceModel, request: ExportRequest) -> CheckRecord:
+    limits = token_limits(source.inputs(request.dtype), source.token_limit)
+    sizes = open_sizes(request.dynamic or (), SEQUENCE, source.shapes.seq_len)
+    return allowed(check_wide_integers(written, path.parent, limits, sizes), request.allow_wide_integers)
 
 
 def _retrace(request: ExportRequest, source: SourceModel, taken: Taken) -> tuple[set[int], dict[str, Shape]]:
-    """Shapes of the same model's graph some tokens shorter, or windows where it takes whole windows only."""
+    """Trace the model at a shorter length, and return that length, also as it is padded, and the shapes by name."""
     length, window = source.shapes.seq_len, source.window_size
     step = 1 if getattr(source.args, "autopad", True) else window
 
@@ -204,7 +287,7 @@ def _retrace(request: ExportRequest, source: SourceModel, taken: Taken) -> tuple
     other = next(freest(range(length - step, 0, -step), with_padding, taken))
     shorter = source.at(replace(request.shapes, seq_len=other))
     model = trace.trace(shorter, request.dtype, request.opset)
-    if request.weights is not None:  # tensors are told apart by their names
+    if request.weights is not None:  # so that tensors have the same names
         model = quantize_weights(model)
     return with_padding(other), graph_shapes(message(model))
 
@@ -213,28 +296,29 @@ def sidecar_of(
     request: ExportRequest,
     opened: OpenedCheckpoint,
     source: SourceModel,
-    model: ir.Model,
+    form: WrittenForm,
     staged: Path,
     data: str | None,
     checks: list[CheckRecord],
     **others: Any,
 ) -> Sidecar:
-    """What is known about the file, for those who find it later; `others` replace facts of a whole-sequence file."""
+    """Build the sidecar with the facts about the file; `others` replace those of a whole-sequence file."""
     facts: dict[str, Any] = {
         "class_name": source.class_name,
         "kwargs": source.args.model_dump(mode="json"),
         "hyper_connections": opened.resolved.hyper_connections,
-        "inputs": dynamic_specs(source, request.dtype, request.dynamic),
-        "outputs": output_specs(model),
+        "inputs": dynamic_specs(source, request.dtype, request.dynamic or ()),
+        "outputs": output_specs(form.model),
         "seq_len": source.shapes.seq_len,
         "batch": source.shapes.batch,
-        "dynamic": list(request.dynamic),
+        "dynamic": list(request.dynamic or ()),
         "dtype": cast(Literal["fp32", "fp16", "bf16"], request.dtype),
         "options": ({"causal": True} if source.shapes.causal else {})
         | ({} if request.weights is None else {"weights": request.weights}),
         "opset": request.opset,
-        "windows": [window_facts(node) for node in trace.attention_nodes(model)],
+        "windows": form.windows,
         "function_body": request.function_body,
+        "standard_ops": request.standard_ops,
         "external_data": data,
         "versions": package_versions(),
         "checkpoint_sha256": opened.loaded.sha256,
@@ -242,5 +326,6 @@ def sidecar_of(
         "model_sha256": sha256(staged),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "checks": checks,
+        "unproven": [] if proven_by_golden(checks) else list(source.untold),
     }
     return Sidecar(**(facts | others))

@@ -1,45 +1,51 @@
-"""`parity`: an exported file beside the float64 reference of its checkpoint, over a sweep of inputs."""
+"""`parity`: compare an exported file with the float64 reference of its checkpoint, over a sweep of inputs."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..core.documents.sidecar import Sidecar
-from ..core.documents.window_view import WindowView, bias_views, views
+from ..core.error_texts import argument
 from ..core.errors import UsageError
-from ..core.tensors import TensorSpec
+from ..core.progress import timed_steps
+from ..core.tensors import BATCH, SEQUENCE, TensorSpec
 from ..runtime.inputs.size_sweep import OPEN_BATCH
 from ..runtime.parity.compare import compare_models
-from ..runtime.parity.report import ORACLE, ParityReport, ParityRequest, altered
+from ..runtime.parity.files import was_proven
+from ..runtime.parity.report import FLOAT64, ParityReport, ParityRequest, altered
 from ..runtime.parity.runner import FileRunner, StepRunner, open_runner
 from .checkpoint.config import RawConfig
 from .checkpoint.open_checkpoint import open_checkpoint
 from .checks.steps import whole_sequence
 from .models.family import ShapeRequest
-from .source.dynamic_axes import BATCH, SEQUENCE
 from .source.reference_runner import ReferenceRunner
 from .source.source_model import SourceModel, signature
 from .source.step_source import StepSource
+from .source.untouched_module import untouched_module
+
+_log = logging.getLogger(__name__)
 
 
+@timed_steps(_log)
 def run_parity(request: ParityRequest, progress: Callable[[str], None] = lambda _: None) -> ParityReport:
-    """Run the file and the float64 reference on the same inputs.
+    """Run the file and the float64 reference on the same inputs, and compare their outputs.
 
     Raises:
         UsageError: a file that cannot be read, or that does not belong to the checkpoint.
         CheckFailed: an output is missing or has another shape than the reference.
-        MissingDependency: onnxruntime, or the provider asked for, is not there.
+        MissingDependency: onnxruntime, or the provider asked for, is not installed.
     """
     progress("Loading the model")
-    candidate = open_runner(request.model, request.provider, request.plugin, prefill=False)
+    candidate = open_runner(request.model, request.provider, request.plugin, prefill=False, runtime=request.runtime)
     source, notes = source_of_file(request, candidate)
     if isinstance(candidate, StepRunner):
         if request.lengths:
             raise UsageError(
-                "--seq-len does not apply to a step file.",
+                f"{argument('seq_len')} does not apply to a step file.",
                 why="It is fed as many tokens as show that its caches are right.",
-                fix="Leave it out, or give the tokens with --load-inputs.",
+                fix=f"Leave it out, or give the tokens in a file: {argument('inputs')}.",
             )
         step = StepSource(source, candidate.facts.chunk)
         check_signature(candidate, source, step.inputs(candidate.dtype))
@@ -48,16 +54,9 @@ def run_parity(request: ParityRequest, progress: Callable[[str], None] = lambda 
         reference = ReferenceRunner(source, candidate.dtype, _open_axes(candidate), samples=True)
         check_signature(candidate, source, reference.inputs)
     notes += [*altered(candidate.file), *candidate.notes]
-    return compare_models(request, candidate, reference, ORACLE, _windows(reference.source), notes, progress)
-
-
-def _windows(source: SourceModel) -> list[WindowView]:
-    """The windows of a checkpoint's attention layers."""
-    length = source.shapes.seq_len
-    if source.geometry is None:
-        return bias_views(source.class_name, source.window_size, source.shapes.causal, length)
-    names = [f"layer {index + 1}" for index in range(source.depth)] if source.depth > 1 else [source.class_name]
-    return views([(name, source.geometry) for name in names], length)
+    unproven = () if was_proven(candidate) else source.untold
+    module, windows = untouched_module(reference.source, candidate.precision), reference.source.window_views()
+    return compare_models(request, candidate, reference, FLOAT64, windows, notes, progress, module, unproven)
 
 
 def _open_axes(candidate: FileRunner) -> list[str]:
@@ -66,10 +65,12 @@ def _open_axes(candidate: FileRunner) -> list[str]:
 
 
 def source_of_file(request: ParityRequest, candidate: FileRunner) -> tuple[SourceModel, list[str]]:
-    """The checkpoint at the shapes of the file; at the largest where they are dynamic, at any where it takes steps.
+    """Open the checkpoint at the shapes of the file.
+
+    Dynamic sizes are taken at their largest; for a step or chunk file any length the class accepts is taken.
 
     Raises:
-        UsageError: the file does not belong to the checkpoint, or lengths are asked for that it does not have.
+        UsageError: the file does not belong to the checkpoint, or does not accept the requested lengths.
     """
     sidecar, known, notes = candidate.sidecar, None, []
     if sidecar is not None:
@@ -86,13 +87,18 @@ def source_of_file(request: ParityRequest, candidate: FileRunner) -> tuple[Sourc
     ranks = [(spec.name, len(spec.shape)) for spec in candidate.signature if spec.name not in caches]
     if ranks != [(spec.name, len(spec.shape)) for spec in wanted]:
         raise _other_inputs(candidate.signature, wanted, opened.resolved.class_name)
-    data = candidate.signature[0]
-    is_attention, is_aft = "q" in inputs, "query" in inputs
     causal = request.causal
     if causal is None:
         causal = bool(sidecar is not None and sidecar.options.get("causal"))
-    length: int | str | None = data.shape[2 if is_attention else 0 if is_aft else 1]
-    batch = data.shape[1 if is_aft else 0]
+    # By name, the file's sizes where the class leaves the size to the file.
+    sizes = {
+        size: inputs[spec.name].shape[axis]
+        for spec in reversed(wanted)
+        for axis, size in enumerate(spec.shape)
+        if isinstance(size, str)
+    }
+    length: int | str | None = sizes[SEQUENCE]
+    batch = sizes[BATCH]
     if isinstance(batch, str):
         batch = OPEN_BATCH if sidecar is None else sidecar.batch
     if stepwise:  # any length that the class accepts
@@ -102,8 +108,8 @@ def source_of_file(request: ParityRequest, candidate: FileRunner) -> tuple[Sourc
     shapes = ShapeRequest(
         batch=batch,
         seq_len=length,
-        heads=int(data.shape[1]) if is_attention else None,
-        dim_head=int(data.shape[3]) if is_attention else None,
+        heads=int(sizes["heads"]) if "heads" in sizes else None,
+        dim_head=int(sizes["dim_head"]) if "dim_head" in sizes else None,
         mask="mask" in inputs,
         attn_bias="attn_bias" in inputs,
         causal=causal,
@@ -119,18 +125,18 @@ def source_of_file(request: ParityRequest, candidate: FileRunner) -> tuple[Sourc
 
 
 def _longest(request: ParityRequest, sidecar: Sidecar | None) -> int | None:
-    """The longest sequence that is compared of a file with a dynamic length; None: the model's own."""
+    """Return the longest sequence to compare for a file with a dynamic length; None for the model's own."""
     longest, wanted = None if sidecar is None else sidecar.seq_len, max(request.lengths, default=None)
     if longest is not None and wanted is not None and wanted > longest:
-        raise UsageError(f"--seq-len {wanted} is beyond the {longest} positions of {request.model}.")
+        raise UsageError(f"{argument('seq_len', wanted)} is beyond the {longest} positions of {request.model}.")
     return longest if wanted is None else wanted
 
 
 def check_signature(candidate: FileRunner, source: SourceModel, wanted: Sequence[TensorSpec]) -> None:
-    """Refuse a file that does not take what this checkpoint takes.
+    """Refuse a file whose inputs differ from this checkpoint's.
 
     Raises:
-        UsageError: they differ; the text lists both.
+        UsageError: the inputs differ; the text lists both.
     """
     if list(candidate.signature) != list(wanted):
         raise _other_inputs(candidate.signature, wanted, source.class_name)

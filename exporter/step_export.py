@@ -1,12 +1,13 @@
-"""`export_steps`: from a checkpoint to the files that run it a few tokens at a time.
+"""`export_steps`: write a checkpoint as files that run it a few tokens at a time.
 
-A step file takes one token a call. Its companion takes chunks of a prompt and leaves the same caches; both refer
-to one file of weights. Everything is written to a temporary folder, checked there, and only then moved.
+A step file takes one token per call. Its companion takes chunks of a prompt and returns the same caches; both refer to
+one file of weights. Everything is written to a temporary folder, checked there, and only then moved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -14,20 +15,33 @@ from typing import Literal
 import onnx_ir as ir
 
 from ..core.documents.sidecar import CheckRecord, Sidecar
+from ..core.error_texts import argument
 from ..core.errors import UsageError
+from ..core.progress import timed_steps
 from ..core.storage.file_kinds import ONNX
 from ..core.storage.outputs import Output, check_outputs, writing
+from ..core.tensors import SEQUENCE
+from ..runtime.generation.array_step import ArrayStep
+from ..runtime.parity.golden import Golden
+from ..runtime.parity.runner import StepRunner
 from ..runtime.session import Session
-from .artifact.publish import demand, drop_attention_bodies, output_specs, publish_models, save_model, window_facts
+from .artifact.form import WrittenForm, written_form
+from .artifact.publish import companion_path, demand, drop_attention_bodies, output_specs, publish_models, save_model
+from .artifact.serialize import read_message
 from .checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
+from .checks.golden import check_golden, open_golden
 from .checks.loads import check_loads, check_model
+from .checks.quadratic_memory import allowed
 from .checks.steps import check_step_parity
+from .checks.wide_integers import check_wide_integers
 from .export import ExportReport, ExportRequest, Progress, check_precision, sidecar_of
 from .lowering.quantize import quantize_weights
 from .lowering.shared_weights import share_weights
 from .lowering.trace import check_opset
 from .lowering.trace_step import step_nodes, trace_step
 from .source.step_source import StepSource, largest_chunk
+
+_log = logging.getLogger(__name__)
 
 DEFAULT_CHUNK = 64
 
@@ -39,10 +53,10 @@ class StepRequest:
     """What to export as a step graph.
 
     Args:
-        export: checkpoint, output, batch and options of the export; its `seq_len` stays open.
+        export: checkpoint, output, batch and options of the export; its `seq_len` is not used.
         mode: "step" for a step file with its companion, "prefill" for a chunk file alone.
-        chunk: tokens a call of the chunk file; 1 with mode "step": no companion. By default 64, or
-            fewer where the model has few positions or a steep xpos.
+        chunk: tokens per call of the chunk file; 1 with mode "step": no companion. By default 64, or fewer if the
+            model has few positions or its xpos decays fast.
     """
 
     export: ExportRequest
@@ -57,19 +71,14 @@ class _Part:
     mode: Mode
     source: StepSource
     path: Path
-    model: ir.Model
+    form: WrittenForm
     data: str | None = None
     staged: Path = Path()
     checks: tuple[CheckRecord, ...] = ()
 
 
-def companion_path(step: Path) -> Path:
-    """Where the chunk file of a step file lies: `model_step.onnx` → `model_step.prefill.onnx`."""
-    return step.with_name(f"{step.stem}.prefill{step.suffix}")
-
-
 def open_steps(request: StepRequest) -> tuple[OpenedCheckpoint, dict[Path, StepSource]]:
-    """Everything that can be refused before work begins: the checkpoint, and the files to write.
+    """Open the checkpoint and the files to write, and refuse a request that cannot succeed, before work begins.
 
     Raises:
         UsageError: the request or one of its files cannot be used, or the model cannot stream.
@@ -77,22 +86,22 @@ def open_steps(request: StepRequest) -> tuple[OpenedCheckpoint, dict[Path, StepS
     asked = request.export
     check_precision(asked)
     check_opset(asked.opset)
-    for option, given in (("--seq-len", asked.shapes.seq_len is not None), ("--dynamic", bool(asked.dynamic))):
+    for option, given in (("seq_len", asked.shapes.seq_len is not None), ("dynamic", bool(asked.dynamic))):
         if given:
             raise UsageError(
-                f"{option} does not apply to --mode {request.mode}.",
+                f"{argument(option)} does not apply to {argument('mode', request.mode)}.",
                 why="A step file takes a fixed number of tokens a call, and any number of calls.",
-                fix=f"Leave {option} out.",
+                fix=f"Leave {argument(option)} out.",
             )
     sizes = {"heads": asked.shapes.heads, "dim_head": asked.shapes.dim_head}
     opened = open_checkpoint(asked.checkpoint, asked.config, {k: v for k, v in sizes.items() if v is not None})
-    # Any length the class accepts: the files do not depend on it.
+    # Any length the class accepts, because the files do not depend on it.
     some_length = getattr(opened.resolved.args, "window_size", 1)
     source = opened.source(replace(asked.shapes, seq_len=some_length))
     step = StepSource(source, 1)
     chunk = request.chunk
     if chunk is None:
-        half = None if step.max_positions is None else (step.max_positions + 1) // 2
+        half = (step.max_positions + 1) // 2
         chunk = min(limit for limit in (DEFAULT_CHUNK, half, largest_chunk(source)) if limit is not None)
     chunked = StepSource(source, chunk)
     if request.mode == "prefill":
@@ -104,16 +113,17 @@ def open_steps(request: StepRequest) -> tuple[OpenedCheckpoint, dict[Path, StepS
 
 
 def _outputs(files: Iterable[Path]) -> list[Output]:
-    """What is written, the file asked for last."""
+    """List the outputs to write, the requested file last."""
     return [Output(path, ONNX) for path in reversed(list(files))]
 
 
+@timed_steps(_log)
 def export_steps(request: StepRequest, progress: Progress = lambda _: None) -> list[ExportReport]:
-    """Export, check, publish; the file asked for comes first, then its companion.
+    """Export, check and publish the files; the report on the requested file comes first, then its companion's.
 
     Args:
         request: what to export.
-        progress: told each step as it begins.
+        progress: called with the name of each step as it begins.
 
     Raises:
         UsageError: the request or one of its files cannot be used, or the model cannot stream.
@@ -124,19 +134,24 @@ def export_steps(request: StepRequest, progress: Progress = lambda _: None) -> l
     opened, files = open_steps(request)
     asked = request.export
     with writing(*_outputs(files), inputs=asked.inputs, overwrite=asked.overwrite) as folder:
+        golden = _golden(asked, files)
         parts = []
         for path, source in files.items():
             mode: Mode = request.mode if path == asked.output else "prefill"
             progress(f"Tracing the model, {source.chunk} token(s) a call")
             model = trace_step(source, asked.dtype, asked.opset)
-            parts.append(_Part(mode, source, path, model if asked.weights is None else quantize_weights(model)))
-        shared = share_weights([part.model for part in parts], folder, asked.output.name) if len(parts) > 1 else None
+            if asked.weights is not None:
+                model = quantize_weights(model)
+            parts.append(_Part(mode, source, path, written_form(model, step_nodes(model), asked)))
+        shared = (
+            share_weights([part.form.model for part in parts], folder, asked.output.name) if len(parts) > 1 else None
+        )
         for part in parts:
             part.staged = folder / part.path.name
-            part.data = save_model(part.model, part.staged, asked.external_data_from) if shared is None else shared
+            part.data = save_model(part.form.model, part.staged, asked.external_data_from) if shared is None else shared
             if shared is not None:
-                ir.save(part.model, part.staged)
-        _check(parts, asked, progress)
+                ir.save(part.form.model, part.staged)
+        _check(parts, asked, progress, golden)
         if not asked.function_body:
             progress("Removing the function body")
             _remove_bodies(parts, asked, shared)
@@ -153,11 +168,20 @@ def export_steps(request: StepRequest, progress: Progress = lambda _: None) -> l
     return reports
 
 
-def _check(parts: list[_Part], asked: ExportRequest, progress: Callable[[str], None]) -> None:
-    """Every check of every file.
+def _golden(asked: ExportRequest, files: Mapping[Path, StepSource]) -> Golden | None:
+    """Open the golden outputs of whole sequences that the files will be compared with, call by call."""
+    source = files[asked.output]
+    limits = (source.chunk, source.max_positions)
+    inputs = source.data(asked.dtype, SEQUENCE)
+    outputs, tokens = source.source.outputs, source.source.token_limit
+    return open_golden(asked.golden, inputs, outputs, tokens, lambda name, axis: limits)
+
+
+def _check(parts: list[_Part], asked: ExportRequest, progress: Callable[[str], None], golden: Golden | None) -> None:
+    """Run every check of every file.
 
     Raises:
-        CheckFailed: the first that fails.
+        CheckFailed: a check failed; the later ones are not run.
     """
     tolerance = asked.tolerance(asked.precision)
     sessions: dict[int, Session] = {}
@@ -166,40 +190,54 @@ def _check(parts: list[_Part], asked: ExportRequest, progress: Callable[[str], N
         yield check_model(part.staged)
         record, session = check_loads(part.staged)
         yield record
+        if golden is not None:
+            progress(f"Checking: {part.path.name} with golden outputs")
+            fed = _fed(part, session, sessions.get(1), asked.dtype)
+            yield check_golden(fed, golden, asked.tolerance, asked.precision, part.source.source)
         progress(f"Checking: {part.path.name} token by token against the float64 reference")
         then = sessions.get(1) if part.source.chunk > 1 else None
         sessions[part.source.chunk] = session
         yield check_step_parity(session, part.source, asked.dtype, tolerance, then)
+        limits = part.source.integer_limits(asked.dtype)
+        wide = check_wide_integers(read_message(part.staged), part.staged.parent, limits)
+        yield allowed(wide, asked.allow_wide_integers)
 
     for part in parts:
         part.checks = tuple(demand(run(part)))
 
 
+def _fed(part: _Part, session: Session, step: Session | None, dtype: str) -> StepRunner:
+    """Return a runner that feeds a file call by call; the step file takes the tokens left after whole chunks."""
+    sessions, own = {part.source.chunk: session}, part.source
+    if part.source.chunk > 1 and step is not None:
+        sessions[1], own = step, StepSource(part.source.source, 1)
+    return StepRunner(ArrayStep(own.facts(dtype, mode="step", prefill=None), sessions), singles=0)
+
+
 def _remove_bodies(parts: list[_Part], asked: ExportRequest, shared: str | None) -> None:
     for part in parts:
-        drop_attention_bodies(part.model)
+        drop_attention_bodies(part.form.model)
         if shared is None:
-            part.data = save_model(part.model, part.staged, asked.external_data_from)
+            part.data = save_model(part.form.model, part.staged, asked.external_data_from)
         else:
-            ir.save(part.model, part.staged)
+            ir.save(part.form.model, part.staged)
         bare = {"name": "onnx checker, no body", "detail": "checked above with the body attached"}
         part.checks = (*part.checks, check_model(part.staged).model_copy(update=bare))
 
 
 def _sidecar(part: _Part, parts: list[_Part], asked: ExportRequest, opened: OpenedCheckpoint) -> Sidecar:
-    """The facts of one file; those of a whole-sequence file do not fit it."""
+    """Build the sidecar of one file, with the facts that differ from a whole-sequence file's."""
     companions = [other.path.name for other in parts if part.mode == "step" and other.mode == "prefill"]
     return sidecar_of(
         asked,
         opened,
         part.source.source,
-        part.model,
+        part.form,
         part.staged,
         part.data,
         list(part.checks),
         inputs=part.source.inputs(asked.dtype),
-        outputs=output_specs(part.model),
+        outputs=output_specs(part.form.model),
         seq_len=part.source.chunk,
-        windows=[window_facts(node) for node in step_nodes(part.model)],
         step=part.source.facts(asked.dtype, mode=part.mode, prefill=companions[0] if companions else None),
     )

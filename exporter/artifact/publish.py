@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import platform
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -12,7 +13,9 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from ...core.documents.sidecar import CheckRecord, Sidecar, WindowFacts, sidecar_path
+from ...core.documents.proof import GOLDEN_CHECK
+from ...core.documents.sidecar import PARITY, CheckRecord, Sidecar, WindowFacts, sidecar_path
+from ...core.error_texts import argument
 from ...core.errors import CheckFailed
 from ...core.machine.resident_memory import release_memory
 from ...core.nodes.attention import DOMAIN, geometry_of
@@ -22,13 +25,20 @@ from ...core.tensors import TensorSpec
 from ..checks.loads import check_model
 from .serialize import forget_weights, write_model
 
-# A protobuf message ends at 2 GiB; some room is left for the graph itself.
+_log = logging.getLogger(__name__)
+
+# A protobuf message is limited to 2 GiB; some room is left for the graph itself.
 EXTERNAL_DATA_FROM = 1_900_000_000
 _PACKAGES = ("localattn", "torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "numpy")
 
 
+# What to do about a failed check.
+_WIDER = f"If outputs so far apart serve you, say how far with {argument('atol')} and {argument('rtol')}."
+_REPORT = "Run again with -v for more, or report the model's configuration."
+
+
 def save_model(model: ir.Model, path: Path, external_data_from: int) -> str | None:
-    """Write the model, large weights beside it; the name of that file, if there is one.
+    """Write the model with large weights beside it, and return the name of the weights' file, if there is one.
 
     Its name carries a fingerprint of the weights, so that an older model keeps its own until the new
     one is in place.
@@ -50,25 +60,31 @@ def save_model(model: ir.Model, path: Path, external_data_from: int) -> str | No
     return name
 
 
-def demand(records: Iterable[CheckRecord], mapped: Path | None = None) -> list[CheckRecord]:
-    """The records of checks that run one after the other, up to the first that fails.
+def companion_path(step: Path) -> Path:
+    """Return the path of a step file's chunk file: `model_step.onnx` → `model_step.prefill.onnx`."""
+    return step.with_name(f"{step.stem}.prefill{step.suffix}")
 
-    The memory of each, and the pages of the checkpoint `mapped`, are given back before the next.
+
+def demand(records: Iterable[CheckRecord], mapped: Path | None = None) -> list[CheckRecord]:
+    """Run checks one after the other, and return their records, that of golden outputs first.
+
+    The memory of each check, and the pages of the checkpoint `mapped`, are released before the next one.
 
     Raises:
-        CheckFailed: that one.
+        CheckFailed: a check failed; the later ones are not run.
     """
     passed = []
     for record in records:
         release_memory(mapped)
+        _log.info("check %s: %s: %s", record.name, record.status, record.detail)
         if record.status == "failed":
             raise CheckFailed(
                 f"The exported file failed its check: {record.name}.",
                 why=record.detail,
-                fix="Nothing was written. Run again with -v for more, or report the model's configuration.",
+                fix=f"Nothing was written. {_WIDER if record.name == PARITY else _REPORT}",
             )
         passed.append(record)
-    return passed
+    return sorted(passed, key=lambda record: record.name != GOLDEN_CHECK)
 
 
 def finish_export(
@@ -86,16 +102,16 @@ def finish_export(
     """Save a traced model, check it, describe it, and move it to its place.
 
     Args:
-        model: with its function bodies; without `function_body` they are removed, after the checks. With it the model's
-            weights are gone once they are written.
+        model: the traced model with its ONNX functions. Without `function_body` those of the attention nodes are
+            removed after the checks. With it the model's weights are dropped once they are written.
         folder: the staging folder of `output`.
         output: the ONNX file to write.
-        function_body: the file carries the attention node's function.
-        external_data_from: bytes of weights from which they go into a file of their own.
+        function_body: the file contains the attention node's ONNX function.
+        external_data_from: size of the weights in bytes from which they go into a file of their own.
         check: runs the checks of the saved file.
-        describe: the sidecar, from the saved file, the name of its external data and the checks.
-        progress: told each step as it begins.
-        mapped: the checkpoint, whose pages need not stay in memory.
+        describe: makes the sidecar from the saved file, the name of its external data and the records of the checks.
+        progress: called with the name of each step as it begins.
+        mapped: the memory-mapped checkpoint, whose pages need not stay in memory.
 
     Raises:
         CheckFailed: a check found a fault; nothing was published.
@@ -120,22 +136,25 @@ def finish_export(
 
 
 def drop_attention_bodies(model: ir.Model) -> None:
-    """Leave the attention nodes to plugins, in place; nothing else computes the nodes of the other functions."""
+    """Remove the ONNX functions of the attention nodes in place, so that a plugin must compute these nodes.
+
+    The functions of other nodes stay: no plugin computes those.
+    """
     for identifier in [key for key, body in model.functions.items() if body.domain == DOMAIN]:
         del model.functions[identifier]
 
 
 def publish_model(staged: Path, data: str | None, sidecar: Sidecar, output: Path) -> None:
-    """Move a checked model and what belongs to it to its place."""
+    """Move a checked model, its sidecar and its weights to their place."""
     publish_models([(staged, sidecar, output)], [] if data is None else [data])
 
 
 def publish_models(models: Sequence[tuple[Path, Sidecar, Path]], data: Sequence[str]) -> None:
-    """Move checked models that belong together to their places at one moment.
+    """Move checked models that belong together to their places, all at once.
 
     Args:
-        models: each staged file, its facts and its place; the main one last. All are staged in one folder.
-        data: names of the files of weights, staged with them.
+        models: each staged file, its sidecar and its final path; the main one last. All are staged in one folder.
+        data: names of the files of weights in the same staging folder.
     """
     folder, place = models[0][0].parent, models[0][2].parent
     files = {folder / name: place / name for name in data}
@@ -146,14 +165,25 @@ def publish_models(models: Sequence[tuple[Path, Sidecar, Path]], data: Sequence[
     publish_together(files, folder)
 
 
+def written_files(output: Path, sidecar: Sidecar) -> list[Path]:
+    """Return the paths of a published model, its sidecar, and its weights if they are in a file of their own."""
+    data = [] if sidecar.external_data is None else [output.with_name(sidecar.external_data)]
+    return [output, sidecar_path(output), *data]
+
+
+def export_headline(output: Path, sidecar: Sidecar) -> str:
+    """Describe a published model in one line."""
+    return f"{output}  {sidecar.class_name}, {sidecar.dtype}, opset {sidecar.opset}"
+
+
 def window_facts(node: ir.Node) -> WindowFacts:
-    """What the sidecar says of one attention node."""
+    """Return what the sidecar records about one attention node."""
     geometry = geometry_of({name: attribute.value for name, attribute in node.attributes.items()})
     return WindowFacts(name=node.name or "", op_type=node.op_type, **asdict(geometry))
 
 
 def output_specs(model: ir.Model) -> list[TensorSpec]:
-    """Names, element types and shapes of a graph's outputs; open dimensions by name."""
+    """List the names, element types and shapes of a graph's outputs, with dynamic dimensions by name."""
     return [
         TensorSpec(
             x.name or "",
@@ -165,7 +195,10 @@ def output_specs(model: ir.Model) -> list[TensorSpec]:
 
 
 def package_versions(others: Sequence[str] = ()) -> dict[str, str]:
-    """Releases of what took part, and of others; one may be installed under another name (onnxruntime-gpu)."""
+    """Return the installed versions of the packages that took part, and of others.
+
+    A package may be installed under another name (onnxruntime-gpu).
+    """
     found = {"python": platform.python_version()}
     for package in (*_PACKAGES, *others):
         try:

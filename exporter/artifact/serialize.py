@@ -1,7 +1,7 @@
-"""A traced model as one ONNX file, its weights written one after the other.
+"""Write a traced model as one ONNX file, one weight at a time.
 
 onnx_ir builds the whole message and then its bytes, each with a copy of all weights. Here the message is built without
-the large ones; each is put into the stream when its turn comes, so that one tensor at a time is in memory.
+the large ones, and each of those is written to the stream in turn, so that only one tensor at a time is in memory.
 
 Source of the layout: protocol buffers' wire format. A field is its key (`number · 8 + wire type`), and where it has a
 length, the length and the content; lengths are base-128 varints; the order of fields is free.
@@ -18,11 +18,12 @@ import onnx_ir as ir
 
 # Bytes from which a tensor is left out of the message.
 _LARGE = 1 << 12
+_INDICES = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
 _WITH_LENGTH = 2  # the wire type of messages and bytes
 
 
 def write_model(model: ir.Model, path: Path) -> None:
-    """Write the model, all of its weights inside.
+    """Write the model with all of its weights inside the file.
 
     Raises:
         ValueError: a weight is not as long as its shape and type say.
@@ -35,7 +36,7 @@ def write_model(model: ir.Model, path: Path) -> None:
     proto.graph.initializer.extend(small)
     graph = proto.graph.SerializeToString()
     proto.ClearField("graph")
-    # What stands before each weight: the keys and lengths of its message and of its bytes.
+    # What is written before each weight: the keys and lengths of its message and of its bytes.
     before = {name: _before(header, large[name].nbytes) for name, header in tensors.items()}
     length = len(graph) + sum(len(start) + large[name].nbytes for name, start in before.items())
     with path.open("wb") as stream:
@@ -50,25 +51,25 @@ def write_model(model: ir.Model, path: Path) -> None:
 
 
 def message(model: ir.Model) -> onnx.ModelProto:
-    """The model's message without the bytes of its large weights: their names, types and shapes are there."""
+    """Build the model's message without the bytes of its large weights; their names, types and shapes stay."""
     with _without(model, _large_initializers(model)):
         return ir.serde.serialize_model(model)
 
 
 def forget_weights(model: ir.Model) -> None:
-    """Leave the bytes of the large weights out of a model that is written: names, types and shapes stay."""
+    """Drop the bytes of the large weights of a written model; their names, types and shapes stay."""
     values = model.graph.initializers
     for name, tensor in _large_initializers(model).items():
         values[name].const_value = _without_bytes(name, tensor)
 
 
 def read_message(path: Path) -> onnx.ModelProto:
-    """A written file's message, likewise without the bytes of its large weights."""
+    """Read a written file's message without the bytes of its large weights; integers stay, as they may be indices."""
     whole, bare = onnx.load(path, load_external_data=False), onnx.ModelProto()
     for tensor in whole.graph.initializer:
-        if len(tensor.raw_data) >= _LARGE:
+        if len(tensor.raw_data) >= _LARGE and tensor.data_type not in _INDICES:
             tensor.ClearField("raw_data")
-    bare.CopyFrom(whole)  # the memory of a message goes back with all of it only
+    bare.CopyFrom(whole)  # a message's memory is only released as a whole
     return bare
 
 
@@ -86,7 +87,7 @@ def _large_initializers(model: ir.Model) -> dict[str, ir.TensorProtocol]:
 
 @contextmanager
 def _without(model: ir.Model, large: Mapping[str, ir.TensorProtocol]) -> Iterator[None]:
-    """Put tensors that have no bytes in the place of these, for a while."""
+    """Replace these tensors by tensors without bytes while the context is open."""
     values = model.graph.initializers
     try:
         for name, tensor in large.items():
@@ -103,7 +104,7 @@ def _without_bytes(name: str, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
 
 
 def _header(tensor: onnx.TensorProto) -> bytes:
-    """A tensor's message without its data."""
+    """Encode a tensor's message without its data."""
     bare = onnx.TensorProto()
     bare.CopyFrom(tensor)
     bare.ClearField("external_data")
@@ -122,7 +123,7 @@ def _key(number: int) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """Seven bits a byte, lowest first; the eighth says that more follow."""
+    """Encode a varint: seven bits per byte, lowest first; the eighth bit says that more bytes follow."""
     found = bytearray()
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)

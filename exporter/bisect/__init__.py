@@ -1,1 +1,1 @@
-"""Where a file first leaves the model it was exported from, and why."""
+"""Find the first place where a file differs from the model it was exported from, and the likely cause."""

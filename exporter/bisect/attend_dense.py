@@ -1,4 +1,4 @@
-"""Attention of a few rows, dense and plain, exact or with the scores rounded: to try a cause out."""
+"""Plain dense attention of a few rows, exact or with rounded scores, to test a suspected cause."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .reference import Floats
 
 
 def attend_rows(evidence: Evidence, rows: NDArray[np.int64], *, half: bool = False) -> Floats:
-    """The node's output at some positions, from the reference's query, key and value.
+    """Compute the attention node's output at some positions from the reference's query, key and value.
 
     Args:
-        evidence: with the call and its geometry; the mask and the bias come from its inputs.
-        rows: positions.
-        half: round scores and softmax to fp16 on the way.
+        evidence: holds the attention call and its geometry; the mask and the bias come from its inputs.
+        rows: positions to compute.
+        half: round the scores and the softmax to fp16.
 
     Returns:
-        In the node's layout, with only these positions.
+        The output at these positions only, in the node's layout.
     """
     call, geometry = evidence.call, evidence.geometry
     assert call is not None and geometry is not None
@@ -52,7 +52,7 @@ def attend_rows(evidence: Evidence, rows: NDArray[np.int64], *, half: bool = Fal
 
 
 def _softmax(scores: Floats) -> Floats:
-    """Rows without a finite score give zeros."""
+    """Compute the softmax of each row; rows without a finite score give zeros."""
     top = scores.max(axis=-1, keepdims=True)
     powers = np.exp(scores - np.where(np.isfinite(top), top, 0.0))
     powers = np.where(np.isfinite(scores), powers, 0.0)

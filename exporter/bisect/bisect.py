@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from ...core.documents.engine_facts import read_model_facts
 from ...core.errors import UsageError
+from ...core.progress import timed_steps
 from ...core.tolerance import tolerance_for
 from ...onnx_graph.onnx_file import OnnxFile
 from ...runtime.inputs.arrays import load_arrays, random_inputs
 from ...runtime.parity.report import ParityRequest
-from ...runtime.parity.runner import SessionRunner
-from ...runtime.session import Session, check_inputs, load, read_once
+from ...runtime.parity.runner import Runner, SessionRunner
+from ...runtime.session import Session, check_inputs, find_model, load
 from ..parity import check_signature, source_of_file
 from ..source.source_model import SourceModel
 from .boundaries import Boundary, GraphIndex, find_boundaries
@@ -29,22 +30,25 @@ from .marked import onnx_file_of, open_marked
 from .reference import Floats, Recording, record
 from .request import BisectReport, BisectRequest, BoundaryRow, Fault
 
+_log = logging.getLogger(__name__)
+
 Arrays = Mapping[str, NDArray[Any]]
 
 
+@timed_steps(_log)
 def run_bisect(request: BisectRequest, progress: Callable[[str], None] = lambda _: None) -> BisectReport:
     """Find the first module whose output leaves the tolerance.
 
     Raises:
         UsageError: a file that cannot be read or does not belong to the checkpoint, or one that names no modules.
-        CheckFailed: the ONNX file of an engine is another one.
-        MissingDependency: onnxruntime, a provider, or what an engine needs is not there.
+        CheckFailed: the ONNX file beside an engine is not the one it was built from.
+        MissingDependency: onnxruntime, a provider, or something an engine needs is not installed.
     """
     progress("Loading the model")
     path = onnx_file_of(request.model)
     facts = read_model_facts(request.model)
-    file = OnnxFile.read(read_once(path))
-    session = load(file, provider="cpu", plugin="none", verify=False)  # what was altered is what one looks for
+    file = OnnxFile.read(find_model(path))
+    session = load(file, provider="cpu", plugin="none", verify=False)  # an altered file is what bisect looks for
     candidate = SessionRunner(session, file, facts)
     if not all(isinstance(size, int) for spec in session.inputs for size in spec.shape):
         raise UsageError(f"{path} has open dimensions.", why="This needs a file with static shapes.")
@@ -53,7 +57,10 @@ def run_bisect(request: BisectRequest, progress: Callable[[str], None] = lambda 
     check_signature(candidate, source, source.inputs(dtype))
     inputs = _inputs(request, session, source, dtype)
     progress("Running the model in float64")
-    bisection = _Bisection(request, source, dtype, file.parse())
+    document = file.parse()
+    if not document.graph.value_info:  # a file in standard operators omits shapes that inference gives
+        document = onnx.shape_inference.infer_shapes(document, data_prop=True)
+    bisection = _Bisection(request, source, dtype, document)
     recording = record(source, inputs)
     boundaries = find_boundaries(bisection.index, recording)
     if not any(boundary.path for boundary in boundaries):
@@ -72,50 +79,50 @@ def _inputs(request: BisectRequest, session: Session, source: SourceModel, dtype
     return random_inputs(source.inputs(dtype), request.seed, token_limit=source.token_limit)
 
 
-# By how much the absolute tolerance of values on the way is wider than that of outputs.
-_ROUNDING_TAILS = {"fp16": 5.0, "bf16": 5.0}
+# How many times wider the absolute tolerance of intermediate values is than that of outputs.
+_ROUNDING_TAILS = {"fp16": 5.0, "bf16": 10.0}
 
 
 class _Bisection:
-    """One file beside one model."""
+    """One file compared with one model."""
 
     def __init__(self, request: BisectRequest, source: SourceModel, dtype: str, document: onnx.ModelProto) -> None:
         self.request, self.source, self.dtype = request, source, dtype
         self.document = document
         self.index = GraphIndex(document.graph)
-        # Of the values on the way a few are rounded far worse than most: a module is to blame beyond that only.
+        # A few intermediate values are rounded far worse than most: only a larger error is blamed on a module.
         self.plain = tolerance_for(dtype, request.atol, request.rtol)
         slack = 1.0 if request.atol is not None else _ROUNDING_TAILS.get(dtype, 1.0)
-        self.tolerance = replace(self.plain, atol=slack * self.plain.atol)
+        self.tolerance = self.plain.scaled(slack)
 
     def report(
         self, inputs: Arrays, recording: Recording, boundaries: list[Boundary], notes: list[str]
     ) -> BisectReport:
-        """Run the file and judge every boundary in order."""
+        """Run the file and compare every boundary in order."""
         with tempfile.TemporaryDirectory() as folder:
             names = [boundary.value for boundary in boundaries]
             session = open_marked(self.document, names, Path(folder), self.request)
-            outputs = session.run(inputs)
-            measured = [measure(b, outputs[b.value], self.tolerance) for b in boundaries]
+            runner = SessionRunner(session)
+            measured = measure(runner, boundaries, inputs, self.tolerance)
             report = BisectReport(self.dtype, session.provider, [_row(m) for m in measured], notes=notes)
             wrong = next((m for m in measured if not m.passed), None)
             if wrong is not None:
-                report.fault = self._explain(wrong, measured, recording, inputs, session)
+                report.fault = self._explain(wrong, measured, recording, inputs, runner)
             else:
                 report.notes += self._outputs(measured)
         return report
 
     def _outputs(self, measured: list[Measured]) -> list[str]:
-        """A word on outputs that miss the tolerance of parity although no module is to blame."""
+        """Write a note for each output that misses its tolerance although no module is to blame."""
         return [
-            f"{m.boundary.value} misses the tolerance of parity ({self.plain.describe()}) by {miss:.2g}, and no module "
+            f"{m.boundary.value} misses the table of tolerances ({self.plain.describe()}) by {miss:.2g}, and no module "
             f"is to blame: the rounding of {self.dtype} adds up"
             for m in measured
             if m.boundary.value in self.index.outputs and (miss := m.comparison.excess(self.plain)) > 0
         ]
 
     def _explain(
-        self, wrong: Measured, measured: list[Measured], recording: Recording, inputs: Arrays, session: Session
+        self, wrong: Measured, measured: list[Measured], recording: Recording, inputs: Arrays, runner: Runner
     ) -> Fault:
         module = _responsible(wrong.boundary)
         by_value = {m.boundary.value: m for m in measured}
@@ -132,25 +139,25 @@ class _Bisection:
             call=call,
             attributes=attributes,
             weights=self._weights(module, recording),
-            rerun=lambda other: self._measure_again(wrong.boundary.value, other, session),
+            rerun=lambda other: self._measure_again(wrong.boundary.value, other, runner),
         )
         rows = sorted((by_value[value] for value in before), key=lambda m: m.boundary.order)
         return Fault(module, _row(wrong), [_row(m) for m in rows], likely_cause(evidence))
 
     def _attention(self, boundary: Boundary, recording: Recording) -> tuple[Any, Mapping[str, Any]]:
-        """The attention call whose query, key, value or output this is, and its node's attributes."""
+        """Find the attention call that this boundary belongs to, and its node's attributes."""
         for (node, _), call in zip(self.index.attention, recording.attention, strict=False):
             if boundary.value in (*node.input[:3], node.output[0]):
                 return call, {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         return None, {}
 
-    def _measure_again(self, value: str, inputs: Arrays, session: Session) -> Measured:
-        recording = record(self.source, inputs)
-        boundary = next(b for b in find_boundaries(self.index, recording) if b.value == value)
-        return measure(boundary, session.run(inputs)[value], self.tolerance)
+    def _measure_again(self, value: str, inputs: Arrays, runner: Runner) -> Measured:
+        boundaries = find_boundaries(self.index, record(self.source, inputs))
+        (measured,) = measure(runner, [b for b in boundaries if b.value == value], inputs, self.tolerance)
+        return measured
 
     def _weights(self, module: str, recording: Recording) -> list[tuple[str, Floats, Floats]]:
-        """The module's own tensors that the file holds, paired by shape where that leaves no doubt."""
+        """Pair the module's own tensors with those in the file, by shape where that is unambiguous."""
         held = []
         for node, path in zip(self.index.nodes, self.index.modules, strict=True):
             if path == module:
@@ -177,11 +184,11 @@ def _row(measured: Measured) -> BoundaryRow:
 
 
 def _responsible(boundary: Boundary) -> str:
-    """The module to blame: what is wrong before a module's input happened in the module around it."""
+    """Return the module to blame; for a wrong input that is the module around the one it enters."""
     return boundary.path.rpartition(".")[0] if boundary.role == "input" else boundary.path
 
 
 def _alike(own: Floats, in_file: Floats) -> Floats:
-    """A matrix the way round the file holds it; a square one may lie either way."""
+    """Return a matrix transposed as the file stores it; for a square one both ways are tried."""
     ways = [x for x in (own, own.T) if x.shape == in_file.shape]
     return min(ways, key=lambda x: float(np.abs(x - in_file).sum()))

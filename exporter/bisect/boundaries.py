@@ -1,8 +1,8 @@
-"""The values of an exported graph that stand for a module's input or output.
+"""Find the values of an exported graph that are a module's input or output.
 
-Every node of the file carries the path of the module it came from. What is produced inside a module
-and used outside it, in the shape the module returned, is its output; what enters it is its input. The
-attention node's own inputs and output are boundaries too: between them and the module lies the rotation.
+Every node of the file has the path of the module it came from. A value that is produced inside a module and used
+outside it, in the shape the module returned, is its output; a value that enters it is its input. The attention node's
+own inputs and output are boundaries too, because the rotary embedding comes between them and the module.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .reference import Floats, Recording
 
 @dataclass(frozen=True)
 class Boundary:
-    """One value that both sides know.
+    """One value that both the file and the PyTorch model compute.
 
     Args:
         value: its name in the graph.
-        order: index of the node that makes it.
+        order: index of the node that computes it.
         path: the module's path; "" is the whole model.
         role: "output", "input", "query", "key", "value" or "attention".
-        expected: what the float64 module has there.
+        expected: the float64 module's value.
     """
 
     value: str
@@ -36,13 +36,13 @@ class Boundary:
 
     @property
     def label(self) -> str:
-        """As reports call it."""
+        """Its name in reports."""
         path = self.path or "the model"
         return f"{path} ({self.role})"
 
 
 class GraphIndex:
-    """Who makes and who uses each value of a graph, and in which module.
+    """An index of a graph: which node makes and which nodes use each value, and in which module.
 
     Args:
         graph: the graph of a file; its nodes are in topological order.
@@ -65,19 +65,19 @@ class GraphIndex:
                 self.users.setdefault(name, []).append(index)
 
     def shape(self, value: str) -> tuple[int, ...] | None:
-        """Its static shape, if the file tells it."""
+        """Return the static shape of a value, or None if the file does not record it."""
         if value not in self.types:
             return None
         sizes = self.types[value].type.tensor_type.shape.dim
         return tuple(size.dim_value for size in sizes)
 
     def inside(self, index: int, path: str) -> bool:
-        """Whether a node came from a module or a part of it."""
+        """Return whether a node came from a module or a part of it."""
         module = self.modules[index]
         return not path or module == path or module.startswith(path + ".")
 
     def leaving(self, path: str) -> Iterator[str]:
-        """Values made inside a module and used outside it, in order."""
+        """List the values made inside a module and used outside it, in order."""
         for index, node in enumerate(self.nodes):
             if not self.inside(index, path):
                 continue
@@ -87,7 +87,7 @@ class GraphIndex:
                     yield value
 
     def entering(self, path: str) -> Iterator[str]:
-        """Values made by nodes outside a module and used inside it, in order."""
+        """List the values made by nodes outside a module and used inside it, in order."""
         seen = set()
         for index, node in enumerate(self.nodes):
             if not self.inside(index, path):
@@ -99,7 +99,7 @@ class GraphIndex:
                     yield value
 
     def behind(self, value: str, known: set[str]) -> list[str]:
-        """The nearest of the `known` values that a value is computed from."""
+        """Return the nearest of the `known` values that a value is computed from."""
         found: list[str] = []
         queue, seen = [value], {value}
         while queue:
@@ -116,7 +116,7 @@ class GraphIndex:
 
 
 def find_boundaries(index: GraphIndex, recording: Recording) -> list[Boundary]:
-    """Every boundary that can be told for sure, in the order the file computes them.
+    """Find every boundary that is unambiguous, in the order the file computes them.
 
     A value that is the output of one module and the input of the next is listed once, as the output.
     """
@@ -130,7 +130,7 @@ def find_boundaries(index: GraphIndex, recording: Recording) -> list[Boundary]:
     attention = list(zip(index.attention, recording.attention, strict=False))
     for (node, path), call in attention:
         add(node.output[0], path, "attention", call.output)
-    # Inner modules first: where an inner and an outer one return the same value, the inner made it.
+    # Inner modules first: where an inner and an outer one return the same value, the inner one made it.
     for path in sorted(recording.modules, key=lambda name: -name.count(".") if name else 1):
         outputs = recording.modules[path].outputs
         leaving = [value for value in index.leaving(path) if outputs and index.shape(value) == outputs[0].shape]
@@ -139,7 +139,7 @@ def find_boundaries(index: GraphIndex, recording: Recording) -> list[Boundary]:
         elif len(outputs) == len(leaving):
             for value, expected in zip(leaving, outputs, strict=True):
                 add(value, path, "output", expected)
-    # After the modules' outputs: where nothing lies between, the rotation's output is the query.
+    # After the modules' outputs: where no operation comes between, the rotary embedding's output is the query.
     for (node, path), call in attention:
         for role, value, expected in zip(
             ("query", "key", "value"), node.input, (call.query, call.key, call.value), strict=False
@@ -148,7 +148,7 @@ def find_boundaries(index: GraphIndex, recording: Recording) -> list[Boundary]:
     for path, module_call in recording.modules.items():
         for expected in module_call.inputs[:1]:
             entering = [value for value in index.entering(path) if index.shape(value) == expected.shape]
-            # Of several inputs alike one may enter in another shape: then who is who cannot be told.
+            # One of several equal inputs may enter in another shape: then they cannot be matched.
             alike = [given for given in module_call.inputs if given.shape == expected.shape]
             if len(entering) == len(alike) == 1:
                 add(entering[0], path, "input", expected)

@@ -1,4 +1,4 @@
-"""Likely causes, one rule each: a name and a function that finds its evidence or says nothing.
+"""Likely causes, one rule each: a name, and a function that returns its evidence or None.
 
 The first rule that finds evidence names the cause. A rule rests on an experiment or on a property that
 other causes do not have, never on the size of an error alone.
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ...core.geometry import WindowGeometry
 from .attend_dense import attend_rows
-from .evidence import Evidence, Measured, measure
+from .evidence import Evidence, Measured, Recorded, measure
 from .reference import Floats
 
 # The largest finite number of fp16; bf16 reaches as far as fp32.
@@ -22,7 +22,7 @@ FP16_MAX = 65504.0
 # How far a stored weight may be from the checkpoint's, relative to the largest: a few roundings.
 _WEIGHT_EPS = {"fp32": 1e-6, "fp16": 2e-3, "bf16": 1.6e-2}
 
-# Rows an emulation of the attention looks at: dense scores of more would take long.
+# Rows for which attention is emulated: dense scores of more rows would be slow.
 _ROWS = 64
 
 
@@ -36,14 +36,14 @@ class Rule:
 
 @dataclass(frozen=True)
 class Cause:
-    """What a rule found."""
+    """A likely cause and its evidence, as a rule found it."""
 
     name: str
     evidence: str
 
 
 def likely_cause(evidence: Evidence) -> Cause:
-    """The first rule that finds evidence; "unknown" if none does."""
+    """Return the cause of the first rule that finds evidence; "unknown" if none does."""
     for rule in RULES:
         sentence = rule.find(evidence)
         if sentence is not None:
@@ -95,8 +95,10 @@ def _mask(evidence: Evidence) -> str | None:
 
 
 def _is_that_of(evidence: Evidence, other: Measured) -> bool:
-    """Whether the file computed what the reference has on other inputs."""
-    return measure(other.boundary, evidence.fault.actual, evidence.tolerance).passed
+    """Return whether the file computed what the reference computes from other inputs."""
+    value = other.boundary.value
+    candidate = Recorded("the file", {value: evidence.fault.actual})
+    return measure(candidate, [other.boundary], evidence.inputs, evidence.tolerance)[0].passed
 
 
 def _padding(evidence: Evidence) -> str | None:
@@ -105,7 +107,7 @@ def _padding(evidence: Evidence) -> str | None:
     wrong = evidence.wrong_positions()
     if not wrong.size:
         return None
-    # Positions whose window reaches past an end of the sequence, and those that padding added.
+    # Positions whose window reaches past an end of the sequence, and positions added by padding.
     length, window = evidence.length, evidence.geometry.window_size
     position = np.arange(evidence.fault.actual.shape[evidence.sequence_axis])
     start = position - position % window
@@ -169,7 +171,7 @@ def _window(evidence: Evidence) -> str | None:
 
 
 def _other_windows(geometry: WindowGeometry) -> list[WindowGeometry]:
-    """Windows that a wrong attribute would give."""
+    """List the windows that one wrong attribute would give."""
     found = [replace(geometry, exact_windowsize=not geometry.exact_windowsize)]
     found += [replace(geometry, look_backward=b) for b in range(4) if b != geometry.look_backward]
     found += [replace(geometry, window_size=w) for w in (geometry.window_size * 2, geometry.window_size // 2) if w]

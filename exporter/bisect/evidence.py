@@ -1,8 +1,8 @@
-"""What is known at the first place where a file is wrong: the material every rule of `causes` looks at."""
+"""The facts about the first place where a file is wrong, which every rule of `causes` looks at."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from ...core.geometry import WindowGeometry
 from ...core.tolerance import Tolerance
-from ...runtime.parity.comparison import Comparison, compare_arrays
+from ...runtime.parity.compare import compare
+from ...runtime.parity.comparison import Comparison
+from ...runtime.parity.runner import Runner
 from .boundaries import Boundary
 from .reference import AttentionCall, Floats
 
@@ -20,13 +22,13 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Measured:
-    """One boundary of the file beside the reference.
+    """One boundary of the file compared with the reference.
 
     Args:
-        boundary: which one.
-        actual: what the file has there.
-        comparison: judged by the file's tolerance, its absolute part in units of the reference's root mean square,
-            since values on the way may be of any size.
+        boundary: the boundary.
+        actual: the file's value.
+        comparison: the comparison by the file's tolerance, whose absolute part is in units of the reference's root mean
+            square, because intermediate values may be of any size.
     """
 
     boundary: Boundary
@@ -35,29 +37,60 @@ class Measured:
 
     @property
     def passed(self) -> bool:
-        """Whether it is within the tolerance."""
+        """Whether the value is within the tolerance."""
         return self.comparison.passed
 
 
-def measure(boundary: Boundary, actual: NDArray[Any], tolerance: Tolerance) -> Measured:
-    """Compare one boundary."""
-    size = float(np.sqrt(np.mean(np.square(boundary.expected)))) or 1.0
-    scaled = Tolerance(tolerance.atol * size, tolerance.rtol, tolerance.cosine)
-    return Measured(boundary, actual, compare_arrays(boundary.label, actual, boundary.expected, scaled))
+class Recorded(Runner):
+    """A runner that returns the recorded outputs of a finished run.
+
+    Args:
+        name: what ran.
+        outputs: what it returned, by name.
+    """
+
+    def __init__(self, name: str, outputs: Arrays) -> None:
+        self.name, self.outputs, self._recorded = name, list(outputs), dict(outputs)
+
+    def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
+        """Return the recorded outputs."""
+        return self._recorded
+
+
+def measure(candidate: Runner, boundaries: Sequence[Boundary], inputs: Arrays, tolerance: Tolerance) -> list[Measured]:
+    """Compare a file's values at boundaries with the modules' values.
+
+    Args:
+        candidate: the file; it returns the values of these boundaries by name.
+        boundaries: the boundaries, with the modules' values on these inputs.
+        inputs: the candidate's inputs.
+        tolerance: the tolerance; its absolute part is in units of each value's root mean square.
+    """
+
+    def scaled(expected: Floats) -> Tolerance:
+        size = float(np.sqrt(np.mean(np.square(expected)))) or 1.0
+        return tolerance.scaled(size)
+
+    reference = Recorded("the model in float64", {boundary.value: boundary.expected for boundary in boundaries})
+    found = compare(candidate, reference, dict(inputs), scaled)
+    return [
+        Measured(boundary, found.outputs[boundary.value], comparison)
+        for boundary, comparison in zip(boundaries, found.comparisons, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The first boundary out of tolerance and what surrounds it.
+    """The first boundary out of tolerance and the facts around it.
 
     Args:
         fault: that boundary.
         module: the module held responsible.
         dtype: element type of the file.
-        tolerance: what boundaries are judged by.
-        inputs: what the file was run on.
-        geometry: the window of its attention; None without one.
-        length: tokens a sequence.
+        tolerance: the tolerance that boundaries are compared with.
+        inputs: the inputs the file was run on.
+        geometry: the window of its attention; None if it has none.
+        length: tokens per sequence.
         call: the attention call of the fault's module, if it has one, as the reference made it.
         attributes: attributes of that call's node.
         weights: the module's own tensors in the file and in the checkpoint, in matching pairs.
@@ -78,7 +111,7 @@ class Evidence:
 
     @property
     def sequence_axis(self) -> int:
-        """Which axis of the fault's array counts positions."""
+        """The axis of the fault's array that counts positions."""
         is_attention = self.fault.boundary.role in ("query", "key", "value", "attention")
         if is_attention:
             return 1 if list(self.attributes["perm"]) == [0, 2, 1, 3] else 2
@@ -86,7 +119,7 @@ class Evidence:
         return next((axis for axis, size in enumerate(shape) if axis and size == self.length), 1)
 
     def by_position(self) -> tuple[Floats, Floats]:
-        """Largest error and largest expected magnitude at each position; what is not finite counts as inf."""
+        """Return the largest error and the largest expected magnitude at each position; not finite counts as inf."""
         actual = self.fault.actual.astype(np.float64)
         expected = self.fault.boundary.expected
         error = np.where(np.isfinite(actual), np.abs(actual - expected), np.inf)
@@ -94,11 +127,11 @@ class Evidence:
         return error.max(axis=others), np.abs(expected).max(axis=others)
 
     def wrong_positions(self) -> NDArray[np.int64]:
-        """Positions with an element out of tolerance."""
+        """Return the positions with an element out of tolerance."""
         actual = self.fault.actual.astype(np.float64)
         expected = self.fault.boundary.expected
         tolerance = self.fault.comparison.tolerance
         with np.errstate(invalid="ignore"):
-            wrong = ~(np.abs(actual - expected) <= tolerance.atol + tolerance.rtol * np.abs(expected))
+            wrong = ~(np.abs(actual - expected) <= tolerance.allowed(np.abs(expected)))
         others = tuple(axis for axis in range(wrong.ndim) if axis != self.sequence_axis)
         return np.flatnonzero(wrong.any(axis=others))

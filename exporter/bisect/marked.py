@@ -1,7 +1,7 @@
-"""A copy of a file that returns its values on the way, ready to run.
+"""Open a copy of a file that also returns its intermediate values.
 
-An ONNX file runs in onnxruntime. An engine cannot be looked into: the ONNX file it was built from is built again,
-with the same library, plugin and precision, and with these values as outputs.
+An ONNX file runs in onnxruntime. The intermediate values of an engine cannot be read, so the ONNX file it was built
+from is built again with the same library, plugin and precision, and with these values as outputs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 import onnx
 
 from ...core.documents.engine_facts import ENGINE_SUFFIX, EngineFacts, read_engine_facts
+from ...core.error_texts import argument
 from ...core.errors import CheckFailed, UsageError
 from ...core.storage.files import sha256
 from ...runtime.session import Session, load
@@ -21,7 +22,7 @@ from .request import BisectRequest
 
 
 def onnx_file_of(model: Path) -> Path:
-    """The ONNX file to look into: the model itself, or the one an engine was built from.
+    """Return the ONNX file to look into: the model itself, or the file that an engine was built from.
 
     Raises:
         UsageError: the engine's ONNX file is not beside it.
@@ -43,10 +44,10 @@ def onnx_file_of(model: Path) -> Path:
 
 
 def open_marked(document: onnx.ModelProto, values: Sequence[str], folder: Path, request: BisectRequest) -> Session:
-    """The model with more outputs.
+    """Open the model with more outputs.
 
     Args:
-        document: the model's ONNX file, read without external data; it is changed.
+        document: the model's ONNX file, read without external data; it is changed in place.
         values: names of values to return as well.
         folder: an empty folder for the copy.
         request: names the model, where to run an ONNX file, and the plugin library of an engine.
@@ -81,7 +82,7 @@ def _build(marked: Path, facts: EngineFacts, request: BisectRequest) -> Path:
         if facts.plugin.kind != "library":
             raise UsageError(
                 "An engine with ahead-of-time plugins cannot be built again here.",
-                fix="Bisect the ONNX file, or an engine built with --plugin library.",
+                fix=f"Bisect the ONNX file, or an engine built with {argument('plugin', 'library')}.",
             )
         plugin = PluginChoice("library", find_library(facts.plugin, request.model, request.plugin), asked="library")
     output = marked.with_suffix(ENGINE_SUFFIX)
@@ -100,7 +101,7 @@ def _external_files(document: onnx.ModelProto) -> set[str]:
 
 
 def _link(source: Path, target: Path) -> None:
-    """The same file under another path; a copy where a link cannot be."""
+    """Link a file to another path, or copy it where links are not possible."""
     if source.name != target.name or Path(source.name).is_absolute():
         raise UsageError(f"The external data of the model is not beside it: {source}.")
     try:

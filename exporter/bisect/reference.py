@@ -1,7 +1,7 @@
-"""The exported module run in float64, with what goes into and comes out of every module on the way.
+"""Run the exported module in float64 and record the inputs and outputs of every module inside it.
 
-Modules are the export-friendly ones, whose paths carry upstream's names. They ask for fp32 where a
-file must not round further; here that becomes float64, so that the recording has no rounding worth naming.
+The modules are the export-friendly ones, whose paths have upstream's names. They ask for fp32 where a file must not
+round further; here that becomes float64, so that the recording has no relevant rounding.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ModuleCall:
-    """What one module was given and what it returned: tensors of floats only, float64."""
+    """The inputs and outputs of one call of a module: floating point tensors only, in float64."""
 
     inputs: tuple[Floats, ...]
     outputs: tuple[Floats, ...]
@@ -33,7 +33,7 @@ class ModuleCall:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One call of the attention operator: `query, key, value` as the node gets them, and its output."""
+    """One call of the attention operator: `query, key, value` as the node receives them, and its output."""
 
     query: Floats
     key: Floats
@@ -43,10 +43,10 @@ class AttentionCall:
 
 @dataclass(frozen=True)
 class Recording:
-    """One run.
+    """The recording of one run.
 
     Args:
-        modules: by path, those that were called exactly once; the whole model is "".
+        modules: the modules that were called exactly once, by path; the whole model is "".
         attention: calls of the attention operator, in order.
         parameters: each module's own tensors by module path, float64.
     """
@@ -57,17 +57,17 @@ class Recording:
 
 
 def record(source: SourceModel, inputs: Mapping[str, NDArray[Any]]) -> Recording:
-    """Run the module on the file's inputs.
+    """Run the module on the file's inputs and record every call.
 
     Args:
         source: the model at the file's shapes.
-        inputs: by the file's names.
+        inputs: arrays by the file's names.
     """
     module = source.module("fp32").double()
     calls: dict[str, list[ModuleCall]] = {}
     tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in inputs.items()}
     arguments = {
-        "x" if name == "tokens" else name: tensor.double() if tensor.is_floating_point() else tensor
+        source.parameter(name): tensor.double() if tensor.is_floating_point() else tensor
         for name, tensor in tensors.items()
     }
     watcher = _AttentionWatcher()
@@ -87,7 +87,7 @@ def _own_tensors(module: nn.Module) -> dict[str, Floats]:
 
 @contextmanager
 def _hooks(module: nn.Module, calls: dict[str, list[ModuleCall]]) -> Iterator[None]:
-    """Note every call of every part of a module."""
+    """Record every call of every part of a module while the context is open."""
 
     def note(path: str) -> Any:
         def hook(_: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
@@ -115,7 +115,7 @@ def _floats(values: Any) -> tuple[Floats, ...]:
 
 
 class _InFloat64(TorchFunctionMode):
-    """What the modules compute in fp32 on purpose is computed in float64."""
+    """A torch mode that computes in float64 what the modules compute in fp32 on purpose."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.float:
@@ -133,7 +133,7 @@ def _widened(argument: Any) -> Any:
 
 
 class _AttentionWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes what the attention operator is called with."""
+    """A torch mode that records what the attention operator is called with."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

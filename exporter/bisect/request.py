@@ -1,4 +1,4 @@
-"""What a bisection is asked and what it answers."""
+"""The request for a bisection and its report."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .causes import Cause
 
 @dataclass(frozen=True)
 class BisectRequest:
-    """What to compare.
+    """A request to compare a file with its model at every module boundary.
 
     Args:
         model: an exported file (.onnx), or an engine beside the file it was built from.
         checkpoint: its weights.
         config: configuration file; by default the sidecar's, else the one beside the checkpoint.
-        seed: of the random inputs.
-        inputs: an .npz of inputs instead.
+        seed: seed of the random inputs.
+        inputs: an .npz of inputs to use instead of random ones.
         atol: absolute tolerance instead of the dtype's, in units of each value's root mean square.
         rtol: relative tolerance instead of the dtype's.
         provider: where to run the file.
@@ -39,7 +39,7 @@ class BisectRequest:
 
 @dataclass(frozen=True)
 class BoundaryRow:
-    """One boundary in the order of the graph, for reports."""
+    """One row of a report: a boundary, in the order of the graph."""
 
     path: str
     role: str
@@ -48,7 +48,7 @@ class BoundaryRow:
     comparison: Comparison
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
+        """Return the same as JSON types."""
         return {
             "module": self.path,
             "role": self.role,
@@ -64,9 +64,9 @@ class Fault:
 
     Args:
         module: its path in the PyTorch model; "" is the model itself.
-        boundary: where it shows.
-        before: what goes into it, all within tolerance.
-        cause: the likely one.
+        boundary: the boundary that is wrong.
+        before: the boundaries it is computed from, all within tolerance.
+        cause: the likely cause.
     """
 
     module: str
@@ -75,7 +75,7 @@ class Fault:
     cause: Cause
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
+        """Return the same as JSON types."""
         return {
             "module": self.module,
             "boundary": self.boundary.to_dict(),
@@ -87,13 +87,13 @@ class Fault:
 
 @dataclass
 class BisectReport:
-    """What came out.
+    """The result of a bisection.
 
     Args:
         dtype: the file's element type.
-        provider: what ran it.
+        provider: the provider that ran it.
         rows: every boundary, in the order the file computes them.
-        fault: the first that is out of tolerance, explained; None if none is.
+        fault: the first boundary out of tolerance, explained; None if there is none.
         notes: what the user should know.
     """
 
@@ -109,7 +109,7 @@ class BisectReport:
         return max(self.rows, key=lambda row: row.comparison.relative_rms)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
+        """Return the same as JSON types."""
         return {
             "passed": self.fault is None,
             "dtype": self.dtype,

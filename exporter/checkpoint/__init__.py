@@ -1,1 +1,1 @@
-"""From a checkpoint on disk to its weights and a complete configuration."""
+"""Read a checkpoint from disk: its weights and a complete configuration."""

@@ -1,4 +1,4 @@
-"""The configuration beside a checkpoint: which class it is, and what its weights cannot tell.
+"""The configuration beside a checkpoint: its class, and the arguments that its weights do not show.
 
     {"class": "local_attention.LocalTransformer", "kwargs": {"local_attn_window_size": 128, ...},
      "hyper_connections": "0.4.11", "about": {...}}
@@ -9,9 +9,7 @@ ignored. JSON, TOML and YAML hold the same document.
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +17,13 @@ from types import MappingProxyType
 from typing import Any
 
 from ...core.error_texts import close_match, shown
-from ...core.errors import MissingDependency, UsageError
+from ...core.errors import UsageError
 from ...core.storage.file_kinds import CONFIG_SUFFIXES
-from ...core.storage.nesting import check_nesting
 from ...core.storage.reading import read_plain
 from ..models.arguments import Arguments
 from ..models.registry import CLASSES, ClassEntry
+from .documents import read_document
+from .template import placeholders
 
 __all__ = [
     "CLASSES",
@@ -50,7 +49,7 @@ _VERSION = re.compile(r"v?([0-9]{1,6}(?:\.[0-9]{1,6}){0,5})(?:[-_.+]?[A-Za-z][0-
 
 
 _UPSTREAM, _ZETA, _LABML = "local_attention", "zeta", "labml_nn"
-# The names a package goes by: on PyPI, and in an import.
+# The names of a package: on PyPI, and in an import.
 _PACKAGES = {
     "local_attention": _UPSTREAM,
     "local-attention": _UPSTREAM,
@@ -79,15 +78,15 @@ class RawConfig:
 
 
 def resolve_class(name: object) -> ClassEntry:
-    """The entry of a class, by its name in `CLASSES`, its import path or its bare name.
+    """Return the entry of a class, by its name in `CLASSES`, its import path or its bare name.
 
     Raises:
-        UsageError: no such class.
+        UsageError: there is no such class.
     """
     if not isinstance(name, str):
         raise UsageError(f"The class is {shown(name)}.", fix=f"Give one of {', '.join(CLASSES)}.")
     first, *rest = name.strip().split(".")
-    # A full path such as local_attention.transformer.LocalMHA: the modules between do not matter.
+    # In a full path such as local_attention.transformer.LocalMHA the modules between do not matter.
     path = f"{_PACKAGES.get(first, first)}.{rest[-1]}" if rest else _bare(first)
     if path not in CLASSES:
         raise UsageError(
@@ -99,14 +98,14 @@ def resolve_class(name: object) -> ClassEntry:
 
 
 def _bare(name: str) -> str:
-    """The first class of that name, whatever its package."""
+    """Return the full name of the first class with that name, whatever its package."""
     return next((path for path in CLASSES if path.endswith(f".{name}")), f"local_attention.{name}")
 
 
 def check_names(entry: ClassEntry, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that mean something, after a check of their names only.
+    """Check the names of arguments, and return those that have an effect.
 
-    An unsupported argument set to nothing (null or false) asks for nothing and is dropped.
+    An unsupported argument that is null or false is dropped.
 
     Raises:
         UsageError: an unsupported argument, or a name the class does not have.
@@ -127,10 +126,10 @@ def check_names(entry: ClassEntry, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_args(class_name: str, kwargs: Mapping[str, Any]) -> Arguments:
-    """The checked arguments of a class, upstream's defaults filled in.
+    """Check the arguments of a class and fill in upstream's defaults.
 
     Raises:
-        UsageError: an unknown class or argument, a missing one, or a value that cannot be.
+        UsageError: an unknown class or argument, a missing one, or an invalid value.
     """
     entry = resolve_class(class_name)
     return entry.args(**check_names(entry, kwargs))
@@ -140,7 +139,7 @@ def parse_config(document: object, source: str = "the config") -> RawConfig:
     """Check the shape of a config and the names in it.
 
     Raises:
-        UsageError: not a table, an unknown entry, class or argument, an invalid version.
+        UsageError: not a table, a placeholder, an unknown entry, class or argument, an invalid version.
     """
     if not isinstance(document, Mapping):
         raise UsageError(
@@ -155,6 +154,13 @@ def parse_config(document: object, source: str = "the config") -> RawConfig:
                 why="Arguments of the constructor belong under kwargs.",
                 fix=close_match(str(name), _TOP_LEVEL),
             )
+    left = placeholders(document)
+    if left:
+        raise UsageError(
+            f"{source} is not complete: {', '.join(left)}.",
+            why=f"{next(iter(left))} is still {shown(next(iter(left.values())), 120)}.",
+            fix="Fill in each of them, or remove its entry where it says so.",
+        )
     kwargs = document.get("kwargs")
     if kwargs is None:
         kwargs = {}
@@ -174,7 +180,7 @@ def parse_config(document: object, source: str = "the config") -> RawConfig:
 
 
 def _is_small(document: object) -> bool:
-    """Whether a document has few values; a few aliases in YAML can stand for any number, or for themselves."""
+    """Return whether a document has few values; in YAML a few aliases can expand to any number, or to themselves."""
     waiting, count = [document], 0
     while waiting and count <= _MOST_VALUES:
         value = waiting.pop()
@@ -185,7 +191,7 @@ def _is_small(document: object) -> bool:
 
 
 def config_document(class_name: str, args: Arguments, hyper_connections: str | None) -> dict[str, Any]:
-    """The full config of a model, as `parse_config` reads it and JSON can hold it."""
+    """Build the full config of a model in JSON types, as `parse_config` reads it."""
     document: dict[str, Any] = {"class": class_name, "kwargs": args.model_dump(mode="json")}
     # An argument the class itself lacks (zeta's value gates) is off, and does not belong in its config.
     for name in CLASSES[class_name].unsupported:
@@ -217,63 +223,16 @@ def load_config(path: Path) -> RawConfig:
         raise UsageError(f"Cannot read {path}.", why=f"{reason}.", fix="Check the path.") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text.", why="It is not a config.") from error
-    return parse_config(_parsed(text, suffix, path), str(path))
-
-
-def _parsed(text: str, suffix: str, path: Path) -> object:
-    """The document in a text; every way a reader can fail ends in one error."""
-    try:
-        check_nesting(text)
-        if suffix == ".json":
-            return json.loads(text)
-        return _parsed_toml(text) if suffix == ".toml" else _parsed_yaml(text)
-    except (ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
-        kind = {".json": "JSON", ".toml": "TOML"}.get(suffix, "YAML")
-        reason = " ".join(str(error).split())[:200]
-        raise UsageError(f"{path} is not valid {kind}.", why=reason) from error
-
-
-def _parsed_toml(text: str) -> object:
-    if sys.version_info >= (3, 11):
-        import tomllib
-
-        return tomllib.loads(text)
-    try:
-        import tomli
-    except ImportError as error:
-        raise MissingDependency("Reading TOML needs tomli here.", fix="pip install tomli") from error
-    return tomli.loads(text)
-
-
-def _parsed_yaml(text: str) -> object:
-    try:
-        import yaml
-    except ImportError as error:
-        raise MissingDependency(
-            "Reading YAML needs pyyaml.", fix="pip install pyyaml, or write the config as JSON."
-        ) from error
-
-    class Loader(yaml.SafeLoader):
-        """YAML's plain types, without merge keys: a few lists of them stand for any number of entries."""
-
-        def flatten_mapping(self, node: Any) -> None:
-            if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
-                raise ValueError("Merge keys (<<) are not read. Write the entries out.")
-            super().flatten_mapping(node)
-
-    try:
-        return yaml.load(text, Loader)
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error
+    return parse_config(read_document(text, path), str(path))
 
 
 def adds_residual_only(version: object) -> bool:
-    """Whether a hyper-connections release adds the branch to the unmixed residual.
+    """Return whether a hyper-connections release adds the branch to the unmixed residual.
 
     `r'_s = β_s·y + r_s` before 0.3.10, `r'_s = β_s·y + m_{1+s}` since; None is today's behaviour.
 
     Raises:
-        UsageError: not a version.
+        UsageError: `version` is not a version.
     """
     if version is None:
         return False

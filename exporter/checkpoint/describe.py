@@ -1,49 +1,49 @@
-"""What `inspect` says of a checkpoint: told by the weights, configured, assumed, missing, still needed."""
+"""Describe a checkpoint for `inspect`: arguments inferred from the weights, configured, assumed, missing or needed."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from ...core.error_texts import shown
 from ...core.errors import UsageError
-from ..models.registry import CLASSES, detect_family
+from ..models.registry import CLASSES, detect_folder
 from .config import load_config
-from .infer_config import canonical_state, infer_config
-from .load import find_config, load_state
+from .infer_config import Gathered, Resolved, gather, infer_config
+from .load import LoadedCheckpoint, find_config, load_state
+from .open_checkpoint import OpenedCheckpoint, open_checkpoint
+from .template import config_template, template_path
 
 
 def describe_checkpoint(path: Path, config: Path | None = None) -> dict[str, Any]:
-    """Facts of a checkpoint as JSON types, also of one whose configuration is incomplete.
+    """Describe a checkpoint in JSON types, even if its configuration is incomplete.
 
     Raises:
         UsageError: the checkpoint or its configuration cannot be read.
     """
+    if path.is_dir() and detect_folder(path) is not None:
+        return _of_folder(open_checkpoint(path))
     loaded = load_state(path)
     found = find_config(path, config)
     raw = load_config(found) if found is not None else None
-    tensors = loaded.state.values()
     description: dict[str, Any] = {
-        "path": str(path),
-        "sha256": loaded.sha256,
-        "bytes": path.stat().st_size,
-        "tensors": len(loaded.state),
-        "parameters": sum(tensor.numel() for tensor in tensors),
+        **_of_tensors(loaded, path.stat().st_size),
         "config": str(found) if found is not None else None,
         "class": raw.class_name if raw is not None else None,
-        "notes": loaded.notes,
         "given": _entries(raw.kwargs, found.name if found is not None else "") if raw is not None else {},
-        "inferred": {},
-        "missing": [],
-        "unexpected": [],
-        "needed": "",
+        "save_as": str(template_path(path)),
         "window": None,
         "windows": [],
     }
     try:
-        resolved = infer_config(loaded.state, raw)
+        known = gather(loaded.state, raw, settings=loaded.settings)
     except UsageError as error:
-        return {**description, "needed": str(error), "inferred": _inferred(loaded.state, description["given"])}
-    family = CLASSES[resolved.class_name].family
+        return {**description, "needed": str(error)}
+    description |= _gathered(known, description["given"])
+    try:
+        resolved = infer_config(loaded.state, raw, settings=loaded.settings)
+    except UsageError as error:
+        return {**description, "needed": str(error)}
     arguments = resolved.args.model_dump(mode="json")
     inferred = {name: {"value": arguments[name], "from": how} for name, how in resolved.inferred.items()}
     return {
@@ -53,22 +53,68 @@ def describe_checkpoint(path: Path, config: Path | None = None) -> dict[str, Any
         "inferred": inferred,
         "missing": resolved.missing,
         "unexpected": resolved.unexpected,
-        "window": family.describe_window(resolved.args),
-        "windows": [view.to_dict() for view in family.window_views(resolved.class_name, resolved.args)],
+        **_of_windows(resolved),
     }
+
+
+def _of_folder(opened: OpenedCheckpoint) -> dict[str, Any]:
+    """Describe a checkpoint folder, whose configuration is always complete."""
+    path, resolved = opened.loaded.path, opened.resolved
+    size = sum(tensor.nbytes for tensor in opened.loaded.state.values())
+    return {
+        **_of_tensors(opened.loaded, size),
+        "config": str(path),
+        "class": resolved.class_name,
+        "given": _entries(resolved.args.model_dump(mode="json"), path.name),
+        **_of_windows(resolved),
+    }
+
+
+def _of_tensors(loaded: LoadedCheckpoint, size: int) -> dict[str, Any]:
+    return {
+        "path": str(loaded.path),
+        "sha256": loaded.sha256,
+        "bytes": size,
+        "tensors": len(loaded.state),
+        "parameters": sum(tensor.numel() for tensor in loaded.state.values()),
+        "notes": loaded.notes,
+        "inferred": {},
+        "missing": [],
+        "unexpected": [],
+        "needed": "",
+        "unused": [],
+        "template": None,
+        "save_as": "",
+    }
+
+
+def _of_windows(resolved: Resolved) -> dict[str, Any]:
+    family = CLASSES[resolved.class_name].family
+    views = family.window_views(resolved.class_name, resolved.args, None)
+    return {"window": family.describe_window(resolved.args), "windows": [view.to_dict() for view in views]}
 
 
 def _entries(values: Any, source: str) -> dict[str, dict[str, Any]]:
     return {name: {"value": value, "from": source} for name, value in values.items()}
 
 
-def _inferred(state: Any, given: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Infer what the weights show on their own, where the whole does not come together."""
-    canonical, _ = canonical_state(state)
-    shapes = {name: tuple(tensor.shape) for name, tensor in canonical.items()}
-    known = {name: entry["value"] for name, entry in given.items()}
-    try:
-        findings = detect_family(shapes).infer_arguments(shapes, known)
-    except UsageError:
-        return {}
-    return {name: {"value": found.value, "from": found.how} for name, found in findings.items()}
+def _gathered(known: Gathered, given: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Describe what is known of a configuration, which need not be complete or consistent."""
+    own = {
+        name: {"value": settings[0].value, "from": f"the checkpoint's {settings[0].source}"}
+        for name, settings in known.own.used.items()
+    }
+    inferred = {name: found.value for name, found in known.findings.items()}
+    return {
+        "class": known.entry.name,
+        "given": own | given,
+        "unused": [
+            {"name": x.name, "value": shown(x.value), "from": x.source, "why": x.why_unused} for x in known.own.unused
+        ],
+        "inferred": {
+            name: {"value": found.value, "from": found.how}
+            for name, found in known.findings.items()
+            if name not in known.given
+        },
+        "template": config_template(known.entry, known.given, inferred, known.hyper_connections),
+    }

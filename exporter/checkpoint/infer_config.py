@@ -1,62 +1,55 @@
-"""One complete configuration out of a state dict, a partial config and the user's overrides.
+"""Build one complete configuration from a state dict, a partial config and the user's overrides.
 
-The weights tell what their shapes tell; the config only adds what they cannot (the window, `causal`,
-...). The two may overlap but not disagree. Names are brought to local-attention 1.11.2's form, with
-`.branch.` inside every layer.
+The shapes of the weights show most arguments. The config, and the settings that a training checkpoint holds, add those
+that no shape shows (the window, `causal`, ...). They may overlap but not disagree. Names are changed to those of
+local-attention 1.11.2, with `.branch.` inside every layer.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...core.error_texts import shown
 from ...core.errors import UsageError
 from ..models.arguments import Arguments
+from ..models.family import StateDictForm
 from ..models.inference import INV_FREQ, Findings, TensorShapes, bounded
 from ..models.registry import CLASSES, ClassEntry, detect_family
 from .config import RawConfig, adds_residual_only, check_names, resolve_class
+from .settings import Settings, contradiction, read_settings, reconciled, stated_classes
+from .traceless import traceless_arguments
+from .untold import untold
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Resolved", "canonical_state", "infer_config"]
+__all__ = ["Gathered", "Resolved", "canonical_state", "gather", "infer_config"]
 
 # `layers.3.0.to_qkv.weight`, as local-attention saved it before 1.10.
 _UNBRANCHED = re.compile(r"(layers\.[0-9]+\.[01]\.)(.+)")
-# Arguments that change the result and leave no trace in any shape.
-_SILENT = (
-    "window_size",
-    "local_attn_window_size",
-    "causal",
-    "exact_windowsize",
-    "look_backward",
-    "look_forward",
-    "shared_qk",
-    "autopad",
-    "scale",
-    "dim",
-    "heads",
-    "dim_head",
-    "use_xpos",
-)
+# Not an argument of the class, but the release of hyper-connections it was trained with.
+_RELEASE = "hyper_connections"
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A checkpoint that is fully understood.
+    """A checkpoint with its complete configuration.
 
     Args:
         class_name: a key of `CLASSES`.
         args: every argument of its constructor.
         hyper_connections: the release it was trained with, or None for today's behaviour.
         state: the tensors under local-attention 1.11.2's names.
-        inferred: arguments the weights told, each with the tensor that did.
+        inferred: arguments inferred from the weights, each with the tensor that shows it.
+        own: arguments from the checkpoint's own settings, and settings that are not used.
         notes: what was assumed or renamed, one line each.
         missing: names the class has and the checkpoint lacks; never rotary frequencies, which have a formula.
         unexpected: names the checkpoint has and the class lacks.
+        untold: arguments that change the outputs and that no tensor shows, given or not.
     """
 
     class_name: str
@@ -64,9 +57,11 @@ class Resolved:
     hyper_connections: str | None
     state: dict[str, torch.Tensor]
     inferred: dict[str, str] = field(default_factory=dict)
+    own: Settings = field(default_factory=Settings)
     notes: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
+    untold: list[str] = field(default_factory=list)
 
     def check_keys(self) -> None:
         """Refuse a checkpoint that does not hold exactly the class' tensors.
@@ -84,7 +79,7 @@ class Resolved:
 
 
 def canonical_state(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """The state under 1.11.2's names, and a note if it had older ones."""
+    """Rename the tensors as in local-attention 1.11.2, and return a note if the names were older."""
     if any(name.startswith("layers.") and ".branch." in name for name in state):
         return dict(state), []
     renamed = {_UNBRANCHED.sub(r"\1branch.\2", name): tensor for name, tensor in state.items()}
@@ -93,68 +88,174 @@ def canonical_state(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.
     return renamed, ["names from before local-attention 1.10: '.branch.' added inside every layer"]
 
 
+@dataclass(frozen=True)
+class Gathered:
+    """What is known of a checkpoint's model, from all sources.
+
+    Args:
+        entry: the model's class.
+        form: how its family reads a state dict.
+        given: arguments from the config, the overrides and the checkpoint's own settings.
+        findings: arguments inferred from the weights.
+        own: arguments from the checkpoint's own settings.
+        hyper_connections: the release it was trained with, or None.
+        state: the tensors under local-attention 1.11.2's names.
+        shapes: the shapes of these tensors.
+        notes: what was renamed.
+    """
+
+    entry: ClassEntry
+    form: StateDictForm
+    given: dict[str, Any]
+    findings: Findings
+    own: Settings
+    hyper_connections: str | None
+    state: dict[str, torch.Tensor]
+    shapes: TensorShapes
+    notes: list[str]
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The known arguments by name; those that zeta's LocalMHA lacks stay off."""
+        inferred = {name: found.value for name, found in self.findings.items() if name not in self.entry.unsupported}
+        return inferred | self.given
+
+
+def gather(
+    state: Mapping[str, torch.Tensor],
+    config: RawConfig | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Gathered:
+    """Bring together what the weights, the config, the overrides and the checkpoint's own settings say.
+
+    Raises:
+        UsageError: the class is not supported, or the sources contradict each other.
+    """
+    config, overrides, settings = config or RawConfig(), dict(overrides or {}), settings or {}
+    canonical, notes = canonical_state(state)
+    shapes = {name: tuple(tensor.shape) for name, tensor in canonical.items()}
+    entry, form = _entry(shapes, *_class_name(config, overrides.pop("class", None), settings))
+    stated = {**config.kwargs, _RELEASE: config.hyper_connections}
+    given = {name: value for name, value in stated.items() if name != _RELEASE or value is not None} | overrides
+    release = given.pop(_RELEASE, None)
+    adds_residual_only(release)  # only to refuse an invalid version
+    given = check_names(entry, given)
+    own = read_settings(settings, entry)
+    for name in {*overrides, *(name for name, value in given.items() if value is None)}:
+        own = own.without(name, f"{shown(given.get(name))} is given")
+    findings = _findings(form, canonical, shapes, {**own.values, **given}, given)
+    inferred = {name: found.value for name, found in findings.items()}
+    own = reconciled(own, {**given, _RELEASE: release}, inferred, config.source)
+    if _RELEASE in own.values:
+        try:
+            adds_residual_only(own.values[_RELEASE])
+            release = own.values[_RELEASE]
+        except UsageError:
+            own = own.without(_RELEASE, "it is no release")
+    given = {**{name: value for name, value in own.values.items() if name != _RELEASE}, **given}
+    try:
+        findings = _findings(form, canonical, shapes, given)
+    except UsageError as error:
+        sources = ", ".join(setting.source for settings in own.used.values() for setting in settings)
+        why = f"{error.why} The checkpoint says itself: {sources}." if sources else error.why
+        raise UsageError(error.what, why=why, fix=error.fix) from error
+    return Gathered(entry, form, given, findings, own, release, canonical, shapes, notes)
+
+
+def _findings(
+    form: StateDictForm, state: dict[str, torch.Tensor], shapes: TensorShapes, *attempts: Mapping[str, Any]
+) -> Findings:
+    """Infer arguments from the weights, with the first set of given arguments that fits their shapes.
+
+    Raises:
+        UsageError: no set fits.
+    """
+    for given in attempts[:-1]:
+        with suppress(UsageError):
+            return form.infer_arguments(shapes, given) | form.infer_values(state)
+    return form.infer_arguments(shapes, attempts[-1]) | form.infer_values(state)
+
+
 def infer_config(
     state: Mapping[str, torch.Tensor],
     config: RawConfig | None = None,
     overrides: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> Resolved:
     """Complete a configuration from the weights.
 
     Args:
-        state: name to tensor; the shapes are looked at, and of few tensors the values.
+        state: tensors by name; their shapes are used, and the values of a few.
         config: what is known about the model, or None.
-        overrides: arguments that replace the config's; `class` and `hyper_connections` too.
+        overrides: arguments that replace the config's and the checkpoint's own; `class` and `hyper_connections` too.
+        settings: the checkpoint's own settings, as `load_state` found them.
 
     Raises:
-        UsageError: of no supported class, something the weights do not tell is not given, or what is
-            given contradicts them.
+        UsageError: the class is not supported, an argument that the weights do not show is not given, or a given
+            argument contradicts them.
     """
-    given = dict(config.kwargs if config else {}) | dict(overrides or {})
-    class_name = given.pop("class", config.class_name if config else None)
-    release = given.pop("hyper_connections", config.hyper_connections if config else None)
-    adds_residual_only(release)  # only to refuse what is not a version
-    canonical, notes = canonical_state(state)
-    shapes = {name: tuple(tensor.shape) for name, tensor in canonical.items()}
-    entry = _entry(class_name, shapes)
-    given = check_names(entry, given)
-    findings = entry.family.infer_arguments(shapes, given) | entry.family.infer_values(canonical)
+    known = gather(state, config, overrides, settings)
+    entry, form, given, findings, shapes = known.entry, known.form, known.given, known.findings, known.shapes
     _check_given(entry, given, findings, shapes, relies_on_defaults=config is not None)
-    # What zeta's LocalMHA lacks stays off; tensors that say otherwise are listed as unexpected.
-    values = {name: told.value for name, told in findings.items() if name not in entry.unsupported} | given
-    values |= entry.family.follow(values)
+    values = known.values
+    values |= form.follow(values)
     args = entry.args(**values)
-    expected = entry.family.expected_shapes(args)
+    expected = form.expected_shapes(args)
     _check_findings(given, args, findings, shapes, expected)
     _check_shapes(shapes, expected)
     absent = [name for name in expected if name not in shapes]
     missing = [name for name in absent if not name.endswith(INV_FREQ)]
-    notes += _assumptions(entry, args, set(values), release, buffers_absent=len(absent) > len(missing))
+    buffers_absent = len(absent) > len(missing)
     return Resolved(
         class_name=entry.name,
         args=args,
-        hyper_connections=release,
-        state=canonical,
+        hyper_connections=known.hyper_connections,
+        state=known.state,
         inferred={name: found.how for name, found in findings.items() if name not in given},
-        notes=notes,
+        own=known.own,
+        notes=[
+            *known.notes,
+            *known.own.notes(set(findings)),
+            *_assumptions(entry, args, set(values), known.hyper_connections, buffers_absent),
+        ],
         missing=missing,
         unexpected=[name for name in shapes if name not in expected],
+        untold=untold(entry, args, findings),
     )
 
 
-def _entry(class_name: object, shapes: TensorShapes) -> ClassEntry:
-    """The class that is given, or the one the names tell."""
-    family = detect_family(shapes)
+def _class_name(config: RawConfig, override: object, settings: Mapping[str, Any]) -> tuple[object, str]:
+    """Return the class that is given, and where it was given.
+
+    Raises:
+        UsageError: the config and the checkpoint's own settings name two classes.
+    """
+    if override is not None:
+        return override, "the command"
+    said = [] if config.class_name is None else [(config.class_name, config.source)]
+    for setting in stated_classes(settings):
+        with suppress(UsageError):  # another program's class
+            said.append((resolve_class(setting.value).name, f"the checkpoint's {setting.source}"))
+    if len({name for name, _ in said}) > 1:
+        raise contradiction("class", said)
+    return said[0] if said else (None, "")
+
+
+def _entry(shapes: TensorShapes, class_name: object, source: str) -> tuple[ClassEntry, StateDictForm]:
+    """Return the entry of the class that is given, or else of the one that the tensors' names show."""
+    family, form = detect_family(shapes)
     detected = CLASSES[family.classes[0].name]
     if class_name is None:
-        return detected
+        return detected, form
     entry = resolve_class(class_name)
     if entry.family is not family:
         raise UsageError(
-            f"The class is given as {entry.name}, but the weights are of a {detected.name.split('.')[1]}.",
+            f"The class is given as {entry.name} by {source}, but the weights are of a {detected.name.split('.')[1]}.",
             why=f"The checkpoint has {bounded(list(shapes), 3) or 'no tensors'}.",
             fix="Correct the class, or leave it out.",
         )
-    return entry
+    return entry, form
 
 
 def _check_given(
@@ -164,29 +265,29 @@ def _check_given(
     shapes: TensorShapes,
     relies_on_defaults: bool,
 ) -> None:
-    """Refuse to guess what no shape tells.
+    """Refuse to guess an argument that no shape shows and that is not given.
 
-    A config stands for the constructor call, so what it leaves out has upstream's default; without
-    one the window would be a guess that no later check could catch.
+    A config stands for the constructor call, so arguments it leaves out have upstream's defaults. Without a config
+    the window would be a guess that no later check could find.
     """
     window = entry.family.window_argument
     has_default = not entry.args.model_fields[window].is_required()
     if window not in {**findings, **given} and not (has_default and relies_on_defaults):
-        raise _untold(entry, window, 128)
+        raise _untold(entry, window)
     if "heads" not in entry.args.model_fields or "heads" in {**findings, **given}:
         return
     to_qkv = next(name for name in shapes if name.endswith("to_qkv.weight"))
     fields = entry.args.model_fields
     default_width = fields["heads"].default * fields["dim_head"].default
     if not relies_on_defaults or shapes[to_qkv][0] != 3 * default_width:
-        raise _untold(entry, "heads", 8)
+        raise _untold(entry, "heads")
 
 
-def _untold(entry: ClassEntry, name: str, example: int) -> UsageError:
+def _untold(entry: ClassEntry, name: str) -> UsageError:
     return UsageError(
         f"{entry.name} needs {name}, and the weights do not tell it.",
         why="It leaves no trace in the tensors' shapes; guessed wrong, the model would run and be wrong.",
-        fix=f'In a config: {{"class": "{entry.name}", "kwargs": {{"{name}": {example}}}}}',
+        fix="Say it in a config: `localattn inspect CHECKPOINT --write-config` writes one to complete.",
     )
 
 
@@ -194,14 +295,14 @@ def _check_findings(
     given: Mapping[str, Any], args: Arguments, findings: Findings, shapes: TensorShapes, expected: TensorShapes
 ) -> None:
     """Refuse an argument that the weights contradict."""
-    for name, told in findings.items():
-        if name not in given or getattr(args, name, told.value) == told.value:
+    for name, inferred in findings.items():
+        if name not in given or getattr(args, name, inferred.value) == inferred.value:
             continue
-        found = list(shapes[told.key]) if told.key in shapes else "absent"
-        wanted = list(expected[told.key]) if told.key in expected else "absent"
+        found = list(shapes[inferred.key]) if inferred.key in shapes else "absent"
+        wanted = list(expected[inferred.key]) if inferred.key in expected else "absent"
         raise UsageError(
-            f"{name} is given as {shown(given[name])}, but the weights say {shown(told.value)}.",
-            why=f"{told.how}." if found == wanted else f"{told.key}: found {found}, expected {wanted}.",
+            f"{name} is given as {shown(given[name])}, but the weights say {shown(inferred.value)}.",
+            why=f"{inferred.how}." if found == wanted else f"{inferred.key}: found {found}, expected {wanted}.",
             fix=f"Correct {name}, or leave it out.",
         )
 
@@ -221,15 +322,13 @@ def _check_shapes(shapes: TensorShapes, expected: TensorShapes) -> None:
 def _assumptions(
     entry: ClassEntry, args: Arguments, known: set[str], release: str | None, buffers_absent: bool
 ) -> list[str]:
-    """Notes on what neither the weights nor the config said."""
-    notes = []
-    silent = [*_SILENT, *(["qk_scale"] if getattr(args, "qk_rmsnorm", False) else [])]
-    fields, geometry = type(args).model_fields, entry.family.geometry(args)
-    # The geometry shows what a default of None stands for.
+    """Write notes on the arguments that neither the weights nor the config give."""
+    notes, geometry = [], entry.family.geometry(args)
+    # The geometry holds the value that a default of None stands for.
     assumed = [
         f"{name} = {getattr(geometry, name, getattr(args, name))}"
-        for name in silent
-        if name in fields and name not in known
+        for name in traceless_arguments(entry, args.model_dump())
+        if name not in known
     ]
     if assumed:
         notes.append(f"not given, so upstream's defaults: {', '.join(assumed)}")

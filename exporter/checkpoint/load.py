@@ -1,35 +1,48 @@
-"""Reading a checkpoint's tensors, and nothing else, out of any file people save them in.
+"""Read a checkpoint's tensors, and nothing else, from any kind of file they are saved in.
 
-What a file is, its bytes decide, not its name. Pickled objects are never built: `torch.load` runs with
-`weights_only=True` and there is no way to turn that off. What was chosen, dropped or converted on the
-way to the plain state dict is listed in `notes`.
+A file's kind is found from its bytes, not its name. Pickled objects are never built: `torch.load` runs with
+`weights_only=True` and there is no way to turn that off. `notes` lists what was chosen, dropped or converted to get
+the plain state dict.
 """
 
 from __future__ import annotations
 
+import argparse
+import logging
 import re
 import warnings
 import zipfile
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...core.errors import MissingDependency, UsageError
 from ...core.storage.file_kinds import configs_beside
 from ...core.storage.files import sha256
+from ...core.storage.mistaken import refuse_mistaken
+from ...core.storage.nesting import check_nesting
 from ...core.storage.reading import check_plain, open_plain
-from .unwrap import plain_state
+from .documents import read_json
+from .settings import ENTRIES as SETTINGS
+from .tensors import SAVE_STATE_DICT, conversions, foreign_numbers, not_finite, plain_tensor
+from .unwrap import unwrap
 
 if TYPE_CHECKING:
     import torch
 
-# The safetensors header is JSON behind its length in 8 bytes.
+_log = logging.getLogger(__name__)
+
+# A safetensors file begins with the header's length in 8 bytes, then the header as JSON.
 _SAFETENSORS_START = 8
 _NOT_A_CHECKPOINT = "A checkpoint is a torch file (.pt, .pth, .bin) or a .safetensors file."
-_SAVE_STATE_DICT = "Where the model was made, run: torch.save(model.state_dict(), 'weights.pt')"
+# The safetensors element types that are real numbers of 8 bits or more, without scales of other formats (E8M0).
+_REAL = re.compile(r"F64|F32|F16|BF16|F8_E[45]M[23](?:FNUZ)?|BOOL|[IU](?:8|16|32|64)")
+_LONGEST_SETTINGS = 256 << 10
+_BLOCK = 1 << 20
 
-# How torch says that a file wants something built that is no tensor.
+# In torch's message for a file with an object that is not a tensor.
 _OBJECT = re.compile(r"[Uu]nsupported (?:global: )?(?:GLOBAL|class) (\S+)|TorchScript")
 
 
@@ -39,15 +52,17 @@ class LoadedCheckpoint:
 
     Args:
         state: every tensor by name, on the CPU, floating point ones in float32.
-        sha256: of the file.
-        path: of the file.
+        sha256: SHA-256 of the file.
+        path: path of the file.
         notes: what was chosen, dropped, converted or looks wrong, one line each.
+        settings: settings that the training script saved with them, by entry; `settings.read_settings` reads them.
     """
 
     state: dict[str, torch.Tensor]
     sha256: str
     path: Path
     notes: list[str]
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 def load_state(path: Path, key: str | None = None, roots: Collection[str] | None = None) -> LoadedCheckpoint:
@@ -57,7 +72,7 @@ def load_state(path: Path, key: str | None = None, roots: Collection[str] | None
         path: a file of `torch.save` (zip or legacy) or of safetensors.
         key: the entry (`ema`, `model.state_dict`) or name prefix (`encoder.`) that holds the weights;
             by default it is found in the order that `unwrap` states.
-        roots: first parts of the model's own names, where it is none of the supported classes.
+        roots: first parts of the model's own tensor names, if it is none of the supported classes.
 
     Raises:
         UsageError: no such file, a folder, an empty, cut or foreign file, pickled objects, no tensors,
@@ -76,16 +91,20 @@ def load_state(path: Path, key: str | None = None, roots: Collection[str] | None
     notes: list[str] = []
     if (kind == "safetensors") != (path.suffix.lower() == ".safetensors"):
         notes.append(f"{path.name} is a {kind} file, whatever its name says")
-    loaded = _read_safetensors(path) if kind == "safetensors" else _read_torch(path, kind == "torch zip")
-    state = plain_state(loaded, key, path, notes, *([] if roots is None else [roots]))
+    loaded = _read_safetensors(path) if kind == "safetensors" else _read_torch(path, kind == "torch zip", notes)
+    state, settings = unwrap(loaded, key, path, notes, *([] if roots is None else [roots]))
     file_size = path.stat().st_size
-    converted = {name: _plain_tensor(name, tensor, file_size) for name, tensor in state.items()}
-    notes += _conversions(state) + _non_finite(converted)
-    return LoadedCheckpoint(converted, sha256(path), path, notes)
+    converted = {name: plain_tensor(name, tensor, file_size) for name, tensor in state.items()}
+    notes += conversions(state)
+    spoilt = not_finite(converted.items())
+    if spoilt:
+        notes.insert(0, f"weights are NaN or infinite: {spoilt}")
+    _log.info("%s: %s with %d tensors", path, kind, len(converted))
+    return LoadedCheckpoint(converted, sha256(path), path, notes, settings)
 
 
 def find_config(path: Path, explicit: Path | None = None) -> Path | None:
-    """The config of a checkpoint: the explicit one, else one beside it.
+    """Find the config of a checkpoint: the explicit one, or else one beside it.
 
     Beside it means `<same stem>` then `config`, each as .json, .toml, .yaml or .yml, in this order.
 
@@ -101,7 +120,7 @@ def find_config(path: Path, explicit: Path | None = None) -> Path | None:
 
 
 def _sniffed(path: Path) -> Literal["safetensors", "torch zip", "legacy torch"]:
-    """What a file is, by its first bytes.
+    """Find the kind of a file from its first bytes.
 
     Raises:
         UsageError: it cannot be read, or is none of these.
@@ -119,6 +138,7 @@ def _sniffed(path: Path) -> Literal["safetensors", "torch zip", "legacy torch"]:
         raise UsageError(f"{path} is empty.", why="It holds no bytes.", fix="Copy or save it again.")
     if start.startswith(b"PK"):
         return "torch zip"
+    refuse_mistaken(path)
     header = int.from_bytes(start[:_SAFETENSORS_START], "little")
     has_header = start[_SAFETENSORS_START:] == b"{" and header <= size - _SAFETENSORS_START
     if has_header or (path.suffix.lower() == ".safetensors" and not start.startswith(b"\x80\x02\x8a")):
@@ -132,31 +152,51 @@ def _sniffed(path: Path) -> Literal["safetensors", "torch zip", "legacy torch"]:
     )
 
 
-def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
+def _read_safetensors(path: Path) -> dict[str, Any]:
+    """Read the tensors by name, and the settings among the metadata."""
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
         raise MissingDependency("This checkpoint needs safetensors.", fix="pip install safetensors") from error
     try:
         with safe_open(str(path), framework="pt", device="cpu") as stream:
-            return {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
+            names = list(stream.keys())
+            for name in names:
+                dtype = stream.get_slice(name).get_dtype()
+                if not _REAL.fullmatch(dtype):
+                    raise foreign_numbers(name, dtype)
+            return _settings_of(stream.metadata() or {}) | {name: stream.get_tensor(name) for name in names}
     except (SafetensorError, OSError, ValueError, RuntimeError, MemoryError) as error:
         raise _damaged(path, error) from error
 
 
-def _read_torch(path: Path, is_zip: bool) -> object:
-    """What a torch file holds: tensors, numbers, text, and lists and tables of them."""
+def _settings_of(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Return the entries of safetensors' metadata, which are all text, that hold settings as JSON."""
+    found = {}
+    for name in SETTINGS:
+        text = metadata.get(name, "")
+        with suppress(ValueError, RecursionError):  # the text need not be JSON
+            if 0 < len(text) <= _LONGEST_SETTINGS:
+                check_nesting(text)
+                found[name] = read_json(text)
+    return found
+
+
+def _read_torch(path: Path, is_zip: bool, notes: list[str]) -> object:
+    """Read what a torch file holds: tensors, numbers, text, and lists and tables of them."""
     import torch
 
     if is_zip:
-        _check_zip(path)
-    # torch.load believes a path's suffix; behind a stream it looks at the bytes, but cannot map them.
+        _check_zip(path, notes)
+    # torch.load trusts a path's suffix; given a stream it looks at the bytes, but cannot map them.
     by_path = is_zip and path.suffix.lower() != ".safetensors"
     try:
         with path.open("rb") as stream, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what it warns of, it then refuses
-            return torch.load(path if by_path else stream, map_location="cpu", weights_only=True, mmap=by_path)
-    # A file decides what the unpickler does, so it can fail in any way.
+            warnings.simplefilter("ignore")  # what it warns about, it then refuses
+            # A Namespace is built from plain data without running any of it; only its attributes are read.
+            with torch.serialization.safe_globals([argparse.Namespace]):
+                return torch.load(path if by_path else stream, map_location="cpu", weights_only=True, mmap=by_path)
+    # The file controls what the unpickler does, so it can fail in any way.
     except Exception as error:
         found = _OBJECT.search(str(error))
         if found is None:
@@ -164,70 +204,43 @@ def _read_torch(path: Path, is_zip: bool) -> object:
         raise UsageError(
             f"{path} holds Python objects ({found[1] or 'a TorchScript program'}), not only tensors.",
             why="Opening them would run code from the file; this package never does.",
-            fix=_SAVE_STATE_DICT,
+            fix=SAVE_STATE_DICT,
         ) from error
 
 
-def _check_zip(path: Path) -> None:
-    """Refuse a zip that torch did not write: cut, another archive, or compressed (it may be a bomb)."""
+def _check_zip(path: Path, notes: list[str]) -> None:
+    """Refuse a zip that was altered or not written by torch (cut, another archive, or compressed: maybe a zip bomb).
+
+    `torch.load` compares no checksums, so a flipped bit would change a weight unnoticed.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError) as error:
+            if not any(member.filename.endswith("data.pkl") for member in members):
+                raise UsageError(f"{path} is a zip file without tensors.", why=_NOT_A_CHECKPOINT)
+            if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+                raise UsageError(
+                    f"{path} is a compressed zip.", why="torch.save never compresses.", fix=SAVE_STATE_DICT
+                )
+            if sum(member.file_size for member in members) > path.stat().st_size:
+                raise zipfile.BadZipFile("Its parts are larger than the file.")
+            if not any(member.CRC for member in members):
+                notes.append("the file was saved without checksums: damage to it cannot be told")
+                return
+            for member in members:
+                with archive.open(member) as stream:
+                    while stream.read(_BLOCK):  # the last read compares the checksum
+                        pass
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError, RuntimeError) as error:
         raise _damaged(path, error) from error
-    if not any(member.filename.endswith("data.pkl") for member in members):
-        raise UsageError(f"{path} is a zip file without tensors.", why=_NOT_A_CHECKPOINT)
-    if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-        raise UsageError(f"{path} is a compressed zip.", why="torch.save never compresses.", fix=_SAVE_STATE_DICT)
 
 
 def _damaged(path: Path, error: Exception) -> UsageError:
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    # torch's own advice is to load the file unsafely.
+    # torch's own advice would be to load the file unsafely.
     reason = "Its pickled data is not a state dict's." if "weights_only" in lines[0] else lines[0][:200]
     return UsageError(
         f"{path} is damaged or not a checkpoint.",
         why=reason,
         fix="Copy or save it again; compare its size with the original's.",
     )
-
-
-def _plain_tensor(name: str, tensor: torch.Tensor, file_size: int) -> torch.Tensor:
-    """A dense CPU tensor without history, floating point in float32.
-
-    Raises:
-        UsageError: a tensor without data (meta), sparse or quantized, or that claims more data than the
-            whole file holds (a broadcast view: copying it could take any amount of memory).
-    """
-    import torch
-
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
-        kind = "quantized" if tensor.is_quantized else f"{tensor.layout} on {tensor.device}"
-        raise UsageError(f"{name} is not a dense tensor.", why=f"It is {kind}.", fix=_SAVE_STATE_DICT)
-    if tensor.numel() * tensor.element_size() > file_size:
-        raise UsageError(
-            f"{name} claims the shape {list(tensor.shape)}.",
-            why="That is more data than the whole file holds.",
-            fix=_SAVE_STATE_DICT,
-        )
-    tensor = tensor.detach()
-    return (tensor.to(torch.float32) if tensor.is_floating_point() else tensor).contiguous()
-
-
-def _conversions(state: Mapping[str, torch.Tensor]) -> list[str]:
-    """One note for every floating point type that became float32."""
-    counts: dict[str, int] = {}
-    for tensor in state.values():
-        kind = str(tensor.dtype).removeprefix("torch.")
-        if tensor.is_floating_point() and kind != "float32":
-            counts[kind] = counts.get(kind, 0) + 1
-    return [f"{count} tensors converted from {kind} to float32" for kind, count in sorted(counts.items())]
-
-
-def _non_finite(state: Mapping[str, Any]) -> list[str]:
-    """A note if weights are NaN or infinite: the export goes on, but its numbers mean nothing."""
-    bad = [name for name, tensor in state.items() if not tensor.isfinite().all()]
-    if not bad:
-        return []
-    more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-    return [f"NaN or infinite values in {', '.join(bad[:3])}{more}"]

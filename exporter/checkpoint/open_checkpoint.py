@@ -1,18 +1,27 @@
-"""Opening a checkpoint: weights, configuration and shapes become one `SourceModel`."""
+"""Open a checkpoint: combine weights, configuration and shapes into one `SourceModel`."""
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..models.family import ShapeRequest
-from ..models.registry import detect_family
+from ...core.error_texts import argument
+from ...core.errors import UsageError
+from ...core.storage.files import sha256
+from ...core.storage.reading import check_plain
+from ..models.family import FolderForm, ShapeRequest
+from ..models.registry import CLASSES, detect_family, detect_folder
 from ..source.source_model import SourceModel
 from .config import RawConfig, adds_residual_only, load_config
 from .infer_config import Resolved, infer_config
 from .load import LoadedCheckpoint, find_config, load_state
+from .tensors import check_finite
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -31,22 +40,30 @@ class OpenedCheckpoint:
 
     @property
     def notes(self) -> list[str]:
-        """What was chosen, assumed or converted on the way."""
+        """Notes on what was chosen, assumed or converted."""
         return [*self.loaded.notes, *self.resolved.notes]
 
+    @property
+    def untold(self) -> list[str]:
+        """Arguments and ways to call the model that change its outputs and that no tensor shows."""
+        called = CLASSES[self.resolved.class_name].family.extra_inputs & {"causal"}
+        return [*self.resolved.untold, *sorted(called)]
+
     def source(self, request: ShapeRequest) -> SourceModel:
-        """The model at the shapes asked for.
+        """Build the model at the requested shapes.
 
         Raises:
-            UsageError: keys are missing or unexpected, or the shapes do not fit the model.
+            UsageError: keys are missing or unexpected, weights are NaN or infinite, or the shapes do not fit the model.
         """
         self.resolved.check_keys()
+        check_finite(self.resolved.state.items())
         return SourceModel(
             self.resolved.class_name,
             self.resolved.args,
             self.resolved.state,
             not adds_residual_only(self.resolved.hyper_connections),
             request,
+            self.untold,
         )
 
 
@@ -60,22 +77,50 @@ def open_checkpoint(
     """Load a checkpoint and complete its configuration.
 
     Args:
-        path: the checkpoint.
+        path: the checkpoint, a file or the folder of a family that is read from one.
         config: its configuration file; by default the one beside it, if there is one.
         overrides: arguments that replace the configuration's.
-        known: a configuration known already (from a sidecar); `config` goes before it.
-        key: the entry of the checkpoint that holds the weights, if it is an unusual one.
+        known: a configuration that is already known (from a sidecar); `config` takes precedence.
+        key: the entry of the checkpoint that holds the weights, if its name is unusual.
 
     Raises:
         UsageError: a file that is broken, or a configuration that does not fit the weights.
         MissingDependency: a package that the checkpoint's format needs is not installed.
     """
+    if path.is_dir() and (form := detect_folder(path)) is not None:
+        if config is not None:
+            raise UsageError(
+                f"{path} needs no config.", why="The folder has its own.", fix=f"Leave {argument('config')} out."
+            )
+        return _open_folder(path, form)
     loaded = load_state(path, key)
-    if not detect_family({name: tuple(tensor.shape) for name, tensor in loaded.state.items()}).sizes_are_arguments:
-        # Heads and their size are shapes of the inputs there, not arguments of the class.
+    if not detect_family({name: tuple(x.shape) for name, x in loaded.state.items()})[0].sizes_are_arguments:
+        # There heads and their size follow from the shapes of the inputs and are no arguments of the class.
         overrides = {name: value for name, value in (overrides or {}).items() if name not in ("heads", "dim_head")}
     if config is None and known is not None:
-        return OpenedCheckpoint(loaded, infer_config(loaded.state, known, overrides), None)
+        return OpenedCheckpoint(loaded, infer_config(loaded.state, known, overrides, loaded.settings), None)
     found = find_config(path, config)
     raw = load_config(found) if found is not None else None
-    return OpenedCheckpoint(loaded, infer_config(loaded.state, raw, overrides), found)
+    _log.info("configuration: %s", found or "none, all is inferred from the weights")
+    return OpenedCheckpoint(loaded, infer_config(loaded.state, raw, overrides, loaded.settings), found)
+
+
+def _open_folder(path: Path, form: FolderForm) -> OpenedCheckpoint:
+    """Read a checkpoint folder, whose configuration is complete.
+
+    Its SHA-256 is that of its files' SHA-256 one after the other.
+
+    Raises:
+        UsageError: one of its files is missing, not a plain file, or cannot be read.
+    """
+    files = form.files(path)
+    for file in files:
+        check_plain(file)
+        if not file.is_file():
+            raise UsageError(f"{path} has no {file.name}.", why="A model of its family has one.", fix="Copy all of it.")
+    read = form.read(path)
+    _log.info("%s: %s with %d tensors", path, read.class_name, len(read.state))
+    digest = hashlib.sha256("".join(sha256(file) for file in files).encode()).hexdigest()
+    loaded = LoadedCheckpoint(dict(read.state), digest, path, list(read.notes))
+    args = CLASSES[read.class_name].args(**read.arguments)
+    return OpenedCheckpoint(loaded, Resolved(read.class_name, args, None, loaded.state), None)

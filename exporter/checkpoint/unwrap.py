@@ -1,25 +1,26 @@
-"""From what a training script saved to the plain state dict inside it.
+"""Find the plain state dict inside what a training script saved.
 
-Two steps, both noted. First the entry that holds the weights: a training checkpoint is a table of
-tables. Where several entries could be meant the first of `ENTRIES` wins, so the trained model comes
-before its moving average (EMA); `key` overrides it. Then the names: wrappers (DataParallel,
-torch.compile, FSDP, Lightning, ema_pytorch) put prefixes in front of them. An ema_pytorch state holds
-the average as `ema_model.` and the trained model as `online_model.`: saved on its own, the average is
-what it was saved for, so it wins there.
+There are two steps, and each adds a note. The first finds the entry that holds the weights, since a training
+checkpoint is a table of tables. If several entries are possible, the first of `ENTRIES` is taken, so the trained model
+comes before its moving average (EMA); `key` overrides this. The second removes the prefixes that wrappers
+(DataParallel, torch.compile, FSDP, Lightning, ema_pytorch) put in front of names. An ema_pytorch state holds the
+average as `ema_model.` and the trained model as `online_model.`: such a state is saved for the average, so the average
+is taken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from ...core.errors import UsageError
+from .settings import settings_tables
 
 if TYPE_CHECKING:
     import torch
 
-# Entries that hold weights, the first present wins.
+# Entries that hold weights; the first one present is taken.
 ENTRIES = (
     "model_state_dict",
     "state_dict",
@@ -36,11 +37,11 @@ ENTRIES = (
     "model_ema",
     "ema",
 )
-# Name prefixes of modules that wrap the model, the first present wins.
+# Name prefixes of modules that wrap the model; the first one present is removed.
 PREFIXES = ("ema_model.", "online_model.", "module.", "model.", "network.", "net.", "transformer.", "attn.")
-# Put in anywhere in a name by a wrapper around a part of the model.
+# Inserted anywhere in a name by a wrapper around a part of the model.
 _INFIXES = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
-# The first part of every name in a supported class' state dict.
+# The first part of every name in a supported class's state dict.
 _ROOTS = frozenset(
     {
         "token_emb",
@@ -69,20 +70,30 @@ _NOT_WEIGHTS = ("optim", "sched", "scaler", "rng", "grad", "loss", "callbacks", 
 _DEEPEST = 8
 
 
-def plain_state(
-    loaded: object, key: str | None, path: Path, notes: list[str], roots: Collection[str] = _ROOTS
-) -> dict[str, torch.Tensor]:
-    """The state dict inside what a file holds; `notes` gets a line for every choice.
+class Unwrapped(NamedTuple):
+    """The state dict and the settings that a training script saved.
+
+    Args:
+        state: the state dict.
+        settings: the entries beside it that hold training settings, as `settings.settings_tables` finds them.
+    """
+
+    state: dict[str, torch.Tensor]
+    settings: dict[str, Any]
+
+
+def unwrap(loaded: object, key: str | None, path: Path, notes: list[str], roots: Collection[str] = _ROOTS) -> Unwrapped:
+    """Find the state dict inside a file's contents, and the settings beside it.
 
     Args:
         loaded: what the file holds.
         key: the entry or name prefix that holds the weights.
-        path: of the file, for messages.
+        path: path of the file, for messages.
         notes: gets a line for every choice.
         roots: first parts of the model's own names.
 
     Raises:
-        UsageError: no tensors in it, `key` names nothing, or several entries could be meant.
+        UsageError: there are no tensors, `key` names nothing, or several entries are possible.
     """
     if not isinstance(loaded, Mapping):
         kind = type(loaded).__name__
@@ -91,9 +102,10 @@ def plain_state(
             why="A state dict is a table from names to tensors.",
             fix="Save model.state_dict().",
         )
-    chosen = _entry(loaded if key is None else _explicit(loaded, key, path), path, notes, roots)
+    tables = _way_to_weights(loaded if key is None else _explicit(loaded, key, path), path, notes, roots)
+    chosen, settings = tables[-1], settings_tables([loaded, *tables])
     state = {name: value for name, value in chosen.items() if isinstance(name, str) and _is_tensor(value)}
-    others = [str(name) for name in chosen if name not in state]
+    others = [str(name) for name in chosen if name not in state and name not in settings]
     if others:
         notes.append(f"ignored, not tensors: {_listed(others)}")
     if chosen and not state:
@@ -102,7 +114,7 @@ def plain_state(
             why=f"It holds {_listed([str(name) for name in chosen])}.",
             fix="Save model.state_dict(), or name the entry that holds the weights.",
         )
-    return _without_prefixes(_without_infixes(state, path, notes), notes, roots)
+    return Unwrapped(_without_prefixes(_without_infixes(state, path, notes), notes, roots), settings)
 
 
 def _is_tensor(value: object) -> TypeGuard[torch.Tensor]:
@@ -112,8 +124,8 @@ def _is_tensor(value: object) -> TypeGuard[torch.Tensor]:
 
 
 def _holds_weights(value: object) -> bool:
-    """Whether a table has named tensors in it, directly or in a table inside."""
-    seen: set[int] = set()  # a pickled table can hold itself
+    """Return whether a table has named tensors in it, directly or in a table inside."""
+    seen: set[int] = set()  # a pickled table can contain itself
     waiting = [value]
     while waiting:
         table = waiting.pop()
@@ -128,26 +140,30 @@ def _holds_weights(value: object) -> bool:
 
 
 def _is_model_state(table: Mapping[Any, Any], roots: Collection[str]) -> bool:
-    """Whether a table holds tensors under the names of the model."""
+    """Return whether a table holds tensors under the names of the model."""
     return any(
         isinstance(name, str) and name.partition(".")[0] in roots and _is_tensor(value) for name, value in table.items()
     )
 
 
-def _entry(table: Mapping[Any, Any], path: Path, notes: list[str], roots: Collection[str]) -> Mapping[Any, Any]:
-    """The table that holds the weights, found by the documented order, through any nesting."""
+def _way_to_weights(
+    table: Mapping[Any, Any], path: Path, notes: list[str], roots: Collection[str]
+) -> list[Mapping[Any, Any]]:
+    """Return the nested tables down to the one that holds the weights, found in the documented order."""
+    way = [table]
     for _ in range(_DEEPEST):
         candidates = [] if _is_model_state(table, roots) else _candidates(table, path)
         if not candidates:
-            return table
+            break
         other = f"; it also holds {_listed(candidates[1:])}" if len(candidates) > 1 else ""
         notes.append(f"weights read from the entry '{candidates[0]}'{other}")
         table = table[candidates[0]]
-    return table
+        way.append(table)
+    return way
 
 
 def _candidates(table: Mapping[Any, Any], path: Path) -> list[str]:
-    """The entries that may hold the weights, the chosen one first; none if the table itself does."""
+    """List the entries that may hold the weights, the chosen one first; none if the table itself holds them."""
     inner = [name for name, value in table.items() if isinstance(name, str) and isinstance(value, Mapping)]
     usual = [name for name in ENTRIES if name in inner]
     full = [name for name in usual if _holds_weights(table[name])]
@@ -166,7 +182,7 @@ def _candidates(table: Mapping[Any, Any], path: Path) -> list[str]:
 
 
 def _explicit(table: Mapping[Any, Any], key: str, path: Path) -> Mapping[Any, Any]:
-    """What `key` names: an entry, an entry of an entry (dots), or a prefix of names."""
+    """Return the tensors that `key` names: an entry, an entry of an entry (dots), or a prefix of names."""
     if isinstance(table.get(key), Mapping):
         return dict(table[key])
     head, _, rest = key.partition(".")
@@ -217,6 +233,6 @@ def _without_prefixes(
 
 
 def _listed(names: list[str]) -> str:
-    """The first few names, and how many more."""
+    """Join the first few names, and say how many more there are."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(name[:80] for name in names[:5]) + more

@@ -1,1 +1,1 @@
-"""What a written file must pass before an export ends well: one file per check."""
+"""The checks that a written file must pass before an export succeeds: one file per check."""

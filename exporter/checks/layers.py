@@ -1,7 +1,7 @@
-"""Checks of every replaced layer of a user's module: its window is a window, and its memory is linear.
+"""Check every replaced layer of a user's module: its window holds, and its memory is linear in the length.
 
-The rest of the module is the user's own, so nothing is known about what it may see. Each different attention node is
-run alone; where its length is open, at a length that its window does not cover.
+Nothing is known about which tokens the rest of the user's module may see. Each different attention node is run alone;
+if its length is dynamic, at a length that its window does not cover.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from dataclasses import replace
 import onnx
 
 from ...core.documents.sidecar import CheckRecord
+from .left_out import MEMORY, WINDOW
 from .probe import NodeProbe, probes
 from .quadratic_memory import Shape, Taken, elements, still_square, taken_sizes
 from .window import Findings, check_node_window
 
-_WITNESS, _AUDIT = "window witness", "memory audit"
-# Twice the length takes twice the memory, and a little for what does not divide; four times would be quadratic.
+# Twice the length takes twice the memory, and a little more for padding; four times would be quadratic.
 _LINEAR = 3.0
 
 
 def check_layer_windows(model: onnx.ModelProto, absent: Sequence[str]) -> CheckRecord:
-    """The window witness of every different node.
+    """Check the window of every different attention node.
 
     Args:
         model: the written file, weights may be absent.
@@ -31,7 +31,7 @@ def check_layer_windows(model: onnx.ModelProto, absent: Sequence[str]) -> CheckR
     """
     different = probes(model)
     if not different:
-        return CheckRecord(name=_WITNESS, status="skipped", detail="no layer was replaced by windowed attention")
+        return CheckRecord(name=WINDOW, status="skipped", detail="no layer was replaced by windowed attention")
     findings, small = Findings(), []
     for probe in different:
         one = Findings()
@@ -50,7 +50,7 @@ def check_layer_windows(model: onnx.ModelProto, absent: Sequence[str]) -> CheckR
         detail = f"{', '.join(absent)}: called, but not in the file; the result is unused, or a closure holds the layer"
     elif small:
         status, detail = "not proven", "; ".join(small[:3])
-    return CheckRecord(name=_WITNESS, status=status, detail=detail, figures=figures)  # type: ignore[arg-type]
+    return CheckRecord(name=WINDOW, status=status, detail=detail, figures=figures)  # type: ignore[arg-type]
 
 
 def check_layer_memory(
@@ -59,18 +59,19 @@ def check_layer_memory(
     open_axis: str,
     retrace: Callable[[Taken], tuple[set[int], dict[str, Shape]] | None],
 ) -> CheckRecord:
-    """Memory of every different node, and tensors of the rest that are square in the sequence length.
+    """Check that no attention node and no other tensor takes memory quadratic in the sequence length.
 
     Args:
         model: the written file, weights may be absent.
-        lengths: of the sequences, where they are fixed.
-        open_axis: name of the sequence axis where it is open, else "".
-        retrace: the shapes where every layer sees other lengths, and those; None where the module takes no others.
+        lengths: lengths of the sequences, if they are static.
+        open_axis: name of the sequence axis if it is dynamic, else "".
+        retrace: traces the module so that every layer sees other lengths; returns those lengths and the shapes by
+            name, or None if the module accepts no other lengths.
     """
     different = {repr((p.node.op_type, sorted(p.attributes.items()))): p for p in probes(model)}
     suspects = [fault for probe in different.values() for fault in _superlinear(probe)]
     if suspects:
-        return CheckRecord(name=_AUDIT, status="failed", detail=f"not linear in the length: {', '.join(suspects[:5])}")
+        return CheckRecord(name=MEMORY, status="failed", detail=f"not linear in the length: {', '.join(suspects[:5])}")
     shapes = _shapes(model)
     square = {name: shape for name, shape in shapes.items() if _is_square(shape, lengths, open_axis)}
     faults = list(square)
@@ -83,16 +84,16 @@ def check_layer_memory(
             faults = _scores(model, square, shapes, lengths)
             if not faults:
                 detail = f"{', '.join([*square][:5])} may be square in the length, or as wide by chance"
-                return CheckRecord(name=_AUDIT, status="not proven", detail=detail)
+                return CheckRecord(name=MEMORY, status="not proven", detail=detail)
     if faults:
         detail = f"{len(faults)} tensors outside the replaced layers are square in the length: {', '.join(faults[:5])}"
-        return CheckRecord(name=_AUDIT, status="failed", detail=detail)
+        return CheckRecord(name=MEMORY, status="failed", detail=detail)
     detail = f"{len(different)} different node(s) take memory linear in the length, and no other tensor is square in it"
-    return CheckRecord(name=_AUDIT, status="passed", detail=detail, figures={"tensors": len(shapes)})
+    return CheckRecord(name=MEMORY, status="passed", detail=detail, figures={"tensors": len(shapes)})
 
 
 def _at_some_length(probe: NodeProbe) -> NodeProbe:
-    """The probe, at a length that shows its window if its own is open."""
+    """Return the probe; if its length is dynamic, at a length that its window does not cover."""
     geometry = probe.geometry
     if probe.length:
         return probe
@@ -100,21 +101,21 @@ def _at_some_length(probe: NodeProbe) -> NodeProbe:
 
 
 def _superlinear(probe: NodeProbe) -> list[str]:
-    """Tensors of a node that grow faster than its length, as onnxruntime really computed them.
+    """List the tensors of a node that grow faster than its length, by the shapes that onnxruntime computed.
 
-    A body for one length, in which every block takes the whole sequence or the blocks are computed in parts, is
-    measured at that: no tensor may be larger than all queries by the keys that a block reaches, and the same again for
-    what does not divide.
+    An ONNX function for one length, in which every block takes the whole sequence or the blocks are computed in
+    parts, is measured at that length: no tensor may be much larger than the number of queries times the keys that a
+    block reaches, with an allowance for padding.
     """
     block, geometry = int(probe.attributes["query_block"]), probe.geometry
     reached = geometry.backward_reach + geometry.forward_reach + block
     if probe.length > 0 and (probe.length <= reached or probe.for_one_length):
-        # Scores take one number a query and key, gathered keys one a channel, of which the probe has 16 at most.
+        # Scores take one number per query and key, gathered keys one per channel; the probe has at most 16 channels.
         most = _LINEAR * max(probe.length, block) * reached * max(1, 16 // block)
         return [
             f"{probe.node.name}: {name}" for name, shape in probe.measured_shapes().items() if elements(shape) > most
         ]
-    span = -(-probe.geometry.keys_per_window // block) * block  # a body may rely on whole blocks
+    span = -(-probe.geometry.keys_per_window // block) * block  # an ONNX function may rely on whole blocks
     once, twice = (replace(probe, length=n * span).measured_shapes() for n in (4, 8))
     return [
         f"{probe.node.name}: {name}"
@@ -124,7 +125,7 @@ def _superlinear(probe: NodeProbe) -> list[str]:
 
 
 def _shapes(model: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
-    """Shapes of all tensors of a graph, open dimensions by their expression."""
+    """Return the shapes of all tensors of a graph, dynamic dimensions by their expression."""
     values = (*model.graph.value_info, *model.graph.input, *model.graph.output)
     shapes: dict[str, tuple[int | str, ...]] = {
         v.name: tuple(d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim) for v in values
@@ -135,9 +136,10 @@ def _shapes(model: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
 def _scores(
     model: onnx.ModelProto, suspects: Collection[str], shapes: Mapping[str, tuple[int | str, ...]], lengths: set[int]
 ) -> list[str]:
-    """Those of the suspects that are the products of two activations over another axis, as scores are.
+    """List the suspects that are a product of two activations over another axis, as attention scores are.
 
-    One length alone does not tell a sequence from as many channels; of such a product both axes that stay are one.
+    At a single length an axis of positions and an axis of as many channels look the same. In such a product both
+    remaining axes count positions.
     """
     fed, found = {value.name for value in model.graph.input}, []
     for node in model.graph.node:
@@ -151,7 +153,7 @@ def _scores(
 
 def _is_square(shape: tuple[int | str, ...], lengths: set[int], open_axis: str) -> bool:
     if open_axis:
-        # `Min(32, seq)` does not grow with the sequence: its number bounds it.
+        # `Min(32, seq)` does not grow with the sequence, because it is bounded by its number.
         growing = [size for size in shape if isinstance(size, str) and open_axis in size]
         return sum(not size.startswith("Min(") for size in growing) >= 2
     sizes = [size for size in shape if isinstance(size, int)]

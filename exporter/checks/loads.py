@@ -10,7 +10,7 @@ from ...runtime.session import Session
 
 
 def check_model(path: Path) -> CheckRecord:
-    """ONNX's full checker, shape inference included; by path, so that external data is found."""
+    """Run ONNX's full checker with shape inference; on the path, so that external data is found."""
     import onnx
 
     try:
@@ -21,14 +21,14 @@ def check_model(path: Path) -> CheckRecord:
 
 
 def check_loads(path: Path) -> tuple[CheckRecord, Session]:
-    """Open the file on the CPU, where every machine can; the session serves the other checks.
+    """Open the file on the CPU, which every machine has, and return the session for the other checks.
 
-    They run it a few times and compute much between the runs, so it keeps no memory for itself.
+    Those checks run the session a few times with long computations in between, so it keeps no memory between runs.
 
     Raises:
         MissingDependency: onnxruntime is not installed.
         UsageError: onnxruntime refuses the file.
     """
-    session = open_file(path, provider="cpu", plugin="none", lean=True)  # the function body is what is in the file
+    session = open_file(path, provider="cpu", plugin="none", lean=True)  # checks the file's own functions
     detail = "; ".join((f"provider {session.provider}", *session.notes))
     return CheckRecord(name="onnxruntime loads", status="passed", detail=detail), session

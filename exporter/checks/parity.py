@@ -1,26 +1,27 @@
 """Check: the file's outputs equal the reference's, on random inputs or over a sweep of sizes.
 
 The reference is the float64 one of a checkpoint, or the module as the user wrote it, run by PyTorch: in float64 where
-it can be doubled, so that the difference is the file's own error, else in fp32.
+it runs so, so that the difference is the file's own error, else in fp32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ...core.documents.sidecar import CheckRecord
+from ...core.documents.sidecar import PARITY, CheckRecord
 from ...core.errors import CheckFailed, UsageError
 from ...core.tolerance import Tolerance
 from ...runtime.inputs.arrays import random_inputs
+from ...runtime.parity.baseline import BaselineMeter, beside, both_errors, table_alone
 from ...runtime.parity.compare import compare, worst_of
 from ...runtime.parity.comparison import Comparison
 from ...runtime.parity.inputs import InputSet
+from ...runtime.parity.report import overall, verdicts
 from ...runtime.parity.runner import Runner, Sample, SessionRunner
 from ...runtime.session import Arrays, Session
 from ..source.reference_runner import ReferenceRunner
 from ..source.source_model import SourceModel
-
-_NAME = "parity"
+from ..source.untouched_module import untouched_module
 
 
 def check_parity(
@@ -31,87 +32,153 @@ def check_parity(
     seeds: Sequence[int],
     first_run: dict[str, Arrays] | None = None,
 ) -> CheckRecord:
-    """Compare a file of fixed sizes with the float64 reference on random inputs; the figures are the worst seed's.
+    """Compare a file of fixed sizes with the float64 reference on random inputs; the figures are over all seeds.
 
-    `first_run` receives the first seed's "inputs" and "outputs", for checks that would run the same.
+    `first_run` receives the first seed's "inputs" and "outputs", so that other checks need not run them again.
 
     Raises:
         CheckFailed: an output is absent, or has another shape than the reference's.
     """
     candidate = SessionRunner(session, rests=True)  # the reference needs as much memory as the file
-    reference = ReferenceRunner(source, dtype, samples=True, few_sequences=source.kind.batch_axis == 0)
+    reference = ReferenceRunner(source, dtype, samples=True, few_sequences=source.family.batch_axis == 0)
+    meter = baseline_meter(source, dtype, tolerance)
     found: list[tuple[str, Comparison]] = []
     sample: Sample = {}
     for seed in seeds:
         inputs = random_inputs(source.inputs(dtype), seed, token_limit=source.token_limit)
-        outputs, _, comparisons = compare(candidate, reference, inputs, tolerance)
+        outputs, expected, comparisons = compare(candidate, reference, inputs, tolerance)
+        if meter is not None:
+            meter.take(reference, inputs, expected)
         sample = reference.sample(inputs)
         if first_run is not None and not first_run:
             first_run.update(inputs=inputs, outputs=outputs)
         found += [(f"seed {seed}", comparison) for comparison in comparisons]
     windows = source.shapes.seq_len / source.window_size
-    detail = f"{worst_error(found, reference, tolerance)}, {len(seeds)} seeds, {windows:.3g} windows"
-    for axis, what in ((source.kind.batch_axis, "sequences"), (reference.sequence_axis(), "positions")):
+    detail = f"{len(seeds)} seeds, {windows:.3g} windows"
+    for axis, what in ((source.family.batch_axis, "sequences"), (reference.sequence_axis(), "positions")):
         if axis in sample:
             detail += f", {sample[axis].sum()} of {sample[axis].size} {what}"
-    return parity_record(found, tolerance, detail)
+    return parity_record(found, reference, tolerance, detail, meter)
+
+
+def baseline_meter(source: SourceModel, dtype: str, tolerance: Tolerance) -> BaselineMeter | None:
+    """Return the meter of upstream's own error in half precision; None if the tolerance does not use it."""
+    return BaselineMeter(untouched_module(source, dtype), dtype) if tolerance.takes_baseline else None
 
 
 def check_input_sets(
-    session: Session, reference: Runner, sets: Iterable[InputSet], tolerance: Tolerance
+    session: Session,
+    reference: Runner,
+    sets: Iterable[InputSet],
+    tolerance: Tolerance,
+    meter: BaselineMeter | None = None,
 ) -> CheckRecord:
-    """Compare a file with a reference on sets of inputs; those that the reference itself refuses are counted.
+    """Compare a file with a reference on sets of inputs.
+
+    Sizes that the reference itself refuses leave a dynamic axis not proven, because there is nothing to compare with.
 
     Args:
         session: the written file.
         reference: the untouched module, or the float64 reference.
-        sets: inputs for both; the first must be one that the reference takes.
-        tolerance: how far apart they may be.
+        sets: inputs for both; the reference must accept the first set.
+        tolerance: the allowed difference.
+        meter: measures the untouched module's own error in half precision.
 
     Raises:
-        CheckFailed: the file refuses what the reference takes, or its outputs are others.
+        CheckFailed: the file refuses inputs that the reference accepts, or its outputs differ.
     """
-    candidate, ran = SessionRunner(session), 0
+    candidate = SessionRunner(session)
     found: list[tuple[str, Comparison]] = []
-    refused, failed = [], []
+    ran: list[str] = []
+    refused = []
     for inputs in sets:
         try:
             expected = reference.run(inputs.arrays)
         except Exception as error:
             if not ran:
                 raise
-            refused.append(f"{inputs.name} ({type(error).__name__})")
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:100]
+            refused.append((inputs.name, reason))
             continue
-        ran += 1
+        ran.append(inputs.name)
         try:
             comparisons = compare(candidate, reference, inputs.arrays, tolerance, expected=expected).comparisons
         except UsageError as error:
             raise CheckFailed(f"The file refuses what the module takes: {inputs.name}.", why=error.what) from error
         found += [(inputs.name, comparison) for comparison in comparisons]
-        failed += [inputs.name for comparison in comparisons if not comparison.passed]
-    detail = (
-        f"{worst_error(found, reference, tolerance)}, {ran} sets of inputs, worst at {worst_of(found, tolerance)[0]}"
-    )
+        if meter is not None:
+            meter.take(reference, inputs.arrays, expected)
+    detail = f"{len(ran)} sets of inputs, worst at {worst_of(found, tolerance)[0]}"
+    record = parity_record(found, reference, tolerance, detail, meter, trials=len(ran), refused=len(refused))
+    detail = record.detail
     if refused:
-        detail += f"; which itself refuses {len(refused)}: {', '.join(refused[:3])}"
-    if failed:
-        detail = f"{len(failed)} of {ran} sets of inputs differ ({', '.join(dict.fromkeys(failed[:5]))}); {detail}"
-    return parity_record(found, tolerance, detail, trials=ran, refused=len(refused))
+        names = [name for name, _ in refused]
+        detail = f"equal at {_listed(ran)}; not known at {_listed(names)}, which the reference itself refuses " + (
+            f"({refused[0][1]}); {detail}"
+        )
+    status = "not proven" if refused and record.status == "passed" else record.status
+    if record.status == "failed":
+        passed = verdicts(found, beside(tolerance, record.baseline))
+        failed = list(dict.fromkeys(name for (name, _), good in zip(found, passed, strict=True) if not good))
+        detail = f"{len(failed)} of {len(ran)} sets of inputs differ ({', '.join(failed[:5])}); {detail}"
+    return record.model_copy(update={"detail": detail, "status": status})
 
 
-def worst_error(found: Sequence[tuple[str, Comparison]], reference: Runner, tolerance: Tolerance) -> str:
-    """The largest error of comparisons in words, with the tolerance."""
-    largest = worst_of(found, tolerance)[1].max_abs
-    return f"max error {largest:.1e} against {reference.name} (tolerance {tolerance.atol:g} + {tolerance.rtol:g}·|x|)"
+def _listed(names: Sequence[str]) -> str:
+    """Join the names of the first few sets of inputs, and say how many more there are."""
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return ", ".join(names[:8]) + more
 
 
 def parity_record(
-    found: Sequence[tuple[str, Comparison]], tolerance: Tolerance, detail: str, **figures: int
+    found: Sequence[tuple[str, Comparison]],
+    reference: Runner,
+    tolerance: Tolerance,
+    detail: str,
+    meter: BaselineMeter | None = None,
+    **figures: int,
 ) -> CheckRecord:
-    """The record of comparisons, failed if one did, with the figures of the worst."""
+    """Make the record of comparisons, with the figures of the worst output.
+
+    The record is failed if an output fails over all comparisons together.
+
+    Args:
+        found: the comparisons, each with the name of its inputs.
+        reference: the model that the file was compared with.
+        tolerance: the criterion.
+        detail: which inputs were compared.
+        meter: the meter of the untouched module, after its last inputs.
+        figures: more figures for the record.
+    """
+    baseline = None if meter is None else meter.result()
+    tolerance = beside(tolerance, baseline)
+    outputs = list(overall(found, tolerance).values())
+    worst = max(outputs, key=lambda output: (not output.passed, output.excess(tolerance)))
+    text = f"{_error(worst)} against {reference.name} (tolerance {tolerance.describe()}), {detail}"
+    if baseline is not None:
+        text += f"; {both_errors(worst, baseline)}"
+    elif meter is not None:
+        text += f"; {table_alone(meter.why_none)}"
     return CheckRecord(
-        name=_NAME,
-        status="passed" if all(comparison.passed for _, comparison in found) else "failed",
-        detail=detail,
-        figures={**worst_of(found, tolerance)[1].figures(), **figures},
+        name=PARITY,
+        status="passed" if all(output.passed for output in outputs) else "failed",
+        detail=text,
+        figures={**worst.figures(), **figures},
+        baseline=baseline,
     )
+
+
+def _error(comparison: Comparison) -> str:
+    """Describe an error: the largest of one element, and other figures if the tolerance is not per element."""
+    if comparison.not_finite or comparison.expected_not_finite:  # the largest error is of the other numbers
+        count, whose = (
+            (comparison.not_finite, "file") if comparison.not_finite else (comparison.expected_not_finite, "reference")
+        )
+        return f"{count} of {comparison.count} numbers of the {whose} are NaN or infinite"
+    text = f"max error {comparison.max_abs:.1e}"
+    if comparison.tolerance.atol is None:
+        text += f", relative rms {comparison.relative_rms:.2g}, cosine {comparison.cosine:.5g}"
+    if comparison.distribution is not None:
+        text += f", divergence {comparison.distribution.divergence:.2g} nats"
+        text += f", same largest logit at {comparison.distribution.agreement:.1%} of positions"
+    return text

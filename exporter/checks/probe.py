@@ -1,4 +1,4 @@
-"""One attention node of a written file, alone in a model of its own, body and all."""
+"""One attention node of a written file, alone in a model of its own with its ONNX function."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _ELEMENT = {
 
 @dataclass(frozen=True)
 class NodeProbe:
-    """A node, the function it calls, and the sizes it was exported with.
+    """An attention node, the ONNX function it calls, and the sizes it was exported with.
 
     Args:
-        model: the file's model (weights may be absent).
+        model: the file's model; its weights may be absent.
         node: one of its attention nodes.
-        length: sequence length of the node's inputs, its own padding included.
+        length: sequence length of the node's inputs, including its own padding; 0 if it is dynamic.
         head_dim: head size.
         dtype: "float32", "float16" or "bfloat16".
     """
@@ -62,7 +62,7 @@ class NodeProbe:
 
     @property
     def for_one_length(self) -> bool:
-        """Whether the body computes the blocks in parts, which are laid out for the node's own length."""
+        """Whether the ONNX function computes the blocks in parts, which fit the node's own length only."""
         return any(node.op_type == "Split" for body in self._bodies for node in body.node)
 
     @property
@@ -70,7 +70,7 @@ class NodeProbe:
         return [body for body in self.model.functions if (body.domain, body.name) == (DOMAIN, self.node.op_type)]
 
     def inputs(self, heads: int = 1, head_dim: int | None = None) -> list[TensorSpec]:
-        """The node's inputs for a batch of one."""
+        """List the node's inputs for a batch of one."""
         perm, geometry = self.attributes["perm"], self.geometry
         sizes = (1, heads, self.length, head_dim or self.head_dim)
         data = tuple(sizes[axis] for axis in perm)  # the permutation is its own inverse
@@ -85,7 +85,7 @@ class NodeProbe:
         return [TensorSpec(name, dtype, shape) for name, (dtype, shape) in shapes.items()]
 
     def proto(self, inputs: Sequence[TensorSpec]) -> onnx.ModelProto:
-        """A model of this node alone."""
+        """Build a model of this node alone."""
         node = onnx.NodeProto()
         node.CopyFrom(self.node)
         del node.input[:], node.output[:]
@@ -99,13 +99,14 @@ class NodeProbe:
         )
 
     def session(self, inputs: Sequence[TensorSpec]) -> Session:
-        """The node alone in onnxruntime."""
+        """Open the node alone in onnxruntime."""
         return open_bytes(self.proto(inputs).SerializeToString(), provider="cpu")
 
     def measured_shapes(self, lengths: Collection[int] = ()) -> dict[str, tuple[int, ...]]:
-        """The shape of every tensor inside the body, as onnxruntime really computed it.
+        """Run the node, and return the shape of every tensor inside its ONNX function by name.
 
-        One head of a size unlike the length, or any of these lengths, so that no dimension looks like one by chance.
+        It runs with one head whose size differs from the node's length and from `lengths`, so that no dimension equals
+        a length by chance.
         """
         head_dim = next(size for size in count(8, 2) if size not in (self.length, *lengths))
         inputs = self.inputs(head_dim=head_dim)
@@ -116,17 +117,17 @@ class NodeProbe:
                 extra = [name for name in node.output if name and name not in known]
                 inlined.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in extra)
         session = open_bytes(inlined.SerializeToString(), provider="cpu")
-        # The session's own element types: it takes bf16 as float32.
+        # The session's own element types, because it takes bf16 as float32.
         arrays = {x.name: np.ones([int(size) for size in x.shape], dtype=x.dtype) for x in session.inputs}
         outputs: dict[str, NDArray[Any]] = session.run(arrays)
         return {name: value.shape for name, value in outputs.items()}
 
 
 def probes(model: onnx.ModelProto) -> list[NodeProbe]:
-    """One probe for each different attention node of a model; equal ones are tried once.
+    """Return one probe for each different attention node of a model.
 
     Raises:
-        ValueError: the file does not say what shape a node's query has.
+        ValueError: the file does not record the shape of a node's query.
     """
     found: dict[str, NodeProbe] = {}
     values = {v.name: v for v in (*model.graph.value_info, *model.graph.input)}

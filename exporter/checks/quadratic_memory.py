@@ -1,8 +1,8 @@
 """Check: no tensor of the graph has two dimensions of the sequence length.
 
-The graph's own tensors are judged by their recorded shapes, those inside the attention node's body by the
-shapes onnxruntime really computed. A model may be as wide as the sequence is long: then the graph is
-traced at another length, and only what grew in both dimensions is a fault.
+The graph's own tensors are checked by their recorded shapes, those inside the attention node's ONNX function by the
+shapes that onnxruntime computes. A model may be as wide as the sequence is long: then the graph is traced at another
+length, and only tensors that changed in both dimensions are faults.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import onnx
 
 from ...core.documents.sidecar import CheckRecord
 from ..source.source_model import SourceModel
+from .left_out import MEMORY
 from .probe import probes
 
-_NAME = "memory audit"
 Shape = tuple[int, ...]
-# Sizes that another length should not be, lest a tensor have them by chance: of a whole graph, of its suspects.
+# Sizes that another length should not equal, as a tensor might have them by chance: of the graph, of its suspects.
 Taken = tuple[frozenset[int], frozenset[int]]
 T = TypeVar("T")
 # A replaced layer keeps a module for each length it is called with (`exporter/models/local_attention/adapter.py`).
@@ -35,15 +35,15 @@ def check_quadratic_memory(
 
     Args:
         model: the written file, weights may be absent.
-        source: what it was exported from.
-        retrace: traces the model at another length; that length, also as it is padded, and the shapes by name.
+        source: the model it was exported from.
+        retrace: traces the model at another length; returns that length, also as it is padded, and the shapes by name.
     """
     length, window = source.shapes.seq_len, source.window_size
     if source.shapes.full_mask:
-        return CheckRecord(name=_NAME, status="skipped", detail=f"a mask {length} × {length} was asked for")
+        return CheckRecord(name=MEMORY, status="skipped", detail=f"a mask {length} × {length} was asked for")
     if length <= window:
         return CheckRecord(
-            name=_NAME,
+            name=MEMORY,
             status="not proven",
             detail=f"length {length} fits in one window of {window}: scores of one window are all there is",
         )
@@ -62,27 +62,27 @@ def check_quadratic_memory(
         largest = max(largest, heads * max(elements(shape) for shape in inside.values()))
     if suspects:
         return CheckRecord(
-            name=_NAME,
+            name=MEMORY,
             status="failed",
             detail=f"{len(suspects)} tensors are {length} × {length}: {', '.join(suspects[:5])}",
         )
     return CheckRecord(
-        name=_NAME,
+        name=MEMORY,
         status="passed",
         detail=f"no tensor is {length} × {length}; the largest has {largest / length:.4g} elements per position",
         figures={"largest_elements": largest, "tensors": len(shapes)},
     )
 
 
-def allowed(audit: CheckRecord) -> CheckRecord:
-    """The record of an audit whose fault, if it found one, the user accepts."""
-    if audit.status != "failed":
-        return audit
-    return audit.model_copy(update={"status": "skipped", "detail": f"allowed: {audit.detail}"})
+def allowed(record: CheckRecord, accepted: bool) -> CheckRecord:
+    """Return the record, changed from failed to skipped if the user accepts the fault."""
+    if record.status != "failed" or not accepted:
+        return record
+    return record.model_copy(update={"status": "skipped", "detail": f"allowed: {record.detail}"})
 
 
 def graph_shapes(model: onnx.ModelProto) -> dict[str, Shape]:
-    """Shapes of all tensors of a model, those of its subgraphs included, by name."""
+    """Return the shapes of all tensors of a model and its subgraphs, by name."""
     shapes: dict[str, Shape] = {}
     for graph in _graphs(model.graph):
         values = (*graph.value_info, *graph.input, *graph.output)
@@ -92,7 +92,7 @@ def graph_shapes(model: onnx.ModelProto) -> dict[str, Shape]:
 
 
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """The graph and those inside its nodes (the bodies of Scan)."""
+    """Yield the graph and the graphs inside its nodes, such as those of Scan."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
@@ -101,17 +101,17 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def is_square(shape: Iterable[int], lengths: set[int]) -> bool:
-    """Whether two dimensions have one of these sizes."""
+    """Return whether at least two dimensions have one of these sizes."""
     return sum(size in lengths for size in shape) >= 2
 
 
 def elements(shape: Shape) -> int:
-    """How many numbers a tensor holds."""
+    """Return how many elements a tensor has."""
     return math.prod(shape)
 
 
 def taken_sizes(shapes: Mapping[str, tuple[int | str, ...]], suspects: Iterable[str]) -> Taken:
-    """All sizes of a graph, and those of the tensors that may be square in the length."""
+    """Return all sizes of a graph, and those of the tensors that may be square in the length."""
 
     def sizes(names: Iterable[str]) -> frozenset[int]:
         return frozenset(size for name in names for size in shapes[name] if isinstance(size, int))
@@ -120,12 +120,12 @@ def taken_sizes(shapes: Mapping[str, tuple[int | str, ...]], suspects: Iterable[
 
 
 def freest(lengths: Iterable[T], sizes: Callable[[T], Collection[int]], taken: Taken) -> Iterator[T]:
-    """Lengths to try: those of which no size is taken in the graph, as they come; then those free of its suspects.
+    """Order lengths to try: first those with no size in use in the graph, then those with none in its suspects.
 
     Args:
-        lengths: to choose from, the best first.
-        sizes: the sizes that one of them brings.
-        taken: as `taken_sizes` gives them.
+        lengths: lengths to choose from, the best first.
+        sizes: gives the sizes that a graph of one length has.
+        taken: the sizes in use, as `taken_sizes` returns them.
     """
     everywhere, suspect = taken
     late = []
@@ -140,17 +140,17 @@ def freest(lengths: Iterable[T], sizes: Callable[[T], Collection[int]], taken: T
 def still_square(
     suspects: Mapping[str, tuple[int | str, ...]], taken: Taken, lengths: set[int], shapes: Mapping[str, Shape]
 ) -> list[str]:
-    """Names of the tensors that are square in the length where the graph was traced at another, by their shapes there.
+    """List the tensors that are still square in the length when the graph is traced at another length.
 
-    The exporter numbers tensors, and another length may shift the numbers: a name alone tells little. But where that
-    length is a size of something else too, a tensor must have been square by its name as well; and one whose name is
-    gone must have left its shape, with the other length at one place at most.
+    The exporter numbers tensors, and another length may shift the numbers, so names alone are not reliable. If the
+    other length is a size of something else too, a tensor is a fault only if one of its name was square before. A
+    suspect whose name is gone is a fault unless its shape is still there, with the other length in one place at most.
 
     Args:
         suspects: shapes of the tensors that may be square, by name.
-        taken: sizes of the graph, as `taken_sizes` gives them.
+        taken: sizes in use in the graph, as `taken_sizes` returns them.
         lengths: the other length, also as it is padded.
-        shapes: the shapes there, by name.
+        shapes: the shapes at the other length, by name.
     """
     everywhere, _ = taken
     plain = partial(_MADE_FOR.sub, "")
@@ -162,6 +162,6 @@ def still_square(
 
 
 def _left(shape: tuple[int | str, ...], lengths: set[int], shapes: set[Shape]) -> bool:
-    """Whether a shape is among others as it is, or with one of these lengths in one place."""
+    """Return whether a shape is among others as it is, or with one of these lengths in one place."""
     changed = ((*shape[:place], size, *shape[place + 1 :]) for place in range(len(shape)) for size in lengths)
     return any(other in shapes for other in (shape, *changed))

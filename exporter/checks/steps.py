@@ -1,14 +1,13 @@
 """Check: a step file, called again and again from an empty cache, equals the float64 reference at every position.
 
-The reference reads the whole sequence at once and knows no cache. The sequence is several windows longer than the
-ring, so that every slot has been overwritten, and a lost or a stale key would show. Chunks are compared so too, and
-then followed by single tokens, which must find in their caches what the step file itself would have left.
+The reference reads the whole sequence at once and has no cache. The sequence is several windows longer than the ring,
+so that every slot is overwritten and a lost or stale key would change the output. Chunk files are compared in the same
+way, followed by single tokens through the step file, which needs the same caches as after its own steps.
 """
 
 from __future__ import annotations
 
 from ...core.documents.sidecar import CheckRecord
-from ...core.nodes.step import ring_slots
 from ...core.tolerance import Tolerance
 from ...runtime.generation.array_step import ArrayStep
 from ...runtime.inputs.arrays import random_inputs
@@ -16,14 +15,13 @@ from ...runtime.parity.compare import compare
 from ...runtime.parity.inputs import WINDOWS_BEYOND
 from ...runtime.parity.runner import StepRunner
 from ...runtime.session import Session
-from ..models.aft_local.step_module import ring_keys
 from ..models.family import ShapeRequest
 from ..source.reference_runner import ReferenceRunner
 from ..source.source_model import SourceModel
 from ..source.step_source import StepSource
-from .parity import parity_record, worst_error
+from .parity import baseline_meter, parity_record
 
-# Single tokens after the chunks.
+# Number of single tokens after the chunks.
 _AFTER_CHUNKS = 32
 
 
@@ -34,10 +32,10 @@ def check_step_parity(
 
     Args:
         session: the written file.
-        source: what it was exported from.
+        source: the model it was exported from.
         dtype: "fp32" or "fp16".
         tolerance: the criterion.
-        then: the step file that goes on after the chunks; without it the chunks take the whole sequence.
+        then: the step file that continues after the chunks; without it the chunks take the whole sequence.
     """
     whole, sessions, own = whole_sequence(source, then is not None), {source.chunk: session}, source
     if then is not None:
@@ -47,37 +45,37 @@ def check_step_parity(
     candidate = StepRunner(ArrayStep(own.facts(dtype, mode="step", prefill=None), sessions), singles=singles)
     reference = ReferenceRunner(whole, dtype, few_sequences=True)
     inputs = random_inputs(whole.inputs(dtype), 0, token_limit=whole.token_limit)
-    found = [("", comparison) for comparison in compare(candidate, reference, inputs, tolerance).comparisons]
-    ring = slots(source.source)
+    compared = compare(candidate, reference, inputs, tolerance)
+    meter = baseline_meter(whole, dtype, tolerance)
+    if meter is not None:
+        meter.take(reference, inputs, compared.expected)
+    found = [("", comparison) for comparison in compared.comparisons]
+    ring = source.slots
     wrapped = (length - ring) / whole.window_size
-    detail = f"{worst_error(found, reference, tolerance)} over {length} positions, "
+    detail = f"{length} positions, {wrapped:.3g} windows beyond the ring's {ring} slots"
+    if wrapped <= 0:
+        detail = f"{length} positions, all that the model has; the ring of {ring} slots is never full, "
+        detail += "which proves nothing about it"
+    record = parity_record(found, reference, tolerance, detail, meter)
     if wrapped > 0:
-        return parity_record(found, tolerance, f"{detail}{wrapped:.3g} windows beyond the ring's {ring} slots")
-    detail += f"all that the model has; the ring of {ring} slots is never full, which proves nothing about it"
-    record = parity_record(found, tolerance, detail)
+        return record
     return record.model_copy(update={"status": "not proven"}) if record.status == "passed" else record
 
 
-def slots(source: SourceModel) -> int:
-    """Keys a layer's ring holds."""
-    return ring_keys(source.args) if source.geometry is None else ring_slots(source.geometry)  # type: ignore[arg-type]
-
-
 def whole_sequence(source: StepSource, goes_on: bool = False) -> SourceModel:
-    """The model at the length to check: some windows beyond a full ring, or as many positions as it has.
+    """Return the model at the length to check: some windows beyond a full ring, or as many positions as it has.
 
     Args:
         source: the step or chunk file.
         goes_on: single tokens follow the chunks; else the length is a multiple of the chunk.
     """
     own = source.source
-    length = max(slots(own) + WINDOWS_BEYOND * own.window_size, 2 * source.chunk)
+    length = max(source.slots + WINDOWS_BEYOND * own.window_size, 2 * source.chunk)
     length += _AFTER_CHUNKS if goes_on else source.chunk - 1
-    if source.max_positions is not None:
-        length = min(length, source.max_positions)
+    length = min(length, source.max_positions)
     if not goes_on:
         length = max(source.chunk, length // source.chunk * source.chunk)
     shapes = {name: getattr(own.shapes, name) for name in ("batch", "heads", "dim_head", "attn_bias", "causal")}
-    # Padding after the last token changes nothing for a causal model, and allows every length.
+    # Padding after the last token does not change a causal model's outputs, and allows every length.
     padded = own.args.model_copy(update={"autopad": True}) if hasattr(own.args, "autopad") else own.args
     return SourceModel(own.class_name, padded, own.state, own.mixes_residuals, ShapeRequest(length, **shapes))

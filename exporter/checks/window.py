@@ -1,12 +1,12 @@
-"""Check: a window witness. A key just inside a query's window matters, one outside does not.
+"""Check: the window. A key just inside a query's window changes its output; a key outside does not.
 
-The commonest silent fault of other exporters is a lost window: validated at a length that fits in one
-window, a file that attends to everything looks right. Here every different attention node of the
-written file is run alone, and then the whole model through its receptive field.
+The most common silent fault of other exporters is a lost window: validated at a length that fits in one window, a file
+that attends to everything looks right. Here every different attention node of the written file is run alone, and then
+the whole model is checked with its receptive field.
 
-Outside means bit for bit: changing everything a query must not see leaves its output exactly as it
-was. Inside means a difference. Through many layers the very edge of the receptive field may weigh
-less than fp32 resolves; then the nearest position that does is reported.
+Changing everything outside a query's window must leave its output equal bit for bit. Changing a key inside must change
+it. Through many layers the edge of the receptive field may have less influence than fp32 resolves; then the nearest
+position that has some is reported.
 """
 
 from __future__ import annotations
@@ -21,23 +21,22 @@ from numpy.typing import NDArray
 
 from ...core.documents.sidecar import CheckRecord
 from ...core.machine.resident_memory import release_memory
+from ...core.tensors import INTEGER_MASKS
 from ...runtime.inputs.arrays import random_inputs
 from ...runtime.session import Session
 from ..source.source_model import SourceModel
+from .left_out import WINDOW
 from .probe import NodeProbe, probes
 
 Arrays = dict[str, NDArray[Any]]
-_NAME = "window witness"
-# Inputs whose change at a position is a change of the token there.
-_DATA = ("tokens", "x", "k", "v", "key", "value")
 _NO_CHOICE = "a vocabulary of one token leaves nothing to change"
-# Sequence length from which the whole model is witnessed by one stretch of tokens.
+# Sequence length above which the whole model is checked by changing one window of tokens.
 LONG = 2048
 
 
 @dataclass
 class Findings:
-    """What the probes saw."""
+    """The faults that the probes found."""
 
     boundaries: int = 0
     faults: list[str] = field(default_factory=list)
@@ -45,7 +44,7 @@ class Findings:
     ahead: bool = False
 
     def expect(self, condition: bool, fault: str) -> None:
-        """Count one boundary, and note the fault if it is not as it must be."""
+        """Count one boundary, and record the fault if the condition does not hold."""
         self.boundaries += 1
         if not condition:
             self.faults.append(fault)
@@ -60,40 +59,40 @@ def check_window(
     *,
     nodes_only: bool = False,
 ) -> CheckRecord:
-    """Witness for every different node of a file, and for the file as a whole.
+    """Check the window of every different node of a file, and of the file as a whole.
 
     Args:
         model: the written file, weights may be absent.
         session: the written file in onnxruntime.
-        source: what it was exported from.
+        source: the model it was exported from.
         dtype: "fp32" or "fp16".
-        first_run: "inputs" and "outputs" of a run of the session, used if the inputs are those wanted here.
-        nodes_only: the attention nodes alone: with dynamic int8 every token has a say in the scales of all.
+        first_run: "inputs" and "outputs" of an earlier run of the session, used if the inputs are the same as here.
+        nodes_only: check the attention nodes only: in dynamic int8 every token influences the scales of all tokens.
     """
     findings = Findings()
     different = probes(model)
     for probe in different:
         check_node_window(probe, findings)
-    # Every run of a long sequence takes seconds: two of them have to do.
-    whole = check_model_window if source.shapes.seq_len > LONG and source.geometry is not None else _witness_model
+    # A run of a long sequence takes seconds, so only two are made.
+    whole = check_model_window if source.shapes.seq_len > LONG and source.geometry is not None else _check_model
     if nodes_only:
         through = "the whole model was not tried: every token has a say in the scales of its dynamic int8"
     else:
         through = whole(session, source, findings, first_run or {})
     figures: dict[str, float | int | str] = {"boundaries": findings.boundaries, "nodes": len(different)}
     if findings.faults:
-        return CheckRecord(name=_NAME, status="failed", detail="; ".join(findings.faults[:3]), figures=figures)
+        return CheckRecord(name=WINDOW, status="failed", detail="; ".join(findings.faults[:3]), figures=figures)
     if source.geometry is None:
         return CheckRecord(
-            name=_NAME,
+            name=WINDOW,
             status="passed" if findings.boundaries else "skipped",
-            detail=f"AFT-local has no window to lose, every key weighs in; {through}",
+            detail=f"no window to lose, every key weighs in; {through}",
             figures=figures,
         )
     if not (findings.back and findings.ahead):
         reach = max(source.geometry.backward_reach, source.geometry.forward_reach) + source.geometry.window_size
         return CheckRecord(
-            name=_NAME,
+            name=WINDOW,
             status="not proven",
             detail=(
                 f"length {source.shapes.seq_len} fits in one window, which proves nothing about it; "
@@ -102,22 +101,22 @@ def check_window(
             figures=figures,
         )
     detail = f"{findings.boundaries} boundaries hold, {len(different)} different node(s); {through}"
-    return CheckRecord(name=_NAME, status="passed", detail=detail, figures=figures)
+    return CheckRecord(name=WINDOW, status="passed", detail=detail, figures=figures)
 
 
 def _queries(length: int, window: int) -> list[int]:
-    """Query positions at the edges and in the middle of windows, first and last included."""
+    """Return query positions at the edges and in the middle of windows, including the first and the last."""
     middle = length // 2 // window * window
     wanted = {0, window - 1, window, middle - 1, middle, middle + window // 2, length - 1}
     return sorted(t for t in wanted if 0 <= t < length)
 
 
 def check_node_window(probe: NodeProbe, findings: Findings) -> None:
-    """Perturb keys and values of one node around the windows of some queries."""
+    """Check one node's window by changing keys and values inside and outside the windows of some queries."""
     geometry, length = probe.geometry, probe.length
     session = probe.session(probe.inputs())
-    inputs = _witness_inputs(session, None)
-    # Scores of about 1, whatever the scale: a saturated softmax would hide keys that are seen.
+    inputs = _window_inputs(session, None)
+    # Scores of about 1, whatever the scale, because a saturated softmax would hide the influence of keys.
     spread = max(1.0, abs(probe.attributes["scale"]) * probe.head_dim**0.5)
     inputs["query"] = (inputs["query"] / spread).astype(inputs["query"].dtype)
     rows = list(probe.attributes["perm"])[2]
@@ -145,19 +144,19 @@ def check_node_window(probe: NodeProbe, findings: Findings) -> None:
             )
         for key in {first, end - 1}:
             if probe.attributes["shared_qk"] and key == query:
-                continue  # a token's own weight is next to nothing by design
+                continue  # a token's own weight is close to 0 by design
             findings.expect(changes(query, np.array([key])), f"{probe.node.name}: query {query} does not see key {key}")
 
 
-def _witness_model(session: Session, source: SourceModel, findings: Findings, first_run: Mapping[str, Arrays]) -> str:
-    """The same through the whole model; a sentence for the report."""
+def _check_model(session: Session, source: SourceModel, findings: Findings, first_run: Mapping[str, Arrays]) -> str:
+    """Check the receptive field of two queries through the whole model, and return a sentence for the report."""
     length, depth = source.shapes.seq_len, source.depth
-    inputs = _witness_inputs(session, source.token_limit)
-    names = [name for name in inputs if name in _DATA]
-    axis = 0 if source.kind.batch_axis == 1 else -2
+    inputs = _window_inputs(session, source.token_limit)
+    names = [name for name in inputs if name in source.family.tokens]
+    axis = source.family.sequence_axis
     if source.token_limit == 1:
         return _NO_CHOICE
-    baseline = _baseline(session, inputs, first_run)[source.output_name]
+    baseline = _baseline(session, inputs, first_run)[source.outputs[0]]
     sentence = f"the receptive field of {depth} layer(s) covers all {length} positions"
     for query in (length // 2, length - 1):
         first, end = source.receptive_interval(query)
@@ -167,7 +166,7 @@ def _witness_model(session: Session, source: SourceModel, findings: Findings, fi
             continue
 
         def difference(keys: NDArray[np.int64], query: int = query) -> float:
-            changed = session.run(_changed(inputs, names, keys, source, axis))[source.output_name]
+            changed = session.run(_changed(inputs, names, keys, source, axis))[source.outputs[0]]
             return float(np.abs(np.take(changed, query, axis) - np.take(baseline, query, axis)).max())
 
         leak = difference(outside)
@@ -185,7 +184,7 @@ def _witness_model(session: Session, source: SourceModel, findings: Findings, fi
 
 
 def _baseline(session: Session, inputs: Arrays, first_run: Mapping[str, Arrays]) -> Arrays:
-    """The outputs on these inputs: of the run that is known, if it had the same."""
+    """Return the outputs for these inputs, from the first run if it had the same inputs."""
     known = first_run.get("inputs", {})
     if known.keys() == inputs.keys() and all(np.array_equal(known[name], x) for name, x in inputs.items()):
         return first_run["outputs"]
@@ -195,26 +194,26 @@ def _baseline(session: Session, inputs: Arrays, first_run: Mapping[str, Arrays])
 def check_model_window(
     session: Session, source: SourceModel, findings: Findings, first_run: Mapping[str, Arrays]
 ) -> str:
-    """The whole model by one change: a window's worth of other tokens, and every output looked at.
+    """Check the whole model by changing one window of tokens and comparing every output.
 
-    Outputs whose receptive field holds none of them, before and behind, stay bit for bit as they were; the output
-    at the last changed token does not.
+    Outputs before and behind whose receptive field has none of the changed tokens must stay equal bit for bit; the
+    output at the last changed token must change.
     """
     assert source.geometry is not None
     if source.token_limit == 1:
         return _NO_CHOICE
     length, depth, window = source.shapes.seq_len, source.depth, source.window_size
     low, high = _receptive_fields(source)
-    # From the middle of a window on, so that queries of the same window stand before it too.
+    # Starting in the middle of a window, so that some queries of the same window come before the change.
     starts = np.arange(window // 2, length - window + 1, window)
     before, behind = np.searchsorted(high, starts, "right"), length - np.searchsorted(low, starts + window)
     start = int(starts[np.lexsort((before + behind, np.minimum(before, behind)))[-1]])
     keys = np.arange(start, start + window)
-    inputs = _witness_inputs(session, source.token_limit)
-    names = [name for name in inputs if name in _DATA]
-    release_memory()  # what the runs of single nodes left
-    baseline = _baseline(session, inputs, first_run)[source.output_name]
-    outputs = session.run(_changed(inputs, names, keys, source, -2))[source.output_name]
+    inputs = _window_inputs(session, source.token_limit)
+    names = [name for name in inputs if name in source.family.tokens]
+    release_memory()  # memory kept from the runs of single nodes
+    baseline = _baseline(session, inputs, first_run)[source.outputs[0]]
+    outputs = session.run(_changed(inputs, names, keys, source, -2))[source.outputs[0]]
     rows = np.moveaxis(outputs != baseline, -2, 0).reshape(length, -1).any(axis=1)
     touched = (low < start + window) & (high > start)
     for side, name in ((slice(0, start), "before"), (slice(start + window, length), "behind")):
@@ -231,7 +230,7 @@ def check_model_window(
 
 
 def _receptive_fields(source: SourceModel) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """First position, and one past the last, that can change the output at every position."""
+    """Return, for every position, the first position that can change its output, and one past the last."""
     assert source.geometry is not None
     length = source.shapes.seq_len
     low, last = np.arange(length), np.arange(length)
@@ -243,16 +242,17 @@ def _receptive_fields(source: SourceModel) -> tuple[NDArray[np.int64], NDArray[n
     return low, last + 1
 
 
-def _witness_inputs(session: Session, token_limit: int | None) -> Arrays:
-    """Random inputs with every key kept."""
+def _window_inputs(session: Session, token_limit: int | None) -> Arrays:
+    """Draw random inputs with masks that keep every key."""
     inputs = random_inputs(session.inputs, seed=0, token_limit=token_limit)
-    return {name: np.ones_like(x) if x.dtype == np.bool_ else x for name, x in inputs.items()}
+    keeps = {name for name, x in inputs.items() if x.dtype == np.bool_ or name in INTEGER_MASKS}
+    return {name: np.ones_like(x) if name in keeps else x for name, x in inputs.items()}
 
 
 def _changed(
     inputs: Mapping[str, NDArray[Any]], names: list[str], keys: NDArray[np.int64], source: SourceModel, axis: int
 ) -> Arrays:
-    """The inputs with other tokens, or other vectors, at the positions `keys` of their sequence axis."""
+    """Return the inputs with other tokens or vectors at the positions `keys` of their sequence axis."""
     generator = np.random.default_rng(2)
     changed = dict(inputs)
     for name in names:

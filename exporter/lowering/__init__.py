@@ -1,1 +1,1 @@
-"""The nodes of this package as ONNX functions: attention, fused and step nodes in standard operators."""
+"""Trace models to ONNX, and define this package's nodes as ONNX functions in standard operators."""

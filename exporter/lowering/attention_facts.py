@@ -1,4 +1,4 @@
-"""What is known of all nodes that share a function body: each fact leaves work or memory out, none changes a result."""
+"""Facts about all nodes that share an ONNX function: each fact saves work or memory, and none changes a result."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 from ...core.geometry import WindowGeometry
 from ...core.nodes.attention import HEADS_FIRST, NodeVariant, geometry_of
 
-# Scores, in bytes, that one part computes at a time, and the most parts of a body.
+# Bytes of scores that one part computes at a time, and the most parts of an ONNX function.
 PART_BYTES, MOST_PARTS = 16 << 20, 32
 
 
 class Part(NamedTuple):
-    """Some blocks of queries that are computed together.
+    """A number of blocks of queries that are computed together.
 
     Args:
-        blocks: how many.
-        inside: none of their keys lies before the sequence or after it.
+        blocks: number of blocks.
+        inside: whether all of their keys lie inside the sequence.
     """
 
     blocks: int
@@ -29,14 +29,14 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class BodyFacts:
-    """What is true of every node that shares a body.
+    """Facts that hold for every node that shares an ONNX function.
 
     Args:
         aligned: the length is a multiple of `query_block`, so nothing is padded.
         heads_first: the inputs are `[B, H, N, D]` already.
-        whole: the sequence, of several blocks, is no longer than the keys of one: every block takes all of them.
+        whole: the sequence has several blocks but is no longer than the keys of one, so every block takes all keys.
         all_seen: every query sees the whole sequence, so the window hides nothing.
-        parts: all blocks in order, some at a time; empty where they are few, or where nothing is known of them.
+        parts: all blocks in order, grouped in parts; empty if there are few blocks, or if nothing is known of them.
     """
 
     aligned: bool = False
@@ -46,7 +46,7 @@ class BodyFacts:
     parts: tuple[Part, ...] = ()
 
     def __and__(self, other: BodyFacts) -> BodyFacts:
-        """What is true of both."""
+        """Return the facts that hold for both."""
         same = {field.name for field in fields(self) if getattr(self, field.name) == getattr(other, field.name)}
         return BodyFacts(**{name: getattr(self, name) for name in same})
 
@@ -54,13 +54,13 @@ class BodyFacts:
 def facts_of(
     variant: NodeVariant, attributes: Mapping[str, Any], length: int | None, sequences: int | None = None
 ) -> BodyFacts:
-    """The facts of one node.
+    """Return the facts of one node.
 
     Args:
         variant: its op type.
         attributes: its attributes, by name.
-        length: of its sequences; None if it is open.
-        sequences: `B·H`; None if it is open.
+        length: length of its sequences; None if it is dynamic.
+        sequences: number of sequences, `B·H`; None if it is dynamic.
     """
     heads_first = tuple(attributes["perm"]) == HEADS_FIRST
     if length is None:
@@ -68,7 +68,7 @@ def facts_of(
     geometry, block = geometry_of(attributes), int(attributes["query_block"])
     aligned = length % block == 0
     keys = geometry.backward_reach + geometry.forward_reach + block
-    # A given bias, and xpos' decay, are laid out by distance from the block: they need the block's own span.
+    # A given bias and xpos' decay are stored by distance from the block, so they need the block's own span.
     free = not (variant.has_bias or variant.has_xpos)
     # In one block, or in blocks of one query, the scores would be N × N.
     whole = aligned and free and length <= keys and 1 < block < length
@@ -80,7 +80,7 @@ def facts_of(
 
 
 def _parts(geometry: WindowGeometry, block: int, length: int, most: int) -> tuple[Part, ...]:
-    """All blocks, at most so many in a part; those whose keys all lie inside the sequence apart from the others."""
+    """Group the blocks in parts of at most `most`, separating those whose keys all lie inside the sequence."""
     blocks = -(-length // block)
     if blocks <= max(1, most):
         return ()

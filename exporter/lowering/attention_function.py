@@ -1,24 +1,24 @@
-"""The ONNX function of the WindowedAttention node: its definition in standard operators, stored in the file.
+"""Build the ONNX function of the WindowedAttention node: its definition in standard operators, stored in the file.
 
-Any runtime that knows neither the node nor a plugin for it inlines this body. It is driven by the
-node's attributes and by the shapes of its inputs alone, so that one body serves every geometry and
-length, and runtimes fold its index arithmetic away once shapes are known.
+Any runtime without a plugin or a kernel for the node inlines this function. It depends only on the node's attributes
+and the shapes of its inputs, so that one function serves every geometry and length, and runtimes fold its index
+arithmetic once shapes are known.
 
-The sequence is cut into blocks of `query_block` queries. Block `i` starts at `i·block`; every key any of
-its queries can see lies in the `keys = (b + f)·w + block` positions from `i·block - b·w` on, for
-block-local windows too, since there the block is the window. One Gather lays these spans side by
-side; additive biases hide what a query must not see: `[block, keys]` for the window, the same for all blocks,
-and `[blocks, 1, keys]` for positions outside the sequence and masked keys. The two are added to each other
-before they meet the scores, which have every head: one pass over the largest tensor instead of two.
+The sequence is cut into blocks of `query_block` queries. Block `i` starts at `i·block`; every key any of its queries
+can see is in the `keys = (b + f)·w + block` positions from `i·block - b·w` on. This holds for block-local windows too,
+because there the block is the window. One Gather puts these spans side by side. Additive biases hide what a query must
+not see: `[block, keys]` for the window, the same for all blocks, and `[blocks, 1, keys]` for positions outside the
+sequence and masked keys. The two are added to each other before they are added to the scores, which have every head:
+one pass over the largest tensor instead of two.
 
-What is known of all nodes that share the body leaves work out (`attention_facts.py`): layout and length of static
-files. Where the sequence is no longer than a block's keys, every block takes all of them and nothing
-is gathered. Long sequences are computed in parts, some blocks at a time: the gathered keys and the scores of one
-part are in memory, near the cache, not those of all; and of parts that see no position outside the sequence the bias
-is the window's alone. No result changes by a bit.
+Facts about all nodes that share the function, such as the layout and length of static files, save work
+(`attention_facts.py`). If the sequence is no longer than a block's keys, every block takes all of them and nothing is
+gathered. Long sequences are computed in parts, some blocks at a time, so that only one part's gathered keys and scores
+are in memory at a time, and near the cache. Parts that see no position outside the sequence need only the window's
+bias. None of this changes a result by a bit.
 
-It computes in fp32 whatever the inputs' dtype, as the kernels do with their scores: rounding scores to
-fp16 was the largest error of an fp16 file, and on the CPU fp16 is slower, not faster.
+It computes in fp32 whatever the inputs' dtype, as the kernels do with their scores: rounding scores to fp16 was the
+largest error of an fp16 file, and on the CPU fp16 is slower, not faster.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from onnxscript import build_function
 from ...core.nodes.attention import DOMAIN, LOWEST_BIAS, OUTSIDE_SCORE, SELF_SCORE, VARIANT_BY_OP_TYPE, NodeVariant
 from .attention_facts import BodyFacts, Part, facts_of
 
-# Above `OUTSIDE_SCORE`: a row all of whose visible keys are masked spreads over those keys alone, whose
+# Above `OUTSIDE_SCORE`: if all visible keys of a row are masked, its weights spread over those keys alone, whose
 # values are zero. Finite, so that no row becomes NaN.
 MASKED_SCORE = -1e30
 
@@ -55,24 +55,24 @@ ATTRIBUTE_TYPES: Mapping[str, ir.AttributeType] = {
 
 
 def _attribute(op: Any, name: str) -> Any:
-    """The value of one of the node's numeric attributes as a scalar tensor."""
+    """Return one of the node's numeric attributes as a scalar tensor."""
     kind = ATTRIBUTE_TYPES[name]
     field = "value_int" if kind == ir.AttributeType.INT else "value_float"
     return op.Constant(**{field: ir.RefAttr(field, name, kind)})
 
 
 def _integers(op: Any, *values: int) -> Any:
-    """An int64 vector."""
+    """Build an int64 vector."""
     return op.Constant(value_ints=list(values))
 
 
 def _real(op: Any, value: float) -> Any:
-    """An fp32 scalar."""
+    """Build an fp32 scalar."""
     return op.Constant(value_float=value)
 
 
 class _Span:
-    """The integers a block is made of, as scalar int64 tensors of the graph."""
+    """The sizes of a block and its span of keys, as scalar int64 tensors of the graph."""
 
     def __init__(self, op: Any, length: Any) -> None:
         self.zero, self.one = op.Constant(value_int=0), op.Constant(value_int=1)
@@ -90,19 +90,19 @@ class _Span:
         self.block_start = op.Unsqueeze(op.Mul(self.range(op, self.blocks), self.block), _integers(op, 1))
 
     def range(self, op: Any, end: Any) -> Any:
-        """`0, 1, … end - 1`."""
+        """Build the vector `0, 1, … end - 1`."""
         return op.Range(self.zero, end, self.one)
 
 
 def _window_bias(op: Any, span: _Span, query: Any, key: Any, start: Any) -> Any:
-    """fp32, 0 where a query sees a key, by the interval of `core.geometry`.
+    """Build the window's bias in fp32: 0 where a query sees a key, by the interval of `core.geometry`.
 
     Args:
         op: the builder.
-        span: the block's integers.
+        span: the sizes of the block.
         query: positions of queries.
-        key: positions of keys, broadcast against them.
-        start: of their blocks, counted alike.
+        key: positions of keys, broadcast against the queries.
+        start: positions where the queries' blocks start, counted from the same origin.
     """
     causal, exact = (op.Cast(_attribute(op, name), to=ir.DataType.BOOL) for name in ("causal", "exact_windowsize"))
     first = op.Sub(op.Where(exact, query, start), span.backward)
@@ -116,7 +116,7 @@ def _window_bias(op: Any, span: _Span, query: Any, key: Any, start: Any) -> Any:
 
 
 def _given_bias(op: Any, span: _Span, bias: Any) -> Any:
-    """The additive bias as fp32 `[H, block, keys]`; a token's score with itself takes none under shared_qk."""
+    """Return the additive bias as fp32 `[H, block, keys]`, 0 for a token's score with itself under shared_qk."""
     shared = op.Cast(_attribute(op, "shared_qk"), to=ir.DataType.BOOL)
     itself = op.And(op.Equal(span.key_offset, span.query_offset), shared)
     bias = op.Max(op.Cast(bias, to=ir.DataType.FLOAT), _real(op, LOWEST_BIAS))
@@ -124,26 +124,26 @@ def _given_bias(op: Any, span: _Span, bias: Any) -> Any:
 
 
 def _outside_bias(op: Any, span: _Span, position: Any) -> Any:
-    """fp32 `[blocks, 1, keys]`: hides positions before and after the sequence."""
+    """Build the bias that hides positions outside the sequence, fp32 `[blocks, 1, keys]`."""
     inside = op.And(op.GreaterOrEqual(position, span.zero), op.Less(position, span.length))
     return op.Unsqueeze(op.Where(inside, _real(op, 0.0), _real(op, OUTSIDE_SCORE)), _integers(op, 1))
 
 
 def _mask_bias(op: Any, key_mask: Any, index: Any) -> Any:
-    """fp32 `[B, 1, blocks, 1, keys]`: hides the keys that the mask does not keep; `index` is `[blocks, keys]`."""
+    """Build the bias that hides masked keys, fp32 `[B, 1, blocks, 1, keys]`; `index` is `[blocks, keys]`."""
     kept = op.Gather(key_mask, index, axis=1)
     return op.Unsqueeze(op.Where(kept, _real(op, 0.0), _real(op, MASKED_SCORE)), _integers(op, 1, 3))
 
 
 def _xpos_scale(op: Any, span: _Span, head_dim: Any, offset: Any, sign: float) -> Any:
-    """`ζ^(±(offset - centre) / base)`, `[len(offset), D]` fp32; local to the block, so it cannot overflow."""
+    """Build `ζ^(±(offset - centre) / base)`, `[len(offset), D]` fp32; local to the block, so it cannot overflow."""
     dim = op.Cast(head_dim, to=ir.DataType.FLOAT)
     half = op.Div(head_dim, op.Add(span.one, span.one))
     channel = op.Cast(span.range(op, half), to=ir.DataType.FLOAT)
     twice = op.Add(channel, channel)
     zeta = op.Div(op.Add(twice, op.Mul(dim, _real(op, 0.4))), op.Mul(dim, _real(op, 1.4)))
-    # Both halves of a head alike. Heads of an odd width ask for a channel that is not there, and fail: one channel
-    # would be multiplied as none, and sums of nothing are left uninitialised by onnxruntime.
+    # The same for both halves of a head. Heads of an odd width make Gather read a missing channel and fail. Otherwise a
+    # width of one channel would count as none, and onnxruntime leaves sums of nothing uninitialised.
     both = span.range(op, head_dim)
     second = op.Cast(op.GreaterOrEqual(both, half), to=ir.DataType.INT64)
     zeta = op.Unsqueeze(op.Gather(zeta, op.Sub(both, op.Mul(second, half))), _integers(op, 0))
@@ -154,10 +154,10 @@ def _xpos_scale(op: Any, span: _Span, head_dim: Any, offset: Any, sign: float) -
 
 
 def _body(variant: NodeVariant, facts: BodyFacts) -> Any:
-    """The function that traces the body of one op type."""
+    """Return the Python function that traces the ONNX function of one op type."""
 
     def to_heads_first(op: Any, x: Any) -> Any:
-        """`[B, H, N, D]`, or back."""
+        """Transpose to `[B, H, N, D]`, or back."""
         return x if facts.heads_first else op.Transpose(x, perm=ir.RefAttr("perm", "perm", ir.AttributeType.INTS))
 
     def trace(op: Any, query: Any, key: Any, value: Any, *optional: Any) -> Any:
@@ -168,7 +168,7 @@ def _body(variant: NodeVariant, facts: BodyFacts) -> Any:
         head_dim = op.Shape(query, start=3, end=4)
         span = _Span(op, length)
         if mask is not None:
-            # Replaced, not multiplied by 0: what the mask hides may be infinite or no number.
+            # Replaced, not multiplied by 0, because masked values may be infinite or NaN.
             kept, hidden = op.Unsqueeze(mask, _integers(op, 1, 3)), _real(op, 0.0)
             key, value = (op.Where(kept, x, hidden) for x in (key, value))
 
@@ -202,7 +202,7 @@ def _body(variant: NodeVariant, facts: BodyFacts) -> Any:
 
 
 def _cut(op: Any, span: _Span, query: Any, parts: tuple[Part, ...]) -> Iterator[tuple[Any, Any, bool]]:
-    """Each part: its queries `[B, H, blocks, block, D]`, where its blocks start `[blocks, 1]`, whether it is inside."""
+    """Yield each part's queries `[B, H, blocks, block, D]`, its block starts `[blocks, 1]` and whether it is inside."""
     if not parts:
         yield query, span.block_start, False
         return
@@ -213,7 +213,7 @@ def _cut(op: Any, span: _Span, query: Any, parts: tuple[Part, ...]) -> Iterator[
 
 
 def _attend(op: Any, query: Any, key: Any, value: Any, biases: Sequence[Any]) -> Any:
-    """`softmax(scale·q·kᵀ + biases)·v`, `[B, H, blocks, block, D]`."""
+    """Compute `softmax(scale·q·kᵀ + biases)·v`, `[B, H, blocks, block, D]`."""
     query = op.Mul(query, _attribute(op, "scale"))
     scores = op.MatMul(query, op.Transpose(key, perm=[0, 1, 2, 4, 3]))
     for bias in biases:
@@ -222,20 +222,20 @@ def _attend(op: Any, query: Any, key: Any, value: Any, biases: Sequence[Any]) ->
 
 
 class _Laid(Protocol):
-    """Keys and values as blocks of queries take them."""
+    """The keys and values that blocks of queries attend to."""
 
     def part(self, op: Any, start: Any, inside: bool) -> tuple[Any, Any, list[Any]]:
-        """Keys and values `[B, H, blocks or 1, keys, D]` of some blocks, and what is added to their scores.
+        """Return keys and values `[B, H, blocks or 1, keys, D]` of some blocks, and the biases of their scores.
 
         Args:
             op: the builder.
             start: where the blocks start, `[blocks, 1]`.
-            inside: none of their keys lies outside the sequence.
+            inside: whether all of their keys lie inside the sequence.
         """
 
 
 class _OwnSpans:
-    """Every block takes its own span of keys."""
+    """The spans of keys and values if every block has its own."""
 
     def __init__(
         self,
@@ -250,11 +250,11 @@ class _OwnSpans:
         in_parts: bool,
     ) -> None:
         self._span, self._key, self._value, self._mask, self._key_scale = span, key, value, mask, key_scale
-        # Runtimes would keep the sum of two constant biases, `[blocks, block, keys]`, for every layer. Only the few
-        # parts that are not inside take two passes instead.
+        # Added in advance, two constant biases would be stored by runtimes as `[blocks, block, keys]` for every layer.
+        # So the few parts that are not inside add them one after the other.
         self._apart = in_parts
         self._window = _window_bias(op, span, span.query_offset, span.key_offset, span.zero)  # [block, keys]
-        # A given bias has every head: it stays apart from what differs between blocks.
+        # A given bias has every head, so it is not added to biases that differ between blocks.
         self._by_head = None
         if given is not None:
             self._by_head = op.Add(op.Unsqueeze(_given_bias(op, span, given), _integers(op, 1)), self._window)
@@ -277,7 +277,7 @@ class _OwnSpans:
 
 
 class _WholeSequence:
-    """A short sequence: one set of keys and values for all blocks, `[B, H, 1, N, D]`."""
+    """The keys and values of a short sequence: one set for all blocks, `[B, H, 1, N, D]`."""
 
     def __init__(self, op: Any, span: _Span, key: Any, value: Any, mask: Any | None, *, window_hides: bool) -> None:
         axis = _integers(op, 2)
@@ -296,12 +296,12 @@ class _WholeSequence:
 
 
 def _sum(op: Any, biases: Sequence[Any]) -> list[Any]:
-    """One bias instead of several that are small: what is added to scores passes over the largest tensor."""
+    """Add small biases into one, because each addition to the scores is a pass over the largest tensor."""
     return [reduce(op.Add, biases)] if biases else []
 
 
 def build_attention(op_type: str, opset: int, nodes: Sequence[ir.Node]) -> ir.Function:
-    """The function that serves all nodes of an op type of `core.node`; arguments as of `functions.Builder`."""
+    """Build the ONNX function for all nodes of an op type of `core.node`; see `functions.Builder` for the arguments."""
     variant = VARIANT_BY_OP_TYPE[op_type]
     facts = [
         facts_of(variant, {name: x.value for name, x in node.attributes.items()}, length_of(node), sequences_of(node))
@@ -311,7 +311,7 @@ def build_attention(op_type: str, opset: int, nodes: Sequence[ir.Node]) -> ir.Fu
 
 
 def length_of(node: ir.Node) -> int | None:
-    """The sequence length a node was traced at; None if it is open."""
+    """Return the sequence length a node was traced at; None if it is dynamic."""
     query = node.inputs[0]
     assert query is not None and query.shape is not None
     perm = list(node.attributes["perm"].as_ints())
@@ -320,7 +320,7 @@ def length_of(node: ir.Node) -> int | None:
 
 
 def sequences_of(node: ir.Node) -> int | None:
-    """How many sequences of one head a node was traced with, `B·H`; None if the batch is open."""
+    """Return how many sequences of one head a node was traced with, `B·H`; None if the batch is dynamic."""
     query = node.inputs[0]
     assert query is not None and query.shape is not None
     batch, heads = (query.shape[axis] for axis in list(node.attributes["perm"].as_ints())[:2])
@@ -328,12 +328,12 @@ def sequences_of(node: ir.Node) -> int | None:
 
 
 def attention_function(variant: NodeVariant, opset: int, facts: BodyFacts | None = None) -> ir.Function:
-    """The model-local function of one op type.
+    """Build the model-local ONNX function of one op type.
 
     Args:
         variant: the op type.
-        opset: opset of the body; it must be the model's.
-        facts: what is true of every node of that type; by default nothing is known, and the body serves all.
+        opset: opset of the function; it must be the model's.
+        facts: facts that hold for every node of that type; by default none, and the function serves all nodes.
     """
     inputs = [ir.Value(name=name) for name in variant.input_names]
     attributes = [ir.Attr(name, kind, None) for name, kind in ATTRIBUTE_TYPES.items()]

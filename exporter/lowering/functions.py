@@ -1,7 +1,8 @@
-"""The ONNX functions of all nodes of this package: which node is defined by what, and adding them to a model."""
+"""The table of this package's nodes and their ONNX functions, and adding those functions to a model."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -14,21 +15,23 @@ from .attention_function import build_attention
 from .fused_functions import build_fused
 from .step_function import build_step
 
+_log = logging.getLogger(__name__)
+
 
 class Builder(Protocol):
-    """Makes the function of an op type."""
+    """A callable that builds the ONNX function of an op type."""
 
     def __call__(self, op_type: str, opset: int, nodes: Sequence[ir.Node]) -> ir.Function:
-        """The function.
+        """Build the ONNX function.
 
         Args:
             op_type: a name of the registry.
             opset: opset of the function; it must be the model's.
-            nodes: those of the model that the function serves, at least one.
+            nodes: the nodes of the model that use the function, at least one.
         """
 
 
-# Domain and op type → what makes the function.
+# Domain and op type → builder of the function.
 BUILDERS: Mapping[tuple[str, str], Builder] = {
     **{(DOMAIN, op_type): build_attention for op_type in VARIANT_BY_OP_TYPE},
     **{(DOMAIN, op_type): build_step for op_type in STEP_VARIANT_BY_OP_TYPE},
@@ -43,7 +46,8 @@ def attach_functions(model: ir.Model) -> None:
     for node in model.graph.all_nodes():
         if (node.domain, node.op_type) in BUILDERS:
             used.setdefault((node.domain, node.op_type), []).append(node)
-    # Those of attention as the nodes come, then the fused by name: equal models give equal files.
+    # Attention functions in node order, then fused ones by name, so that equal models give equal files.
     for domain, op_type in sorted(used, key=lambda key: (key[0], key[1] if key[0] == FUSED_DOMAIN else "")):
         function = BUILDERS[domain, op_type](op_type, opset, used[domain, op_type])
         model.functions[function.identifier()] = function
+        _log.debug("function %s::%s for %d node(s)", domain, op_type, len(used[domain, op_type]))

@@ -1,7 +1,7 @@
-"""The ONNX functions of the fused nodes: their definition in standard operators, stored in the file.
+"""Build the ONNX functions of the fused nodes: their definition in standard operators, stored in the file.
 
-Formulas, shapes and names: `core.fused_node`. Each body is what was fastest in onnxruntime among standard operators;
-the comments say what was slower.
+Formulas, shapes and names: `core.fused_node`. Each function is the fastest form that was found in onnxruntime among
+standard operators; the comments name slower ones.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _real(op: Any, value: float) -> Any:
 
 
 def _read_streams(op: Any, streams: Any, weight: Any, gain: Any, constant: Any) -> tuple[Any, Any, Any]:
-    """The norm divides the products, `(r @ W)/‖r‖`: the streams are passed over once less."""
+    """Compute a branch's input, mix and β; `(r @ W)/‖r‖` takes one pass over the streams less than `(r/‖r‖) @ W`."""
     squares = op.ReduceSum(op.Mul(streams, streams), _integers(op, -1), keepdims=1)
     norm = op.Clip(op.Sqrt(squares), _real(op, 1e-12))
     weights = op.Add(op.Mul(op.Tanh(op.Div(op.MatMul(streams, weight), norm)), gain), constant)
@@ -53,7 +53,7 @@ def _begin_streams(op: Any, x: Any, mix: Any, beta: Any, output: Any) -> Any:
 
 
 def _end_streams(op: Any, streams: Any, mix: Any, beta: Any, output: Any) -> Any:
-    """Only weights are summed, `Σ_s (Σ_t mix[s, t])·r_s + (Σ_t beta_t)·output`."""
+    """Compute `Σ_s (Σ_t mix[s, t])·r_s + (Σ_t beta_t)·output`, which sums weights instead of streams."""
     axis = _integers(op, 2)
     mix, beta = op.ReduceSum(mix, _integers(op, 3), keepdims=1), op.ReduceSum(beta, axis, keepdims=1)
     kept = op.MatMul(_as_row(op, mix), streams)
@@ -61,12 +61,12 @@ def _end_streams(op: Any, streams: Any, mix: Any, beta: Any, output: Any) -> Any
 
 
 def _as_row(op: Any, column: Any) -> Any:
-    """`[B, N, S, 1]` → `[B, N, 1, S]`: the numbers lie as they should. A transposed column took twice as long."""
+    """Reshape `[B, N, S, 1]` → `[B, N, 1, S]`; a Transpose took twice as long."""
     return op.Reshape(column, _integers(op, 0, 0, 1, -1))
 
 
 def _rotate(op: Any, x: Any, cosine: Any, sine: Any) -> Any:
-    """The halves are an axis to turn round: one copy, where cutting them apart and joining them again is two."""
+    """Rotate heads; their halves are swapped by reversing an axis, one copy where Split and Concat need two."""
     halves = op.Reshape(x, _integers(op, 0, 0, 0, 2, -1))
     last, before_first, axis, step = (_integers(op, value) for value in (-1, _FIRST_INT64, 3, -1))
     turned = op.Slice(halves, last, before_first, axis, step)
@@ -95,7 +95,7 @@ _BODIES: Mapping[str, Callable[..., Any]] = {
 
 
 def build_fused(op_type: str, opset: int, nodes: Sequence[ir.Node] = ()) -> ir.Function:
-    """The function of an op type of `core.fused_node`, the same for all nodes; arguments as of `functions.Builder`."""
+    """Build the ONNX function of an op type of `core.fused_node`, the same for all nodes; see `functions.Builder`."""
     trace = _gated_gelu_by_erf if op_type == "GatedGelu" and opset < _HAS_GELU else _BODIES[op_type]
     inputs = [ir.Value(name=name) for name in FUSED_BY_OP_TYPE[op_type].inputs]
     return build_function(trace, inputs, domain=FUSED_DOMAIN, name=op_type, attributes=[], opset_imports={"": opset})

@@ -1,11 +1,11 @@
-"""Dynamic int8 of a traced model's linear layers, by onnxruntime's own quantizer.
+"""Quantize a traced model's linear layers to dynamic int8 with onnxruntime's own quantizer.
 
-Matrices become int8 with a scale a column; the activations that meet them are rounded to 8 bits while the file runs,
-with one scale a tensor. Attention, norms, residual streams, embeddings, and matrices too narrow to be worth it stay
-as they are.
+Matrices become int8 with one scale per column; their input activations are rounded to 8 bits while the file runs, with
+one scale per tensor. Attention, norms, residual streams, embeddings, and matrices too narrow to be worth it are not
+quantized.
 
-The scale of an activation is that of its largest element, wherever in the sequence it stands: so a token outside
-a query's window can change the query's output, by a rounding.
+The scale of an activation is that of its largest element anywhere in the sequence, so a token outside a query's window
+can change the query's output through rounding.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ import onnx_ir as ir
 
 from ...core.errors import ExportFailed, MissingDependency
 
-# A narrower matrix (a gate a head, the weights of residual streams) takes next to no time and is the most sensitive.
+_log = logging.getLogger(__name__)
+
+# Narrower matrices (a gate per head, the weights of residual streams) take almost no time and are the most sensitive.
 NARROWEST = 32
-# What onnxruntime's preparations write into a file; without it the quantizer recommends them on Python's root logger. A
-# traced model has them behind it.
+# The mark that onnxruntime's preprocessing writes into a file; without it the quantizer recommends preprocessing on
+# Python's root logger. A traced model needs no preprocessing.
 _PREPARED = {"onnx.quant.pre_process": "onnxruntime.quant"}
 
 
 def quantize_weights(model: ir.Model) -> ir.Model:
-    """The model with int8 linear layers.
+    """Quantize the model's linear layers to int8, and return the new model.
 
     Args:
-        model: fp32, traced, with or without function bodies; it is left as it is.
+        model: traced, fp32, with or without ONNX functions; it is not changed.
 
     Raises:
         MissingDependency: onnxruntime is not installed.
@@ -46,9 +48,10 @@ def quantize_weights(model: ir.Model) -> ir.Model:
     nodes = linear_layers(model)
     if not nodes:
         raise ExportFailed("There is nothing to quantize.", why=f"No constant matrix is {NARROWEST} wide or more.")
+    _log.info("quantizing %d linear layers", len(nodes))
     with tempfile.TemporaryDirectory() as folder:
         given, made = Path(folder) / "given.onnx", Path(folder) / "int8.onnx"
-        # The quantizer knows no functions: they wait outside.
+        # The quantizer does not support functions, so they are removed for it.
         bodies, model_functions = dict(model.functions), model.functions
         model_functions.clear()
         model.metadata_props.update(_PREPARED)
@@ -61,7 +64,7 @@ def quantize_weights(model: ir.Model) -> ir.Model:
         if any(node.op_type == "Gemm" for node in model.graph if node.name in set(nodes)):
             _multiply_plainly(given, nodes)
         silent = logging.NullHandler()
-        logging.root.addHandler(silent)  # else the quantizer's first message adds one that stays, and prints
+        logging.root.addHandler(silent)  # else the quantizer's first message adds a handler that stays and prints
         try:
             quantize_dynamic(
                 given,
@@ -92,7 +95,7 @@ def quantize_weights(model: ir.Model) -> ir.Model:
 
 
 def linear_layers(model: ir.Model) -> list[str]:
-    """Names of the products with a constant matrix that is wide enough and nothing more: `x·W`, or `x·Wᵀ` by Gemm."""
+    """List the names of plain products with a constant matrix that is wide enough: `x·W`, or `x·Wᵀ` by Gemm."""
     found = []
     for node in model.graph:
         if node.domain or not (node.op_type == "MatMul" or _is_plain_gemm(node)):
@@ -107,14 +110,14 @@ def linear_layers(model: ir.Model) -> list[str]:
 
 
 def _is_plain_gemm(node: ir.Node) -> bool:
-    """Whether a Gemm is `x·W` or `x·Wᵀ`."""
+    """Return whether a Gemm is `x·W` or `x·Wᵀ`."""
     factors = {name: node.attributes[name].value for name in ("alpha", "transA") if name in node.attributes}
     plain = factors.get("alpha", 1.0) == 1.0 and not factors.get("transA", 0)
     return node.op_type == "Gemm" and plain and all(value is None for value in node.inputs[2:])
 
 
 def _multiply_plainly(path: Path, names: Collection[str]) -> None:
-    """Write Gemms as MatMuls with the matrix as they multiply it: the quantizer knows those only."""
+    """Rewrite Gemms as MatMuls with the transposed matrix, because the quantizer only supports MatMul."""
     model = ir.load(path)
     ir.external_data.load_to_model(model)
     turned: set[str] = set()

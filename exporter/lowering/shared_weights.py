@@ -1,7 +1,7 @@
-"""One file of weights for several graphs: what they have in common is stored once.
+"""Write one file of weights for several graphs, with common weights stored once.
 
-ONNX knows one graph a file, and the graphs of a step and of a chunk differ in their static shapes; their
-weights are the same numbers. Each graph refers to its tensors by offset in the common file.
+An ONNX file has one graph, and the graphs of a step and of a chunk differ in their static shapes, but their weights are
+the same. Each graph refers to its tensors by offset in the common file.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import onnx_ir as ir
 
 from ...core.storage.files import sha256
 
-# Smaller tensors stay in the graphs, where shape inference and constant folding read them.
+# Smaller tensors stay in the graphs, because shape inference and constant folding read them.
 _SMALLEST = 1024
-# Pages of memory: runtimes map the file, and each tensor then begins on a page.
+# Page size: runtimes map the file, so each tensor begins on a page.
 _ALIGNMENT = 4096
 
 
 def share_weights(models: Sequence[ir.Model], folder: Path, stem: str) -> str | None:
-    """Move the models' large initializers into one file, equal ones once.
+    """Move the models' large initializers into one file, storing equal ones once.
 
     Args:
         models: changed in place: their initializers refer to the file in `folder`.
         folder: where the file is written.
-        stem: the name begins so; a fingerprint of the content follows, so that an older model keeps its own.
+        stem: beginning of the file's name; a fingerprint of the content follows, so that an older model keeps its own.
 
     Returns:
-        The file's name; None where no initializer is large.
+        The file's name; None if no initializer is large.
     """
     temporary, places = folder / "weights", dict[str, int]()
     values = [

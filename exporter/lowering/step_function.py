@@ -1,7 +1,7 @@
-"""The ONNX functions of the step nodes: their definition in standard operators, stored in a step file.
+"""Build the ONNX functions of the step nodes: their definition in standard operators, stored in a step file.
 
-Everything is computed in fp32 whatever the inputs' dtype, as in the body of the whole-sequence node; the
-caches keep the file's dtype.
+Everything is computed in fp32 whatever the inputs' dtype, as in the function of the whole-sequence node; the caches
+keep the file's dtype.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ STEP_ATTRIBUTE_TYPES: Mapping[str, ir.AttributeType] = {
 }
 
 
-def _attend(op: Any, query: Any, keys: Any, values: Any, score_bias: Any, scales: tuple[Any, ...]) -> Any:
-    """`softmax(scale·q·kᵀ + score_bias)·v`, in the dtype of the query."""
+def _attend(op: Any, query: Any, keys: Any, values: Any, score_bias: Any, scales: Sequence[Any]) -> Any:
+    """Compute `softmax(scale·q·kᵀ + score_bias)·v`, in the dtype of the query."""
     precise, keys, values = (op.Cast(x, to=ir.DataType.FLOAT) for x in (query, keys, values))
     if scales:
         keys = op.Mul(keys, scales[-1])
@@ -42,42 +42,24 @@ def _attend(op: Any, query: Any, keys: Any, values: Any, score_bias: Any, scales
     return op.CastLike(op.MatMul(weights, values), query)
 
 
-def _step(
-    op: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    key_cache: Any,
-    value_cache: Any,
-    score_bias: Any,
-    write_index: Any,
-    *scales: Any,
-) -> Any:
-    """One token: write, then attend to the ring."""
+def _step(op: Any, *inputs: Any) -> Any:
+    """Compute one token: write its key and value, then attend to the ring."""
+    query, key, value, key_cache, value_cache, score_bias, write_index, *scales = inputs
     keys = op.ScatterND(key_cache, write_index, key)
     values = op.ScatterND(value_cache, write_index, value)
     return _attend(op, query, keys, values, score_bias, scales), keys, values
 
 
-def _chunk(
-    op: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    key_cache: Any,
-    value_cache: Any,
-    score_bias: Any,
-    write_index: Any,
-    *scales: Any,
-) -> Any:
-    """Several tokens: attend to the old ring and the new keys, then write."""
+def _chunk(op: Any, *inputs: Any) -> Any:
+    """Compute several tokens: attend to the old ring and the new keys, then write them."""
+    query, key, value, key_cache, value_cache, score_bias, write_index, *scales = inputs
     keys, values = op.Concat(key_cache, key, axis=2), op.Concat(value_cache, value, axis=2)
     output = _attend(op, query, keys, values, score_bias, scales)
     return output, op.Gather(keys, write_index, axis=2), op.Gather(values, write_index, axis=2)
 
 
 def build_step(op_type: str, opset: int, nodes: Sequence[ir.Node] = ()) -> ir.Function:
-    """The function of an op type of `core.step_node`, the same for all nodes; arguments as of `functions.Builder`."""
+    """Build the ONNX function of an op type of `core.step_node`, the same for all nodes; see `functions.Builder`."""
     variant = STEP_VARIANT_BY_OP_TYPE[op_type]
     return build_function(
         _chunk if variant.chunked else _step,

@@ -1,8 +1,7 @@
-"""A source model as an ONNX graph: PyTorch's exporter, then the project's own finishing touches."""
+"""Trace a source model to an ONNX graph with PyTorch's exporter, then apply this project's own changes."""
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,68 +15,61 @@ from onnx_ir.passes.common import (
 )
 
 from ... import __version__
+from ...core.dtypes import IO_NAME
+from ...core.error_texts import argument
 from ...core.errors import ExportFailed, LocalAttnError, UsageError
+from ...core.machine.process import quiet_loggers
 from ...core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE
 from ...core.tensors import TensorSpec
-from ..models.family import NUMPY_DTYPE, TORCH_DTYPE
+from ...core.versions import DEFAULT_OPSET, IR_VERSION, OPSETS
+from ..models.family import TORCH_DTYPE
 from ..source.source_model import SourceModel
 
-# PyTorch's exporter starts at 18; 24 is the newest that it, ONNX and onnxruntime were seen to agree on.
-OPSETS = range(18, 25)
-# The newest IR that TensorRT 10.3 and onnxruntime 1.18 still read; it has all that is used here.
-IR_VERSION = 10
-
-# Loggers that tell users of packages they did not ask for, and of attributes without meaning here.
+# Loggers with messages about packages the user did not ask for, and about attributes that do not matter here.
 _CHATTY = ("torch.onnx._internal.exporter._registration", "onnx_ir._convenience")
 _NAME_SCOPES = "pkg.torch.onnx.name_scopes"
-_DTYPE = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "int64": torch.int64,
-    "bool": torch.bool,
-}
 
 
 def check_opset(opset: int) -> None:
-    """Refuse an opset nobody tested.
+    """Refuse an opset that is not tested.
 
     Raises:
-        UsageError: outside `OPSETS`.
+        UsageError: the opset is outside `OPSETS`.
     """
     if opset not in OPSETS:
         raise UsageError(
             f"Opset {opset} cannot be exported.",
             why=f"Opsets {OPSETS[0]} to {OPSETS[-1]} are supported.",
-            fix="20 is the default, and the newest that TensorRT 10.3 reads.",
+            fix=f"{DEFAULT_OPSET} is the default, and the newest that TensorRT 10.3 reads.",
         )
 
 
 def trace(
     source: SourceModel, dtype: str, opset: int, open_axes: Sequence[Mapping[int, object]] | None = None
 ) -> ir.Model:
-    """The model as ONNX, windowed attention nodes without a function body.
+    """Trace the model to ONNX, with windowed attention nodes but without their ONNX functions.
 
     Args:
         source: the model and its shapes.
         dtype: "fp32", "fp16" or "bf16".
         opset: ONNX opset of the file.
-        open_axes: as of `trace_module`.
+        open_axes: the dynamic axes, see `trace_module`.
 
     Raises:
         UsageError: an opset out of range.
-        ExportFailed: PyTorch's exporter gave up.
+        ExportFailed: PyTorch's exporter could not export it.
     """
     specs = source.inputs(dtype)
     return trace_module(
         _Entry(
             source.module(dtype),
-            [spec.name for spec in specs],
-            computes_in=TORCH_DTYPE[dtype] if source.kind.casts_inputs else None,
-            gives=_DTYPE[NUMPY_DTYPE[dtype]],
+            [source.parameter(spec.name) for spec in specs],
+            computes_in=TORCH_DTYPE[dtype] if source.family.casts_inputs else None,
+            gives=getattr(torch, IO_NAME[dtype]),
         ),
         tuple(_example(spec) for spec in specs),
         [spec.name for spec in specs],
-        [source.output_name],
+        source.outputs,
         opset,
         open_axes,
     )
@@ -91,7 +83,7 @@ def trace_module(
     opset: int,
     open_axes: Sequence[Mapping[int, object]] | None = None,
 ) -> ir.Model:
-    """A module as ONNX, windowed attention nodes without a function body.
+    """Trace a module to ONNX, with windowed attention nodes but without their ONNX functions.
 
     Args:
         entry: takes the inputs by position; the model is its attribute `model`.
@@ -99,11 +91,11 @@ def trace_module(
         input_names: names of the inputs.
         output_names: names of the outputs.
         opset: ONNX opset of the file.
-        open_axes: for each input the `torch.export.Dim` of its open axes; by default none is open.
+        open_axes: for each input the `torch.export.Dim` of its dynamic axes; by default none is dynamic.
 
     Raises:
         UsageError: an opset out of range.
-        ExportFailed: PyTorch's exporter gave up.
+        ExportFailed: PyTorch's exporter could not export it.
     """
     check_opset(opset)
     with _quiet(), torch.no_grad():
@@ -129,10 +121,12 @@ def trace_module(
 
 
 def _check_open(model: ir.Model, open_axes: Sequence[Mapping[int, object]]) -> None:
-    """The exporter closes an axis without a word where the module's own code fixes its size.
+    """Check that dynamic axes stayed dynamic.
+
+    The exporter makes an axis static without an error if the module's own code fixes its size.
 
     Raises:
-        ExportFailed: an axis that was to stay open is closed.
+        ExportFailed: an axis that should be dynamic is static.
     """
     for value, axes in zip(model.graph.inputs, open_axes, strict=True):
         for axis in axes:
@@ -140,12 +134,12 @@ def _check_open(model: ir.Model, open_axes: Sequence[Mapping[int, object]]) -> N
                 raise ExportFailed(
                     f"Axis {axis} of input {value.name!r} cannot stay open: it is always {value.shape[axis]}.",
                     why="The module's own code builds something of that size, a mask for one length perhaps.",
-                    fix="Export it without --dynamic, at the length you need.",
+                    fix=f"Export it without {argument('dynamic')}, at the length you need.",
                 )
 
 
 def _export_failed(error: Exception) -> ExportFailed:
-    """The first line of what our own code said, else of the cause that PyTorch's error has at the bottom."""
+    """Make the error for a failed trace from this package's own error, or else PyTorch's innermost cause."""
     causes = [error]
     while (cause := causes[-1].__cause__) is not None and len(causes) < 10:
         causes.append(cause)  # type: ignore[arg-type]
@@ -159,65 +153,54 @@ def _export_failed(error: Exception) -> ExportFailed:
 
 
 class _Entry(torch.nn.Module):
-    """Calls the module by input names, so that an attn_bias can be given without a mask.
+    """A module that calls the model by input names, so that an attn_bias can be given without a mask.
 
     Args:
         model: the module.
-        names: of its inputs.
-        computes_in: what real inputs are cast to; None leaves it to the module.
-        gives: element type of the output.
+        names: names of its inputs in its `forward`.
+        computes_in: element type that floating point inputs are cast to; None leaves them as they are.
+        gives: element type of floating point outputs.
     """
 
     def __init__(
         self, model: torch.nn.Module, names: Sequence[str], *, computes_in: torch.dtype | None, gives: torch.dtype
     ) -> None:
         super().__init__()
-        self.model, self.computes_in, self.gives = model, computes_in, gives
-        # The module's first argument is `x` whether tokens or embeddings go in.
-        self.names = ["x" if name == "tokens" else name for name in names]
+        self.model, self.names, self.computes_in, self.gives = model, names, computes_in, gives
 
-    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         cast = [x if self.computes_in is None or not x.is_floating_point() else x.to(self.computes_in) for x in inputs]
-        output: torch.Tensor = self.model(**dict(zip(self.names, cast, strict=True)))
-        return output.to(self.gives)
+        found = self.model(**dict(zip(self.names, cast, strict=True)))
+        outputs: tuple[torch.Tensor, ...] = found if isinstance(found, tuple) else (found,)
+        return tuple(x.to(self.gives) if x.is_floating_point() else x for x in outputs)
 
 
 def _example(spec: TensorSpec) -> torch.Tensor:
     shape = [int(size) for size in spec.shape]
-    if spec.dtype == "bool":
-        return torch.ones(shape, dtype=torch.bool)
-    return torch.zeros(shape, dtype=_DTYPE[spec.dtype])
+    return torch.full(shape, int(spec.dtype == "bool"), dtype=getattr(torch, spec.dtype))
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporter's notes about itself away from the user's terminal."""
-    loggers = [logging.getLogger(name) for name in _CHATTY]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    with warnings.catch_warnings():
+    """Hide the exporter's own messages from the user's terminal."""
+    with quiet_loggers(_CHATTY), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+        yield
 
 
 def _finish(model: ir.Model) -> ir.Model:
-    """Share equal constants, name attention nodes by their module, drop what only the exporter needs."""
+    """Share equal constants, name attention nodes by their module, and drop data that only the exporter needs."""
     traced = list(model.graph.initializers.values())
     DeduplicateInitializersPass(size_limit=1 << 62)(model)
     for value in traced:
         if value.name not in model.graph.initializers:
-            value.const_value = None  # onnxscript's rewrite rules hold on to the graph they last saw
+            value.const_value = None  # onnxscript's rewrite rules keep a reference to the last graph
     RemoveUnusedNodesPass()(model)
     calls: Counter[str] = Counter()
 
-    for node in model.graph.all_nodes():  # those in the bodies of Scan too
+    for node in model.graph.all_nodes():  # including those inside Scan
         scopes = node.metadata_props.get(_NAME_SCOPES, "")
-        node.metadata_props.clear()  # stack traces hold the paths of this machine
+        node.metadata_props.clear()  # stack traces contain paths of this machine
         path = _module_path(scopes)
         if path:
             node.metadata_props["module"] = path
@@ -233,12 +216,12 @@ def _finish(model: ir.Model) -> ir.Model:
 
 
 def _module_path(scopes: str) -> str:
-    """The innermost named module of PyTorch's list of scopes, by its path in the user's model."""
+    """Return the path of the innermost named module in PyTorch's list of scopes."""
     names = [part.strip("[]' ") for part in scopes.split(",")]
     paths = [name for name in names if name.startswith("model.")]
     return paths[-1].removeprefix("model.") if paths else ""
 
 
 def attention_nodes(model: ir.Model) -> list[ir.Node]:
-    """The windowed attention nodes, in order."""
+    """List the windowed attention nodes, in order."""
     return [node for node in model.graph if node.domain == DOMAIN and node.op_type in VARIANT_BY_OP_TYPE]

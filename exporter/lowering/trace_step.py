@@ -1,4 +1,4 @@
-"""A step source as an ONNX graph with its step nodes and their bodies."""
+"""Trace a step source to an ONNX graph with its step nodes and their ONNX functions."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ import torch
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 from torch import Tensor
 
+from ...core.dtypes import IO_NAME
 from ...core.nodes.step import STEP_VARIANT_BY_OP_TYPE
-from ..models.family import NUMPY_DTYPE, TORCH_DTYPE, StepCall
+from ..models.family import TORCH_DTYPE, StepCall
 from ..source.step_source import StepSource
 from .functions import attach_functions
 from .trace import trace_module
 
 
 class _Entry(torch.nn.Module):
-    """Calls the module with its inputs sorted: data, position, caches.
+    """A module that calls the model with its inputs grouped as data, position and caches.
 
     Args:
         model: the module.
-        call: how it is called.
+        call: how the module is called.
         data: how many data inputs come first.
-        computes_in: what real data inputs are cast to; None leaves it to the module.
+        computes_in: element type that floating point data inputs are cast to; None leaves them as they are.
         gives: element type of the output.
     """
 
@@ -40,11 +41,11 @@ class _Entry(torch.nn.Module):
 
 
 def trace_step(source: StepSource, dtype: str, opset: int) -> ir.Model:
-    """The model as ONNX, step nodes with their function bodies.
+    """Trace the model to ONNX, with step nodes and their ONNX functions.
 
     Raises:
         UsageError: an opset out of range.
-        ExportFailed: PyTorch's exporter gave up.
+        ExportFailed: PyTorch's exporter could not export it.
     """
     specs = source.inputs(dtype)
     model = trace_module(
@@ -52,8 +53,8 @@ def trace_step(source: StepSource, dtype: str, opset: int) -> ir.Model:
             source.module(dtype),
             source.call,
             len(source.data(dtype)),
-            computes_in=TORCH_DTYPE[dtype] if source.source.kind.casts_inputs else None,
-            gives=getattr(torch, NUMPY_DTYPE[dtype]),
+            computes_in=TORCH_DTYPE[dtype] if source.source.family.casts_inputs else None,
+            gives=getattr(torch, IO_NAME[dtype]),
         ),
         tuple(torch.zeros([int(n) for n in spec.shape], dtype=getattr(torch, spec.dtype)) for spec in specs),
         [spec.name for spec in specs],
@@ -66,5 +67,5 @@ def trace_step(source: StepSource, dtype: str, opset: int) -> ir.Model:
 
 
 def step_nodes(model: ir.Model) -> list[ir.Node]:
-    """The step nodes, in order."""
+    """List the step nodes, in order."""
     return [node for node in model.graph if node.op_type in STEP_VARIANT_BY_OP_TYPE]

@@ -1,1 +1,1 @@
-"""Supported models, one folder a family."""
+"""Supported models, one folder per family."""

@@ -1,8 +1,8 @@
-"""Check constructor arguments: the base of every family's `arguments.py`, its types and its error texts.
+"""Check constructor arguments: the base class, types and error texts of every family's `arguments.py`.
 
-Upstream resolves its defaults in several places (`None` means 0 or 1 or `True` or half a window, and `**kwargs` travel
-through two constructors). The argument models are the only place here that does: everything else asks `geometry()`,
-`rotary_dim`, `xpos_base`, `score_scale`, `attention_args()` and `mha_args()`.
+Upstream resolves its defaults in several places (`None` means 0 or 1 or `True` or half a window, and `**kwargs` pass
+through two constructors). Here only the argument models resolve them: all other code uses `geometry()`, `rotary_dim`,
+`xpos_base`, `score_scale`, `attention_args()` and `mha_args()`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LARGEST = 2**30
 
 Size = Annotated[int, Field(strict=True, ge=1, le=_LARGEST)]
 Count = Annotated[int, Field(strict=True, ge=0, le=_LARGEST)]
-# A bound on depth keeps a typing error from building a table of a billion layers.
+# A bound on depth, so that a typing error does not build a table of a billion layers.
 Depth = Annotated[int, Field(strict=True, ge=1, le=4096)]
 Integer = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
 Flag = Annotated[bool, Field(strict=True)]
@@ -51,9 +51,9 @@ class Arguments(BaseModel):
 
 
 def _explained(arguments: type[BaseModel], error: ValidationError) -> UsageError:
-    """Pydantic's findings as one line: the first, and how many more there are."""
+    """Make one error from pydantic's findings: the first, and how many more there are."""
     findings: list[Mapping[str, Any]] = list(error.errors(include_url=False, include_context=False))
-    # A misspelt name often shows up twice, as an unknown name and as a missing one: the former says more.
+    # A misspelt name is often found twice, as an unknown and as a missing name: the first says more.
     findings.sort(key=lambda finding: finding["type"] != "extra_forbidden")
     first = findings[0]
     name = ".".join(str(part) for part in first["loc"]) or "the arguments"

@@ -1,41 +1,46 @@
-"""Define what a family of models is: one row that says how its models are recognised, exported and compared.
+"""Define a family of models: one row that describes how its models are read, exported and compared.
 
-A family lives in a folder of its own beside this file, with the same files in each: `arguments.py`, `infer.py`,
-`module.py`, `step_module.py`, `reference.py`, where upstream's live layers are replaced `adapter.py`, and `family.py`,
-which ends in the row. `registry.py` lists the rows; nothing outside a family's folder looks at its arguments' type.
+A family has a folder of its own beside this file, with the same files in each: `arguments.py`, `infer.py`, `module.py`,
+`step_module.py`, `reference.py`, `adapter.py` if upstream's live layers can be replaced, and `family.py`, which ends in
+the row. `registry.py` lists the rows; nothing outside a family's folder looks at its arguments' type.
+
+A row has forms for what only some families have: models in a state dict (`StateDictForm`), models in a folder
+(`FolderForm`), models that take a few tokens at a time (`StepForm`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...core.documents.window_view import WindowView, views
+from ...core.dtypes import NUMPY_NAME
+from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.geometry import WindowGeometry
 from ...core.nodes.step import ring_slots
 from .arguments import Arguments
 from .inference import Findings, TensorShapes
+from .parts.float64 import Float64State
 
 Arrays = Mapping[str, NDArray[Any]]
 State = Mapping[str, Tensor]
-# Name → element type ("float", "int64", "bool") and shape; "float" is whatever the file's dtype makes of it.
+# Name → element type ("float", "int64", "bool") and shape; "float" is replaced by the file's element type.
 Inputs = dict[str, tuple[str, tuple[int, ...]]]
 
-# What matrices are stored and multiplied in.
-TORCH_DTYPE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-# Inputs and outputs. numpy has no bf16, and neither onnxruntime nor TensorRT passes it to or from Python.
-NUMPY_DTYPE = {"fp32": "float32", "fp16": "float16", "bf16": "float32"}
+# The element types that matrices are stored and multiplied in.
+TORCH_DTYPE: Mapping[str, torch.dtype] = {short: getattr(torch, name) for short, name in NUMPY_NAME.items()}
 
 
 @dataclass(frozen=True)
 class ShapeRequest:
-    """What the user asked the exported file's static shapes to be; None means: as the model says.
+    """The sizes and inputs that the user requests for the exported file; None means the model's own.
 
     Args:
         seq_len: sequence length `N`.
@@ -46,7 +51,7 @@ class ShapeRequest:
         attn_bias: add the input `attn_bias`, `[H, w, K]`.
         causal: AFTLocal only: the model was run with a causal mask.
         full_mask: AFTLocal only: add the input `full_mask`, bool `[T, T]`; costs O(T²) time.
-        open_length: the sequence length is dynamic, up to `seq_len`.
+        dynamic_length: the sequence length is dynamic, up to `seq_len`.
     """
 
     seq_len: int | None = None
@@ -62,7 +67,7 @@ class ShapeRequest:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The same, decided."""
+    """The sizes and inputs of the exported file, with every open choice of a `ShapeRequest` decided."""
 
     seq_len: int
     batch: int
@@ -81,7 +86,7 @@ class ModelSpec:
 
     Args:
         args: the family's arguments.
-        sizes: of the exported file.
+        sizes: sizes of the exported file.
         mixes_residuals: which hyper-connections the weights were trained with.
     """
 
@@ -92,20 +97,20 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class LayerCall:
-    """One call of a live layer, arguments by their names.
+    """One call of a live layer, with its arguments by name.
 
     Args:
-        shapes: of the tensors.
-        given: every argument that is not None; masks as they were, other tensors without their data.
+        shapes: shapes of the tensors.
+        given: every argument that is not None; masks with their values, other tensors without their data.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     given: Mapping[str, Any]
 
 
-# Live layer, the calls seen of it, whether the length is dynamic → its window, or None where there is none.
+# Live layer, its observed calls, whether the length is dynamic → its window, or None if it has none.
 Adapter = Callable[[nn.Module, Sequence[LayerCall], bool], WindowGeometry | None]
-# Name, shape and element type ("float", or numpy's name) of a tensor handed from call to call.
+# Name, shape and element type ("float", or numpy's name) of a tensor passed from call to call.
 StepCache = tuple[str, tuple[int, ...], str]
 # Module, data inputs, position `[1]` and caches → output and next caches.
 StepCall = Callable[[Any, Sequence[Tensor], Tensor, Sequence[Tensor]], tuple[Tensor, ...]]
@@ -118,10 +123,12 @@ class UpstreamClass:
     Args:
         name: `package.Class`, as written in a config.
         unsupported: arguments that cannot be given, each with the reason.
+        why_not_run: why the package's own class is not run beside a file; "" if it is.
     """
 
     name: str
     unsupported: Mapping[str, str] = field(default_factory=dict)
+    why_not_run: str = ""
 
 
 @dataclass(frozen=True)
@@ -129,18 +136,38 @@ class StepForm:
     """How a family's models take a few tokens at a time.
 
     Args:
-        module: the module for chunks of a size, weights not yet loaded.
+        module: builds the module for chunks of a size, with weights not yet loaded.
         call: how the module is called.
-        caches: what is handed from call to call.
+        caches: the tensors passed from call to call.
+        slots: number of keys that a layer's ring holds.
         length_axis: the axis of data inputs and output that counts tokens.
-        max_positions: positions with learned numbers, or None where there is no end.
+        max_positions: number of positions, if positions have learned weights; None if there is no limit.
     """
 
     module: Callable[[ModelSpec, int], nn.Module]
     call: StepCall
     caches: Callable[[ModelSpec], list[StepCache]]
+    slots: Callable[[Any], int] = lambda args: ring_slots(args.geometry())
     length_axis: int = 1
     max_positions: Callable[[Any], int | None] = lambda args: None
+
+
+class LiveCall(NamedTuple):
+    """A call of upstream's live model, and the same inputs and output by the exported file's names.
+
+    Args:
+        arguments: arguments of its forward, by name.
+        inputs: inputs of the exported file, by name.
+        output: the file's name for the returned tensor.
+    """
+
+    arguments: dict[str, Tensor]
+    inputs: dict[str, Tensor]
+    output: str
+
+
+def _called_alike(given: Mapping[str, Tensor]) -> LiveCall:
+    return LiveCall(dict(given), dict(given), "out")
 
 
 def _no_values(state: State) -> Findings:
@@ -151,10 +178,80 @@ def _nothing_follows(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-def _window_views(class_name: str, args: Any) -> list[WindowView]:
+def _window_views(class_name: str, args: Any, sizes: Sizes | None) -> list[WindowView]:
     depth = getattr(args, "depth", 1)
     names = [f"layer {index + 1}" for index in range(depth)] if depth > 1 else [class_name]
-    return views([(name, args.geometry()) for name in names], getattr(args, "max_seq_len", None))
+    length = getattr(args, "max_seq_len", None) if sizes is None else sizes.seq_len
+    return views([(name, args.geometry()) for name in names], length)
+
+
+@dataclass(frozen=True)
+class StateDictForm:
+    """How a family's models are recognised in a state dict, whose shapes show most of their arguments.
+
+    Args:
+        recognises: returns whether the names in a state dict are this family's.
+        recognised_by: what it is recognised by, in words, for an error that lists the families.
+        infer_arguments: infers arguments from shapes; given ones only decide where several fit equally.
+        expected_shapes: lists every tensor of the state dict.
+        infer_values: infers arguments from values, where shapes do not show them.
+        follow: returns arguments that follow from others and that no tensor shows.
+    """
+
+    recognises: Callable[[TensorShapes], bool]
+    recognised_by: str
+    infer_arguments: Callable[[TensorShapes, Mapping[str, Any]], Findings]
+    expected_shapes: Callable[[Any], TensorShapes]
+    infer_values: Callable[[State], Findings] = _no_values
+    follow: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _nothing_follows
+
+
+@dataclass(frozen=True)
+class FolderContents:
+    """The contents of a folder with one model.
+
+    Args:
+        class_name: one of the family's classes.
+        arguments: arguments of its constructor.
+        state: its tensors, floating point ones in float32.
+        notes: what was chosen or assumed, one line each.
+    """
+
+    class_name: str
+    arguments: Mapping[str, Any]
+    state: State
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class FolderForm:
+    """How a family's models are read from a folder: a configuration, and weights in one file or several.
+
+    Args:
+        recognises: returns whether a folder is this family's.
+        recognised_by: what it is recognised by, in words, for an error that lists the families.
+        files: lists the files that `read` reads, in a fixed order; each must be a plain file, and the model's SHA-256
+            is computed from theirs.
+        read: reads these files: only tensors and plain data, and no code from the folder is run.
+    """
+
+    recognises: Callable[[Path], bool]
+    recognised_by: str
+    files: Callable[[Path], list[Path]]
+    read: Callable[[Path], FolderContents]
+
+
+def load_strictly(module: nn.Module, state: State) -> None:
+    """Load the weights of a module on the meta device, each exactly once.
+
+    Rotary frequencies that the state lacks are computed by their formula.
+    """
+    weights = {name: tensor.float() for name, tensor in state.items()}
+    for name, buffer in module.named_buffers():
+        if name.endswith("inv_freq") and name not in weights:  # old checkpoints lack it
+            dim = 2 * buffer.shape[0]
+            weights[name] = 1.0 / (10000 ** (torch.arange(0, dim, 2).float() / dim))
+    module.load_state_dict(weights, strict=True, assign=True)
 
 
 @dataclass(frozen=True)
@@ -165,63 +262,72 @@ class Family:
         name: short and unique.
         arguments: the model of its constructor arguments.
         classes: upstream's classes with these arguments.
-        recognises: whether the names in a state dict are this family's.
-        recognised_by: the same in words, for an error that lists them.
-        infer_arguments: the arguments that shapes show; given ones only help where two would fit equally.
-        expected_shapes: every tensor of the state dict.
         window_argument: what the class calls its window.
-        sizes: decides what a request left open.
-        inputs: of the exported file.
-        output: its name.
-        module: the export-friendly module, weights not yet loaded.
-        reference: the output in float64, from float64 (or int64, bool) tensors by input name; with positions, only
-            there.
-        step: how it takes a few tokens at a time.
-        geometry: the window of every attention layer; None where the sums go over the whole sequence.
-        describe_window: the window in words.
-        window_views: the same for a picture, at the longest sequence the model takes, by class name and arguments.
-        infer_values: arguments that only values show, not shapes.
-        follow: arguments that follow from others and stand in no tensor.
-        adapters: import path of a live layer's class → how it is given an export-friendly forward.
+        sizes: decides the sizes that a request leaves open.
+        inputs: returns the inputs of the exported file by name. Integers are tokens, except those named in
+            `core.tensors.INTEGER_MASKS`.
+        module: builds the export-friendly module on the meta device; it takes its inputs by name, and returns a tensor,
+            or a tuple with one for each output.
+        reference: computes the outputs in float64 from float64 (or int64, bool) tensors by input name; with positions,
+            only there. A family whose reference is upstream's own module gets it from `state.module`.
+        outputs: returns the names of the outputs; the first is the one per token, with which the window is checked.
+        state_dict: how its models are recognised in a state dict; None if they are not.
+        folder: how its models are read from a folder; None if they are not.
+        step: how its models take a few tokens at a time; None if they cannot.
+        load: loads the module's weights.
+        parameters: names of inputs in the module's `forward`, if they differ from those in the file.
+        tokens: inputs with one row per token; changing a row changes that token for the queries that see it.
+        token_limit: returns one more than the largest token; None if the inputs are embeddings.
+        geometry: returns the window of every attention layer; None if the sums go over the whole sequence.
+        describe_window: describes the window in words.
+        window_views: returns the windows for pictures, by class name and arguments; at the given sizes, or if these are
+            None at the longest sequence that the model takes.
+        adapters: import path of a live layer's class → function that gives the layer an export-friendly forward.
         extra_inputs: options of `ShapeRequest` that only some families take.
+        dynamic: axes that are dynamic in its files by default, of "batch" and "seq".
         why_static: why its sizes cannot be dynamic; "" if they can.
-        batch_axis: which axis of data inputs and output is the batch.
+        live_call: builds the call of upstream's model from tensors by the file's or forward's names.
+        batch_axis: which axis of data inputs and outputs is the batch.
+        sequence_axis: which axis of outputs counts positions.
         samples: the reference can compute single positions, which long sequences need.
-        casts_inputs: no matrix meets the inputs, so they themselves take the file's element type.
+        casts_inputs: whether the inputs themselves take the file's element type, because no matrix is applied to them.
         sizes_are_arguments: heads and head size are arguments of the class, not shapes of its inputs.
     """
 
     name: str
     arguments: type[Arguments]
     classes: tuple[UpstreamClass, ...]
-    recognises: Callable[[TensorShapes], bool]
-    recognised_by: str
-    infer_arguments: Callable[[TensorShapes, Mapping[str, Any]], Findings]
-    expected_shapes: Callable[[Any], TensorShapes]
     window_argument: str
     sizes: Callable[[Any, ShapeRequest], Sizes]
     inputs: Callable[[Any, Sizes], Inputs]
     module: Callable[[ModelSpec], nn.Module]
-    reference: Callable[[ModelSpec, State, Mapping[str, Tensor], Tensor | None], Tensor]
-    step: StepForm
-    output: Callable[[Any], str] = lambda args: "out"
+    reference: Callable[[ModelSpec, Float64State, Mapping[str, Tensor], Tensor | None], tuple[Tensor, ...]]
+    outputs: Callable[[Any], tuple[str, ...]] = lambda args: ("out",)
+    state_dict: StateDictForm | None = None
+    folder: FolderForm | None = None
+    step: StepForm | None = None
+    load: Callable[[nn.Module, State], None] = load_strictly
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    tokens: tuple[str, ...] = ("x",)
+    token_limit: Callable[[Any], int | None] = lambda args: None
     geometry: Callable[[Any], WindowGeometry | None] = lambda args: args.geometry()
     describe_window: Callable[[Any], str] = lambda args: str(args.geometry().describe())
-    window_views: Callable[[str, Any], list[WindowView]] = _window_views
-    infer_values: Callable[[State], Findings] = _no_values
-    follow: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _nothing_follows
+    window_views: Callable[[str, Any, Sizes | None], list[WindowView]] = _window_views
     adapters: Mapping[str, Adapter] = field(default_factory=dict)
     extra_inputs: frozenset[str] = frozenset()
+    dynamic: tuple[str, ...] = ()
     why_static: str = ""
+    live_call: Callable[[Mapping[str, Tensor]], LiveCall] = _called_alike
     batch_axis: int = 0
+    sequence_axis: int = -2
     samples: bool = False
     casts_inputs: bool = False
     sizes_are_arguments: bool = True
 
 
-def needs_option(option: str, why: str) -> UsageError:
-    """Make the error for an option that this model cannot do without."""
-    return UsageError(f"{option} is needed.", why=why, fix=f"Add {option}.")
+def needs_argument(name: str, why: str) -> UsageError:
+    """Make the error for a missing argument that this model needs."""
+    return UsageError(f"{argument(name)} is needed.", why=why, fix=f"Add {argument(name)}.")
 
 
 def sequence_length(request: ShapeRequest, default: int | None) -> int:
@@ -232,12 +338,12 @@ def sequence_length(request: ShapeRequest, default: int | None) -> int:
     """
     length = request.seq_len if request.seq_len is not None else default
     if length is None:
-        raise needs_option("--seq-len", "The file has static shapes and nothing in this model tells the length.")
-    for name, value in (("--seq-len", length), ("--batch", request.batch), ("--heads", request.heads)):
+        raise needs_argument("seq_len", "The file has static shapes and nothing in this model tells the length.")
+    for name, value in (("seq_len", length), ("batch", request.batch), ("heads", request.heads)):
         if value is not None and value < 1:
-            raise UsageError(f"{name} is {value}.", why="It must be at least 1.")
+            raise UsageError(f"{argument(name)} is {value}.", why="It must be at least 1.")
     if request.dim_head is not None and request.dim_head < 1:
-        raise UsageError(f"--dim-head is {request.dim_head}.", why="It must be at least 1.")
+        raise UsageError(f"{argument('dim_head')} is {request.dim_head}.", why="It must be at least 1.")
     return length
 
 

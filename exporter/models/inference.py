@@ -1,4 +1,4 @@
-"""Read constructor arguments off tensor shapes: the vocabulary that every family's `infer.py` uses."""
+"""Infer constructor arguments from tensor shapes: the functions that every family's `infer.py` uses."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Inferred:
     """A value of one argument, with the tensor that shows it.
 
     Args:
-        value: of the argument.
-        key: the entry of the state dict, present or absent, that the value follows from.
-        how: the same in words.
+        value: value of the argument.
+        key: the entry of the state dict, present or absent, that shows the value.
+        how: an explanation in words.
     """
 
     value: Any
@@ -40,7 +40,7 @@ def bounded(names: list[str], limit: int = 10) -> str:
 
 
 def size_of(shapes: TensorShapes, key: str, axes: int, axis: int) -> int:
-    """Return one size of a tensor that must be there with that many axes.
+    """Return one size of a tensor that must be present with that many axes.
 
     Raises:
         UsageError: no such tensor, or it has another number of axes.
@@ -61,13 +61,13 @@ def from_size(shapes: TensorShapes, key: str, axes: int, axis: int, per_unit: in
     """Infer an argument that is `per_unit` times one size of a tensor.
 
     Raises:
-        UsageError: as `size_of`.
+        UsageError: see `size_of`.
     """
     value = size_of(shapes, key, axes, axis) * per_unit
     return Inferred(value, key, f"{key} is {list(shapes[key])}")
 
 
 def from_presence(shapes: TensorShapes, key: str) -> Inferred:
-    """Infer a flag from whether a tensor is there."""
+    """Infer a flag from whether a tensor is present."""
     present = key in shapes
     return Inferred(present, key, f"{key} is {'present' if present else 'absent'}")

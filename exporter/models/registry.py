@@ -1,22 +1,24 @@
-"""List the supported families: one row each."""
+"""The supported families, one row each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
+from pathlib import Path
+
+from torch import nn
 
 from ...core.errors import UsageError
 from .aft_local.family import AFT_LOCAL
 from .arguments import Arguments
-from .family import Family
+from .family import Family, FolderForm, StateDictForm
 from .inference import TensorShapes, bounded
 from .local_attention.family import LOCAL_ATTENTION
 from .local_mha.family import LOCAL_MHA
 from .local_transformer.family import LOCAL_TRANSFORMER
 
-# In the order in which a state dict is asked: a transformer holds the names of the others too.
-FAMILIES: tuple[Family, ...] = (LOCAL_TRANSFORMER, LOCAL_MHA, AFT_LOCAL, LOCAL_ATTENTION)
+# In the order in which a state dict is tested, because a transformer has the names of the others too.
+FAMILIES: list[Family] = [LOCAL_TRANSFORMER, LOCAL_MHA, AFT_LOCAL, LOCAL_ATTENTION]
 
 
 @dataclass(frozen=True)
@@ -27,43 +29,68 @@ class ClassEntry:
         name: `package.Class`, as written in a config.
         family: the row of its family.
         unsupported: arguments that cannot be given, each with the reason.
+        why_not_run: why the package's own class is not run beside a file; "" if it is.
     """
 
     name: str
     family: Family
     unsupported: Mapping[str, str]
+    why_not_run: str
 
     @property
     def args(self) -> type[Arguments]:
         """The model of its constructor arguments."""
         return self.family.arguments
 
-    @property
-    def kind(self) -> str:
-        """The name of its family."""
-        return self.family.name
+
+def class_entries(family: Family) -> dict[str, ClassEntry]:
+    """List a family's classes by name."""
+    return {x.name: ClassEntry(x.name, family, x.unsupported, x.why_not_run) for x in family.classes}
 
 
-CLASSES: Mapping[str, ClassEntry] = MappingProxyType(
-    {
-        upstream.name: ClassEntry(upstream.name, family, upstream.unsupported)
-        for family in FAMILIES
-        for upstream in family.classes
-    }
-)
+CLASSES: dict[str, ClassEntry] = {name: entry for family in FAMILIES for name, entry in class_entries(family).items()}
 
 
-def detect_family(shapes: TensorShapes) -> Family:
+def live_class(module: nn.Module) -> Family | None:
+    """Return the family of a live module of a supported class whose forward is upstream's; None for any other."""
+    for owner in type(module).__mro__:
+        entry = CLASSES.get(f"{owner.__module__.partition('.')[0]}.{owner.__qualname__}")
+        if entry is not None and type(module).forward is owner.forward:  # type: ignore[attr-defined]
+            return entry.family
+    return None
+
+
+def detect_family(shapes: TensorShapes) -> tuple[Family, StateDictForm]:
     """Return the family that the names in a state dict belong to.
 
     Raises:
-        UsageError: none of them, or a model with a part that no family can rebuild.
+        UsageError: there is no such family, or the model has a part that no family can rebuild.
     """
-    for family in FAMILIES:
-        if family.recognises(shapes):
-            return family
+    forms = [(family, family.state_dict) for family in FAMILIES if family.state_dict is not None]
+    for family, form in forms:
+        if form.recognises(shapes):
+            return family, form
     raise UsageError(
         f"The checkpoint is of no supported class: it has {bounded(list(shapes), 5)}.",
-        why=f"{', '.join(family.recognised_by for family in FAMILIES)}.",
+        why=f"{', '.join(form.recognised_by for _, form in forms)}.",
         fix="If the model is a part of a larger one, name the prefix of its weights.",
+    )
+
+
+def detect_folder(path: Path) -> FolderForm | None:
+    """Return how a folder of a known family is read; None if no family is read from folders.
+
+    Raises:
+        UsageError: the folder belongs to none of those families.
+    """
+    forms = [family.folder for family in FAMILIES if family.folder is not None]
+    for form in forms:
+        if form.recognises(path):
+            return form
+    if not forms:
+        return None
+    raise UsageError(
+        f"{path} is a folder of no supported family.",
+        why=f"{', '.join(form.recognised_by for form in forms)}.",
+        fix="Give the folder that holds the configuration, or the file of weights inside it.",
     )

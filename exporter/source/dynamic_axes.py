@@ -1,4 +1,4 @@
-"""The dynamic batch and sequence axes of a checkpoint's file: which axes of its inputs they are, and at what sizes."""
+"""The dynamic batch and sequence axes of a checkpoint's file: the axes of its inputs, and their sizes."""
 
 from __future__ import annotations
 
@@ -7,42 +7,46 @@ from dataclasses import replace
 
 import torch
 
+from ...core.error_texts import argument
 from ...core.errors import UsageError
-from ...core.tensors import TensorSpec
+from ...core.tensors import BATCH, SEQUENCE, TensorSpec
 from ..models.family import ShapeRequest
 from .source_model import SourceModel
 
-BATCH, SEQUENCE = "batch", "seq"
-# Only a bound for PyTorch's exporter.
+# The upper bound that PyTorch's exporter needs.
 LARGEST_BATCH = 1 << 16
 
 
 def check_axes(source: SourceModel, axes: Sequence[str]) -> None:
-    """Refuse axes that cannot be open.
+    """Refuse axes that cannot be dynamic.
 
     Raises:
-        UsageError: an unknown name, a model without an open-length export, or a length of one token.
+        UsageError: an unknown name, a model without dynamic-length export, or a length of one token.
     """
     for name in axes:
         if name not in (BATCH, SEQUENCE):
-            raise UsageError(f"--dynamic {name}: a checkpoint has no such axis.", fix="Known: batch, seq.")
-    if axes and source.kind.why_static:
-        raise UsageError(f"--dynamic does not apply to {source.class_name.split('.')[1]}.", why=source.kind.why_static)
+            raise UsageError(
+                f"{argument('dynamic')} names {name!r}: a checkpoint has no such axis.", fix="Known: batch, seq."
+            )
+    if axes and source.family.why_static:
+        raise UsageError(
+            f"{argument('dynamic')} does not apply to {source.class_name.split('.')[1]}.", why=source.family.why_static
+        )
     if SEQUENCE in axes and source.shapes.seq_len < 2:
         raise UsageError("The longest sequence is 1 token.", why="An open length needs 2 or more.")
 
 
 def at_dynamic_sizes(source: SourceModel, request: ShapeRequest, axes: Sequence[str]) -> SourceModel:
-    """The model to trace: no open axis of size 1, which PyTorch's exporter would take for a constant."""
+    """Return the model to trace, without dynamic axes of size 1, which PyTorch's exporter would make static."""
     batch = max(2, request.batch) if BATCH in axes else request.batch
     return source.at(replace(request, batch=batch, dynamic_length=SEQUENCE in axes))
 
 
 def at_sizes(source: SourceModel, sizes: Mapping[str, int]) -> SourceModel:
-    """The model at another batch and length.
+    """Return the model at another batch and length.
 
     Raises:
-        UsageError: it takes no such length.
+        UsageError: the model does not accept the length.
     """
     request = ShapeRequest(
         heads=source.shapes.heads,
@@ -56,13 +60,13 @@ def at_sizes(source: SourceModel, sizes: Mapping[str, int]) -> SourceModel:
 
 
 def dynamic_axes_of(source: SourceModel, axes: Sequence[str]) -> list[dict[int, str]]:
-    """For each input its open axes: those that change with the size."""
+    """List the dynamic axes of each input: those that change with the sizes."""
     shapes = source.shapes
     grown = {BATCH: replace(shapes, batch=shapes.batch + 1), SEQUENCE: replace(shapes, seq_len=shapes.seq_len + 1)}
     found: list[dict[int, str]] = [{} for _ in source.inputs("fp32")]
-    now = source.kind.inputs(source.args, shapes)
+    now = source.family.inputs(source.args, shapes)
     for name in axes:
-        other = source.kind.inputs(source.args, grown[name])
+        other = source.family.inputs(source.args, grown[name])
         for place, key in enumerate(now):
             pairs = enumerate(zip(now[key][1], other[key][1], strict=True))
             found[place] |= {axis: name for axis, (before, after) in pairs if before != after}
@@ -70,14 +74,14 @@ def dynamic_axes_of(source: SourceModel, axes: Sequence[str]) -> list[dict[int, 
 
 
 def dimensions(source: SourceModel, axes: Sequence[str]) -> list[dict[int, torch.export.Dim]]:
-    """The open axes as PyTorch's exporter takes them."""
+    """Return the dynamic axes in the form that PyTorch's exporter takes."""
     largest = {BATCH: LARGEST_BATCH, SEQUENCE: source.shapes.seq_len}
     dims = {name: torch.export.Dim(name, min=1, max=largest[name]) for name in axes}
     return [{axis: dims[name] for axis, name in of_input.items()} for of_input in dynamic_axes_of(source, axes)]
 
 
 def dynamic_specs(source: SourceModel, dtype: str, axes: Sequence[str]) -> list[TensorSpec]:
-    """The file's inputs, open axes by name."""
+    """List the file's inputs, with dynamic axes by name."""
     return [
         replace(spec, shape=tuple(names.get(axis, size) for axis, size in enumerate(spec.shape)))
         for spec, names in zip(source.inputs(dtype), dynamic_axes_of(source, axes), strict=True)

@@ -1,12 +1,13 @@
-"""The model to export: its resolved configuration, its weights, and the shapes asked for.
+"""The model to export: its resolved configuration, its weights, and the requested shapes.
 
-The model's family says what goes in, what comes out, which module computes it and what its reference is. Export and
-parity ask a `SourceModel` and never look at the class themselves.
+The model's family defines its inputs and outputs, the module that computes it, and its reference. Export and parity use
+a `SourceModel` and never look at the class themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +16,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ...core.documents.window_view import WindowView
+from ...core.dtypes import IO_NAME
+from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.geometry import WindowGeometry
-from ...core.tensors import TensorSpec
+from ...core.tensors import BATCH, SEQUENCE, TensorSpec
 from ..models.arguments import Arguments
-from ..models.family import NUMPY_DTYPE, TORCH_DTYPE, Arrays, Family, ModelSpec, ShapeRequest, Sizes
+from ..models.family import TORCH_DTYPE, Arrays, Family, ModelSpec, ShapeRequest, Sizes
+from ..models.inference import bounded
 from ..models.parts.float64 import Float64State
 from ..models.registry import CLASSES
 
@@ -27,8 +32,8 @@ from ..models.registry import CLASSES
 def signature(
     class_name: str, args: Arguments, mask: bool = False, attn_bias: bool = False, full_mask: bool = False
 ) -> list[TensorSpec]:
-    """The inputs of a class in float32, with names in place of the sizes that a file chooses."""
-    sizes: Any = {"seq_len": "seq", "batch": "batch", "heads": "heads", "dim_head": "dim_head"}
+    """List the inputs of a class in float32, with names in place of the sizes that a file chooses."""
+    sizes: Any = {"seq_len": SEQUENCE, "batch": BATCH, "heads": "heads", "dim_head": "dim_head"}
     shapes = Sizes(**sizes, mask=mask, attn_bias=attn_bias, full_mask=full_mask)
     inputs = CLASSES[class_name].family.inputs(args, shapes)
     return [TensorSpec(name, {"float": "float32"}.get(kind, kind), shape) for name, (kind, shape) in inputs.items()]
@@ -42,14 +47,15 @@ class SourceModel:
         args: the class's arguments.
         state: its state dict, upstream's names, fp32.
         mixes_residuals: which hyper-connections the weights were trained with.
-        request: the shapes asked for.
+        request: the requested shapes.
+        untold: arguments that change the outputs and that no tensor shows.
     """
 
     class_name: str
     args: Arguments
     state: Mapping[str, Tensor]
     mixes_residuals: bool
-    kind: Family
+    family: Family
     shapes: Sizes
 
     def __init__(
@@ -59,101 +65,135 @@ class SourceModel:
         state: Mapping[str, Tensor],
         mixes_residuals: bool,
         request: ShapeRequest,
+        untold: Sequence[str] = (),
     ) -> None:
-        self.class_name, self.args, self.state = class_name, args, state
+        self.class_name, self.args, self.state, self.untold = class_name, args, state, tuple(untold)
         self.mixes_residuals = mixes_residuals
-        self.kind = CLASSES[class_name].family
-        if (request.causal or request.full_mask) and not {"causal", "full_mask"} <= self.kind.extra_inputs:
+        self.family = CLASSES[class_name].family
+        self._float64 = Float64State(state)
+        if (request.causal or request.full_mask) and not {"causal", "full_mask"} <= self.family.extra_inputs:
             raise UsageError(
-                f"--causal and --full-mask do not apply to {class_name}.",
+                f"{argument('causal')} and {argument('full_mask')} do not apply to {class_name}.",
                 why="Whether it is causal is an argument of the class; AFTLocal gets a mask instead.",
                 fix="Say it in the config.",
             )
-        self.shapes = replace(self.kind.sizes(args, request), dynamic_length=request.dynamic_length)
+        self.shapes = replace(self.family.sizes(args, request), dynamic_length=request.dynamic_length)
 
     def at(self, request: ShapeRequest) -> SourceModel:
-        """The same model at other shapes."""
-        return SourceModel(self.class_name, self.args, self.state, self.mixes_residuals, request)
+        """Return the same model at other shapes."""
+        other = SourceModel(self.class_name, self.args, self.state, self.mixes_residuals, request, self.untold)
+        other._float64 = self._float64  # so that a reference that is a module is built only once
+        return other
 
     @property
     def spec(self) -> ModelSpec:
-        """The same without the weights, as its family takes it."""
+        """The model without its weights, as the functions of its family take it."""
         return ModelSpec(self.args, self.shapes, self.mixes_residuals)
 
     @property
     def geometry(self) -> WindowGeometry | None:
         """The window of every attention layer; None for a model that sums over the whole sequence."""
-        return self.kind.geometry(self.args)
+        return self.family.geometry(self.args)
 
     @property
     def window_size(self) -> int:
-        """Tokens a window; for AFTLocal the reach of its learned biases."""
-        size: int = getattr(self.args, self.kind.window_argument)
+        """Tokens per window; for AFTLocal the reach of its learned biases."""
+        size: int = getattr(self.args, self.family.window_argument)
         return size
 
     def receptive_interval(self, query: int) -> tuple[int, int]:
-        """The positions that can change the output at `query`: `[first, end)`."""
+        """Return the positions `[first, end)` that can change the output at `query`."""
         length = self.shapes.seq_len
         if self.geometry is not None:
             return self.geometry.receptive_interval(query, length, self.depth)
         return 0, query + 1 if self.shapes.causal else length
 
     def describe_window(self) -> str:
-        """The window in words, for reports."""
-        words = self.kind.describe_window(self.args)
+        """Describe the window in words, for reports."""
+        words = self.family.describe_window(self.args)
         if self.geometry is not None:
             return words
         return f"{'causal' if self.shapes.causal else 'non-causal'}, {words}"
 
+    def window_views(self) -> list[WindowView]:
+        """Return the windows of the attention layers, for pictures."""
+        return self.family.window_views(self.class_name, self.args, self.shapes)
+
     @property
     def depth(self) -> int:
-        """How many attention layers stand one after another."""
+        """Number of attention layers one after another."""
         return getattr(self.args, "depth", 1)
 
     @property
     def token_limit(self) -> int | None:
-        """Number of tokens in the vocabulary, or None where embeddings go in."""
-        return getattr(self.args, "num_tokens", None)
+        """Number of tokens in the vocabulary, or None if the inputs are embeddings."""
+        return self.family.token_limit(self.args)
 
     @property
-    def output_name(self) -> str:
-        """Name of the output."""
-        return self.kind.output(self.args)
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the outputs; the first is the one per token."""
+        return self.family.outputs(self.args)
+
+    def parameter(self, name: str) -> str:
+        """Return the name of an input in the module's `forward`."""
+        return self.family.parameters.get(name, name)
 
     def inputs(self, dtype: str) -> list[TensorSpec]:
-        """The file's inputs when it is exported in `dtype`, a key of `NUMPY_DTYPE`."""
-        element = {"float": NUMPY_DTYPE[dtype]}
+        """List the file's inputs if it is exported in `dtype`, a key of `IO_NAME`."""
+        element = {"float": IO_NAME[dtype]}
         return [
             TensorSpec(name, element.get(kind, kind), shape)
-            for name, (kind, shape) in self.kind.inputs(self.args, self.shapes).items()
+            for name, (kind, shape) in self.family.inputs(self.args, self.shapes).items()
         ]
 
     def module(self, dtype: str, build: Callable[[], nn.Module] | None = None) -> nn.Module:
-        """The export-friendly module with its weights and constants, in `dtype`; `build` makes another form of it."""
+        """Build the export-friendly module with its weights and constants, in `dtype`.
+
+        Args:
+            dtype: the file's element type, a key of `IO_NAME`.
+            build: builds another form of the module instead, for example the one that takes steps.
+
+        Raises:
+            UsageError: weights are beyond the largest number of `dtype`; the error names them.
+        """
         with torch.device("meta"):
-            module = build() if build is not None else self.kind.module(self.spec)
-        state = {name: tensor.float() for name, tensor in self.state.items()}
-        for name, buffer in module.named_buffers():
-            if name.endswith("inv_freq") and name not in state:  # old checkpoints lack it; the formula is fixed
-                dim = 2 * buffer.shape[0]
-                state[name] = 1.0 / (10000 ** (torch.arange(0, dim, 2).float() / dim))
-        module.load_state_dict(state, strict=True, assign=True)
+            module = build() if build is not None else self.family.module(self.spec)
+        self.family.load(module, self.state)
         for part in module.modules():
             prepare = getattr(part, "prepare", None)
             if prepare is not None:
                 prepare()
             # Matrices, embeddings, rotary tables and position biases take the file's dtype. Norms, residual streams and
-            # the few numbers that steer them stay fp32: in fp16 or bf16 they cost most of the accuracy.
+            # their few weights stay fp32: in fp16 or bf16 they would cost most of the accuracy.
             if isinstance(part, (nn.Linear, nn.Embedding)) or getattr(part, "takes_file_dtype", False):
                 part.to(TORCH_DTYPE[dtype])
+        self._check_range(module, dtype)
         return module.requires_grad_(False).eval()
 
+    def _check_range(self, module: nn.Module, dtype: str) -> None:
+        """Refuse weights that became infinite in the file's dtype; those of the state are finite.
+
+        Raises:
+            UsageError: some weights became infinite.
+        """
+        beyond = [name for name, tensor in module.named_parameters() if not bool(tensor.isfinite().all())]
+        if not beyond:
+            return
+        largest = max((float(self.state[name].abs().max()) for name in beyond if name in self.state), default=math.inf)
+        raise UsageError(
+            f"Weights do not fit {dtype}: {bounded(beyond, 3)}.",
+            why=f"The largest is {largest:.3g}, and {dtype} ends at {torch.finfo(TORCH_DTYPE[dtype]).max:.3g}.",
+            fix="Export in bf16, which has the range of fp32, or in fp32.",
+        )
+
     def reference(self, inputs: Arrays, positions: NDArray[np.int64] | None = None) -> dict[str, NDArray[np.float64]]:
-        """The float64 reference's outputs on the file's inputs, by name; at some positions only, if the kind can."""
+        """Compute the float64 reference's outputs on the file's inputs, by name.
+
+        If positions are given, only these are computed, provided the family can.
+        """
         tensors = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in inputs.items()}
         tensors = {name: x.double() if x.is_floating_point() else x for name, x in tensors.items()}
-        state = Float64State(self.state)
         with torch.no_grad():
             rows = None if positions is None else torch.from_numpy(positions)
-            output = self.kind.reference(self.spec, state, tensors, rows)
-        return {self.output_name: output.numpy()}
+            outputs = self.family.reference(self.spec, self._float64, tensors, rows)
+        return {name: output.numpy() for name, output in zip(self.outputs, outputs, strict=True)}

@@ -1,1 +1,1 @@
-"""Export of a user's own module with upstream's layers in it."""
+"""Export a user's own module that contains upstream's layers."""

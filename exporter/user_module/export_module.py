@@ -1,42 +1,55 @@
-"""`export_module`: from any nn.Module to a checked ONNX file in which upstream's layers are windowed attention.
+"""`export_module`: write any nn.Module as a checked ONNX file in which upstream's layers are windowed attention.
 
-Every upstream layer gets its export-friendly forward, the rest exports as it is. The file is compared with the user's
-own module, untouched, in eager mode; each replaced layer's window and memory are checked in the written file. The
+Every upstream layer gets its export-friendly forward; the rest is exported unchanged. The file is compared with the
+user's own unchanged module in eager mode; each replaced layer's window and memory are checked in the written file. The
 file appears whole and checked, or not at all.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ...core.documents.report import Report
 from ...core.documents.sidecar import CheckRecord, LayerFacts, Sidecar
+from ...core.error_texts import argument
 from ...core.errors import ExportFailed, UsageError
+from ...core.progress import timed_steps
 from ...core.storage.file_kinds import ONNX
 from ...core.storage.files import sha256
 from ...core.storage.outputs import Output, check_outputs, writing
+from ...core.tensors import BATCH, SEQUENCE, TensorSpec
 from ...runtime.inputs.arrays import check_drawable
 from ...runtime.inputs.size_sweep import sweep_sizes
+from ...runtime.parity.golden import Golden
 from ...runtime.parity.inputs import InputSet
+from ...runtime.parity.runner import SessionRunner
+from ..artifact.form import WrittenForm, written_form
 from ..artifact.options import FileOptions
-from ..artifact.publish import finish_export, output_specs, package_versions, window_facts
+from ..artifact.publish import export_headline, finish_export, output_specs, package_versions, written_files
+from ..artifact.serialize import read_message
+from ..checkpoint.tensors import check_finite
+from ..checks.golden import check_golden, open_golden
 from ..checks.layers import check_layer_memory, check_layer_windows
+from ..checks.left_out import inputs_of, left_out
 from ..checks.loads import check_loads, check_model
 from ..checks.parity import check_input_sets
 from ..checks.quadratic_memory import Shape, Taken, allowed, freest, graph_shapes
+from ..checks.wide_integers import check_wide_integers, open_sizes
 from ..lowering import functions, trace
+from .dynamic_axes import check_dynamic_axes
 from .inputs import (
-    BATCH,
-    SEQUENCE,
     Arrays,
     ModuleInput,
     axis_sizes,
@@ -53,15 +66,17 @@ from .observe import working_copy
 from .outputs import Entry
 from .replace import ReplacementReport, replace_local_attention
 
+_log = logging.getLogger(__name__)
+
 Inputs = Sequence[ModuleInput | str] | Mapping[str, NDArray[Any] | Tensor]
 Progress = Callable[[str], None]
-# No sequence is longer: only a bound for PyTorch's exporter where an axis is open.
+# The upper bound that PyTorch's exporter needs for a dynamic axis; no sequence is longer.
 _LARGEST_BATCH = 1 << 16
 _SEEDS = (0, 1)
 
 
 class _Elsewhere(NamedTuple):
-    """Other lengths that all layers see, the module replaced for them, and inputs of those."""
+    """Other lengths that all layers see, the module with layers replaced for them, and inputs of those lengths."""
 
     lengths: set[int]
     module: nn.Module
@@ -76,8 +91,8 @@ class Origin:
         name: "package.module:function", or the class.
         kwargs: the function's arguments.
         weights: name of the checkpoint, "" without one.
-        weights_sha256: of the checkpoint.
-        notes: what was chosen on the way to the module.
+        weights_sha256: SHA-256 of the checkpoint.
+        notes: what was chosen while building the module.
     """
 
     name: str
@@ -89,24 +104,26 @@ class Origin:
 
 @dataclass(frozen=True)
 class ModuleOptions(FileOptions):
-    """How a module is exported, the options of every file besides; `module_inputs` says which axes have names.
+    """How a module is exported, in addition to the options of every file; its inputs name the axes.
 
     Args:
-        max_seq_len: longest sequence where that axis is open; by default the example's.
+        dynamic: names of the dynamic axes; empty for static shapes.
+        max_seq_len: longest sequence if that axis is dynamic; by default the example's.
     """
 
+    dynamic: tuple[str, ...] = field(default=(), kw_only=True)
     max_seq_len: int | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
-class ModuleExportReport:
-    """What was written.
+class ModuleExportReport(Report):
+    """The result of exporting a module.
 
     Args:
         path: the ONNX file.
         sidecar: the facts beside it, checks included.
-        replacement: what became of every upstream layer, and the module that was traced.
-        notes: what was assumed on the way.
+        replacement: which upstream layers were replaced, and the module that was traced.
+        notes: what was assumed.
     """
 
     path: Path
@@ -114,7 +131,22 @@ class ModuleExportReport:
     replacement: ReplacementReport
     notes: list[str]
 
+    @property
+    def files(self) -> list[Path]:
+        """The written files: the model, its facts, and its weights if they are separate."""
+        return written_files(self.path, self.sidecar)
 
+    @property
+    def checks(self) -> list[CheckRecord]:
+        """The checks of the file."""
+        return self.sidecar.checks
+
+    def headline(self) -> str:
+        """Describe the file in one line."""
+        return export_headline(self.path, self.sidecar)
+
+
+@timed_steps(_log)
 def export_module(
     module: nn.Module,
     inputs: Inputs,
@@ -124,36 +156,39 @@ def export_module(
     origin: Origin | None = None,
     progress: Progress = lambda _: None,
 ) -> ModuleExportReport:
-    """Replace, trace, check, publish.
+    """Replace upstream's layers in a module, export it, check the file and move it to its place.
 
     Args:
-        module: the user's; it is not changed.
+        module: the user's module; it is not changed.
         inputs: arrays or tensors by argument name, or `name:dtype:[shape]` for each.
         output: the ONNX file to write.
-        options: how; by default static shapes, those of the inputs.
+        options: how to export; by default with the static shapes of the inputs.
         origin: where the module came from, for the sidecar.
-        progress: told each step as it begins.
+        progress: called with the name of each step as it begins.
 
     Raises:
         UsageError: the module or the inputs cannot be used.
-        ExportFailed: PyTorch's exporter gave up.
+        ExportFailed: PyTorch's exporter could not export it.
         CheckFailed: a check found a fault; nothing was written.
     """
     options, output = options or ModuleOptions(), Path(output)
-    with writing(Output(output, ONNX), overwrite=options.overwrite) as folder:
+    read = [] if options.golden is None else [options.golden]
+    with writing(Output(output, ONNX), inputs=read, overwrite=options.overwrite) as folder:
         progress("Running the module")
         job = open_module(module, inputs, output, options, origin)
         progress("Tracing the module")
+        golden = open_golden(options.golden, job.specs(), job.output_names, None, job.limits)
         model = job.trace(job.replacement.module)
         functions.attach_functions(model)
+        form = written_form(model, trace.attention_nodes(model), options)
         sidecar = finish_export(
-            model,
+            form.model,
             folder,
             output,
             function_body=options.function_body,
             external_data_from=options.external_data_from,
-            check=lambda staged: job.checks(staged, model, progress),
-            describe=lambda *written: job.sidecar(model, *written),
+            check=lambda staged: job.checks(staged, form, golden, progress),
+            describe=lambda *written: job.sidecar(form, *written),
             progress=progress,
         )
     return ModuleExportReport(output, sidecar, job.replacement, job.notes)
@@ -162,7 +197,7 @@ def export_module(
 def open_module(
     module: nn.Module, inputs: Inputs, output: Path, options: ModuleOptions, origin: Origin | None = None
 ) -> ModuleJob:
-    """Everything that can be refused before work begins; the layers are replaced.
+    """Replace the layers, and refuse an export that cannot succeed, before work begins.
 
     Raises:
         UsageError: the module or the inputs cannot be used.
@@ -172,13 +207,18 @@ def open_module(
     if not isinstance(module, nn.Module):
         raise UsageError(f"A {type(module).__name__} cannot be exported.", why="It is no torch.nn.Module.")
     parsed = from_arrays(inputs) if isinstance(inputs, Mapping) else list(inputs)
-    listed = name_axes([parse_input(x) if isinstance(x, str) else x for x in parsed], options.dynamic)
+    written = [parse_input(x) if isinstance(x, str) else x for x in parsed]
+    listed = name_axes(written, options.dynamic)
     if not listed:
-        raise UsageError("The module's inputs are not given.", fix="Add --input name:dtype:[shape], or --load-inputs.")
+        raise UsageError(
+            "The module's inputs are not given.", fix="Give arrays by name, or name:dtype:[shape] for each."
+        )
     check_drawable([x.spec() for x in listed])
     by_name = bind(module, [x.name for x in listed])
     untouched = working_copy(module)
     limited, notes = with_token_limits(listed, untouched, by_name)
+    named = any(axis for x in written for axis in x.axes)
+    check_dynamic_axes(untouched, limited, by_name, options.dynamic, guessed=not named)
     return ModuleJob(module, untouched, limited, by_name, options, origin, notes)
 
 
@@ -186,13 +226,13 @@ class ModuleJob:
     """One export of a module, from its inputs to the facts about its file.
 
     Args:
-        module: the user's.
-        untouched: a copy of it to run.
-        inputs: what goes in.
-        by_name: whether they go in by name.
+        module: the user's module.
+        untouched: an unchanged copy of it to run.
+        inputs: its inputs.
+        by_name: whether inputs are passed by name.
         options: how to export.
         origin: where the module came from.
-        notes: what was assumed of the inputs.
+        notes: what was assumed about the inputs.
     """
 
     def __init__(
@@ -217,16 +257,22 @@ class ModuleJob:
         self.notes += [*self.reference.notes, *(x.describe() for x in self.replacement.left)]
         if not self.replacement.replaced:
             self.notes.append("no upstream local-attention layer was replaced; the module exports as it is")
-        self.output_names = list(self.reference.check_repeats(example))
+        outputs = self.reference.check_repeats(example)
+        if not all(np.isfinite(array).all() for array in outputs.values()):
+            check_finite(module.named_parameters())  # else NaN comes from the computation on these inputs
+        self.output_names = list(outputs)
 
     def _sizes(self) -> dict[str, int]:
-        """Sizes of the named axes to trace at: the example's, the longest sequence, and no open axis of size 1."""
+        """Return the sizes of named axes for the trace: the example's, the longest sequence, no dynamic size of 1."""
         sizes, longest = axis_sizes(self.inputs), self.options.max_seq_len
         if longest is not None:
             if SEQUENCE not in self.options.dynamic:
-                raise UsageError("--max-seq-len needs --dynamic seq.", why="The length of the file is fixed.")
+                raise UsageError(
+                    f"{argument('max_seq_len')} needs {argument('dynamic', ('seq',))}.",
+                    why="The length of the file is fixed.",
+                )
             if longest < 2:
-                raise UsageError(f"--max-seq-len is {longest}.", why="An open length needs 2 or more.")
+                raise UsageError(f"{argument('max_seq_len')} is {longest}.", why="An open length needs 2 or more.")
             sizes[SEQUENCE] = longest
         for name in self.options.dynamic:
             sizes[name] = max(sizes[name], 2)
@@ -236,10 +282,10 @@ class ModuleJob:
         return {x.name: x.draw(seed + place, sizes) for place, x in enumerate(self.inputs)}
 
     def trace(self, module: nn.Module, arrays: Arrays | None = None) -> ir.Model:
-        """The module as ONNX, without function bodies; at the sizes of the file, or of these inputs.
+        """Trace the module to ONNX without its ONNX functions, at the sizes of the file or of the given inputs.
 
         Raises:
-            ExportFailed: PyTorch's exporter gave up.
+            ExportFailed: PyTorch's exporter could not export it.
         """
         arrays = self._draw(0, self.sizes) if arrays is None else arrays
         open_axes = None
@@ -253,27 +299,41 @@ class ModuleJob:
     def _largest(self, axis: str) -> int:
         return self.sizes[axis] if axis == SEQUENCE else _LARGEST_BATCH
 
-    def checks(self, path: Path, model: ir.Model, progress: Progress) -> Iterator[CheckRecord]:
-        """Each check of a written file, cheapest first."""
+    def checks(self, path: Path, form: WrittenForm, golden: Golden | None, progress: Progress) -> Iterator[CheckRecord]:
+        """Run each check of a written file, cheapest first."""
         progress("Checking: ONNX")
         yield check_model(path)
         progress("Checking: onnxruntime")
         record, session = check_loads(path)
         yield record
+        if golden is not None:
+            progress("Checking: golden outputs")
+            yield check_golden(SessionRunner(session), golden, self.options.tolerance, "fp32")
         progress("Checking: parity with the untouched module")
         tolerance = self.options.tolerance("fp32")
-        yield check_input_sets(session, self.reference, self._input_sets(), tolerance)
-        written = onnx.load(path, load_external_data=False)
-        progress("Checking: window witness")
-        yield check_layer_windows(written, self._absent(model))
-        progress("Checking: memory audit")
+        yield check_input_sets(session, self.reference, inputs_of(self._input_sets(), self.options.quick), tolerance)
+        written = read_message(path)
+        if self.options.quick:
+            yield from left_out()
+            yield self._wide_integers(written, path)
+            return
+        nodes = form.nodes or written
+        progress("Checking: window")
+        yield form.seen(check_layer_windows(nodes, self._absent(form)))
+        progress("Checking: linear memory")
         lengths = {n for layer in self.replacement.replaced for n in layer.lengths}
         open_axis = SEQUENCE if SEQUENCE in self.options.dynamic else ""
-        audit = check_layer_memory(written, lengths, open_axis, self._retrace)
-        yield allowed(audit) if self.options.allow_quadratic else audit
+        memory = form.seen(check_layer_memory(nodes, lengths, open_axis, self._retrace))
+        yield allowed(memory, self.options.allow_quadratic)
+        yield self._wide_integers(written, path)
+
+    def _wide_integers(self, written: onnx.ModelProto, path: Path) -> CheckRecord:
+        limits = {x.name: x.limit for x in self.inputs}
+        sizes = open_sizes(self.options.dynamic, SEQUENCE, self.sizes.get(SEQUENCE, 1))
+        return allowed(check_wide_integers(written, path.parent, limits, sizes), self.options.allow_wide_integers)
 
     def _input_sets(self) -> Iterator[InputSet]:
-        """Inputs to compare on: random ones, the user's own, and the sweep of open sizes."""
+        """Yield inputs to compare on: random ones, the user's own, and the sweep of dynamic sizes."""
         for seed in self.options.seeds or _SEEDS:
             yield InputSet(f"seed {seed}", self._draw(seed, self.sizes))
         own = {x.name: x.example for x in self.inputs if x.example is not None}
@@ -286,13 +346,13 @@ class ModuleJob:
                 yield InputSet(named, self._draw(sum(sizes.values()), sizes))
 
     def _has_own_sizes(self, x: ModuleInput) -> bool:
-        """Whether the user's own numbers fit the file."""
+        """Return whether the user's own numbers fit the file."""
         named = zip(x.shape, x.axes, strict=True)
         return all(axis in self.options.dynamic or self.sizes.get(axis, size) == size for size, axis in named)
 
-    def _absent(self, model: ir.Model) -> list[str]:
-        """Replaced layers that left no node in the graph; AFT-local has none."""
-        present = {(node.name or "").rpartition("/")[0] for node in trace.attention_nodes(model)}
+    def _absent(self, form: WrittenForm) -> list[str]:
+        """List replaced layers without a node in the graph, except AFT-local, which never has one."""
+        present = {window.name.rpartition("/")[0] for window in form.windows}
         return [
             layer.path
             for layer in self.replacement.replaced
@@ -300,11 +360,15 @@ class ModuleJob:
         ]
 
     def _retrace(self, taken: Taken) -> tuple[set[int], dict[str, Shape]] | None:
-        """Shapes of the same module's graph where every layer sees other lengths, and those; None if none is found."""
+        """Trace the module so that every layer sees other lengths.
+
+        Returns:
+            Those lengths and the shapes of the graph by name; None if no such lengths are found.
+        """
         for lengths, module, example in freest(self._elsewhere(), lambda found: found.lengths, taken):
             try:
                 return lengths, graph_shapes(ir.serde.serialize_model(self.trace(module, example)))
-            except (UsageError, ExportFailed):  # a module made for one length
+            except (UsageError, ExportFailed):  # the module works at one length only
                 continue
         return None
 
@@ -318,12 +382,12 @@ class ModuleJob:
             except (UsageError, ExportFailed):
                 continue
             seen = {layer.path: set(layer.lengths) for layer in other.replaced}
-            # Else that axis is not the sequence.
+            # If not, that axis is not the sequence.
             if known and seen.keys() == known.keys() and not any(seen[path] & lengths for path in seen):
                 yield _Elsewhere({n for found in seen.values() for n in found}, other.module, example)
 
-    def sidecar(self, model: ir.Model, staged: Path, data: str | None, checks: list[CheckRecord]) -> Sidecar:
-        """What is known about the file, for those who find it later."""
+    def sidecar(self, form: WrittenForm, staged: Path, data: str | None, checks: list[CheckRecord]) -> Sidecar:
+        """Build the sidecar with the facts about the file."""
         replaced, left = self.replacement.replaced, self.replacement.left
         lengths = [n for layer in replaced for n in layer.lengths]
         layers = [LayerFacts(path=x.path, class_name=x.class_name, replaced=True, detail=x.window()) for x in replaced]
@@ -331,16 +395,17 @@ class ModuleJob:
         return Sidecar(
             class_name=self.origin.name,
             kwargs=dict(self.origin.kwargs),
-            inputs=[x.spec(self.options.dynamic) for x in self.inputs_as_traced()],
-            outputs=output_specs(model),
+            inputs=self.specs(),
+            outputs=output_specs(form.model),
             seq_len=self.sizes.get(SEQUENCE, max(lengths, default=1)),
             batch=self.sizes.get(BATCH, 1),
             dynamic=list(self.options.dynamic),
             dtype="fp32",
             opset=self.options.opset,
-            windows=[window_facts(node) for node in trace.attention_nodes(model)],
+            windows=form.windows,
             layers=layers,
             function_body=self.options.function_body,
+            standard_ops=self.options.standard_ops,
             external_data=data,
             versions=package_versions(),
             checkpoint_sha256=self.origin.weights_sha256,
@@ -350,8 +415,17 @@ class ModuleJob:
             checks=checks,
         )
 
+    def specs(self) -> list[TensorSpec]:
+        """List the inputs of the file, with dynamic axes by name."""
+        return [x.spec(self.options.dynamic) for x in self.inputs_as_traced()]
+
+    def limits(self, name: str, axis: int) -> tuple[int, int | None]:
+        """Return the smallest and the largest size of an input's dynamic axis."""
+        given = next(x for x in self.inputs if x.name == name)
+        return 1, self._largest(given.axes[axis])
+
     def inputs_as_traced(self) -> list[ModuleInput]:
-        """The inputs with the sizes of the file."""
+        """Return the inputs at the sizes of the file."""
         return [
             replace(x, shape=tuple(self.sizes.get(axis, size) for size, axis in zip(x.shape, x.axes, strict=True)))
             for x in self.inputs

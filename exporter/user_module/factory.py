@@ -1,15 +1,14 @@
-"""The user's own module: made by a function that is named, with weights from a file.
+"""Build the user's own module by calling a function by its name, and load weights from a file.
 
 `package.module:function` is imported with the current folder on the path, as `python -m` would;
-`folder/file.py:function` is run from its file, with its own folder on the path. Whatever the user's code raises
-comes back as one clear error.
+`folder/file.py:function` is run from its file, with its own folder on the path. Errors of the user's code are reported
+as one clear error.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -21,14 +20,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.storage.files import sha256
 from ...core.storage.reading import check_plain
+from ..checkpoint.documents import read_json
 from ..checkpoint.load import load_state
 from ..models.inference import INV_FREQ, bounded
 from .export_module import Origin
 
-_HOW = "Write --factory package.module:function, or path/to/file.py:function."
+_HOW = "Write package.module:function, or path/to/file.py:function."
 
 
 def module_from_factory(
@@ -37,10 +38,10 @@ def module_from_factory(
     """Call the function and load the weights.
 
     Args:
-        reference: the function, see above.
+        reference: the function, as `package.module:function` or `folder/file.py:function`.
         args: its keyword arguments, as a dict or as a JSON object.
-        weights: a checkpoint; None leaves the weights as the function made them.
-        allow_pickle: the checkpoint may be a pickled module, whose code is then run.
+        weights: a checkpoint; None keeps the weights that the function made.
+        allow_pickle: whether the checkpoint may be a pickled module, whose code is then run.
 
     Raises:
         UsageError: the function is not found, does not make a module, or the weights do not fit it.
@@ -56,17 +57,19 @@ def module_from_factory(
             fix="Return the model itself, without its weights or optimizer.",
         )
     if weights is None:
-        note = "no --weights: the file has the weights the function made"
+        note = "no weights are given: the file has the weights the function made"
         return module, Origin(reference, kwargs, notes=(note,))
     notes = _load_weights(module, weights, allow_pickle)
     return module, Origin(reference, kwargs, weights.name, sha256(weights), tuple(notes))
 
 
 def module_from_pickle(path: Path) -> tuple[nn.Module, Origin]:
-    """A pickled whole module. Runs code from the file: call it only when the user asked for that.
+    """Load a whole pickled module.
+
+    This runs code from the file: call it only if the user asked for it.
 
     Raises:
-        UsageError: it cannot be opened, or holds something else.
+        UsageError: the file cannot be opened, or holds something else.
     """
     module = _unpickled(path)
     name = f"{type(module).__module__}.{type(module).__qualname__}"
@@ -77,20 +80,24 @@ def _arguments(args: str | Mapping[str, Any] | None) -> dict[str, Any]:
     if args is None or isinstance(args, Mapping):
         return dict(args or {})
     try:
-        read = json.loads(args)
+        read = read_json(args)
     except (ValueError, RecursionError) as error:
         raise UsageError(
-            f"--factory-args is not JSON: {args[:60]!r}.", why=f"{error}.", fix="""Write '{"name": value}'."""
+            f"{argument('factory_args')} is not JSON: {args[:60]!r}.",
+            why=f"{error}.",
+            fix="""Write '{"name": value}'.""",
         ) from error
     if not isinstance(read, dict):
-        raise UsageError(f"--factory-args is a {type(read).__name__}.", why="It has to be a JSON object of arguments.")
+        raise UsageError(
+            f"{argument('factory_args')} is a {type(read).__name__}.", why="It has to be a JSON object of arguments."
+        )
     return read
 
 
 def _load_function(reference: str) -> Callable[..., Any]:
     place, _, name = reference.rpartition(":")
     if not place or not name:
-        raise UsageError(f"--factory {reference!r} names no function.", why=_HOW)
+        raise UsageError(f"{argument('factory')} {reference!r} names no function.", why=_HOW)
     module = _from_file(Path(place)) if place.endswith(".py") else _from_package(place)
     function: Any = module
     for part in name.split("."):
@@ -125,7 +132,7 @@ def _from_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their own module up
+    sys.modules[name] = module  # dataclasses look up their own module
     try:
         with _as_users_fault(f"Running {path} failed."):
             spec.loader.exec_module(module)
@@ -136,7 +143,7 @@ def _from_file(path: Path) -> ModuleType:
 
 
 def _importable(folder: Path) -> Path:
-    """Put a folder on the path; it stays there, because what is imported may import more when it is called."""
+    """Put a folder on the import path for good, because imported code may import more when it is called."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     return folder
@@ -144,7 +151,7 @@ def _importable(folder: Path) -> Path:
 
 @contextmanager
 def _as_users_fault(what: str) -> Iterator[None]:
-    """What the user's code raises, as one error."""
+    """Turn any error of the user's code into one UsageError."""
     try:
         yield
     except UsageError:
@@ -159,7 +166,7 @@ def _as_users_fault(what: str) -> Iterator[None]:
 
 
 def _load_weights(module: nn.Module, path: Path, allow_pickle: bool) -> list[str]:
-    """Fill the module; notes on what was chosen.
+    """Load the weights into the module, and return notes on what was chosen.
 
     Raises:
         UsageError: names are missing or unexpected, or shapes differ.
@@ -180,7 +187,7 @@ def _load_weights(module: nn.Module, path: Path, allow_pickle: bool) -> list[str
             raise UsageError(
                 f"{path} {verb} {len(names)} tensors: {bounded(names)}.",
                 why=f"They do not fit the {type(module).__name__} that the function made.",
-                fix="Check --factory-args, and that the whole state dict of this model was saved.",
+                fix=f"Check {argument('factory_args')}, and that the whole state dict of this model was saved.",
             )
     wrong = [name for name, tensor in state.items() if wanted[name].shape != tensor.shape]
     if wrong:
@@ -188,14 +195,14 @@ def _load_weights(module: nn.Module, path: Path, allow_pickle: bool) -> list[str
         raise UsageError(
             f"{wrong[0]}: found {found}, expected {expected}.",
             why=f"{len(wrong)} tensors do not fit the {type(module).__name__} that the function made.",
-            fix="Check --factory-args.",
+            fix=f"Check {argument('factory_args')}.",
         )
     module.load_state_dict(state, strict=False)
     return notes
 
 
 def _is_pickled_module(path: Path) -> bool:
-    """Whether a file holds more than tensors, which only building its objects can read."""
+    """Return whether a file holds Python objects besides tensors, which can only be read by building them."""
     check_plain(path)
     try:
         with warnings.catch_warnings():
@@ -209,9 +216,9 @@ def _is_pickled_module(path: Path) -> bool:
 
 
 def _unpickled(path: Path) -> nn.Module:
-    """The module in a file; runs code from the file."""
+    """Load the module in a file, which runs code from the file."""
     check_plain(path)
-    _importable(Path.cwd())  # where its classes may be
+    _importable(Path.cwd())  # its classes may be there
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=False)
     except OSError as error:
@@ -224,7 +231,7 @@ def _unpickled(path: Path) -> nn.Module:
     if not isinstance(loaded, nn.Module):
         raise UsageError(
             f"{path} holds a {type(loaded).__name__}.",
-            why="--allow-pickle is for a whole module saved with torch.save(model, path).",
-            fix="Give it as --weights of a --factory.",
+            why=f"{argument('allow_pickle')} is for a whole module saved with torch.save(model, path).",
+            fix=f"Give it as {argument('weights')} of a {argument('factory')}.",
         )
     return loaded

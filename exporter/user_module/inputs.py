@@ -1,11 +1,11 @@
-"""What goes into a user's module: names, element types, shapes, which axes are open, and numbers to try.
+"""The inputs of a user's module: names, element types, shapes, named axes, and numbers to run it on.
 
     tokens:int64:[2,128]              sizes alone
-    x:float32:[batch=2,seq=128,64]    axes with a name can be left open by --dynamic
+    x:float32:[batch=2,seq=128,64]    axes with a name can be dynamic
     tokens:int64:[2,128]:256          integers below 256
 
-Without names, batch is the first axis of the first input and seq its second; axes of the same size in the same
-place of the other inputs go with them.
+Without names, batch is the first axis of the first input and seq its second; axes of the same size at the same
+place in the other inputs get the same name.
 """
 
 from __future__ import annotations
@@ -21,20 +21,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.limits import LARGEST_SIZE, is_size
-from ...core.tensors import TensorSpec
+from ...core.tensors import BATCH, SEQUENCE, TensorSpec
 from ...runtime.inputs.arrays import random_inputs
 
 Arrays = dict[str, NDArray[Any]]
 
-# Names an open axis goes by in --dynamic when no input names its axes.
-BATCH, SEQUENCE = "batch", "seq"
 DTYPES = ("float32", "int64", "int32", "bool")
 _INPUT = re.compile(r"([A-Za-z_]\w*):(\w+):\[([^\]]*)\](?::([0-9]{1,19}))?")
 _AXIS = re.compile(r"(?:([A-Za-z_]\w*)=)?([0-9]+)")
-_HOW = "Write name:dtype:[sizes], for instance tokens:int64:[1,128] or x:float32:[batch=2,seq=128,64]."
-# Integers of unknown meaning are drawn below this: any table has two rows.
+_HOW = "Write 'name:dtype:[sizes]', for instance 'tokens:int64:[1,128]' or 'x:float32:[batch=2,seq=128,64]'."
+# Integers of unknown meaning are drawn below this number, because every table has at least two rows.
 _SAFE_LIMIT = 2
 
 
@@ -43,11 +42,11 @@ class ModuleInput:
     """One input of a user's module.
 
     Args:
-        name: of the argument of forward.
+        name: name of the argument of forward.
         dtype: one of `DTYPES`.
         shape: sizes of the example.
-        axes: a name for each axis that has one, else "".
-        limit: integers are below it; None where nobody said.
+        axes: the name of each axis, or "".
+        limit: integers are below it; None if it was not given.
         example: the user's own numbers, or None.
     """
 
@@ -59,12 +58,12 @@ class ModuleInput:
     example: NDArray[Any] | None = None
 
     def spec(self, open_axes: Sequence[str] = ()) -> TensorSpec:
-        """As the file shows it."""
+        """Return its name, element type and shape in the file, with dynamic axes by name."""
         named = zip(self.shape, self.axes, strict=True)
         return TensorSpec(self.name, self.dtype, tuple(axis if axis in open_axes else size for size, axis in named))
 
     def draw(self, seed: int, sizes: Mapping[str, int]) -> NDArray[Any]:
-        """Random numbers that fit, at other sizes of the named axes."""
+        """Draw random numbers that fit, at the given sizes of the named axes."""
         named = zip(self.shape, self.axes, strict=True)
         shape = tuple(sizes.get(axis, size) if axis else size for size, axis in named)
         limit = self.limit
@@ -75,32 +74,32 @@ class ModuleInput:
 
 
 def parse_input(text: str) -> ModuleInput:
-    """One `--input`.
+    """Read one input from its text.
 
     Raises:
-        UsageError: it is not written as above.
+        UsageError: the text has another form than the module's docstring shows.
     """
     match = _INPUT.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"--input {text[:80]!r} cannot be read.", why=_HOW)
+        raise UsageError(f"Input {text[:80]!r} cannot be read.", why=_HOW)
     name, dtype, inside, limit = match.groups()
     if dtype not in DTYPES:
-        raise UsageError(f"--input {name} has the dtype {dtype!r}.", fix=f"Known: {', '.join(DTYPES)}.")
+        raise UsageError(f"Input {name} has the dtype {dtype!r}.", fix=f"Known: {', '.join(DTYPES)}.")
     parts = [part.strip() for part in inside.split(",")] if inside.strip() else []
     axes = [_AXIS.fullmatch(part) for part in parts]
     found = [axis for axis in axes if axis is not None]
     if len(found) < len(parts) or not all(is_size(axis[2]) for axis in found):
         why = f"Sizes are numbers from 1 to {LARGEST_SIZE:,}."
-        raise UsageError(f"--input {name} has the shape [{inside[:60]}].", why=why, fix=_HOW)
+        raise UsageError(f"Input {name} has the shape [{inside[:60]}].", why=why, fix=_HOW)
     shape, names = tuple(int(axis[2]) for axis in found), tuple(axis[1] or "" for axis in found)
     return ModuleInput(name, dtype, shape, names, None if limit is None else int(limit))
 
 
 def from_arrays(arrays: Mapping[str, NDArray[Any] | Tensor]) -> list[ModuleInput]:
-    """Inputs with the user's own numbers.
+    """Make inputs with the user's own numbers.
 
     Raises:
-        UsageError: an element type a file cannot take.
+        UsageError: an element type is not supported in files.
     """
     inputs = []
     for name, given in arrays.items():
@@ -112,10 +111,10 @@ def from_arrays(arrays: Mapping[str, NDArray[Any] | Tensor]) -> list[ModuleInput
 
 
 def name_axes(inputs: Sequence[ModuleInput], dynamic: Sequence[str]) -> list[ModuleInput]:
-    """The inputs with batch and seq found, if the user named no axis.
+    """Name the axes batch and seq, if the user named no axis.
 
     Raises:
-        UsageError: a name of `dynamic` that no axis has, or one name with two sizes.
+        UsageError: no axis has a name of `dynamic`, or one name has two sizes.
     """
     if not any(axis for x in inputs for axis in x.axes) and inputs:
         first = inputs[0].shape
@@ -134,15 +133,19 @@ def name_axes(inputs: Sequence[ModuleInput], dynamic: Sequence[str]) -> list[Mod
     for name in dynamic:
         if name not in sizes:
             known = ", ".join(sizes) or "none"
-            raise UsageError(f"--dynamic {name}: no input has an axis of that name.", why=f"Named axes: {known}.")
+            raise UsageError(
+                f"{argument('dynamic')} names {name!r}: no input has an axis of that name.",
+                why=f"Named axes: {known}.",
+                fix=_HOW,
+            )
     return list(inputs)
 
 
 def axis_sizes(inputs: Sequence[ModuleInput]) -> dict[str, int]:
-    """The size of every named axis.
+    """Return the size of every named axis.
 
     Raises:
-        UsageError: one name with two sizes.
+        UsageError: one name has two sizes.
     """
     sizes: dict[str, int] = {}
     for x in inputs:
@@ -153,10 +156,10 @@ def axis_sizes(inputs: Sequence[ModuleInput]) -> dict[str, int]:
 
 
 def bind(module: nn.Module, names: Sequence[str]) -> bool:
-    """Whether inputs go in by name; else by position.
+    """Return whether inputs are passed by name; else they are passed by position.
 
     Raises:
-        UsageError: the module's forward cannot take them.
+        UsageError: the module's forward does not accept them.
     """
     parameters = inspect.signature(module.forward).parameters
     kinds = {parameter.kind for parameter in parameters.values()}
@@ -188,10 +191,10 @@ def call(module: nn.Module, arrays: Mapping[str, NDArray[Any]], by_name: bool, *
 def with_token_limits(
     inputs: Sequence[ModuleInput], module: nn.Module, by_name: bool
 ) -> tuple[list[ModuleInput], list[str]]:
-    """Find the integers' limits where they are not given: rows of the embeddings that an input goes into as it is.
+    """Find the limits of integer inputs that have none, from the rows of the embeddings they go into unchanged.
 
     Returns:
-        The inputs with their limits, and a note where the module did not run, so that none could be found.
+        The inputs with their limits, and a note if the module did not run, so that no limit could be found.
     """
     zeros = {x.name: torch.zeros(x.shape, dtype=getattr(torch, x.dtype)) for x in inputs}
     limits: dict[str, int] = {}
@@ -208,7 +211,7 @@ def with_token_limits(
     try:
         with torch.no_grad():
             module(**zeros) if by_name else module(*zeros.values())
-    except Exception as error:  # a module that runs on no inputs at all is refused by the run that follows
+    except Exception as error:  # the run that follows refuses a module that always fails
         unknown = [x.name for x in inputs if "int" in x.dtype and x.limit is None and x.name not in limits]
         if unknown:
             why = (str(error).strip().splitlines() or [""])[0][:200]
@@ -223,15 +226,15 @@ def with_token_limits(
 
 
 def other_lengths(inputs: Sequence[ModuleInput], lengths: set[int], step: int) -> Iterator[Arrays]:
-    """Numbers at sizes at which the sequences may be shorter or longer, the likeliest first.
+    """Yield inputs at sizes at which the sequences may be shorter or longer, the likeliest first.
 
-    Which axis is the sequence is not known: it may be the one called so, or any that is as long as one, at the same
-    place of all inputs. Who asks has to look.
+    It is not known which axis is the sequence: it may be the one with that name, or any that is as long as one, at the
+    same place in all inputs. The caller has to check the result.
 
     Args:
-        inputs: at the sizes of the file.
-        lengths: of the sequences.
-        step: how much shorter or longer.
+        inputs: the inputs at the sizes of the file.
+        lengths: lengths of the sequences.
+        step: the number of tokens by which they get shorter or longer.
     """
     named = [{axis for axis, name in enumerate(x.axes) if name == SEQUENCE} for x in inputs]
     tried = [named] if any(named) else []
@@ -240,7 +243,7 @@ def other_lengths(inputs: Sequence[ModuleInput], lengths: set[int], step: int) -
         if any(chosen) and chosen not in tried:
             tried.append(chosen)
     for axes in tried:
-        for change in (-step, step, 2 * step, 4 * step):  # a model that halves its sequence takes some lengths only
+        for change in (-step, step, 2 * step, 4 * step):  # a model that halves its sequence accepts some lengths only
             resized = [
                 replace(
                     x,

@@ -1,4 +1,4 @@
-"""Run the user's untouched module as the reference of its file."""
+"""Run the user's unchanged module as the reference of its file."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .outputs import as_arrays
 
 
 class ModuleRunner(Runner):
-    """A module run by PyTorch: in float64 where it runs so, that the difference be the file's own error, else in fp32.
+    """A runner of a module in PyTorch: in float64 if that works, so that it shows the file's own error, else in fp32.
 
     Args:
-        module: the user's.
-        untouched: a copy of it in fp32.
-        by_name: whether inputs go in by name.
-        example: inputs that it takes.
+        module: the user's module.
+        untouched: an unchanged copy of it in fp32.
+        by_name: whether inputs are passed by name.
+        example: inputs that it accepts.
 
     Attributes:
-        notes: why it does not run in float64, where it does not.
+        notes: why it does not run in float64; empty if it does.
     """
 
     def __init__(self, module: nn.Module, untouched: nn.Module, by_name: bool, example: Arrays) -> None:
@@ -32,7 +32,7 @@ class ModuleRunner(Runner):
         try:
             twin = working_copy(module, double=True)
             call(twin, example, by_name, double=True)
-        except Exception as error:  # often it makes fp32 tensors itself; what fails in fp32 too is raised there
+        except Exception as error:  # often it makes fp32 tensors itself; other errors are raised again in fp32
             why = (str(error).strip().splitlines() or [""])[0][:200]
             self.notes = [
                 f"the reference is in fp32: the module does not run in float64 ({type(error).__name__}: {why})"
@@ -42,11 +42,11 @@ class ModuleRunner(Runner):
         self.name = f"the untouched module in {'float64' if self._double else 'fp32'}"
 
     def run(self, inputs: Arrays) -> Arrays:
-        """Call the module; raises what it raises."""
+        """Call the module; its errors are not caught."""
         return as_arrays(call(self._module, inputs, self._by_name, double=self._double))
 
     def check_repeats(self, inputs: Arrays) -> Arrays:
-        """Run twice on the same inputs, and return the outputs.
+        """Run twice on the same inputs, check that the outputs are equal, and return them.
 
         Raises:
             UsageError: the two runs differ.

@@ -1,4 +1,4 @@
-"""What the layers of a user's module are called with, seen while the untouched module runs once."""
+"""Observe the arguments of calls to the layers of a user's module while the unchanged module runs once."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..models.family import LayerCall
 def observe(
     module: nn.Module, run: Callable[[nn.Module], object], layers: Mapping[str, type]
 ) -> dict[str, list[LayerCall]]:
-    """The calls of some layers while `run(module)` runs.
+    """Record the calls of some layers while `run(module)` runs.
 
     Args:
-        module: in evaluation mode.
-        run: calls it.
+        module: the module, in evaluation mode.
+        run: calls the module.
         layers: path of each layer, and the class that defines the arguments of its forward.
     """
     calls: dict[str, list[LayerCall]] = {path: [] for path in layers}
@@ -56,7 +56,7 @@ def _call(arguments: Mapping[str, Any]) -> LayerCall:
 
 
 def working_copy(module: nn.Module, *, double: bool = False) -> nn.Module:
-    """The module again, on the CPU, in fp32 (or float64) and in evaluation mode; it shares what weights it can.
+    """Copy the module on the CPU, in fp32 (or float64) and in evaluation mode, sharing weights where possible.
 
     Raises:
         UsageError: the module holds something that cannot be copied.
@@ -67,7 +67,7 @@ def working_copy(module: nn.Module, *, double: bool = False) -> nn.Module:
     )
     memo: dict[int, Any] = {id(x): x for x in module.parameters()} if as_needed else {}
     for part in module.modules():
-        # What a hook computed from weights (weight_norm) has a history, and cannot be copied with it.
+        # A tensor that a hook computed from weights (weight_norm) has autograd history, with which it cannot be copied.
         derived = (x for x in vars(part).values() if isinstance(x, Tensor) and not x.is_leaf)
         memo |= {id(x): x.detach() for x in derived}
     try:

@@ -1,4 +1,4 @@
-"""What comes out of a user's module, flat: the tensors in it, each with a name."""
+"""The outputs of a user's module as a flat table of named tensors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ...core.errors import UsageError
 
 
 def named_tensors(result: object) -> dict[str, Tensor]:
-    """The tensors of a result: `out`, or by their keys, field names and places (`out_1`, `logits`, `hidden_0`).
+    """Name the tensors of a result: `out`, or by their keys, field names and places (`out_1`, `logits`, `hidden_0`).
 
     Raises:
-        UsageError: there are none.
+        UsageError: the result has no tensors.
     """
     found: dict[str, Tensor] = {}
     for path, leaf in tree_flatten_with_path(result)[0]:
@@ -39,17 +39,17 @@ def _part(key: Any) -> str:
 
 
 def as_arrays(result: object) -> dict[str, NDArray[Any]]:
-    """The tensors of a result as arrays."""
+    """Return the tensors of a result as arrays by name."""
     return {name: tensor.detach().cpu().numpy() for name, tensor in named_tensors(result).items()}
 
 
 class Entry(nn.Module):
-    """A user's module with flat inputs and outputs; the exporter knows it as `model`.
+    """A user's module with flat inputs and outputs; the module is the attribute `model`, as the exporter expects.
 
     Args:
         model: the module.
-        names: of the inputs, in order.
-        by_name: they go in by name.
+        names: names of the inputs, in order.
+        by_name: whether inputs are passed by name.
     """
 
     def __init__(self, model: nn.Module, names: Sequence[str], by_name: bool) -> None:
@@ -57,9 +57,9 @@ class Entry(nn.Module):
         self.model, self.names, self.by_name = model, list(names), by_name
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The tensors of the result, in order."""
+        """Run the module, and return the tensors of its result, in order."""
         given = dict(zip(self.names, inputs, strict=True))
         result = self.model(**given) if self.by_name else self.model(*inputs)
         flat = named_tensors(result).values()
-        # An output of a file is never one of its inputs.
+        # An output of a file must not be one of its inputs.
         return tuple(x.clone() if any(x is y for y in inputs) else x for x in flat)

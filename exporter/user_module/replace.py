@@ -1,12 +1,13 @@
-"""Finding upstream's layers in a user's module and putting export-friendly ones in their place.
+"""Find upstream's layers in a user's module and replace them by export-friendly ones.
 
-A layer is known by the import path of its class, so that no package is imported for it, and a subclass
-counts as long as it leaves `forward` alone. Each family lists its layers and how they are replaced.
-A layer that cannot be replaced is left as it is, and the report says why.
+A layer is recognised by the import path of its class, so that no package is imported for it, and a subclass counts if
+it does not override `forward`. Each family lists its layers and how they are replaced. A layer that cannot be replaced
+is left unchanged, and the report gives the reason.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +18,8 @@ from ...core.geometry import WindowGeometry
 from ..models.family import Adapter, LayerCall
 from ..models.registry import FAMILIES
 from .observe import observe, working_copy
+
+_log = logging.getLogger(__name__)
 
 LAYERS: Mapping[str, Adapter] = {path: adapt for family in FAMILIES for path, adapt in family.adapters.items()}
 
@@ -29,8 +32,8 @@ class ReplacedLayer:
         path: where it is in the module; "" is the module itself.
         class_name: import path of the upstream class.
         geometry: its window; None for AFT-local, whose rows see every key.
-        lengths: of the sequences it was called with.
-        other_paths: where else the same object is.
+        lengths: lengths of the sequences it was called with.
+        other_paths: other paths of the same object.
     """
 
     path: str
@@ -40,36 +43,36 @@ class ReplacedLayer:
     other_paths: tuple[str, ...] = ()
 
     def window(self) -> str:
-        """Its window in words."""
+        """Describe its window in words."""
         return "AFT-local, every key visible" if self.geometry is None else self.geometry.describe()
 
     def describe(self) -> str:
-        """One line for reports."""
+        """Describe the layer in one line, for reports."""
         shared = f" (also {', '.join(self.other_paths)})" if self.other_paths else ""
         return f"{self.path or 'the module itself'}{shared}: {self.class_name}, {self.window()}"
 
 
 @dataclass(frozen=True)
 class LeftLayer:
-    """A layer that was left as it is, and why."""
+    """A layer that was left unchanged, and the reason."""
 
     path: str
     class_name: str
     why: str
 
     def describe(self) -> str:
-        """One line for reports."""
+        """Describe the layer in one line, for reports."""
         return f"{self.path or 'the module itself'}: {self.class_name} left as it is: {self.why}"
 
 
 @dataclass
 class ReplacementReport:
-    """What became of every upstream layer of a module.
+    """The upstream layers of a module that were replaced, and those that were not.
 
     Args:
-        module: a copy with the replacements; the user's own is untouched.
-        replaced: layers with another forward.
-        left: layers that stay upstream's.
+        module: a copy with the replacements; the user's own module is not changed.
+        replaced: layers with an export-friendly forward.
+        left: layers that were left unchanged.
     """
 
     module: nn.Module
@@ -88,10 +91,10 @@ def replace_local_attention(
     """Replace every upstream layer in a copy of a module.
 
     Args:
-        module: the user's; it is not changed.
-        example: calls the module it is given once with example inputs: `lambda m: m(tokens)`. The layers take
-            the lengths they see, or with `open_length` every length up to those.
-        open_length: the sequence length will be open.
+        module: the user's module; it is not changed.
+        example: calls the module it is given once with example inputs: `lambda m: m(tokens)`. The replaced layers
+            accept the lengths of this call, or with `dynamic_length` every length up to those.
+        dynamic_length: the sequence length will be dynamic.
 
     Raises:
         UsageError: the module cannot be copied, or the example call fails.
@@ -125,12 +128,13 @@ def replace_local_attention(
             continue
         others = tuple(other for other in paths[id(module.get_submodule(path))] if other != path)
         lengths = tuple(sorted({sequence_length(call) for call in calls[path]}))
+        _log.info("%s: %s replaced", path or "the module", name)
         report.replaced.append(ReplacedLayer(path, name, geometry, lengths, others))
     return report
 
 
 def find_layers(module: nn.Module) -> dict[str, tuple[str, type]]:
-    """Path of every upstream layer in a module → its entry in `LAYERS` and the upstream class itself."""
+    """Return the path of every upstream layer in a module → its entry in `LAYERS` and the upstream class itself."""
     found = {}
     for path, part in module.named_modules():
         for owner in type(part).__mro__:
@@ -142,7 +146,7 @@ def find_layers(module: nn.Module) -> dict[str, tuple[str, type]]:
 
 
 def sequence_length(call: LayerCall) -> int:
-    """How many tokens a layer was called with."""
+    """Return how many tokens a layer was called with."""
     for name in ("x", "q"):
         if name in call.shapes:
             return call.shapes[name][-2]
@@ -150,7 +154,7 @@ def sequence_length(call: LayerCall) -> int:
 
 
 def _why_left(layer: nn.Module, owner: type, calls: Sequence[LayerCall]) -> str:
-    """Why a layer cannot be replaced whatever its arguments are; "" if nothing speaks against it."""
+    """Return why a layer cannot be replaced whatever its arguments are; "" if it can."""
     if type(layer).forward is not owner.forward or "forward" in vars(layer):  # type: ignore[attr-defined]
         return f"{type(layer).__name__} has a forward of its own."
     if not calls:
@@ -170,5 +174,5 @@ def _all_paths(layer: ReplacedLayer) -> tuple[str, ...]:
 
 
 def _prefix(path: str) -> str:
-    """What the paths of everything inside a module begin with."""
+    """Return the prefix of the paths of everything inside a module."""
     return f"{path}." if path else ""

@@ -1,4 +1,4 @@
-"""Give a live `AFTLocal` an export-friendly forward."""
+"""Replace the forward of a live `AFTLocal` by an export-friendly one."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .module import AFTLocal
 def adapt(layer: Any, calls: Sequence[LayerCall], dynamic_length: bool) -> None:
     """Replace the forward of labml's `AFTLocal`.
 
-    What the mask was seen to be is built in: nothing hidden, or a causal triangle. Should it depend on the inputs
-    after all, the parity check fails.
+    The kind of mask that was observed is built in, for example no mask or a causal triangle. If the mask depends on the
+    inputs after all, the parity check fails.
 
     Raises:
-        UsageError: why it is left as it is.
+        UsageError: the layer cannot be replaced; the text says why.
     """
     if dynamic_length:
         raise UsageError("AFT-local has no export with an open length.")
@@ -47,7 +47,7 @@ def adapt(layer: Any, calls: Sequence[LayerCall], dynamic_length: bool) -> None:
 
 
 def _mask_kind(call: LayerCall) -> str:
-    """ "none", "causal", "keys" (every query has the same) or "full"."""
+    """Return the kind of a call's mask: "none", "causal", "keys" (the same for every query) or "full"."""
     mask = call.given.get("mask")
     if mask is None or bool(mask.all()):
         return "none"
@@ -63,13 +63,13 @@ def _mask_kind(call: LayerCall) -> str:
 
 
 class ExportableAFT(nn.Module):
-    """labml's `AFTLocal.forward`; what its mask was seen to be decides how it is computed."""
+    """labml's `AFTLocal.forward`, computed in a way that depends on the observed kind of mask."""
 
     exported_core: AFTLocal
     exported_mask: str
 
     def forward(self, *, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-        """`[T, B, D]` → the same; mask bool `[T or 1, T, B or 1]`."""
+        """Compute the layer, `[T, B, D]` → the same; mask bool `[T or 1, T, B or 1]`."""
         keys = full = None
         if mask is not None and self.exported_mask == "keys":
             keys = mask[0].t().expand(query.shape[1], -1)

@@ -1,25 +1,29 @@
-"""`AFTLocal` as a family: its row in the registry, and how its file's sizes and inputs follow."""
+"""`AFTLocal` as a family: its row in the registry, and its file's sizes and inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from ....core.documents.window_view import WindowView, bias_views
+from ....core.error_texts import argument
 from ....core.errors import UsageError
 from ..family import (
     Family,
     Inputs,
+    LiveCall,
     ModelSpec,
     ShapeRequest,
     Sizes,
-    State,
+    StateDictForm,
     StepCache,
     StepForm,
     UpstreamClass,
     sequence_length,
 )
+from ..parts.float64 import Float64State
 from .adapter import adapt
 from .arguments import AFTLocalArgs
 from .infer import expected_shapes, infer_arguments, infer_values
@@ -30,13 +34,15 @@ from .step_module import StepAFTLocal, ring_keys
 
 def _sizes(args: AFTLocalArgs, request: ShapeRequest) -> Sizes:
     if request.attn_bias:
-        raise UsageError("--attn-bias does not apply to AFTLocal.", why="Its biases are part of its weights.")
+        raise UsageError(
+            f"{argument('attn_bias')} does not apply to AFTLocal.", why="Its biases are part of its weights."
+        )
     length = sequence_length(request, args.seq_len)
     if length > args.seq_len:
         raise UsageError(
-            f"--seq-len {length} is beyond the model's seq_len {args.seq_len}.",
+            f"{argument('seq_len', length)} is beyond the model's seq_len {args.seq_len}.",
             why="There are no learned biases past it.",
-            fix=f"Use --seq-len {args.seq_len} or less.",
+            fix=f"Use {argument('seq_len', args.seq_len)} or less.",
         )
     return Sizes(length, request.batch, 1, args.d_model, request.mask, False, request.causal, request.full_mask)
 
@@ -62,33 +68,67 @@ def _module(spec: ModelSpec) -> AFTLocal:
     return AFTLocal(spec.args, sizes.seq_len, causal=sizes.causal, full_mask=sizes.full_mask)
 
 
-def _reference(spec: ModelSpec, state: State, x: Mapping[str, Tensor], positions: Tensor | None) -> Tensor:
+def _reference(
+    spec: ModelSpec, state: Float64State, x: Mapping[str, Tensor], positions: Tensor | None
+) -> tuple[Tensor, ...]:
     data = (x["query"], x["key"], x["value"], x.get("mask"), x.get("full_mask"))
-    return aft_local(spec.args, state, *data, causal=spec.sizes.causal, rows=positions)
+    return (aft_local(spec.args, state, *data, causal=spec.sizes.causal, rows=positions),)
 
 
-def _window_views(class_name: str, args: AFTLocalArgs) -> list[WindowView]:
-    return bias_views(class_name, args.local_window_size, causal=False, length=args.seq_len)
+def _window_views(class_name: str, args: AFTLocalArgs, sizes: Sizes | None) -> list[WindowView]:
+    causal, length = (False, args.seq_len) if sizes is None else (sizes.causal, sizes.seq_len)
+    return bias_views(class_name, args.local_window_size, causal, length)
 
+
+def _live_call(given: Mapping[str, Tensor]) -> LiveCall:
+    """Build the call of upstream's model, and translate its one mask `[T, T, B or 1]`, True = keep, for the file.
+
+    A causal mask is an option of the export, not an input.
+    """
+    call = {name: tensor for name, tensor in given.items() if name != "full_mask"}
+    inputs = {name: tensor for name, tensor in call.items() if name != "mask"}
+    if "full_mask" in given:
+        call["mask"] = given["full_mask"][:, :, None]
+    mask = call.get("mask")
+    if mask is None or _is_causal(mask) or bool(mask.all()):
+        return LiveCall(call, inputs, "out")
+    if mask.shape[0] == 1:  # the same keys for every query
+        inputs["mask"] = mask[0].t().expand(call["query"].shape[1], -1)
+    elif bool((mask == mask[:, :, :1]).all()):
+        inputs["full_mask"] = mask[:, :, 0]
+    else:
+        raise UsageError("The mask is another one for each sequence.", why="An exported AFTLocal has one for all.")
+    return LiveCall(call, inputs, "out")
+
+
+def _is_causal(mask: Tensor) -> bool:
+    square = mask.ndim == 3 and mask.shape[0] == mask.shape[1]
+    return square and bool((mask == torch.ones_like(mask[:, :, 0]).tril()[:, :, None]).all())
+
+
+_NOT_RUN = "labml-nn's AFTLocal takes a [T, T] mask and memory quadratic in the length, and departs where sums cancel"
 
 AFT_LOCAL = Family(
     name="aft",
     arguments=AFTLocalArgs,
-    classes=(UpstreamClass("labml_nn.AFTLocal"),),
-    recognises=lambda shapes: "pos_bias" in shapes,
-    recognised_by="AFTLocal pos_bias",
-    infer_arguments=infer_arguments,
-    infer_values=infer_values,
-    expected_shapes=expected_shapes,
+    classes=(UpstreamClass("labml_nn.AFTLocal", why_not_run=_NOT_RUN),),
     window_argument="local_window_size",
     sizes=_sizes,
     inputs=_inputs,
     module=_module,
     reference=_reference,
+    state_dict=StateDictForm(
+        recognises=lambda shapes: "pos_bias" in shapes,
+        recognised_by="AFTLocal pos_bias",
+        infer_arguments=infer_arguments,
+        infer_values=infer_values,
+        expected_shapes=expected_shapes,
+    ),
     step=StepForm(
         module=lambda spec, _: StepAFTLocal(spec.args),
         call=lambda model, data, position, caches: model(*data, position, *caches),
         caches=_caches,
+        slots=ring_keys,
         length_axis=0,
         max_positions=lambda args: int(args.seq_len),
     ),
@@ -98,6 +138,9 @@ AFT_LOCAL = Family(
     adapters={"labml_nn.transformers.aft.AFTLocal": adapt},
     extra_inputs=frozenset({"causal", "full_mask"}),
     why_static="Its learned biases are laid out by length.",
+    tokens=("key", "value"),
+    live_call=_live_call,
     batch_axis=1,
+    sequence_axis=0,
     samples=True,
 )

@@ -25,7 +25,7 @@ def infer_arguments(shapes: TensorShapes, given: Mapping[str, Any]) -> Findings:
 
 
 def infer_values(state: Mapping[str, Tensor]) -> Findings:
-    """Infer the window from `local_mask`: the one size that no shape shows."""
+    """Infer the window from `local_mask`, because no shape shows it."""
     mask = state.get("local_mask")
     if mask is None or mask.ndim != 2:
         return {}

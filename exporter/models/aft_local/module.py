@@ -3,26 +3,25 @@
     w_ij = pos_bias_ij if |i - j| < s else 0, -inf where i may not see j
     y_i = Σ_j e^{w_ij + k_j}·v_j / Σ_j e^{w_ij + k_j}   per channel;   out = W·(σ(q_i)·y_i) + b
 
-Outside the window the bias is 0, not -inf: the sums go over the whole sequence. They are kept as
-running softmax states (Milakov and Gimelshein, arXiv 1805.02867), per channel
+Outside the window the bias is 0, not -inf, so the sums go over the whole sequence. They are kept as running softmax
+states (Milakov and Gimelshein, arXiv 1805.02867), per channel
 
     (m, num, den):   m = max_j a_j,   num = Σ_j e^{a_j - m}·v_j,   den = Σ_j e^{a_j - m},   a_j = w_ij + k_j
     (m, num, den) ⊕ (m', num', den') = (M, num·e^{m-M} + num'·e^{m'-M}, den·e^{m-M} + den'·e^{m'-M}),   M = max(m, m')
 
 and a row's state is: keys up to i - s ⊕ (unless causal) keys from i + s on ⊕ the keys of the band, one by one.
 
-- Every row and channel has the exact maximum of what it sees as its stabiliser, so `den ≥ 1` whatever the keys and
-  biases. Upstream subtracts the maxima of k and of w apart: rising keys in a causal model, or biases far
-  below 0 on the keys that matter, leave it 0/0. One matrix product per tile costs less and has the same flaw.
-- Nothing is subtracted but exponents: "sum of all + (e^w - 1) in the band" loses every digit at w = -20.
+- The stabiliser of every row and channel is the exact maximum of what it sees, so `den ≥ 1` whatever the keys and
+  biases. Upstream subtracts the maxima of k and of w separately: rising keys in a causal model, or biases far below 0
+  on the keys that matter, give 0/0. One matrix product per tile costs less and has the same flaw.
+- Only exponents are subtracted: "sum of all + (e^w - 1) in the band" loses every digit at w = -20.
 - The sums up to i - s, for all i: the sequence is cut in ~√T chunks, one Scan runs through all chunks side by
   side, a second one over their totals.
 - The band is a Scan over the offsets j - i, a few per step. Unrolled, s = 32 was 2000 nodes instead of 170 and
   20 s of export instead of 4, and onnxruntime kept all shifted copies of k and v alive (3.2 GB instead of
   0.8 GB at T = 8192, D = 512).
 
-A mask `[T, T]` of any pattern leaves no sums to share between rows: then a Scan goes over all keys, in
-O(T²) time.
+With a mask `[T, T]` of any pattern, rows have no sums in common: then a Scan goes over all keys, in O(T²) time.
 
 Source: `labml_nn.transformers.aft.AFTLocal.forward`, labml-nn 0.5.1; Zhai et al., arXiv 2105.14103.
 """
@@ -36,18 +35,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Not `torch._higher_order_ops.scan.scan`: that compiles its body first, and under the ONNX exporter fails at
-# the second one whose shapes differ.
+# Not `torch._higher_order_ops.scan.scan`, which compiles its function first, and under the ONNX exporter fails at the
+# second function with other shapes.
 from torch._higher_order_ops.scan import scan_op
 
 from ....core.errors import UsageError
 from .arguments import AFTLocalArgs
 
-# The logit of a key that cannot be seen. Finite, so that no difference of two is NaN; far below any
-# other, so that adding a bias does not bring it back, and a row that reaches no more has seen nothing.
+# The logit of a hidden key. Finite, so that no difference of two is NaN; far below any other, so that adding a bias
+# does not make the key visible, and a row whose maximum is near it has seen no key.
 HIDDEN = -1e30
-# Offsets (or keys, with a full mask) per step of a Scan: more of them share one rescaling of the sums and
-# need as many more buffers. Of 1, 2, 4 and 8, 4 was the fastest in onnxruntime at D = 64 and D = 512.
+# Offsets (or keys, with a full mask) per step of a Scan: they share one rescaling of the sums, but each needs buffers
+# of its own. Of 1, 2, 4 and 8, 4 was the fastest in onnxruntime at D = 64 and D = 512.
 _GROUP = 4
 
 # m, num, den: per row and channel, or per channel.
@@ -56,14 +55,14 @@ Body = Callable[[State, tuple[Tensor, ...], tuple[Tensor, ...]], State]
 
 
 def _merge(first: State, second: State) -> State:
-    """The state of both sets of keys."""
+    """Merge the states of two sets of keys."""
     peak = torch.maximum(first[0], second[0])
     scale, other = torch.exp(first[0] - peak), torch.exp(second[0] - peak)
     return peak, first[1] * scale + second[1] * other, first[2] * scale + second[2] * other
 
 
 def _absorb(state: State, logits: Sequence[Tensor], values: Sequence[Tensor]) -> State:
-    """The state with a few single keys added."""
+    """Add a few single keys to a state."""
     peak, num, den = state
     for logit in logits:
         peak = torch.maximum(peak, logit)
@@ -76,23 +75,23 @@ def _absorb(state: State, logits: Sequence[Tensor], values: Sequence[Tensor]) ->
 
 
 def _nothing(like: Tensor) -> State:
-    """The state of no keys, in the shape of `like`."""
+    """Return the state of no keys, in the shape of `like`."""
     return torch.full_like(like, HIDDEN), torch.zeros_like(like), torch.zeros_like(like)
 
 
 def _scan(
     body: Body, state: State, steps: Sequence[Tensor], fixed: Sequence[Tensor] = (), *, trail: bool = False
 ) -> tuple[State, State]:
-    """ONNX's Scan: `state = body(state, slices of steps, fixed)` along the first axis of `steps`.
+    """Run ONNX's Scan: `state = body(state, slices of steps, fixed)` along the first axis of `steps`.
 
     Returns:
-        The last state, and with `trail` the states after each step, stacked (else the last again).
+        The last state, and with `trail` the stacked states after each step (else the last state again).
     """
     last = 3 + len(steps)
 
     def flat(*parts: Tensor) -> list[Tensor]:
         m, num, den = body((parts[0], parts[1], parts[2]), parts[3:last], parts[last:])
-        # An output may not be another one's memory, so what is stacked is copied.
+        # Outputs may not share memory, so stacked ones are copied.
         return [m, num, den, *((m.clone(), num.clone(), den.clone()) if trail else ())]
 
     outputs = scan_op(flat, list(state), list(steps), tuple(fixed))
@@ -100,14 +99,14 @@ def _scan(
 
 
 def _padded(state: State, before: int) -> State:
-    """The state `[N, F]` with `before` rows of nothing in front."""
+    """Return the state `[N, F]` with `before` empty rows in front."""
     m, num, den = state
     front = (0, 0, before, 0)
     return F.pad(m, front, value=HIDDEN), F.pad(num, front), F.pad(den, front)
 
 
 def _running(keys: Tensor, values: Tensor) -> State:
-    """Row i: the state of keys 0 … i. All `[N, F]`."""
+    """Compute for every row i the state of keys 0 … i; all `[N, F]`."""
     length, width = keys.shape
     chunk = math.isqrt(length - 1) + 1
     chunks = -(-length // chunk)
@@ -143,7 +142,7 @@ class AFTLocal(nn.Module):
         args: upstream's arguments.
         length: sequence length `T`, at most `args.seq_len`.
         causal: the model was run with a causal mask.
-        full_mask: `forward` gets a mask `[T, T]`; O(T²) time.
+        full_mask: `forward` takes a mask `[T, T]`; O(T²) time.
 
     Raises:
         UsageError: the sequence is longer than the table of biases.
@@ -164,7 +163,7 @@ class AFTLocal(nn.Module):
                 fix=f"Use {args.seq_len} or less.",
             )
         self.length, self.window, self.causal, self.full_mask = length, args.local_window_size, causal, full_mask
-        # How far the band reaches; what lies beyond the sequence needs no bias.
+        # How far the band reaches; positions beyond the sequence need no bias.
         self.back = min(args.local_window_size, length) - 1
         self.ahead = 0 if causal else self.back
         self.query, self.key, self.value = (nn.Linear(args.d_model, args.d_model, bias=args.bias) for _ in range(3))
@@ -174,12 +173,12 @@ class AFTLocal(nn.Module):
 
     @torch.no_grad()
     def prepare(self) -> None:
-        """Keep the band of biases only, `band[j - i + back, i] = pos_bias[i, j]`, and drop the table.
+        """Keep only the band of biases, `band[j - i + back, i] = pos_bias[i, j]`, and drop the table.
 
         A shorter sequence takes the table's first rows and columns, as upstream does.
 
         Raises:
-            UsageError: the checkpoint's `local_mask` is that of another window.
+            UsageError: the checkpoint's `local_mask` belongs to another window.
         """
         self._check_window()
         table = self.pos_bias[: self.length, : self.length]
@@ -193,7 +192,7 @@ class AFTLocal(nn.Module):
             self.register_buffer(name, value, persistent=False)
 
     def _tables(self, band: Tensor) -> dict[str, Tensor]:
-        """The band and the numbers of its rows, as the Scan over it takes them."""
+        """Return the band and its row numbers in the layout that the Scan over it takes."""
         row = torch.arange(self.length)
         if self.full_mask:
             return {"band": band, "row": row}
@@ -207,7 +206,7 @@ class AFTLocal(nn.Module):
         }
 
     def _check_window(self) -> None:
-        """Upstream multiplies the biases by the mask it saved, so that mask must be this window's."""
+        """Check that the saved mask, by which upstream multiplies the biases, belongs to this window."""
         size, reach = len(self.local_mask), min(self.window, len(self.local_mask)) - 1
         inside = [self.local_mask.diagonal(offset) for offset in range(-reach, reach + 1)]
         expected = size * (2 * reach + 1) - reach * (reach + 1)
@@ -227,16 +226,16 @@ class AFTLocal(nn.Module):
         mask: Tensor | None = None,
         full_mask: Tensor | None = None,
     ) -> Tensor:
-        """Masks are bool, True = keep: mask `[B, T]` of the keys, full_mask `[T, T]` of query and key.
+        """Compute the layer; mask `[B, T]` of keys and full_mask `[T, T]` of query and key are bool, True = keep.
 
-        A row that sees nothing gives `output.bias`. Between the matrices everything is fp32.
+        A row that sees no key gives `output.bias`. Between the matrices everything is fp32.
         """
         dtype = self.query.weight.dtype
         gate = self.query(query.to(dtype)).float().sigmoid()
         keys, values = self.key(key.to(dtype)).float(), self.value(value.to(dtype)).float()
         if mask is not None:
             kept = mask.t().unsqueeze(-1)
-            # The values too: a hidden key's weight is 0, and 0·NaN would not be.
+            # The values too: a hidden key's weight is 0, but 0·NaN would be NaN.
             keys, values = torch.where(kept, keys, HIDDEN), torch.where(kept, values, 0.0)
         keys, values = keys.flatten(1), values.flatten(1)  # channels of all batches side by side, [T, F]
         if full_mask is not None:
@@ -250,21 +249,21 @@ class AFTLocal(nn.Module):
         return output
 
     def _outside(self, keys: Tensor, values: Tensor) -> State:
-        """Row i: the state of the keys up to i - s, and unless causal of those from i + s on."""
+        """Compute for every row i the state of the keys up to i - s, and unless causal of those from i + s on."""
         count = self.length - self.window  # rows that have keys on one side beyond the window
         if count <= 0:
             return _nothing(keys)
         if self.causal:
             return _padded(_running(keys[:count], values[:count]), self.window)
-        # The keys ahead are the keys behind in the reversed sequence. Both at once, side by side, are half
-        # the steps for a tenth more memory.
+        # The keys ahead are the keys behind in the reversed sequence. Computing both side by side takes half the steps
+        # and a tenth more memory.
         both = (torch.cat((x[:count], x.flip(0)[:count]), dim=1) for x in (keys, values))
         m, num, den = _padded(_running(*both), self.window)
         (m, m_ahead), (num, num_ahead), (den, den_ahead) = (x.chunk(2, dim=1) for x in (m, num, den))
         return _merge((m, num, den), (m_ahead.flip(0), num_ahead.flip(0), den_ahead.flip(0)))
 
     def _over_band(self, state: State, keys: Tensor, values: Tensor) -> State:
-        """The state with the keys of the window added, whose biases are learned."""
+        """Add the keys of the window, whose biases are learned, to the state."""
         around = (0, 0, self.back, self.ahead)
         fixed = (F.pad(keys, around, value=HIDDEN), F.pad(values, around), self.row)
 
@@ -277,7 +276,7 @@ class AFTLocal(nn.Module):
         return _scan(body, state, (self.band, self.offset), fixed)[0]
 
     def _over_all_keys(self, keys: Tensor, values: Tensor, full_mask: Tensor) -> State:
-        """The state of every key the mask shows to each row, key by key."""
+        """Compute the state of the keys that the mask shows to each row, key by key."""
         group = math.gcd(self.length, _GROUP)
         steps = [x.reshape(-1, group, x.shape[1]) for x in (keys, values, full_mask.t())]
         fixed = (self.band.flatten(), self.row)
@@ -290,7 +289,7 @@ class AFTLocal(nn.Module):
         return _scan(body, _nothing(keys), (*steps, self.row.reshape(-1, group)), fixed)[0]
 
     def _column(self, key: Tensor, visible: Tensor, band: Tensor, row: Tensor) -> Tensor:
-        """The biases of one key (a scalar index) in all rows, `[T, 1]`; HIDDEN where it is not seen."""
+        """Return the biases of one key (a scalar index) in all rows, `[T, 1]`; HIDDEN where it is not seen."""
         count = self.back + 1 + self.ahead
         offset = key - row + self.back
         bias = torch.where((offset >= 0) & (offset < count), band[offset.clamp(0, count - 1) * self.length + row], 0.0)

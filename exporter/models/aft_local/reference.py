@@ -31,14 +31,14 @@ def aft_local(
     causal: bool = False,
     rows: Tensor | None = None,
 ) -> Tensor:
-    """`[T, B, D]` fp64 → the same.
+    """Compute the layer in float64, `[T, B, D]` → the same.
 
     Args:
         args: upstream's arguments.
         state: the state dict, fp64.
-        query: what the gates are made of.
-        key: what the weights are made of.
-        value: what is averaged.
+        query: input of the gates.
+        key: input of the weights.
+        value: input of the values that are averaged.
         mask: bool `[B, T]`, True = keep the key.
         full_mask: bool `[T, T]`, True = this query (row) may see this key.
         causal: no query sees a later key.
@@ -67,7 +67,7 @@ def _means(
     full_mask: Tensor | None,
     causal: bool,
 ) -> Tensor:
-    """The weighted means of the values at positions `i`, `[R, B, D]`."""
+    """Compute the weighted means of the values at positions `i`, `[R, B, D]`."""
     i, j = i[:, None], torch.arange(key.shape[0])[None, :]
     bias = torch.where((i - j).abs() < args.local_window_size, pos_bias[i, j], 0.0)
     visible = (j <= i) if causal else torch.ones_like(bias, dtype=torch.bool)

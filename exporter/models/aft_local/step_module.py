@@ -1,13 +1,13 @@
-"""Causal `AFTLocal` a few tokens at a time, in memory that depends on its window `s` alone.
+"""Causal `AFTLocal` a few tokens at a time, in memory that only depends on its window `s`.
 
-The mathematics of `module.py` beside it: per channel the running softmax state (m, num, den) of the keys out of the
-window, whose bias is 0, joined with the keys of the window, whose biases are learned. Between calls
-there are, with `t` the last position,
+The formula of `module.py` in this folder: per channel the running softmax state (m, num, den) of the keys before the
+window, whose bias is 0, is joined with the keys of the window, whose biases are learned. The caches between calls are,
+with `t` the last position,
 
 - `key_ring, value_ring` `[s, B, D]`: keys and values of `t - s < p ≤ t`, position `p` in slot `p mod s`,
 - `state` `[3, B, D]`: (m, num, den) of the keys up to `t - s`; all zeros while there are none.
 
-A call lays ring and new keys side by side. Each of its queries sees the state and all of those not after it.
+A call concatenates ring and new keys. Each of its queries sees the state and all of these keys that are not after it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StepAFTLocal(AFTLocal):
 
     @torch.no_grad()
     def prepare(self) -> None:
-        """The biases by age, `by_age[i, a] = pos_bias[i, i - a]` in the window, and a last column of 0.
+        """Compute the biases by age, `by_age[i, a] = pos_bias[i, i - a]` in the window, and a last column of 0.
 
         Raises:
             UsageError: the checkpoint's `local_mask` is that of another window.
@@ -59,7 +59,7 @@ class StepAFTLocal(AFTLocal):
         value_ring: Tensor,
         state: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Output and the next ring and state; position int64 `[1]`. Between the matrices everything is fp32."""
+        """Compute the output and the next ring and state; position int64 `[1]`; fp32 between the matrices."""
         dtype, chunk, window = self.query.weight.dtype, key.shape[0], self.slots
         gate = self.query(query.to(dtype)).float().sigmoid()
         keys = torch.cat((key_ring, self.key(key.to(dtype)).float()))
@@ -88,12 +88,12 @@ class StepAFTLocal(AFTLocal):
 
 
 def ring_keys(args: AFTLocalArgs) -> int:
-    """Keys a ring holds: those whose biases are learned."""
+    """Return how many keys a ring holds: those with learned biases."""
     return min(args.local_window_size, args.seq_len)
 
 
 def _joined(state: State, logits: Tensor, values: Tensor) -> State:
-    """The state `[B, D]` with keys `[…, n, B, D]` added, `[…, B, D]`."""
+    """Add keys `[…, n, B, D]` to the state `[B, D]`, giving `[…, B, D]`."""
     peak = torch.maximum(state[0], logits.amax(dim=-3))
     weights, scale = torch.exp(logits - peak.unsqueeze(-3)), torch.exp(state[0] - peak)
     return peak, state[1] * scale + (weights * values).sum(dim=-3), state[2] * scale + weights.sum(dim=-3)

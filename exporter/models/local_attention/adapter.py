@@ -1,6 +1,6 @@
-"""Give a live `LocalAttention` an export-friendly forward; its arguments are read off its attributes.
+"""Replace the forward of a live `LocalAttention` by an export-friendly one; its attributes show its arguments.
 
-What is computed is that of `module.py`, with the layer's own rotary frequencies.
+It computes the same as `module.py`, with the layer's own rotary frequencies.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def adapt(layer: Any, calls: Sequence[LayerCall], dynamic_length: bool) -> Windo
     """Replace the forward of a `LocalAttention` of local_attention or of zeta.
 
     Raises:
-        UsageError: why it is left as it is.
+        UsageError: the layer cannot be replaced; the text says why.
     """
     args = attention_args(layer)
     for call in calls:
@@ -49,7 +49,7 @@ def attention_args(layer: Any) -> LocalAttentionArgs:
     """Read the constructor arguments of a live LocalAttention.
 
     Raises:
-        UsageError: it holds something upstream does not build.
+        UsageError: the layer has a part that upstream's class would not have.
     """
     rotary = layer.rel_pos
     if type(layer.dropout) not in (nn.Dropout, nn.Identity):
@@ -84,7 +84,7 @@ def attention_args(layer: Any) -> LocalAttentionArgs:
 
 
 def is_upstream(part: nn.Module, class_name: str) -> bool:
-    """Whether a part of a layer computes what upstream's class of that name does."""
+    """Return whether a part of a layer computes the same as upstream's class of that name."""
     for owner in type(part).__mro__:
         if owner.__name__ == class_name and owner.__module__.partition(".")[0] in ("local_attention", "zeta"):
             return type(part).forward is owner.forward and "forward" not in vars(part)  # type: ignore[attr-defined]
@@ -115,15 +115,15 @@ _OPEN = "open"
 
 
 class WindowedCore(nn.Module):
-    """The attention of a layer, for the lengths it was seen to be called at.
+    """The attention of a layer, for the lengths at which it was called.
 
     Args:
-        args: of the layer.
-        lengths: every length of its sequences, or with `open_length` the longest.
+        args: arguments of the layer.
+        lengths: every length of its sequences, or with `dynamic_length` the longest.
         head_dim: head size.
-        inv_freq: the layer's own rotary frequencies, None without rotary.
+        inv_freq: the layer's own rotary frequencies; None without rotary.
         sequence_first: `q, k, v` are `[B, N, H, D]`, else `[B, H, N, D]`.
-        open_length: the file's length is open.
+        dynamic_length: the file's length is dynamic.
     """
 
     def __init__(
@@ -144,20 +144,20 @@ class WindowedCore(nn.Module):
         for name, length in wanted.items():
             part = LocalAttention(args, length, head_dim, sequence_first=sequence_first, dynamic_length=dynamic_length)
             if part.rel_pos is not None and inv_freq is not None:
-                # Not persistent: the layer's state dict keeps upstream's names.
+                # Not persistent, so that the layer's state dict keeps upstream's names.
                 part.rel_pos.register_buffer("inv_freq", inv_freq.detach().cpu().float(), persistent=False)
                 part.rel_pos.prepare()
             self.by_length[name] = part
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, attn_bias: Tensor | None) -> Tensor:
-        """Compute what `module.py` does, but with upstream's answer in rows whose keys are all masked."""
+        """Compute the same as `module.py`, but with upstream's output in rows whose keys are all masked."""
         name = _OPEN if self.dynamic_length else str(int(q.shape[1 if self.sequence_first else 2]))
         if name not in self.by_length:
             raise UsageError(
                 f"A {self.geometry.window_size}-token window layer is called with {name} tokens.",
                 why=f"With the example inputs it was called with {', '.join(self.by_length)}.",
             )
-        # Not called as a module, so that the node is named after the layer.
+        # Called as a function, so that the node is named after the layer.
         out: Tensor = self.by_length[name].forward(q, k, v, mask, attn_bias)
         if mask is None:
             return out
@@ -171,7 +171,7 @@ def bias_with_heads(bias: Tensor, heads: int, geometry: Any) -> Tensor:
 
 
 class ExportableAttention(nn.Module):
-    """`LocalAttention.forward`: any leading axes, packed in upstream's order."""
+    """`LocalAttention.forward` for any leading axes, packed in upstream's order."""
 
     exported_core: WindowedCore
 
@@ -185,7 +185,10 @@ class ExportableAttention(nn.Module):
         attn_bias: Tensor | None = None,
         window_size: int | None = None,
     ) -> Tensor:
-        """`[…, N, D]` → the same; mask bool `[m, N]`, attn_bias `[g, w, K]`, where m and g divide the leading axes."""
+        """Compute attention, `[…, N, D]` → the same.
+
+        mask is bool `[m, N]` and attn_bias `[g, w, K]`, where m and g divide the product of the leading axes.
+        """
         core, mask = self.exported_core, input_mask if mask is None else mask
         if window_size is not None and window_size != core.geometry.window_size:
             raise UsageError(f"LocalAttention is called with window_size {window_size}.", why="A file has one window.")
@@ -205,6 +208,6 @@ class ExportableAttention(nn.Module):
 
     @staticmethod
     def _fits_as_it_is(q: Tensor, mask: Tensor | None, attn_bias: Tensor | None) -> bool:
-        """`[B, H, N, D]` with a mask for each of B and a bias for each of H."""
+        """Return whether the inputs are `[B, H, N, D]` with a mask for each of B and a bias for each of H."""
         masked = mask is None or mask.shape[0] == q.shape[0]
         return bool(masked and (attn_bias is None or q.shape[1] % attn_bias.shape[0] == 0))

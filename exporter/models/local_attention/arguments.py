@@ -48,7 +48,7 @@ class LocalAttentionArgs(Arguments):
         return self
 
     def geometry(self) -> WindowGeometry:
-        """The window; `look_forward` left out means 0 if causal, else 1."""
+        """Return the window; by default `look_forward` is 0 if causal, else 1."""
         forward = self.look_forward
         if forward is None:
             forward = 0 if self.causal else 1
@@ -62,10 +62,10 @@ class LocalAttentionArgs(Arguments):
 
     @property
     def rotary_dim(self) -> int | None:
-        """Channels the rotary embedding turns (the whole head), or None without rotary."""
+        """Channels that the rotary embedding rotates (the whole head), or None without rotary."""
         if not self.use_rotary_pos_emb:
             return None
-        # The deprecated argument wins over `dim` upstream.
+        # Upstream prefers the deprecated argument over `dim`.
         return self.rel_pos_emb_config[0] if self.rel_pos_emb_config else self.dim
 
     @property
@@ -76,5 +76,5 @@ class LocalAttentionArgs(Arguments):
         return self.window_size // 2 if self.xpos_scale_base is None else self.xpos_scale_base
 
     def score_scale(self, head_dim: int) -> float:
-        """What q is multiplied by, for heads `head_dim` wide."""
+        """Return the factor of q for heads of width `head_dim`."""
         return head_dim**-0.5 if self.scale is None else self.scale

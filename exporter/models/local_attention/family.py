@@ -1,4 +1,4 @@
-"""`LocalAttention` as a family: its row in the registry, and how its file's sizes and inputs follow."""
+"""`LocalAttention` as a family: its row in the registry, and its file's sizes and inputs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ....core.error_texts import argument
 from ....core.errors import UsageError
 from ..family import (
     Family,
@@ -14,16 +15,17 @@ from ..family import (
     ModelSpec,
     ShapeRequest,
     Sizes,
-    State,
+    StateDictForm,
     StepForm,
     UpstreamClass,
     cache_pairs,
-    needs_option,
+    needs_argument,
     optional_inputs,
     ring_caches,
     sequence_length,
 )
 from ..inference import INV_FREQ
+from ..parts.float64 import Float64State
 from .adapter import adapt
 from .arguments import LocalAttentionArgs
 from .infer import expected_shapes, infer_arguments
@@ -36,18 +38,18 @@ def _sizes(args: LocalAttentionArgs, request: ShapeRequest) -> Sizes:
     dim_head = request.dim_head or args.rotary_dim
     if args.rotary_dim is not None and dim_head != args.rotary_dim:
         raise UsageError(
-            f"--dim-head is {dim_head}, but the rotary embedding is {args.rotary_dim} wide.",
+            f"{argument('dim_head')} is {dim_head}, but the rotary embedding is {args.rotary_dim} wide.",
             why="Rotary turns the whole head.",
-            fix=f"Use --dim-head {args.rotary_dim}.",
+            fix=f"Use {argument('dim_head', args.rotary_dim)}.",
         )
     if dim_head is None:
-        raise needs_option("--dim-head", "LocalAttention without rotary has no weights that tell the head size.")
+        raise needs_argument("dim_head", "LocalAttention without rotary has no weights that tell the head size.")
     if request.heads is None:
-        raise needs_option("--heads", "LocalAttention has no weights that tell the number of heads.")
+        raise needs_argument("heads", "LocalAttention has no weights that tell the number of heads.")
     length = sequence_length(request, None)
     if not args.autopad and length % args.window_size:
         raise UsageError(
-            f"--seq-len {length} is no multiple of the window size {args.window_size}.",
+            f"{argument('seq_len', length)} is no multiple of the window size {args.window_size}.",
             why="This LocalAttention has autopad=False and refuses such a length.",
             fix="Use a multiple, or autopad=true in the config.",
         )
@@ -72,23 +74,32 @@ def _module(spec: ModelSpec) -> LocalAttention:
     return LocalAttention(spec.args, sizes.seq_len, sizes.dim_head, dynamic_length=sizes.dynamic_length)
 
 
-def _reference(spec: ModelSpec, state: State, x: Mapping[str, Tensor], positions: Tensor | None) -> Tensor:
-    return local_attention(spec.args, state, x["q"], x["k"], x["v"], x.get("mask"), x.get("attn_bias"))
+def _reference(
+    spec: ModelSpec, state: Float64State, x: Mapping[str, Tensor], positions: Tensor | None
+) -> tuple[Tensor, ...]:
+    return (local_attention(spec.args, state, x["q"], x["k"], x["v"], x.get("mask"), x.get("attn_bias")),)
 
+
+ZETA_RAISES = "zetascale 2.8.8 raises in forward as published: it gives masked_fill a tensor for a number"
 
 LOCAL_ATTENTION = Family(
     name="attention",
     arguments=LocalAttentionArgs,
-    classes=(UpstreamClass("local_attention.LocalAttention"), UpstreamClass("zeta.LocalAttention")),
-    recognises=lambda shapes: set(shapes) <= {INV_FREQ},
-    recognised_by="LocalAttention at most rel_pos.inv_freq",
-    infer_arguments=infer_arguments,
-    expected_shapes=expected_shapes,
+    classes=(
+        UpstreamClass("local_attention.LocalAttention"),
+        UpstreamClass("zeta.LocalAttention", why_not_run=ZETA_RAISES),
+    ),
     window_argument="window_size",
     sizes=_sizes,
     inputs=_inputs,
     module=_module,
     reference=_reference,
+    state_dict=StateDictForm(
+        recognises=lambda shapes: set(shapes) <= {INV_FREQ},
+        recognised_by="LocalAttention at most rel_pos.inv_freq",
+        infer_arguments=infer_arguments,
+        expected_shapes=expected_shapes,
+    ),
     step=StepForm(
         module=lambda spec, chunk: StepAttention(spec.args, spec.sizes.heads, spec.sizes.dim_head, chunk),
         call=_step,
@@ -99,6 +110,7 @@ LOCAL_ATTENTION = Family(
         "local_attention.local_attention.LocalAttention": adapt,
         "zeta.nn.attention.local_attention.LocalAttention": adapt,
     },
+    tokens=("k", "v"),
     casts_inputs=True,
     sizes_are_arguments=False,
 )

@@ -1,12 +1,12 @@
-"""What upstream answers to a query none of whose visible keys the mask keeps.
+"""Compute upstream's output for a query whose visible keys are all masked.
 
-The attention node answers zeros. Upstream fills every score of such a row with the same number, so its softmax
-spreads evenly over all `K` gathered slots, masked keys and padding included:
+The attention node gives zeros. Upstream fills every score of such a row with the same number, so its softmax spreads
+evenly over all `K` gathered slots, including masked keys and padding:
 
     o_t = 1/K · Σ_slots v_slot,   v = 0 where the sequence was padded to whole windows, v = -1 beyond that
 
-Nobody trained on that number, but in a user's model other layers read it (a convolution, a pooling), so a module
-that takes upstream's place must give it too.
+Models are not trained on these outputs, but in a user's model other layers read them (a convolution, a pooling), so a
+module that replaces upstream's must give them too.
 
 Source: `local_attention.LocalAttention.forward`, local-attention 1.11.2: `look_around` pads with -1.
 """
@@ -25,11 +25,11 @@ from ....core.geometry import WindowGeometry
 def fill_fully_masked_rows(
     output: Tensor, value: Tensor, key_mask: Tensor, geometry: WindowGeometry, *, sequence_first: bool
 ) -> Tensor:
-    """`output` with upstream's answer in the rows that see no kept key.
+    """Return `output` with upstream's output in the rows that see no kept key.
 
     Args:
-        output: of the attention node, `[B, N, H, D]` if `sequence_first`, else `[B, H, N, D]`.
-        value: alike.
+        output: output of the attention node, `[B, N, H, D]` if `sequence_first`, else `[B, H, N, D]`.
+        value: the values, in the same layout.
         key_mask: bool `[B, N]`, True = keep.
         geometry: which keys a query sees.
         sequence_first: the layout.
@@ -45,7 +45,7 @@ def fill_fully_masked_rows(
 
 
 def _in_windows(x: Tensor, axis: int, window: int) -> Tensor:
-    """The axis of `x` as whole windows, zeros after its end; works for open lengths too."""
+    """Split an axis of `x` into whole windows, padded with zeros; also for dynamic lengths."""
     length = x.shape[axis]
     after = [0, 0] * (x.ndim - 1 - axis) + [0, window - 1]
     whole = F.pad(x, after).narrow(axis, 0, (length + window - 1) // window * window)
@@ -53,7 +53,7 @@ def _in_windows(x: Tensor, axis: int, window: int) -> Tensor:
 
 
 def _over_neighbours(pick: Callable[[int], Tensor], axis: int, geometry: WindowGeometry, beyond: float) -> Tensor:
-    """Sum over a window and those it looks at; `pick(shift)` is the summand, `beyond` what lies outside."""
+    """Sum over a window and the windows it looks at; `pick(shift)` is the summand, `beyond` its value outside."""
     total: Tensor | None = None
     back, ahead = geometry.look_backward, geometry.look_forward
     for shift in range(-back, ahead + 1):
@@ -66,9 +66,9 @@ def _over_neighbours(pick: Callable[[int], Tensor], axis: int, geometry: WindowG
 
 
 def _kept_and_visible(key_mask: Tensor, geometry: WindowGeometry) -> Tensor:
-    """How many kept keys each query sees, `[B, N]`.
+    """Count the kept keys that each query sees, `[B, N]`.
 
-    An interval from `t - b·w` to `t + f·w` is the end of one window, whole windows, and the start of another.
+    An interval from `t - b·w` to `t + f·w` consists of the end of one window, whole windows, and the start of another.
     """
     length = key_mask.shape[1]
     first, last = -geometry.look_backward, geometry.look_forward

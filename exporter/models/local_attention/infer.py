@@ -10,7 +10,10 @@ from .arguments import LocalAttentionArgs
 
 
 def infer_arguments(shapes: TensorShapes, given: Mapping[str, Any]) -> Findings:
-    """Infer what rotary frequencies show; absent ones show nothing, since rotary is on if the config gives `dim`."""
+    """Infer arguments from rotary frequencies.
+
+    Absent frequencies show nothing, because rotary is on if the config gives `dim`.
+    """
     if INV_FREQ not in shapes:
         return {}
     findings = {"use_rotary_pos_emb": from_presence(shapes, INV_FREQ)}

@@ -2,10 +2,10 @@
 
     o_t = Σ_s softmax_s( scale·⟨R_{t+fw} q_t, R_s k_s⟩ + bias[h, t mod w, slot] ) · v_s
 
-over the keys `s` that `core.geometry` makes visible. shared_qk normalises k first and lowers a token's
-score with itself; xpos adds a decay per channel, which the attention node applies. Where the sequence is no
-multiple of the window, upstream pads it with zeros: a causal query never sees them, a masked one
-neither, but a non-causal query without a mask does, with weight e^0. That is reproduced.
+over the keys `s` that `core.geometry` makes visible. shared_qk normalises k first and lowers a token's score with
+itself; xpos adds a decay per channel, which the attention node applies. If the sequence is not a multiple of the
+window, upstream pads it with zeros. Causal queries and queries with a mask never see them, but a non-causal query
+without a mask does, with weight e^0. That is reproduced.
 
 Source: `local_attention.LocalAttention.forward`, local-attention 1.11.2; `zeta.nn.attention.local_attention`
 2.8.8 computes the same.
@@ -28,10 +28,10 @@ class LocalAttention(nn.Module):
 
     Args:
         args: upstream's arguments.
-        length: sequence length `N`, or the longest if `open_length`.
+        length: sequence length `N`, or the longest if `dynamic_length`.
         head_dim: head size `D`.
         sequence_first: `q, k, v` are `[B, N, H, D]`, else `[B, H, N, D]` as upstream has them.
-        open_length: the file's length is open, up to `length`.
+        dynamic_length: the file's length is dynamic, up to `length`.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class LocalAttention(nn.Module):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, attn_bias: Tensor | None = None
     ) -> Tensor:
-        """`[B, H, N, D]` (or sequence first) → the same shape; mask bool `[B, N]`, attn_bias `[H, w, K]`."""
+        """Compute attention, `[B, H, N, D]` or sequence first → the same; mask bool `[B, N]`, attn_bias `[H, w, K]`."""
         if self.shared_qk:
             k = unit_norm(k).to(k.dtype)
         if self.rel_pos is not None:
@@ -89,10 +89,10 @@ class LocalAttention(nn.Module):
         return out.narrow(axis, 0, length) if padding else out
 
     def _padding(self, length: int, batch: int, mask: Tensor | None) -> tuple[int, Tensor | None]:
-        """How many zeros follow the sequence, and the key mask.
+        """Return how many zeros to append to the sequence, and the key mask.
 
-        An open length cannot say how many zeros it lacks to a whole window. There as many follow as may ever
-        be needed, and a mask hides those that upstream would not have added.
+        For a dynamic length the number of zeros up to a whole window is not known at export. Then the largest possible
+        number is appended, and a mask hides those that upstream would not have added.
         """
         window = self.geometry.window_size
         if self.geometry.causal or mask is not None:

@@ -12,7 +12,7 @@ from .arguments import LocalAttentionArgs
 
 
 def _rotated(x: Tensor, inv_freq: Tensor, position: Tensor) -> Tensor:
-    """Rotate `[…, N, D]` by its positions: pairs `(c, c + D/2)` turn by `position · inv_freq_c`."""
+    """Rotate `[…, N, D]` by its positions: pairs `(c, c + D/2)` by the angle `position · inv_freq_c`."""
     angle = position.double()[:, None] * inv_freq
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()), dim=-1)
@@ -28,7 +28,10 @@ def local_attention(
     attn_bias: Tensor | None = None,
     part: SequenceSlice | None = None,
 ) -> Tensor:
-    """`[B, H, N, D]` fp64 → the same; mask bool `[B, N]`, attn_bias `[H, w, K]`; of a part, q has its queries only."""
+    """Compute attention in float64, `[B, H, N, D]` → the same; mask bool `[B, N]`, attn_bias `[H, w, K]`.
+
+    For a part of a sequence, q only has the queries of the part.
+    """
     part = part or SequenceSlice.whole(q.shape[2])
     geometry, head_dim = args.geometry(), q.shape[3]
     window = geometry.window_size
@@ -53,7 +56,7 @@ def local_attention(
     for start in range(part.query_first, part.query_end, ROWS):
         query = torch.arange(start, min(start + ROWS, part.query_end))
         first, end = geometry.visible_interval(query.numpy(), part.length + padding)
-        # No row of this step sees a key outside these.
+        # The rows of this step see no key outside this range.
         here, columns = query - part.query_first, slice(int(first[0]) - part.first, int(end[-1]) - part.first)
         rows, seen = q[:, :, here] * args.score_scale(head_dim), key[columns]
         keys = F.normalize(k[:, :, columns], dim=-1) if args.shared_qk else k[:, :, columns]
@@ -61,7 +64,7 @@ def local_attention(
             rows = _rotated(rows, inv_freq, query + geometry.forward_reach)
             keys = _rotated(keys, inv_freq, seen)
         if decay is not None and args.xpos_base is not None:
-            # Only the difference of the two exponents matters; counting from here keeps both small.
+            # Only the difference of the two exponents matters; this origin keeps both small.
             base = args.xpos_base
             rows = rows * decay ** ((query - start + geometry.forward_reach) / base)[:, None]
             keys = keys * decay ** ((start - seen) / base)[:, None]

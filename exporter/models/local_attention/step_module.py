@@ -1,8 +1,7 @@
 """Causal `LocalAttention` a few tokens at a time.
 
-The mathematics of `module.py`; the keys and values of the
-tokens before come from a ring buffer (`core/nodes/step.py`). A single token needs no transpositions: between
-`[B, 1, H·D]` and `[B, H, 1, D]` nothing moves.
+The formula of `module.py`; the keys and values of earlier tokens come from a ring buffer (`core/nodes/step.py`). A
+single token needs no transpositions, because `[B, 1, H·D]` and `[B, H, 1, D]` have the same order in memory.
 """
 
 from __future__ import annotations
@@ -28,25 +27,31 @@ class StepAttention(nn.Module):
         args: upstream's arguments, of a causal window.
         heads: heads `H`.
         head_dim: head size `D`.
-        chunk: tokens a call `C`.
+        chunk: tokens per call `C`.
+        positions: how many positions the model has; None if there is no limit.
     """
 
-    def __init__(self, args: LocalAttentionArgs, heads: int, head_dim: int, chunk: int) -> None:
+    def __init__(
+        self, args: LocalAttentionArgs, heads: int, head_dim: int, chunk: int, positions: int | None = None
+    ) -> None:
         super().__init__()
         self.shared_qk = args.shared_qk
-        self.rel_pos = RotaryPhase(args.rotary_dim) if args.rotary_dim is not None else None
+        self.rel_pos = RotaryPhase(args.rotary_dim, positions) if args.rotary_dim is not None else None
         self.attributes = StepAttributes(
             args.geometry(), args.score_scale(head_dim), args.shared_qk, args.xpos_base or 0.0
         )
-        self.viewpoint = StepTableBuilder(self.attributes, heads, head_dim, chunk)
+        self.viewpoint = StepTableBuilder(self.attributes, heads, head_dim, chunk, positions)
 
     def view(self, position: Tensor, batch: int, attn_bias: Tensor | None = None) -> StepTables:
-        """What layers of this window and these rotary frequencies have in common; position `[1]`."""
+        """Compute the tables that layers with this window and these rotary frequencies share; position `[1]`."""
         view: StepTables = self.viewpoint(position, batch, self.rel_pos, attn_bias)
         return view
 
     def forward(self, qk: Tensor, v: Tensor, caches: Caches, view: StepTables) -> tuple[Tensor, Caches]:
-        """Queries and keys `[B, 2H, C, D]`, which are rotated alike, and values `[B, H, C, D]`.
+        """Attend to the ring and the new tokens, and update the ring.
+
+        Takes queries and keys as one tensor `[B, 2H, C, D]`, because they are rotated by the same angles, and values
+        `[B, H, C, D]`.
 
         Returns:
             Output `[B, H, C, D]` and the next caches.

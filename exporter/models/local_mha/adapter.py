@@ -1,4 +1,4 @@
-"""Give a live `LocalMHA` an export-friendly forward."""
+"""Replace the forward of a live `LocalMHA` by an export-friendly one."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ..parts.norms import unit_norm
 
 
 def adapt(layer: Any, calls: Sequence[LayerCall], dynamic_length: bool) -> WindowGeometry:
-    """Replace the forward of a `LocalMHA` of local_attention or of zeta; its parts stay those of the live layer.
+    """Replace the forward of a `LocalMHA` of local_attention or of zeta; it keeps the live layer's parts.
 
     Raises:
-        UsageError: why it is left as it is; its LocalAttention is then replaced by itself.
+        UsageError: the layer cannot be replaced; the text says why. Its LocalAttention is then replaced alone.
     """
     attention = layer.attn_fn
     if not is_upstream(attention, "LocalAttention"):
@@ -51,7 +51,7 @@ def adapt(layer: Any, calls: Sequence[LayerCall], dynamic_length: bool) -> Windo
 
 
 def _head_dim(layer: Any, calls: Sequence[LayerCall]) -> int:
-    """Measure the head size of a live LocalMHA; its matrices may be wrapped, so one is run."""
+    """Measure the head size of a live LocalMHA by running one of its matrices, which may be wrapped."""
     with torch.no_grad():
         rows = layer.to_qkv(torch.zeros(1, 1, calls[0].shapes["x"][-1])).shape[-1]
     return int(rows) // (3 * int(layer.heads))
@@ -77,7 +77,7 @@ class ExportableMHA(nn.Module):
         cache: Any = None,
         return_cache: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """`[B, N, dim]` → the same, and with `return_cache` the keys and values `[2, B, H, N, D]`."""
+        """Compute the layer, `[B, N, dim]` → the same; with `return_cache` also keys and values `[2, B, H, N, D]`."""
         if cache is not None:
             raise UsageError("LocalMHA is called with a cache.", why="A file sees whole sequences.")
         core = self.exported_core
@@ -95,5 +95,5 @@ class ExportableMHA(nn.Module):
         if to_v_gate is not None:
             out = out * to_v_gate(x).sigmoid().unsqueeze(-1)
         projected: Tensor = self.to_out(rearrange(out, "b n h d -> b n (h d)"))
-        # Where nobody uses it the exporter drops it.
+        # The exporter drops it if it is not used.
         return (projected, torch.stack((k, v)).transpose(2, 3)) if return_cache else projected

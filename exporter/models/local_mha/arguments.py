@@ -13,16 +13,13 @@ from ..arguments import Arguments, Count, Flag, OldRotaryConfig, Probability, Re
 from ..local_attention.arguments import LocalAttentionArgs
 
 
-class LocalMHAArgs(Arguments):
-    """Arguments of `LocalMHA`, with those it passes through to `LocalAttention`."""
+class HeadsArgs(Arguments):
+    """Arguments of `LocalMHA` that `LocalTransformer` passes on to it under the same names."""
 
     dim: Size
-    window_size: Size
     dim_head: Size = 64
     heads: Size = 8
-    dropout: Probability = 0.0
     causal: Flag = False
-    prenorm: Flag = False
     qk_rmsnorm: Flag = False
     qk_scale: Real = 8.0
     use_xpos: Flag = False
@@ -33,6 +30,42 @@ class LocalMHAArgs(Arguments):
     look_forward: Count | None = None
     shared_qk: Flag = False
     rel_pos_emb_config: OldRotaryConfig | None = None
+
+    def attention_args(self) -> LocalAttentionArgs:
+        """Return the arguments of the `LocalAttention` inside."""
+        raise NotImplementedError
+
+    def geometry(self) -> WindowGeometry:
+        """Return the window of every layer; exact unless `exact_windowsize` is false."""
+        return self.attention_args().geometry()
+
+    @property
+    def inner_dim(self) -> int:
+        """Width of q, of k and of v over all heads."""
+        return self.heads * self.dim_head
+
+    @property
+    def rotary_dim(self) -> int | None:
+        """Channels of a head that the rotary embedding rotates, or None without rotary."""
+        return self.attention_args().rotary_dim
+
+    @property
+    def xpos_base(self) -> float | None:
+        """The base of xpos' exponents, or None where xpos has no effect."""
+        return self.attention_args().xpos_base
+
+    @property
+    def score_scale(self) -> float:
+        """The factor of q: `qk_scale` with `qk_rmsnorm`, else `dim_head ** -0.5`."""
+        return self.attention_args().score_scale(self.dim_head)
+
+
+class LocalMHAArgs(HeadsArgs):
+    """Arguments of `LocalMHA`, with those it passes through to `LocalAttention`."""
+
+    window_size: Size
+    dropout: Probability = 0.0
+    prenorm: Flag = False
     use_rotary_pos_emb: Flag = True
 
     @model_validator(mode="after")
@@ -46,7 +79,7 @@ class LocalMHAArgs(Arguments):
         return self
 
     def attention_args(self) -> LocalAttentionArgs:
-        """The arguments of the `LocalAttention` inside."""
+        """Return the arguments of the `LocalAttention` inside."""
         return LocalAttentionArgs(
             dim=self.dim_head,
             window_size=self.window_size,
@@ -62,27 +95,3 @@ class LocalMHAArgs(Arguments):
             rel_pos_emb_config=self.rel_pos_emb_config,
             use_rotary_pos_emb=self.use_rotary_pos_emb,
         )
-
-    def geometry(self) -> WindowGeometry:
-        """The window; exact unless `exact_windowsize` is false."""
-        return self.attention_args().geometry()
-
-    @property
-    def inner_dim(self) -> int:
-        """Width of q, of k and of v over all heads."""
-        return self.heads * self.dim_head
-
-    @property
-    def rotary_dim(self) -> int | None:
-        """Channels of a head the rotary embedding turns, or None without rotary."""
-        return self.attention_args().rotary_dim
-
-    @property
-    def xpos_base(self) -> float | None:
-        """The base of xpos' exponents, or None where xpos has no effect."""
-        return self.attention_args().xpos_base
-
-    @property
-    def score_scale(self) -> float:
-        """What q is multiplied by: `qk_scale` with `qk_rmsnorm`, else `dim_head ** -0.5`."""
-        return self.attention_args().score_scale(self.dim_head)

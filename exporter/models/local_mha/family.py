@@ -1,4 +1,4 @@
-"""`LocalMHA` as a family: its row in the registry, and how its file's sizes and inputs follow."""
+"""`LocalMHA` as a family: its row in the registry, and its file's sizes and inputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..family import (
     ModelSpec,
     ShapeRequest,
     Sizes,
-    State,
+    StateDictForm,
     StepForm,
     UpstreamClass,
     cache_pairs,
@@ -20,6 +20,8 @@ from ..family import (
     ring_caches,
     sequence_length,
 )
+from ..local_attention.family import ZETA_RAISES
+from ..parts.float64 import Float64State
 from .adapter import adapt
 from .arguments import LocalMHAArgs
 from .infer import expected_shapes, infer_arguments
@@ -43,8 +45,10 @@ def _step(model: StepMHA, data: Sequence[Tensor], position: Tensor, caches: Sequ
     return out.reshape(x.shape), *following
 
 
-def _reference(spec: ModelSpec, state: State, x: Mapping[str, Tensor], positions: Tensor | None) -> Tensor:
-    return local_mha(spec.args, state, x["x"], x.get("mask"), x.get("attn_bias"))
+def _reference(
+    spec: ModelSpec, state: Float64State, x: Mapping[str, Tensor], positions: Tensor | None
+) -> tuple[Tensor, ...]:
+    return (local_mha(spec.args, state, x["x"], x.get("mask"), x.get("attn_bias")),)
 
 
 SETS_ITSELF = {
@@ -56,17 +60,23 @@ LOCAL_MHA = Family(
     arguments=LocalMHAArgs,
     classes=(
         UpstreamClass("local_attention.LocalMHA", SETS_ITSELF),
-        UpstreamClass("zeta.LocalMHA", {**SETS_ITSELF, "gate_values_per_head": "zeta's LocalMHA has no value gates."}),
+        UpstreamClass(
+            "zeta.LocalMHA",
+            {**SETS_ITSELF, "gate_values_per_head": "zeta's LocalMHA has no value gates."},
+            ZETA_RAISES,
+        ),
     ),
-    recognises=lambda shapes: "to_qkv.weight" in shapes,
-    recognised_by="LocalMHA to_qkv.weight",
-    infer_arguments=infer_arguments,
-    expected_shapes=expected_shapes,
     window_argument="window_size",
     sizes=_sizes,
     inputs=_inputs,
     module=lambda spec: LocalMHA(spec.args, spec.sizes.seq_len, dynamic_length=spec.sizes.dynamic_length),
     reference=_reference,
+    state_dict=StateDictForm(
+        recognises=lambda shapes: "to_qkv.weight" in shapes,
+        recognised_by="LocalMHA to_qkv.weight",
+        infer_arguments=infer_arguments,
+        expected_shapes=expected_shapes,
+    ),
     step=StepForm(module=lambda spec, chunk: StepMHA(spec.args, chunk), call=_step, caches=ring_caches),
     adapters={
         "local_attention.transformer.LocalMHA": adapt,

@@ -12,7 +12,7 @@ from .arguments import LocalMHAArgs
 
 
 def infer_arguments(shapes: TensorShapes, given: Mapping[str, Any], prefix: str = "") -> Findings:
-    """Infer arguments from the shapes below a prefix; given ones help where heads and their size fit in several ways.
+    """Infer arguments from the shapes below a prefix; given ones decide where heads and their size are ambiguous.
 
     Raises:
         UsageError: a tensor is missing or has sizes that no arguments produce.
@@ -24,14 +24,14 @@ def infer_arguments(shapes: TensorShapes, given: Mapping[str, Any], prefix: str 
         "qk_rmsnorm": from_presence(shapes, f"{prefix}q_scale"),
         "gate_values_per_head": from_presence(shapes, f"{prefix}to_v_gate.0.weight"),
     }
-    # A state dict without its buffers is rotary all the same if the config says so.
+    # A state dict without buffers may still belong to a model with rotary, if the config says so.
     if inv_freq in shapes or given.get("use_rotary_pos_emb") is not True:
         findings["use_rotary_pos_emb"] = from_presence(shapes, inv_freq)
     return findings | _infer_heads(shapes, given, prefix)
 
 
 def _infer_heads(shapes: TensorShapes, given: Mapping[str, Any], prefix: str) -> Findings:
-    """Infer `heads` and `dim_head`: their product is in `to_qkv`, one of them elsewhere or given."""
+    """Infer `heads` and `dim_head`: `to_qkv` shows their product, and one of them is given or in another tensor."""
     to_qkv = f"{prefix}to_qkv.weight"
     inner, rest = divmod(size_of(shapes, to_qkv, 2, 0), 3)
     if rest or not inner:

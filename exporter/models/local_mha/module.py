@@ -22,8 +22,8 @@ class LocalMHA(nn.Module):
 
     Args:
         args: upstream's arguments.
-        length: sequence length `N`, or the longest if `open_length`.
-        open_length: the file's length is open, up to `length`.
+        length: sequence length `N`, or the longest if `dynamic_length`.
+        dynamic_length: the file's length is dynamic, up to `length`.
     """
 
     to_q: nn.Module
@@ -47,7 +47,7 @@ class LocalMHA(nn.Module):
 
     @torch.no_grad()
     def prepare(self) -> None:
-        """Cut the matrix in three: the products cost what one does, and no copy of its parts."""
+        """Cut the matrix in three: three products cost the same as one, and need no copy to split the result."""
         for name, part in zip(("to_q", "to_k", "to_v"), self.to_qkv.get_parameter("weight").chunk(3), strict=True):
             linear = nn.Linear(part.shape[1], part.shape[0], bias=False, device="meta")
             linear.weight = nn.Parameter(part)  # a view: the weights stay in memory once
@@ -55,7 +55,7 @@ class LocalMHA(nn.Module):
         self.to_qkv = nn.Identity()
 
     def forward(self, x: Tensor, mask: Tensor | None = None, attn_bias: Tensor | None = None) -> Tensor:
-        """Mask bool `[B, N]`, True = keep; attn_bias `[H, w, K]`."""
+        """Compute the layer; mask bool `[B, N]`, True = keep; attn_bias `[H, w, K]`."""
         if self.norm is not None:
             x = self.norm(x.float())
         x = x.to(self.to_out.weight.dtype)

@@ -19,7 +19,7 @@ def local_mha(
     attn_bias: Tensor | None = None,
     part: SequenceSlice | None = None,
 ) -> Tensor:
-    """`[B, N, dim]` fp64 → the same, or the queries of a part."""
+    """Compute the layer in float64, `[B, N, dim]` → the same, or only the queries of a part."""
     part = part or SequenceSlice.whole(x.shape[1])
     queries = part.queries(x, 1)
 
@@ -27,7 +27,7 @@ def local_mha(
         return layer_norm(rows, state, "norm.") if args.prenorm else rows
 
     def heads(of: Tensor, matrix: Tensor, scale: str | None) -> Tensor:
-        """`[B, H, N, D]`."""
+        """Project to heads, `[B, H, N, D]`."""
 
         def project(rows: Tensor) -> Tensor:
             projected = (normed(rows) @ matrix.T).view(*rows.shape[:2], args.heads, args.dim_head)
@@ -37,7 +37,7 @@ def local_mha(
 
     to_q, to_k, to_v = state["to_qkv.weight"].chunk(3)
     q_scale, k_scale = ("q_scale", "k_scale") if args.qk_rmsnorm else (None, None)
-    # No name holds q, k and v: they are gone once attention is.
+    # q, k and v have no names, so that their memory is freed after attention.
     out = local_attention(
         args.attention_args(),
         below(state, "attn_fn."),

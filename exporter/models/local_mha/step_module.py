@@ -14,16 +14,18 @@ from .arguments import LocalMHAArgs
 class StepMHA(nn.Module):
     """Multi-head local self-attention of the next `C` tokens, `[B·C, dim]` → the same.
 
-    Rows, because a matrix product of matrices is exported with the weights as they are: in files of any chunk alike.
+    The input has one row per token, because then the weights are exported unchanged and are the same in files for any
+    chunk size.
 
     Args:
         args: upstream's arguments, of a causal window.
-        chunk: tokens a call `C`.
+        chunk: tokens per call `C`.
+        positions: how many positions the model has; None if there is no limit.
     """
 
     qk_scale: Tensor
 
-    def __init__(self, args: LocalMHAArgs, chunk: int) -> None:
+    def __init__(self, args: LocalMHAArgs, chunk: int, positions: int | None = None) -> None:
         super().__init__()
         inner = args.dim_head * args.heads
         self.heads, self.chunk, self.qk_rmsnorm = args.heads, chunk, args.qk_rmsnorm
@@ -32,19 +34,19 @@ class StepMHA(nn.Module):
         if args.qk_rmsnorm:
             self.q_scale = nn.Parameter(torch.ones(args.dim_head))
             self.k_scale = nn.Parameter(torch.ones(args.dim_head))
-        self.attn_fn = StepAttention(args.attention_args(), args.heads, args.dim_head, chunk)
+        self.attn_fn = StepAttention(args.attention_args(), args.heads, args.dim_head, chunk, positions)
         self.to_v_gate = nn.Sequential(nn.Linear(args.dim, args.heads)) if args.gate_values_per_head else None
         self.to_out = nn.Linear(inner, args.dim, bias=False)
 
     @torch.no_grad()
     def prepare(self) -> None:
-        """The gains of queries and keys side by side, `[2H, 1, D]`."""
+        """Concatenate the gains of queries and keys, `[2H, 1, D]`."""
         if self.qk_rmsnorm:
             gains = [x.float().expand(self.heads, 1, -1) for x in (self.q_scale, self.k_scale)]
             self.register_buffer("qk_scale", torch.cat(gains), persistent=False)
 
     def forward(self, x: Tensor, caches: Caches, view: StepTables) -> tuple[Tensor, Caches]:
-        """Output and the next caches."""
+        """Compute the output and the next caches."""
         if self.norm is not None:
             x = self.norm(x.float())
         x = x.to(self.to_qkv.weight.dtype)
@@ -61,7 +63,7 @@ class StepMHA(nn.Module):
         return projected, following
 
     def _heads_first(self, x: Tensor, heads: int) -> Tensor:
-        """`[B·C, heads·D]` → `[B, heads, C, D]`."""
+        """Rearrange `[B·C, heads·D]` → `[B, heads, C, D]`."""
         batch = x.shape[0] // self.chunk
         if self.chunk == 1:
             return x.reshape(batch, heads, 1, -1)

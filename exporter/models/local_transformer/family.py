@@ -1,4 +1,4 @@
-"""`LocalTransformer` as a family: its row in the registry, and how its file's sizes and inputs follow."""
+"""`LocalTransformer` as a family: its row in the registry, and its file's sizes and inputs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from ....core.error_texts import argument
 from ....core.errors import UsageError
 from ..family import (
     Family,
     Inputs,
+    LiveCall,
     ModelSpec,
     ShapeRequest,
     Sizes,
-    State,
+    StateDictForm,
     StepForm,
     UpstreamClass,
     cache_pairs,
@@ -22,6 +24,7 @@ from ..family import (
     sequence_length,
 )
 from ..local_mha.family import SETS_ITSELF
+from ..parts.float64 import Float64State
 from .arguments import LocalTransformerArgs
 from .infer import expected_shapes, infer_arguments, length_unless_given, recognises
 from .module import LocalTransformer
@@ -32,15 +35,15 @@ from .step_module import StepTransformer
 def _sizes(args: LocalTransformerArgs, request: ShapeRequest) -> Sizes:
     if request.attn_bias:
         raise UsageError(
-            "--attn-bias does not apply to LocalTransformer.",
+            f"{argument('attn_bias')} does not apply to LocalTransformer.",
             why="Its forward takes no attention bias; a dynamic position bias is part of its weights.",
         )
     length = sequence_length(request, args.max_seq_len)
     if args.num_tokens is not None and args.max_seq_len is not None and length > args.max_seq_len:
         raise UsageError(
-            f"--seq-len {length} is beyond the model's max_seq_len {args.max_seq_len}.",
+            f"{argument('seq_len', length)} is beyond the model's max_seq_len {args.max_seq_len}.",
             why="There is no learned position embedding past it.",
-            fix=f"Use --seq-len {args.max_seq_len} or less.",
+            fix=f"Use {argument('seq_len', args.max_seq_len)} or less.",
         )
     return Sizes(length, request.batch, args.heads, args.dim_head, request.mask, False)
 
@@ -65,9 +68,21 @@ def _module(spec: ModelSpec) -> LocalTransformer:
     )
 
 
-def _reference(spec: ModelSpec, state: State, x: Mapping[str, Tensor], positions: Tensor | None) -> Tensor:
+def _reference(
+    spec: ModelSpec, state: Float64State, x: Mapping[str, Tensor], positions: Tensor | None
+) -> tuple[Tensor, ...]:
     data = next(iter(x.values()))
-    return local_transformer(spec.args, spec.mixes_residuals, state, data, x.get("mask"), positions)
+    return (local_transformer(spec.args, spec.mixes_residuals, state, data, x.get("mask"), positions),)
+
+
+def _live_call(given: Mapping[str, Tensor]) -> LiveCall:
+    """Build the call of upstream's model, whose forward names both tokens and embeddings `x`."""
+    others = {name: tensor for name, tensor in given.items() if name not in ("x", "tokens")}
+    data = given.get("tokens", given.get("x"))
+    if data is None:
+        return LiveCall(dict(given), dict(given), "out")  # forward refuses it
+    name, output = ("x", "out") if data.is_floating_point() else ("tokens", "logits")
+    return LiveCall({"x": data, **others}, {name: data, **others}, output)
 
 
 LOCAL_TRANSFORMER = Family(
@@ -87,22 +102,28 @@ LOCAL_TRANSFORMER = Family(
             },
         ),
     ),
-    recognises=recognises,
-    recognised_by="LocalTransformer has layers.*",
-    infer_arguments=infer_arguments,
-    follow=length_unless_given,
-    expected_shapes=expected_shapes,
     window_argument="local_attn_window_size",
     sizes=_sizes,
     inputs=_inputs,
-    output=lambda args: "out" if args.num_tokens is None else "logits",
+    outputs=lambda args: ("out",) if args.num_tokens is None else ("logits",),
     module=_module,
     reference=_reference,
+    state_dict=StateDictForm(
+        recognises=recognises,
+        recognised_by="LocalTransformer has layers.*",
+        infer_arguments=infer_arguments,
+        follow=length_unless_given,
+        expected_shapes=expected_shapes,
+    ),
     step=StepForm(
         module=lambda spec, chunk: StepTransformer(spec.args, chunk, mixes_residuals=spec.mixes_residuals),
         call=_step,
         caches=ring_caches,
-        max_positions=lambda args: None if args.num_tokens is None else args.max_seq_len,
+        max_positions=lambda args: args.learned_positions,
     ),
+    live_call=_live_call,
+    parameters={"tokens": "x"},
+    tokens=("tokens", "x"),
+    token_limit=lambda args: args.num_tokens,
     samples=True,
 )

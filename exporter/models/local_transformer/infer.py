@@ -16,10 +16,10 @@ _LAYER = re.compile(r"layers\.([0-9]{1,6})\.")
 
 
 def recognises(shapes: TensorShapes) -> bool:
-    """Whether the names in a state dict are a LocalTransformer's.
+    """Return whether the names in a state dict are a LocalTransformer's.
 
     Raises:
-        UsageError: it has global layers, which nothing here can rebuild.
+        UsageError: it has global layers, which this package cannot rebuild.
     """
     if any(name.startswith("global_layers.") for name in shapes):
         raise UsageError(
@@ -38,7 +38,7 @@ def infer_arguments(shapes: TensorShapes, given: Mapping[str, Any]) -> Findings:
     """
     findings = _infer_layers(shapes)
     attention = infer_mha_arguments(shapes, {**given, "use_rotary_pos_emb": None}, prefix="layers.0.0.branch.")
-    # LocalTransformer decides these two itself.
+    # LocalTransformer sets these two itself.
     del attention["prenorm"], attention["use_rotary_pos_emb"]
     findings |= attention
     findings["use_dynamic_pos_bias"] = from_presence(shapes, "dynamic_pos_bias.mlp.0.weight")
@@ -102,7 +102,7 @@ def expected_shapes(args: LocalTransformerArgs) -> TensorShapes:
 
 
 def length_unless_given(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Give a model without embeddings no longest sequence: nothing in it limits the length."""
+    """Set no longest sequence for a model without embeddings, because nothing limits its length."""
     without = values.get("num_tokens") is None and "max_seq_len" not in values
     return {"max_seq_len": None} if without else {}
 
@@ -132,7 +132,7 @@ def _position_bias(args: LocalTransformerArgs) -> TensorShapes:
 
 
 def _hyper_connection(args: LocalTransformerArgs) -> TensorShapes:
-    """One residual stream is a plain residual: it has no parameters."""
+    """List the tensors of a hyper-connection; a single residual stream is a plain residual without parameters."""
     streams = args.num_residual_streams
     if streams == 1:
         return {}

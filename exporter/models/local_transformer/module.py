@@ -31,7 +31,7 @@ class FeedForward(nn.Sequential):
     """
 
     def __init__(self, dim: int, inner: int) -> None:
-        # Two places have no weights (upstream's activation and dropout): the keys count them.
+        # Two places without weights (upstream's activation and dropout), which the keys count.
         super().__init__(
             nn.LayerNorm(dim),
             nn.Linear(dim, inner * 2, bias=False),
@@ -42,7 +42,7 @@ class FeedForward(nn.Sequential):
 
     @torch.no_grad()
     def prepare(self) -> None:
-        """Cut the first matrix in two: two products cost what one does, and no copy of its halves."""
+        """Cut the first matrix in two: two products cost the same as one, and need no copy to split the result."""
         for name, half in zip(("value", "gate"), self[1].get_parameter("weight").chunk(2), strict=True):
             linear = nn.Linear(half.shape[1], half.shape[0], bias=False, device="meta")
             linear.weight = nn.Parameter(half)  # a view: the weights stay in memory once
@@ -50,7 +50,7 @@ class FeedForward(nn.Sequential):
         self[1] = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """The norm is in fp32, the matrices in their own dtype."""
+        """Compute the layer; the norm is in fp32, the matrix products are in the matrices' own dtype."""
         norm, _, _, _, contract, value, gate = self.children()
         x = norm(x.float()).to(contract.weight.dtype)
         output: Tensor = contract(gated_gelu(value(x), gate(x)))
@@ -78,7 +78,7 @@ class DynamicPositionBias(nn.Module):
         self.register_buffer("bias", by_distance[distance].permute(2, 0, 1).contiguous(), persistent=False)
 
     def forward(self) -> Tensor:
-        """`[H, w, 2w]`."""
+        """Return the bias `[H, w, 2w]`."""
         return self.bias
 
 
@@ -87,9 +87,9 @@ class LocalTransformer(nn.Module):
 
     Args:
         args: upstream's arguments.
-        length: sequence length `N`, or the longest if `open_length`.
+        length: sequence length `N`, or the longest if `dynamic_length`.
         mixes_residuals: which hyper-connections the weights were trained with.
-        open_length: the file's length is open, up to `length`.
+        dynamic_length: the file's length is dynamic, up to `length`.
     """
 
     positions: Tensor
@@ -126,12 +126,12 @@ class LocalTransformer(nn.Module):
 
     @torch.no_grad()
     def prepare(self) -> None:
-        """The position embeddings of this length are a constant, kept in fp32."""
+        """Keep the position embeddings of this length as a constant in fp32."""
         if self.has_embeddings:
             self.register_buffer("positions", self.pos_emb.weight[: self.length].clone(), persistent=False)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Mask bool `[B, N]`, True = keep."""
+        """Compute the model; mask bool `[B, N]`, True = keep."""
         given = x.dtype
         if self.has_embeddings:
             positions = self.positions.narrow(0, 0, x.shape[1]) if self.dynamic_length else self.positions
@@ -145,7 +145,7 @@ class LocalTransformer(nn.Module):
         if not self.has_embeddings:
             return x.to(given)
         norm, project = self.to_logits
-        # The axis keeps onnxruntime from fusing the last sum with the norm: its SkipLayerNormalization took seven
-        # times as long as the two on the CPU.
+        # The extra axis keeps onnxruntime from fusing the last sum with the norm: its SkipLayerNormalization took seven
+        # times as long as the two nodes on the CPU.
         logits: Tensor = project(norm(x.unsqueeze(1)).to(project.weight.dtype))
         return logits.squeeze(1)

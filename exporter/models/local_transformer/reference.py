@@ -1,7 +1,7 @@
 """Compute `LocalTransformer` as dense float64 mathematics, independently of the exported module.
 
-It can be asked for some positions only. Then every layer is computed where a later layer will look, and nowhere
-else: the same formulas on a `SequenceSlice`, at its true positions.
+It can compute some positions only. Then every layer is computed only where a later layer needs it: the same formulas on
+a `SequenceSlice`, at its true positions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _feed_forward(state: State, x: Tensor) -> Tensor:
 
 
 def _position_bias(state: State, window: int) -> Tensor:
-    """`bias[h, i, j] = mlp(|w + i - j|)[h]`, `[H, w, 2w]`."""
+    """Compute the position bias `bias[h, i, j] = mlp(|w + i - j|)[h]`, `[H, w, 2w]`."""
     query, key = torch.arange(window)[:, None], torch.arange(2 * window)[None, :]
     x = (window + query - key).abs().double().unsqueeze(-1)
     for layer in ("0", "2", "4"):
@@ -41,7 +41,10 @@ def local_transformer(
     mask: Tensor | None = None,
     positions: Tensor | None = None,
 ) -> Tensor:
-    """Tokens `[B, N]` → logits, or embeddings `[B, N, dim]` fp64 → the same; at ascending positions only, if given."""
+    """Compute the model in float64: tokens `[B, N]` → logits, or embeddings `[B, N, dim]` → the same.
+
+    If ascending positions are given, only their outputs are computed.
+    """
     if positions is None:
         return _transformer_stretch(args, mixes_residuals, state, x, mask, 0, x.shape[1])
     # Positions less than a window apart are computed together with those between them.
@@ -63,7 +66,7 @@ def _transformer_stretch(
     first: int,
     end: int,
 ) -> Tensor:
-    """The outputs at `[first, end)`."""
+    """Compute the outputs at `[first, end)`."""
     length, geometry = x.shape[1], args.geometry()
     # Where each layer's input is needed, the last layer's output last.
     needed = [(first, end)]
@@ -107,9 +110,9 @@ def _connected(
     branch: Callable[[Tensor], Tensor],
     part: SequenceSlice | None = None,
 ) -> Tensor:
-    """The streams `[B, N, S, D]` after a branch and its residual connection, at the queries of the part.
+    """Compute the streams `[B, N, S, D]` after a branch and its residual connection, at the queries of the part.
 
-    Written over the streams that came: of a long sequence they are what takes the memory.
+    The result overwrites the given streams, because for a long sequence they take most of the memory.
     """
     if streams.shape[-2] == 1:
         y, beta = branch(streams.squeeze(-2)), torch.ones(streams.shape[:-1]).double()
@@ -129,7 +132,7 @@ def _connected(
 
 
 def _read_streams(own: State, streams: Tensor, mixes_residuals: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Branch input `[B, N, D]`, residuals `[B, N, S, D]` and `β` `[B, N, S]` of a hyper-connection."""
+    """Compute a hyper-connection's branch input `[B, N, D]`, residuals `[B, N, S, D]` and `β` `[B, N, S]`."""
     u = F.normalize(streams, dim=-1) * streams.shape[-1] ** 0.5 * (own["norm.gamma"] + 1)
     alpha = own["static_alpha"] + torch.tanh(u @ own["dynamic_alpha_fn"]) * own["dynamic_alpha_scale"]
     beta = own["static_beta"] + torch.tanh(u @ own["dynamic_beta_fn"]) * own["dynamic_beta_scale"]

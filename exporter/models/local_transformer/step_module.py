@@ -1,7 +1,7 @@
 """Causal `LocalTransformer` a few tokens at a time.
 
-The mathematics of `exporter/models/local_transformer/module.py`. Whatever depends on the position alone (position
-embeddings, rotary phases) is computed once and handed to every layer.
+The formula of `exporter/models/local_transformer/module.py`. Tables that depend on the position alone (position
+embeddings, rotary phases) are computed once and passed to every layer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class StepTransformer(nn.Module):
 
     Args:
         args: upstream's arguments, of a causal model.
-        chunk: tokens a call `C`.
+        chunk: tokens per call `C`.
         mixes_residuals: which hyper-connections the weights were trained with.
     """
 
@@ -54,26 +54,34 @@ class StepTransformer(nn.Module):
             return StepHyperConnection(branch, self.streams, args.dim, mixes_residuals=mixes_residuals)
 
         self.layers = nn.ModuleList(
-            nn.ModuleList((connect(StepMHA(args.mha_args(), chunk)), connect(FeedForward(args.dim, args.ff_inner))))
+            nn.ModuleList(
+                (
+                    connect(StepMHA(args.mha_args(), chunk, args.learned_positions)),
+                    connect(FeedForward(args.dim, args.ff_inner)),
+                )
+            )
             for _ in range(args.depth)
         )
 
     @torch.no_grad()
     def prepare(self) -> None:
-        """Keep the position embeddings in fp32, and find the layers that can share a view."""
+        """Keep the position embeddings in fp32, and find the layers that can share their tables."""
         if self.has_embeddings:
             self.register_buffer("positions", self.pos_emb.weight.float().clone(), persistent=False)
-        frequencies = [None if x.rel_pos is None else x.rel_pos.inv_freq for x in self._attentions()]
+        attentions = self._attentions()
+        frequencies = [None if x.rel_pos is None else x.rel_pos.inv_freq for x in attentions]
         self.view_of = [
             next(first for first, other in enumerate(frequencies) if _same(own, other)) for own in frequencies
         ]
+        for attention, first in zip(attentions, self.view_of, strict=True):
+            attention.rel_pos = attentions[first].rel_pos  # so that its tables are computed once
 
     def _attentions(self) -> list[StepAttention]:
         connections = (cast(Connection, cast(nn.ModuleList, layer)[0]) for layer in self.layers)
         return [cast(StepMHA, connection.branch).attn_fn for connection in connections]
 
     def forward(self, x: Tensor, position: Tensor, caches: Sequence[Caches]) -> tuple[Tensor, list[Caches]]:
-        """Position int64 `[1]`; the next caches come back in order."""
+        """Compute the outputs and the next caches, in order; position int64 `[1]`."""
         given, batch = x.dtype, x.shape[0]
         if self.has_embeddings:
             own = position if self.chunk == 1 else position + torch.arange(self.chunk)
@@ -103,7 +111,7 @@ class StepTransformer(nn.Module):
 
 
 def _same(own: Tensor | None, other: Tensor | None) -> bool:
-    """Whether two layers have the same rotary frequencies, or none."""
+    """Return whether two layers have the same rotary frequencies, or both none."""
     if own is None or other is None:
         return own is other
     return torch.equal(own, other)

@@ -1,1 +1,1 @@
-"""What families share."""
+"""Modules and functions that several families share."""

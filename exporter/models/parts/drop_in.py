@@ -1,7 +1,7 @@
-"""Give a live layer another forward: same call, same weights, same results, but exportable.
+"""Replace the forward of a live layer by an exportable one with the same arguments, weights and results.
 
-Every adapter checks that the layer is what upstream builds and was called in a way a file can repeat; if not, it raises
-UsageError with the reason before anything is changed, and the layer is left alone.
+Every adapter checks that the layer is built as upstream builds it and was called in a way that a file supports. If not,
+it raises UsageError with the reason before anything is changed.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torch import nn
 def install(layer: nn.Module, forward: type[nn.Module], core: nn.Module, **attributes: Any) -> None:
     """Give a live layer the forward of another class, in place.
 
-    The object stays where it is, whoever refers to it, with every weight, attribute and hook it had, `isinstance`
-    included; only its forward is new. It computes from the layer's own submodules, so that a norm or a matrix that the
-    user put in place of upstream's stays in use.
+    The layer stays the same object with all its weights, attributes and hooks, and `isinstance` still holds; only its
+    forward is new. The new forward uses the layer's own submodules, so that a norm or a matrix that the user put in
+    place of upstream's stays in use.
 
     Args:
         layer: the live layer.
-        forward: the class that brings the forward.
+        forward: the class with the new forward.
         core: added to the layer as `exported_core`.
         attributes: set on the layer.
     """

@@ -1,9 +1,9 @@
-"""Compute references in float64, a few rows at a time: what the families' `reference.py` share.
+"""Compute references in float64, a few rows at a time: the parts that the families' `reference.py` share.
 
-A reference is the formula of its upstream class, written for reading, on the state dict. It shares nothing with the
-module that is exported but the definition of visibility. Attention is dense, and of a long sequence only what is kept
-for later is in memory as a whole. Rows without visible keys give zeros (the packages give the mean of all gathered
-values, padding included).
+A reference is the formula of its upstream class on the state dict, written to be read. It shares only the definition of
+visibility with the exported module. Attention is dense. Of a long sequence only the values that are needed later are in
+memory as a whole. Rows without visible keys give zeros (the packages give the mean of all gathered values, including
+padding).
 """
 
 from __future__ import annotations
@@ -13,23 +13,36 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ....core.machine.resident_memory import release_memory_around
 
 State = Mapping[str, Tensor]
 ROWS = 128  # positions per step; memory only
-_READ = 32 << 20  # bytes of weights that are read before their pages go back
+_READ = 32 << 20  # bytes of weights that are read before their pages are released
 
 
 class Float64State(Mapping[str, Tensor]):
-    """A state dict whose tensors become float64 when they are asked for: one layer at a time, not all at once.
+    """A state dict whose tensors become float64 on access, so that only one layer at a time is in float64.
 
-    If it is mapped from a file, the pages that were read do not stay in memory.
+    If it is mapped from a file, the pages that were read are released again.
     """
 
     def __init__(self, state: State) -> None:
         self._state, self._read = state, 0
+        self._module: nn.Module | None = None
+
+    def module(self, build: Callable[[], nn.Module]) -> nn.Module:
+        """Return upstream's own module with these weights in float64, for a family without a formula; built only once.
+
+        Args:
+            build: makes the module, with any weights.
+        """
+        if self._module is None:
+            module = build().double()
+            module.load_state_dict(dict(self._state), strict=True)
+            self._module = module.requires_grad_(False).eval()
+        return self._module
 
     def __getitem__(self, name: str) -> Tensor:
         found = self._state[name]
@@ -62,11 +75,11 @@ class SequenceSlice:
 
     @classmethod
     def whole(cls, length: int) -> SequenceSlice:
-        """All of it."""
+        """Return the slice that is the whole sequence."""
         return cls(length, 0, length, 0, length)
 
     def queries(self, x: Tensor, axis: int) -> Tensor:
-        """The rows of the queries, of a tensor that has a row for every key."""
+        """Return the rows of the queries, from a tensor with a row for every key."""
         return x.narrow(axis, self.query_first - self.first, self.query_end - self.query_first)
 
 
@@ -76,7 +89,7 @@ def layer_norm(x: Tensor, state: State, prefix: str) -> Tensor:
 
 
 def by_rows(compute: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Compute what needs no other position, on `[B, N, …]`, a few positions at a time."""
+    """Apply a function that treats every position separately to `[B, N, …]`, a few positions at a time."""
     out = torch.empty(0)
     for start in range(0, x.shape[1], ROWS):
         rows = compute(x[:, start : start + ROWS])

@@ -1,6 +1,6 @@
-"""How a module calls what lies between its products: a fused node while exporting, plain PyTorch otherwise.
+"""The operations between a module's matrix products: a fused node while exporting, plain PyTorch otherwise.
 
-Formulas, shapes and names: `core.fused_node`. The nodes' function bodies are in `exporter/lowering/fused_functions.py`.
+Formulas, shapes and names: `core.fused_node`. The nodes' ONNX functions are in `exporter/lowering/fused_functions.py`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from .norms import norm
 
 
 def stream_weights(x: Tensor, weight: Tensor, gain: Tensor, constant: Tensor) -> Tensor:
-    """`A`: `[…, D]` → `[…, columns]`."""
+    """Compute the weights `A` of a hyper-connection, `[…, D]` → `[…, columns]`."""
     return torch.tanh(x @ weight / norm(x)) * gain + constant
 
 
 def combine(streams: Tensor, weights: Tensor) -> Tensor:
-    """`Σ_s weights_s·r_s`: `[B, N, S, D]`, `[B, N, S, 1]` → `[B, N, 1, D]`."""
+    """Compute `Σ_s weights_s·r_s`, `[B, N, S, D]` and `[B, N, S, 1]` → `[B, N, 1, D]`."""
     combined: Tensor = weights.transpose(-1, -2) @ streams
     return combined
 
 
 def read_streams(streams: Tensor, weight: Tensor, gain: Tensor, constant: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What a branch reads `[B, N, D]`, the mix `[B, N, S, S]` and β `[B, N, S, 1]` of the streams `[B, N, S, D]`."""
+    """Compute a branch's input `[B, N, D]`, mix `[B, N, S, S]` and β `[B, N, S, 1]` from streams `[B, N, S, D]`."""
     if torch.onnx.is_in_onnx_export():
         *batch, count, dim = streams.shape
         shapes = [(*batch, dim), (*batch, count, count), (*batch, count, 1)]
@@ -38,7 +38,7 @@ def read_streams(streams: Tensor, weight: Tensor, gain: Tensor, constant: Tensor
 
 
 def write_streams(streams: Tensor, mix: Tensor | None, beta: Tensor, output: Tensor) -> Tensor:
-    """The streams `[B, N, S, D]` after a branch wrote `output [B, N, D]`; without a mix each keeps its own numbers."""
+    """Write a branch's `output [B, N, D]` to the streams `[B, N, S, D]`; without a mix the streams are not mixed."""
     if torch.onnx.is_in_onnx_export():
         if mix is None:
             return _node("AddToStreams", [streams, beta, output], [streams.shape])[0]
@@ -49,7 +49,7 @@ def write_streams(streams: Tensor, mix: Tensor | None, beta: Tensor, output: Ten
 
 
 def begin_streams(x: Tensor, mix: Tensor, beta: Tensor, output: Tensor) -> Tensor:
-    """The streams `[B, N, S, D]` that begin as `mix·x + beta·output`, of `[B, N, D]` and weights `[B, N, S, 1]`."""
+    """Begin the streams `[B, N, S, D]` as `mix·x + beta·output`, from `[B, N, D]` and weights `[B, N, S, 1]`."""
     if torch.onnx.is_in_onnx_export():
         shape = (*x.shape[:2], mix.shape[2], x.shape[2])
         return _node("BeginStreams", [x, mix, beta, output], [shape])[0]
@@ -58,7 +58,7 @@ def begin_streams(x: Tensor, mix: Tensor, beta: Tensor, output: Tensor) -> Tenso
 
 
 def end_streams(streams: Tensor, mix: Tensor, beta: Tensor, output: Tensor) -> Tensor:
-    """The sum `[B, N, D]` of the streams after a branch wrote to them, as `write_streams` with a mix."""
+    """Compute the sum `[B, N, D]` of the streams after a branch wrote to them, as `write_streams` with a mix."""
     if torch.onnx.is_in_onnx_export():
         return _node("EndStreams", [streams, mix, beta, output], [output.shape])[0]
     kept = combine(streams, mix.sum(dim=-1, keepdim=True)).squeeze(-2)
@@ -67,9 +67,9 @@ def end_streams(streams: Tensor, mix: Tensor, beta: Tensor, output: Tensor) -> T
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Every head turned by its position's angles, the shape unchanged.
+    """Rotate every head by its position's angles; the shape is unchanged.
 
-    The halves are an axis to turn round: one copy, where cutting them apart and joining them again is two.
+    The halves of a head are swapped by reversing an axis: one copy, where splitting and joining them needs two.
     """
     if torch.onnx.is_in_onnx_export():
         return _node("RotateHeads", [x, cosine, sine], [x.shape])[0]
@@ -79,14 +79,14 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 def gated_gelu(value: Tensor, gate: Tensor) -> Tensor:
-    """`value·gelu(gate)`, of any shape."""
+    """Compute `value·gelu(gate)`, of any shape."""
     if torch.onnx.is_in_onnx_export():
         return _node("GatedGelu", [value, gate], [value.shape])[0]
     return value * F.gelu(gate)
 
 
 def _node(op_type: str, inputs: Sequence[Tensor], shapes: Sequence[Sequence[int | torch.SymInt]]) -> Sequence[Tensor]:
-    """The outputs of a node, all of its first input's element type."""
+    """Add a node to the graph, and return its outputs, all of its first input's element type."""
     assert len(inputs) == len(FUSED_BY_OP_TYPE[op_type].inputs)
     return torch.onnx.ops.symbolic_multi_out(
         f"{FUSED_DOMAIN}::{op_type}",

@@ -1,4 +1,4 @@
-"""Hyper-connections: residual streams that every branch reads from and writes to with learned weights.
+"""Hyper-connections: residual streams that every branch reads and writes with learned weights.
 
 With `S` streams `r_s` of width `D` and `u = r/‖r‖·√D·(γ + 1)`:
 
@@ -6,11 +6,11 @@ With `S` streams `r_s` of width `D` and `u = r/‖r‖·√D·(γ + 1)`:
     β = static_beta  + tanh(u @ dynamic_beta_fn)·dynamic_beta_scale        [S]
     m_t = Σ_s A[s, t]·r_s;   y = branch(m_0);   r'_s = β_s·y + m_{1+s}
 
-Releases before 0.3.10 keep `r_s` in place of `m_{1+s}`: same keys, other numbers. γ, √D and the two
-functions are one matrix here, computed once; upstream folds the streams into the batch, here they
-stay an axis, `[B, N, S, D]`, so that no stream is transposed. They are the widest tensors of the model, so reading
-them and writing them is a fused node each (`core.fused_node`). Before the first connection all
-streams are equal and after the last only their sum is asked for: `stream_ends.py` has these two.
+Releases before 0.3.10 keep `r_s` in place of `m_{1+s}`: the same keys, but other results. γ, √D and the two functions
+are one matrix here, computed once. Upstream folds the streams into the batch; here they stay an axis, `[B, N, S, D]`,
+so that no stream is transposed. They are the widest tensors of the model, so reading and writing them is one fused node
+each (`core.fused_node`). Before the first connection all streams are equal, and after the last only their sum is
+needed: `stream_ends.py` has these two.
 
 Source: `hyper_connections.HyperConnections`, hyper-connections 0.4.11; "Hyper-Connections", arXiv 2409.19606.
 """
@@ -32,7 +32,7 @@ class HyperConnection(nn.Module):
         branch: `[B, N, D]` → `[B, N, D]`.
         streams: number of residual streams `S` ≥ 2.
         dim: width `D`.
-        mixes_residuals: the streams are mixed on the way (releases from 0.3.10 on).
+        mixes_residuals: whether the residual streams are mixed (releases from 0.3.10 on).
     """
 
     weight: Tensor
@@ -55,8 +55,8 @@ class HyperConnection(nn.Module):
     def prepare(self) -> None:
         """Fold the norm's gain into one matrix `[D, 2+S]`: a column per weight of A, the last one for β.
 
-        The two scales become `[S, 2+S]` like what they multiply: repeated for each stream of each token, they took
-        onnxruntime three times as long.
+        The two scales are expanded to `[S, 2+S]`, the shape they multiply: broadcast for each stream of each token,
+        they took onnxruntime three times as long.
         """
         gamma = self.norm.gamma.double()
         function = torch.cat((self.dynamic_alpha_fn, self.dynamic_beta_fn[:, None]), dim=1).double()
@@ -69,7 +69,7 @@ class HyperConnection(nn.Module):
             self.register_buffer(name, value.clone(), persistent=False)
 
     def forward(self, streams: Tensor, *branch_inputs: Any) -> Tensor:
-        """Read from the streams, run the branch, write back; streams stay fp32 whatever the branch is."""
+        """Read from the streams, run the branch and write back; streams stay fp32 whatever the branch's dtype."""
         read, mix, beta = read_streams(streams, self.weight, self.gain, self.static)
         output = self.branch(read, *branch_inputs).float()
         return write_streams(streams, mix if self.mixes_residuals else None, beta, output)
@@ -84,13 +84,13 @@ class _Gain(nn.Module):
 
 
 class Residual(nn.Module):
-    """A plain residual connection, `x + branch(x)`: what one stream amounts to."""
+    """A plain residual connection, `x + branch(x)`, which is the case of one stream."""
 
     def __init__(self, branch: nn.Module) -> None:
         super().__init__()
         self.branch = branch
 
     def forward(self, x: Tensor, *branch_inputs: Any) -> Tensor:
-        """`[B, N, D]` → `[B, N, D]`."""
+        """Compute `x + branch(x)`, `[B, N, D]` → `[B, N, D]`."""
         written: Tensor = x + self.branch(x, *branch_inputs).float()
         return written

@@ -24,10 +24,10 @@ class RotaryTable(nn.Module):
 
     Args:
         dim: head size, even.
-        length: the longest sequence, positions `0 … length-1`.
+        length: the longest sequence; its positions are `0 … length-1`.
         offset: how far queries are shifted, `f·w`.
         sequence_first: the tensors to rotate are `[B, N, H, D]`, else `[B, H, N, D]`.
-        open_length: the file's length is open: shorter sequences take the first rows of the tables.
+        dynamic_length: the file's length is dynamic; shorter sequences take the first rows of the tables.
     """
 
     takes_file_dtype = True
@@ -52,13 +52,13 @@ class RotaryTable(nn.Module):
             position = torch.arange(self.length, dtype=torch.float64) + offset
             angle = position[:, None] * self.inv_freq.double()[None, :]
             cosine = torch.stack((angle.cos(), angle.cos()), dim=1)
-            sine = torch.stack((-angle.sin(), angle.sin()), dim=1)  # carries rotate_half's sign
+            sine = torch.stack((-angle.sin(), angle.sin()), dim=1)  # with rotate_half's sign
             for part, table in (("cosine", cosine), ("sine", sine)):
                 table = table.unsqueeze(1) if self.sequence_first else table
                 self.register_buffer(f"{name}_{part}", table.float(), persistent=False)
 
     def forward(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotated query and key, shapes unchanged."""
+        """Rotate query and key; their shapes are unchanged."""
         tables = [self.query_cosine, self.query_sine, self.key_cosine, self.key_sine]
         if self.dynamic_length:
             length = key.shape[1 if self.sequence_first else 2]

@@ -1,4 +1,4 @@
-"""How a module that computes a few tokens calls windowed attention: the step node while exporting, else plainly."""
+"""Windowed attention for modules that compute a few tokens: the step node while exporting, else plain PyTorch."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .step_tables import StepTables
 def step_attention_op(
     query: Tensor, key: Tensor, value: Tensor, caches: Sequence[Tensor], view: StepTables, attributes: StepAttributes
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output and the two caches of the next call; shapes and meaning as in `core.step_node`."""
-    # The caches of a bf16 file are fp32, as all that goes in and out of it; they hold bf16 numbers.
+    """Compute the output and the two caches of the next call; shapes and meaning as in `core.step_node`."""
+    # The caches of a bf16 file are fp32, as are all its inputs and outputs; their values are bf16 numbers.
     key, value = (x.to(cache.dtype) for x, cache in zip((key, value), caches, strict=True))
     if not torch.onnx.is_in_onnx_export():
         return _plainly(query, key, value, caches, view, attributes.scale)
@@ -35,7 +35,7 @@ def step_attention_op(
 def _plainly(
     query: Tensor, key: Tensor, value: Tensor, caches: Sequence[Tensor], view: StepTables, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The node's mathematics in PyTorch, which tests hold the exported body to."""
+    """Compute the node's formula in PyTorch; tests compare the exported ONNX function with it."""
     if query.shape[2] > 1:
         keys, values = torch.cat((caches[0], key), dim=2), torch.cat((caches[1], value), dim=2)
         next_key, next_value = keys[:, :, view.write_index], values[:, :, view.write_index]

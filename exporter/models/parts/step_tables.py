@@ -1,10 +1,12 @@
-"""What follows from the position alone, computed once a call for all layers: who sees what, and where keys go.
+"""Tables that depend on the position alone, computed once per call for all layers.
+
+They hold which keys a query sees, and where in the ring new keys are written.
 
 Ages: slot `j` of the ring holds the key of age `(t - j) mod R` as seen from the query at `t`. A key is visible if
 its age is from 0 to `min(t, b·w)`, with `t mod w` more for block-local windows.
 
-xpos: the keys in the ring are not scaled. A step scales them when it reads them, by `ζ^(age / base)`, which is at
-most 1 at any position; a chunk counts its exponents from the middle of what it attends to. Source of ζ:
+xpos: the keys in the ring are not scaled. A step scales them when it reads them, by `ζ^(age / base)`, which is at most
+1 at any position; a chunk counts its exponents from the middle of the keys it attends to. Source of ζ:
 `core.node.NodeAttributes`.
 """
 
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 from ....core.nodes.attention import LOWEST_BIAS, OUTSIDE_SCORE, SELF_SCORE
 from ....core.nodes.step import StepAttributes, ring_slots
 from ....plugins.torch_op import xpos_factor
-from .step_rotary import RotaryPhase
+from .step_rotary import RotaryPhase, far_remainder
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,9 @@ class StepTables:
     Args:
         score_bias: `[C, V]`, or with a bias `[H, C, V]`.
         write_index: `[B, H, 1, 3]`, or for a chunk `[R]`.
-        scales: of xpos, in the node's order.
-        rotation: turns a head `[D]` of queries and keys at this position: a matrix `[D, D]` for one token,
-            cosines and signed sines `[C, D]` for a chunk; nothing without rotary.
+        scales: the scales of xpos, in the node's order.
+        rotation: rotates a head `[D]` of queries and keys at this position: a matrix `[D, D]` for one token,
+            cosines and signed sines `[C, D]` for a chunk; empty without rotary.
     """
 
     score_bias: Tensor
@@ -40,13 +42,14 @@ class StepTables:
 
 
 class StepTableBuilder(nn.Module):
-    """Makes the view of each call; its tables are constants of the graph.
+    """A module that computes the tables of each call from constants of the graph.
 
     Args:
-        attributes: those of the nodes.
+        attributes: attributes of the nodes.
         heads: heads `H`.
         head_dim: head size `D`.
-        chunk: tokens a call `C`.
+        chunk: tokens per call `C`.
+        positions: how many positions the model has; None if there is no limit.
     """
 
     ring: Tensor
@@ -55,18 +58,21 @@ class StepTableBuilder(nn.Module):
     query_scale: Tensor
     new_key_scale: Tensor
 
-    def __init__(self, attributes: StepAttributes, heads: int, head_dim: int, chunk: int) -> None:
+    def __init__(
+        self, attributes: StepAttributes, heads: int, head_dim: int, chunk: int, positions: int | None = None
+    ) -> None:
         super().__init__()
         self.attributes, self.heads, self.head_dim, self.chunk = attributes, heads, head_dim, chunk
         self.slots = ring_slots(attributes.geometry)
+        self.remainder = far_remainder if positions is None else torch.remainder
 
     @torch.no_grad()
     def prepare(self) -> None:
-        """Slots, rows of the chunk, and the powers of ζ they need."""
+        """Compute the slots, the rows of the chunk, and the powers of ζ they need."""
         tables = {"ring": torch.arange(self.slots), "row": torch.arange(self.chunk)}
         base = self.attributes.xpos_scale_base
         if base:
-            # Of the V keys the middle one has exponent 0; for a step, whose query has exponent 0, the query.
+            # The middle one of the V keys has exponent 0; for a step it is the query that has exponent 0.
             middle = 0.5 * (self.chunk - self.slots) if self.chunk > 1 else 0.0
             first = (
                 1 if self.chunk > 1 else 0
@@ -83,16 +89,18 @@ class StepTableBuilder(nn.Module):
     def forward(
         self, position: Tensor, batch: int, rotary: RotaryPhase | None, attn_bias: Tensor | None = None
     ) -> StepTables:
-        """Position int64 `[1]`, attn_bias `[H, w, K]`."""
+        """Compute the tables of a call; position int64 `[1]`, attn_bias `[H, w, K]`."""
+        # Sums use the slot, because sums with a late position would not fit 32 bits.
+        slot = self.remainder(position, self.slots)
         if self.chunk == 1:
-            age = (position + (self.slots - self.ring).unsqueeze(0)) % self.slots
-            index, behind, query = self._coordinates(batch, position % self.slots), age, position
+            age = (slot + (self.slots - self.ring).unsqueeze(0)) % self.slots
+            index, behind, query = self._coordinates(batch, slot), age, position
         else:
-            behind = (position + (self.slots - 1 - self.ring)) % self.slots
+            behind = (slot + (self.slots - 1 - self.ring)) % self.slots
             age = self.row.unsqueeze(1) - torch.cat((-1 - behind, self.row))
             query = (position + self.row).unsqueeze(1)
             # The newest position that belongs in each slot, counted from the chunk's first.
-            latest = self.chunk - 1 - (position + (self.chunk - 1 + self.slots - self.ring)) % self.slots
+            latest = self.chunk - 1 - (slot + (self.chunk - 1 + self.slots - self.ring)) % self.slots
             index = torch.where(latest >= 0, self.slots + latest, self.ring)
         scales: tuple[Tensor, ...] = ()
         if self.attributes.xpos_scale_base:
@@ -106,15 +114,18 @@ class StepTableBuilder(nn.Module):
         return StepTables(self._score_bias(query, age, attn_bias), index, scales, rotation)
 
     def _coordinates(self, batch: int, slot: Tensor) -> Tensor:
-        """`[B, H, 1, 3]`: batch, head, slot."""
+        """Build the coordinates batch, head and slot, `[B, H, 1, 3]`."""
         place = torch.zeros(batch, self.heads, 1, 3, dtype=torch.int64)
         place[..., 0], place[..., 1] = torch.arange(batch)[:, None, None], torch.arange(self.heads)[:, None]
         return place + slot * torch.tensor([0, 0, 1])
 
     def _score_bias(self, query: Tensor, age: Tensor, attn_bias: Tensor | None) -> Tensor:
-        """Query positions `[C, 1]` (of a step `[1]`) and ages `[C, V]` → `[C, V]`, or with a bias `[H, C, V]`."""
+        """Compute the bias of scores, `[C, V]`, or with attn_bias `[H, C, V]`.
+
+        Query positions are `[C, 1]`, for a step `[1]`; ages are `[C, V]`.
+        """
         geometry = self.attributes.geometry
-        reach, place = query, query % geometry.window_size
+        reach, place = query, self.remainder(query, geometry.window_size)
         if not geometry.exact_windowsize:
             reach = torch.minimum(query, place + geometry.backward_reach)
         elif self.chunk > 1:  # a single query's ring holds nothing older
@@ -132,7 +143,7 @@ class StepTableBuilder(nn.Module):
         return torch.where(visible, seen, OUTSIDE_SCORE)
 
     def _given(self, attn_bias: Tensor, place: Tensor, age: Tensor) -> Tensor:
-        """The bias of every query and key, `[H, C, V]` fp32."""
+        """Return the bias of every query and key, `[H, C, V]` fp32."""
         geometry = self.attributes.geometry
         width = geometry.keys_per_window
         slot = (place + geometry.backward_reach - age).clamp(0, width - 1)

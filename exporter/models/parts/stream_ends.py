@@ -1,6 +1,6 @@
-"""The hyper-connections at both ends of a model, where four streams are not yet, or no longer, needed.
+"""The first and the last hyper-connection of a model, where separate streams are not yet, or no longer, needed.
 
-Before the first one all streams are the same `x`. So are the products with the matrix, and with `τ_t = tanh(x̂·W_t)`
+Before the first one all streams are the same `x`, and their products with the matrix too. With `τ_t = tanh(x̂·W_t)`
 (`hyper_connections.py` has the formula)
 
     m_t = Σ_s A[s, t]·x = (Σ_s static_alpha[s, t] + S·dynamic_alpha_scale·τ_t)·x
@@ -9,7 +9,7 @@ After the last one only the sum of the streams is used:
 
     Σ_s r'_s = Σ_s (Σ_t A[s, 1+t])·r_s + (Σ_s β_s)·y
 
-Neither needs the streams side by side before it reads them, or after it wrote.
+So the first need not read separate streams, and the last need not write them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class FirstHyperConnection(HyperConnection):
 
     @torch.no_grad()
     def prepare(self) -> None:
-        """A column for each weight that is left: of `m_0`, of the `S` other `m` if they are mixed, of the `S` β."""
+        """Fold the weights into a column each for `m_0`, for the `S` other `m` if they are mixed, and for the `S` β."""
         super().prepare()
         streams = self.static.shape[0]
         read = 1 + streams if self.mixes_residuals else 1
@@ -40,7 +40,7 @@ class FirstHyperConnection(HyperConnection):
             self.register_buffer(name, value, persistent=False)
 
     def forward(self, x: Tensor, *branch_inputs: Any) -> Tensor:
-        """Read from `x`, run the branch, write all streams; they are fp32 whatever the branch is."""
+        """Read from `x`, run the branch and write all streams, which are fp32 whatever the branch's dtype."""
         streams = self.static_beta.shape[0]
         weights = stream_weights(x, self.weight, self.gain, self.static)
         output = self.branch(weights[..., :1] * x, *branch_inputs).float()
@@ -55,7 +55,7 @@ class LastHyperConnection(HyperConnection):
     """A branch that ends the streams, `[B, N, S, D]` → their sum `[B, N, D]`."""
 
     def forward(self, streams: Tensor, *branch_inputs: Any) -> Tensor:
-        """Read from the streams, run the branch, write to the sum."""
+        """Read from the streams, run the branch, and return the sum of the new streams."""
         read, mix, beta = read_streams(streams, self.weight, self.gain, self.static)
         output = self.branch(read, *branch_inputs).float()
         if self.mixes_residuals:

@@ -1,4 +1,4 @@
-"""How a module calls windowed attention: the node while exporting, the operator otherwise."""
+"""Windowed attention for modules: the node while exporting, the PyTorch operator otherwise."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def windowed_attention_op(
     sequence_first: bool = True,
     xpos_scale_base: float = 0.0,
 ) -> Tensor:
-    """Windowed attention; arguments as `plugins.torch_op.windowed_attention`.
+    """Compute windowed attention; the arguments are those of `plugins.torch_op.windowed_attention`.
 
     Raises:
-        UsageError: xpos with heads whose width is odd or below 2.
+        UsageError: xpos is used with heads whose width is odd or below 2.
     """
     if xpos_scale_base:
         check_xpos(query.shape[-1])

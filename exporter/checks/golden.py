@@ -1,0 +1,83 @@
+"""Check: the written file computes what the user's own model computed, on inputs that were recorded with it.
+
+Every other check of a checkpoint's file compares two things that were made from one configuration. This one alone
+sees a configuration that is not the model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ...core.documents.proof import likely
+from ...core.documents.sidecar import CheckRecord
+from ...core.errors import CheckFailed
+from ...core.tensors import TensorSpec
+from ...core.tolerance import Tolerance
+from ...runtime.parity.compare import compare_golden, golden_record
+from ...runtime.parity.golden import Golden
+from ...runtime.parity.runner import FileRunner
+from ..source.source_model import SourceModel
+from .parity import baseline_meter
+
+Limits = Callable[[str, int], tuple[int, int | None]]
+
+
+def open_golden(
+    path: Path | None, inputs: Sequence[TensorSpec], outputs: Sequence[str], token_limit: int | None, limits: Limits
+) -> Golden | None:
+    """Read golden outputs, and refuse those that a file cannot be compared with, before work begins.
+
+    Args:
+        path: of the .npz; None where there is none.
+        inputs: of the file to write, dynamic axes by name.
+        outputs: their names.
+        token_limit: size of the vocabulary; None for embeddings.
+        limits: the smallest and the largest size of a dynamic axis, by input and axis.
+
+    Raises:
+        UsageError: it cannot be read, or does not fit.
+    """
+    if path is None:
+        return None
+    golden = Golden.read(path)
+    for _ in golden.bind(inputs, outputs, token_limit, limits):
+        pass
+    return golden
+
+
+def check_golden(
+    candidate: FileRunner,
+    golden: Golden,
+    tolerance_of: Callable[[str], Tolerance],
+    precision: str,
+    source: SourceModel | None = None,
+) -> CheckRecord:
+    """Compare the written file with golden outputs; sequences too short to show the window prove nothing.
+
+    Args:
+        candidate: the written file.
+        golden: inputs and outputs of the user's own model.
+        tolerance_of: the criterion for an entry of `core.tolerance`.
+        precision: of the file, an entry of `core.tolerance`.
+        source: the checkpoint's model: its window, what its weights do not show, and its unmodified module, whose
+            error in half precision is the baseline. None for a user's own module, which is the reference itself.
+
+    Raises:
+        UsageError: the golden file does not fit the file.
+        CheckFailed: they differ; the text names the arguments.
+    """
+    precision = golden.coarsened(precision)
+    tolerance = tolerance_of(precision)
+    window = None if source is None else source.geometry
+    meter = None if source is None else baseline_meter(source, precision, tolerance)
+    compared = list(compare_golden(candidate, golden, tolerance, skip_masked=window is not None, meter=meter))
+    found = [(sample.name, comparison) for sample, result in compared for comparison in result.comparisons]
+    record = golden_record(found, golden, tolerance, [] if window is None else [window], meter)
+    if record.status == "failed":
+        raise CheckFailed(
+            f"The exported file does not compute what your model computed: {golden.path}.",
+            why=f"{record.detail[:1].upper()}{record.detail[1:]}.",
+            fix=likely(() if source is None else source.untold),
+        )
+    return record

@@ -1,0 +1,57 @@
+"""Check: every integer of the graph fits 32 bits, for runtimes that compute ONNX's int64 in 32 bits silently."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import onnx
+import onnx.inliner
+
+from ...core.documents.sidecar import CheckRecord
+from ...core.tensors import TensorSpec
+from .integer_ranges import IntegerRanges
+
+_NAME = "no wide integers"
+# Batch size to check, if the batch is dynamic.
+_LARGEST_BATCH = 1024
+_NAMED = 3
+
+
+def check_wide_integers(
+    model: onnx.ModelProto, folder: Path, limits: Mapping[str, int | None], sizes: Mapping[str, int] | None = None
+) -> CheckRecord:
+    """Bound every integer that the written file computes, including those inside ONNX functions.
+
+    Args:
+        model: the written file; its weights may be absent, its integers must be present.
+        folder: the folder of its external data.
+        limits: for each integer input by name, one more than its largest value (the smallest is 0); None if unknown.
+        sizes: the largest sizes of dynamic axes, by name.
+    """
+    known = {name: limit for name, limit in limits.items() if limit is not None}
+    found = IntegerRanges(onnx.inliner.inline_local_functions(model), folder, known, sizes or {})
+    if found.beyond:
+        detail = f"a runtime that computes int64 in 32 bits would be wrong without an error: {_few(found.beyond)}"
+        return CheckRecord(name=_NAME, status="failed", detail=detail)
+    if found.unknown:
+        detail = f"not analysed, so it may leave 32 bits: {_few(found.unknown)}"
+        return CheckRecord(name=_NAME, status="not proven", detail=detail)
+    at = f" at {' '.join(f'{axis}={size}' for axis, size in sizes.items())}" if sizes else ""
+    detail = f"the largest is {found.largest:,}{at}; 32 bits hold all"
+    return CheckRecord(name=_NAME, status="passed", detail=detail, figures={"largest": found.largest})
+
+
+def open_sizes(axes: Sequence[str], sequence: str, longest: int) -> dict[str, int]:
+    """Return the sizes of dynamic axes to check: the longest sequence, and a large batch."""
+    return {axis: longest if axis == sequence else _LARGEST_BATCH for axis in axes}
+
+
+def token_limits(inputs: Sequence[TensorSpec], limit: int | None) -> dict[str, int | None]:
+    """Return the limit of each integer input, by name."""
+    return {spec.name: limit for spec in inputs if "int" in spec.dtype}
+
+
+def _few(sentences: Sequence[str]) -> str:
+    more = len(sentences) - _NAMED
+    return "; ".join(sentences[:_NAMED]) + (f"; and {more} more" if more > 0 else "")

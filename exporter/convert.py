@@ -1,0 +1,202 @@
+"""`convert`: write an exported file in another form, and compare it with the file it is made from.
+
+The checkpoint is not needed. The results of the export's checks are carried over if the two files are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+import onnx_ir as ir
+
+from ..core.documents.sidecar import CheckRecord, Sidecar, read_sidecar, sidecar_path
+from ..core.error_texts import argument
+from ..core.errors import UsageError
+from ..core.storage.file_kinds import ONNX, REWRITTEN
+from ..core.storage.files import is_file, sha256
+from ..core.storage.outputs import Output, writing
+from ..core.storage.publishing import publish_together, sealed
+from ..onnx_graph.onnx_file import OnnxFile
+from ..onnx_graph.standard_ops import rewrite
+from ..runtime.generation.step_file import prefill_path
+from ..runtime.parity.files import run_file_parity
+from ..runtime.parity.report import ParityRequest
+from .artifact.publish import EXTERNAL_DATA_FROM, companion_path, demand, package_versions, publish_models, save_model
+from .checks.loads import check_loads, check_model
+from .lowering.shared_weights import share_weights
+
+SAME = "same as its source"
+# Checks of the written file itself, so they are run again.
+_OF_THE_FILE = ("onnx checker", "onnxruntime loads", SAME)
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A converted file.
+
+    Args:
+        path: the ONNX file.
+        checks: the records of its checks.
+        sidecar: the facts beside it; None if the source has none.
+    """
+
+    path: Path
+    checks: list[CheckRecord]
+    sidecar: Sidecar | None
+
+
+@dataclass
+class _Part:
+    """One of the files to write: its source, its final path, and the converted model."""
+
+    source: Path
+    path: Path
+    facts: Sidecar | None
+    model: ir.Model
+    staged: Path
+    data: str | None = None
+
+
+def to_standard_ops(
+    model: Path, output: Path, *, overwrite: bool = False, progress: Callable[[str], None] = lambda _: None
+) -> list[Converted]:
+    """Write an ONNX file in standard operators alone, and for a step file also the prefill file beside it.
+
+    Args:
+        model: the file; its weights may lie beside it.
+        output: the file to write; weights that lie beside the model are copied beside it.
+        overwrite: replace an existing file.
+        progress: called with the name of each step as it begins.
+
+    Returns:
+        The written files, `output` first.
+
+    Raises:
+        UsageError: the file cannot be read, or has nodes that neither ONNX nor a function in it defines.
+        CheckFailed: the file was altered after its export, or the converted file does not compute the same.
+    """
+    sources = {model: output}
+    facts = read_sidecar(model)
+    companion = None if facts is None or facts.step is None else prefill_path(model, facts.step)
+    if companion is not None and is_file(companion):
+        sources[companion] = companion_path(output)
+    kind = REWRITTEN if facts is None else ONNX
+    outputs = [Output(path, kind) for path in reversed(list(sources.values()))]
+    if facts is None and is_file(sidecar_path(output)):
+        raise UsageError(
+            f"{sidecar_path(output)} exists, and would not describe the new file.",
+            why=f"{model} has no facts beside it that could replace them.",
+            fix="Choose another name for the output.",
+        )
+    with writing(*outputs, inputs=sources, overwrite=overwrite) as folder:
+        parts = []
+        for source, path in sources.items():
+            progress(f"Rewriting {source.name}")
+            parts.append(_Part(source, path, read_sidecar(source), _rewritten(source), folder / path.name))
+        _save(parts, folder, output.name)
+        written = [_checked(part, output, progress) for part in parts]
+        progress("Writing")
+        data = sorted({part.data for part in parts if part.data is not None})
+        described = [
+            (part.staged, x.sidecar, part.path) for part, x in zip(parts, written, strict=True) if x.sidecar is not None
+        ]
+        if described:
+            publish_models(described[::-1], data)
+        else:
+            beside = {folder / name: output.with_name(name) for name in data}
+            publish_together(beside | {parts[0].staged: output}, folder)
+    return written
+
+
+def _rewritten(source: Path) -> ir.Model:
+    """Rewrite the file in standard operators; data in other files is only read when the result is written.
+
+    Raises:
+        UsageError: it is not an ONNX model, or has nodes that neither ONNX nor a function in it defines.
+        CheckFailed: it was altered after its export.
+    """
+    file = OnnxFile.read(source)
+    file.check_unchanged()
+    file.check()
+    model = ir.serde.deserialize_model(file.parse())
+    if file.folder is not None:
+        ir.external_data.set_base_dir(model.graph, file.folder)
+    plain: ir.Model = rewrite.apply(model)
+    unknown = sorted({f"{node.domain}::{node.op_type}" for node in plain.graph.all_nodes() if node.domain})
+    if unknown:
+        raise UsageError(
+            f"{source} cannot be written in standard operators.",
+            why=f"The file has no function for {', '.join(unknown[:4])}, and ONNX has no such operator.",
+            fix=f"Export the model without {argument('function_body', False)}, and convert that file.",
+        )
+    return plain
+
+
+def _save(parts: list[_Part], folder: Path, stem: str) -> None:
+    """Write the files to the staging folder, with weights that were in separate files in one file."""
+    outside = any(
+        isinstance(value.const_value, ir.ExternalTensor)
+        for part in parts
+        for value in part.model.graph.initializers.values()
+    )
+    if len(parts) > 1:
+        shared = share_weights([part.model for part in parts], folder, stem)
+        for part in parts:
+            part.data = shared
+            ir.save(part.model, part.staged)
+        return
+    parts[0].data = save_model(parts[0].model, parts[0].staged, 0 if outside else EXTERNAL_DATA_FROM)
+
+
+def _checked(part: _Part, output: Path, progress: Callable[[str], None]) -> Converted:
+    """Check the written file, and return it with its facts.
+
+    Raises:
+        CheckFailed: a check failed.
+    """
+    facts = part.facts and _facts(part, output)
+    if facts is not None:  # a step file is run as its facts describe
+        sidecar_path(part.staged).write_text(sealed(facts.to_json()), encoding="utf-8")
+    checks = demand(_checks(part, progress))
+    if facts is not None:
+        carried = [check for check in facts.checks if check.name not in _OF_THE_FILE]
+        before = [check.model_copy(update={"detail": f"{check.detail}; of {part.source.name}"}) for check in carried]
+        facts = facts.model_copy(update={"checks": [*checks, *before]})
+    return Converted(part.path, checks, facts)
+
+
+def _checks(part: _Part, progress: Callable[[str], None]) -> Iterator[CheckRecord]:
+    progress(f"Checking {part.path.name}")
+    yield check_model(part.staged)
+    yield check_loads(part.staged)[0]
+    progress(f"Comparing {part.path.name} with {part.source.name}")
+    report = run_file_parity(ParityRequest(part.staged, part.source, provider="cpu", plugin="none"))
+    worst = max(comparison.figures()["max_abs"] for _, comparison in report.comparisons)
+    difference = "equal bit for bit" if worst == 0 else f"max difference {worst:.1e}"
+    yield CheckRecord(
+        name=SAME,
+        status="passed" if report.passed else "failed",
+        detail=f"{difference} to {part.source.name} in onnxruntime, {len(report.comparisons)} comparison(s)",
+        figures={"max_abs": worst},
+    )
+
+
+def _facts(part: _Part, output: Path) -> Sidecar:
+    """Return the facts of the source, changed as they hold for the written file."""
+    assert part.facts is not None
+    step = part.facts.step
+    if step is not None and step.prefill is not None:
+        step = step.model_copy(update={"prefill": companion_path(output).name})
+    return part.facts.model_copy(
+        update={
+            "step": step,
+            "standard_ops": True,
+            "external_data": part.data,
+            "versions": part.facts.versions | package_versions(),
+            "model_sha256": sha256(part.staged),
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        }
+    )

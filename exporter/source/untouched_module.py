@@ -1,0 +1,116 @@
+"""Run upstream's own module with a checkpoint's weights, to measure its own error in half precision.
+
+It runs under `torch.autocast`, with its weights in fp32. Converted to half precision, local-attention 1.11.2 does not
+run at all, because its rotary embedding returns fp32, and with xpos it rounds the frequencies. Its own decorators
+exclude the rotary embedding from autocast on GPUs; here it is excluded on the CPU too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...core.tolerance import TOLERANCES
+from ...runtime.parity.baseline import UntouchedModule
+from ...runtime.parity.runner import Runner
+from ...runtime.session import Arrays
+from ..models.family import TORCH_DTYPE
+from ..models.registry import CLASSES
+from .source_model import SourceModel
+
+# The class of local-attention whose forward is the rotary embedding.
+_ROTARY = "SinusoidalEmbeddings"
+# Inputs with these names are passed by name, as upstream's options; the others in order.
+_OPTIONS = ("mask", "attn_bias")
+
+
+class UntouchedRunner(Runner):
+    """A runner of upstream's unchanged module.
+
+    Args:
+        module: in fp32, with its weights.
+        output: name of its output.
+        dtype: "fp32", "fp16" or "bf16".
+    """
+
+    def __init__(self, module: nn.Module, output: str, dtype: str) -> None:
+        self.name, self.outputs = f"{type(module).__name__} in {dtype}", [output]
+        self._module, self._dtype = module, dtype
+
+    @torch.no_grad()
+    def run(self, inputs: Arrays) -> Arrays:
+        """Compute the output in fp32; errors of the module are not caught."""
+        tensors = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in inputs.items()}
+        tensors = {name: x.float() if x.is_floating_point() else x for name, x in tensors.items()}
+        options = {name: tensors.pop(name) for name in _OPTIONS if name in tensors}
+        enabled = self._dtype != "fp32"
+        # Without its cache autocast keeps no second copy of the weights.
+        with torch.autocast("cpu", TORCH_DTYPE[self._dtype] if enabled else None, enabled, cache_enabled=False):
+            output: Tensor = self._module(*tensors.values(), **options)
+        return {self.outputs[0]: output.float().numpy()}
+
+
+def untouched_module(source: SourceModel, dtype: str) -> UntouchedModule | str:
+    """Build upstream's module of a checkpoint, or return why that is not possible.
+
+    Args:
+        source: the model.
+        dtype: the precision of its file.
+    """
+    package, _, kind = source.class_name.partition(".")
+    reason = CLASSES[source.class_name].why_not_run
+    if not TOLERANCES[dtype].takes_baseline:
+        return f"a file in {dtype} is not held against it"
+    if reason:
+        return reason
+    try:
+        found = getattr(importlib.import_module(package), kind)
+        release = version(package)
+    except (ImportError, PackageNotFoundError, AttributeError) as error:
+        project = package.replace("_", "-")
+        return (
+            f"{project} cannot be imported ({error}); with it ({project} on PyPI) its own error in {dtype} is measured"
+        )
+    module = _build(found, source)
+    if isinstance(module, str):
+        return f"{source.class_name} cannot be built from these weights: {module}"
+    exact, rounded = (UntouchedRunner(module, source.outputs[0], each) for each in ("fp32", dtype))
+    return UntouchedModule(exact, rounded, f"{source.class_name} {release} itself in {dtype} (torch.autocast)")
+
+
+def _build(found: Callable[..., nn.Module], source: SourceModel) -> nn.Module | str:
+    """Build the module with the weights, or return its error; random generators keep their state."""
+    drawn = random.getstate()  # hyper-connections draw a random stream
+    try:
+        with torch.random.fork_rng(devices=[]):
+            module = found(**source.args.model_dump())
+        given = {name: tensor.float() for name, tensor in source.state.items()}
+        missing, unexpected = module.load_state_dict(given, strict=False, assign=True)
+    except Exception as error:  # another release of the package may raise anything
+        return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    finally:
+        random.setstate(drawn)
+    strange = [
+        name for name in (*missing, *unexpected) if not name.endswith("inv_freq")
+    ]  # computed by a formula; old files lack it
+    if strange:
+        return f"{strange[0]} is in one of the two only"
+    for part in module.modules():
+        if type(part).__name__ == _ROTARY:
+            part.forward = _outside_autocast(part.forward)
+    return module.requires_grad_(False).eval()
+
+
+def _outside_autocast(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*given: Any, **named: Any) -> Any:
+        with torch.autocast("cpu", enabled=False):
+            return forward(*given, **named)
+
+    return call
