@@ -1,6 +1,6 @@
-"""One way to run a model whatever engine runs it: `load` finds the backend by the file's suffix.
+"""Load and run a model with any engine: `load` chooses the backend by the file's suffix.
 
-A backend is a module that defines a `Session` and one entry in `BACKENDS`; nothing else changes.
+A backend is a module that defines a `Session`, and an entry in `BACKENDS`; nothing else changes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.error_texts import argument
 from ..core.errors import MissingDependency, UsageError
 from ..core.limits import check_threads
+from ..core.machine.process import import_without_telemetry
+from ..core.storage.mistaken import refuse_mistaken
 from ..core.storage.publishing import check_unchanged
 from ..core.storage.reading import check_plain
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec, format_shape
@@ -31,9 +34,9 @@ class Session(ABC):
     """A model that is ready to run.
 
     Attributes:
-        backend: what runs it: "onnxruntime", "tensorrt" or "tensorrt-rtx".
-        provider: what really runs ("cpu", "cuda", …), which under "auto" may be less than hoped for.
-        plugin: path of the library whose compiled kernels compute the attention nodes; None if their body does.
+        backend: the engine: "onnxruntime", "openvino", "tensorrt" or "tensorrt-rtx".
+        provider: the provider that really runs ("cpu", "cuda", …); under "auto" it may be slower than the best one.
+        plugin: path of the library whose compiled kernels compute the attention nodes; None if their ONNX functions do.
         inputs: what `run` takes, in the file's order.
         outputs: what `run` returns, in the file's order.
         notes: what a user should know of how it runs, a sentence each.
@@ -48,7 +51,7 @@ class Session(ABC):
 
     @property
     def runs_on(self) -> str:
-        """Provider and plugin for people: "cpu, compiled kernel"."""
+        """Provider and kind of kernels for reports: "cpu, compiled kernel"."""
         return place(self.provider, self.plugin)
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> Arrays:
@@ -69,11 +72,11 @@ class Session(ABC):
         return self._execute(check_inputs(self.inputs, inputs))
 
     def rest(self) -> None:
-        """Leave memory to others until `wake` or the next run, where the session can; most keep what they have."""
+        """Free memory until `wake` or the next run, where the session can; most sessions keep theirs."""
         return None
 
     def wake(self) -> None:
-        """Be ready to run again after a `rest`."""
+        """Prepare to run again after a `rest`."""
         return None
 
     @abstractmethod
@@ -86,12 +89,13 @@ class Backend:
     """An engine that runs one kind of file.
 
     Args:
-        name: as reports call it.
+        name: its name in reports.
         module: module of this package that defines it, imported only when such a file is opened.
-        opener: its function `(path, provider, threads, plugin) -> Session`.
-        needs: the import name it cannot do without.
-        has: something that import must define; a package that was half removed still imports.
-        install: the command that brings it.
+        opener: its function `(path, provider, threads, plugin) -> Session`; a backend that can compute in another
+            precision than the file's takes `precision` as one more argument.
+        needs: the name of the Python package that it imports.
+        has: a name that the package must define; a package that was half removed still imports.
+        install: the command that installs it.
     """
 
     name: str
@@ -108,7 +112,7 @@ class Backend:
             MissingDependency: it is not installed, or is installed and broken.
         """
         try:
-            module = import_module(self.needs)
+            module = import_without_telemetry(self.needs)
         except ImportError as error:
             raise self._missing(str(error)) from error
         if not hasattr(module, self.has):
@@ -120,11 +124,11 @@ class Backend:
             f"{self.needs} is needed to run this file and cannot be imported.", why=why, fix=self.install
         )
 
-    def open(self, path: Path | OnnxFile, provider: str, threads: int | None, plugin: str) -> Session:
-        """Open a file with this backend; onnxruntime's takes one that was read too."""
+    def open(self, path: Path | OnnxFile, provider: str, threads: int | None, plugin: str, *precision: str) -> Session:
+        """Open a file with this backend; backends of ONNX files also take a file that was already read."""
         self.require()
         opener = getattr(import_module(self.module, __package__), self.opener)
-        return cast("Session", opener(path, provider, threads, plugin))
+        return cast("Session", opener(path, provider, threads, plugin, *precision))
 
 
 BACKENDS: dict[str, Backend] = {
@@ -147,8 +151,52 @@ BACKENDS: dict[str, Backend] = {
 }
 
 
+# Other engines for ONNX files, by the value of `--runtime`.
+RUNTIMES: dict[str, Backend] = {
+    "onnxruntime": BACKENDS[".onnx"],
+    "openvino": Backend(
+        name="openvino",
+        module=".openvino.session",
+        opener="open_file",
+        needs="openvino",
+        has="Core",
+        install="Install it: pip install 'localattn[openvino]'.",
+    ),
+}
+# The runtimes that take a precision: "openvino:bf16".
+_WITH_PRECISION = ("openvino",)
+AUTO_RUNTIME = "auto"
+
+
+def choose_runtime(suffix: str, runtime: str = AUTO_RUNTIME) -> tuple[Backend, tuple[str, ...]]:
+    """Return the backend for files of a suffix, and the precision in the runtime's name, if any.
+
+    Args:
+        suffix: in lower case, one of `BACKENDS`.
+        runtime: as of `load`.
+
+    Raises:
+        UsageError: no runtime has this name, or it does not run such files.
+    """
+    if runtime == AUTO_RUNTIME:
+        return BACKENDS[suffix], ()
+    name, _, precision = runtime.partition(":")
+    if name not in RUNTIMES or (precision and name not in _WITH_PRECISION):
+        raise UsageError(
+            f"There is no runtime {runtime[:60]!r}.",
+            fix=f"Known: {', '.join((AUTO_RUNTIME, *RUNTIMES))}; openvino:bf16 lets OpenVINO compute in bf16.",
+        )
+    if suffix != ".onnx":
+        raise UsageError(
+            f"A file named {suffix} does not run in {name}.",
+            why="It runs in the engine that it was built for.",
+            fix=f"Leave {argument('runtime')} out.",
+        )
+    return RUNTIMES[name], (precision,) if precision else ()
+
+
 def place(provider: str, plugin: str | None) -> str:
-    """Where a session runs, for people: its provider, and whether compiled kernels compute the attention nodes."""
+    """Describe where a session runs: its provider, and whether compiled kernels compute the attention nodes."""
     return f"{provider}, compiled kernel" if plugin else provider
 
 
@@ -159,34 +207,38 @@ def load(
     *,
     verify: bool = True,
     plugin: str | Path = "auto",
+    runtime: str = AUTO_RUNTIME,
 ) -> Session:
     """Open an exported model.
 
     Args:
-        path: the model file, or an ONNX file that was read already; its suffix chooses the backend.
+        path: the model file, or an ONNX file that was already read; its suffix chooses the backend.
         provider: where to run it; "auto" takes the best that really starts (see `Session.provider`),
             any other name is used or refused.
         threads: CPU threads for one operator, from 1 to `core.limits.most_threads()`; None leaves it to the engine.
-        verify: refuse a file that is not the one the facts beside it were written for.
+        verify: refuse a file that is not the one its sidecar was written for.
         plugin: library of compiled kernels: "auto" takes one that may be loaded by itself, from the installed package
             or the user's own cache (for the CPU the newest of this release, if it loads; for an engine the one with
             the SHA-256 it was built with); "none" takes none; the path of a library takes that one or fails.
+        runtime: what runs an ONNX file: "auto" is onnxruntime; "openvino" computes in fp32, "openvino:bf16" and
+            "openvino:fp16" in these. `provider` is then one of OpenVINO's devices: auto, cpu, gpu or npu.
 
     Raises:
-        UsageError: no such file, a suffix no backend runs, a broken model, an unknown provider.
+        UsageError: no such file, a suffix no backend runs, a broken model, an unknown provider or runtime.
         CheckFailed: the file or its external data was altered after its facts were written.
         MissingDependency: the engine is not installed, or the provider asked for does not start.
     """
     check_threads(threads)
-    file = read_once(path)
+    file = find_model(path)
     if verify:
         check_file(file)
     suffix = ".onnx" if isinstance(file, OnnxFile) else file.suffix.lower()
-    return BACKENDS[suffix].open(file, provider, threads, str(plugin))
+    backend, precision = choose_runtime(suffix, runtime)
+    return backend.open(file, provider, threads, str(plugin), *precision)
 
 
-def read_once(path: str | Path | OnnxFile) -> Path | OnnxFile:
-    """What `load` opens: an ONNX file, read for all that a command asks of it, or the path of an engine.
+def find_model(path: str | Path | OnnxFile) -> Path | OnnxFile:
+    """Return what `load` opens: an ONNX file, read for all that a command asks of it, or the path of an engine.
 
     Raises:
         UsageError: no such file, or a suffix no backend runs.
@@ -194,6 +246,8 @@ def read_once(path: str | Path | OnnxFile) -> Path | OnnxFile:
     if isinstance(path, OnnxFile):
         return path
     path = Path(path)
+    if path.suffix.lower() != ".onnx":  # of an ONNX file `OnnxFile.read` looks at the bytes that it reads
+        refuse_mistaken(path)
     backend = BACKENDS.get(path.suffix.lower())
     if backend is None:
         raise UsageError(
@@ -209,7 +263,7 @@ def read_once(path: str | Path | OnnxFile) -> Path | OnnxFile:
 
 
 def check_file(file: Path | OnnxFile) -> None:
-    """Refuse a file that is not the one which the facts beside it were written for.
+    """Refuse a file that is not the one its sidecar was written for.
 
     Raises:
         CheckFailed: the SHA-256 of the file or of its external data differs.
@@ -221,11 +275,11 @@ def check_file(file: Path | OnnxFile) -> None:
 
 
 def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, NDArray[Any]]) -> Arrays:
-    """The inputs as the engine wants them: in order, contiguous, in native byte order.
+    """Return the inputs as the engine needs them: in order, contiguous, in native byte order.
 
     Raises:
-        UsageError: a name, dtype or shape that does not fit `specs`; it says what came and what is
-            wanted. Sizes that the model leaves open must agree wherever the same name stands.
+        UsageError: a name, dtype or shape does not fit `specs`; the error gives both. Sizes of dynamic axes must agree
+            wherever the same name occurs.
     """
     known = {spec.name for spec in specs}
     unknown = [name for name in inputs if name not in known]
@@ -250,7 +304,7 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, NDArray[Any]]
 
 
 def _check_shape(spec: TensorSpec, array: NDArray[Any], open_sizes: dict[str, int]) -> None:
-    """Compare sizes; `open_sizes` remembers what each named dimension was first seen to be."""
+    """Compare sizes; `open_sizes` stores the first size seen of each named dimension."""
     fits = len(array.shape) == len(spec.shape)
     for wanted, size in zip(spec.shape, array.shape, strict=False):
         if isinstance(wanted, str) and wanted != UNNAMED_DIMENSION:
@@ -265,7 +319,7 @@ _INTEGERS = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64
 
 
 def _exact(spec: TensorSpec, array: NDArray[Any]) -> NDArray[Any]:
-    """The array in the wanted dtype, if that changes no value."""
+    """Convert an array to the wanted dtype, if that changes no value."""
     came, wanted = array.dtype.name, spec.dtype
     if came != wanted:
         widens = {came, wanted} <= _INTEGERS and np.can_cast(came, wanted)

@@ -1,9 +1,9 @@
-"""Which module each node of an optimised graph came from.
+"""Find the module that each node of an optimised graph came from.
 
-onnxruntime inlines functions, fuses nodes and adds some, and keeps no metadata. What it does keep are the names of
-the values that flow between the file's own nodes. So a node belongs to the module of the file's node that made
-its result; a node inside an inlined function, or one that was added, belongs to where its result is used, and what
-nobody uses to what it was made from.
+onnxruntime inlines functions, fuses nodes, adds some, and keeps no metadata. It does keep the names of the values that
+flow between the file's own nodes. So a node belongs to the module whose node in the file makes the same result. A
+node inside an inlined function, or an added one, belongs to the module that uses its result; if no node uses it, to
+the module of its inputs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Shown where nothing tells.
+# Shown where no module is known.
 UNKNOWN = "(not known)"
 
 
@@ -28,7 +28,7 @@ class Origin:
 
 
 def origins(model: Path, optimised: Path) -> dict[str, Origin]:
-    """The origin of each named node of the optimised graph.
+    """Return the origin of each named node of the optimised graph.
 
     Args:
         model: the file as exported.
@@ -64,7 +64,7 @@ def origins(model: Path, optimised: Path) -> dict[str, Origin]:
 
 
 def _modules_of(nodes: Iterable[Any]) -> tuple[dict[str, str], dict[str, str]]:
-    """The module that makes each value, and of each node by name."""
+    """Return the module that makes each value, and the module of each node by name."""
     by_value, by_name = {}, {}
     for node in nodes:
         module = module_of(node.name, {entry.key: entry.value for entry in node.metadata_props})
@@ -78,7 +78,7 @@ def _modules_of(nodes: Iterable[Any]) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _reads(node: Any) -> list[str]:
-    """The values a node reads, those that the bodies of its subgraphs take from outside included."""
+    """List the values a node reads, including those that its subgraphs take from outside."""
     names = list(node.input)
     for attribute in node.attribute:
         for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
@@ -88,7 +88,7 @@ def _reads(node: Any) -> list[str]:
 
 
 def module_of(name: str, metadata: Mapping[str, str]) -> str:
-    """The module path of a node of an exported file, "" where it has none.
+    """Return the module path of a node of an exported file, "" where it has none.
 
     Args:
         name: the node's.
@@ -102,7 +102,7 @@ def module_of(name: str, metadata: Mapping[str, str]) -> str:
 
 
 def _last_scope(text: str) -> str:
-    """The module of PyTorch's list of scopes, whose last entry is the node itself."""
+    """Return the last module of PyTorch's list of scopes, whose last entry is the node itself."""
     try:
         scopes = ast.literal_eval(text)
     except (SyntaxError, ValueError):
@@ -111,10 +111,13 @@ def _last_scope(text: str) -> str:
     return named[-1] if named else ""
 
 
-# What exporters write into a node's metadata, and how the module is read from it; the first that is there counts.
+# The metadata that exporters write into a node, and how the module is read from it; the first that is there counts.
 _SOURCES: dict[str, Callable[[str], str]] = {"module": str, "pkg.torch.onnx.name_scopes": _last_scope}
 
 
 def pattern(module: str) -> str:
-    """A module path without its layer: `layers.3.mlp.0` → `layers.*.mlp.0`. The layer is its first number."""
+    """Replace the layer in a module path by a star: `layers.3.mlp.0` → `layers.*.mlp.0`.
+
+    The layer is the first number of the path.
+    """
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", module, count=1)

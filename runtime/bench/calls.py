@@ -1,4 +1,4 @@
-"""One call of a session, made ready so that only the engine's work is left to time.
+"""One call of a session, prepared so that only the engine's work is timed.
 
 With onnxruntime the inputs and outputs are bound: they lie in buffers of the device from the start, and a call
 neither checks nor copies nor allocates them. Every other engine is called as `Session.run` calls it.
@@ -19,7 +19,7 @@ _NO_GRAPH = ("gpu_graph_id", "-1")
 
 
 def ready_call(session: Session, inputs: Mapping[str, Any], *, cuda_graph: bool = False) -> tuple[Call, bool]:
-    """The call to time, and whether its inputs and outputs are bound; runs the model once.
+    """Run the model once; return the call to time, and whether its inputs and outputs are bound.
 
     Raises:
         UsageError: the inputs do not fit, or the engine refuses their values.
@@ -41,16 +41,16 @@ def _bound(session: Any, inputs: Arrays, cuda_graph: bool) -> Call:
         binding.bind_ortvalue_input(name, value)
     for spec in session.outputs:
         binding.bind_output(spec.name, device, 0)
-    # The outputs are allocated in this run; all others write to the same place.
+    # The outputs are allocated in this run; all later runs write to the same place.
     if cuda_graph:
-        # A recording would hold the addresses from before.
+        # A CUDA graph recorded now would hold the addresses from before.
         options = ort.RunOptions()
         options.add_run_config_entry(*_NO_GRAPH)
         session.native.run_with_iobinding(binding, options)
     else:
         session.run_bound(binding)
 
-    def call(_keep: object = values) -> None:  # on the CPU they share the arrays' memory without owning it
+    def call(_keep: object = values) -> None:  # on the CPU the buffers share the arrays' memory without owning it
         session.run_bound(binding)
 
     return call

@@ -1,21 +1,21 @@
-"""What a reader must know before believing the figures."""
+"""Warnings about benchmark figures that are not reliable."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ...core.documents.bench_report import BenchRow
+from ...core.documents.bench_report import OTHERS, BenchRow
 from .statistics import drift, spread
 
-# Above these shares the figures say more of the machine than of the models.
-OTHERS, SPREAD, DRIFT = 0.10, 0.10, 0.10
+# Above these shares the figures reflect the machine more than the models.
+SPREAD, DRIFT = 0.10, 0.10
 
 
 def find_warnings(rows: Sequence[BenchRow], percentiles: Sequence[float]) -> list[str]:
-    """One line a danger, with the candidates it concerns."""
+    """List one warning a line, with the candidates it concerns."""
 
     def thin(row: BenchRow) -> str:
-        # A percentile without a call beyond it is only the slowest call.
+        # With no call above it, a percentile is only the slowest call.
         names = [p for p in sorted(percentiles) if p < 100 and row.calls * (1 - p / 100) < 1 - 1e-9]
         return f"{', '.join(f'p{p:g}' for p in names)} of {row.calls} calls" if names else ""
 
@@ -34,7 +34,7 @@ def find_warnings(rows: Sequence[BenchRow], percentiles: Sequence[float]) -> lis
 
 
 def _unequal(rows: Sequence[BenchRow]) -> list[str]:
-    """Models that were compared at different sizes; one model at several lengths is meant so."""
+    """Warn of models compared at different sizes; one model at several lengths is intended."""
     by_label = {row.label: row for row in rows}
     told = []
     for row in rows:

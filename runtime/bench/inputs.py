@@ -1,4 +1,4 @@
-"""The inputs each candidate is measured on: the same for all that take the same."""
+"""The inputs each candidate is measured on; candidates with the same signature get the same inputs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...core.error_texts import argument
 from ...core.errors import UsageError
-from ...core.tensors import TensorSpec
+from ...core.tensors import BATCH_AXES, SEQUENCE_AXES, TensorSpec, named_sizes
 from ..inputs.arrays import load_arrays
-from ..inputs.dynamic_axes import BATCH_AXES, SEQUENCE_AXES, named_sizes
 from ..inputs.example_inputs import draw_call
 from ..session import Arrays, check_inputs
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of one call; None where nothing tells."""
+    """Sizes of one call; None where unknown."""
 
     batch: int | None
     seq_len: int | None
@@ -32,7 +32,7 @@ class Sizes:
 
 
 def facts_beside(model: Path) -> Sidecar | None:
-    """The sidecar of an ONNX file, or of the ONNX file that an engine was built from; None where there is none.
+    """Return the sidecar of an ONNX file, or of the ONNX file that an engine was built from; None if there is none.
 
     Raises:
         UsageError: it is broken.
@@ -49,35 +49,36 @@ def facts_beside(model: Path) -> Sidecar | None:
 def sizes_of(
     model: Path, specs: Sequence[TensorSpec], facts: Sidecar | None, batch: int | None, seq_len: int | None
 ) -> Sizes:
-    """The sizes to measure at: what was asked for open axes, else what the model is made for.
+    """Return the sizes to measure at: those asked for on dynamic axes, else the sizes the model is made for.
 
     Raises:
-        UsageError: a size was asked that the file has fixed to another.
+        UsageError: a size was asked for that the file fixes to another value.
     """
     names = {size for spec in specs for size in spec.shape if isinstance(size, str)}
     made_for = (None, None) if facts is None else (facts.batch, facts.seq_len)
     found = []
-    for flag, asked, axes, known in (
-        ("--batch", batch, BATCH_AXES, made_for[0]),
-        ("--seq-len", seq_len, SEQUENCE_AXES, made_for[1]),
+    for name, asked, axes, known in (
+        ("batch", batch, BATCH_AXES, made_for[0]),
+        ("seq_len", seq_len, SEQUENCE_AXES, made_for[1]),
     ):
         is_open = bool(names & set(axes))
         if asked is not None and not is_open and asked != known:
             fixed = "its sizes are fixed" if known is None else f"it is fixed to {known}"
             raise UsageError(
-                f"{flag} {asked} does not fit {model}.",
+                f"{argument(name, asked)} does not fit {model}.",
                 why=f"The file has no open axis for it: {fixed}.",
-                fix="Export it for that size, or with --dynamic batch,seq.",
+                fix=f"Export it for that size, or with {argument('dynamic', ('batch', 'seq'))}.",
             )
-        if flag == "--seq-len" and asked is not None and known is not None and asked > known:
+        if name == "seq_len" and asked is not None and known is not None and asked > known:
             raise UsageError(
-                f"--seq-len {asked} is longer than {model} allows.", why=f"It was exported for up to {known} tokens."
+                f"{argument('seq_len', asked)} is longer than {model} allows.",
+                why=f"It was exported for up to {known} tokens.",
             )
         if asked is None and is_open and known is None:
             raise UsageError(
-                f"{model} leaves its {flag.removeprefix('--')} open.",
+                f"{model} leaves its {name} open.",
                 why="No sidecar beside it says a size.",
-                fix=f"Give {flag}, or the inputs in a file with --load-inputs.",
+                fix=f"Give {argument(name)}, or the inputs in a file: {argument('inputs')}.",
             )
         found.append(known if asked is None else asked)
     return Sizes(*found)
@@ -91,15 +92,15 @@ def draw(
     shared: Mapping[str, Any] | None = None,
     token_limit: int | None = None,
 ) -> Arrays:
-    """Random inputs; those of the first model (`shared`) where they fit.
+    """Draw random inputs, or reuse those of the first model (`shared`) where they fit.
 
     Args:
         specs: what the candidate takes.
-        sizes: of its open axes.
+        sizes: of its dynamic axes.
         facts: its sidecar, for the vocabulary and the caches of a step file.
         seed: of numpy's generator.
         shared: inputs another candidate was given.
-        token_limit: vocabulary where the sidecar does not tell.
+        token_limit: size of the vocabulary where the sidecar does not state it.
 
     Raises:
         UsageError: they cannot be drawn; see `runtime.one_call.draw_call`.
@@ -124,7 +125,7 @@ def _fits(specs: Sequence[TensorSpec], arrays: Mapping[str, Any], sizes: Sizes) 
 
 
 def from_file(path: Path, specs: Sequence[TensorSpec], facts: Sidecar | None) -> tuple[Arrays, Sizes]:
-    """Inputs of an `.npz`, and the sizes their named axes have.
+    """Read inputs from an `.npz`, and the sizes of their named axes.
 
     Raises:
         UsageError: no such file, or it does not fit the model.

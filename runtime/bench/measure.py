@@ -1,7 +1,7 @@
-"""The measurement: every candidate loaded in its own process, then rounds in which each has a turn.
+"""Measure the candidates: each is loaded in its own process, then in every round each takes a turn.
 
 Only one candidate runs at a time; the others wait for their next request without using the processor. The order
-changes from round to round, so that none always follows the same one.
+changes from round to round, so that no candidate always follows the same one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...core.documents.bench_report import BenchReport, BenchRow, BenchSettings, Memory, Profile, Ratio
+from ...core.documents.bench_report import BUSY, BenchReport, BenchRow, BenchSettings, Memory, Profile, Ratio
 from ...core.tensors import TensorSpec
 from ..inputs.arrays import save_arrays
 from ..inputs.vocabulary import vocabulary
@@ -28,14 +28,14 @@ from .inputs import Sizes, draw, facts_beside, from_file, sizes_of
 from .process import WorkerProcess
 from .request import BenchRequest, Candidate, labels
 from .resources import machine
-from .statistics import histogram, latency, paired_ratio
+from .statistics import busy_share, histogram, latency, paired_ratio
 
 if TYPE_CHECKING:
     from ...core.documents.sidecar import Sidecar
 
 Step = Callable[[str], None]
 
-# An engine's threads go on spinning for a moment after a call: the next turn waits for that.
+# An engine's threads keep spinning for a moment after a call: the next turn waits for them.
 _PAUSE = 0.05
 _PACKAGES = ("localattn", "numpy", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx-cu13")
 
@@ -55,16 +55,21 @@ class _Runner:
     others: list[float] = field(default_factory=list)
 
     def rounds_ms(self) -> list[float]:
-        """Median of each round."""
+        """Return the median of each round in milliseconds."""
         return [float(np.median(turn)) / 1e6 for turn in self.turns]
+
+    def is_disturbed(self) -> bool:
+        """Return whether other programs kept the machine busy in more than half of the turns; False if unknown."""
+        share = busy_share(self.others)
+        return share is not None and share > BUSY
 
 
 def run_bench(request: BenchRequest, step: Step = lambda _: None) -> BenchReport:
-    """Measure.
+    """Measure every candidate of a request, and return the report.
 
     Args:
         request: what and how.
-        step: told what is under way.
+        step: called with a line for each step as it begins.
 
     Raises:
         UsageError: a model or inputs that do not fit, an option that does not apply.
@@ -111,7 +116,7 @@ def run_bench(request: BenchRequest, step: Step = lambda _: None) -> BenchReport
 
 
 class _Inputs:
-    """Chooses inputs, and keeps them where the processes find them."""
+    """Chooses inputs, and stores them in files that the processes read."""
 
     def __init__(self, request: BenchRequest, folder: Path) -> None:
         self._request, self._folder = request, folder
@@ -121,7 +126,7 @@ class _Inputs:
         self.source = str(request.inputs.name) if request.inputs else f"random, seed {request.seed}"
 
     def choose(self, candidate: Candidate, specs: Sequence[TensorSpec]) -> tuple[Path, Sizes]:
-        """The file of a candidate's inputs, and the sizes they have."""
+        """Return the file of a candidate's inputs, and their sizes."""
         facts: Sidecar | None = facts_beside(candidate.model)
         if self._request.inputs is not None:
             _, sizes = from_file(self._request.inputs, specs, facts)
@@ -144,6 +149,7 @@ def _start(request: BenchRequest, candidate: Candidate, label: str, stack: ExitS
         provider=candidate.provider,
         threads=candidate.threads,
         plugin=candidate.plugin,
+        runtime=candidate.runtime,
         cuda_graph=request.cuda_graph,
         profile=None,
     )
@@ -179,7 +185,8 @@ def _rows(request: BenchRequest, runners: Sequence[_Runner], memory: Mapping[str
         ratio: Ratio | None = None
         if runner is not first:
             other = by_candidate[runner.candidate.beside(candidates)]
-            ratio = paired_ratio(other.label, runner.rounds_ms(), other.rounds_ms())
+            busy = runner.is_disturbed() or other.is_disturbed()
+            ratio = paired_ratio(other.label, runner.rounds_ms(), other.rounds_ms(), busy=busy)
         rows.append(
             BenchRow(
                 label=runner.label,
@@ -202,6 +209,7 @@ def _rows(request: BenchRequest, runners: Sequence[_Runner], memory: Mapping[str
                 tokens_per_s=None if tokens is None else rate * tokens,
                 memory=memory[runner.label],
                 others=float(np.mean(runner.others)) if runner.others else None,
+                busy=busy_share(runner.others),
                 ratio=ratio,
             )
         )

@@ -1,4 +1,4 @@
-"""The benchmark's side of a candidate's process: start it, ask it, and say what became of it."""
+"""The benchmark's side of a candidate's process: start it, send requests, and report how it ended."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ...core.errors import CheckFailed, LocalAttnError
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 
-# The package as it is running here, whether it is installed or a source tree. The working folder leaves the path:
-# what lies in it must not stand in for a package.
+# The package as it is running here, whether it is installed or a source tree. The working folder is removed from the
+# path, so that no file in it is imported instead of a package.
 _START = """
 import importlib.util, sys
 from pathlib import Path
@@ -52,11 +52,11 @@ class WorkerProcess:
         )
 
     def ask(self, verb: str, **arguments: Any) -> dict[str, Any]:
-        """The answer to a request.
+        """Send a request to the process and return its answer.
 
         Raises:
             LocalAttnError: what the process raised.
-            CheckFailed: it died, or said something else.
+            CheckFailed: it died, or its answer is not one of this protocol.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         try:

@@ -18,7 +18,7 @@ from .process import WorkerProcess
 from .request import Candidate
 from .tuned import OPTIMIZED
 
-# At least so many runs and seconds.
+# At least this many runs and seconds.
 _RUNS, _SECONDS = 10, 0.5
 _SUFFIX = "_kernel_time"
 
@@ -57,14 +57,14 @@ def profile_candidate(candidate: Candidate, label: str, inputs: Path, top: int) 
 
 
 def summarise(label: str, events: Iterable[Event], runs: int, known: Mapping[str, Origin], top: int) -> Profile:
-    """The figures of the last `runs` runs of a profile; earlier ones were warming up.
+    """Sum up the last `runs` runs of a profile; earlier ones are warm-up.
 
     Args:
         label: of the candidate.
         events: of onnxruntime's trace.
         runs: how many of the runs count.
         known: origin of each node.
-        top: rows of each table; what is left out is one more row, "others".
+        top: rows of each table; the rest is summed in one more row, "others".
 
     Raises:
         CheckFailed: the trace holds no such runs.
@@ -106,7 +106,7 @@ def summarise(label: str, events: Iterable[Event], runs: int, known: Mapping[str
 
 
 def _outermost(events: Iterable[Event]) -> list[Event]:
-    """Those that lie in no other: a Loop's or Scan's own time already holds that of its body."""
+    """List the events that lie inside no other: the time of a Loop or Scan already includes that of its subgraph."""
     kept: list[Event] = []
     for event in sorted(events, key=lambda e: (e["ts"], -e["dur"])):
         if not kept or event["ts"] + event["dur"] > kept[-1]["ts"] + kept[-1]["dur"]:
@@ -115,7 +115,7 @@ def _outermost(events: Iterable[Event]) -> list[Event]:
 
 
 def _shares(named: Iterable[tuple[str, NodeTime]], top: int) -> list[Share]:
-    """Sums by name, the largest first, the rest as one row."""
+    """Sum times by name, largest first, the rest as one row."""
     groups: dict[str, list[NodeTime]] = {}
     for name, node in named:
         groups.setdefault(name, []).append(node)

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.limits import check_threads
 
-# trtexec's defaults, so that the figures of both are taken alike.
+# trtexec's defaults, so that the figures can be compared with trtexec's.
 DURATION, ITERATIONS, WARMUP_MS = 3.0, 10, 200.0
 PERCENTILES = (50.0, 90.0, 99.0)
 ROUNDS = 12
@@ -17,18 +18,19 @@ ROUNDS = 12
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """What the user asked for.
+    """What the user asked to measure.
 
     Args:
         models: the files; the first is what the others are compared with.
         providers: where to run each; names of `runtime.session.load`.
         threads: CPU threads for one operator; None leaves it to the engine.
         plugins: compiled kernels for each; as `runtime.session.load` takes them.
-        seq_lens: lengths for open axes; none takes the sidecar's.
-        batch: sequences a call for open axes; None takes the sidecar's.
-        duration: seconds of timed calls of each candidate, at the least.
-        iterations: timed calls of each candidate, at the least.
-        warmup_ms: milliseconds of calls before them, at the least; two calls in any case.
+        runtimes: what runs each ONNX file; as `runtime.session.load` takes them.
+        seq_lens: lengths for dynamic axes; none takes the sidecar's.
+        batch: sequences a call for dynamic axes; None takes the sidecar's.
+        duration: minimum seconds of timed calls of each candidate.
+        iterations: minimum number of timed calls of each candidate.
+        warmup_ms: minimum milliseconds of calls before them; two calls in any case.
         rounds: turns of each candidate.
         percentiles: of the latency, each above 0 and at most 100.
         cuda_graph: replay a CUDA graph.
@@ -45,6 +47,7 @@ class BenchRequest:
     providers: tuple[str, ...] = ("auto",)
     threads: tuple[int | None, ...] = (None,)
     plugins: tuple[str, ...] = ("auto",)
+    runtimes: tuple[str, ...] = ("auto",)
     seq_lens: tuple[int, ...] = ()
     batch: int | None = None
     duration: float = DURATION
@@ -60,8 +63,14 @@ class BenchRequest:
 
     def __post_init__(self) -> None:
         lists = {"model": self.models, "provider": self.providers, "number of threads": self.threads}
-        for name, values in (*lists.items(), ("plugin", self.plugins)):
+        for name, values in (*lists.items(), ("plugin", self.plugins), ("runtime", self.runtimes)):
             _check_list(name, values)
+        if (self.cuda_graph or self.profile) and not {"auto", "onnxruntime"}.issuperset(self.runtimes):
+            raise UsageError(
+                "cuda_graph and profile are of onnxruntime's sessions alone.",
+                why=f"The runtimes are {', '.join(self.runtimes)}.",
+                fix=f"Leave out {argument('profile')} and {argument('cuda_graph')}, or {argument('runtime')}.",
+            )
         for threads in self.threads:
             check_threads(threads)
         if len(set(self.seq_lens)) < len(self.seq_lens):
@@ -70,18 +79,18 @@ class BenchRequest:
             raise UsageError(
                 f"The percentiles are {', '.join(f'{p:g}' for p in self.percentiles) or 'none'}.",
                 why="A percentile is above 0 and at most 100.",
-                fix="For example --percentile 50,90,99.",
+                fix=f"For example {argument('percentile', (50, 90, 99))}.",
             )
         if not (self.duration >= 0 and self.warmup_ms >= 0 and self.iterations >= 1 and self.rounds >= 1):
             raise UsageError("A duration is negative, or there is nothing to repeat.")
         if self.inputs is not None and self.seq_lens:
-            raise UsageError("Inputs from a file have their own length.", fix="Leave --seq-len out.")
+            raise UsageError("Inputs from a file have their own length.", fix=f"Leave {argument('seq_len')} out.")
 
     def candidates(self) -> list[Candidate]:
-        """Every combination, the first model's first.
+        """List every combination of the options as candidates, the first model's first.
 
-        An engine beside ONNX files is one candidate for each length: it runs on its GPU, whatever providers, threads
-        and plugins the ONNX files are measured with.
+        If the request has ONNX files too, an engine is one candidate for each length: it runs on its GPU, whatever
+        providers, threads and plugins the ONNX files are measured with.
         """
         lengths: tuple[int | None, ...] = self.seq_lens or (None,)
         any_onnx = any(_is_onnx(model) for model in self.models)
@@ -91,7 +100,10 @@ class BenchRequest:
             for provider in self.providers if free else ("auto",):
                 for threads in self.threads if free else (None,):
                     for plugin in self.plugins if free else ("auto",):
-                        combined += [Candidate(model, provider, threads, length, plugin) for length in lengths]
+                        for runtime in self.runtimes if _is_onnx(model) else ("auto",):
+                            combined += [
+                                Candidate(model, provider, threads, length, plugin, runtime) for length in lengths
+                            ]
         return combined
 
 
@@ -104,15 +116,19 @@ class Candidate:
     threads: int | None
     seq_len: int | None
     plugin: str = "auto"
+    runtime: str = "auto"
 
     def beside(self, candidates: Sequence[Candidate]) -> Candidate:
-        """What it is compared with: the first model under equal conditions; its own rows, the very first."""
+        """Return the candidate to compare with.
+
+        It is the first model's candidate under the most similar conditions; for the first model, the first candidate.
+        """
         first = candidates[0]
         if self.model == first.model:
             return first
 
         def unlike(other: Candidate) -> tuple[bool, ...]:
-            names = ("seq_len", "provider", "threads", "plugin")
+            names = ("seq_len", "provider", "threads", "plugin", "runtime")
             return tuple(getattr(self, name) != getattr(other, name) for name in names)
 
         return min((other for other in candidates if other.model == first.model), key=unlike)
@@ -123,7 +139,7 @@ def _is_onnx(model: Path) -> bool:
 
 
 def labels(candidates: Sequence[Candidate]) -> dict[Candidate, str]:
-    """A short name for each: its file, and whatever else differs between the candidates."""
+    """Give each candidate a short name: its file, and the options in which the candidates differ."""
     paths = {candidate.model for candidate in candidates}
     by_name = len({path.name for path in paths}) == len(paths)
     parts: dict[Candidate, list[str]] = {
@@ -138,6 +154,9 @@ def labels(candidates: Sequence[Candidate]) -> dict[Candidate, str]:
     if len({candidate.plugin for candidate in candidates}) > 1:
         for candidate, words in parts.items():
             words.append(f"plugin {candidate.plugin}")
+    if len({candidate.runtime for candidate in candidates}) > 1:
+        for candidate, words in parts.items():
+            words.append("onnxruntime" if candidate.runtime == "auto" else candidate.runtime)
     if len({candidate.seq_len for candidate in candidates}) > 1:
         for candidate, words in parts.items():
             words.append(f"n={candidate.seq_len}")

@@ -1,6 +1,6 @@
-"""What the system says of this process and this machine: resident memory, and who used the processors.
+"""What the system reports of this process and this machine: resident memory, and who used the processors.
 
-Everything here is Linux' `/proc`; elsewhere the answers are None.
+Everything here reads Linux' `/proc`; elsewhere the answers are None.
 """
 
 from __future__ import annotations
@@ -18,18 +18,21 @@ _CLEAR = Path("/proc/self/clear_refs")
 
 
 def resident() -> int | None:
-    """Bytes of this process that are in memory now."""
+    """Return the bytes of this process that are in memory now."""
     return _status("VmRSS")
 
 
 def forget_peak() -> None:
-    """Let `peak_resident` begin anew, where the system allows it."""
+    """Reset the peak that `peak_resident` returns, where the system allows it."""
     with contextlib.suppress(OSError):
         _CLEAR.write_text("5", encoding="ascii")
 
 
 def peak_resident() -> int | None:
-    """The most that were since then. (`ru_maxrss` would not do: a child inherits its parent's.)"""
+    """Return the peak of resident bytes since `forget_peak`.
+
+    `ru_maxrss` cannot be used: a child process inherits its parent's.
+    """
     return _status("VmHWM")
 
 
@@ -49,7 +52,7 @@ class OthersMeter:
         self._begin, self._busy, self._own = time.perf_counter(), _machine_busy(), time.process_time()
 
     def share(self) -> float | None:
-        """The share so far, from 0 to 1; None where the system does not tell."""
+        """Return the share so far, from 0 to 1; None where the system does not report it."""
         busy = _machine_busy()
         if busy is None or self._busy is None:
             return None
@@ -59,7 +62,7 @@ class OthersMeter:
 
 
 def _machine_busy() -> float | None:
-    """Seconds that all processors together have worked, time stolen by a hypervisor included."""
+    """Return the seconds that all processors together have worked, including time stolen by a hypervisor."""
     if not _STAT.exists():
         return None
     with _STAT.open(encoding="ascii") as file:
@@ -69,7 +72,7 @@ def _machine_busy() -> float | None:
 
 
 def machine() -> Machine:
-    """What was measured on."""
+    """Describe the machine that the figures are from."""
     return Machine(
         cpu=_cpu_model(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,

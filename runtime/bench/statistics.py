@@ -1,4 +1,4 @@
-"""Figures of samples, and how sure they are."""
+"""Statistics of samples, and their uncertainty."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.documents.bench_report import CONFIDENCE, Histogram, Latency, Ratio
+from ...core.documents.bench_report import CONFIDENCE, OTHERS, Histogram, Latency, Ratio
 
 Samples = NDArray[np.float64]
 
@@ -16,7 +16,7 @@ _BINS = 40
 
 
 def latency(milliseconds: Samples, percentiles: Sequence[float]) -> Latency:
-    """The usual figures; `std` is that of the sample (divided by n - 1), 0 for a single call."""
+    """Return mean, percentiles and spread; `std` is the sample's (divided by n - 1), 0 for a single call."""
     values = np.percentile(milliseconds, sorted(percentiles))
     return Latency(
         mean=float(milliseconds.mean()),
@@ -28,7 +28,10 @@ def latency(milliseconds: Samples, percentiles: Sequence[float]) -> Latency:
 
 
 def histogram(milliseconds: Samples) -> Histogram:
-    """Equal bins up to the 99th percentile: one slow call would otherwise squeeze all others into a bin."""
+    """Count calls in equal bins up to the 99th percentile.
+
+    Without that limit one slow call would squeeze all others into one bin.
+    """
     low, high = float(milliseconds.min()), float(np.percentile(milliseconds, 99))
     inside = milliseconds[milliseconds <= high]
     bins = max(1, min(_BINS, math.isqrt(len(milliseconds))))
@@ -41,18 +44,18 @@ def histogram(milliseconds: Samples) -> Histogram:
 
 
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
-    """An interval that holds the median of what the values are drawn from, at this confidence at the least.
+    """Return an interval that contains the true median with at least this confidence.
 
-    It is the sign test turned round: the median lies between the k-th smallest and the k-th largest of n values
-    unless fewer than k fall on one side of it, of which the binomial distribution tells the odds, whatever the values'
-    own distribution. One wild round in a dozen moves it hardly. None where n is too small for any (n < 6 at 95 %).
+    It inverts the sign test: the median lies between the k-th smallest and the k-th largest of n values unless fewer
+    than k values fall on one side of it. The binomial distribution gives the probability of that, whatever the values'
+    own distribution. One outlier in a dozen rounds hardly moves it. None where n is too small (n < 6 at 95 %).
 
     Source: W. J. Conover, Practical Nonparametric Statistics, on order statistics as limits of a quantile.
     """
     n = len(values)
     tail, k = 0.0, 0
     while k < n // 2:
-        tail += math.comb(n, k) / 2**n  # the odds that exactly k values lie below the median
+        tail += math.comb(n, k) / 2**n  # the probability that exactly k values lie below the median
         if 2 * tail > 1 - confidence:
             break
         k += 1
@@ -62,27 +65,36 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
     return ordered[k - 1], ordered[n - k]
 
 
-def paired_ratio(label: str, rounds: Sequence[float], against: Sequence[float]) -> Ratio:
-    """Time relative to another candidate, round by round: what slowed a whole round cancels out.
+def paired_ratio(label: str, rounds: Sequence[float], against: Sequence[float], *, busy: bool = False) -> Ratio:
+    """Compare times with another candidate round by round, so that what slows a whole round cancels out.
 
     Args:
         label: of the other.
         rounds: median time of each round, in any unit.
-        against: those of the other, in the same rounds.
+        against: median times of the other, in the same rounds.
+        busy: other programs kept the machine busy for more than half of the time; then there is no interval.
     """
     ratios = [own / other for own, other in zip(rounds, against, strict=True)]
-    low, high = median_interval(ratios) or (None, None)
-    return Ratio(against=label, value=float(np.median(ratios)), low=low, high=high)
+    low, high = (None, None) if busy else median_interval(ratios) or (None, None)
+    return Ratio(against=label, value=float(np.median(ratios)), low=low, high=high, busy=busy)
+
+
+def busy_share(others: Sequence[float]) -> float | None:
+    """Return the share of turns in which other programs used too much of the processors for reliable figures.
+
+    None if there are no turns with a known share.
+    """
+    return float(np.mean([share > OTHERS for share in others])) if others else None
 
 
 def spread(rounds: Sequence[float]) -> float:
-    """How far the rounds lie apart: the middle 80 % of their medians, relative to the median of all."""
+    """Return how far the rounds differ: the middle 80 % of their medians, relative to the median of all."""
     p10, median, p90 = np.percentile(rounds, [10, 50, 90])
     return float((p90 - p10) / median)
 
 
 def drift(rounds: Sequence[float]) -> float:
-    """How much slower the first third of the rounds was than the last, relative; 0 under 6 rounds."""
+    """Return how much slower the first third of the rounds was than the last, relative; 0 under 6 rounds."""
     third = len(rounds) // 3
     if third < 2:
         return 0.0

@@ -1,4 +1,4 @@
-"""An onnxruntime session with what only a benchmark asks for: a profile, or a CUDA graph."""
+"""An onnxruntime session with what only a benchmark needs: a profile, or a CUDA graph."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.storage.library_store import AUTO
 from ...onnx_graph.onnx_file import OnnxFile
@@ -15,22 +16,22 @@ from ..ort.custom_ops import CompiledKernel
 from ..ort.providers import PROVIDERS, emulating_bf16, model_for, new_session
 from ..ort.session import EMULATED, OnnxRuntimeSession, one_line, open_file, session_options
 
-# The option that makes a provider capture a CUDA graph and replay it; other providers cannot.
+# The provider option to capture and replay a CUDA graph; providers that are not listed cannot.
 _CUDA_GRAPH = {"cuda": {"enable_cuda_graph": "1"}, "tensorrt": {"trt_cuda_graph_enable": "True"}}
 
-# Providers that turn the graph into something of their own: onnxruntime cannot write it down as it runs.
+# Providers that compile the graph into their own form: onnxruntime cannot save it as it runs.
 _COMPILED = ("tensorrt",)
 
-# Names under the folder that a profile goes to.
+# Names of files in the folder of a profile.
 PROFILE, OPTIMIZED = "profile", "optimized.onnx"
 
 
 class TunedSession(OnnxRuntimeSession):
-    """An `OnnxRuntimeSession` that hands out onnxruntime's own session.
+    """An `OnnxRuntimeSession` that exposes onnxruntime's own session.
 
     Attributes:
         native: onnxruntime's session.
-        load_seconds: what opening it took.
+        load_seconds: time to open it.
         notes: as of `Session`.
     """
 
@@ -62,32 +63,32 @@ def open_tuned(
         plugin: as `runtime.session.load` takes it.
 
     Raises:
-        UsageError: no ONNX file, or a provider without CUDA graphs, or one that cannot be profiled, or a file of which
-            no graph can be recorded.
+        UsageError: no ONNX file, a provider without CUDA graphs, one that cannot be profiled, or a file of which no
+            graph can be recorded.
         MissingDependency: the provider does not start.
     """
-    what = "--cuda-graph" if cuda_graph else "--profile"
+    what = argument("cuda_graph" if cuda_graph else "profile")
     if path.suffix.lower() != ".onnx":
         raise UsageError(
             f"{what} does not apply to {path}.",
             why="Only onnxruntime's sessions can be asked for it.",
             fix=f"Leave {what} out, or measure the .onnx file.",
         )
-    # Opened the ordinary way first: that explains what fails, and says which provider "auto" is.
+    # Opened the ordinary way first: this gives a clear error if it fails, and resolves the provider "auto".
     file = OnnxFile.read(path)
     opened = open_file(file, provider, threads, plugin)
     started = opened.provider
     if cuda_graph and started not in _CUDA_GRAPH:
         raise UsageError(
-            f"--cuda-graph does not apply to the provider {started!r}.",
+            f"{argument('cuda_graph')} does not apply to the provider {started!r}.",
             why="A CUDA graph is a recording of GPU work.",
-            fix=f"Choose --provider {' or '.join(_CUDA_GRAPH)}, or leave --cuda-graph out.",
+            fix=f"Choose {argument('provider', ' or '.join(_CUDA_GRAPH))}, or leave {argument('cuda_graph')} out.",
         )
     if profile is not None and started in _COMPILED:
         raise UsageError(
-            f"--profile does not apply to the provider {started!r}.",
+            f"{argument('profile')} does not apply to the provider {started!r}.",
             why="It runs the graph as one engine, of which onnxruntime sees no parts.",
-            fix="Choose --provider cpu or cuda; trtexec --dumpProfile shows the layers of an engine.",
+            fix=f"Choose {argument('provider', 'cpu')} or cuda; trtexec --dumpProfile shows the layers of an engine.",
         )
     import onnxruntime as ort
 
@@ -96,7 +97,7 @@ def open_tuned(
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(profile) / PROFILE)
         options.optimized_model_filepath = str(Path(profile) / OPTIMIZED)
-        # Weights go to a file beside it: one ONNX file holds 2 GB at the most.
+        # Weights go to a file beside it: an ONNX file can hold at most 2 GB.
         options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights.bin")
     recorded = _CUDA_GRAPH[started] if cuda_graph else None
     begin = time.perf_counter()
@@ -104,12 +105,12 @@ def open_tuned(
     emulated = emulating_bf16(file) if EMULATED in opened.notes else None
     try:
         native = new_session(ort, replace(given, model=emulated or given.model), options)
-    except Exception as error:  # without a graph it opened above
+    except Exception as error:  # without a CUDA graph the file opened above
         if not cuda_graph:
             raise
         raise UsageError(
             f"No CUDA graph can be recorded of {path}.",
             why=f"Part of it runs on the CPU, as what is computed from open sizes does: {one_line(error)}",
-            fix="Export it with fixed sizes, or leave --cuda-graph out.",
+            fix=f"Export it with fixed sizes, or leave {argument('cuda_graph')} out.",
         ) from error
     return TunedSession(native, started, str(path), time.perf_counter() - begin, opened.notes, opened.kernel)

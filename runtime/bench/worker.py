@@ -1,8 +1,8 @@
-"""A candidate's own process: opens the model, runs when told to, and reports times and its memory.
+"""A candidate's own process: opens the model, runs it on request, and reports times and memory.
 
-One JSON document a line, requests on stdin and answers on stdout: `open`, `bind`, `turn`, `profile`, `end`. A process
-of its own is what makes the memory attributable, keeps one engine's threads and settings from another's, and lets the
-benchmark survive a candidate that does not.
+One JSON document a line, requests on stdin and answers on stdout: `open`, `bind`, `turn`, `profile`, `end`. A separate
+process makes the memory attributable, keeps engines from sharing threads and settings, and lets the benchmark
+continue if a candidate crashes.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import IO, Any
 
 from ...core.errors import LocalAttnError
 from ...core.machine import process
-from ..session import BACKENDS, Session, load
+from ..session import BACKENDS, Session, choose_runtime, load
 from .resources import OthersMeter, forget_peak, peak_resident, resident
 
-# Beyond so many calls a turn ends, however long it should last: their times, or events, are kept in memory.
+# A turn ends after this many calls, whatever its duration: the times, or events, are kept in memory.
 _MOST_CALLS, _MOST_PROFILED = 200_000, 200
 
 
 class Worker:
-    """The model and what is known of it so far."""
+    """The model and its state in this process."""
 
     def __init__(self) -> None:
         self._imports: int | None = None
@@ -42,12 +42,13 @@ class Worker:
         cuda_graph: bool,
         profile: str | None,
         plugin: str = "auto",
+        runtime: str = "auto",
     ) -> dict[str, Any]:
-        """Open the model; the time leaves out importing its engine."""
+        """Open the model; the measured time excludes importing its engine."""
         path = Path(model)
-        backend = BACKENDS.get(path.suffix.lower())
-        if backend is not None:
-            backend.require()
+        suffix = path.suffix.lower()
+        if suffix in BACKENDS:
+            choose_runtime(suffix, runtime)[0].require()
         forget_peak()
         self._imports = resident()
         begin = time.perf_counter()
@@ -57,7 +58,7 @@ class Worker:
             tuned = open_tuned(path, provider, threads, cuda_graph=cuda_graph, profile=profile, plugin=plugin)
             self._session, spent = tuned, tuned.load_seconds
         else:
-            self._session = load(path, provider, threads, plugin=plugin)
+            self._session = load(path, provider, threads, plugin=plugin, runtime=runtime)
             spent = time.perf_counter() - begin
         self._loaded = resident()
         return {
@@ -70,7 +71,7 @@ class Worker:
         }
 
     def bind(self, inputs: str, cuda_graph: bool, warmup_ms: float) -> dict[str, Any]:
-        """Take the inputs, run once, then warm up: `warmup_ms` of calls and two of them at the least."""
+        """Load the inputs, run once, then warm up for at least `warmup_ms` and two calls."""
         from ..inputs.arrays import load_arrays
         from .calls import ready_call
 
@@ -83,7 +84,7 @@ class Worker:
         return {"bound": bound, "first_run_ms": 1e3 * first}
 
     def turn(self, seconds: float, calls: int) -> dict[str, Any]:
-        """Timed calls for so long and so many at the least, after an untimed one that wakes the threads."""
+        """Time at least this many seconds and calls, after one untimed call that wakes the threads."""
         assert self._call is not None
         self._call()
         meter = OthersMeter()
@@ -104,7 +105,7 @@ class Worker:
                 return spent
 
     def profile(self, seconds: float, calls: int) -> dict[str, Any]:
-        """Profiled calls: the file they were written to, and how many they were."""
+        """Profile at least this many seconds and calls; return the profile's file and the number of calls."""
         from .tuned import TunedSession
 
         assert isinstance(self._session, TunedSession)
@@ -112,7 +113,7 @@ class Worker:
         return {"file": self._session.native.end_profiling(), "runs": len(spent)}
 
     def end(self) -> dict[str, Any]:
-        """Memory, in bytes: of the imports, and what opening and running added to it."""
+        """Return memory in bytes: of the imports, and what opening and running added to it."""
         return {"imports": self._imports, "loaded": self._beyond(self._loaded), "peak": self._beyond(peak_resident())}
 
     def _beyond(self, size: int | None) -> int | None:
@@ -120,7 +121,7 @@ class Worker:
 
 
 def serve(requests: IO[str], answers: IO[str]) -> None:
-    """Answer requests until `end` or the end of the input; an error is an answer too."""
+    """Answer requests until `end` or the end of the input; errors are sent as answers too."""
     worker = Worker()
     for line in requests:
         request = json.loads(line)
@@ -139,7 +140,7 @@ def serve(requests: IO[str], answers: IO[str]) -> None:
 
 
 def main() -> None:
-    """Serve on stdin and stdout; whatever an engine prints on stdout goes to stderr."""
+    """Serve on stdin and stdout; what an engine prints on stdout goes to stderr."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     sys.stdout = sys.stderr

@@ -1,1 +1,1 @@
-"""Bundles: a folder or tar with everything a device needs to run a model and to prove that it runs right."""
+"""Bundles: a folder or tar with everything a device needs to run a model and to check its results there."""

@@ -1,7 +1,7 @@
-"""A bundle as one tar: written so that equal bundles give equal bytes, read with every claim checked first.
+"""A bundle as one tar: equal bundles give equal bytes, and reading checks every claim of the headers first.
 
-Reading takes plain ustar entries only, files and folders. Links, devices, sparse files and the extension headers that
-can rename an entry or claim any size are refused from the table of contents, before a byte is extracted.
+Only plain ustar entries are read: files and folders. Links, devices, sparse files, and extension headers that could
+rename an entry or claim any size, are refused from the table of contents, before a byte is extracted.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ...core.error_texts import argument
 from ...core.errors import CheckFailed, UsageError
 from ...core.storage.files import publish, work_folder
+from ...core.storage.mistaken import refuse_mistaken
 from .device import check_files
 from .device.check_files import MANIFEST, MAX_FILES, MAX_MANIFEST, Fault
 
@@ -38,7 +40,9 @@ def write_tar(folder: Path, target: Path, top: str) -> None:
                     with path.open("rb") as stream:
                         archive.addfile(entry, stream)
         except ValueError as error:
-            raise UsageError(f"Cannot write {target}.", why=str(error), fix="Use --format dir.") from error
+            raise UsageError(
+                f"Cannot write {target}.", why=str(error), fix=f"Use {argument('format', 'dir')}."
+            ) from error
         publish(staged, target)
 
 
@@ -52,11 +56,12 @@ class Entry:
 
 
 def read_table(path: Path) -> list[Entry]:
-    """The files of a tar, judged by their headers alone.
+    """Return the files of a tar from its headers alone.
 
     Raises:
         UsageError: it is no plain tar, or has an entry that a bundle must not have; the first is named.
     """
+    refuse_mistaken(path, tars=False)
     try:
         with path.open("rb") as stream:
             entries = list(_entries(stream, path.stat().st_size))
@@ -73,12 +78,12 @@ def read_table(path: Path) -> list[Entry]:
 
 
 def _entries(stream: BinaryIO, total: int) -> Iterator[tuple[str, int, int]]:
-    """Name, offset and size of each file."""
+    """Yield name, offset and size of each file."""
     count = 0
     while (header := stream.read(_BLOCK)) != _END:
         if len(header) < _BLOCK:
             raise ValueError("it is cut")
-        entry = tarfile.TarInfo.frombuf(header, "utf-8", "strict")  # checks the header's own checksum
+        entry = tarfile.TarInfo.frombuf(header, "utf-8", "strict")  # verifies the header's own checksum
         offset = stream.tell()
         name = entry.name.rstrip("/") if entry.type == tarfile.DIRTYPE else entry.name
         problem = check_files.path_problem(name)
@@ -98,7 +103,7 @@ def _entries(stream: BinaryIO, total: int) -> Iterator[tuple[str, int, int]]:
 
 
 def read_tar_manifest(path: Path, table: list[Entry]) -> bytes:
-    """The bytes of the manifest inside a tar.
+    """Return the bytes of the manifest inside a tar.
 
     Raises:
         Fault: there is none, or it is too large to be one.
@@ -150,7 +155,7 @@ def _bytes_of(path: Path, entry: Entry) -> Iterator[bytes]:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copy a file's bytes into a staged bundle, without its times and rights."""
+    """Copy a file's bytes into a staged bundle, without its times and permissions."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with source.open("rb") as reading, target.open("xb") as writing:
         shutil.copyfileobj(reading, writing, 1 << 20)

@@ -1,16 +1,19 @@
-"""Making a bundle: judge what goes in, draw samples, lay all out in a staged folder, then put it in its place."""
+"""Make a bundle: check the files that go in, draw samples, write all to a staged folder, then move it into place."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...core import closeness
 from ...core.documents.sidecar import sidecar_path
 from ...core.errors import UsageError
+from ...core.progress import timed_steps
 from ...core.storage import library_image
 from ...core.storage.file_kinds import BUNDLE, TAR
 from ...core.storage.files import sha256
@@ -35,16 +38,19 @@ from .readme import readme_text
 from .repository import Repository
 from .samples import Sample, make_samples
 from .triton import Serving
+from .web_page import HOME, WebPage, WebRuntime, check_web_model, read_web_runtime
+
+_log = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class BundleRequest:
-    """What to bundle and where to.
+    """What to bundle, and where to write it.
 
     Args:
-        model: the ONNX file; of a step graph its prefill file comes along.
+        model: the ONNX file; with a step file its prefill file is bundled too.
         output: a folder, or a tar if `as_tar`.
         as_tar: one deterministic tar instead of a folder.
         samples: samples to draw for each model, ≥ 0.
@@ -53,6 +59,7 @@ class BundleRequest:
         plugins: plugin libraries.
         engines: engines built from `model`.
         triton: how a Triton server may run it; None writes no model repository.
+        onnxruntime_web: the folder of npm's package, for a page that runs the model in a browser; None writes none.
         atol: replaces the tolerance's absolute part.
         rtol: replaces its relative part.
         overwrite: an earlier bundle at `output` may be replaced.
@@ -67,24 +74,26 @@ class BundleRequest:
     plugins: tuple[Path, ...] = ()
     engines: tuple[Path, ...] = ()
     triton: Serving | None = None
+    onnxruntime_web: Path | None = None
     atol: float | None = None
     rtol: float | None = None
     overwrite: bool = False
 
     @property
     def inputs(self) -> list[Path]:
-        """The files that are read, besides those beside them."""
-        return [self.model, *self.load_inputs, *self.plugins, *self.engines]
+        """The files and folders to read; files beside them (sidecars, weights) are not listed."""
+        web = [] if self.onnxruntime_web is None else [self.onnxruntime_web]
+        return [self.model, *self.load_inputs, *self.plugins, *self.engines, *web]
 
 
 @dataclass(frozen=True)
 class BundleFacts:
-    """What was written.
+    """A written bundle.
 
     Args:
         path: the folder or tar.
         manifest: as in `manifest.json`.
-        manifest_sha256: what a device can be told to expect.
+        manifest_sha256: SHA-256 of the manifest, which `bundle verify` on a device can be given to expect.
         notes: what the user should know of it.
     """
 
@@ -94,11 +103,12 @@ class BundleFacts:
     notes: list[str] = field(default_factory=list)
 
 
+@timed_steps(_log)
 def create_bundle(request: BundleRequest, progress: Progress = lambda _: None) -> BundleFacts:
     """Write a bundle, whole or not at all.
 
     Raises:
-        UsageError: the target or one of the files cannot be used.
+        UsageError: the target or one of the files cannot be used, or both a Triton repository and a page are asked for.
         CheckFailed: a file was altered after its sidecar was written, or a sample gives NaN.
         MissingDependency: onnxruntime is needed for the samples and is not installed.
     """
@@ -107,15 +117,16 @@ def create_bundle(request: BundleRequest, progress: Progress = lambda _: None) -
         check_bundle(request.output, as_tar=request.as_tar, overwrite=request.overwrite)
         progress("Reading the model")
         models = _read_models(request.model)
+        web = _read_web(request, models[0])
         plugins = [read_plugin_part(path) for path in request.plugins]
         engines = [read_engine_part(path, models[0], plugins) for path in request.engines]
         folder = work / "bundle"
         folder.mkdir()
-        layout = _Layout(folder, request, models, plugins, engines)
+        layout = _Layout(folder, request, models, plugins, engines, web)
         layout.write(progress)
         manifest = layout.manifest()
         text = json.dumps(manifest, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-        parse_manifest(text)  # a bundle that a device would refuse is refused here
+        parse_manifest(text)  # refuse here what a device would refuse
         (folder / MANIFEST).write_bytes(text)
         progress("Writing it to the disk")
         if request.as_tar:
@@ -126,7 +137,7 @@ def create_bundle(request: BundleRequest, progress: Progress = lambda _: None) -
 
 
 def _read_models(path: Path) -> list[ModelPart]:
-    """The model, and the prefill file of a step graph."""
+    """Read the model, and the prefill file of a step file."""
     models = [read_model_part(path)]
     step = models[0].sidecar.step if models[0].sidecar else None
     if step is not None and step.prefill is not None:
@@ -136,8 +147,22 @@ def _read_models(path: Path) -> list[ModelPart]:
     return models
 
 
+def _read_web(request: BundleRequest, model: ModelPart) -> WebRuntime | None:
+    """Return the browser runtime for a web page, if one is asked for and it can run the model."""
+    if request.onnxruntime_web is None:
+        return None
+    if request.triton is not None:
+        raise UsageError(
+            "A bundle is for Triton or for the web.",
+            why="The model lies in it once, where the one or the other finds it.",
+            fix="Make two bundles.",
+        )
+    check_web_model(model)
+    return read_web_runtime(request.onnxruntime_web)
+
+
 class _Layout:
-    """The files of one bundle as they are written, and what the manifest says of them."""
+    """The files of one bundle as they are written, and their manifest entries."""
 
     def __init__(
         self,
@@ -146,9 +171,10 @@ class _Layout:
         models: list[ModelPart],
         plugins: list[PluginPart],
         engines: list[EnginePart],
+        web: WebRuntime | None,
     ) -> None:
         self.folder, self.request = folder, request
-        self.models, self.plugins, self.engines = models, plugins, engines
+        self.models, self.plugins, self.engines, self.web = models, plugins, engines, web
         self.name = request.model.stem
         self.notes: list[str] = []
         self._roles: dict[str, str] = {}
@@ -157,9 +183,10 @@ class _Layout:
         self._served: list[str] = []
 
     def write(self, progress: Progress) -> None:
-        """Every file but the manifest."""
+        """Write every file except the manifest."""
         repository = Repository(self, self.request.triton, self.models[0], self.name) if self.request.triton else None
-        home = repository.home if repository else "model"
+        page = WebPage(self, self.web, self.models) if self.web else None
+        home = repository.home if repository else page.home if page else "model"
         for part in self.models:
             self._take_model(part, home)
             progress(f"Running samples of {part.path.name}")
@@ -174,25 +201,35 @@ class _Layout:
         if repository:
             repository.write_model()
             self._served, self.notes = repository.served, repository.notes
-        for source in (*sorted(Path(device.__file__).parent.glob("*.py")), Path(library_image.__file__)):
+        if page and self.web:
+            page.write()
+            self.notes.append(
+                f"{HOME}/ is a page that runs the model in a browser: python3 -m http.server --directory {HOME}"
+            )
+        shared = (Path(module.__file__ or "") for module in (closeness, library_image))
+        for source in (*sorted(Path(device.__file__).parent.glob("*.py")), *shared):
             if source.name != "__init__.py":
                 self.take(source, source.name, "script")
         if self.models[0].sidecar and self.models[0].sidecar.step:
             path = f"{home}/{self.models[0].path.name}"
             self.notes.append(f"{path} is a step graph: `localattn generate {path}` goes on from a prompt.")
-        self.add("README.md", readme_text(self.manifest(), self.notes, self._served).encode(), "readme")
+        self.add("README.md", self._readme().encode(), "readme")
+
+    def _readme(self) -> str:
+        version = self.web.version if self.web else None
+        return readme_text(self.manifest(), self.notes, self._served, version)
 
     def take(self, source: Path, path: str, role: str) -> None:
-        """Copy a file in."""
+        """Copy a file into the bundle."""
         if path in self._roles:
             if sha256(source) == sha256(self.folder / path):
-                return  # the weights that two models share
+                return  # weights that two models share
             raise UsageError(f"Two files of the bundle would be called {path}.", fix="Rename one of them.")
         copy_file(source, self.folder / path)
         self._roles[path] = role
 
     def add(self, path: str, content: bytes, role: str) -> None:
-        """Write a file that is made here."""
+        """Write a file with generated content."""
         target = self.folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
@@ -243,7 +280,7 @@ class _Layout:
         self._models.append(entry)
 
     def manifest(self) -> dict[str, Any]:
-        """The manifest of the files written so far, in an order that depends on nothing else."""
+        """Return the manifest of the files written so far, in a fixed order."""
         from ... import __version__
 
         files = [
@@ -273,7 +310,7 @@ def _model_entry(
         "path": path,
         "kind": kind,
         "samples_of": samples_of,
-        "tolerance": asdict(tolerance),
+        "tolerance": {name: getattr(tolerance, name) for name in ("atol", "rtol", "cosine")},
         "inputs": [{"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)} for spec in inputs],
         "outputs": [{"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)} for spec in outputs],
         "backend": "onnxruntime",
@@ -284,6 +321,6 @@ def _model_entry(
 
 
 def _dotted(target: str) -> str:
-    """`sm_87` → `8.7`."""
+    """Write a target as a compute capability: `sm_87` → `8.7`."""
     digits = target.removeprefix("sm_")
     return f"{digits[:-1]}.{digits[-1]}" if digits.isdigit() and len(digits) > 1 else target

@@ -1,4 +1,4 @@
-"""What goes into a bundle, each file judged before it is taken: models with their data, plugin libraries, engines."""
+"""Read and check what goes into a bundle: models with their data, plugin libraries, engines."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...core.documents.sidecar import Sidecar, sidecar_path
+from ...core.dtypes import SHORT_NAME
+from ...core.error_texts import argument
 from ...core.errors import CheckFailed, UsageError
 from ...core.storage.files import sha256
 from ...core.storage.library_store import TENSORRT_PLUGIN, kind_of
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 _MACHINES = {62: "x86_64", 183: "aarch64"}
 # Folders of libraries in a bundle, by their kind.
 _HOMES = {"plugin": "plugins", "kernels": "kernels"}
-_DTYPES = {"float16": "fp16", "bfloat16": "bf16"}
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class ModelPart:
 
     @property
     def path(self) -> Path:
-        """Where it lies."""
+        """The path of the file."""
         return Path(self.file)
 
     @property
@@ -59,7 +60,7 @@ class ModelPart:
         return [self.path, *self.data, *([] if self.sidecar is None else [sidecar_path(self.path)])]
 
     def tolerance(self, atol: float | None, rtol: float | None) -> Tolerance:
-        """How far a device's outputs may be from the expected ones."""
+        """Return how far a device's outputs may be from the expected ones."""
         return tolerance_for(self.dtype, atol, rtol)
 
 
@@ -68,7 +69,7 @@ class PluginPart:
     """A library of compiled attention and the processor it is for.
 
     Args:
-        path: where it lies.
+        path: of the library.
         arch: "x86_64" or "aarch64".
         digest: its SHA-256.
         kind: "plugin" for TensorRT, "kernels" for onnxruntime on the CPU; also its role in the manifest.
@@ -94,7 +95,7 @@ class EnginePart:
 
 
 def read_model_part(path: Path) -> ModelPart:
-    """An ONNX file that is whole and whose sidecar was written for it.
+    """Read an ONNX file that is complete and whose sidecar was written for it.
 
     Raises:
         UsageError: no ONNX model, its data is missing or lies elsewhere, or a sidecar that is broken.
@@ -104,7 +105,9 @@ def read_model_part(path: Path) -> ModelPart:
 
     if path.suffix.lower() != ".onnx":
         raise UsageError(
-            f"Cannot bundle {path}.", why="A bundle is made of a model.onnx.", fix="Give engines as --engine."
+            f"Cannot bundle {path}.",
+            why="A bundle is made of a model.onnx.",
+            fix=f"Give engines as {argument('engine')}.",
         )
     file = OnnxFile.read(path)
     facts = inspect_onnx(file)
@@ -123,13 +126,13 @@ def read_model_part(path: Path) -> ModelPart:
     if facts.missing_external_data:
         why = f"{facts.missing_external_data[0]} is not beside it."
         raise UsageError(f"{path} is not whole.", why=why, fix="Copy the data file together with the model.")
-    dtype = facts.sidecar.dtype if facts.sidecar else _DTYPES.get(facts.weight_dtype or "", "fp32")
+    dtype = facts.sidecar.dtype if facts.sidecar else SHORT_NAME.get(facts.weight_dtype or "", "fp32")
     data = [path.with_name(name) for name in facts.external_data]
     return ModelPart(file, facts.inputs, facts.outputs, data, facts.sidecar, dtype)
 
 
 def read_plugin_part(path: Path) -> PluginPart:
-    """A library for Linux on x86-64 or aarch64: TensorRT plugins, or onnxruntime's kernels for the CPU.
+    """Read a library for Linux on x86-64 or aarch64: TensorRT plugins, or onnxruntime's kernels for the CPU.
 
     Raises:
         UsageError: no such file, or no shared library for a known processor.
@@ -156,7 +159,7 @@ def read_plugin_part(path: Path) -> PluginPart:
 
 
 def read_engine_part(path: Path, model: ModelPart, plugins: Sequence[PluginPart]) -> EnginePart:
-    """An engine that was built from `model` and whose plugin library comes along.
+    """Read an engine that was built from `model` and whose plugin library is in the bundle.
 
     Raises:
         UsageError: no facts beside it, it is of another model, or its plugin library is not given.
@@ -178,10 +181,12 @@ def read_engine_part(path: Path, model: ModelPart, plugins: Sequence[PluginPart]
     if needed and needed not in {plugin.digest for plugin in plugins}:
         why = f"It needs the library it was built with, SHA-256 {needed}."
         name = Path(facts.plugin.path).name if facts.plugin else ""
-        raise UsageError(f"The plugin library of {path} is missing.", why=why, fix=f"Add --plugin-library {name}")
+        raise UsageError(
+            f"The plugin library of {path} is missing.", why=why, fix=f"Add {argument('plugin_library', name)}."
+        )
     return EnginePart(path, facts)
 
 
 def engine_tolerance(part: EnginePart, atol: float | None, rtol: float | None) -> Tolerance:
-    """How far an engine's outputs may be from the expected ones."""
+    """Return how far an engine's outputs may be from the expected ones."""
     return tolerance_for(part.facts.dtype if part.facts.dtype in TOLERANCES else "fp32", atol, rtol)

@@ -1,4 +1,4 @@
-"""Putting a finished folder in its place in one step: whoever looks sees the old bundle or the new one."""
+"""Move a finished folder into its place in one step, so that readers see either the old bundle or the new one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 
+from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.storage.files import flush
 from ...core.storage.reading import read_plain
@@ -33,7 +34,9 @@ def check_bundle(target: Path, *, as_tar: bool, overwrite: bool) -> None:
         why = "It is a tar of other things." if as_tar else "It is a folder that holds other things than a bundle."
         raise UsageError(f"{target} is not replaced.", why=why, fix="Choose another name.")
     if not overwrite:
-        raise UsageError(f"{target} exists.", why="Nothing is replaced unasked.", fix="Add --force.")
+        raise UsageError(
+            f"{target} exists.", why="Nothing is replaced unasked.", fix=f"Add {argument('overwrite', True)}."
+        )
 
 
 def _is_bundle(folder: Path) -> bool:
@@ -69,21 +72,21 @@ def put_folder(folder: Path, target: Path) -> None:
     _flush(folder)
     if target.is_dir() and any(target.iterdir()):
         if _exchange(folder, target):
-            return  # the old bundle is in the temporary folder now and goes with it
-        # Without the exchange there is a moment with no bundle at all, never one with half of it.
+            return  # the old bundle is in the temporary folder now and is removed with it
+        # Without the exchange there is a moment with no bundle, but never one with half of it.
         target.rename(folder.parent / "old")
     folder.rename(target)
 
 
 def _flush(folder: Path) -> None:
-    """Every byte to the disk before the folder gets its name."""
+    """Flush every file to disk before the folder gets its name."""
     for root, _, names in os.walk(folder):
         for path in (Path(root), *(Path(root) / name for name in names)):
             flush(path)
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap two folders in one step; False where the system cannot."""
+    """Swap two folders in one step; return False where the system cannot."""
     if sys.platform != "linux":
         return False
     try:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from shlex import quote
 from typing import Any
 
 from ...core.tensors import TensorSpec
 
 
-def readme_text(manifest: Mapping[str, Any], notes: Sequence[str], served: Sequence[str]) -> str:
-    """The text, in Markdown.
+def readme_text(
+    manifest: Mapping[str, Any], notes: Sequence[str], served: Sequence[str], onnxruntime_web: str | None = None
+) -> str:
+    """Return the README of a bundle in Markdown.
 
     Args:
-        manifest: the manifest without this file's own entry.
+        manifest: the manifest without the README's own entry.
         notes: lines on what is special about these files.
         served: folders of the Triton repository; empty without one.
+        onnxruntime_web: version of onnxruntime-web on the web page; None without a page.
     """
     return "\n".join(
         [
@@ -27,6 +31,7 @@ def readme_text(manifest: Mapping[str, Any], notes: Sequence[str], served: Seque
             *_kernels(manifest),
             *_build(manifest),
             *_served(manifest, served),
+            *_web(onnxruntime_web),
             *_contents(manifest),
             *(["## Notes", "", *(f"- {note}" for note in notes), ""] if notes else []),
         ]
@@ -65,8 +70,8 @@ def _run(manifest: Mapping[str, Any]) -> list[str]:
         lines += [f"- output `{_spec(spec)}`" for spec in model["outputs"]]
         lines.append("")
     samples = manifest["samples"]
-    example = f" --load-inputs {samples[0]['inputs']}" if samples else ""
-    first = manifest["models"][0]["path"]
+    example = f" --load-inputs {quote(samples[0]['inputs'])}" if samples else ""
+    first = quote(manifest["models"][0]["path"])
     return [
         *lines,
         "With localattn on the device (it needs no torch there):",
@@ -80,13 +85,16 @@ def _run(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def _kernels(manifest: Mapping[str, Any]) -> list[str]:
-    """How a program takes the compiled kernels for the CPU."""
+    """Explain how a program uses the compiled kernels for the CPU."""
     libraries = [entry["path"] for entry in manifest["files"] if entry["role"] == "kernels"]
     if not libraries:
         return []
     model = manifest["models"][0]["path"]
     lines = ["## Faster on the CPU", "", "With localattn:", "", "```sh"]
-    lines += [f"localattn run {model} --plugin {library}  # {library.split('/')[1]}" for library in libraries]
+    lines += [
+        f"localattn run {quote(model)} --plugin-library {quote(library)}  # {library.split('/')[1]}"
+        for library in libraries
+    ]
     return [
         *lines,
         "```",
@@ -106,7 +114,7 @@ def _kernels(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def _build(manifest: Mapping[str, Any]) -> list[str]:
-    """How to make an engine there: engines are not portable, the ONNX file and a plugin library are."""
+    """Explain how to build an engine on the device: the ONNX file and plugin library are portable, engines are not."""
     model = manifest["models"][0]["path"]
     plugins = [entry["path"] for entry in manifest["files"] if entry["role"] == "plugin"]
     if not plugins:
@@ -114,7 +122,7 @@ def _build(manifest: Mapping[str, Any]) -> list[str]:
             "## Build an engine on the device",
             "",
             "```sh",
-            f"trtexec --onnx={model} --saveEngine=../model.engine",
+            f"trtexec --onnx={quote(model)} --saveEngine=../model.engine",
             "```",
             "",
             "Without a plugin library the attention is built from standard operators.",
@@ -123,7 +131,9 @@ def _build(manifest: Mapping[str, Any]) -> list[str]:
     lines = ["## Build an engine on the device", "", "```sh"]
     for plugin in plugins:
         arch = plugin.split("/")[1]
-        lines.append(f"trtexec --onnx={model} --saveEngine=../model.engine --staticPlugins={plugin}  # {arch}")
+        lines.append(
+            f"trtexec --onnx={quote(model)} --saveEngine=../model.engine --staticPlugins={quote(plugin)}  # {arch}"
+        )
     return [
         *lines,
         "```",
@@ -148,6 +158,26 @@ def _served(manifest: Mapping[str, Any], served: Sequence[str]) -> list[str]:
         f"Models: {', '.join(f'`{name}`' for name in served)}. A TensorRT engine runs only in a server with the "
         "TensorRT version and the kind of GPU it was built for. Of several plugin libraries name the one for the "
         "server's processor.",
+        "",
+    ]
+
+
+def _web(version: str | None) -> list[str]:
+    if version is None:
+        return []
+    return [
+        "## Open it in a browser",
+        "",
+        "```sh",
+        "python3 -m http.server --directory web",
+        "```",
+        "",
+        "and open http://localhost:8000. The folder `web` is all that a server needs: copy it to any host of static "
+        "files. Once loaded the page works offline, where the address is `localhost` or begins with `https`. It "
+        "computes on one thread: more need a server that sends the headers `Cross-Origin-Opener-Policy` and "
+        "`Cross-Origin-Embedder-Policy`, and a change of `step.js`.",
+        "",
+        f"The page runs onnxruntime-web {version} (MIT licence, https://github.com/microsoft/onnxruntime).",
         "",
     ]
 

@@ -1,4 +1,4 @@
-"""Laying a bundle's models out as a model repository for Triton; the bundle's own files lie in it, none is doubled."""
+"""Lay a bundle's models out as a model repository for Triton, which uses the bundle's own files without copies."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ...core.tensors import TensorSpec
 
 
 class Files(Protocol):
-    """What a repository asks of the bundle that it is written into."""
+    """What a repository needs of the bundle that it is written into."""
 
     folder: Path
 
     def add(self, path: str, content: bytes, role: str) -> None:
-        """Write a file that is made here."""
+        """Write a file with generated content."""
 
 
 class Repository:
@@ -40,7 +40,7 @@ class Repository:
         name: the bundle's name, from which the served models take theirs.
 
     Attributes:
-        home: where the ONNX files of the bundle lie: the version folder of the served model.
+        home: the folder of the bundle's ONNX files: the version folder of the served model.
         served: folders of the repository.
         notes: what cannot be served, and why.
     """
@@ -53,7 +53,7 @@ class Repository:
         self.notes: list[str] = []
 
     def write_model(self) -> None:
-        """The configuration of the ONNX file; of a step graph also its served copy and the states' start values.
+        """Write the configuration of the ONNX file; for a step file also its served copy and the initial states.
 
         Raises:
             UsageError: an element type that Triton does not serve.
@@ -77,7 +77,7 @@ class Repository:
         self._configure(self._name, text)
 
     def engine_home(self, engine: EnginePart) -> str:
-        """The folder for an engine, with its configuration; outside the repository where Triton cannot run it."""
+        """Configure an engine and return its folder, which is outside the repository if Triton cannot run it."""
         facts = engine.facts
         if facts.backend != "tensorrt":
             self.notes.append(f"{engine.path.name} is a {facts.backend} engine, which Triton has no backend for.")

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from ...core.documents.step_facts import StepFacts
+from ...core.error_texts import argument
 from ...core.errors import CheckFailed, UsageError
-from ...core.tensors import TensorSpec
+from ...core.tensors import TensorSpec, named_sizes
 from ..generation.array_step import ArrayStep
 from ..inputs.arrays import load_arrays, random_inputs
-from ..inputs.dynamic_axes import named_sizes
 from ..inputs.example_inputs import check_call
 from ..inputs.vocabulary import vocabulary
 from ..session import Arrays, Session, load
@@ -22,7 +22,7 @@ from .parts import ModelPart
 
 @dataclass(frozen=True)
 class Sample:
-    """One call: inputs, the outputs expected, and where the inputs come from."""
+    """One call: inputs, expected outputs, and the source of the inputs."""
 
     inputs: Arrays
     outputs: Arrays
@@ -30,7 +30,7 @@ class Sample:
 
 
 def make_samples(part: ModelPart, count: int, seed: int, given: Sequence[Path] = ()) -> list[Sample]:
-    """Samples of a model: from files, or drawn from seeds.
+    """Make samples of a model, from files or drawn from seeds.
 
     Args:
         part: the model.
@@ -65,7 +65,7 @@ def make_samples(part: ModelPart, count: int, seed: int, given: Sequence[Path] =
 def _draw(
     specs: Sequence[TensorSpec], part: ModelPart, count: int, seed: int, limit: int | None
 ) -> Iterator[tuple[Arrays, str]]:
-    """Random inputs; where sizes are open, the longest first and a shorter one next."""
+    """Draw random inputs; with dynamic axes, the longest first and then a shorter one."""
     sidecar = part.sidecar
     for index in range(count):
         sizes = {}
@@ -75,13 +75,15 @@ def _draw(
         try:
             yield random_inputs(specs, seed + index, limit, sizes), f"random, seed {seed + index}"
         except UsageError as error:
-            raise UsageError(error.what, why=error.why, fix="Give the samples' inputs with --load-inputs.") from error
+            raise UsageError(
+                error.what, why=error.why, fix=f"Give the samples' inputs in a file: {argument('inputs')}."
+            ) from error
 
 
 def _stream(
     session: Session, step: StepFacts, count: int, seed: int, limit: int | None
 ) -> Iterator[tuple[Arrays, str]]:
-    """Calls of a step graph with the caches it really has then: the first call, and ones after the ring has wrapped."""
+    """Yield calls of a step file with the caches of a real run: the first, and some after the caches have wrapped."""
     steps = ArrayStep(step, {step.chunk: session})
     slots = max((max(cache.shape[:-1], default=1) for cache in step.caches), default=1)
     apart = slots // step.chunk + 2
@@ -101,6 +103,6 @@ def _finite(outputs: Arrays, source: str) -> Arrays:
             raise CheckFailed(
                 f"Output {name!r} holds NaN or Inf for the sample {source}.",
                 why="A device's result could not be compared with it.",
-                fix="Give other inputs with --load-inputs, or export in a wider type.",
+                fix=f"Give other inputs in a file, {argument('inputs')}, or export in a wider type.",
             )
     return outputs

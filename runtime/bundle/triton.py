@@ -1,8 +1,8 @@
-"""A model repository for NVIDIA Triton Inference Server: `config.pbtxt` of each model, and what stateful ones need.
+"""A model repository for NVIDIA Triton Inference Server: `config.pbtxt` of each model, and the states of step files.
 
-Batching is offered where the file's first axis is open, and only there. A step graph is served with Triton's implicit
-state: the caches stay in the server, one set a sequence, and the position becomes a state too, for which the served
-copy of the file gets one more output, `position + chunk`.
+Batching is offered only where the file's first axis is dynamic. A step file is served with Triton's implicit state:
+the caches stay in the server, one set a sequence. The position becomes a state too, so the served copy of the file
+has one more output, `position + chunk`.
 Source: Triton's user guide (model configuration, implicit state management) and its `model_config.proto`.
 """
 
@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 
 from ...core.documents.step_facts import StepFacts
+from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.tensors import UNNAMED_DIMENSION, TensorSpec
 from ...onnx_graph.onnx_file import OnnxFile
 
 NEXT_POSITION = "next_position"
-# Abandoned sequences give their caches back after this time; Triton's own default is one second.
+# Abandoned sequences free their caches after this time; Triton's own default is one second.
 _IDLE_MICROSECONDS = 60_000_000
 
 _TYPES = {
@@ -41,8 +42,8 @@ class Serving:
 
     Args:
         instances: copies of the model that run at once, on every GPU, or on the CPU where there is none.
-        max_batch: most requests joined in one call, where the file's batch axis is open.
-        sequences: sequences that share one instance, for step graphs.
+        max_batch: most requests joined in one call, where the file's batch axis is dynamic.
+        sequences: sequences that share one instance, for step files.
     """
 
     instances: int = 1
@@ -51,7 +52,7 @@ class Serving:
 
 
 class Word(str):
-    """A value of `config.pbtxt` that stands without quotes: an enumerator."""
+    """A value of `config.pbtxt` that is written without quotes: an enumerator."""
 
 
 Message = Mapping[str, Any]
@@ -66,7 +67,7 @@ def model_config(
     serving: Serving,
     step: StepFacts | None = None,
 ) -> str:
-    """The text of a `config.pbtxt`.
+    """Return the text of a `config.pbtxt`.
 
     Args:
         name: the model's folder.
@@ -75,7 +76,7 @@ def model_config(
         inputs: what the file takes; states are found among them by `step`.
         outputs: what it returns.
         serving: batching, instances, sequences.
-        step: how a step graph is called; None for a model without state.
+        step: how a step file is called; None for a model without state.
 
     Raises:
         UsageError: an element type that Triton has no name for.
@@ -106,20 +107,20 @@ def model_config(
 
 
 def open_batch(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:
-    """Whether the first axis of every tensor is the same open one."""
+    """Return whether the first axis of every tensor is the same dynamic one."""
     first = {spec.shape[0] if spec.shape else 0 for spec in (*inputs, *outputs)}
     name = first.pop() if len(first) == 1 else 0
     return isinstance(name, str) and name != UNNAMED_DIMENSION
 
 
 def served_name(name: str) -> str:
-    """A model's folder in the repository: letters, digits, `_`, `-` and `.`."""
+    """Return a model's folder in the repository: letters, digits, `_`, `-` and `.`."""
     plain = "".join(sign if sign.isascii() and (sign.isalnum() or sign in "_-.") else "_" for sign in name)
     return plain.strip(".") or "model"
 
 
 def initial_states(step: StepFacts) -> dict[str, bytes]:
-    """The files of `initial_state/`: caches that do not start as zeros."""
+    """Return the files of `initial_state/`: caches that do not start as zeros."""
     return {
         _state_file(index): np.full(cache.shape, cache.fill, cache.dtype).tobytes()
         for index, cache in enumerate(step.caches)
@@ -128,9 +129,9 @@ def initial_states(step: StepFacts) -> dict[str, bytes]:
 
 
 def write_stateful(model: OnnxFile, target: Path, step: StepFacts) -> None:
-    """The copy of a step graph that is served: it also returns the position of the next call.
+    """Write the copy of a step file that is served: it also returns the position of the next call.
 
-    External data is left where it is: `target` lies in the folder of the model's copy.
+    External data stays where it is: `target` is in the folder of the model's copy.
     """
     import onnx
 
@@ -172,18 +173,18 @@ def _tensor(spec: TensorSpec, batched: bool) -> dict[str, Any]:
     shape = spec.shape[1:] if batched else spec.shape
     dims = [size if isinstance(size, int) else -1 for size in shape]
     tensor = {"name": spec.name, "data_type": _type(spec.name, spec.dtype), "dims": dims or [1]}
-    # Triton has no tensor without dimensions: clients send one element, the model sees a scalar.
+    # Triton has no tensors without dimensions: clients send one element, the model gets a scalar.
     return tensor if dims else tensor | {"reshape": {"shape": []}}
 
 
 def _type(name: str, dtype: str) -> Word:
     if dtype not in _TYPES:
-        raise UsageError(f"{name!r} is {dtype}, which Triton does not serve.", fix="Leave out --triton.")
+        raise UsageError(f"{name!r} is {dtype}, which Triton does not serve.", fix=f"Leave out {argument('triton')}.")
     return Word(_TYPES[dtype])
 
 
 def _lines(message: Message, indent: str) -> Iterator[str]:
-    """A message in protobuf's text format; a list of messages is the field repeated."""
+    """Yield a message in protobuf's text format; a list of messages is the field repeated."""
     for name, value in message.items():
         if isinstance(value, list) and value and isinstance(value[0], Mapping):
             for item in value:
@@ -211,6 +212,6 @@ def _scalar(value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A string literal; what is not plain ASCII goes as octal bytes."""
+    """Quote a string; bytes other than plain ASCII are written in octal."""
     plain = set(range(32, 127)) - set(b'"\\')
     return '"' + "".join(chr(byte) if byte in plain else f"\\{byte:03o}" for byte in text.encode()) + '"'

@@ -1,4 +1,4 @@
-"""`localattn bundle verify`: the script's own checks, also for a tar, with the package's errors."""
+"""`localattn bundle verify`: the checks of the bundle's own script, also for a tar, with the package's errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ERRORS: dict[int, type[LocalAttnError]] = {
 
 @dataclass(frozen=True)
 class Verified:
-    """What a verification found.
+    """The result of a verification.
 
     Args:
         manifest: of the bundle.
@@ -52,7 +52,7 @@ def verify_bundle(
 ) -> Verified:
     """Check every file of a bundle, then run its samples.
 
-    A tar is judged as it is; only after that it is extracted, to a temporary folder, to be run.
+    A tar is checked first; only then it is extracted to a temporary folder and run.
 
     Args:
         path: the folder or tar.
@@ -60,8 +60,8 @@ def verify_bundle(
         provider: of onnxruntime: auto, cpu, cuda or tensorrt.
         threads: CPU threads for one operator.
         files_only: run nothing.
-        manifest_sha256: refuse the bundle unless its manifest has this SHA-256; as it says what every file is, it
-            allows the libraries too.
+        manifest_sha256: refuse the bundle unless its manifest has this SHA-256. As the manifest fixes every file, the
+            libraries are allowed too.
         run_libraries: also run with the libraries of the bundle, which are code.
 
     Raises:
@@ -92,7 +92,7 @@ def _as_errors() -> Iterator[None]:
 
 @contextmanager
 def _checked(path: Path, expected: str | None, *, unpack: bool) -> Iterator[tuple[Path | None, dict[str, Any], str]]:
-    """The folder to run (None without `unpack`), the manifest and its SHA-256, after every file was checked."""
+    """Check every file, then yield the folder to run (None without `unpack`), the manifest and its SHA-256."""
     if path.is_dir():
         text = check_files.read_manifest(path)
         manifest = check_files.parse_manifest(_expected(text, expected))

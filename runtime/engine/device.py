@@ -1,4 +1,4 @@
-"""The GPU and its driver, asked through libcuda alone: before any library is loaded that would crash without them."""
+"""Query the GPU and its driver through libcuda alone, before a library is loaded that would crash without them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Device:
     """The first GPU.
 
     Args:
-        name: as the driver calls it.
+        name: the driver's name of it.
         capability: compute capability, 87 for 8.7.
         driver: highest CUDA version the driver supports, as "12.6".
     """
@@ -42,12 +42,12 @@ class Device:
         return f"sm_{self.capability}"
 
     def describe(self) -> str:
-        """For reports: `Orin (sm_87)`."""
+        """Return name and target for reports: `Orin (sm_87)`."""
         return f"{self.name} ({self.target})"
 
 
 def find_device() -> Device:
-    """The first GPU that the driver lets this process see.
+    """Find the first GPU that the driver shows to this process.
 
     Raises:
         MissingDependency: no driver, a driver that does not start, or no GPU.
@@ -73,7 +73,7 @@ def find_device() -> Device:
 
 
 def find_device_or_none() -> Device | None:
-    """The first GPU, or None on a machine without one that works."""
+    """Find the first GPU, or None on a machine without one that works."""
     try:
         return find_device()
     except MissingDependency:
@@ -103,7 +103,7 @@ def _attribute(cuda: ctypes.CDLL, device: ctypes.c_int, which: int) -> int:
 
 
 def platform_name() -> str:
-    """Operating system and processor, as engines depend on them: `linux-x86_64`, `linux-aarch64`."""
+    """Return operating system and processor, which engines depend on: `linux-x86_64`, `linux-aarch64`."""
     return f"{platform.system().lower()}-{machine()}"
 
 

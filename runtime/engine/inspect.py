@@ -1,4 +1,4 @@
-"""What an engine is: the facts beside it everywhere, its layers where there is a GPU to open it."""
+"""Inspect an engine: the facts beside it on any machine, and its layers if there is a GPU to open it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .plugins import find_library
 
 @dataclass(frozen=True)
 class EngineReport:
-    """An engine as it lies here.
+    """An engine file as it was found.
 
     Args:
         path: the file.
-        facts: what is written beside it.
-        unchanged: it is the file that the facts describe.
+        facts: its sidecar.
+        unchanged: whether it is the file that the facts describe.
         plugin_problem: why its plugin library would not load; "" if it would, or if it needs none.
         layers: its layers; None where it cannot be opened.
         why_closed: why it cannot be opened here; "" if it can.
@@ -37,11 +37,11 @@ class EngineReport:
     why_closed: str
 
     def layer_kinds(self) -> dict[str, int]:
-        """How many layers of each kind there are, most first."""
+        """Count the layers of each kind, most first."""
         return dict(Counter(layer.kind for layer in self.layers or []).most_common())
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
+        """Return the report as JSON types."""
         return {
             "path": self.path,
             "unchanged": self.unchanged,
@@ -53,7 +53,7 @@ class EngineReport:
 
 
 def inspect_engine(path: Path, plugin: str = AUTO) -> EngineReport:
-    """Look at an engine.
+    """Inspect an engine: its facts, its plugin library and its layers.
 
     Args:
         path: the engine.
@@ -76,7 +76,7 @@ def inspect_engine(path: Path, plugin: str = AUTO) -> EngineReport:
 
 
 def _change(path: Path) -> str:
-    """Why the file is not the one that its facts describe; empty if it is."""
+    """Return why the file is not the one that its facts describe; empty if it is."""
     if not path.is_file():
         return f"There is no file {path}."
     try:

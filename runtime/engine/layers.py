@@ -1,4 +1,4 @@
-"""The layers of a finished engine, as TensorRT's engine inspector tells them."""
+"""The layers of a finished engine, as TensorRT's engine inspector lists them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from .library import TensorRTLibrary
 
-# Words in the inspector's "Format/Datatype" → numpy's name. Older releases write sentences ("Row major linear FP16
+# Patterns in the inspector's "Format/Datatype" → numpy's name. Older releases write a sentence ("Row major linear FP16
 # format"), newer ones a word ("Half").
 _TYPES = (
     (re.compile(r"\b(half|fp16|float16)\b", re.IGNORECASE), "float16"),
@@ -28,9 +28,9 @@ class EngineLayer:
     """One layer.
 
     Args:
-        name: as the builder made it, often of several nodes.
+        name: the builder's name, often of several nodes.
         kind: the inspector's "LayerType".
-        nodes: what it says of the ONNX nodes inside ("Metadata").
+        nodes: the inspector's "Metadata", which names the ONNX nodes inside.
         types: numpy's names of the element types of its inputs and outputs.
     """
 
@@ -45,18 +45,18 @@ class EngineLayer:
         return "plugin" in self.kind.lower()
 
     def computes(self, node: str) -> bool:
-        """Whether the ONNX node of this name is in it."""
+        """Return whether the ONNX node of this name is in it."""
         return f"[ONNX Layer: {node}]" in self.nodes or node in self.name.split(" + ") or self.name == node
 
 
 def read_layers(opened: TensorRTLibrary, engine: Any) -> list[EngineLayer]:
-    """The layers of an `ICudaEngine`, with details if it was built with ProfilingVerbosity.DETAILED, as ours are."""
+    """Return the layers of an `ICudaEngine`; details need ProfilingVerbosity.DETAILED, as `build_engine` sets it."""
     text = engine.create_engine_inspector().get_engine_information(opened.trt.LayerInformationFormat.JSON)
     return parse_layers(text)
 
 
 def parse_layers(text: str) -> list[EngineLayer]:
-    """The layers in the inspector's JSON; a layer is an object, or its name alone where details were left out."""
+    """Parse the layers in the inspector's JSON; a layer is an object, or only its name where details are missing."""
     return [_layer(entry) for entry in json.loads(text).get("Layers", [])]
 
 

@@ -1,8 +1,8 @@
-"""TensorRT and TensorRT-RTX, opened so that the rest of the package need not know which of the two it has.
+"""Open TensorRT or TensorRT-RTX in a way that is the same for the rest of the package.
 
-Polygraphy's loaders carry the differences between releases. It drives both libraries, but binds itself to one when its
-modules are imported (POLYGRAPHY_USE_TENSORRT_RTX); `open_library` makes that choice for the user, and refuses the other
-library afterwards, which would otherwise be mixed up with the first.
+Polygraphy's loaders handle the differences between releases. It works with both libraries, but binds itself to one when
+its modules are imported (POLYGRAPHY_USE_TENSORRT_RTX). `open_library` sets that choice, and afterwards refuses the
+other library, which would otherwise be confused with the first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...core.errors import MissingDependency, UsageError
 from ...core.tensorrt_versions import TENSORRT, TENSORRT_RTX, describe, has
 from .rtx_library import preload
 
-# Above every severity of Polygraphy: what it logs goes to stdout, where only results belong, and its errors are raised.
+# Above every severity of Polygraphy: it logs to stdout, where only results belong, and it also raises its errors.
 _SILENT = 1000
 
 
@@ -26,10 +26,10 @@ class Library:
     """One of the two libraries.
 
     Args:
-        name: as users call it.
+        name: its name in options and reports.
         module: import name.
-        extra: the extra of this package that brings its Python part.
-        install: what to do where it is missing.
+        extra: the extra of this package that installs its Python package.
+        install: advice where it is missing.
     """
 
     name: str
@@ -53,7 +53,7 @@ LIBRARIES = {
     )
 }
 
-# In what TensorRT-RTX logs after every error where there is no driver (seen with 1.4.0 and 1.7.1).
+# Part of what TensorRT-RTX logs after every error where there is no driver (seen with 1.4.0 and 1.7.1).
 _NO_DRIVER = "::catchCudaError::"
 
 # Polygraphy's modules that are bound to one library once they are imported.
@@ -62,7 +62,7 @@ _BOUND = "polygraphy.backend.trt"
 
 @dataclass
 class Messages:
-    """What the library said.
+    """The errors that the library logged.
 
     Args:
         errors: in order, without the severity.
@@ -71,26 +71,26 @@ class Messages:
     errors: list[str] = field(default_factory=list)
 
     def reason(self, error: Exception | None = None) -> str:
-        """Why something failed, in one line: the last error logged, else the exception's words."""
+        """Return why something failed, in one line: the last error logged, else the exception's text."""
         told = [line for line in self.errors if _NO_DRIVER not in line] or self.errors
         words = told[-1:] or [str(error or "")]
         return words[0].strip().split("\n")[0] or "It logged no error."
 
     def clear(self) -> None:
-        """Forget everything, before work whose messages matter."""
+        """Forget all messages, before work whose messages matter."""
         self.errors.clear()
 
 
 @dataclass(frozen=True)
 class TensorRTLibrary:
-    """A library that is ready.
+    """A library that is open and ready.
 
     Args:
-        library: which.
+        library: which of the two.
         trt: its Python module.
         version: its full version.
-        messages: what it logs, while it works.
-        logger: the logger it was given.
+        messages: the errors it logs.
+        logger: the logger that collects them.
     """
 
     library: Library
@@ -105,7 +105,7 @@ class TensorRTLibrary:
         return self.library.name == TENSORRT_RTX
 
     def has(self, feature: str) -> bool:
-        """Whether this release has a feature of `tensorrt_versions.FEATURES`."""
+        """Return whether this release has a feature of `tensorrt_versions.FEATURES`."""
         return has(feature, self.library.name, self.version)
 
 
@@ -117,7 +117,7 @@ def open_library(name: str) -> TensorRTLibrary:
 
     Raises:
         UsageError: an unknown name, or this process already uses the other library.
-        MissingDependency: it is not installed, does not start, or is a release this package does not know.
+        MissingDependency: it is not installed, does not start, or is a release that this package does not support.
     """
     if name not in LIBRARIES:
         raise UsageError(f"There is no backend {name!r} for engines.", fix=f"Known: {', '.join(LIBRARIES)}.")
@@ -145,7 +145,7 @@ def open_library(name: str) -> TensorRTLibrary:
 
 
 def _refuse_other(library: Library) -> None:
-    """One library a process: Polygraphy's modules hold on to the one they were imported for."""
+    """Refuse a second library in one process: Polygraphy's modules keep the one they were imported for."""
     other = next((name for name in _opened if name != library.name), None)
     bound = sys.modules.get("polygraphy.config") if _BOUND in sys.modules else None
     if other is None and bound is not None and bool(bound.USE_TENSORRT_RTX) != (library.name == TENSORRT_RTX):
@@ -175,7 +175,7 @@ def _import(library: Library) -> Any:
 
 
 def _logger(trt: Any, messages: Messages) -> Any:
-    """A logger that keeps errors and prints nothing."""
+    """Return a logger that keeps errors and prints nothing."""
     kept = (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR)
 
     class Logger(trt.ILogger):  # type: ignore[misc]
@@ -190,7 +190,7 @@ def _logger(trt: Any, messages: Messages) -> Any:
 
 
 def _bind_polygraphy(library: Library, logger: Any) -> None:
-    """Import Polygraphy's loaders for this library, silent, with our logger as the library's."""
+    """Import Polygraphy's loaders for this library without output, with this package's logger."""
     try:
         config: Any = import_module("polygraphy.config")
         config.USE_TENSORRT_RTX = library.name == TENSORRT_RTX
@@ -205,6 +205,6 @@ def _bind_polygraphy(library: Library, logger: Any) -> None:
             why=str(error).splitlines()[0],
             fix=f"Install it: pip install 'localattn[{library.extra}]' (polygraphy 0.50.3 or later).",
         ) from error
-    # The logger that every loader and runner of Polygraphy hands to the library. A process has one logger only, the
-    # first, so this must be ours for the reason of a failure to be known.
+    # Every loader and runner of Polygraphy gives this logger to the library. A process has only one logger, the first,
+    # so it must be this one for failures to have a reason.
     util.TRT_LOGGER = logger

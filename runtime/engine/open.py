@@ -1,11 +1,12 @@
-"""Opening an engine safely: everything that may not fit is looked at before TensorRT sees the file.
+"""Open an engine safely: check everything that may not fit before TensorRT reads the file.
 
-TensorRT's own refusals come late, in its log, or as a crash. What an engine is for stands in the facts beside it
+TensorRT's own refusals come late, in its log, or as a crash. The facts beside an engine state what it was built for
 (`core/documents/engine_facts.py`).
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from ...core.storage.library_store import AUTO
 from .device import Device, cuda_runtime_on_path, find_device, platform_name
 from .library import TensorRTLibrary, open_library
 from .plugins import find_library, load_plugin
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -36,17 +39,17 @@ class OpenEngine:
 
 
 def open_engine(path: Path, plugin: str = AUTO) -> OpenEngine:
-    """Read an engine into the GPU, which callers let `core.publishing.check_unchanged` look at before.
+    """Load an engine onto the GPU; callers first check the file with `core.publishing.check_unchanged`.
 
     Args:
         path: the engine.
         plugin: its plugin library, as `tensorrt_plugins.find_library` takes it.
 
     Raises:
-        UsageError: no engine, no facts beside it, it is for another system, library version or GPU, or it needs no
-            plugin library and one was named.
-        MissingDependency: the library, the driver, the CUDA runtime or the plugin library is not there.
-        CheckFailed: the facts or the plugin library are not those of the build.
+        UsageError: no engine, no facts beside it, it was built for another system, library version or GPU, or it
+            needs no plugin library and one was named.
+        MissingDependency: the library, the driver, the CUDA runtime or the plugin library is missing.
+        CheckFailed: the facts or the plugin library were changed after the build.
     """
     facts = read_engine_facts(path)
     opened = open_library(facts.backend)
@@ -57,14 +60,15 @@ def open_engine(path: Path, plugin: str = AUTO) -> OpenEngine:
     _start_cuda_runtime()
     if library is not None:
         load_plugin(opened, library)
+    _log.info("%s opens with %s %s on %s", path.name, facts.backend, opened.version, device.describe())
     return OpenEngine(facts, opened, device, _deserialise(path, opened))
 
 
 def check_library(path: Path, facts: EngineFacts, version: str) -> None:
-    """An engine runs on the system and the release of the library that built it, and on no other.
+    """Refuse an engine built on another system or by another release of the library.
 
     Raises:
-        UsageError: another one is here; both are named.
+        UsageError: the engine needs another one than is here; both are named.
     """
     if facts.platform != platform_name():
         raise UsageError(
@@ -81,7 +85,7 @@ def check_library(path: Path, facts: EngineFacts, version: str) -> None:
 
 
 def check_device(path: Path, facts: EngineFacts, device: Device) -> None:
-    """An engine runs on the compute capabilities it was built for.
+    """Refuse an engine built for another compute capability.
 
     Raises:
         UsageError: the GPU here has another; both are named.
@@ -96,7 +100,7 @@ def check_device(path: Path, facts: EngineFacts, device: Device) -> None:
 
 
 def _start_cuda_runtime() -> None:
-    """Let Polygraphy load libcudart, of which it makes streams and device memory."""
+    """Let Polygraphy load libcudart, which it needs for streams and device memory."""
     from polygraphy import cuda
     from polygraphy.exception import PolygraphyException
 
@@ -118,7 +122,7 @@ def _deserialise(path: Path, opened: TensorRTLibrary) -> Any:
     opened.messages.clear()
     try:
         return engine_from_path(str(path))
-    except (PolygraphyException, TypeError) as error:  # TypeError: the runtime's constructor gave nothing
+    except (PolygraphyException, TypeError) as error:  # TypeError: the runtime's constructor returned nothing
         raise UsageError(
             f"{opened.library.name} {opened.version} cannot read {path}.",
             why=opened.messages.reason(error),

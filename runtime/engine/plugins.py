@@ -1,33 +1,37 @@
-"""Plugin libraries: found, checked, and put into TensorRT's registry.
+"""Find and check plugin libraries, and register them with TensorRT.
 
-Polygraphy's `LoadPlugins` only opens a library, which registers nothing: those of this package are registered by
-TensorRT itself, through the function `getCreators` that they export.
+Polygraphy's `LoadPlugins` only opens a library, which registers nothing. The plugins of this package are registered by
+TensorRT itself, through the function `getCreators` that the library exports.
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from ...core.documents.engine_facts import PluginFacts
+from ...core.error_texts import argument
 from ...core.errors import CheckFailed, MissingDependency, UsageError
 from ...core.nodes.attention import PLUGIN_NAMESPACE, PLUGIN_VERSION, VARIANTS
 from ...core.storage.library_store import AUTO, NONE, TENSORRT_PLUGIN, Library, find, read_named
 from .library import TensorRTLibrary
 
-# The library whose plugins are registered: a process can hold one, because plugins are found by their names alone.
+_log = logging.getLogger(__name__)
+
+# The library whose plugins are registered. A process can hold only one, because plugins are found by name alone.
 _registered: list[str] = []
 
-# Handles of ours on every library that was loaded. Networks and engines may live longer than the registration, in the
-# traceback of an error for one, and their destructors call into the library: it must not be unmapped.
+# Open handles of every library that was loaded. Networks and engines may live longer than the registration, for example
+# in an error's traceback, and their destructors call into the library, so it must stay loaded.
 _mapped: dict[str, ctypes.CDLL] = {}
 
 
 @contextmanager
 def loaded_plugin(opened: TensorRTLibrary, library: Library | None) -> Iterator[None]:
-    """The library's plugins are registered while the context lasts; None registers nothing.
+    """Register the library's plugins while the context lasts; None registers nothing.
 
     Raises:
         MissingDependency: TensorRT cannot load it.
@@ -54,7 +58,7 @@ def load_plugin(opened: TensorRTLibrary, library: Library) -> None:
 
 
 def _load(opened: TensorRTLibrary, library: Library) -> object | None:
-    """The registry's handle of a library; None if its plugins are registered already."""
+    """Load a library and return the registry's handle of it; None if its plugins are registered already."""
     if registered_op_types(opened):
         if _registered != [library.sha256]:
             raise UsageError(
@@ -77,7 +81,7 @@ def _load(opened: TensorRTLibrary, library: Library) -> object | None:
 
 
 def registered_op_types(opened: TensorRTLibrary) -> list[str]:
-    """The op types of the attention node for which a plugin is registered."""
+    """Return the op types of the attention node for which a plugin is registered."""
     registry = opened.trt.get_plugin_registry()
     return [
         variant.op_type
@@ -89,7 +93,7 @@ def registered_op_types(opened: TensorRTLibrary) -> list[str]:
 def find_library(facts: PluginFacts | None, engine: Path, plugin: str = AUTO) -> Library | None:
     """Find the plugin library that an engine needs; None if it needs none.
 
-    The path in an engine's facts is never followed: the file comes with the engine, from wherever that does.
+    The path in an engine's facts is never used: the library is looked for in the user's cache, or given by its path.
 
     Args:
         facts: of the engine's plugins.
@@ -132,5 +136,5 @@ def _needs(facts: PluginFacts, engine: Path, more: str = "") -> MissingDependenc
     return MissingDependency(
         f"{engine} needs the plugin library {name}, which is not loaded by itself.",
         why=f"Its SHA-256 is {facts.sha256}; your cache of libraries has none with it.{more}",
-        fix="If you trust the library, name it: plugin=PATH in Python, --plugin PATH on the command line.",
+        fix=f"If you trust the library, name it: {argument('plugin', 'PATH')}.",
     )

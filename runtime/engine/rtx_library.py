@@ -1,12 +1,12 @@
-"""TensorRT-RTX's library under the name that plugin nodes look for.
+"""Make TensorRT-RTX's library available under the name that plugin nodes look for.
 
-The wheel ships `libtensorrt_rtx.so.1` and looks it up as `libtensorrt_rtx.so` when a plugin node is imported;
-nothing is found and the process aborts (seen with 1.7.1). `preload` puts that name into the process: it loads a
-shared library of no code, called `libtensorrt_rtx.so`, that depends on the real one. The loader then finds it by its
-name, and every symbol through it. A symbolic link in a folder of our own would not do: the loader compares names of
-loaded libraries, and looks for folders in LD_LIBRARY_PATH as it was when the process started.
+The wheel ships `libtensorrt_rtx.so.1`, but TensorRT-RTX looks for `libtensorrt_rtx.so` when a plugin node is imported;
+it finds nothing and the process aborts (seen with 1.7.1). `preload` loads a shared library of that name without code,
+which depends on the real one. The loader then finds it by its name, and every symbol through it. A symbolic link in a
+folder would not work: the loader compares names of loaded libraries, and searches the folders that LD_LIBRARY_PATH had
+when the process started.
 
-The shared library is a few hundred bytes and written here, so that no compiler is needed; the format is that of the
+The shared library has a few hundred bytes and is written here, so no compiler is needed. The format is that of the
 System V ABI, chapters 4 and 5 (https://refspecs.linuxfoundation.org/elf/gabi4+/contents.html).
 """
 
@@ -28,17 +28,17 @@ LOOKED_FOR = "libtensorrt_rtx.so"
 # platform.machine() → e_machine of the ELF header.
 _MACHINES = {"x86_64": 62, "amd64": 62, "aarch64": 183, "arm64": 183}
 
-# Kept, because a library that nobody holds may be unloaded.
+# Kept, because an unreferenced library may be unloaded.
 _held: list[ctypes.CDLL] = []
 
 
 def preload() -> None:
     """Make plugin nodes importable in TensorRT-RTX; call it before `import tensorrt_rtx`, or after.
 
-    Does nothing on systems other than Linux, where the name found is the name shipped, and nothing the second time.
+    It does nothing where the library has that name already (systems other than Linux), and nothing when called again.
 
     Raises:
-        MissingDependency: TensorRT-RTX is not installed, or the processor is none it exists for.
+        MissingDependency: TensorRT-RTX is not installed, or does not support this processor.
     """
     if _held or not sys.platform.startswith("linux"):
         return
@@ -60,7 +60,7 @@ def preload() -> None:
 
 
 def _is_loaded(name: str) -> bool:
-    """Whether the process has a library of this name. None is looked for: another copy on the path must not come in."""
+    """Return whether the process has loaded a library of this name; it does not search for other copies."""
     try:
         _held.append(ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_NOW))
     except OSError:
@@ -69,10 +69,10 @@ def _is_loaded(name: str) -> bool:
 
 
 def alias_library(name: str, real: str, machine: str) -> bytes:
-    """A 64-bit little-endian ELF shared library without code.
+    """Return the bytes of a 64-bit little-endian ELF shared library without code.
 
     Args:
-        name: what it is called (DT_SONAME).
+        name: its name (DT_SONAME).
         real: the library it depends on (DT_NEEDED).
         machine: "x86_64" or "aarch64", as `platform.machine()` says.
     """
@@ -81,7 +81,7 @@ def alias_library(name: str, real: str, machine: str) -> bytes:
     segments = 3
     at_strings = header + segments * program
     at_symbols = _aligned(at_strings + len(strings))
-    at_hash = at_symbols + symbol  # one symbol, the null one every table begins with
+    at_hash = at_symbols + symbol  # one symbol: the null symbol that begins every table
     at_dynamic = _aligned(at_hash + 16)
     dynamic = b"".join(
         struct.pack("<QQ", tag, value)
@@ -123,7 +123,7 @@ def alias_library(name: str, real: str, machine: str) -> bytes:
 
 
 def _program(kind: int, flags: int, offset: int, size: int, alignment: int) -> bytes:
-    """One program header: `size` bytes at `offset`, loaded at the same address relative to the base."""
+    """Return one program header: `size` bytes at `offset`, loaded at the same address relative to the base."""
     return struct.pack("<IIQQQQQQ", kind, flags, offset, offset, offset, size, size, alignment)
 
 

@@ -1,4 +1,4 @@
-"""The engine backend: an engine of TensorRT or TensorRT-RTX behind the common interface."""
+"""The engine backend: an engine of TensorRT or TensorRT-RTX as a `Session`."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from typing import Any
 
 import numpy as np
 
+from ...core.error_texts import argument
 from ...core.errors import MissingDependency, UsageError
 from ..session import Arrays, Session
 from .open import OpenEngine, open_engine
 
-# An engine holds machine code of one GPU: every name for "the GPU" means it.
+# An engine has machine code for one GPU, so every name for a GPU means that one.
 _PROVIDERS = ("auto", "cuda", "tensorrt")
 
 
 class EngineSession(Session):
-    """An engine on its GPU.
+    """An engine loaded on its GPU.
 
-    Memory and streams come from Polygraphy's CUDA wrapper, execution from its runner; torch is not needed.
+    Memory and streams use Polygraphy's CUDA wrapper, execution its runner; torch is not needed.
 
     Args:
         opened: the engine, deserialised.
         source: the file's name, for errors.
 
     Raises:
-        MissingDependency: the GPU has not the memory for it.
+        MissingDependency: the GPU has not enough memory for it.
     """
 
     def __init__(self, opened: OpenEngine, source: str) -> None:
@@ -48,7 +49,7 @@ class EngineSession(Session):
             raise MissingDependency(
                 f"{source} does not start on {opened.device.describe()}.",
                 why=self._messages.reason(error),
-                fix="Free GPU memory: close what else runs there, or build the engine with a smaller --workspace.",
+                fix=f"Free GPU memory: close what else runs there, or build with a smaller {argument('workspace')}.",
             ) from error
         self._closer = weakref.finalize(self, _deactivate, self._runner)
 
@@ -64,7 +65,7 @@ class EngineSession(Session):
                 why=self._messages.reason(error),
                 fix="Check that the shapes lie within the sizes it was built for: localattn inspect shows them.",
             ) from error
-        # Copies: the runner writes the next results into the same host memory.
+        # Copies, because the runner writes the next results into the same host memory.
         return {spec.name: np.array(results[spec.name], copy=True) for spec in self.outputs}
 
     def close(self) -> None:
@@ -78,19 +79,19 @@ def _deactivate(runner: Any) -> None:
 
 
 def open_file(path: Path, provider: str = "auto", threads: int | None = None, plugin: str = "auto") -> EngineSession:
-    """Open an engine; `plugin` as of `open_engine`.
+    """Open an engine; `plugin` as in `open_engine`.
 
     Raises:
         UsageError: a provider other than the GPU, a number of threads, or what `open_engine` refuses.
-        MissingDependency: the library, the driver or the plugin library is not there.
-        CheckFailed: the facts or the plugin library are not those of the build.
+        MissingDependency: the library, the driver or the plugin library is missing.
+        CheckFailed: the facts or the plugin library were changed after the build.
     """
     check_place(path, provider, threads)
     return EngineSession(open_engine(path, plugin), str(path))
 
 
 def check_place(path: Path, provider: str, threads: int | None) -> None:
-    """An engine runs on the GPU and nowhere else.
+    """Refuse to run an engine anywhere but on the GPU.
 
     Raises:
         UsageError: another provider, or a number of threads.

@@ -1,10 +1,10 @@
 """Step files as engines: the caches stay in GPU memory for the whole run.
 
-A call uploads tokens and position and downloads logits, nothing else. Each cache has two buffers, one that is read
-and one that is written, and they take turns; step engine and prefill engine share them. The ONNX file's `in_place`
-says that its nodes allow one buffer for both, but TensorRT makes its own order of nodes, and documents one address for
-an input and an output only where `ICudaEngine::getAliasedInputTensor` (since TensorRT 10.15) names the pair. There it
-must be one address. So the engine is asked, cache by cache.
+A call uploads tokens and position and downloads logits, nothing else. Each cache has two buffers that take turns: one
+is read, the other written. Step engine and prefill engine share them. The ONNX file's `in_place` says that its nodes
+allow one buffer for both, but TensorRT orders the nodes itself, and documents one address for an input and an output
+only where `ICudaEngine::getAliasedInputTensor` (since TensorRT 10.15) names the pair. There it must be one address. So
+the engine is queried for every cache.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.error_texts import argument
 from ...core.errors import LocalAttnError, MissingDependency, UsageError
 from ...core.storage.library_store import AUTO
 from ...core.tensors import TensorSpec
@@ -41,28 +42,28 @@ class _GpuMemory:
 
         self._make = cuda.DeviceArray
         self._arrays: list[Any] = []
-        # Not the default stream, on which TensorRT would synchronise the whole device.
+        # Not the default stream, because TensorRT would synchronise the whole device on it.
         self.stream = cuda.Stream()
 
     def array(self, shape: Sequence[int], dtype: str) -> Any:
-        """A new `DeviceArray`; cudaMalloc aligns it to the 256 bytes that TensorRT wants."""
+        """Allocate a `DeviceArray`; cudaMalloc aligns it to the 256 bytes that TensorRT needs."""
         array = self._make(shape=tuple(shape), dtype=np.dtype(dtype))
         self._arrays.append(array)
         return array
 
     def free(self) -> None:
-        """Give everything back, once."""
+        """Free the stream and all arrays, once."""
         while self._arrays:
             self._arrays.pop().free()
         self.stream.free()
 
 
 class _Caches:
-    """The caches of a model, each with the buffer that is read next and the one that takes turns with it.
+    """The caches of a model, each with the buffer that is read next and, where needed, one that takes turns with it.
 
     Args:
         facts: of the caches.
-        memory: where they live.
+        memory: allocates their buffers.
     """
 
     def __init__(self, facts: Sequence[CacheFacts], memory: _GpuMemory) -> None:
@@ -71,15 +72,15 @@ class _Caches:
         self._other: list[Any] = [None] * len(facts)
 
     def clear(self) -> None:
-        """Upload what caches start from; the other buffers are written before they are read."""
+        """Upload the caches' initial values; the other buffers are written before they are read."""
         for cache, buffer in zip(self._facts, self._read, strict=True):
             buffer.copy_from(np.full(cache.shape, cache.fill, dtype=cache.dtype))
 
     def addresses(self, shared: Sequence[bool]) -> Iterator[tuple[str, int]]:
-        """Names of graph inputs and outputs, and where they are read and written in the next call.
+        """Yield names of graph inputs and outputs, and the addresses where the next call reads and writes them.
 
         Args:
-            shared: whether a cache is written where it is read, for each; else its other buffer is allocated.
+            shared: for each cache, whether it is written where it is read; otherwise its other buffer is allocated.
         """
         for index, (cache, one) in enumerate(zip(self._facts, shared, strict=True)):
             if not one and self._other[index] is None:
@@ -88,14 +89,14 @@ class _Caches:
             yield cache.output, (self._read if one else self._other)[index].ptr
 
     def turn(self, shared: Sequence[bool]) -> None:
-        """After a call: what was written is read next."""
+        """Swap the buffers after a call, so that what was written is read next."""
         for index, one in enumerate(shared):
             if not one:
                 self._read[index], self._other[index] = self._other[index], self._read[index]
 
 
 class _BoundEngine:
-    """One step or prefill engine; its inputs and outputs have a place on the GPU, and but for caches in host memory.
+    """One step or prefill engine, its inputs and outputs bound to GPU memory; all but caches also have host memory.
 
     Args:
         path: the engine.
@@ -106,7 +107,7 @@ class _BoundEngine:
 
     Raises:
         UsageError: the engine is not what its facts say.
-        MissingDependency: the GPU has not the memory for it.
+        MissingDependency: the GPU has not enough memory for it.
     """
 
     def __init__(self, path: Path, opened: OpenEngine, facts: StepFacts, caches: _Caches, memory: _GpuMemory) -> None:
@@ -114,7 +115,7 @@ class _BoundEngine:
         self.inputs, self.output = other_tensors(opened.facts, facts)
         self._position_input, self._caches, self._stream = facts.position_input, caches, memory.stream
         self._shared = _shared(path, opened, facts)
-        # An engine must outlive its contexts.
+        # An engine must live longer than its contexts.
         self._engine, self._context = opened.engine, opened.engine.create_execution_context()
         if not self._context:
             raise _not_started(path, opened.opened.messages)
@@ -124,10 +125,13 @@ class _BoundEngine:
         self._fed = [spec.name for spec in fed]
         for name, array in self._device.items():
             self._place(name, array.ptr)
-        self._place_caches()  # which allocates what they lack, before anything is consumed
+        self._place_caches()  # this allocates missing buffers before anything is consumed
 
     def run(self, inputs: Mapping[str, NDArray[Any]], position: int) -> NDArray[Any]:
-        """Run on inputs that fit; returns the output's buffer. If it does not start, the caches are as before."""
+        """Run on inputs that fit, and return the output's buffer.
+
+        If the run does not start, the caches are unchanged.
+        """
         for name, array in inputs.items():
             self._host[name][...] = array
         self._host[self._position_input][0] = position
@@ -151,7 +155,7 @@ class _BoundEngine:
 
 
 class _Refused(Exception):
-    """TensorRT returned false; its log says why."""
+    """TensorRT returned false; its log has the reason."""
 
 
 class EngineStep(StepSession):
@@ -166,7 +170,7 @@ class EngineStep(StepSession):
 
     Raises:
         UsageError: the engine is not what its facts say.
-        MissingDependency: the GPU has not the memory for it.
+        MissingDependency: the GPU has not enough memory for it.
     """
 
     provider = "cuda"
@@ -236,10 +240,10 @@ def open_step_engine(
 
 
 def _shared(path: Path, opened: OpenEngine, facts: StepFacts) -> list[bool]:
-    """For each cache, whether the engine writes it where it reads it.
+    """Return, for each cache, whether the engine writes it where it reads it.
 
     Raises:
-        UsageError: it writes a cache over something else, or wants an input or output in host memory.
+        UsageError: it writes a cache over something else, or needs an input or output in host memory.
     """
     ask = getattr(opened.engine, "get_aliased_input_tensor", lambda _: None)
     owners = [ask(cache.output) or None for cache in facts.caches]
@@ -257,7 +261,7 @@ def _shared(path: Path, opened: OpenEngine, facts: StepFacts) -> list[bool]:
 
 @contextmanager
 def _starting(path: Path, messages: Messages) -> Iterator[None]:
-    """Tell what an engine lacks to start."""
+    """Turn a failure to start into an error with the reason from TensorRT's log."""
     from polygraphy.exception import PolygraphyException
 
     messages.clear()
@@ -271,7 +275,7 @@ def _not_started(path: Path, messages: Messages, error: Exception | None = None)
     return MissingDependency(
         f"{path} does not start on the GPU.",
         why=messages.reason(error),
-        fix="Free GPU memory: close what else runs there, or build the engine with a smaller --workspace.",
+        fix=f"Free GPU memory: close what else runs there, or build the engine with a smaller {argument('workspace')}.",
     )
 
 

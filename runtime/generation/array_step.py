@@ -1,7 +1,7 @@
-"""Step files in plain sessions: the caches are arrays that one call returns and the next one takes.
+"""Step files in plain sessions: each call returns the caches as arrays, and the next call takes them.
 
-Slower than the bound buffers of `onnxruntime_step` and `engine_step`, but it needs no sidecar, and the caches can be
-looked at.
+Slower than the bound buffers of the engines' own step sessions, but it needs no sidecar, and the caches can be
+inspected.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ArrayStep(StepSession):
-    """A step file, and files that take more positions a call on the same caches.
+    """A step file, and files that take more positions a call and share its caches.
 
     Args:
         facts: of the step file.

@@ -20,19 +20,19 @@ from ...core.errors import UsageError
 from .sampling import Sampler, Sampling, Tokens
 from .step_session import StepSession, open_step
 
-# What a row that has ended gives; no token has this number.
+# The value for a row that has ended; no token has this number.
 ENDED = -1
 
 
 class Generator:
-    """A language model that goes on token by token, at constant memory and time.
+    """A language model that generates token by token, at constant memory and time.
 
     Args:
         session: a step file whose input is tokens.
 
     Attributes:
-        session: what runs it; `session.provider` says where.
-        batch: `B`, sequences that go on together.
+        session: runs the model; `session.provider` names the provider.
+        batch: `B`, sequences that are generated together.
         vocabulary: `V`, tokens are 0 … V-1.
 
     Raises:
@@ -56,10 +56,16 @@ class Generator:
 
     @classmethod
     def open(
-        cls, path: str | Path, provider: str = "auto", threads: int | None = None, *, plugin: str | Path = "auto"
+        cls,
+        path: str | Path,
+        provider: str = "auto",
+        threads: int | None = None,
+        *,
+        plugin: str | Path = "auto",
+        runtime: str = "auto",
     ) -> Generator:
         """Open a step file; arguments and errors as `runtime.step_session.open_step`."""
-        return cls(open_step(path, provider, threads, plugin=plugin))
+        return cls(open_step(path, provider, threads, plugin=plugin, runtime=runtime))
 
     @property
     def position(self) -> int:
@@ -78,7 +84,7 @@ class Generator:
         return self._logits
 
     def reset(self) -> None:
-        """Forget everything; back to position 0."""
+        """Forget all tokens and return to position 0."""
         self.session.reset()
         self._logits = None
 
@@ -109,7 +115,7 @@ class Generator:
         return self._logits
 
     def _check_tokens(self, tokens: NDArray[Any]) -> None:
-        """Raise `UsageError` for what the embedding has no row for: the graph would take row -1 for the last one."""
+        """Refuse tokens outside the vocabulary; the graph would read another row of the embedding for them."""
         if tokens.dtype.kind not in "iu":
             raise UsageError("The tokens are not integers.", why=f"They are {tokens.dtype}.")
         low, high = int(tokens.min()), int(tokens.max())
@@ -141,7 +147,7 @@ class Generator:
         return self._logits
 
     def room(self, prompt_length: int) -> int | None:
-        """How many tokens can be generated after a prompt of so many; None: any number.
+        """Return how many tokens can be generated after a prompt of this length; None: any number.
 
         The last one needs no position, because it is not consumed.
         """
@@ -160,11 +166,11 @@ class Generator:
         stop: Collection[int] = (),
         first_row: int = 0,
     ) -> Iterator[Tokens]:
-        """Start anew from a prompt and yield the tokens that follow.
+        """Start from a prompt and yield the tokens that follow.
 
         Args:
             prompt: as for `prefill`.
-            max_tokens: how many at the most; None goes on until the model has no position left, which may be never.
+            max_tokens: the most tokens to yield; None continues until the model has no position left, if ever.
             temperature: as in `runtime.sampling.Sampling`; 0 is greedy.
             top_k: the same.
             top_p: the same.
@@ -187,7 +193,7 @@ class Generator:
         if room is not None and max_tokens is not None and max_tokens > room:
             raise UsageError(
                 f"{max_tokens} tokens after a prompt of {length} do not fit the model.",
-                why=f"It learned an embedding for each of {self.session.max_positions} positions.",
+                why=self.session.facts.why_positions_end,
                 fix=f"Generate {room} at the most, or give a shorter prompt." if room else "Give a shorter prompt.",
             )
         self.reset()

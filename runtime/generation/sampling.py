@@ -1,11 +1,12 @@
-"""From logits to the next token: temperature, top-k, top-p, and a seeded draw.
+"""Choose the next token from logits: temperature, top-k, top-p, and a seeded draw.
 
     p = softmax(logits / temperature), of which only
         the `top_k` most probable tokens stay (ties: the lower id), then of these
         the fewest, most probable first, that together reach `top_p`
 
-and one uniform number a token picks from what stays, renormalised. Temperature 0 is greedy: the largest logit,
-the lowest id among equals. Sources: Fan et al., arXiv 1805.04833 (top-k); Holtzman et al., arXiv 1904.09751 (top-p).
+One uniform number for each token then chooses among these, their probabilities renormalised. Temperature 0 is
+greedy: the largest logit, the lowest id among equals.
+Sources: Fan et al., arXiv 1805.04833 (top-k); Holtzman et al., arXiv 1904.09751 (top-p).
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class Sampling:
     """How to choose a token.
 
     Args:
-        temperature: ≥ 0; divides the logits; 0 is greedy, whatever the rest says.
-        top_k: keep so many tokens, ≥ 1; None keeps all.
+        temperature: ≥ 0; divides the logits; 0 is greedy, and top_k and top_p have no effect.
+        top_k: keep this many tokens, ≥ 1; None keeps all.
         top_p: keep the most probable tokens that together reach this, in (0, 1]; None keeps all.
 
     Raises:
@@ -50,7 +51,7 @@ class Sampling:
             raise UsageError(f"top_p is {self.top_p}.", why="It is a probability.", fix="Take more than 0, at most 1.")
 
     def probabilities(self, logits: NDArray[Any]) -> Probabilities:
-        """What the next token is drawn from, `[V]` → `[V]` float64, summing to 1.
+        """Return the probabilities that the next token is drawn from, `[V]` → `[V]` float64, summing to 1.
 
         Raises:
             CheckFailed: the logits hold NaN or +Inf, or nothing but -Inf.
@@ -61,20 +62,20 @@ class Sampling:
         return spread
 
     def choose(self, logits: NDArray[Any], uniform: float) -> int:
-        """The token that a number in [0, 1) picks: the first whose cumulated probability exceeds it.
+        """Return the token for a number in [0, 1): the first whose cumulative probability exceeds it.
 
         Raises:
             CheckFailed: as `probabilities`.
         """
         tokens, weights = self._kept(logits)
         cumulated = weights.cumsum()
-        # The weights need not sum to 1: the draw is scaled to their sum. A token of weight 0 is never picked.
+        # The weights need not sum to 1: the number is scaled to their sum. A token of weight 0 is never chosen.
         return int(tokens[cumulated.searchsorted(uniform * cumulated[-1], side="right")])
 
     def _kept(self, logits: NDArray[Any]) -> tuple[Tokens, Probabilities]:
-        """The tokens that stay, ascending, and their weights, proportional to their probabilities."""
+        """Return the tokens that are kept, ascending, and their weights, proportional to their probabilities."""
         logits = logits.astype(np.float64)
-        likeliest = logits.argmax()  # NaN counts as the largest
+        likeliest = logits.argmax()  # argmax returns a NaN if there is one
         largest = logits[likeliest]
         if not np.isfinite(largest):
             raise CheckFailed(
@@ -114,13 +115,13 @@ class Sampler:
         self._generators = [np.random.Generator(np.random.PCG64(stream)) for stream in streams]
 
     def choose(self, logits: NDArray[Any]) -> Tokens:
-        """The next token of every row, `[B, V]` → `[B]` int64."""
+        """Choose the next token of every row, `[B, V]` → `[B]` int64."""
         rows = zip(logits, self._generators, strict=True)
         return np.array([self.sampling.choose(row, generator.random()) for row, generator in rows], dtype=np.int64)
 
 
 def _largest(logits: Probabilities, count: int) -> Tokens:
-    """Where the `count` largest are, ascending; among equals the first ones."""
+    """Return the indices of the `count` largest values, ascending; among equals the first ones."""
     last = np.partition(logits, -count)[-count]
     kept = np.flatnonzero(logits >= last)
     if len(kept) > count:
@@ -130,8 +131,8 @@ def _largest(logits: Probabilities, count: int) -> Tokens:
 
 
 def _nucleus(probabilities: Probabilities, reach: float) -> Tokens:
-    """Where the fewest are, largest first, that together reach `reach`, ascending; among equals the first ones."""
-    # All below (1 - reach) / V together cannot hold what may be left out, so the sort need not see them.
+    """Return the indices of the fewest largest values that sum to `reach`, ascending; among equals the first ones."""
+    # All values below (1 - reach) / V together are less than what may be left out, so they need not be sorted.
     candidates = np.flatnonzero(probabilities >= (1 - reach) / len(probabilities))
     order = candidates[np.argsort(-probabilities[candidates], kind="stable")]
     reached = probabilities[order].cumsum()

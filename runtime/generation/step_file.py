@@ -1,4 +1,4 @@
-"""What a step file, the prefill file beside it and their facts must agree on, whatever engine runs them."""
+"""Check that a step file, its prefill file and their sidecars agree, for every engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...core.errors import UsageError
 from ...core.storage.files import is_file
 from ...core.tensors import TensorSpec
 from ...onnx_graph.onnx_file import OnnxFile
-from ..session import check_file, read_once
+from ..session import check_file, find_model
 from .step_session import step_facts
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Described(Protocol):
-    """An open file, or the facts of one: it tells its inputs and outputs."""
+    """An open file, or the facts of one: anything that lists its inputs and outputs."""
 
     @property
     def inputs(self) -> Sequence[TensorSpec]:
@@ -31,14 +31,14 @@ class Described(Protocol):
 
 
 def other_tensors(file: Described, facts: StepFacts) -> tuple[list[TensorSpec], TensorSpec]:
-    """The inputs that are neither position nor cache, and the output that is no cache."""
+    """Return the inputs other than position and caches, and the output that is no cache."""
     fed = {facts.position_input, *(cache.input for cache in facts.caches)}
     output = next(spec for spec in file.outputs if spec.name == facts.logits_output)
     return [spec for spec in file.inputs if spec.name not in fed], output
 
 
 def check_caches(file: Described, facts: StepFacts, path: Path) -> None:
-    """Compare the file with what its sidecar says.
+    """Check that the file has the caches that its sidecar states.
 
     Raises:
         UsageError: they differ.
@@ -59,10 +59,10 @@ def check_caches(file: Described, facts: StepFacts, path: Path) -> None:
 
 
 def prefill_path(path: Path, facts: StepFacts) -> Path | None:
-    """Where the prefill file of a step file lies, or the engine built from it; None if none was exported.
+    """Return the path of a step file's prefill file, or of the engine built from it; None if none was exported.
 
     Raises:
-        UsageError: the sidecar names something that is no file beside it.
+        UsageError: the sidecar names something that is not a file name.
     """
     from ...core.documents.engine_facts import ENGINE_SUFFIX
 
@@ -79,7 +79,7 @@ def prefill_path(path: Path, facts: StepFacts) -> Path | None:
 
 
 def find_prefill(path: Path, sidecar: Sidecar) -> tuple[Path | OnnxFile, StepFacts] | None:
-    """Path and facts of the prefill file of a step file, or of its engine; None if it does not lie there.
+    """Find path and facts of the prefill file of a step file, or of its engine; None if it is not there.
 
     Args:
         path: the step file, or the engine built from it.
@@ -96,7 +96,7 @@ def find_prefill(path: Path, sidecar: Sidecar) -> tuple[Path | OnnxFile, StepFac
     other = read_model_facts(companion) if companion is not None and is_file(companion) else None
     if companion is None or other is None:
         return None
-    file = read_once(companion)
+    file = find_model(companion)
     check_file(file)
     chunk = step_facts(other, companion.name)
     if other.checkpoint_sha256 != sidecar.checkpoint_sha256 or chunk.caches != facts.caches:

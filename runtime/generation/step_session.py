@@ -1,8 +1,8 @@
-"""Run a causal model piece by piece: what a session holds between calls, whatever engine runs it.
+"""Run a causal model piece by piece: the state of a session between calls, for every engine.
 
-A step file takes the next position of every sequence and the caches of all positions before; a prefill file beside
-it takes a chunk of positions at once. `open_step` finds the backend by the file's suffix. A backend is a module that
-defines a `StepSession` and one entry in `STEP_BACKENDS`.
+A step file takes the next position of every sequence and the caches of all positions before; the prefill file beside
+it takes a chunk of positions at once. `open_step` chooses the backend by the file's suffix. A backend is a module that
+defines a `StepSession`, and an entry in `STEP_BACKENDS`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from ...core.errors import UsageError
 from ...core.limits import check_threads
 from ...core.storage.reading import check_plain
 from ...core.tensors import TensorSpec
-from ..session import BACKENDS, check_file, check_inputs, read_once
+from ..session import AUTO_RUNTIME, check_file, check_inputs, choose_runtime, find_model
 
 if TYPE_CHECKING:
     from ...core.documents.sidecar import Sidecar
     from ...core.documents.step_facts import StepFacts
+    from ...onnx_graph.onnx_file import OnnxFile
 
-# An additive bias is the same at every call (`core/nodes/attention.py`): it has no positions to cut.
+# An additive bias is the same at every call (`core/nodes/attention.py`): it has no axis of positions.
 _WHOLE = ("attn_bias",)
 
 _HOW_TO_EXPORT = "Export a step file: localattn export CHECKPOINT --mode step -o model_step.onnx"
@@ -36,13 +37,13 @@ _HOW_TO_EXPORT = "Export a step file: localattn export CHECKPOINT --mode step -o
 
 @dataclass(frozen=True)
 class StepBackend:
-    """What runs one kind of step file.
+    """The engine that runs one kind of step file.
 
     Args:
         module: module of this package that defines its session, imported only when such a file is opened.
         opener: its function `(path, sidecar, provider, threads, plugin) -> StepSession`.
-        how: the commands that make such a file.
-        without_sidecar: why there is none, where there is none; `{}` stands for its name.
+        how: the commands that make such a file, for errors.
+        without_sidecar: why a file without a sidecar cannot be run; `{}` stands for its name.
     """
 
     module: str
@@ -67,15 +68,34 @@ STEP_BACKENDS = {
         "It was built from an ONNX file without its sidecar, which says how its caches are laid out.",
     ),
 }
+# Other engines for ONNX step files, by the value of `--runtime`.
+STEP_RUNTIMES = {"openvino": replace(STEP_BACKENDS[".onnx"], module="..openvino.step_session")}
+
+
+def open_session(
+    file: Path | OnnxFile,
+    sidecar: Sidecar,
+    provider: str,
+    threads: int | None,
+    plugin: str,
+    runtime: str = AUTO_RUNTIME,
+) -> StepSession:
+    """Open the session of a step file whose facts were read; raises what `open_step` raises."""
+    suffix = Path(file).suffix.lower()
+    backend, precision = choose_runtime(suffix, runtime)
+    backend.require()
+    chosen = STEP_RUNTIMES.get(backend.name, STEP_BACKENDS[suffix])
+    opener = getattr(import_module(chosen.module, __package__), chosen.opener)
+    return cast("StepSession", opener(file, sidecar, provider, threads, plugin, *precision))
 
 
 class StepSession(ABC):
-    """A model and the caches of what it has consumed. Memory and time of a call do not grow with the position.
+    """A model and the caches of the positions it has consumed. Memory and time of a call do not grow with the position.
 
     Args:
         facts: of the step file.
-        inputs: what one call of the step file takes, without its position and caches.
-        output: what it returns, without caches.
+        inputs: what one call of the step file takes, except its position and caches.
+        output: what it returns, except its caches.
         chunks: how many positions one call can consume, ascending: those of the step file and of the prefill file.
 
     Attributes:
@@ -85,8 +105,8 @@ class StepSession(ABC):
         facts: of the step file.
         position: positions consumed since the start.
         notes: what a user should know of how it runs, a sentence each.
-        missing_prefill: name of the prefill file that was exported with it and does not lie beside it.
-        plugin: path of the library whose compiled kernels compute the attention nodes; None if their body does.
+        missing_prefill: name of the prefill file that was exported with it and is missing from its folder.
+        plugin: path of the library whose compiled kernels compute the attention nodes; None if their ONNX functions do.
     """
 
     backend: str
@@ -104,20 +124,20 @@ class StepSession(ABC):
 
     @property
     def max_positions(self) -> int | None:
-        """How many positions there are; None for a model that runs without end."""
+        """The number of positions; None for an older file, which runs without end."""
         return self.facts.max_positions
 
     def reset(self) -> None:
-        """Back to position 0."""
+        """Return to position 0 and clear the caches."""
         self.position = 0
         self._clear()
 
     def advance(self, inputs: Mapping[str, NDArray[Any]], *, checked: bool = False) -> NDArray[Any]:
-        """Consume as many positions as one call takes.
+        """Consume the positions of one call.
 
         Args:
             inputs: one array for each of `self.inputs`, with one of `self.chunks` positions on `facts.sequence_axis`.
-            checked: they are known to fit, in dtype and shape.
+            checked: the inputs are known to fit in dtype and shape.
 
         Returns:
             The output at these positions, in a buffer that the next call overwrites.
@@ -134,7 +154,7 @@ class StepSession(ABC):
         return output
 
     def consume(self, inputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-        """Consume any number of positions, one at least: chunks as long as they fit, then smaller ones.
+        """Consume one or more positions: in chunks as long as they fit, then in smaller calls.
 
         Args:
             inputs: as for `advance`, of any length.
@@ -150,12 +170,12 @@ class StepSession(ABC):
     def calls(
         self, inputs: Mapping[str, NDArray[Any]], largest: int | None = None, smallest_last: int = 0
     ) -> Iterator[NDArray[Any]]:
-        """Consume any number of positions as `consume` does, and give the output of each call.
+        """Consume any number of positions as `consume` does, and yield the output of each call.
 
         Args:
             inputs: as for `consume`.
-            largest: the most positions of one call; None takes chunks as long as there are.
-            smallest_last: positions at the end that are left to the smallest calls.
+            largest: the most positions of one call; None allows the longest chunk.
+            smallest_last: positions at the end that are left to calls of the smallest size.
         """
         length, axis = self._positions(inputs), self.facts.sequence_axis
         if length == 0:
@@ -174,7 +194,7 @@ class StepSession(ABC):
             start += chunk
 
     def _positions(self, inputs: Mapping[str, NDArray[Any]]) -> int:
-        """How many positions these inputs hold; what does not fit at all is left to `check_inputs`."""
+        """Return how many positions these inputs hold; inputs that do not fit at all are left to `check_inputs`."""
         first = inputs.get(self.inputs[0].name)
         axis = self.facts.sequence_axis
         if not isinstance(first, np.ndarray) or first.ndim <= axis:
@@ -182,18 +202,17 @@ class StepSession(ABC):
         return int(first.shape[axis])
 
     def _check_room(self, count: int) -> None:
-        """Raise `UsageError` if so many positions are not left."""
+        """Raise `UsageError` if fewer positions than these are left."""
         limit = self.max_positions
         if limit is not None and self.position + count > limit:
             raise UsageError(
                 f"The model has no position {limit + 1}.",
-                why=f"It learned an embedding for each of {limit} positions; {self.position} are consumed and {count} "
-                "more were given.",
+                why=f"{self.facts.why_positions_end} {self.position} are consumed, and {count} more were given.",
                 fix="Give a shorter prompt, generate fewer tokens, or begin anew.",
             )
 
     def resized(self, spec: TensorSpec, positions: int | str) -> TensorSpec:
-        """One of `inputs` for another number of positions, or for an open one of this name."""
+        """Return the spec of one of `inputs` for another number of positions, or for a dynamic axis of this name."""
         if spec.name in _WHOLE:
             return spec
         axis = self.facts.sequence_axis
@@ -201,23 +220,29 @@ class StepSession(ABC):
 
     @abstractmethod
     def _clear(self) -> None:
-        """Fill the caches with what they start from."""
+        """Fill the caches with their initial values."""
 
     @abstractmethod
     def _execute(self, inputs: Mapping[str, NDArray[Any]], chunk: int) -> NDArray[Any]:
-        """Run the file of this chunk on inputs that fit, at `self.position`, and update the caches."""
+        """Run the file for this chunk on inputs that fit, at `self.position`, and update the caches."""
 
 
 def open_step(
-    path: str | Path, provider: str = "auto", threads: int | None = None, *, plugin: str | Path = "auto"
+    path: str | Path,
+    provider: str = "auto",
+    threads: int | None = None,
+    *,
+    plugin: str | Path = "auto",
+    runtime: str = AUTO_RUNTIME,
 ) -> StepSession:
-    """Open a step file, at position 0; the prefill file that its sidecar names is used if it lies beside it.
+    """Open a step file at position 0; the prefill file that its sidecar names is used if it is in the same folder.
 
     Args:
         path: the step file or the engine built from it, the sidecar beside it.
         provider: as for `runtime.session.load`.
         threads: CPU threads for one operator, from 1 to `core.limits.most_threads()`; None leaves it to the engine.
         plugin: as for `runtime.session.load`.
+        runtime: as for `runtime.session.load`.
 
     Raises:
         UsageError: no such file, no step file, no sidecar, files that do not belong together.
@@ -237,7 +262,7 @@ def open_step(
     check_plain(path)
     if not path.is_file():
         raise UsageError(f"Cannot generate with {path}.", why="There is no such file.", fix=backend.how)
-    file = read_once(path)
+    file = find_model(path)
     check_file(file)
     sidecar = read_model_facts(path)
     if sidecar is None:
@@ -250,13 +275,11 @@ def open_step(
             why=f"It takes {facts.chunk} positions at once; its step file takes it along.",
             fix="Give the step file.",
         )
-    BACKENDS[suffix].require()
-    opener = getattr(import_module(backend.module, __package__), backend.opener)
-    return cast("StepSession", opener(file, sidecar, provider, threads, str(plugin)))
+    return open_session(file, sidecar, provider, threads, str(plugin), runtime)
 
 
 def step_facts(sidecar: Sidecar, name: str = "The file", how: str = _HOW_TO_EXPORT) -> StepFacts:
-    """What the sidecar says about stepping.
+    """Return the sidecar's facts about stepping.
 
     Args:
         sidecar: of any model.
@@ -264,7 +287,7 @@ def step_facts(sidecar: Sidecar, name: str = "The file", how: str = _HOW_TO_EXPO
         how: the commands that make a step file, for the error.
 
     Raises:
-        UsageError: nothing; the file takes whole sequences.
+        UsageError: there are none; the file takes whole sequences.
     """
     if sidecar.step is None:
         checkpoint = sidecar.checkpoint_name or "CHECKPOINT"
@@ -277,5 +300,5 @@ def step_facts(sidecar: Sidecar, name: str = "The file", how: str = _HOW_TO_EXPO
 
 
 def _cut(array: NDArray[Any], axis: int, start: int, stop: int) -> NDArray[Any]:
-    """The positions `[start, stop)`, contiguous."""
+    """Return the positions `[start, stop)` as a contiguous array."""
     return np.ascontiguousarray(array[(slice(None),) * axis + (slice(start, stop),)])

@@ -1,1 +1,1 @@
-"""Inputs of a file: read, drawn, checked."""
+"""Inputs of a file: read, drawn at random, checked."""

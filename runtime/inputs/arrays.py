@@ -1,7 +1,7 @@
-"""Inputs and outputs as `.npz` files, and random inputs; a file is believed only as far as its size.
+"""Inputs and outputs as `.npz` files, and random inputs.
 
-An `.npy` header can claim any shape. Each claim is compared with the bytes the archive holds for it
-before anything is allocated, and no array is ever unpickled.
+An `.npy` header can claim any shape, so each claim is compared with the bytes that the archive holds for it before
+anything is allocated. No array is ever unpickled.
 """
 
 from __future__ import annotations
@@ -26,31 +26,33 @@ from ...core.errors import UsageError
 from ...core.machine.memory import check_fits
 from ...core.storage.file_kinds import NPZ
 from ...core.storage.files import publish
+from ...core.storage.mistaken import refuse_mistaken
 from ...core.storage.outputs import Output, writing
 from ...core.storage.reading import open_plain
-from ...core.tensors import UNNAMED_DIMENSION, TensorSpec, format_shape
+from ...core.tensors import INTEGER_MASKS, UNNAMED_DIMENSION, TensorSpec, format_shape
 
 _MEMBER_SUFFIX = ".npy"
-# Plain arrays have headers of some hundred bytes; numpy refuses to parse more than 10,000.
+# Headers of plain arrays have some hundred bytes; numpy refuses to parse more than 10,000.
 _MAX_HEADER = 10_000
-# Deflate cannot shrink data further than this; a larger claim is a lie.
+# Deflate cannot compress better than this; a header that claims more is wrong.
 _MAX_DEFLATE_RATIO = 1032
-# Compressed arrays may grow to 256 MiB, larger ones to 20 times the file: numbers of a model shrink less than that.
+# Compressed arrays may expand to 256 MiB, or to 20 times the file if that is more: a model's numbers compress less.
 LARGEST_INFLATED = 256 << 20
 MOST_INFLATION = 20
-# 2 GiB of float32: random inputs beyond it are a claim of a broken file, not a model's.
+# 2 GiB of float32: random inputs beyond it come from a broken file, not from a model.
 _MOST_ELEMENTS = 1 << 29
 _HEADER_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
 def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of an `.npz` file, by name.
+    """Read the arrays of an `.npz` file, by name.
 
     Raises:
-        UsageError: no such file, not an `.npz`, cut or damaged, pickled objects inside, or a header
-            that claims more than the file holds, or arrays of many times its size.
+        UsageError: no such file, not an `.npz`, cut or damaged, pickled objects inside, a header that claims more than
+            the file holds, or arrays of many times its size.
         MissingDependency: the arrays do not fit into memory.
     """
+    refuse_mistaken(path)
     with _as_usage_error(path), open_plain(path) as stream, zipfile.ZipFile(stream) as archive:
         members = archive.infolist()
         names = [member.filename.removesuffix(_MEMBER_SUFFIX) for member in members]
@@ -66,7 +68,7 @@ def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 @contextmanager
 def _as_usage_error(path: Path) -> Iterator[None]:
-    """Whatever a damaged archive raises, as one line that names the file."""
+    """Turn any error of a damaged archive into a `UsageError` that names the file."""
     try:
         yield
     except OSError as error:
@@ -76,21 +78,21 @@ def _as_usage_error(path: Path) -> Iterator[None]:
         zlib.error,
         struct.error,
         EOFError,
-        KeyError,  # zipfile: a member the directory lists and the file lacks
+        KeyError,  # zipfile: a member that the directory lists and the file lacks
         MemoryError,
         OverflowError,
-        RuntimeError,  # zipfile: an encrypted member, a feature it lacks
+        RuntimeError,  # zipfile: an encrypted member, or a feature it lacks
         ValueError,
     ) as error:
         raise UsageError(
             f"{path} is not a readable .npz file.",
             why=(str(error).splitlines() or [type(error).__name__])[0],
-            fix="Write it with numpy.savez, or with --save-outputs.",
+            fix="Write it with numpy.savez, or localattn run.",
         ) from error
 
 
 def _check_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
-    """Compare what the header claims with the bytes that are there; allocates neither."""
+    """Compare what the header claims with the bytes that are there, without allocating either."""
     name = member.filename
     if not name.endswith(_MEMBER_SUFFIX):
         raise ValueError(f"{name!r} is not an array")
@@ -112,7 +114,7 @@ def _check_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
 
 
 def _check_total(path: Path, members: Sequence[zipfile.ZipInfo]) -> None:
-    """Refuse arrays that a small file would blow up, and those that cannot fit into memory."""
+    """Refuse arrays that expand to many times the file's size, and those that do not fit into memory."""
     there, claimed = path.stat().st_size, sum(member.file_size for member in members)
     if claimed > max(LARGEST_INFLATED, MOST_INFLATION * there):
         raise ValueError(f"its {there:,} bytes would become {claimed:,}: compressed arrays that large are not read")
@@ -120,7 +122,7 @@ def _check_total(path: Path, members: Sequence[zipfile.ZipInfo]) -> None:
 
 
 def _read_header(name: str, head: io.BytesIO) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and dtype that the start of an `.npy` member claims; leaves `head` at the numbers."""
+    """Read the shape and dtype from the start of an `.npy` member; leaves `head` at the numbers."""
     try:
         version = npy.read_magic(head)
         if version not in _HEADER_READERS:
@@ -159,7 +161,7 @@ def save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], *, overwrite: bo
         staged = folder / path.name
         with zipfile.ZipFile(staged, "w", zipfile.ZIP_STORED) as archive:
             for name, array in arrays.items():
-                # A ZipInfo made here carries no clock time, so that the bytes repeat.
+                # A ZipInfo made here carries no time, so that equal arrays give equal bytes.
                 member = zipfile.ZipInfo(name + _MEMBER_SUFFIX)
                 with archive.open(member, "w", force_zip64=True) as stream:
                     npy.write_array(stream, np.asanyarray(array), allow_pickle=False)
@@ -172,20 +174,21 @@ def random_inputs(
     token_limit: int | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> dict[str, NDArray[Any]]:
-    """Inputs that fit `specs`, the same for the same seed.
+    """Draw inputs that fit `specs`, the same for the same seed.
 
     Integers are tokens, uniform in `[0, token_limit)`; floats are standard normal; a bool is a mask,
-    about 80 % True, in which no row of the first dimension is wholly False (a vector is one row).
+    about 80 % True, in which no row of the first dimension is wholly False (a vector is one row). A mask of
+    integers, by its name, keeps the first tokens of each row and hides the padding after them, as tokenizers make it.
 
     Args:
         specs: what the model takes.
         seed: seed of numpy's default generator, ≥ 0.
         token_limit: one more than the largest token; needed if an input is an integer.
-        sizes: sizes of the dimensions that the model leaves open, by name.
+        sizes: sizes of the dynamic axes, by name.
 
     Raises:
         MissingDependency: they do not fit into memory together.
-        UsageError: an open dimension without a size, an array too large, tokens without a limit or with one their type
+        UsageError: a dynamic axis without a size, an array too large, tokens without a limit or with one their type
             cannot hold, a type that is neither, or a negative seed.
     """
     if seed < 0:
@@ -201,6 +204,8 @@ def random_inputs(
         elif spec.dtype in ("float16", "float32", "float64"):
             drawn_in = np.float64 if spec.dtype == "float64" else np.float32
             inputs[spec.name] = np.asarray(generator.standard_normal(shape, drawn_in), dtype=spec.dtype)
+        elif spec.name in INTEGER_MASKS and "int" in spec.dtype:
+            inputs[spec.name] = _padding_mask(generator, shape).astype(spec.dtype)
         elif "int" in spec.dtype:
             inputs[spec.name] = _tokens(generator, spec, shape, token_limit)
         else:
@@ -213,7 +218,7 @@ def random_inputs(
 
 
 def check_drawable(specs: Sequence[TensorSpec]) -> None:
-    """Refuse arrays that cannot be, before any is made.
+    """Refuse arrays that are too large or impossible, before any is made.
 
     Args:
         specs: what is to be drawn; every dimension is a number.
@@ -238,7 +243,7 @@ def check_drawable(specs: Sequence[TensorSpec]) -> None:
 
 
 def _item_bytes(spec: TensorSpec) -> int:
-    """Bytes of an element; none for a type that numpy lacks, which is refused when it is drawn."""
+    """Return the bytes of an element; 0 for a type that numpy lacks, which is refused when it is drawn."""
     try:
         return np.dtype(spec.dtype).itemsize
     except TypeError:
@@ -278,8 +283,14 @@ def _tokens(
 def _mask(generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.bool_]:
     mask = np.asarray(generator.random(shape) < 0.8)
     if mask.size:
-        # With no key left to attend to, a row's result means nothing.
+        # With no key left to attend to, a row's result has no meaning.
         rows = mask.reshape(shape[0] if len(shape) > 1 else 1, -1)
         rows[~rows.any(axis=1), 0] = True
         mask = rows.reshape(shape)
     return mask
+
+
+def _padding_mask(generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    length = shape[-1] if shape else 1
+    kept = generator.integers(min(1, length), length + 1, (*shape[:-1], 1))
+    return np.broadcast_to(np.arange(length) < kept, shape)

@@ -1,4 +1,4 @@
-"""What one call of a file may be fed, and what it is fed where nobody says: a step file begins a sequence."""
+"""Check or draw the inputs of one call of a file; for a step file, those of the first call of a sequence."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.errors import UsageError
-from ...core.tensors import TensorSpec
+from ...core.tensors import TensorSpec, named_sizes
 from ..session import Arrays
 from .arrays import random_inputs
-from .dynamic_axes import named_sizes
 from .vocabulary import check_tokens, vocabulary
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def first_call(step: StepFacts) -> Arrays:
-    """The position and the caches of a step file's first call.
+    """Return the position and the caches of a step file's first call.
 
     Raises:
         UsageError: a cache is of a type that numpy does not have.
@@ -46,14 +45,14 @@ def draw_call(
     sizes: Mapping[str, int] | None = None,
     token_limit: int | None = None,
 ) -> Arrays:
-    """Random inputs that fit `specs`; those of a step file are drawn for the first call of a sequence.
+    """Draw random inputs that fit `specs`; those of a step file are for the first call of a sequence.
 
     Args:
         specs: what the file takes.
         seed: see `runtime.arrays.random_inputs`.
         facts: its sidecar, for the vocabulary and the caches; None without one.
-        sizes: of the axes that the file leaves open, by name; None: those of its export, as the sidecar tells.
-        token_limit: the vocabulary where the sidecar does not tell.
+        sizes: of the dynamic axes, by name; None: those of its export, from the sidecar.
+        token_limit: the vocabulary where the sidecar does not state it.
 
     Raises:
         UsageError: they cannot be drawn; see `runtime.arrays.random_inputs`.
@@ -71,12 +70,12 @@ def check_call(inputs: Mapping[str, Any], facts: Sidecar | None, source: str = "
     """Refuse tokens outside the vocabulary, and a position that a step file does not have.
 
     Args:
-        inputs: arrays; those of integers are tokens, but for the position of a step file.
+        inputs: arrays; those of integers are tokens, except the position of a step file.
         facts: the sidecar of the file; None checks nothing.
         source: where the inputs come from, for the error.
 
     Raises:
-        UsageError: a token is none of the model's, or the model has no such position.
+        UsageError: a token is outside the vocabulary, or the model has no such position.
     """
     step = None if facts is None else facts.step
     tokens = dict(inputs)

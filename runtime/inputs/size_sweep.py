@@ -1,6 +1,6 @@
-"""Sizes to try of a file that leaves some open: lengths around the multiples of every window.
+"""Choose sizes to try for a file with dynamic axes: lengths around the multiples of every window.
 
-Between those multiples upstream pads, and a traced constant would be wrong.
+Between those multiples upstream pads, so a constant left by tracing would show there.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 
 from ...core.geometry import WindowGeometry
 
-# Sequences a call where a file leaves it open and has no facts beside it.
+# Sequences a call if the batch is dynamic and there is no sidecar.
 OPEN_BATCH = 2
 
 
 def sweep(windows: Sequence[WindowGeometry], longest: int) -> list[int]:
-    """Lengths around the multiples of every window, up to the longest."""
+    """List lengths around the multiples of every window, up to the longest."""
     lengths = {1, longest - 1, longest}
     for geometry in windows:
         w = geometry.window_size
@@ -26,7 +26,7 @@ def sweep(windows: Sequence[WindowGeometry], longest: int) -> list[int]:
 def sweep_sizes(
     open_axes: Sequence[str], sizes: Mapping[str, int], sequence: str, windows: Sequence[WindowGeometry]
 ) -> list[dict[str, int]]:
-    """Sizes of the open axes to try: each length of the sweep, then other batches."""
+    """List sizes of the dynamic axes to try: each length of the sweep, then other batch sizes."""
     trials = [dict(sizes)]
     if sequence in open_axes:
         trials += [{**sizes, sequence: n} for n in sweep(windows, sizes[sequence])]

@@ -1,4 +1,4 @@
-"""The tokens a model has: told by its sidecar, and checked before a graph reads something else for one it has not."""
+"""Find a model's vocabulary, and check tokens against it before the graph reads a wrong row for them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,45 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import UsageError
+from ...core.tensors import INTEGER_MASKS
 
 if TYPE_CHECKING:
     from ...core.documents.sidecar import Sidecar
+    from ...onnx_graph.onnx_file import OnnxFile
+
+
+# Names of the vocabulary's size in the arguments of model classes.
+_VOCABULARY = ("num_tokens", "vocab_size")
 
 
 def vocabulary(facts: Sidecar | None) -> int | None:
-    """One more than the largest token, where a sidecar tells; None without one, or for embeddings."""
-    size = None if facts is None else facts.kwargs.get("num_tokens")
-    return size if isinstance(size, int) and not isinstance(size, bool) else None
+    """Return one more than the largest token from a sidecar; None without one, or for embeddings."""
+    sizes = [] if facts is None else [facts.kwargs.get(name) for name in _VOCABULARY]
+    return next((size for size in sizes if isinstance(size, int) and not isinstance(size, bool)), None)
+
+
+def rows_of_table(file: OnnxFile) -> int | None:
+    """Return one more than the largest token that a file's embedding takes; None where no input is looked up directly.
+
+    If there are several tables, the smallest counts.
+    """
+    graph = file.parse().graph
+    whole = {value.name for value in graph.input}
+    rows = {tensor.name: tensor.dims[0] for tensor in graph.initializer if len(tensor.dims) == 2}
+    found = [
+        rows[node.input[0]]
+        for node in graph.node
+        if node.op_type == "Gather" and node.input[0] in rows and node.input[1] in whole
+        # The axis of a lookup is the first, as in ONNX by default.
+        if not any(attribute.name == "axis" and attribute.i for attribute in node.attribute)
+    ]
+    return min(found, default=None)
 
 
 def check_tokens(inputs: Mapping[str, Any], limit: int | None, source: str = "") -> None:
     """Refuse tokens outside the vocabulary.
 
-    The graph would not: a negative index counts from the end of the embedding, a GPU may read zeros.
+    The graph would not: a negative index counts from the end of the embedding, and a GPU may read zeros.
 
     Args:
         inputs: arrays; those of integers are tokens.
@@ -28,13 +52,18 @@ def check_tokens(inputs: Mapping[str, Any], limit: int | None, source: str = "")
         source: where they come from, for the error.
 
     Raises:
-        UsageError: a token is none of the model's.
+        UsageError: a token is outside the vocabulary.
     """
     if limit is None:
         return
     of = f" of {source}" if source else ""
     for name, array in inputs.items():
-        if array.dtype.kind in "iu" and array.size and not 0 <= array.min() <= array.max() < limit:
+        if (
+            name not in INTEGER_MASKS
+            and array.dtype.kind in "iu"
+            and array.size
+            and not 0 <= array.min() <= array.max() < limit
+        ):
             raise UsageError(
                 f"Input {name!r}{of} holds tokens outside the vocabulary.",
                 why=f"They range from {array.min()} to {array.max()}; the model has {limit} tokens.",

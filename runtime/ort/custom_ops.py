@@ -1,7 +1,7 @@
-"""The compiled kernels on the CPU: which library a session gets, and what if it does not load.
+"""The compiled kernels on the CPU: which library a session uses, and what happens if it does not load.
 
-onnxruntime prefers an operator of a registered library over the function body in the file. So the library is
-registered where it is there and the file has nodes for it; everything else is computed as ever.
+onnxruntime prefers an operator of a registered library over the ONNX function in the file. So a library is registered
+if there is one and the file has nodes for it; all other nodes are computed as without it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...core.error_texts import argument
 from ...core.errors import LocalAttnError, MissingDependency, UsageError
 from ...core.storage.cpu_library import computes
 from ...core.storage.library_store import AUTO, CPU_KERNELS, NONE, Library, find, read_named
@@ -21,11 +22,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """A library that a session shall register.
+    """A library to register in a session.
 
     Args:
         library: verified.
-        asked: the user named it, so nothing else will do.
+        asked: the user named it, so there is no fallback.
         used: the file has nodes that it computes.
     """
 
@@ -34,10 +35,10 @@ class CompiledKernel:
     used: bool
 
     def register(self, ort: Any, options: Any) -> None:
-        """Let sessions with these `SessionOptions` use it.
+        """Register the library in these `SessionOptions`.
 
         Raises:
-            MissingDependency: this onnxruntime does not take it.
+            MissingDependency: this onnxruntime does not load it.
         """
         try:
             options.register_custom_ops_library(self.library.image)
@@ -50,7 +51,7 @@ class CompiledKernel:
 
 
 def choose(plugin: str, operators: Iterable[tuple[str, str]]) -> CompiledKernel | None:
-    """The library for a file; None for none.
+    """Choose the library of compiled kernels for a file; None for none.
 
     Args:
         plugin: "auto" for the newest library of this release that may be loaded by itself, if the file has nodes for
@@ -73,21 +74,24 @@ def choose(plugin: str, operators: Iterable[tuple[str, str]]) -> CompiledKernel 
     except LocalAttnError as error:
         fall_back(" ".join(line for line in (error.what, error.why) if line))
         return None
-    return None if library is None else CompiledKernel(library, asked=False, used=True)
+    if library is None:
+        _log.info("no library of compiled kernels of this release is in the cache")
+        return None
+    return CompiledKernel(library, asked=False, used=True)
 
 
 _said: set[str] = set()
 
 
 def fall_back(reason: str) -> None:
-    """Warn, once for each reason, that the function body computes the node although a library is there."""
+    """Warn, once for each reason, that the ONNX function computes the node although there is a library."""
     if reason not in _said:
         _said.add(reason)
         _log.warning("the compiled attention kernel is not used: %s", reason)
 
 
 def lacking(source: str, reason: str) -> MissingDependency | None:
-    """The error for a file whose attention nodes have no function body, if that is what onnxruntime's reason says."""
+    """Return the error for attention nodes without ONNX functions, if onnxruntime's reason shows that; else None."""
     node = next((word for word in reason.replace("(", " ").split() if computes(*_split(word))), None)
     if node is None or "not a registered function/op" not in reason:
         return None
@@ -99,7 +103,7 @@ def lacking(source: str, reason: str) -> MissingDependency | None:
 
 
 def refuse_elsewhere(plugin: str, where: str) -> None:
-    """A library of CPU kernels cannot be used anywhere else.
+    """Refuse a library of CPU kernels for any other device.
 
     Raises:
         UsageError: a path was given.
@@ -108,11 +112,11 @@ def refuse_elsewhere(plugin: str, where: str) -> None:
         raise UsageError(
             f"The library {plugin} cannot be used on {where}.",
             why="Its kernels run in onnxruntime on the CPU.",
-            fix="Leave --plugin out, or choose --provider cpu.",
+            fix=f"Leave {argument('plugin')} out, or choose {argument('provider', 'cpu')}.",
         )
 
 
 def _split(word: str) -> tuple[str, str]:
-    """`localattn:WindowedAttention` → domain and type."""
+    """Split `localattn:WindowedAttention` into domain and type."""
     domain, _, op_type = word.partition(":")
     return domain, op_type

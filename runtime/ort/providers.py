@@ -1,4 +1,4 @@
-"""Where onnxruntime runs a model: its execution providers, and what each needs beside the model."""
+"""Where onnxruntime runs a model: its execution providers, and what each needs besides the model."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.errors import MissingDependency
 from ...core.machine import process
+from ...core.machine.execution_providers import CPU, CUDA, TENSORRT, short_name
 from ...core.machine.processor import machine
 from ...core.tensorrt_versions import parse
 
@@ -25,18 +26,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Provider:
-    """One place to run.
+    """A place to run a model.
 
     Args:
         name: as users call it.
         chain: onnxruntime's execution providers, best first; the CPU is added as the last.
         options: options of the first of the chain.
         functions: whether it takes models with functions.
-        precision: element type of a model → options of the first of the chain without which it does not compute in it.
+        precision: element type of a model → options that the first of the chain needs to compute in it.
         package: Python package that brings libraries which the first of the chain links to.
-        device: where its tensors lie, in onnxruntime's words.
-        on_cpu: operator type which it leaves to the CPU → the release of onnxruntime that has a kernel; "" for none.
-        sums_halves: processor on which it sums products of fp16 in fp16 → the release of onnxruntime that began it.
+        device: onnxruntime's name of the device that holds its tensors.
+        on_cpu: operator type that it leaves to the CPU → the first release of onnxruntime with a kernel; "" for none.
+        sums_halves: processor on which it sums products of fp16 in fp16 → the first release that does so.
     """
 
     name: str
@@ -50,12 +51,12 @@ class Provider:
     sums_halves: Mapping[str, str] = field(default_factory=dict)
 
     def sums_halves_in_fp16(self, release: str) -> bool:
-        """Whether products of fp16 lose digits on this machine in this release of onnxruntime."""
+        """Return whether products of fp16 lose digits on this machine in this release of onnxruntime."""
         first = self.sums_halves.get(machine())
         return first is not None and parse(release) >= parse(first)
 
     def notes(self, op_types: Iterable[str], release: str) -> tuple[str, ...]:
-        """What users of a model with these operators should know, in this release of onnxruntime."""
+        """Return notes for users of a model with these operators, for this release of onnxruntime."""
         notes = []
         for op_type in sorted({*self.on_cpu} & {*op_types}):
             first = self.on_cpu[op_type]
@@ -65,21 +66,20 @@ class Provider:
         return tuple(notes)
 
 
-CPU = "CPUExecutionProvider"
-_INT8 = dict.fromkeys(("DynamicQuantizeLinear", "MatMulInteger"), "")  # of `--weights int8`
+_INT8 = dict.fromkeys(("DynamicQuantizeLinear", "MatMulInteger"), "")  # of int8 weights
 # The norm of the residual streams in step files: three nodes of other operators cost 7 % of a token on the CPU.
 _CUDA_LACKS = {**_INT8, "LpNormalization": "1.27"}
 
-# TF32 is on by default in onnxruntime's CUDA provider and rounds fp32 products to 10 bits: an fp32
-# model would miss its own parity tolerance.
+# TF32 is on by default in onnxruntime's CUDA provider and rounds fp32 products to 10 bits: an fp32 model would miss its
+# own parity tolerance.
 PROVIDERS = {
     provider.name: provider
     for provider in (
         Provider("cpu", (), sums_halves={"aarch64": "1.29"}),
-        Provider("cuda", ("CUDAExecutionProvider",), {"use_tf32": "0"}, device="cuda", on_cpu=_CUDA_LACKS),
+        Provider("cuda", (CUDA,), {"use_tf32": "0"}, device="cuda", on_cpu=_CUDA_LACKS),
         Provider(
             "tensorrt",
-            ("TensorrtExecutionProvider", "CUDAExecutionProvider"),
+            (TENSORRT, CUDA),
             functions=False,
             precision={"float16": {"trt_fp16_enable": "True"}, "bfloat16": {"trt_bf16_enable": "True"}},
             package="tensorrt",
@@ -89,13 +89,13 @@ PROVIDERS = {
     )
 }
 
-# What "auto" tries, best first. TensorRT is left out: it builds an engine before the first run, which
-# takes minutes that nobody asked for.
+# The providers that "auto" tries, best first. TensorRT is left out, because it builds an engine before the first run,
+# which takes minutes.
 AUTO_ORDER = ("cuda", "cpu")
 
 SUMMED = "fp16 products are summed in fp32, as elsewhere; onnxruntime by itself sums them in fp16 on this processor"
 
-# What to do about a provider that does not run, by a piece of the reason.
+# Advice for a provider that does not run, by a piece of the reason.
 _TENSORRT = "Install the TensorRT 10 that it links to: pip install 'tensorrt<11'."
 _REMEDIES = (
     ("install TensorRT libraries", _TENSORRT),
@@ -110,16 +110,17 @@ _OTHER_PACKAGE = (
 )
 
 
-# onnxruntime's severity of messages: nothing but what ends the process.
+# onnxruntime's severity of messages: only those that end the process.
 FATAL = 4
 
 
 def new_session(ort: Any, given: SessionInput, options: Any) -> Any:
-    """onnxruntime's session on the providers asked for, or its error.
+    """Open onnxruntime's session on the providers asked for, or raise its error.
 
-    Up to 1.22 a session that fails on its provider is made again on the CPU, whatever `enable_fallback` says, and that
-    is printed. And onnxruntime's logger for all sessions warns for every layer of a step file (CUDA's ScatterND): no
-    option of a session reaches it, so only where the process is ours it is told to be silent.
+    Up to onnxruntime 1.22 a session that fails on its provider is opened again on the CPU, whatever `enable_fallback`
+    says, with a printed message; this session raises instead. onnxruntime's default logger warns for every layer of a
+    step file (CUDA's ScatterND), and no session option changes that: it is silenced only in this package's own
+    processes.
     """
     if process.owned:
         ort.set_default_logger_severity(FATAL)
@@ -131,26 +132,26 @@ def new_session(ort: Any, given: SessionInput, options: Any) -> Any:
 
 
 def load_libraries(ort: Any, provider: Provider) -> None:
-    """Load what pip put where the system does not look: CUDA, cuDNN, and the provider's own package."""
+    """Load libraries that pip put outside the system's search path: CUDA, cuDNN, and the provider's own package."""
     preload = getattr(ort, "preload_dlls", None)
     if provider.chain and preload is not None:
         if isinstance(preload, FunctionType):
-            # It prints a line for each library that is missing, see `_not_loaded`; here these are for the log.
+            # It prints a line for each missing library (see `_not_loaded`); here these go to the log.
             names = {**preload.__globals__, "print": _log.debug}
             preload = FunctionType(preload.__code__, names, argdefs=preload.__defaults__)
         preload()
     if provider.package:
-        with contextlib.suppress(ImportError, OSError):  # else onnxruntime looks for them itself
+        with contextlib.suppress(ImportError, OSError):  # otherwise onnxruntime looks for them itself
             importlib.import_module(provider.package)
 
 
 @dataclass(frozen=True)
 class SessionInput:
-    """What an `InferenceSession` is made of.
+    """The arguments of an `InferenceSession`.
 
     Args:
-        model: the model, or a copy of it that the provider takes or computes rightly.
-        providers: the argument of this name.
+        model: the model, or a copy that the provider accepts or computes correctly.
+        providers: the argument `providers`.
         notes: what users should know of the copy.
     """
 
@@ -159,20 +160,20 @@ class SessionInput:
     notes: tuple[str, ...] = ()
 
 
-# onnxruntime's key for the folder of external data, where the model is given as bytes.
+# onnxruntime's key for the folder of external data, used where the model is given as bytes.
 _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 def model_for(
     ort: Any, provider: Provider, file: OnnxFile, options: Any, more: Mapping[str, str] | None = None
 ) -> SessionInput:
-    """What the session of a model is made of on this provider.
+    """Return the model and providers to open a session with on this provider.
 
     Args:
         ort: onnxruntime.
         provider: where it shall run.
         file: the model.
-        options: the `SessionOptions` of the session, which come to find external data.
+        options: the `SessionOptions` of the session; the folder of external data is added where needed.
         more: options for the provider.
 
     Raises:
@@ -186,6 +187,7 @@ def model_for(
         model = file.parse()
         wide = fp16_matmul_in_fp32.apply(model)
         if wide is not model:
+            _log.info("pass fp16_matmul_in_fp32 applied to %s", file.name)
             return SessionInput(wide.SerializeToString(), _chain(provider, more), (SUMMED,))
     if provider.functions and not provider.precision:
         return SessionInput(file.content, _chain(provider, more))
@@ -199,26 +201,31 @@ def model_for(
         return SessionInput(file.content, _chain(provider, more))
     if file.folder is not None:
         inlining.read_weights(model, file.folder)
+    _log.info("pass inlining applied to %s for %s", file.name, provider.name)
     return SessionInput(inlining.apply(model).SerializeToString(), _chain(provider, more))
 
 
 def emulating_bf16(file: OnnxFile) -> bytes | None:
-    """The model in fp32 (`onnx_graph.bf16_to_fp32`), or None if it has no bf16."""
+    """Return the model in fp32 (`onnx_graph.bf16_to_fp32`), or None if it has no bf16."""
     from ...onnx_graph import bf16_to_fp32
 
     model = file.parse()
     copy = bf16_to_fp32.apply(model)
-    return None if copy is model else copy.SerializeToString()
+    if copy is model:
+        return None
+    _log.info("pass bf16_to_fp32 applied to %s", file.name)
+    serialized: bytes = copy.SerializeToString()
+    return serialized
 
 
 def find_data(file: OnnxFile, options: Any) -> None:
-    """Tell a session that is made of bytes where the external data of the model lies."""
+    """Set the folder of the external data for a session that is made of bytes."""
     if file.folder is not None:
         options.add_session_config_entry(_DATA_FOLDER, str(file.folder))
 
 
 def _chain(provider: Provider, more: Mapping[str, str] | None) -> list[Any]:
-    """`providers=` of an `InferenceSession`; `more` adds options to the first."""
+    """Return `providers=` of an `InferenceSession`; `more` adds options to the first."""
     chain: list[Any] = [*provider.chain, CPU]
     options = {**provider.options, **(more or {})}
     if options:
@@ -227,7 +234,7 @@ def _chain(provider: Provider, more: Mapping[str, str] | None) -> list[Any]:
 
 
 def why_not(ort: Any, provider: Provider, started: str) -> str:
-    """Why another execution provider started than the first of the chain.
+    """Return why another execution provider started than the first of the chain.
 
     Args:
         ort: onnxruntime.
@@ -239,16 +246,16 @@ def why_not(ort: Any, provider: Provider, started: str) -> str:
 
 
 def _not_loaded(ort: Any, execution_provider: str) -> str:
-    """What the library of an execution provider lacks, as the system's loader says; "" if it loads.
+    """Return what an execution provider's library lacks, as the system's loader reports it; "" if it loads.
 
     onnxruntime itself only logs it.
     """
-    name = execution_provider.removesuffix("ExecutionProvider").lower()
+    name = short_name(execution_provider).lower()
     library = Path(str(getattr(ort, "__file__", ""))).parent / "capi" / f"libonnxruntime_providers_{name}.so"
     if not library.is_file():
         return ""
     try:
-        # Its functions come from the library that both share; what it links to is missed first.
+        # Its functions come from the library that both share; a missing dependency is reported before them.
         ctypes.CDLL(str(library.with_name("libonnxruntime_providers_shared.so")), mode=ctypes.RTLD_GLOBAL)
         ctypes.CDLL(str(library))
     except OSError as error:
@@ -257,7 +264,7 @@ def _not_loaded(ort: Any, execution_provider: str) -> str:
 
 
 def not_running(ort: Any, provider: Provider, reason: str) -> MissingDependency:
-    """The error for a provider that did not start."""
+    """Return the error for a provider that did not start."""
     have = ", ".join(ort.get_available_providers())
     return MissingDependency(
         f"The provider {provider.name!r} does not run here.",

@@ -1,4 +1,4 @@
-"""The onnxruntime backend: choose a provider, start it, and say truthfully which one runs."""
+"""The onnxruntime backend: choose a provider, start it, and report the one that really runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from ...core.error_texts import argument
 from ...core.errors import LocalAttnError, MissingDependency, UsageError
+from ...core.machine.execution_providers import CPU
 from ...core.storage.library_store import AUTO, NONE
 from ...core.tensors import UNNAMED_DIMENSION, TensorSpec
 from ...onnx_graph.facts import check_nodes
@@ -20,7 +22,6 @@ from ..session import BACKENDS, Arrays, Session
 from .custom_ops import CompiledKernel, choose, fall_back, lacking, refuse_elsewhere
 from .providers import (
     AUTO_ORDER,
-    CPU,
     FATAL,
     PROVIDERS,
     Provider,
@@ -35,15 +36,15 @@ from .providers import (
 _BACKEND = BACKENDS[".onnx"]
 _log = logging.getLogger(__name__)
 
-# What onnxruntime says of an element type that a provider cannot compute in.
+# onnxruntime's message for an element type that a provider cannot compute in.
 _NO_KERNEL = "Could not find an implementation"
 
 EMULATED = "bf16 products emulated in fp32 by this provider: the numbers are those of bf16, the time is not"
 
-# What to do about a node that a compiled kernel refuses.
+# Advice for a node that a compiled kernel refuses.
 REFUSED = "Export the model again; localattn does not write such a node."
 
-# What to do about a refused model, by a piece of onnxruntime's message.
+# Advice for a refused model, by a piece of onnxruntime's message.
 _REMEDIES = (
     ("rotobuf parsing failed", "The file is cut or is not ONNX: copy it again, or export it again."),
     ("No graph was found", "The file holds no model: copy it again, or export it again."),
@@ -51,32 +52,32 @@ _REMEDIES = (
     ("External data path", "Keep the external data file beside the model, under its original name."),
     ("External initializer", "The external data file is cut: copy it again, or export the model again."),
     ("Unsupported model IR version", "Update onnxruntime, or export with an older opset."),
-    ("Opset", "Update onnxruntime, or export with an older --opset."),
+    ("Opset", f"Update onnxruntime, or export with an older {argument('opset')}."),
 )
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A way to run a file: a provider, and compiled kernels to register, the CPU's only."""
+    """A way to run a file: a provider, and for the CPU the compiled kernels to register."""
 
     provider: Provider
     kernel: CompiledKernel | None
 
     @property
     def name(self) -> str:
-        """For the log."""
+        """Its name in the log."""
         return self.provider.name if self.kernel is None else f"{self.provider.name} with {self.kernel.library.path}"
 
 
 @dataclass(frozen=True)
 class _Setup:
-    """What a session is made of.
+    """The settings of a session.
 
     Args:
         file: the model.
-        candidate: what runs it.
+        candidate: provider and compiled kernels.
         threads: of one operator; None leaves it to onnxruntime.
-        lean: as little memory as onnxruntime can do with, and none of it kept from one run for the next.
+        lean: use as little memory as onnxruntime can, and keep none of it between runs.
     """
 
     file: OnnxFile
@@ -90,11 +91,11 @@ class OnnxRuntimeSession(Session):
 
     Args:
         session: the onnxruntime session.
-        provider: the name in `PROVIDERS` of what really runs.
+        provider: the name in `PROVIDERS` of the provider that really runs.
         source: the file's name, for errors.
         notes: as of `Session`.
         kernel: the compiled kernels that it uses.
-        reopen: opens a lean session again, which gives memory back after each run and may be put to `rest`.
+        reopen: opens a lean session again; such a session frees memory after each run and can `rest`.
 
     Raises:
         UsageError: an input or output is no tensor of a numpy type.
@@ -111,7 +112,7 @@ class OnnxRuntimeSession(Session):
         kernel: CompiledKernel | None = None,
         reopen: Callable[[], Any] | None = None,
     ) -> None:
-        # onnxruntime would otherwise print to stdout and go on, on another provider, after an error.
+        # Without this, onnxruntime would print to stdout after an error and continue on another provider.
         session.disable_fallback()
         self._open, self._reopen = session, reopen
         self._source = source
@@ -133,12 +134,12 @@ class OnnxRuntimeSession(Session):
         return self._open
 
     def rest(self) -> None:
-        """Of a lean session: leave its memory to others until the next run, which opens the file again."""
+        """Close a lean session to free its memory; the next run opens the file again."""
         if self._reopen is not None:
             self._open = None
 
     def wake(self) -> None:
-        """After a `rest`: open the file again now."""
+        """Open the file again after a `rest`."""
         _ = self._session
 
     def _execute(self, inputs: Arrays) -> Arrays:
@@ -147,12 +148,12 @@ class OnnxRuntimeSession(Session):
             results = self._session.run(names, inputs, self._run_options)
         except Exception as error:
             raise self._did_not_run(error) from error
-        # The outputs of a lean session are copied: a part of the arena would stay for each as long as it is used.
+        # A lean session's outputs are copied: otherwise each would keep part of the arena as long as it is used.
         own = np.asarray if self._reopen is None else np.array
         return {name: own(result) for name, result in zip(names, results, strict=True)}
 
     def io_binding(self) -> Any:
-        """onnxruntime's `IOBinding` of this session: buffers that `run_bound` reads and writes."""
+        """Return onnxruntime's `IOBinding` of this session: buffers that `run_bound` reads and writes."""
         return self._session.io_binding()
 
     def run_bound(self, binding: Any) -> None:
@@ -184,7 +185,7 @@ def open_file(
 ) -> OnnxRuntimeSession:
     """Open an ONNX file; external data is looked for beside it. Arguments as of `runtime.session.load`.
 
-    A lean session takes less memory than others and keeps none from one run for the next, on the CPU.
+    A lean session uses less memory than others on the CPU, and keeps none between runs.
 
     Raises:
         UsageError: the file is broken or unsupported, or the provider unknown.
@@ -200,6 +201,7 @@ def open_file(
     ort = _BACKEND.require()
     failures: list[tuple[_Candidate, Exception]] = []
     for candidate in _candidates(ort, provider, kernel):
+        _log.debug("trying %s", candidate.name)
         setup = _Setup(file, candidate, threads, lean and not candidate.provider.chain)
         try:
             session, notes = _create(ort, setup)
@@ -220,13 +222,13 @@ def open_bytes(
 
 
 def _candidates(ort: Any, provider: str, kernel: CompiledKernel | None) -> list[_Candidate]:
-    """What may run the file, best first.
+    """List the ways to run the file, best first.
 
-    A library that the user did not name is left out if it does not load; with a library named, or a provider, nothing
-    else will do.
+    A library that the user did not name is skipped if it does not load. A library or provider that the user named has
+    no fallback.
 
     Raises:
-        UsageError: a library was named with a provider that has no use for it.
+        UsageError: a library was named with a provider that cannot use it.
     """
     if kernel is not None and kernel.asked:
         if PROVIDERS.get(provider, PROVIDERS["cpu"]).chain:
@@ -246,15 +248,15 @@ def _candidates(ort: Any, provider: str, kernel: CompiledKernel | None) -> list[
 def _opened(
     session: Any, notes: tuple[str, ...], setup: _Setup, failures: Sequence[tuple[_Candidate, Exception]]
 ) -> OnnxRuntimeSession:
-    """The session of the candidate that opened, after those that failed."""
+    """Return the session of the candidate that opened, with notes on those that failed before it."""
     candidate, file = setup.candidate, setup.file
     _log.info("%s runs on %s", file.name, candidate.name)
     without = next((error for failed, error in failures if failed.kernel is not None), None)
-    # There is no bf16 kernel, and the note says how such a model runs.
+    # There is no bf16 kernel; the note explains how such a model runs.
     if without is not None and EMULATED not in notes:
-        fall_back(_reason(without))  # the model is not at fault: without the library it opens
+        fall_back(_reason(without))  # the model is not at fault: it opens without the library
     kernel = candidate.kernel
-    # The copy that emulates bf16 has the function bodies inlined.
+    # The copy that emulates bf16 has its ONNX functions inlined.
     kernel = kernel if kernel is not None and kernel.used and EMULATED not in notes else None
     reopen = (lambda: _create_again(setup)) if setup.lean else None
     return OnnxRuntimeSession(session, candidate.provider.name, file.name, notes, kernel, reopen)
@@ -267,13 +269,13 @@ def _create_again(setup: _Setup) -> Any:
 
 
 def _report(ort: Any, file: OnnxFile, failures: Sequence[tuple[_Candidate, Exception]]) -> LocalAttnError:
-    """The error to raise where no candidate opened the file: that of the last of them."""
+    """Return the error of the last candidate, where none opened the file."""
     candidate, error = failures[-1]
     reason = _reason(error)
     if isinstance(error, MissingDependency):
         return error
     if candidate.provider.chain:
-        # The model or the provider? If the CPU refuses it too, the model.
+        # If the CPU refuses the model too, the model is at fault and not the provider.
         cpu = _Candidate(PROVIDERS["cpu"], None)
         try:
             _create(ort, _Setup(file, cpu))
@@ -286,7 +288,7 @@ def _report(ort: Any, file: OnnxFile, failures: Sequence[tuple[_Candidate, Excep
     if isinstance(unusable, MissingDependency):
         refused_by = (e for failed, e in failures[:-1] if failed.kernel and not isinstance(e, MissingDependency))
         refusal = next(refused_by, None)
-        if refusal is not None:  # there is a kernel, and it refuses the node, which has no function body
+        if refusal is not None:  # there is a kernel, and it refuses the node, which has no ONNX function
             unusable = UsageError(f"{file.name} cannot be loaded.", why=_reason(refusal), fix=REFUSED)
     if unusable is None:
         fix = next((fix for piece, fix in _REMEDIES if piece in reason), "Check it with onnx.checker.")
@@ -296,15 +298,15 @@ def _report(ort: Any, file: OnnxFile, failures: Sequence[tuple[_Candidate, Excep
 
 
 def _invalid_node(file: OnnxFile) -> UsageError | None:
-    """Of a file that cannot be opened: the error that names the attention node at fault, which onnxruntime does not.
+    """Return the error that names the invalid attention node of a file, which onnxruntime's does not; None if none is.
 
-    A model in memory is left to the engine: there the caller made the node.
+    A model in memory is left to the engine: its caller made the node.
     """
     if file.path is None:
         return None
     try:
         model = file.parse()
-    except NotAModel:  # onnxruntime has said what is wrong with the file
+    except NotAModel:  # onnxruntime's message already names the problem of the file
         return None
     try:
         check_nodes(file.name, model)
@@ -318,15 +320,15 @@ def _reason(error: Exception) -> str:
 
 
 def _create(ort: Any, setup: _Setup) -> tuple[Any, tuple[str, ...]]:
-    """onnxruntime's session, and what its user should know."""
+    """Create onnxruntime's session, and notes for its user."""
     provider, kernel = setup.candidate.provider, setup.candidate.kernel
     wanted = (*provider.chain, CPU)[0]
     if wanted not in ort.get_available_providers():
         raise not_running(ort, provider, f"{wanted} is not in this onnxruntime build")
     load_libraries(ort, provider)
     options = session_options(ort, setup.threads, kernel)
-    # Reuse plans a buffer for each shape and holds it to the last of the layers; the pattern is one block more from
-    # the second run on. The arena stays: without it every tensor is new memory, whose pages took as long as the run.
+    # Memory reuse keeps a buffer for each shape until the last layer; the memory pattern adds another block from the
+    # second run on. The arena stays: without it every tensor is new memory, whose page faults took as long as the run.
     options.enable_mem_reuse = options.enable_mem_pattern = not setup.lean
     failure: Exception | None = None
     given = model_for(ort, provider, setup.file, options)
@@ -350,20 +352,20 @@ def _create(ort: Any, setup: _Setup) -> tuple[Any, tuple[str, ...]]:
 
 
 def _giving_back() -> Any:
-    """`RunOptions` with which the CPU's arena goes back to the system after the run."""
+    """Return `RunOptions` with which the CPU's arena is freed after the run."""
     options = _BACKEND.require().RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     return options
 
 
 def session_options(ort: Any, threads: int | None, kernel: CompiledKernel | None = None) -> Any:
-    """The `SessionOptions` that every session here starts from.
+    """Return the `SessionOptions` that every session here starts from.
 
     Raises:
-        MissingDependency: onnxruntime does not take the library of the kernel.
+        MissingDependency: onnxruntime does not load the library of the kernel.
     """
     options = ort.SessionOptions()
-    options.log_severity_level = FATAL  # it logs on stderr what it also raises
+    options.log_severity_level = FATAL  # onnxruntime logs on stderr what it also raises
     if threads is not None:
         options.intra_op_num_threads = threads
     if kernel is not None:
@@ -376,7 +378,7 @@ _TENSOR = re.compile(r"tensor\((float|double|float16|bfloat16|bool|u?int(?:8|16|
 
 
 def _spec(value: Any, source: str) -> TensorSpec:
-    """What onnxruntime says about an input or output, in numpy's names."""
+    """Describe an input or output of onnxruntime with numpy's type names."""
     match = _TENSOR.fullmatch(value.type)
     if match is None:
         raise UsageError(f"{source} cannot be run.", why=f"{value.name!r} is a {value.type}, not a tensor of numbers.")
@@ -387,7 +389,7 @@ def _shape(sizes: Sequence[int | str | None]) -> tuple[int | str, ...]:
     return tuple(size if isinstance(size, int) or size else UNNAMED_DIMENSION for size in sizes)
 
 
-# What an onnxruntime message wraps around its reason: code, path, source line and C++ signature.
+# What an onnxruntime message adds to its reason: code, path, source line and C++ signature.
 _WRAPPING = (
     re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : "),
     re.compile(r"^Load model from .*? failed:", re.DOTALL),
@@ -396,7 +398,7 @@ _WRAPPING = (
 
 
 def one_line(error: Exception) -> str:
-    """The reason in an onnxruntime error, without its wrapping, in one line of bearable length."""
+    """Return the reason in an onnxruntime error, without what it adds, in one line of limited length."""
     text = str(error)
     for wrapping in _WRAPPING:
         text = wrapping.sub("", text)

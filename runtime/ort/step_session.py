@@ -1,8 +1,8 @@
 """Step files in onnxruntime: every buffer is bound once, so that a call allocates nothing and copies no cache.
 
-Where a file may write its caches over themselves (`in_place`), each cache is one buffer, bound as input and as
-output. Where it may not, there are two banks of buffers that take turns. The step file and the prefill file
-share them. Caches live on the device that runs the model; tokens, position and logits in host memory.
+Where a file may overwrite its caches (`in_place`), each cache is one buffer, bound as input and as output. Where it may
+not, two banks of buffers take turns. The step file and the prefill file share them. Caches live on the device that runs
+the model; tokens, position and logits in host memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Banks:
 
     Args:
         facts: names, shapes and first values of the caches.
-        device: where they live, in onnxruntime's words.
+        device: the device that holds them, by onnxruntime's name.
     """
 
     def __init__(self, facts: StepFacts, device: str) -> None:
@@ -42,14 +42,14 @@ class _Banks:
         self.current = 0
 
     def __getitem__(self, index: int) -> list[Any]:
-        """The buffers (OrtValues) of a bank, in the order of the facts; allocated when first needed."""
+        """Return the buffers (OrtValues) of a bank, in the order of the facts; allocated when first needed."""
         if index not in self._banks:
             make = BACKENDS[".onnx"].require().OrtValue.ortvalue_from_numpy
             self._banks[index] = [make(value, self._device, 0) for value in self._starts()]
         return self._banks[index]
 
     def clear(self) -> None:
-        """Fill the current bank with what caches start from; the other one is written before it is read."""
+        """Fill the current bank with the caches' initial values; the other one is written before it is read."""
         for buffer, value in zip(self[self.current], self._starts(), strict=True):
             buffer.update_inplace(value)
 
@@ -72,13 +72,13 @@ class _BoundFile:
         make = BACKENDS[".onnx"].require().OrtValue.ortvalue_from_numpy
         self._arrays: Arrays = {spec.name: _zeros(spec) for spec in (*self.inputs, self.output)}
         self._position = np.zeros(1, dtype=np.int64)
-        # On the CPU an OrtValue is the array's own memory: writing the array is feeding the model.
+        # On the CPU an OrtValue shares the array's memory: writing the array sets the model's input.
         self._values = {name: make(array, "cpu", 0) for name, array in self._arrays.items()}
         self._values[facts.position_input] = make(self._position, "cpu", 0)
         self._bindings: dict[int, Any] = {}
 
     def run(self, inputs: Mapping[str, NDArray[Any]], position: int) -> NDArray[Any]:
-        """Run on inputs that fit; returns the output's buffer."""
+        """Run on inputs that fit, and return the output's buffer."""
         for name, array in inputs.items():
             self._arrays[name][...] = array
         self._position[0] = position

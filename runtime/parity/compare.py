@@ -1,28 +1,44 @@
-"""Compare a model with a reference, output by output: the one way in which this package finds two models equal."""
+"""Compare a model with a reference, output by output. Every comparison of two models in this package is made here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.documents.proof import GOLDEN_CHECK, proven_by_golden
 from ...core.documents.window_view import WindowView
 from ...core.errors import CheckFailed, UsageError
-from ...core.tolerance import Tolerance, coarsest, tolerance_for
+from ...core.geometry import WindowGeometry
+from ...core.tolerance import Baseline, Tolerance, coarsest, tolerance_for
 from ..session import Arrays
+from .baseline import BaselineMeter, UntouchedModule, beside, table_alone
 from .comparison import Comparison, compare_arrays
+from .golden import Golden, GoldenRunner, GoldenSample, check_type, kept_rows
 from .inputs import InputSets
-from .report import ParityReport, ParityRequest, Reference, not_finite
-from .runner import FileRunner, Runner, Sample
+from .report import ParityReport, ParityRequest, Reference, not_finite, overall
+from .runner import FileRunner, Runner, Sample, take_sample
 from .shared_inputs import shared_specs
 from .spread import SequenceAxis
 
+if TYPE_CHECKING:
+    from ...core.documents.sidecar import CheckRecord
+
+_LENGTHS = "Record the model on sequences of such a length."
+_log = logging.getLogger(__name__)
+
+
+# Which rows of an output count, from its name, the result and its reference; None counts all. It may refuse the output.
+Rows = Callable[[str, NDArray[Any], NDArray[Any]], NDArray[np.bool_] | None]
+
 
 class Compared(NamedTuple):
-    """What one set of inputs gave.
+    """Outputs and comparisons of one set of inputs.
 
     Args:
         outputs: the candidate's.
@@ -39,20 +55,22 @@ def compare(
     candidate: Runner,
     reference: Runner,
     inputs: Arrays,
-    tolerance: Tolerance,
+    tolerance: Tolerance | Callable[[NDArray[Any]], Tolerance],
     *,
     spread: bool = False,
     expected: Arrays | None = None,
+    rows: Rows = lambda name, actual, wanted: None,
 ) -> Compared:
     """Run a model and its reference on the same inputs, and compare the outputs by name.
 
     Args:
         candidate: the model in question.
-        reference: what it has to equal.
+        reference: the model it must equal.
         inputs: for both.
-        tolerance: how far apart they may be.
-        spread: note how the errors are spread by size and along the sequence.
+        tolerance: how far apart they may be; or a function that says so for an expected output.
+        spread: record how the errors are distributed by size and along the sequence.
         expected: the reference's outputs on these inputs, where they are known.
+        rows: chooses the rows of an output that count.
 
     Raises:
         CheckFailed: the candidate lacks an output, or it has another shape than the reference's.
@@ -71,35 +89,124 @@ def compare(
     comparisons = []
     for name, wanted in expected.items():
         sequence = _sequence(candidate, reference, name, outputs[name].shape, inputs, sample) if spread else None
-        sampled = _take(outputs[name], sample)
-        comparisons.append(compare_arrays(name, sampled, wanted, tolerance, sequence=sequence))
+        sampled = take_sample(outputs[name], sample)
+        criterion = tolerance(wanted) if callable(tolerance) else tolerance
+        kept = rows(name, sampled, wanted)
+        comparisons.append(compare_arrays(name, sampled, wanted, criterion, kept, sequence))
     return Compared(outputs, expected, comparisons)
 
 
 def worst_of(comparisons: Sequence[tuple[str, Comparison]], tolerance: Tolerance) -> tuple[str, Comparison]:
-    """The comparison, with the name of its inputs, that is furthest beyond a tolerance, or nearest to it."""
+    """Return the worst comparison with the name of its inputs: furthest beyond a tolerance, or nearest to it."""
     return max(comparisons, key=lambda named: named[1].excess(tolerance))
 
 
-def _take(output: NDArray[Any], sample: Sample) -> NDArray[Any]:
-    """The sampled part of an output; one of another size is returned as it is, and fails for its shape."""
-    for axis, chosen in sample.items():
-        if not -output.ndim <= axis < output.ndim or output.shape[axis] != len(chosen):
-            return output
-        output = np.compress(chosen, output, axis)
-    return output
+def _windows_in_words(name: str, whose: str, windows: Sequence[WindowView]) -> dict[str, Any]:
+    """Describe the windows of one model of a failed comparison as JSON types, each with its number of layers."""
+    return {
+        "of": name,
+        "whose": whose,
+        "windows": [f"{view.describe()} ({view.depth} layer{'s' * (view.depth > 1)})" for view in windows],
+    }
 
 
 def _sequence(
     candidate: Runner, reference: Runner, name: str, shape: tuple[int, ...], inputs: Arrays, sample: Sample
 ) -> SequenceAxis | None:
-    """Where the sequence is in an output: on the axis that one of the two says, if that has an input's size."""
+    """Find the sequence axis of an output: the one that either model states, if its size matches an input's."""
     stated = (runner.sequence_axis(name) for runner in (candidate, reference))
     axis = next((axis for axis in stated if axis is not None), -2)
     if not -len(shape) <= axis < len(shape) or shape[axis] not in {n for x in inputs.values() for n in x.shape}:
         return None
     chosen = {axis % len(shape): chosen for axis, chosen in sample.items()}.get(axis % len(shape))
     return SequenceAxis(axis, None if chosen is None else np.flatnonzero(chosen))
+
+
+def compare_golden(
+    candidate: FileRunner,
+    golden: Golden,
+    tolerance: Tolerance,
+    *,
+    skip_masked: bool,
+    progress: Callable[[str], None] = lambda _: None,
+    meter: BaselineMeter | None = None,
+) -> Iterator[tuple[GoldenSample, Compared]]:
+    """Compare a file, in each of its run modes, with golden outputs; a step file is fed call by call.
+
+    Args:
+        candidate: the file.
+        golden: inputs and outputs of the user's own model.
+        tolerance: the criterion.
+        skip_masked: leave out the positions that the input `mask` hides. A checkpoint's file has zeros in rows without
+            any visible key, where upstream's values have no meaning (docs/numerics.md, "Departures from upstream").
+        progress: called with the name of each sample as it begins.
+        meter: measures the unmodified module's own error in half precision.
+
+    Raises:
+        UsageError: the golden file does not fit the model.
+        CheckFailed: an output has another shape than the golden one.
+    """
+    reference = GoldenRunner(golden)
+
+    def kept(
+        mask: NDArray[Any] | None, name: str, actual: NDArray[Any], wanted: NDArray[Any]
+    ) -> NDArray[np.bool_] | None:
+        check_type(golden.path, name, wanted, actual)
+        return kept_rows(mask, wanted.shape) if skip_masked else None
+
+    for sample in golden.bind(candidate.inputs, candidate.outputs, candidate.token_limit, candidate.limits):
+        refused = candidate.refuses(sample.inputs)
+        if refused is not None:
+            raise UsageError(f"{candidate.name} cannot be fed {sample.name}.", why=f"{refused}.", fix=_LENGTHS)
+        for mode in candidate.modes():
+            named = sample._replace(name=sample.name + mode.mode)
+            progress(f"Comparing: {named.name}")
+            rows = partial(kept, sample.inputs.get("mask"))
+            yield (
+                named,
+                compare(mode, reference, sample.inputs, tolerance, spread=True, expected=sample.outputs, rows=rows),
+            )
+        if meter is not None:
+            meter.take(reference, sample.inputs, sample.outputs)
+
+
+def golden_record(
+    found: Sequence[tuple[str, Comparison]],
+    golden: Golden,
+    tolerance: Tolerance,
+    windows: Sequence[WindowGeometry],
+    meter: BaselineMeter | None = None,
+) -> CheckRecord:
+    """Summarise comparisons with golden outputs in a check record.
+
+    Args:
+        found: by name of the sample, one comparison an output.
+        golden: the golden outputs they were compared with.
+        tolerance: the criterion.
+        windows: of the model's layers; the record notes those that the sequences are too short to prove.
+        meter: of the unmodified module in half precision, after the last sample.
+    """
+    from ...core.documents.sidecar import CheckRecord
+
+    if meter is not None:
+        tolerance = beside(tolerance, meter.result())
+    outputs = overall(found, tolerance).values()
+    worst = max(outputs, key=lambda output: (not output.passed, output.excess(tolerance)))
+    spoilt = f", {worst.not_finite} NaN or Inf" if worst.not_finite else ""
+    error = f"max error {worst.max_abs:.1e}{spoilt}"
+    if not all(output.passed for output in outputs):
+        where, _ = worst_of([part for part in found if part[1].name == worst.name], tolerance)
+        detail = f"output {worst.name!r} of {where}: {error}, beyond {tolerance.describe()}"
+        return CheckRecord(name=GOLDEN_CHECK, status="failed", detail=detail, figures=worst.figures())
+    short = golden.too_short(windows)
+    detail = f"{error} against your model's own outputs ({tolerance.describe()}), {len(golden.samples)} sample(s)"
+    return CheckRecord(
+        name=GOLDEN_CHECK,
+        status="not proven" if short else "passed",
+        detail=f"{detail}; {short}" if short else detail,
+        figures=worst.figures(),
+        baseline=tolerance.baseline,
+    )
 
 
 def compare_models(
@@ -110,17 +217,22 @@ def compare_models(
     windows: Sequence[WindowView],
     notes: Sequence[str],
     progress: Callable[[str], None],
+    baseline: UntouchedModule | Baseline | str,
+    unproven: Sequence[str] = (),
 ) -> ParityReport:
-    """Compare a file with its reference in all its run modes, on every set of inputs.
+    """Compare a file with its reference in all its run modes, on every set of inputs; with golden outputs first.
 
     Args:
         request: seeds, lengths, inputs and tolerances.
         candidate: the file.
-        reference: what it has to equal.
+        reference: the model it must equal.
         described: the reference as reports name it; its element type counts if it is coarser than the candidate's.
         windows: of the model's attention layers.
-        notes: what the user should know of the two.
+        notes: what the user should know of the two models.
         progress: called with each step as it begins.
+        baseline: where the precision takes one, the unmodified module to measure it with, one that was measured
+            before, or why there is none.
+        unproven: arguments that the weights do not show, and that golden outputs may prove.
 
     Raises:
         UsageError: the two do not take the same inputs, or not those asked for.
@@ -142,7 +254,10 @@ def compare_models(
         candidate.sidecar,
         described,
         notes=[*notes, *sets.notes],
+        unproven=list(unproven),
     )
+    meter = BaselineMeter(baseline, precision) if tolerance.takes_baseline else None
+    take_golden(request, candidate, report, geometries, progress, baseline)
     refusal = ""
     for inputs in sets:
         refused = reference.refuses(inputs.arrays)
@@ -158,9 +273,59 @@ def compare_models(
                 mode, reference, inputs.arrays, tolerance, spread=inputs.largest, expected=expected
             )
             report.take(inputs.name + mode.mode, inputs.arrays, outputs, comparisons)
-    if not report.comparisons:
+            for found in comparisons:
+                verdict = "equal" if found.passed else "NOT equal"
+                _log.info("%s%s, %s: max error %.3g, %s", inputs.name, mode.mode, found.name, found.max_abs, verdict)
+        if meter is not None and meter.known is None and expected is not None:
+            progress(f"Measuring the untouched module in {precision}: {inputs.name}")
+            meter.take(reference, inputs.arrays, expected)
+    if all(name in report.golden_names for name, _ in report.comparisons):
         raise UsageError("Nothing could be compared.", why=f"{refusal}.", fix="Give inputs of other lengths.")
+    if meter is not None:
+        report.tolerance = beside(tolerance, meter.result())
+        if meter.why_none:
+            report.notes.append(table_alone(meter.why_none))
+    if not report.passed:
+        others = reference.windows if isinstance(reference, FileRunner) else windows
+        report.compared_windows = [
+            _windows_in_words(candidate.name, "the file", candidate.windows),
+            _windows_in_words(reference.name, "the reference", others),
+        ]
     if request.keep_reference:
         whole = reference.unsampled().run(report.inputs)
         report.outputs = report.outputs | {f"{name}.reference": x for name, x in whole.items()}
     return report
+
+
+def take_golden(
+    request: ParityRequest,
+    candidate: FileRunner,
+    report: ParityReport,
+    windows: Sequence[WindowGeometry],
+    progress: Callable[[str], None],
+    baseline: UntouchedModule | Baseline | str,
+) -> None:
+    """Compare with the golden outputs of a request, if it has any, and add the results to the report.
+
+    Raises:
+        UsageError: the golden file cannot be read, or does not fit the model.
+        CheckFailed: an output has another shape than the golden one.
+    """
+    if request.golden is None:
+        return
+    golden = Golden.read(request.golden)
+    precision = golden.coarsened(candidate.precision)
+    tolerance = tolerance_for(precision, request.atol, request.rtol)
+    meter = BaselineMeter(baseline, precision) if tolerance.takes_baseline else None
+    found = []
+    facts = candidate.sidecar
+    # The export of a user's own module lists its layers, and computes those rows as upstream does.
+    of_checkpoint = facts is not None and not facts.layers
+    pairs = compare_golden(candidate, golden, tolerance, skip_masked=of_checkpoint, progress=progress, meter=meter)
+    for sample, compared in pairs:
+        report.take(sample.name, sample.inputs, compared.outputs, compared.comparisons)
+        found += [(sample.name, comparison) for comparison in compared.comparisons]
+    report.golden = golden_record(found, golden, tolerance, windows, meter)
+    report.golden_names = frozenset(name for name, _ in found)
+    if proven_by_golden([report.golden]):
+        report.unproven = []

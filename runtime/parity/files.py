@@ -1,31 +1,38 @@
-"""`parity` without a checkpoint: an exported file or engine beside another exported file, on the same inputs.
+"""`parity` without a checkpoint: compare an exported file or engine with another exported file on the same inputs.
 
 For devices that have neither PyTorch nor the checkpoint: the reference is an ONNX file, run by onnxruntime on the CPU
-from its function bodies. That proves two files equal. Whether the reference itself is right was checked when it was
+from its ONNX functions. That proves two files equal. Whether the reference itself is right was checked when it was
 exported; its sidecar has the result, as long as it belongs to the file.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...core.documents.engine_facts import ENGINE_SUFFIX, read_engine_facts
+from ...core.documents.proof import proven_by_golden
+from ...core.documents.sidecar import PARITY
+from ...core.error_texts import argument
 from ...core.errors import MissingDependency, UsageError
+from ...core.progress import timed_steps
+from ...core.tolerance import Baseline, coarsest, tolerance_for
 from ...onnx_graph.windows import windows_of_sidecar
-from .compare import compare_models
+from .baseline import recorded_baseline
+from .compare import compare_models, take_golden
 from .report import ParityReport, ParityRequest, Reference, altered
 from .runner import FileRunner, open_runner
 
 if TYPE_CHECKING:
     from ...core.documents.sidecar import CheckRecord
 
-# The check of an export that compares the written file with a reference.
-_PARITY = "parity"
+_log = logging.getLogger(__name__)
 
 
+@timed_steps(_log)
 def run_file_parity(request: ParityRequest, progress: Callable[[str], None] = lambda _: None) -> ParityReport:
-    """Run two files on the same inputs.
+    """Compare two files on the same inputs.
 
     Raises:
         UsageError: a file that cannot be read, two that do not take the same inputs, options of a checkpoint.
@@ -34,12 +41,12 @@ def run_file_parity(request: ParityRequest, progress: Callable[[str], None] = la
     """
     if request.config is not None or request.causal is not None:
         raise UsageError(
-            "--config and --causal belong to a checkpoint.",
+            f"{argument('config')} and {argument('causal')} belong to a checkpoint.",
             why=f"{request.against} is an exported file, which needs no configuration.",
             fix="Leave them out, or compare with the checkpoint.",
         )
     progress(f"Loading {request.model.name}")
-    candidate = open_runner(request.model, request.provider, request.plugin)
+    candidate = open_runner(request.model, request.provider, request.plugin, runtime=request.runtime)
     progress(f"Loading {request.against.name}")
     reference = _open_reference(request)
     if candidate.name == reference.name:
@@ -55,16 +62,76 @@ def run_file_parity(request: ParityRequest, progress: Callable[[str], None] = la
     ]
     described = Reference("file", reference.precision, reference.backend, reference.provider, checked)
     windows = windows_of_sidecar(candidate.sidecar) or windows_of_sidecar(reference.sidecar)
-    return compare_models(request, candidate, reference, described, windows, notes, progress)
+    unproven = [] if was_proven(candidate) or was_proven(reference) else _unproven_arguments(candidate, reference)
+    baseline = _recorded_baseline(coarsest([candidate.precision, reference.precision]), candidate, reference)
+    return compare_models(request, candidate, reference, described, windows, notes, progress, baseline, unproven)
+
+
+def _recorded_baseline(precision: str, *runners: FileRunner) -> Baseline | str:
+    """Return the unmodified module's error as the export of one of these files measured it, or why it is not known."""
+    for runner in runners:
+        found = recorded_baseline(runner.sidecar, precision, runner.path.name)
+        if found is not None and not altered(runner.file):
+            return found
+    return f"no sidecar here holds the untouched module's own error in {precision}"
+
+
+def _unproven_arguments(*runners: FileRunner) -> list[str]:
+    """List the arguments that the weights of these models do not determine, as their exports recorded."""
+    return list(dict.fromkeys(name for x in runners if x.sidecar is not None for name in x.sidecar.unproven))
+
+
+def run_golden_parity(request: ParityRequest, progress: Callable[[str], None] = lambda _: None) -> ParityReport:
+    """Compare a file with golden outputs alone, without a checkpoint or another file.
+
+    Raises:
+        UsageError: a file that cannot be read, golden outputs that do not fit it, options of other references.
+        CheckFailed: an output has another shape than the golden one, or facts were altered.
+        MissingDependency: an engine library, or the provider asked for, is not there.
+    """
+    assert request.golden is not None
+    options = {"config": request.config, "causal": request.causal, "inputs": request.inputs, "seq_len": request.lengths}
+    for name, value in options.items():
+        if value is not None and value != ():
+            raise UsageError(
+                f"{argument(name)} does not apply to golden outputs alone.",
+                why="They bring their own inputs, and no checkpoint is read.",
+                fix=f"Leave it out, or give what to compare with besides: {argument('against')}.",
+            )
+    progress(f"Loading {request.model.name}")
+    candidate = open_runner(request.model, request.provider, request.plugin, runtime=request.runtime)
+    windows = windows_of_sidecar(candidate.sidecar)
+    report = ParityReport(
+        candidate.precision,
+        candidate.provider,
+        request.model,
+        request.golden,
+        tolerance_for(candidate.precision, request.atol, request.rtol),
+        windows,
+        candidate.plugin,
+        candidate.sidecar,
+        Reference("golden"),
+        notes=[*altered(candidate.file), *candidate.notes],
+        unproven=[] if candidate.sidecar is None else candidate.sidecar.unproven,
+    )
+    geometries = [view.geometry for view in windows if not view.biases]
+    baseline = _recorded_baseline(candidate.precision, candidate)
+    take_golden(request, candidate, report, geometries, progress, baseline)
+    return report
+
+
+def was_proven(runner: FileRunner) -> bool:
+    """Return whether the file is the one whose export compared it with golden outputs."""
+    return runner.sidecar is not None and proven_by_golden(runner.sidecar.checks) and not altered(runner.file)
 
 
 def _open_reference(request: ParityRequest) -> FileRunner:
-    """Open the other file: on the CPU and without compiled kernels, so that the result rests on onnxruntime alone.
+    """Open the other file on the CPU without compiled kernels, so that the result rests on onnxruntime alone.
 
-    An engine takes the plugin library that was named for the first one, if it needs any.
+    An engine uses the plugin library that was named for the first one, if it needs any.
 
     Raises:
-        UsageError: it cannot be run so.
+        UsageError: it cannot be run this way.
     """
     path = request.against
     if path.suffix.lower() == ENGINE_SUFFIX:
@@ -87,32 +154,31 @@ def _open_reference(request: ParityRequest) -> FileRunner:
 
 
 def _record(reference: FileRunner) -> tuple[str | None, list[str]]:
-    """What the reference's own export found, or a note why nothing is known."""
-    name, sidecar = reference.path.name, reference.sidecar
-    found = next((check for check in sidecar.checks if check.name == _PARITY), None) if sidecar is not None else None
+    """Return the result of the reference's own export check, or a note why none is known."""
+    name, facts = reference.path.name, reference.engine or reference.sidecar
+    found = next((check for check in facts.checks if check.name == PARITY), None) if facts is not None else None
     why = _unproven(reference, found)
     if found is None or why is not None:
         return None, [f"that {name} itself is right is not proven here: {why}"]
-    return f"{name} was checked when it was exported: {found.detail}", []
+    return f"{name} was checked when it was {'exported' if reference.engine is None else 'built'}: {found.detail}", []
 
 
 def _unproven(reference: FileRunner, found: CheckRecord | None) -> str | None:
-    """Why the record of the reference's export proves nothing of the file; None if it does."""
-    if reference.engine is not None:
-        return "it is an engine, and what engines compute is not compared when they are built"
-    if reference.sidecar is None:
+    """Return why the record of the reference's export proves nothing of the file; None if it does."""
+    if reference.engine is None and reference.sidecar is None:
         return "no sidecar lies beside it"
     if found is None:
         return "its sidecar has no record of a comparison with a reference"
     if found.status != "passed":
-        return f"its export's comparison is called {found.status}: {found.detail}"
-    if not reference.sidecar.model_sha256:
+        made = "export" if reference.engine is None else "build"
+        return f"its {made}'s comparison is called {found.status}: {found.detail}"
+    if reference.engine is None and reference.sidecar is not None and not reference.sidecar.model_sha256:
         return "its sidecar does not say for which file it was written"
     return "; ".join(altered(reference.file)) or None
 
 
 def _origin(candidate: FileRunner, reference: FileRunner) -> list[str]:
-    """Notes where the two are not made from one another, or from one checkpoint; or are the same."""
+    """Note if the two files are the same, or are made from different files or checkpoints."""
     notes, name = [], candidate.path.name
     if candidate.engine is not None and candidate.onnx_sha256 != reference.onnx_sha256:
         other = reference.path.name

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.geometry import WindowGeometry
-from ...core.tensors import UNNAMED_DIMENSION, TensorSpec
+from ...core.tensors import BATCH_AXES, SEQUENCE_AXES, UNNAMED_DIMENSION, TensorSpec
 from ..inputs.arrays import load_arrays, random_inputs
-from ..inputs.dynamic_axes import BATCH_AXES, SEQUENCE_AXES
 from ..inputs.size_sweep import OPEN_BATCH, sweep_sizes
 from ..inputs.vocabulary import check_tokens
 from ..session import Arrays, check_inputs
@@ -18,7 +18,7 @@ from .report import ParityRequest
 from .runner import Runner, StepRunner
 from .shared_inputs import cast_to
 
-# A sequence is so many windows longer than the longest cache.
+# A sequence exceeds the longest cache by this many windows.
 WINDOWS_BEYOND = 3
 
 Sizes = dict[str, int]
@@ -31,8 +31,8 @@ class InputSet:
     Args:
         name: what reports call it.
         arrays: in the types that both models share.
-        largest: whether its sizes are those at which errors are shown along the sequence.
-        sizes: those of the dynamic axes, in words.
+        largest: whether it has the sizes at which errors along the sequence are recorded.
+        sizes: the sizes of the dynamic axes, in words.
     """
 
     name: str
@@ -51,10 +51,11 @@ class InputSets:
         windows: of the model's layers.
 
     Attributes:
-        length: positions of the longest sequence; None where nothing says which axis counts them.
+        length: positions of the longest sequence; None where no facts state which axis counts them.
 
     Raises:
-        UsageError: inputs that do not fit, lengths that the models do not take, or sizes that nothing says.
+        UsageError: inputs that do not fit, lengths that the models do not take, or dynamic axes whose sizes are not
+            known.
     """
 
     def __init__(
@@ -72,9 +73,9 @@ class InputSets:
         self._given = None
         if request.lengths and self._sequence is None:
             raise UsageError(
-                "--seq-len does not apply.",
+                f"{argument('seq_len')} does not apply.",
                 why="The length of these sequences is fixed.",
-                fix="Leave it out, or export with --dynamic seq.",
+                fix=f"Leave it out, or export with {argument('dynamic', ('seq',))}.",
             )
         if request.inputs is not None:
             self._given = self._read()
@@ -87,7 +88,7 @@ class InputSets:
             self._check_steps(runner)
 
     def __iter__(self) -> Iterator[InputSet]:
-        """One set a size, and at the largest and at sizes that were asked for one a seed."""
+        """Yield a set of inputs for each size; at the largest and at requested sizes, one for each seed."""
         if self._given is not None:
             yield InputSet(str(self._request.inputs), self._given, True, str(self._request.inputs))
             return
@@ -101,7 +102,7 @@ class InputSets:
 
     @property
     def notes(self) -> list[str]:
-        """What was fed to step files, and the sizes where models have others too."""
+        """Notes on the inputs: how step files were fed, and which sizes were tried of those a model allows."""
         found = []
         candidate, reference = self._runners
         if not isinstance(candidate, StepRunner) and len(self._axes) < len(_dynamic_axes(candidate.inputs)):
@@ -125,7 +126,7 @@ class InputSets:
         return " ".join(f"{axis}={sizes[axis]}" for axis in self._axes)
 
     def _read(self) -> Arrays:
-        """The inputs of an .npz, in the types that both models share."""
+        """Read the inputs of an .npz, cast to the types that both models share."""
         assert self._request.inputs is not None
         loaded = load_arrays(self._request.inputs)
         try:
@@ -139,14 +140,14 @@ class InputSets:
         return given
 
     def _choose(self, windows: Sequence[WindowGeometry]) -> list[Sizes]:
-        """Sizes of the dynamic axes, the largest first."""
+        """Choose sizes of the dynamic axes, the largest first."""
         lengths = self._request.lengths
         for name in self._axes:
             if name == UNNAMED_DIMENSION or (name != self._sequence and name not in BATCH_AXES):
                 raise UsageError(
                     f"Both files leave {'an axis' if name == UNNAMED_DIMENSION else f'the axis {name!r}'} open.",
                     why="Nothing says which sizes it may have.",
-                    fix="Give the inputs in a file: --load-inputs.",
+                    fix=f"Give the inputs in a file: {argument('inputs')}.",
                 )
         now = {name: self._batch(name) for name in self._axes if name != self._sequence}
         if self._sequence is None:
@@ -156,7 +157,8 @@ class InputSets:
         if wrong:
             most = "" if high is None else f" to {high}"
             raise UsageError(
-                f"--seq-len {wrong[0]} is not a length of both files.", why=f"They take {low}{most} positions."
+                f"{argument('seq_len', wrong[0])} is not a length of both files.",
+                why=f"They take {low}{most} positions.",
             )
         if lengths:
             return [{**now, self._sequence: n} for n in lengths]
@@ -166,7 +168,7 @@ class InputSets:
             raise UsageError(
                 "Both files leave the length open.",
                 why="No sidecar beside them says which is the longest.",
-                fix="Give lengths with --seq-len, or the inputs with --load-inputs.",
+                fix=f"Give lengths, {argument('seq_len')}, or the inputs in a file, {argument('inputs')}.",
             )
         swept = sweep_sizes(self._axes, {**now, self._sequence: high}, self._sequence, windows)
         bounds = {name: self._bounds(name) for name in self._axes}
@@ -176,13 +178,13 @@ class InputSets:
         return fitting
 
     def _batch(self, axis: str) -> int:
-        """Sequences a call: as at export, as far as both models take so many."""
+        """Return the sequences a call: as at export, within the limits of both models."""
         low, high = self._bounds(axis)
         stated = next((runner.batch for runner in self._runners if runner.batch is not None), OPEN_BATCH)
         return max(low, stated if high is None else min(stated, high))
 
     def _bounds(self, name: str) -> tuple[int, int | None]:
-        """The sizes of a dynamic axis that both models take."""
+        """Return the smallest and largest size of a dynamic axis that both models take."""
         found = [
             runner.limits(spec.name, axis)
             for runner in self._runners
@@ -194,17 +196,17 @@ class InputSets:
         return max(low for low, _ in found), min(highs, default=None)
 
     def _beyond_the_caches(self, high: int | None) -> int:
-        """A length that overwrites every slot of the caches, or all positions that the model has."""
+        """Return a length that overwrites every cache slot, or the model's last position if that comes first."""
         base = math.lcm(*(runner.facts.chunk for runner in self._steps))
         chunk = max(size for runner in self._steps for size in runner.session.chunks)
         length = max(*(runner.slots + WINDOWS_BEYOND * runner.window for runner in self._steps), 2 * chunk)
-        if chunk > base:  # whole chunks, and single tokens that find in the caches what the chunks left
+        if chunk > base:  # whole chunks, then single tokens that read from the caches what the chunks left
             length = math.ceil(length / chunk) * chunk + chunk - 1
         length = math.ceil(length / base) * base
         return length if high is None else max(base, min(length, high) // base * base)
 
     def _stepped(self, given: Arrays | None) -> int | None:
-        """Positions of a sequence, where the facts of a step file say which axis counts them; of an input, or fixed."""
+        """Return the sequence length of step files: that of the given inputs, or a fixed one; None if dynamic."""
         for runner in self._steps:
             shapes = {spec.name: spec.shape for spec in self._specs}
             token_input = runner.facts.token_input
@@ -214,7 +216,7 @@ class InputSets:
         return None
 
     def _check_steps(self, runner: StepRunner) -> None:
-        """A prefill file takes whole chunks only, and a model with learned positions ends.
+        """Refuse lengths that are not whole chunks, or that exceed the model's learned positions.
 
         Raises:
             UsageError: this length cannot be fed.
@@ -227,7 +229,7 @@ class InputSets:
                 raise UsageError(
                     f"{runner.name} cannot be fed {length} positions.",
                     why=f"It takes {chunk} a call{ends}.",
-                    fix="Choose another length with --seq-len, or give the step file where this is a prefill file.",
+                    fix=f"Choose another length, {argument('seq_len')}; instead of a prefill file give its step file.",
                 )
 
 

@@ -11,37 +11,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.documents.error_spread import ErrorSpread
+from ...core.documents.proof import likely, not_proven
+from ...core.documents.report import Report
 from ...core.documents.window_view import WindowView
 from ...core.errors import CheckFailed
 from ...core.tolerance import Tolerance
 from ...onnx_graph.onnx_file import OnnxFile
 from ..inputs.arrays import save_arrays
 from ..session import check_file
-from .comparison import Comparison
+from .baseline import both_errors
+from .comparison import Comparison, merged
 
 if TYPE_CHECKING:
-    from ...core.documents.sidecar import Sidecar
+    from ...core.documents.sidecar import CheckRecord, Sidecar
 
 Arrays = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class ParityRequest:
-    """What to compare.
+    """What to compare, and how.
 
     Args:
         model: the exported file.
-        against: the weights it was exported from, or another exported file.
+        against: the weights it was exported from, or another exported file; the golden outputs if there is no other.
         config: of a checkpoint, its configuration; by default the sidecar's, else the one beside the checkpoint.
         seeds: one set of random inputs each.
-        inputs: an .npz of inputs instead.
-        lengths: of the sequences, for a file that leaves them open; by default some around the window's multiples.
+        inputs: an .npz of inputs instead of random ones.
+        lengths: of the sequences, for a file that takes several; by default some around the window's multiples.
         atol: absolute tolerance instead of the dtype's.
         rtol: relative tolerance instead of the dtype's.
         provider: where to run the file.
         plugin: compiled kernels, as `runtime.session.load` takes them.
-        causal: of a checkpoint of AFTLocal, whether it was exported as causal; by default the sidecar's word.
+        runtime: what runs the file, as `runtime.session.load` takes it.
+        causal: of a checkpoint of AFTLocal, whether it was exported as causal; by default as the sidecar states.
         keep_reference: keep the reference's outputs on the worst inputs too.
+        golden: an .npz of inputs and of the outputs that the user's own model computed from them.
     """
 
     model: Path
@@ -54,8 +59,10 @@ class ParityRequest:
     rtol: float | None = None
     provider: str = "auto"
     plugin: str = "auto"
+    runtime: str = "auto"
     causal: bool | None = None
     keep_reference: bool = False
+    golden: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -63,42 +70,49 @@ class Reference:
     """The reference as reports name it.
 
     Args:
-        kind: "oracle": float64 mathematics on the checkpoint's weights; "file": another exported file, as it ran.
-        dtype: of such a file: what chose its part of the tolerance.
+        kind: "float64": float64 mathematics on the checkpoint's weights; "file": another exported file, as it ran;
+            "golden": what the user's own model computed.
+        dtype: of such a file: it chooses the tolerance if it is the coarser of the two.
         backend: what ran it.
         provider: where.
         checked: what its own export found when it was compared with a reference; None where nothing proves that.
     """
 
-    kind: Literal["oracle", "file"]
+    kind: Literal["float64", "file", "golden"]
     dtype: str | None = None
     backend: str | None = None
     provider: str | None = None
     checked: str | None = None
 
 
-ORACLE = Reference("oracle")
+FLOAT64 = Reference("float64")
 
 
 @dataclass
-class ParityReport:
-    """What came out.
+class ParityReport(Report):
+    """The result of a comparison.
 
     Args:
-        dtype: what chose the tolerance: the file's element type, "int8" if its linear layers are; of two files the
+        dtype: the key of the tolerance: the file's element type, "int8" if its linear layers are; of two files the
             coarser.
-        provider: what really ran.
+        provider: the provider that really ran.
         model: the file.
         against: what it was compared with.
-        tolerance: the criterion.
-        windows: those of its attention layers, at the length of the file.
-        plugin: path of the library whose compiled kernels computed the attention nodes; None if their body did.
+        tolerance: the criterion; in half precision with the unmodified module's error, where that is known.
+        windows: the windows of its attention layers, at the length of the file.
+        compared_windows: after a failed comparison, the windows of the file and of its reference in words.
+        plugin: path of the library whose compiled kernels computed the attention nodes; None if their ONNX functions
+            did.
         sidecar: the facts of the export; None where there are none.
         reference: what the file was compared with.
         comparisons: by description of the inputs, one comparison an output.
         notes: what the user should know.
-        inputs: those of the worst comparison.
+        inputs: the inputs of the worst comparison.
         outputs: the file's outputs on them, and the reference's as `NAME.reference`.
+        golden: what the check against golden outputs found; None without any.
+        golden_names: names of the inputs that came with golden outputs.
+        unproven: arguments that the weights do not determine, and that no golden outputs proved.
+        saved: files of arrays that were written.
     """
 
     dtype: str
@@ -109,19 +123,63 @@ class ParityReport:
     windows: list[WindowView]
     plugin: str | None = None
     sidecar: Sidecar | None = None
-    reference: Reference = ORACLE
+    reference: Reference = FLOAT64
     comparisons: list[tuple[str, Comparison]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     inputs: Arrays = field(default_factory=dict)
     outputs: Arrays = field(default_factory=dict)
+    golden: CheckRecord | None = None
+    golden_names: frozenset[str] = frozenset()
+    unproven: list[str] = field(default_factory=list)
+    saved: list[Path] = field(default_factory=list)
+    compared_windows: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
-        """Whether every output of every set of inputs is within its tolerance."""
-        return all(comparison.passed for _, comparison in self.comparisons)
+        """Whether every output, over all sets of inputs, is within its tolerance, and so are the golden outputs."""
+        golden = self.golden is None or self.golden.status != "failed"
+        return golden and all(comparison.passed for comparison in self.overall().values())
+
+    def overall(self) -> dict[str, Comparison]:
+        """Return the comparison of each output over all sets of inputs."""
+        return overall(self.comparisons, self.tolerance)
+
+    @property
+    def files(self) -> list[Path]:
+        """The files of arrays that were written."""
+        return self.saved
+
+    @property
+    def checks(self) -> list[CheckRecord]:
+        """The check against golden outputs, if any, then the one against the reference."""
+        from ...core.documents.sidecar import CheckRecord
+
+        golden = [] if self.golden is None else [self.golden]
+        compared = [(name, comparison) for name, comparison in self.comparisons if name not in self.golden_names]
+        if not compared:
+            return golden
+        found = overall(compared, self.tolerance).values()
+        worst = max(found, key=lambda comparison: comparison.excess(self.tolerance))
+        passed = all(comparison.passed for comparison in found)
+        detail = f"max error {worst.max_abs:.1e} against {self.against} ({self.tolerance.describe()})"
+        record = CheckRecord(
+            name="parity", status="passed" if passed else "failed", detail=detail, figures=worst.figures()
+        )
+        return [*golden, record]
+
+    def headline(self) -> str:
+        """Return the result as one line: equal, or not equal."""
+        return f"{self.model} and {self.against} are {'equal' if self.passed else 'NOT equal'}"
+
+    @property
+    def warnings(self) -> list[str]:
+        """What these comparisons do not prove, or the likely cause where golden outputs differ."""
+        if self.golden is not None and self.golden.status == "failed":
+            return [f"golden outputs differ. {likely(self.unproven)}"]
+        return not_proven(self.unproven, str(self.model))
 
     def take(self, name: str, inputs: Arrays, outputs: Arrays, comparisons: Sequence[Comparison]) -> bool:
-        """Add what one set of inputs gave.
+        """Add the result of one set of inputs.
 
         Args:
             name: of the inputs.
@@ -140,14 +198,22 @@ class ParityReport:
         self.inputs, self.outputs = inputs, outputs
         return True
 
+    def beside_baseline(self) -> list[str]:
+        """Describe each output's error beside the unmodified module's; nothing where no baseline applies."""
+        baseline = self.tolerance.baseline
+        if baseline is None:
+            return []
+        return [f"{name}: {both_errors(whole, baseline)}" for name, whole in self.overall().items()]
+
     def rows(self) -> list[dict[str, Any]]:
-        """One row an output and set of inputs."""
+        """Return one row for each output and set of inputs."""
         return [
-            {"output": c.name, "inputs": source, "passed": c.passed, **c.figures()} for source, c in self.comparisons
+            {"output": c.name, "inputs": source, "passed": passed, **c.figures()}
+            for (source, c), passed in zip(self.comparisons, verdicts(self.comparisons, self.tolerance), strict=True)
         ]
 
     def spreads(self) -> dict[str, ErrorSpread]:
-        """How the errors of each output are spread, over all sets of inputs."""
+        """Return how the errors of each output are distributed, over all sets of inputs."""
         found: dict[str, ErrorSpread] = {}
         for _, comparison in self.comparisons:
             if comparison.spread is not None:
@@ -156,7 +222,7 @@ class ParityReport:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
+        """Return the report as JSON types."""
         return {
             "model": str(self.model),
             "against": str(self.against),
@@ -167,22 +233,50 @@ class ParityReport:
             "plugin": self.plugin,
             "tolerance": asdict(self.tolerance),
             "comparisons": self.rows(),
+            "beside_baseline": self.beside_baseline(),
+            "overall": [{"output": name, "passed": c.passed, **c.figures()} for name, c in self.overall().items()],
             "notes": self.notes,
+            "warnings": self.warnings,
+            "golden": None if self.golden is None else self.golden.model_dump(mode="json"),
             "errors": {name: spread.to_dict() for name, spread in self.spreads().items()},
             "windows": [view.to_dict() for view in self.windows],
+            "compared_windows": self.compared_windows,
             "sidecar": None if self.sidecar is None else self.sidecar.to_dict(),
         }
 
     def save(self, inputs: Path | None, outputs: Path | None, *, overwrite: bool = False) -> None:
         """Write the arrays of the worst comparison as .npz."""
-        if inputs is not None:
-            save_arrays(inputs, self.inputs, overwrite=overwrite)
-        if outputs is not None:
-            save_arrays(outputs, self.outputs, overwrite=overwrite)
+        for path, arrays in ((inputs, self.inputs), (outputs, self.outputs)):
+            if path is not None:
+                save_arrays(path, arrays, overwrite=overwrite)
+                self.saved.append(path)
+
+
+def overall(found: Sequence[tuple[str, Comparison]], tolerance: Tolerance) -> dict[str, Comparison]:
+    """Merge comparisons on several sets of inputs into one for each output, with this tolerance."""
+    by_output: dict[str, list[Comparison]] = {}
+    for _, comparison in found:
+        by_output.setdefault(comparison.name, []).append(comparison)
+    return {name: merged(parts, tolerance) for name, parts in by_output.items()}
+
+
+def verdicts(found: Sequence[tuple[str, Comparison]], tolerance: Tolerance) -> list[bool]:
+    """Return whether each comparison passes.
+
+    If an output fails over all sets of inputs, its sets pass or fail alone; if each would pass alone, all fail.
+    """
+    passed = [True] * len(found)
+    for name, whole in overall(found, tolerance).items():
+        if not whole.passed:
+            places = [place for place, (_, part) in enumerate(found) if part.name == name]
+            alone = {place: found[place][1].judge(tolerance) for place in places}
+            for place in places:
+                passed[place] = alone[place] and not all(alone.values())
+    return passed
 
 
 def altered(model: Path | OnnxFile) -> list[str]:
-    """A note where a file is not the one that the facts beside it were written for: it is compared all the same."""
+    """Note that a file is not the one that its sidecar was written for; it is compared all the same."""
     try:
         check_file(model)
     except CheckFailed as error:
@@ -191,7 +285,7 @@ def altered(model: Path | OnnxFile) -> list[str]:
 
 
 def not_finite(inputs: Arrays) -> list[str]:
-    """A note for each input with which nothing can be equal."""
+    """Note each input that holds NaN or Inf, with which no outputs can be equal."""
     return [
         f"input {name!r} holds NaN or Inf: what comes out of it cannot be equal"
         for name, array in inputs.items()

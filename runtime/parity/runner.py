@@ -1,7 +1,7 @@
-"""Runners: whatever computes a model's outputs on whole sequences.
+"""Runners: objects that compute a model's outputs on whole sequences.
 
-`compare` needs to know nothing else of two models. Runners of an ONNX file, an engine, and a step file that is fed call
-by call are here; that of a checkpoint's float64 reference is in the exporter.
+`compare` uses nothing else of two models. The runners of an ONNX file, an engine, and a step file that is fed call by
+call are here; the runner of a checkpoint's float64 reference is in the exporter.
 """
 
 from __future__ import annotations
@@ -9,46 +9,57 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...core.documents.engine_facts import ENGINE_SUFFIX, EngineFacts, read_engine_facts
 from ...core.documents.sidecar import Sidecar, read_sidecar
+from ...core.documents.window_view import WindowView
+from ...core.dtypes import SHORT_NAME
 from ...core.errors import UsageError
-from ...core.tensors import TensorSpec
+from ...core.tensors import SEQUENCE, SEQUENCE_AXES, TensorSpec
 from ...core.tolerance import coarsest
 from ...onnx_graph.onnx_file import OnnxFile
-from ..inputs.dynamic_axes import SEQUENCE_AXES
-from ..inputs.vocabulary import vocabulary
-from ..session import BACKENDS, Arrays, Session, load, read_once
+from ..inputs.vocabulary import rows_of_table, vocabulary
+from ..session import AUTO_RUNTIME, Arrays, Session, choose_runtime, find_model, load
 from .shared_inputs import cast_to
 
 if TYPE_CHECKING:
     from ..generation.step_session import StepSession
 
-# What the sequence of a step file is called, for which its sidecar has no name.
-STEP_SEQUENCE = "seq"
-# Element types of weights, and what they say of the precision of a file without facts.
-_WEIGHTS = {"int8": "int8", "bfloat16": "bf16", "float16": "fp16"}
-# The axis of the sequence in the outputs of a class of models; of all others it is the last but one.
-_SEQUENCE_AXES = {"labml_nn.AFTLocal": 0}
+# Element types of weights, and the precision they give a file without facts.
+_WEIGHTS = {"int4": "int4", "uint4": "int4", "int8": "int8"} | {
+    name: short for name, short in SHORT_NAME.items() if short != "fp32"
+}
 # Stands for the path of a session's file where only its outputs matter.
 NO_FILE = Path("The file")
-# By axis of an output, which of its entries are meant: `[size of the axis]`.
+# By axis of an output: a flag for each entry, True = compared.
 Sample = Mapping[int, NDArray[np.bool_]]
+
+
+def take_sample(output: NDArray[Any], sample: Sample) -> NDArray[Any]:
+    """Return the sampled part of an output.
+
+    An output of another size is returned whole, so that the comparison reports its shape.
+    """
+    for axis, chosen in sample.items():
+        if not -output.ndim <= axis < output.ndim or output.shape[axis] != len(chosen):
+            return output
+        output = np.compress(chosen, output, axis)
+    return output
 
 
 class Runner(ABC):
     """A model that runs on whole sequences.
 
     Attributes:
-        name: what texts call it.
+        name: used in reports and errors.
         inputs: what a run takes; dynamic axes have names.
         outputs: names of what a run returns.
-        batch: sequences a call where that is dynamic, as at export; None where nothing says.
-        token_limit: size of the vocabulary; None where nothing says.
+        batch: sequences a call where that is dynamic, as at export; None where unknown.
+        token_limit: size of the vocabulary; None where unknown.
     """
 
     name: str
@@ -69,23 +80,23 @@ class Runner(ABC):
         """
 
     def refuses(self, inputs: Arrays) -> str | None:
-        """Why the model takes no inputs of these sizes, None if it does."""
+        """Return why the model takes no inputs of these sizes, None if it does."""
         return None
 
     def sample(self, inputs: Arrays) -> Sample:
-        """The part of the outputs that `run` returns on these inputs; axes that it lacks are whole."""
+        """Return the part of the outputs that `run` returns on these inputs; axes that are not listed are whole."""
         return {}
 
     def unsampled(self) -> Runner:
-        """The same model, with `run` returning the outputs whole."""
+        """Return the same model with a `run` that returns the outputs whole."""
         return self
 
     def limits(self, name: str, axis: int) -> tuple[int, int | None]:
-        """The smallest and the largest size of a dynamic axis of an input; None where nothing says."""
+        """Return the smallest and the largest size of a dynamic axis of an input; None where unknown."""
         return 1, None
 
     def sequence_axis(self, output: str) -> int | None:
-        """The axis of an output that counts positions, None where nothing says; whether it does, its size shows."""
+        """Return the axis of an output that may count positions, None where unknown; the caller checks its size."""
         return None
 
 
@@ -94,7 +105,7 @@ class FileRunner(Runner):
 
     Args:
         session: the file, opened.
-        file: the same, for its name and for what the facts do not say.
+        file: the same file, for its name and for what the facts do not state.
         facts: of the file; None where there are none.
 
     Attributes:
@@ -122,6 +133,9 @@ class FileRunner(Runner):
         self.notes = list(session.notes)
         self.batch = None if self.sidecar is None else self.sidecar.batch
         self.token_limit = vocabulary(self.sidecar)
+        takes_tokens = any(spec.dtype.startswith("int") for spec in session.inputs)
+        if takes_tokens and self.token_limit is None and self.engine is None and file is not NO_FILE:
+            self.token_limit = rows_of_table(OnnxFile.read(file))
         self._results = session.outputs if isinstance(session, Session) else [session.output]
         self.outputs = [spec.name for spec in self._results]
 
@@ -138,7 +152,7 @@ class FileRunner(Runner):
 
     @property
     def precision(self) -> str:
-        """What chooses the tolerance: its element type, or "int8" of a file with such weights."""
+        """What chooses the tolerance: its element type, or that of its weights where they are "int8" or "int4"."""
         if self.sidecar is not None:
             return str(self.sidecar.options.get("weights", self.sidecar.dtype))
         stored = () if self.engine is not None else (_WEIGHTS[x] for x in self._weights if x in _WEIGHTS)
@@ -151,17 +165,26 @@ class FileRunner(Runner):
         return inspect_onnx(self.file).weight_bytes
 
     @property
+    def windows(self) -> list[WindowView]:
+        """The windows of its attention nodes; of an engine or a step file, those in its facts."""
+        from ...onnx_graph.facts import inspect_onnx
+        from ...onnx_graph.windows import windows_of_file, windows_of_sidecar
+
+        found = [] if self.engine is not None else windows_of_file(inspect_onnx(self.file))
+        return found or windows_of_sidecar(self.sidecar)
+
+    @property
     def onnx_sha256(self) -> str:
         """SHA-256 of the ONNX file that it is, or that it was built from."""
         return OnnxFile.read(self.file).sha256 if self.engine is None else self.engine.onnx_sha256
 
     def modes(self) -> Sequence[FileRunner]:
-        """The same file in each of its run modes."""
+        """Return the same file in each of its run modes."""
         return [self]
 
 
 class SessionRunner(FileRunner):
-    """A file that takes whole sequences; with `rests` its session leaves its memory to the reference after each run."""
+    """A file that takes whole sequences; with `rests` its session frees its memory after each run."""
 
     def __init__(
         self,
@@ -175,14 +198,14 @@ class SessionRunner(FileRunner):
         self.session, self.inputs, self.signature, self._rests = session, session.inputs, session.inputs, rests
 
     def run(self, inputs: Arrays) -> Arrays:
-        """Run once."""
+        """Run the file once on cast inputs."""
         outputs = self.session.run(cast_to(inputs, self.inputs))
         if self._rests:
             self.session.rest()
         return outputs
 
     def limits(self, name: str, axis: int) -> tuple[int, int | None]:
-        """An engine's profile, and the longest sequence of the export."""
+        """Return the limits of an engine's profile, and at most the longest sequence of the export."""
         low, high = 1, None
         for profile in () if self.engine is None else self.engine.options.profiles:
             if profile.input == name:
@@ -194,19 +217,23 @@ class SessionRunner(FileRunner):
         return low, high
 
     def sequence_axis(self, output: str) -> int | None:
-        """By the class it was exported from."""
-        return None if self.sidecar is None else _SEQUENCE_AXES.get(self.sidecar.class_name, -2)
+        """Return the last axis but one, unless only an earlier axis has the size of the sequence."""
+        if self.sidecar is None:
+            return None
+        shape = next((spec.shape for spec in self._results if spec.name == output), ())
+        counts = [axis for axis in range(-len(shape), -1) if shape[axis] in (self.sidecar.seq_len, *SEQUENCE_AXES)]
+        return counts[0] if counts and -2 not in counts else -2
 
 
 class StepRunner(FileRunner):
-    """A step file that is fed call by call, from empty caches on; a prefill file likewise.
+    """A step file that is fed call by call, starting from empty caches; also a prefill file.
 
     Args:
         session: the file, opened.
         file: as of `FileRunner`.
-        facts: likewise.
-        singles: feed the longest chunks first, and at least so many positions in the file's own calls after them;
-            None feeds in its own calls only.
+        facts: as of `FileRunner`.
+        singles: feed the longest chunks first, and at least this many positions in the file's own calls after them;
+            None uses the file's own calls only.
 
     Raises:
         UsageError: the facts name an input that the file does not have.
@@ -230,7 +257,7 @@ class StepRunner(FileRunner):
                 why=f"It has no input {self.facts.token_input!r} with an axis {self.facts.sequence_axis}.",
                 fix="Export it again, or copy both files together.",
             )
-        self.inputs = [session.resized(spec, STEP_SEQUENCE) for spec in session.inputs]
+        self.inputs = [session.resized(spec, SEQUENCE) for spec in session.inputs]
         caches = [TensorSpec(cache.input, cache.dtype, tuple(cache.shape)) for cache in self.facts.caches]
         self.signature = [*session.inputs, TensorSpec(self.facts.position_input, "int64", (1,)), *caches]
         if session.missing_prefill is not None:
@@ -238,24 +265,24 @@ class StepRunner(FileRunner):
 
     @property
     def slots(self) -> int:
-        """Positions that its caches hold: the longest of them."""
+        """Positions that its caches hold: the length of the longest."""
         axis = 0 if self.facts.sequence_axis == 0 else -2
         return max((cache.shape[axis] for cache in self.facts.caches if len(cache.shape) > 1), default=1)
 
     @property
     def window(self) -> int:
-        """The largest window of its layers; that of its caches where no layer says."""
+        """The largest window of its layers; the length of its caches where no layer states one."""
         windows = () if self.sidecar is None else self.sidecar.windows
         return max((window.window_size for window in windows), default=self.slots)
 
     def modes(self) -> Sequence[FileRunner]:
-        """In its own calls; and with the prefill file beside it, chunks first and single tokens after."""
+        """Return the file in its own calls and, with a prefill file beside it, in chunks followed by single tokens."""
         if max(self.session.chunks) == self.facts.chunk:
             return [self]
         return [self, StepRunner(self.session, self.file, self.engine or self.sidecar, singles=0)]
 
     def run(self, inputs: Arrays) -> Arrays:
-        """Feed the sequence; the output of every call, joined."""
+        """Feed the sequence call by call, and join the outputs."""
         self.session.reset()
         largest = self.facts.chunk if self._singles is None else None
         calls = self.session.calls(cast_to(inputs, self.inputs), largest, self._singles or 0)
@@ -263,23 +290,31 @@ class StepRunner(FileRunner):
         parts = [output.copy() for output in calls]
         return {self.outputs[0]: np.concatenate(parts, axis=self.facts.sequence_axis)}
 
+    def refuses(self, inputs: Arrays) -> str | None:
+        """Return why a length is not a whole number of calls; None if it is."""
+        length, chunk = inputs[self.facts.token_input].shape[self.facts.sequence_axis], self.facts.chunk
+        return f"it takes {chunk} positions a call, and {length} are no multiple of that" if length % chunk else None
+
     def limits(self, name: str, axis: int) -> tuple[int, int | None]:
-        """The positions that the model has."""
+        """Return the positions of one call and the most that the model has."""
         return self.facts.chunk, self.facts.max_positions
 
     def sequence_axis(self, output: str) -> int | None:
-        """As the facts say."""
+        """Return the axis that the facts state."""
         return self.facts.sequence_axis
 
 
-def open_runner(path: Path, provider: str = "auto", plugin: str = "auto", *, prefill: bool = True) -> FileRunner:
-    """Open a file, altered or not: the comparison finds out.
+def open_runner(
+    path: Path, provider: str = "auto", plugin: str = "auto", *, prefill: bool = True, runtime: str = AUTO_RUNTIME
+) -> FileRunner:
+    """Open a file as a runner, even if it was altered: the comparison shows the effect.
 
     Args:
         path: an ONNX file or an engine.
         provider: as for `runtime.session.load`.
-        plugin: likewise.
+        plugin: as for `runtime.session.load`.
         prefill: of a step file, run the prefill file beside it too.
+        runtime: as for `runtime.session.load`.
 
     Raises:
         UsageError: no such file, a suffix no backend runs, a file that is broken or not what its facts say, a provider
@@ -288,17 +323,22 @@ def open_runner(path: Path, provider: str = "auto", plugin: str = "auto", *, pre
         MissingDependency: the engine is not installed, or the provider asked for does not start.
     """
     suffix = path.suffix.lower()
-    file = read_once(path)
+    file = find_model(path)
     engine = read_engine_facts(path) if suffix == ENGINE_SUFFIX else None
     sidecar = read_sidecar(path) if engine is None else engine.model
     if sidecar is None or sidecar.step is None:
-        return SessionRunner(load(file, provider, plugin=plugin, verify=False), file, engine or sidecar)
-    BACKENDS[suffix].require()
+        session_of_file = load(file, provider, plugin=plugin, verify=False, runtime=runtime)
+        return SessionRunner(session_of_file, file, engine or sidecar)
+    choose_runtime(suffix, runtime)[0].require()
     session: StepSession
     if engine is not None:
         from ..engine.step_session import open_step_engine
 
         session = open_step_engine(path, sidecar, provider, None, plugin)
+    elif runtime != AUTO_RUNTIME:
+        from ..generation.step_session import open_session
+
+        session = open_session(file, sidecar, provider, None, plugin, runtime)
     else:
         from ..generation.step_file import find_prefill
         from ..ort.session import open_file

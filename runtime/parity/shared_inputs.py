@@ -14,7 +14,7 @@ from ..session import Arrays
 
 # From coarse to fine. bfloat16 is not among them: numpy has none.
 _FLOATS = ("float16", "float32", "float64")
-# A size, or an open axis: whose it is, and its name.
+# A size, or a dynamic axis as its model and its name.
 _Axis = int | tuple[str, str]
 
 
@@ -23,12 +23,12 @@ def shared_specs(first: Sequence[TensorSpec], second: Sequence[TensorSpec], name
 
     Args:
         first: the inputs of one model.
-        second: those of the other.
+        second: the inputs of the other.
         names: of the models, for the error.
 
     Returns:
-        The inputs in the order of the first. A size that one of them leaves open is the other's; where both do, it
-        has the first one's name. Of two float types it is the coarser.
+        The inputs in the order of the first. Where one model has a dynamic axis and the other a size, the size is
+        taken; where both are dynamic, the first one's name. Of two float types it is the coarser.
 
     Raises:
         UsageError: a name, a type or a size differs; the text lists every difference.
@@ -56,7 +56,7 @@ def shared_specs(first: Sequence[TensorSpec], second: Sequence[TensorSpec], name
 
 
 def cast_to(arrays: Mapping[str, NDArray[Any]], specs: Iterable[TensorSpec]) -> Arrays:
-    """Cast arrays to the float types of these inputs; what else does not fit is left for the session to refuse."""
+    """Cast arrays to the float types of these inputs; any other mismatch is left for the session to refuse."""
     ready = dict(arrays)
     for spec in specs:
         array = ready.get(spec.name)
@@ -66,7 +66,7 @@ def cast_to(arrays: Mapping[str, NDArray[Any]], specs: Iterable[TensorSpec]) -> 
 
 
 def _coarser(a: str, b: str) -> str | None:
-    """The type to draw in; None where the two differ in more than their precision."""
+    """Return the coarser of two types; None where they differ in more than their precision."""
     if a == b:
         return a
     return _FLOATS[min(_FLOATS.index(a), _FLOATS.index(b))] if {a, b} <= set(_FLOATS) else None
@@ -77,7 +77,7 @@ def _described(spec: TensorSpec) -> str:
 
 
 def _axes(owner: str, spec: TensorSpec) -> list[_Axis]:
-    """Its sizes, and its open axes with their owner; an axis without a name has its place for one."""
+    """Return its sizes and its dynamic axes with their model; an axis without a name gets one from its place."""
     return [
         size if isinstance(size, int) else (owner, size if size != UNNAMED_DIMENSION else f"?{spec.name} {axis}")
         for axis, size in enumerate(spec.shape)
@@ -85,13 +85,13 @@ def _axes(owner: str, spec: TensorSpec) -> list[_Axis]:
 
 
 class _Sizes:
-    """Open axes that have to be of the same size, or of a known one."""
+    """Dynamic axes that must have the same size, or a known one."""
 
     def __init__(self) -> None:
         self._same: dict[_Axis, _Axis] = {}
 
     def join(self, a: _Axis, b: _Axis) -> bool:
-        """Let two be the same; False where they are different sizes."""
+        """Require two axes to have the same size; return False where they are different numbers."""
         a, b = self._root(a), self._root(b)
         if a != b and isinstance(a, int) and isinstance(b, int):
             return False
@@ -101,7 +101,7 @@ class _Sizes:
         return True
 
     def of(self, axis: _Axis) -> int | str:
-        """The size, or the name of what is open."""
+        """Return the size of an axis, or its name where it is dynamic."""
         root = self._root(axis)
         if isinstance(root, int):
             return root

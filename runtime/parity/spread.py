@@ -1,4 +1,4 @@
-"""Gathering an `ErrorSpread` over the chunks of a comparison."""
+"""Gather an `ErrorSpread` over the chunks of a comparison."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from ...core.documents.error_spread import BINS_PER_DECADE, MOST_POINTS, ErrorSpread
 
-# Bins from 1e-20 to 1e20; what lies outside is counted at the ends.
+# Bins from 1e-20 to 1e20; values outside are counted in the first or last bin.
 _LOWEST, _HIGHEST = -20 * BINS_PER_DECADE, 20 * BINS_PER_DECADE
 
 
 @dataclass(frozen=True)
 class SequenceAxis:
-    """Where the sequence is in an output.
+    """The sequence axis of an output.
 
     Args:
         axis: of the array; negative ones count from the last.
@@ -29,7 +29,7 @@ class SequenceAxis:
 
 
 class SpreadSums:
-    """Running counts and maxima.
+    """Running counts and maxima of errors.
 
     Args:
         shape: of the output.
@@ -51,7 +51,7 @@ class SpreadSums:
         self._beyond = np.zeros(stretches, dtype=np.int64)
 
     def add(self, where: NDArray[np.intp], error: NDArray[np.float64], beyond: NDArray[np.bool_]) -> None:
-        """Finite errors at these flat positions, and which of them are out of tolerance."""
+        """Add finite errors at these flat positions, and which of them are out of tolerance."""
         some = error[error > 0]
         self._zero += error.size - some.size
         bins = np.floor(np.log10(some) * BINS_PER_DECADE).clip(_LOWEST, _HIGHEST).astype(np.int64) - _LOWEST
@@ -61,12 +61,12 @@ class SpreadSums:
             self._count_beyond(where[beyond])
 
     def add_not_finite(self, where: NDArray[np.intp]) -> None:
-        """Flat positions at which the result is NaN or Inf."""
+        """Add flat positions at which the result is NaN or Inf."""
         if self._length:
             self._count_beyond(where)
 
     def result(self) -> ErrorSpread:
-        """What was gathered."""
+        """Return the counts and maxima gathered so far."""
         used = np.flatnonzero(self._counts)
         first, end = (int(used[0]), int(used[-1]) + 1) if used.size else (-_LOWEST, -_LOWEST)
         return ErrorSpread(

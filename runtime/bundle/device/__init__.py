@@ -1,1 +1,1 @@
-"""The two scripts that travel in a bundle: no torch and no localattn where they run; the package uses them too."""
+"""The scripts that travel in a bundle: they need neither torch nor localattn there; the package uses them too."""

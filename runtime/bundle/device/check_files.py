@@ -1,6 +1,6 @@
-"""The manifest of a bundle, and whether its files are what it says; the standard library is enough.
+"""Read the manifest of a bundle and check its files against it; needs the standard library alone.
 
-Nothing of a bundle is loaded before this is done: paths are judged first, then the set of files, sizes, SHA-256.
+Nothing of a bundle is loaded before these checks: first the paths, then the set of files, their sizes and SHA-256.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Report = dict[str, Any]
 
 
 class Fault(Exception):
-    """What happened, why, what to do about it, and the exit code it ends with."""
+    """An error with what happened, why, what to do about it, and the exit code of the script."""
 
     def __init__(self, code: int, what: str, why: str = "", fix: str = "") -> None:
         super().__init__(what)
@@ -56,12 +56,12 @@ _SCHEMA = {
 }
 _KINDS = ("onnx", "engine")
 _HEX = re.compile("[0-9a-f]{64}")
-# Names that Windows keeps for devices, whatever follows their first dot.
+# Names that Windows reserves for devices, whatever follows their first dot.
 _DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 
 
 def parse_manifest(text: bytes) -> Report:
-    """The manifest as a dict whose types, paths and references hold.
+    """Parse a manifest, and check its types, paths and references.
 
     Raises:
         Fault: it is no manifest, of another version, or it contradicts itself; the first problem is named.
@@ -90,7 +90,7 @@ def _refuse(constant: str) -> None:
 
 
 def _check_types(value: Any, schema: Any, place: str) -> None:
-    """Compare a value with a schema: a dict names the keys that must be there, a list its items' schema."""
+    """Compare a value with a schema: a dict names the required keys, a list has the schema of its items."""
     if isinstance(schema, dict):
         if not isinstance(value, dict):
             raise ValueError(f"{place} is not an object")
@@ -136,7 +136,7 @@ def _check_references(manifest: Report) -> None:
 
 
 def check_paths(paths: list[str]) -> None:
-    """Refuse names that would leave the folder, or that some file system takes for another name.
+    """Refuse names that would leave the folder, or that some file system treats as another name.
 
     Raises:
         ValueError: the first such name.
@@ -163,7 +163,7 @@ def check_paths(paths: list[str]) -> None:
 
 
 def path_problem(path: str) -> str:
-    """Why a path may not stand in a bundle; empty for a plain relative path with forward slashes."""
+    """Return why a path may not be in a bundle; empty for a plain relative path with forward slashes."""
     if not path or len(path.encode("utf-8", "surrogatepass")) > 240:
         return "is empty or longer than 240 bytes"
     if not path.isprintable() or any(sign in path for sign in '\\:*?"<>|'):
@@ -181,7 +181,7 @@ def _fold(path: str) -> str:
 
 
 def read_manifest(folder: Path) -> bytes:
-    """The bytes of the manifest in `folder`.
+    """Return the bytes of the manifest in `folder`.
 
     Raises:
         Fault: there is none, it is a link, or it is too large to be one.
@@ -237,7 +237,7 @@ def _altered(path: str, why: str) -> Fault:
 
 
 def _plain_files(folder: Path) -> Iterator[tuple[str, int]]:
-    """Relative path and size of every file; never follows a link."""
+    """Yield relative path and size of every file; never follows a link."""
     pending, count = [""], 0
     while pending:
         inner = pending.pop()

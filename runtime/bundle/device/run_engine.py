@@ -1,7 +1,7 @@
 """Run a TensorRT or TensorRT-RTX engine with nothing but its Python package, numpy and the CUDA driver.
 
-The driver is asked first, through ctypes: deserialising without one can end the process. Versions and the GPU are
-compared with the manifest before the engine is opened, and only files whose SHA-256 was checked come here.
+The driver is called first, through ctypes: deserialising without one can end the process. Versions and the GPU are
+compared with the manifest before the engine is opened, and only files whose SHA-256 was checked are opened here.
 Source of the calls: the CUDA driver API reference and TensorRT's Python API (execute_async_v3 and named tensors).
 """
 
@@ -27,11 +27,11 @@ class NotHere(Exception):
 
 
 class Refused(Exception):
-    """TensorRT does not take the engine, or a CUDA call failed."""
+    """TensorRT does not load the engine, or a CUDA call failed."""
 
 
 class Cuda:
-    """The CUDA driver's few functions that a run needs, on the first GPU.
+    """The CUDA driver functions that a run needs, on the first GPU.
 
     Raises:
         NotHere: no driver, or no GPU.
@@ -61,7 +61,7 @@ class Cuda:
             raise Refused(f"{name} returned CUDA error {code}.")
 
     def capability(self) -> str:
-        """Compute capability, "8.7"."""
+        """Return the compute capability, as "8.7"."""
         numbers = []
         for attribute in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR):
             value = ctypes.c_int()
@@ -70,13 +70,13 @@ class Cuda:
         return f"{numbers[0]}.{numbers[1]}"
 
     def allocate(self, size: int) -> int:
-        """An address in device memory of at least `size` bytes."""
+        """Allocate at least `size` bytes of device memory and return the address."""
         address = ctypes.c_uint64()
         self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(max(size, 1)))
         return address.value
 
     def free(self, address: int) -> None:
-        """Give an address back."""
+        """Free the memory at an address."""
         self._call("cuMemFree_v2", ctypes.c_uint64(address))
 
     def upload(self, address: int, array: Any) -> None:
@@ -88,7 +88,7 @@ class Cuda:
         self._call("cuMemcpyDtoH_v2", array.ctypes.data_as(ctypes.c_void_p), ctypes.c_uint64(address), _size(array))
 
     def synchronize(self) -> None:
-        """Wait for everything that was started."""
+        """Wait for all work that was started."""
         self._call("cuCtxSynchronize")
 
 
@@ -99,7 +99,10 @@ def _size(array: Any) -> ctypes.c_size_t:
 def open_engine(
     path: Path, model: dict[str, Any], plugins: list[dict[str, Any]]
 ) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], dict[str, Any]]:
-    """A function from inputs to outputs, by name; and the plugin library that was loaded, with its `ops`, or {}.
+    """Open an engine.
+
+    The result is a function from inputs to outputs, by name; and the plugin library that was loaded, with its `ops`,
+    or {}.
 
     Args:
         path: the engine.
@@ -132,7 +135,7 @@ def open_engine(
 
 
 def _same_release(built: str, here: str) -> None:
-    """Engines run on the release they were built by: same major, minor and patch."""
+    """Refuse an engine of another release: major, minor and patch must be the same."""
     if built and built.split(".")[:3] != here.split(".")[:3]:
         raise NotHere(f"It was built by TensorRT {built}; here is {here}. Build it again on this device.")
 
@@ -146,7 +149,7 @@ def _load_plugins(trt: Any, plugins: list[dict[str, Any]]) -> dict[str, Any]:
     registry, problems = trt.get_plugin_registry(), []
     for library in plugins:
         try:
-            ctypes.CDLL(library["image"])  # says why in words; the registry only returns nothing
+            ctypes.CDLL(library["image"])  # raises an error with the reason, which the registry does not give
         except OSError as error:
             problems.append(str(error).replace(library["image"], library["source"]))
             continue
@@ -161,7 +164,7 @@ def _load_plugins(trt: Any, plugins: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _run(trt: Any, cuda: Cuda, engine: Any, context: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """One run; device memory lives only as long."""
+    """Run once; device memory is freed afterwards."""
     import numpy as np
 
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]

@@ -1,6 +1,6 @@
 """Check a bundle on the device: every file's SHA-256 first, then the samples against their expected outputs.
 
-    python verify.py                     # what lies beside this script
+    python verify.py                     # the bundle beside this script
     python verify.py --provider cuda --format json
     python verify.py --run-libraries     # also with the bundle's own libraries, which are code
 
@@ -15,7 +15,7 @@ import os
 import sys
 
 if __name__ == "__main__":
-    # What lies beside this script is not checked yet: no import may find it, no stale bytecode may stand for it.
+    # Files beside this script are not checked yet: no import may find them, and no stale bytecode may replace them.
     _here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != _here]  # noqa: PTH100
     sys.dont_write_bytecode = True
@@ -35,8 +35,8 @@ from typing import TYPE_CHECKING, Any
 
 
 def _beside(name: str) -> types.ModuleType:
-    """The script `name` beside this one, from its source."""
-    module = types.ModuleType(name)
+    """Load the script `name` beside this one from its source."""
+    module = sys.modules[name] = types.ModuleType(name)  # dataclasses look up their module
     source = Path(__file__).with_name(f"{name}.py")
     exec(compile(source.read_bytes(), str(source), "exec"), module.__dict__)
     return module
@@ -54,7 +54,7 @@ Report = dict[str, Any]
 
 
 def read_arrays(path: Path) -> dict[str, Any]:
-    """The arrays of an uncompressed `.npz`; a header that claims more than is there allocates nothing."""
+    """Read the arrays of an uncompressed `.npz`; a header that claims more than is there allocates nothing."""
     import numpy as np
     from numpy.lib import format as npy
 
@@ -92,10 +92,10 @@ PROVIDERS: dict[str, list[tuple[str, dict[str, str]]]] = {
 }
 
 
-_NO_KERNEL = "Could not find an implementation"  # what onnxruntime says of an element type that it cannot compute in
+_NO_KERNEL = "Could not find an implementation"  # onnxruntime's message for an element type that it cannot compute in
 
 
-# The operators of the libraries of kernels for the CPU. A model without such a library computes them by its functions.
+# The operators of the libraries of kernels for the CPU. Without such a library a model uses its ONNX functions.
 KERNELS = (
     *("WindowedAttention", "WindowedAttentionMask", "WindowedAttentionBias", "WindowedAttentionMaskBias"),
     *("ReadStreams", "MixStreams", "AddToStreams", "BeginStreams", "EndStreams", "RotateHeads", "GatedGelu"),
@@ -103,14 +103,14 @@ KERNELS = (
 
 
 def load_library(folder: Path, manifest: Report, path: str) -> Report:
-    """Read a library of the bundle once and compare it with the manifest; its image is what may be loaded.
+    """Read a library of the bundle once and compare it with the manifest; load only the returned image.
 
     Returns:
         `source` (its path in the bundle), `sha256`, `image`.
     """
     [entry] = [entry for entry in manifest["files"] if entry["path"] == path]
     try:
-        data = library_image.read_once(folder / path)
+        data = library_image.read_regular_file(folder / path)
         check_files.check_bytes(path, entry, iter([data]))
         image = library_image.loadable(data, Path(path).name)
     except OSError as error:
@@ -142,6 +142,7 @@ def open_with_library(path: Path, threads: int | None, library: Report) -> tuple
 
 
 def _onnxruntime() -> Any:
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # without this it writes files into the user's cache on import
     try:
         import onnxruntime as ort
     except ImportError as error:
@@ -154,7 +155,7 @@ def _one_line(error: Exception) -> str:
 
 
 def open_onnx(path: Path, provider: str, threads: int | None) -> tuple[str, Run]:
-    """An ONNX file in onnxruntime: the provider that really runs, and a function from inputs to outputs."""
+    """Open an ONNX file in onnxruntime; return the provider that really runs, and a function from inputs to outputs."""
     ort = _onnxruntime()
     wanted = ["cuda", "cpu"] if provider == "auto" else [provider]
     reason = ""
@@ -190,7 +191,7 @@ def _session(ort: Any, path: Path, name: str, threads: int | None, library: str 
         options.register_custom_ops_library(library)
     if profile:
         options.enable_profiling, options.profile_file_prefix = True, profile
-    options.log_severity_level = 4  # what onnxruntime would print it raises too
+    options.log_severity_level = 4  # onnxruntime also raises what it would print
     ort.set_default_logger_severity(4)
     if threads is not None:
         options.intra_op_num_threads = threads
@@ -207,9 +208,10 @@ def _session(ort: Any, path: Path, name: str, threads: int | None, library: str 
 
 
 def _for_tensorrt(path: Path) -> tuple[bytes, tuple[str, dict[str, str]]]:
-    """What onnxruntime's TensorRT provider is given, which refuses calls of functions and must be told of 16-bit types.
+    """Return the model and provider options for onnxruntime's TensorRT provider.
 
-    A copy with the bodies where they are called and all weights inside, and the provider with its options.
+    The model is a copy with its ONNX functions inlined, because the provider refuses calls of them, and all weights
+    inside. The options allow the 16-bit types of the weights.
     """
     import onnx
     import onnx.inliner
@@ -221,7 +223,7 @@ def _for_tensorrt(path: Path) -> tuple[bytes, tuple[str, dict[str, str]]]:
 
 
 def open_engine(path: Path, model: Report, plugins: list[Report]) -> tuple[str, Run, Report]:
-    """A TensorRT engine, opened by the script for it; and the plugin library that it uses."""
+    """Open a TensorRT engine with `run_engine`; return its backend, a function that runs it, and its plugin library."""
     if TYPE_CHECKING or __package__:
         from . import run_engine
     else:
@@ -234,13 +236,30 @@ def open_engine(path: Path, model: Report, plugins: list[Report]) -> tuple[str, 
         raise Fault(ALTERED, f"{path.name} does not load.", str(error)) from error
 
 
+def compare(actual: Any, expected: Any, tolerance: Report) -> Report:
+    """Compare an output with the expected one, by the same code as the package."""
+    if TYPE_CHECKING or __package__:
+        from ....core import closeness
+    else:
+        closeness = _beside("closeness")
+    import numpy as np
+
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    refused = results.refuse_shapes(actual, expected)
+    if refused is not None:
+        return refused
+    atol, rtol = tolerance["atol"], tolerance["rtol"]
+    figures = closeness.measure(actual, expected, atol, rtol)
+    return results.verdict(figures, closeness.accepts(figures, atol, rtol, tolerance["cosine"]), tolerance)
+
+
 def run_model(
     folder: Path, manifest: Report, model: Report, provider: str, threads: int | None, kernels: str = ""
 ) -> list[Report]:
-    """Run a model's samples, with `kernels` on the CPU if such a library is named; one row a sample and output.
+    """Run a model's samples, with `kernels` on the CPU if such a library is named; return a row for each output.
 
-    The entry `kernels` of a row says what computed the attention: `source` ("ONNX functions", "engine", or a library's
-    path), `sha256` of the library, and its `ops` that really ran.
+    The entry `kernels` of a row states what computed the attention: `source` ("ONNX functions", "engine", or a
+    library's path), `sha256` of the library, and its `ops` that really ran.
     """
     path = folder / model["path"]
     ran: Callable[[], list[str]] = list
@@ -270,7 +289,7 @@ def run_model(
             row["dtype"] = str(wanted.dtype)
             found = {"passed": False, "why": "the model has no such output"}
             if name in actual:
-                found = results.compare(actual[name], wanted, model["tolerance"])
+                found = compare(actual[name], wanted, model["tolerance"])
             rows.append(row | found)
     source = library.get("source") or ("ONNX functions" if model["kind"] == "onnx" else "engine")
     computed = {"source": source, "sha256": library.get("sha256", ""), "ops": library.get("ops") or ran()}
@@ -292,14 +311,14 @@ def run_bundle(
 
     Returns:
         `code` (an exit code), `rows` (one a sample and output), `not_run` (what could not run here, and why),
-        `libraries_not_run` (those that were left alone).
+        `libraries_not_run` (the libraries that were not loaded).
     """
     wanted = [model for model in manifest["models"] if only in (None, model["path"], Path(model["path"]).name)]
     if only is not None and not wanted:
         known = ", ".join(model["path"] for model in manifest["models"])
         raise Fault(NO_BUNDLE, f"The bundle has no model {only!r}.", f"It has: {known}.")
     try:
-        import numpy  # noqa: F401 - one clear line instead of a traceback from the middle of a run
+        import numpy  # noqa: F401 - one clear line instead of a traceback in the middle of a run
     except ImportError as error:
         raise Fault(MISSING, "numpy cannot be imported.", str(error), "python3 -m pip install numpy") from error
     rows: list[Report] = []
@@ -349,7 +368,7 @@ def _for_here(model: Report) -> list[str]:
 
 
 def _takes_kernels(model: Report, provider: str) -> bool:
-    """Say whether libraries of kernels for the CPU are tried with it."""
+    """Return whether libraries of kernels for the CPU are tried with this model."""
     return bool(model["kind"] == "onnx") and provider in ("auto", "cpu")
 
 
@@ -358,12 +377,12 @@ def _for_other_gpu(entry: Report) -> bool:
 
 
 def _an_engine_ran(models: list[Report], ran: set[str]) -> bool:
-    """A bundle may hold an engine for each kind of GPU; one that runs is enough."""
+    """Return whether an engine ran: a bundle may hold one for each kind of GPU, and one is enough."""
     return any(model["kind"] == "engine" and model["path"] in ran for model in models)
 
 
 def main() -> int:
-    """The command line of the script."""
+    """Run the script's command line and return the exit code."""
     parser = argparse.ArgumentParser(description="Check a bundle and run its samples on this device.")
     parser.add_argument("--model", help="run only this model of the manifest")
     parser.add_argument("--provider", default="auto", choices=["auto", "cpu", "cuda", "tensorrt"])

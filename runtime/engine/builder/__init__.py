@@ -1,1 +1,1 @@
-"""Engines out of ONNX files: TensorRT on the device, TensorRT-RTX anywhere."""
+"""Build engines from ONNX files: TensorRT on the device, TensorRT-RTX on any machine."""

@@ -1,7 +1,8 @@
-"""Build an engine: parse, check, build, check again, and only then let the files appear."""
+"""Build an engine: parse, check, build, check again, and only then move the files into place."""
 
 from __future__ import annotations
 
+import logging
 import platform
 import shutil
 import time
@@ -13,8 +14,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ....core.documents.engine_facts import BuildOptions, EngineFacts, PluginFacts, ProfileFacts
+from ....core.documents.report import Report
 from ....core.documents.sidecar import CheckRecord, sidecar_path
+from ....core.error_texts import argument
 from ....core.errors import BuildFailed, MissingDependency, UsageError
+from ....core.progress import timed_steps
 from ....core.storage.files import publish, sha256, work_folder
 from ....core.storage.outputs import writing
 from ....core.storage.publishing import publish_together, sealed
@@ -26,9 +30,11 @@ from .network import build, parse
 from .request import BuildRequest, resolve_targets
 from .source import Source, profiles_for, read_source
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
-class BuildReport:
+class BuildReport(Report):
     """A finished build.
 
     Args:
@@ -41,14 +47,43 @@ class BuildReport:
     facts: EngineFacts
     notes: list[str]
 
+    @property
+    def files(self) -> list[Path]:
+        """The engine and its facts."""
+        return [self.path, sidecar_path(self.path)]
 
-def build_engine(request: BuildRequest, progress: Callable[[str], None] = lambda _: None) -> BuildReport:
+    @property
+    def checks(self) -> list[CheckRecord]:
+        """The checks of the engine."""
+        return self.facts.checks
+
+    def headline(self) -> str:
+        """Return the engine and its properties as one line."""
+        return (
+            f"{self.path}  {self.facts.backend} {self.facts.library_version} for {', '.join(self.facts.targets)}, "
+            f"{self.facts.dtype}"
+        )
+
+
+# The new engine, the ONNX file and the plugin library → the record of a comparison of the two.
+Compare = Callable[[Path, Path, Path | None], CheckRecord]
+
+
+@timed_steps(_log)
+def build_engine(
+    request: BuildRequest, progress: Callable[[str], None] = lambda _: None, compare: Compare | None = None
+) -> BuildReport:
     """Build an engine and the file of facts beside it; either both appear, or nothing.
 
+    Args:
+        request: what to build.
+        progress: called with a line for each step as it begins.
+        compare: the numeric check, `runtime.parity.built_engine.check_built_engine`; it runs if the engine runs here.
+
     Raises:
-        UsageError: an input that cannot be read, a target this library cannot build for, an existing output.
-        MissingDependency: the library, its driver, or the plugin library is not there.
-        BuildFailed: the file is not understood, the build fails, or a check of the result does.
+        UsageError: an input that cannot be read, a target that this library cannot build for, an existing output.
+        MissingDependency: the library, its driver, or the plugin library is missing.
+        BuildFailed: the file cannot be parsed, the build fails, or a check of the result does.
     """
     with ExitStack() as stack:
         folder = stack.enter_context(writing(*request.outputs, inputs=request.inputs, overwrite=request.overwrite))
@@ -73,10 +108,15 @@ def build_engine(request: BuildRequest, progress: Callable[[str], None] = lambda
             stream.write(build(opened, network, request, targets, profiles, progress, cache))
         seconds = time.perf_counter() - started
         progress("Checking the engine")
-        checks += demand(_inspect(opened, staged, source, nodes, targets, device))
+        foreign = _not_for_here(targets, device)
+        checks += demand(_inspect(opened, staged, source, nodes, foreign))
         facts = _facts(request, opened, source, device, targets, profiles, nodes, staged, checks, seconds)
-        described = folder / "facts.json"
+        described = sidecar_path(staged)
         described.write_text(sealed(facts.to_json()), encoding="utf-8")
+        if compare is not None:
+            progress("Comparing the engine with the ONNX file")
+            facts.checks += demand([_parity(compare, request, source, staged, foreign)])
+            described.write_text(sealed(facts.to_json()), encoding="utf-8")
         publish_together({described: sidecar_path(request.output), staged: request.output}, folder)
         if cache is not None and cache.is_file():
             assert request.timing_cache is not None
@@ -85,10 +125,13 @@ def build_engine(request: BuildRequest, progress: Callable[[str], None] = lambda
 
 
 def _staged_cache(request: BuildRequest, opened: TensorRTLibrary) -> Path | None:
-    """A copy of the timing cache to read and extend, beside its place; None where there is none to use."""
+    """Copy the timing cache, to be read and extended, into a folder beside it.
+
+    Return None if no cache is used.
+    """
     if request.timing_cache is None or not opened.has("timing_cache"):
         return None
-    with work_folder(request.timing_cache) as folder:  # already held
+    with work_folder(request.timing_cache) as folder:  # the caller already holds the lock
         staged = folder / "timing.cache"
         if request.timing_cache.is_file():
             shutil.copyfile(request.timing_cache, staged)
@@ -96,13 +139,13 @@ def _staged_cache(request: BuildRequest, opened: TensorRTLibrary) -> Path | None
 
 
 def plan_targets(backend: str, wanted: Sequence[str]) -> list[int]:
-    """The compute capabilities an engine will be built for; raises what `build_engine` would."""
+    """Return the compute capabilities an engine will be built for; raises what `build_engine` would."""
     opened, device = _library(backend)
     return resolve_targets(opened, wanted, device)
 
 
 def demand(checks: Sequence[CheckRecord]) -> list[CheckRecord]:
-    """The checks, if none failed.
+    """Return the checks, if none failed.
 
     Raises:
         BuildFailed: the first that did.
@@ -118,14 +161,15 @@ def demand(checks: Sequence[CheckRecord]) -> list[CheckRecord]:
 
 
 def _library(backend: str) -> tuple[TensorRTLibrary, Device | None]:
-    """The library, and the GPU it builds with. TensorRT needs one, and would crash or hang without."""
+    """Open the library, and find the GPU it builds with. TensorRT needs a GPU: without one it would crash or hang."""
     opened = open_library(backend)
     if opened.has("builds_without_gpu"):
         return opened, find_device_or_none()
     try:
         return opened, find_device()
     except MissingDependency as error:
-        fix = "Build on the device that will run the engine; for RTX GPUs, --backend tensorrt-rtx builds anywhere."
+        other = argument("backend", "tensorrt-rtx")
+        fix = f"Build on the device that will run the engine; for RTX GPUs, {other} builds anywhere."
         raise MissingDependency(f"{backend} builds on a GPU only. {error.what}", why=error.why, fix=fix) from error
 
 
@@ -136,14 +180,14 @@ def _notes(request: BuildRequest, opened: TensorRTLibrary) -> list[str]:
 
 
 def _served(opened: TensorRTLibrary, request: BuildRequest, source: Source) -> tuple[list[str], list[str]]:
-    """Names of the attention nodes that plugins serve, and their op types.
+    """Return the names of the attention nodes that plugins compute, and their op types.
 
     Raises:
-        UsageError: a plugin was asked for, and serves none of the file's nodes.
+        UsageError: a plugin was asked for, and computes none of the file's nodes.
     """
     if request.plugin.kind == "none":
         return [], []
-    # Ahead-of-time plugins are found by TensorRT's Python part, not in the registry of libraries.
+    # Ahead-of-time plugins are found by TensorRT's Python package, not in the registry of libraries.
     known = request.plugin.op_types or registered_op_types(opened)
     nodes = source.nodes(known)
     if not nodes:
@@ -151,7 +195,7 @@ def _served(opened: TensorRTLibrary, request: BuildRequest, source: Source) -> t
         raise UsageError(
             f"No plugin serves a node of {source.path}.",
             why=f"Its attention nodes: {there}. Plugins: {', '.join(known)}.",
-            fix="Build with --plugin none: the function body in the file computes the node.",
+            fix=f"Build with {argument('plugin', 'none')}: the function body in the file computes the node.",
         )
     return nodes, list(known)
 
@@ -161,14 +205,11 @@ def _inspect(
     staged: Path,
     source: Source,
     nodes: Sequence[str],
-    targets: Sequence[int],
-    device: Device | None,
+    foreign: str,
 ) -> list[CheckRecord]:
-    """Open the engine and look into it, if the GPU here is one it is for."""
-    if device is None:
-        return not_opened("no GPU here; the network above is what was serialised")
-    if device.capability not in targets:
-        return not_opened(f"the GPU here is {device.describe()}; the network above is what was serialised")
+    """Open the engine and check its layers, if the GPU here is one it was built for."""
+    if foreign:
+        return not_opened(f"{foreign}; the network above is what was serialised")
     from polygraphy.backend.trt import engine_from_path
     from polygraphy.exception import PolygraphyException
 
@@ -177,6 +218,22 @@ def _inspect(
     except PolygraphyException as error:
         raise BuildFailed("The engine that was just built does not open.", why=opened.messages.reason(error)) from error
     return check_engine(engine, opened, source, nodes)
+
+
+def _not_for_here(targets: Sequence[int], device: Device | None) -> str:
+    """Return why the engine does not run here; "" if it does."""
+    if device is None:
+        return "no GPU here"
+    return "" if device.capability in targets else f"the GPU here is {device.describe()}"
+
+
+def _parity(compare: Compare, request: BuildRequest, source: Source, staged: Path, foreign: str) -> CheckRecord:
+    """Compare the engine with its file, or record that this was skipped and how to do it."""
+    if not foreign:
+        library = request.plugin.library
+        return compare(staged, source.path, None if library is None else library.path)
+    later = f"on the device: localattn parity {request.output.name} --against {source.path.name}"
+    return CheckRecord(name="parity", status="skipped", detail=f"{foreign}: the engine did not run; {later}")
 
 
 def _facts(

@@ -1,7 +1,7 @@
-"""What must be true of an engine before it is published: the plugin is in it, and its precision is the file's.
+"""Check an engine before it is published: it must contain the plugin, and have the file's precision.
 
-Both are looked up twice: in the network, before it is serialised, which needs no GPU; and in the finished engine, by
-TensorRT's engine inspector, where there is a GPU to open it.
+Both are checked twice: in the network, before it is serialised, which needs no GPU; and in the finished engine, with
+TensorRT's engine inspector, if there is a GPU to open it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ....core.documents.sidecar import CheckRecord
+from ....core.dtypes import NUMPY_NAME, SHORT_NAME
 from ..layers import EngineLayer, read_layers
 from ..library import TensorRTLibrary
-from .source import DTYPES, Source
+from .source import Source
 
 # TensorRT's names of element types → numpy's.
 ELEMENTS = {
@@ -31,7 +32,7 @@ ELEMENTS = {
 def check_network(
     opened: TensorRTLibrary, network: Any, source: Source, plugin_nodes: Sequence[str]
 ) -> list[CheckRecord]:
-    """Look at the network before it is serialised.
+    """Check the network before it is serialised.
 
     Args:
         opened: the library.
@@ -49,7 +50,7 @@ def check_network(
 def check_engine(
     engine: Any, opened: TensorRTLibrary, source: Source, plugin_nodes: Sequence[str]
 ) -> list[CheckRecord]:
-    """Look at the finished engine through its inspector.
+    """Check the finished engine with TensorRT's inspector.
 
     Args:
         engine: an `ICudaEngine`.
@@ -62,7 +63,7 @@ def check_engine(
 
 
 def not_opened(why: str) -> list[CheckRecord]:
-    """The record of an engine that cannot be opened here."""
+    """Return the record of an engine that cannot be opened here."""
     return [CheckRecord(name="engine inspector", status="skipped", detail=why)]
 
 
@@ -81,7 +82,7 @@ def _network_plugins(opened: TensorRTLibrary, network: Any, wanted: Sequence[str
 
 
 def _network_types(opened: TensorRTLibrary, network: Any, source: Source) -> CheckRecord:
-    """The network is strongly typed, and its inputs and outputs have the file's element types."""
+    """Check that the network is strongly typed, and that its inputs and outputs have the file's element types."""
     name = "precision of network"
     kinds = opened.trt.NetworkDefinitionCreationFlag
     if not opened.has("always_strongly_typed") and not network.get_flag(kinds.STRONGLY_TYPED):
@@ -95,22 +96,22 @@ def _network_types(opened: TensorRTLibrary, network: Any, source: Source) -> Che
                 name, f"{spec.name} is {found.get(spec.name, 'not there')} in it, {spec.dtype} in the ONNX file"
             )
     types = Counter(element(layer.get_output(0).dtype) for layer in _layers(network) if layer.get_output(0) is not None)
-    foreign = sorted(kind for kind in types if kind in DTYPES and kind not in _allowed(source))
+    foreign = sorted(kind for kind in types if kind in SHORT_NAME and kind not in _allowed(source))
     if foreign:
         return _failed(
             name, f"{types[foreign[0]]} layers compute in {foreign[0]}, which the {source.dtype} file has not"
         )
-    kinds = ", ".join(f"{count} {kind}" for kind, count in types.most_common() if kind in DTYPES)
+    kinds = ", ".join(f"{count} {kind}" for kind, count in types.most_common() if kind in SHORT_NAME)
     return _passed(name, f"strongly typed; layers: {kinds}", **dict(types))
 
 
 def _allowed(source: Source) -> set[str]:
-    """Element types a file of this precision may compute in: its own, and fp32 inside norms and softmax."""
-    return {"float32"} | {numpy_name for numpy_name, name in DTYPES.items() if name == source.dtype}
+    """Return the element types a file of this precision may compute in: its own, and fp32 inside norms and softmax."""
+    return {"float32"} | {NUMPY_NAME.get(source.dtype, source.dtype)}
 
 
 def _network_products(opened: TensorRTLibrary, network: Any, source: Source) -> CheckRecord:
-    """Every product with weights computes in the element type it has in the file."""
+    """Check that every product with weights computes in the element type it has in the file."""
     name = "products of network"
     wanted = source.weighted_products
     kinds = {getattr(opened.trt.LayerType, kind) for kind in ("MATRIX_MULTIPLY", "CONVOLUTION")}
@@ -130,7 +131,7 @@ def _network_products(opened: TensorRTLibrary, network: Any, source: Source) -> 
 
 
 def judge_plugins(layers: Sequence[EngineLayer], wanted: Sequence[str]) -> CheckRecord:
-    """Every wanted node is computed by a plugin layer of the engine."""
+    """Check that every wanted node is computed by a plugin layer of the engine."""
     name = "plugin in engine"
     plugins = [layer for layer in layers if layer.is_plugin]
     missing = [node for node in wanted if not any(layer.computes(node) for layer in plugins)]
@@ -140,16 +141,16 @@ def judge_plugins(layers: Sequence[EngineLayer], wanted: Sequence[str]) -> Check
 
 
 def judge_precision(layers: Sequence[EngineLayer], dtype: str) -> CheckRecord:
-    """Tensors between the engine's layers have the file's precision.
+    """Check that tensors between the engine's layers have the file's precision.
 
-    An fp16 engine that holds no fp16 tensor was built in fp32, an fp32 engine with fp16 or bf16 tensors was not.
+    An fp16 engine without any fp16 tensor was built in fp32; an fp32 engine with fp16 or bf16 tensors was not.
     """
     name = "precision of engine"
     types = Counter(kind for layer in layers for kind in layer.types)
     if not types:
         return CheckRecord(name=name, status="not proven", detail="the inspector tells no element types")
-    own = next(numpy_name for numpy_name, short in DTYPES.items() if short == dtype)
-    foreign = [kind for kind in types if kind in DTYPES and kind not in (own, "float32")]
+    own = NUMPY_NAME[dtype]
+    foreign = [kind for kind in types if kind in SHORT_NAME and kind not in (own, "float32")]
     if foreign:
         return _failed(name, f"{types[foreign[0]]} tensors are {foreign[0]}, the ONNX file is {dtype}")
     if not types[own]:
@@ -158,7 +159,7 @@ def judge_precision(layers: Sequence[EngineLayer], dtype: str) -> CheckRecord:
 
 
 def element(dtype: Any) -> str:
-    """numpy's name of a TensorRT element type."""
+    """Return numpy's name of a TensorRT element type."""
     name = str(dtype).split(".")[-1]
     return ELEMENTS.get(name, name.lower())
 

@@ -1,8 +1,8 @@
-"""From an ONNX file to TensorRT's network, and from the network to the engine's bytes.
+"""Parse an ONNX file into TensorRT's network, and build the network into the engine's bytes.
 
-Polygraphy makes the network, the configuration and the engine, and carries the differences between releases. Three
-things it cannot do are done here: parse a model from memory whose weights lie in a file (and say which node failed),
-ask for ahead-of-time plugins, and turn TF32 off in TensorRT-RTX, whose configuration leaves it on.
+Polygraphy makes the network, the configuration and the engine, and handles the differences between releases. Three
+things it cannot do are done here: parse a model from memory whose weights are in a file (and report which node
+failed), ask for ahead-of-time plugins, and turn off TF32 in TensorRT-RTX, which is on by default there.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ....core.documents.engine_facts import ProfileFacts
+from ....core.error_texts import argument
 from ....core.errors import BuildFailed, MissingDependency
 from ..library import TensorRTLibrary
 from .progress import monitor
@@ -22,7 +23,7 @@ from .source import Source, parse_error
 
 @dataclass(frozen=True)
 class Network:
-    """A parsed model. The parser is kept: the network's weights lie in its memory."""
+    """A parsed model. The parser is kept, because the network's weights are in its memory."""
 
     builder: Any
     definition: Any
@@ -30,17 +31,17 @@ class Network:
 
 
 def parse(opened: TensorRTLibrary, source: Source, plugin_kind: str, op_types: Sequence[str]) -> Network:
-    """A strongly typed network: every precision is the file's.
+    """Parse a file into a strongly typed network: every precision is the file's.
 
     Args:
         opened: the library.
         source: the file.
         plugin_kind: "library", "aot" or "none".
-        op_types: those that plugins serve.
+        op_types: the op types that plugins compute.
 
     Raises:
-        BuildFailed: the parser does not take the file, or the library does not know ahead-of-time plugins; the first
-            error is named.
+        BuildFailed: the parser rejects the file, or the library does not support ahead-of-time plugins; the first error
+            is given.
         MissingDependency: the library does not start.
     """
     trt = opened.trt
@@ -50,7 +51,7 @@ def parse(opened: TensorRTLibrary, source: Source, plugin_kind: str, op_types: S
     parser = trt.OnnxParser(definition, opened.logger)
     content = source.file.content
     if plugin_kind != "none" and not opened.has("plugin_before_function"):
-        # This release would take the function although the plugin is there.
+        # This release would use the ONNX function although there is a plugin.
         content = source.stripped(op_types)
     if isinstance(content, bytes):
         understood = parser.parse(content, str(source.path))
@@ -68,13 +69,13 @@ def _empty_network(opened: TensorRTLibrary, plugin_kind: str) -> tuple[Any, Any]
 
     try:
         if plugin_kind != "aot":
-            # Every network has an explicit batch since TensorRT 10; older Polygraphy would ask RTX for it, and fail.
+            # Every network has an explicit batch since TensorRT 10; older Polygraphy would ask RTX for it and fail.
             return create_network(explicit_batch=False, strongly_typed=True)  # type: ignore[no-any-return]
         kinds = opened.trt.NetworkDefinitionCreationFlag
         builder = opened.trt.Builder(opened.logger)
         flags = 1 << int(kinds.STRONGLY_TYPED) | 1 << int(kinds.PREFER_AOT_PYTHON_PLUGINS)
         definition = builder.create_network(flags)
-    except TypeError as error:  # the bindings' word for a constructor that gave nothing
+    except TypeError as error:  # the bindings raise this for a constructor that returned nothing
         raise MissingDependency(
             f"{opened.library.name} {opened.version} does not start.",
             why=opened.messages.reason(error),
@@ -84,7 +85,7 @@ def _empty_network(opened: TensorRTLibrary, plugin_kind: str) -> tuple[Any, Any]
         raise BuildFailed(
             f"{opened.library.name} {opened.version} makes no network for ahead-of-time plugins.",
             why=opened.messages.reason(),
-            fix="Use --plugin library.",
+            fix=f"Use {argument('plugin', 'library')}.",
         )
     return builder, definition
 
@@ -102,10 +103,10 @@ def build(
     progress: Callable[[str], None],
     cache: Path | None = None,
 ) -> Any:
-    """The serialised engine, as a buffer; `cache` is a file of measured kernel times to read and extend.
+    """Build the engine and return its bytes as a buffer; `cache` is a file of kernel times to read and extend.
 
     Raises:
-        BuildFailed: the builder gave up; its last error is named.
+        BuildFailed: the builder failed; its last error is given.
     """
     from polygraphy.backend.trt import engine_bytes_from_network
     from polygraphy.exception import PolygraphyException
@@ -122,7 +123,7 @@ def build(
     except PolygraphyException as error:
         if watch.cancelled:
             raise KeyboardInterrupt from None
-        other = "" if request.plugin.kind == "none" else " Or build without it: --plugin none."
+        other = "" if request.plugin.kind == "none" else f" Or build without it: {argument('plugin', 'none')}."
         raise BuildFailed(
             f"{opened.library.name} {opened.version} could not build {request.model}.",
             why=opened.messages.reason(error),
@@ -139,7 +140,7 @@ def _configuration(
     watch: Any,
     cache: str | None,
 ) -> Any:
-    """Polygraphy's recipe for the builder configuration."""
+    """Return Polygraphy's builder configuration."""
     from polygraphy.backend.trt import CreateConfig, PostprocessConfig, Profile
 
     trt = opened.trt

@@ -1,4 +1,4 @@
-"""TensorRT's progress, phase by phase, told to whoever shows it."""
+"""Report TensorRT's build progress phase by phase."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def monitor(trt: Any, tell: Callable[[str], None]) -> Any:
-    """An `IProgressMonitor` that tells what is under way; its `cancelled` is set when the user pressed Ctrl-C.
+    """Return an `IProgressMonitor` that reports each step; its `cancelled` is set when the user presses Ctrl-C.
 
     TensorRT calls it from inside the build, where no exception may pass: an interrupt makes it ask TensorRT to stop,
-    and whoever builds raises it again.
+    and the caller of the build raises it again.
 
     Args:
         trt: the library's module.

@@ -1,4 +1,4 @@
-"""What to build, and which GPUs it can be built for."""
+"""Describe an engine to build, and the GPUs it can be built for."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from ....core.documents.engine_facts import ProfileFacts
+from ....core.error_texts import argument
 from ....core.errors import UsageError
 from ....core.storage.file_kinds import ENGINE, TIMING_CACHE
 from ....core.storage.library_store import Library
@@ -17,10 +18,10 @@ from ....onnx_graph.onnx_file import OnnxFile
 from ..device import Device
 from ..library import TensorRTLibrary
 
-# Names of GPU series, as users know them, for compute capabilities.
+# Users' names of GPU series, and their compute capabilities.
 SERIES = {"rtx20": 75, "rtx30": 86, "rtx40": 89, "rtx50": 120}
 
-# What TensorRT-RTX builds for where nothing is said and no GPU is there: the desktop GPUs it is made for.
+# The default targets of TensorRT-RTX without a GPU: the desktop GPUs it is made for.
 DEFAULT_TARGETS = (86, 89, 120)
 
 
@@ -29,11 +30,11 @@ class PluginChoice:
     """How the attention nodes become plugins.
 
     Args:
-        kind: `library`: through a shared library; `aot`: kernels inside the engine; `none`: by the function body.
+        kind: `library`: through a shared library; `aot`: kernels inside the engine; `none`: by the ONNX function.
         library: the shared library, with `library`.
-        register: makes the ahead-of-time plugins known to TensorRT, with `aot`.
-        op_types: those the plugins serve, with `aot`; a library tells its own.
-        asked: what the user said ("auto" too), for the record.
+        register: registers the ahead-of-time plugins with TensorRT, with `aot`.
+        op_types: those the plugins compute, with `aot`; a library lists its own.
+        asked: the option as the user gave it ("auto" too), for the record.
     """
 
     kind: Literal["library", "aot", "none"] = "none"
@@ -45,7 +46,7 @@ class PluginChoice:
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """One engine.
+    """An engine to build.
 
     Args:
         model: the ONNX file, or its path; its external data is looked for beside it.
@@ -56,7 +57,7 @@ class BuildRequest:
         timing_cache: file of measured kernel times to read and extend.
         workspace: bytes of scratch memory a layer may use, ≥ 1.
         builder_optimization_level: 0 to 5; higher searches longer.
-        profiles: sizes of inputs with open dimensions.
+        profiles: sizes of inputs with dynamic axes.
         overwrite: replace an existing engine.
     """
 
@@ -73,19 +74,19 @@ class BuildRequest:
 
     @property
     def outputs(self) -> list[Output]:
-        """What is written, the engine last."""
+        """The files to write, the engine last."""
         cache = [] if self.timing_cache is None else [Output(self.timing_cache, TIMING_CACHE)]
         return [*cache, Output(self.output, ENGINE)]
 
     @property
     def inputs(self) -> list[Path]:
-        """The files that are read, besides those beside them."""
+        """The files to read; files beside them (sidecars, weights) are not listed."""
         library = self.plugin.library
         return [Path(self.model), *(() if library is None else (library.path,))]
 
 
 def capability(target: str) -> int:
-    """A target as its compute capability: "rtx40", "sm_89", "sm89", "8.9" and "89" are 89.
+    """Return the compute capability of a target: "rtx40", "sm_89", "sm89", "8.9" and "89" are 89.
 
     Raises:
         UsageError: it is none of these.
@@ -103,11 +104,11 @@ def capability(target: str) -> int:
 
 
 def resolve_targets(opened: TensorRTLibrary, wanted: Sequence[str], device: Device | None) -> list[int]:
-    """The compute capabilities to build for.
+    """Return the compute capabilities to build for.
 
     Args:
         opened: the library that builds.
-        wanted: what the user named; none for the default.
+        wanted: the targets that the user named; none for the default.
         device: the GPU here; None without one.
 
     Raises:
@@ -121,7 +122,7 @@ def resolve_targets(opened: TensorRTLibrary, wanted: Sequence[str], device: Devi
             raise UsageError(
                 f"TensorRT cannot build for {others} here.",
                 why=f"It builds for the GPU it runs on, which is {device.describe()}.",
-                fix="Build on the target device, or use --backend tensorrt-rtx for an RTX GPU.",
+                fix=f"Build on the target device, or use {argument('backend', 'tensorrt-rtx')} for an RTX GPU.",
             )
         return [device.capability]
     if not named:
@@ -137,6 +138,6 @@ def resolve_targets(opened: TensorRTLibrary, wanted: Sequence[str], device: Devi
 
 
 def supported_capabilities(opened: TensorRTLibrary) -> list[int]:
-    """The compute capabilities TensorRT-RTX names."""
+    """Return the compute capabilities that TensorRT-RTX lists."""
     names = opened.trt.ComputeCapability.__members__
     return sorted(int(name[2:]) for name in names if re.fullmatch(r"SM\d+", name))

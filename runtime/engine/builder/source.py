@@ -1,4 +1,4 @@
-"""The ONNX file as the builder sees it: what must become of it, and the bytes to parse."""
+"""The ONNX file as the builder uses it: its precision, its sizes, and the bytes to parse."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from ....core.documents.engine_facts import ProfileFacts
+from ....core.dtypes import SHORT_NAME
+from ....core.error_texts import argument
 from ....core.errors import BuildFailed, UsageError
 from ....core.nodes.attention import DOMAIN
-from ....core.tensors import UNNAMED_DIMENSION, TensorSpec
+from ....core.tensors import BATCH, SEQUENCE, UNNAMED_DIMENSION, TensorSpec
 from ....onnx_graph.facts import OnnxFacts, inspect_onnx
 from ....onnx_graph.onnx_file import OnnxFile
 
-# Operators that multiply matrices: with a weight among their inputs they carry the precision of the file.
+# Operators that multiply matrices: if an input is a weight, they show the precision of the file.
 _PRODUCTS = ("MatMul", "Gemm", "Conv")
-
-DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 @dataclass(frozen=True)
@@ -36,29 +36,31 @@ class Source:
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """The path of the file."""
         return Path(self.file)
 
     @property
     def dtype(self) -> str:
         """Element type of the file: "fp32", "fp16" or "bf16"; of its inputs where it has no weights."""
-        found = self.facts.weight_dtype or next((x.dtype for x in self.facts.outputs if x.dtype in DTYPES), "float32")
+        found = self.facts.weight_dtype or next(
+            (x.dtype for x in self.facts.outputs if x.dtype in SHORT_NAME), "float32"
+        )
         if self.facts.sidecar is not None and self.facts.sidecar_matches:
             return self.facts.sidecar.dtype
-        return DTYPES.get(found, found)
+        return SHORT_NAME.get(found, found)
 
     def largest(self) -> dict[str, int]:
-        """The sizes of open dimensions at export, by name: the example's batch and the longest sequence."""
+        """Return the sizes of dynamic axes at export, by name: the example's batch and the longest sequence."""
         sidecar = self.facts.sidecar if self.facts.sidecar_matches else None
-        return {} if sidecar is None else {"batch": sidecar.batch, "seq": sidecar.seq_len}
+        return {} if sidecar is None else {BATCH: sidecar.batch, SEQUENCE: sidecar.seq_len}
 
     def nodes(self, op_types: Iterable[str]) -> list[str]:
-        """Names of the attention nodes of these op types."""
+        """Return the names of the attention nodes of these op types."""
         wanted = set(op_types)
         return [node.name for node in self.facts.windowed if node.op_type in wanted]
 
     def stripped(self, op_types: Iterable[str]) -> bytes:
-        """The model without the function bodies of these op types; external data stays where it is."""
+        """Return the model without the ONNX functions of these op types; external data stays where it is."""
         wanted = set(op_types)
         model = self.file.parse()
         kept = [body for body in model.functions if not (body.domain == DOMAIN and body.name in wanted)]
@@ -68,7 +70,7 @@ class Source:
 
 
 def read_source(path: Path | OnnxFile) -> Source:
-    """Read an ONNX file, or take one that was read, without its weights.
+    """Read an ONNX file, or take one that was already read, without its weights.
 
     Raises:
         UsageError: no such file, no ONNX model in it, or external data is missing.
@@ -100,13 +102,13 @@ def _weighted_products(graph: Any) -> dict[str, str]:
 
 
 def profiles_for(source: Source, given: Sequence[ProfileFacts]) -> list[ProfileFacts]:
-    """The sizes the engine will take, one entry an input; none if every size is fixed.
+    """Return the sizes the engine will take, one entry an input; none if every size is fixed.
 
-    What is not given goes from 1 to the sizes of the export: batch and longest sequence, as the sidecar says.
+    A profile that is not given goes from 1 to the sizes of the export: batch and longest sequence, from the sidecar.
 
     Raises:
-        UsageError: an input that does not exist or whose sizes are fixed, sizes that do not fit, or open sizes of
-            which nothing is known.
+        UsageError: an input that does not exist or whose sizes are fixed, sizes that do not fit, or dynamic axes whose
+            sizes are unknown.
     """
     specs = {spec.name: spec for spec in source.facts.inputs}
     by_name = {profile.input: profile for profile in given}
@@ -122,7 +124,7 @@ def profiles_for(source: Source, given: Sequence[ProfileFacts]) -> list[ProfileF
 
 
 def _check_profile(spec: TensorSpec, profile: ProfileFacts, source: Source) -> None:
-    longest = source.largest().get("seq")
+    longest = source.largest().get(SEQUENCE)
     for sizes in (profile.min, profile.opt, profile.max):
         fits = len(sizes) == len(spec.shape) and all(
             isinstance(wanted, str) or wanted == size for wanted, size in zip(spec.shape, sizes, strict=True)
@@ -136,13 +138,13 @@ def _check_profile(spec: TensorSpec, profile: ProfileFacts, source: Source) -> N
     over = [
         size
         for wanted, size in zip(spec.shape, profile.max, strict=True)
-        if wanted == "seq" and size > (longest or size)
+        if wanted == SEQUENCE and size > (longest or size)
     ]
     if over:
         raise UsageError(
             f"Sequences of {over[0]} tokens are too long.",
             why=f"The model was exported for up to {longest}.",
-            fix="Export it again with --max-seq-len.",
+            fix=f"Export it again with {argument('max_seq_len')}.",
         )
 
 
@@ -154,7 +156,7 @@ def _default_profile(spec: TensorSpec, source: Source) -> ProfileFacts:
             raise UsageError(
                 f"The sizes of input {spec.name!r} are open.",
                 why=f"It is {spec.describe()}, and nothing says how large it becomes.",
-                fix="Give --min-shapes, --opt-shapes and --max-shapes, as tokens:1x1024.",
+                fix=f"Give {argument('min_shapes')}, {argument('opt_shapes')} and {argument('max_shapes')}, by input.",
             )
         top.append(largest[size] if isinstance(size, str) else size)
     low = [1 if isinstance(size, str) else size for size in spec.shape]
@@ -162,9 +164,10 @@ def _default_profile(spec: TensorSpec, source: Source) -> ProfileFacts:
 
 
 def parse_error(path: Path, errors: Sequence[str], library: str) -> BuildFailed:
-    """The error for a file that the library does not take."""
+    """Return the error for a file that the library cannot parse."""
     return BuildFailed(
         f"{library} cannot read {path}.",
         why=errors[0] if errors else "Its parser gave no reason.",
-        fix="`localattn inspect` shows what is in the file; export again with an older --opset if a node is unknown.",
+        fix="`localattn inspect` shows what is in the file; export again with an older "
+        f"{argument('opset')} if a node is unknown.",
     )

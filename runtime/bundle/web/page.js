@@ -1,0 +1,219 @@
+// What is on the page: it sends the text to the worker whenever it changes, and shows the tokens that come back.
+
+const BYTES = 256; // a model of so many tokens reads and writes bytes; any other, numbers
+const element = (id) => document.getElementById(id);
+const [text, written, status] = ["text", "written", "status"].map(element);
+
+/** What the page shows, also for programs that drive it. */
+export const state = { ready: false, run: 0, writing: false, prompt: [], tokens: [], offline: false, error: "" };
+let model; // vocabulary, maxPositions and cacheBytes, once it is loaded
+let decoder;
+let waiting = ""; // text that came since the last frame
+let framed = false; // the next frame shows it
+
+const worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
+worker.onmessage = ({ data }) => (data.run === undefined || data.run === state.run) && receive[data.kind](data);
+worker.onerror = (event) => fail(`The page's worker does not start: ${event.message ?? "a file is missing"}.`);
+
+const receive = {
+  loading({ line }) {
+    say(`${line} …`);
+  },
+  ready({ kind, ...facts }) {
+    model = facts;
+    state.ready = true;
+    element("cache").textContent = bytesText(model.cacheBytes);
+    element("filled").parentElement.classList.toggle("endless", model.maxPositions === Infinity);
+    if (model.vocabulary !== BYTES) {
+      text.placeholder = `Numbers from 0 to ${model.vocabulary - 1}, as 1, 2, 3: the model's tokens have no text here`;
+      text.inputMode = "numeric";
+    }
+    say("");
+    write();
+  },
+  read({ seconds }) {
+    element("read").textContent = secondsText(seconds);
+    element("prompt-length").textContent = `for ${counted(state.prompt.length)}`;
+    written.textContent = "";
+    written.classList.remove("stale");
+    showPosition();
+  },
+  token({ token, seconds }) {
+    state.tokens.push(token);
+    state.seconds = seconds;
+    waiting += model.vocabulary === BYTES ? decoder.decode(Uint8Array.of(token), { stream: true }) : `, ${token}`;
+    if (!framed) requestAnimationFrame(paint);
+    framed = true;
+  },
+  done({ positions }) {
+    if (positions) say(`The model has ${model.maxPositions} positions, and the text fills them: it ends here.`);
+    finish();
+  },
+  error({ what }) {
+    fail(what);
+  },
+};
+
+/** Begin anew from what is typed. */
+function write() {
+  element("typed").textContent = text.value;
+  if (!model) return;
+  state.run += 1;
+  state.tokens = [];
+  state.seconds = 0;
+  state.error = "";
+  waiting = "";
+  decoder = new TextDecoder();
+  written.classList.add("stale");
+  say("");
+  if (!element("controls").checkValidity()) return refuse("Seed and tokens are whole numbers.");
+  let prompt;
+  try {
+    prompt = tokensOf(text.value);
+  } catch (error) {
+    return refuse(error.message);
+  }
+  state.prompt = prompt;
+  if (prompt.length === 0) return refuse("");
+  if (prompt.length > model.maxPositions) {
+    return refuse(`The text has ${counted(prompt.length)}, and the model ${model.maxPositions} positions: shorten it.`);
+  }
+  const settings = { temperature: Number(value("temperature")), seed: BigInt(value("seed")), count: Number(value("count")) };
+  state.writing = true;
+  show();
+  worker.postMessage({ kind: "write", run: state.run, prompt, ...settings });
+}
+
+/** End the run in progress, and keep what it has written. */
+function stop() {
+  state.run += 1;
+  worker.postMessage({ kind: "stop", run: state.run });
+  finish();
+}
+
+/** Show no continuation: there is none of such a text. */
+function refuse(why) {
+  worker.postMessage({ kind: "stop", run: state.run });
+  written.textContent = "";
+  if (why) say(why, true);
+  finish();
+}
+
+function finish() {
+  if (framed) paint();
+  if (model?.vocabulary === BYTES && decoder) written.append(printable(decoder.decode()));
+  state.writing = false;
+  show();
+}
+
+function fail(what) {
+  say(what, true);
+  state.error = what;
+  finish();
+}
+
+function paint() {
+  framed = false;
+  const paper = text.parentElement;
+  // Follow the end, but never take a text away from whoever types it.
+  const atEnd = paper.scrollHeight - paper.scrollTop - paper.clientHeight < 40 && document.activeElement !== text;
+  written.append(printable(waiting));
+  waiting = "";
+  if (atEnd) paper.scrollTop = paper.scrollHeight;
+  const made = state.tokens.length;
+  if (made > 1) element("rate").textContent = Math.round((made - 1) / state.seconds).toLocaleString("en");
+  showPosition();
+  show();
+}
+
+/** Buttons and the command below follow what is going on. */
+function show() {
+  document.body.classList.toggle("writing", state.writing);
+  element("write").textContent = state.writing ? "Stop" : "Write";
+  element("write").disabled = !model;
+  element("keep").disabled = state.writing || written.textContent === "";
+  element("shown-temperature").textContent = value("temperature") === "0" ? "0 · likeliest" : value("temperature");
+  element("command").textContent =
+    `localattn generate ${files?.name ?? "model_step"}.onnx --prompt-file FILE --seed ${value("seed")} ` +
+    `--temperature ${value("temperature")} --max-tokens ${value("count")}`;
+}
+
+function showPosition() {
+  const reached = state.prompt.length + Math.max(0, state.tokens.length - 1);
+  element("position").textContent = reached.toLocaleString("en");
+  element("positions").textContent = model.maxPositions === Infinity ? "of any number" : `of ${model.maxPositions}`;
+  element("filled").style.width = `${(100 * reached) / model.maxPositions}%`;
+}
+
+function say(line, bad = false) {
+  status.textContent = line;
+  status.className = bad ? "bad" : "";
+}
+
+/** The model's tokens of a text: its bytes in UTF-8, or the numbers that stand in it. */
+function tokensOf(typed) {
+  if (model.vocabulary === BYTES) return [...new TextEncoder().encode(typed)];
+  const words = typed.split(/[\s,]+/).filter(Boolean);
+  const wrong = words.find((word) => !/^\d{1,15}$/.test(word) || Number(word) >= model.vocabulary);
+  if (wrong !== undefined) throw new RangeError(`${wrong} is no token: they are numbers from 0 to ${model.vocabulary - 1}.`);
+  return words.map(Number);
+}
+
+const value = (id) => element(id).value.trim();
+const counted = (number) => `${number.toLocaleString("en")} token${number === 1 ? "" : "s"}`;
+const printable = (piece) => piece.replace(/[\x00-\x08\x0b-\x1f\x7f-\x9f]/g, "\ufffd");
+const secondsText = (seconds) => (seconds < 1 ? `${Math.ceil(1000 * seconds)} ms` : `${seconds.toFixed(1)} s`);
+
+function bytesText(size) {
+  const unit = size < 1e6 ? ["kB", 1e3] : ["MB", 1e6];
+  return `${(size / unit[1]).toLocaleString("en", { maximumFractionDigits: size < 1e7 ? 1 : 0 })} ${unit[0]}`;
+}
+
+text.addEventListener("input", write);
+for (const id of ["temperature", "seed", "count"]) element(id).addEventListener("input", write);
+element("controls").addEventListener("submit", (event) => {
+  event.preventDefault();
+  state.writing ? stop() : write();
+});
+element("another").addEventListener("click", () => {
+  if (!element("seed").checkValidity()) return;
+  element("seed").value = String(BigInt(value("seed")) + 1n);
+  write();
+});
+element("keep").addEventListener("click", () => {
+  text.value += written.textContent;
+  text.focus();
+  write();
+});
+
+// An address can bring a text and settings along: #text=def%20&seed=3&temperature=0.5&count=200
+for (const [id, brought] of new URLSearchParams(location.hash.slice(1))) {
+  if (["text", "temperature", "seed", "count"].includes(id)) element(id).value = brought;
+}
+
+let files; // page.json: the addresses of the model's files
+
+async function begin() {
+  try {
+    files = await (await fetch(new URL("page.json", import.meta.url))).json();
+  } catch {
+    return fail("page.json is missing or damaged, so the page does not know its model. Copy the whole folder.");
+  }
+  element("name").textContent = files.name;
+  document.title = `${files.name} · localattn`;
+  write();
+  show();
+  worker.postMessage({ kind: "open", files });
+}
+
+/** Keep a copy of everything; browsers allow it on `localhost` and over https. */
+async function keepCopy() {
+  if (!navigator.serviceWorker) return;
+  await navigator.serviceWorker.register(new URL("service-worker.js", import.meta.url));
+  await navigator.serviceWorker.ready;
+  state.offline = true;
+  element("offline").textContent = "The page works offline now.";
+}
+
+begin();
+keepCopy().catch(() => {}); // the page works without a copy, and does not say that it has one

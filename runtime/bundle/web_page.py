@@ -1,0 +1,153 @@
+"""A web page on which a step file generates text: check the model, and write files for any static web server.
+
+The page's own files are in the folder `web` beside this module; onnxruntime-web comes from a folder of the user.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import quote
+
+from ...core.error_texts import argument
+from ...core.errors import UsageError
+from ...core.storage.files import is_file
+from ...core.storage.publishing import MAX_BYTES
+from ...core.storage.reading import read_plain
+from ..generation.step_session import step_facts
+from .parts import ModelPart
+
+HOME = "web"
+PAGE_FILES = Path(__file__).with_name("web")
+# Files in the folder `dist` of onnxruntime-web's package: the build without WebGPU, and the WebAssembly it loads.
+RUNTIME_FILES = ("ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm")
+_INSTALL = "npm install --ignore-scripts onnxruntime-web puts it into node_modules/onnxruntime-web."
+
+
+class Files(Protocol):
+    """What a page needs of the bundle that it is written into."""
+
+    def add(self, path: str, content: bytes, role: str) -> None:
+        """Write a file with generated content."""
+
+    def take(self, source: Path, path: str, role: str) -> None:
+        """Copy a file into the bundle."""
+
+
+@dataclass(frozen=True)
+class WebRuntime:
+    """onnxruntime-web.
+
+    Args:
+        folder: the npm package.
+        version: of the package.
+    """
+
+    folder: Path
+    version: str
+
+
+def read_web_runtime(folder: Path) -> WebRuntime:
+    """Find onnxruntime-web in the folder of its npm package.
+
+    Raises:
+        UsageError: it is no such folder, or lacks a file that the page needs.
+    """
+    try:
+        package = json.loads(read_plain(folder / "package.json", MAX_BYTES))
+        name, version = package["name"], str(package["version"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        why = "It has no package.json of npm that can be read."
+        raise UsageError(f"{folder} is not onnxruntime-web.", why=why, fix=_INSTALL) from error
+    if name != "onnxruntime-web":
+        raise UsageError(f"{folder} is not onnxruntime-web.", why=f"It is {str(name)[:100]!r}.", fix=_INSTALL)
+    missing = [file for file in RUNTIME_FILES if not is_file(folder / "dist" / file)]
+    if missing:
+        why = f"It has no dist/{missing[0]}."
+        raise UsageError(f"onnxruntime-web {version} in {folder} does not fit the page.", why=why, fix=_INSTALL)
+    return WebRuntime(folder, version)
+
+
+def check_web_model(model: ModelPart) -> None:
+    """Refuse a model that the page cannot run.
+
+    Raises:
+        UsageError: it is no step file of one sequence of tokens, or bf16.
+    """
+    path = model.path
+    if model.sidecar is None:
+        why = f"Its sidecar {path.name}.json, which says how its caches are laid out, is not beside it: copy it too."
+        raise UsageError(f"{path} cannot go on a web page.", why=why)
+    facts = step_facts(model.sidecar, path.name)
+    if facts.mode != "step":
+        why = f"It takes {facts.chunk} positions at once; its step file takes it along."
+        raise UsageError(f"{path} is a {facts.mode} file.", why=why, fix="Give the step file.")
+    fed = {facts.position_input, *(cache.input for cache in facts.caches)}
+    data = [spec for spec in model.inputs if spec.name not in fed]
+    if len(data) != 1 or data[0].dtype != "int64" or len(data[0].shape) != 2:
+        taken = ", ".join(spec.describe() for spec in data)
+        raise UsageError(f"{path} cannot go on a web page.", why=f"The page writes tokens, and it takes {taken}.")
+    if data[0].shape[0] != 1:
+        why = f"It goes on with {data[0].shape[0]} sequences at once, and the page shows one."
+        raise UsageError(f"{path} cannot go on a web page.", why=why, fix=f"Export it with {argument('batch', 1)}.")
+    if model.dtype == "bf16":
+        why = "onnxruntime-web has no bf16 kernels on the CPU."
+        raise UsageError(
+            f"{path} cannot go on a web page.", why=why, fix=f"Export it with {argument('dtype', 'fp32')} or fp16."
+        )
+
+
+class WebPage:
+    """The folder `web` of a bundle.
+
+    Args:
+        files: the bundle.
+        runtime: what runs the model in the browser.
+        models: the step file, and the file that takes prompts in chunks if there is one.
+
+    Attributes:
+        home: the folder of the bundle's ONNX files, from which the page loads them.
+    """
+
+    home = f"{HOME}/model"
+
+    def __init__(self, files: Files, runtime: WebRuntime, models: Sequence[ModelPart]) -> None:
+        self._files, self._runtime, self._models = files, runtime, models
+
+    def write(self) -> None:
+        """Write the page's files, the runtime, and `page.json`, which lists what the page loads and caches."""
+        paths = []
+        for source in sorted(PAGE_FILES.iterdir()):
+            self._files.take(source, f"{HOME}/{source.name}", "web")
+            paths.append(source.name)
+        for name in RUNTIME_FILES:
+            self._files.take(self._runtime.folder / "dist" / name, f"{HOME}/onnxruntime-web/{name}", "runtime")
+            paths.append(f"onnxruntime-web/{name}")
+        paths += sorted({_address(path.name) for model in self._models for path in model.files})
+        step, *prefill = (_address(model.path.name) for model in self._models)
+        page = {
+            "name": self._models[0].path.stem,
+            "vocabulary": _vocabulary(self._models[0]),
+            "step": step,
+            "prefill": prefill[0] if prefill else None,
+            "onnxruntime_web": self._runtime.version,
+            "files": paths,
+        }
+        text = json.dumps(page, indent=1, ensure_ascii=False) + "\n"
+        self._files.add(f"{HOME}/page.json", text.encode(), "web")
+
+
+def _vocabulary(model: ModelPart) -> int:
+    """Return how many tokens the model has: the size of its logits."""
+    assert model.sidecar is not None
+    name = step_facts(model.sidecar).logits_output
+    return next(int(spec.shape[-1]) for spec in model.outputs if spec.name == name)
+
+
+def _address(name: str) -> str:
+    """Return the address of a file of the model, relative to the page."""
+    # Encoded as in the page's script, so that the copy kept for offline use is found under it.
+    return "model/" + quote(name, safe="!*'()")

@@ -1,0 +1,1 @@
+"""OpenVINO as a runtime for ONNX files."""

@@ -1,0 +1,136 @@
+"""Measure the error that an unmodified module itself makes in half precision, as a baseline for the file's error.
+
+The module runs twice. The fp32 run shows the positions at which it computes what the reference does; where it departs
+(docs/numerics.md lists how) its outputs are no measure of rounding. The half-precision run shows its error there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ...core.tolerance import BASELINE_FACTOR, LARGEST_FACTOR, Baseline, Tolerance, tolerance_for
+from ..session import Arrays
+from .comparison import Comparison, compare_arrays, merged
+from .runner import Runner, take_sample
+
+if TYPE_CHECKING:
+    from ...core.documents.sidecar import Sidecar
+
+# Every measured baseline was smaller: beyond this the cosine would be below the table's.
+_MOST_RELATIVE = 0.1
+# A module that differs from the reference at a larger share of positions is not used as a baseline.
+_MOST_DEPARTING = 0.5
+
+
+class UntouchedModule(NamedTuple):
+    """An unmodified module, ready to run on the inputs of its file.
+
+    Args:
+        exact: in fp32.
+        rounded: in the file's element type.
+        source: what it is, in words.
+    """
+
+    exact: Runner
+    rounded: Runner
+    source: str
+
+
+class BaselineMeter:
+    """Gathers the error of an unmodified module over sets of inputs.
+
+    Args:
+        module: the module; its error as it was measured before; or a text that says why neither is there.
+        dtype: "fp16" or "bf16".
+
+    Attributes:
+        known: the error that was measured before; None if the module is measured.
+        why_none: why there is no baseline; "" as long as there is one.
+    """
+
+    def __init__(self, module: UntouchedModule | Baseline | str, dtype: str) -> None:
+        self.known = module if isinstance(module, Baseline) else None
+        self.why_none = module if isinstance(module, str) else ""
+        self._module, self._dtype, self._table = module, dtype, tolerance_for(dtype)
+        self._found: list[Comparison] = []
+        self._positions = self._departing = 0
+
+    def take(self, reference: Runner, inputs: Arrays, expected: Arrays) -> None:
+        """Run the module on inputs for which the reference gave these outputs.
+
+        An error raised by the module ends the measurement, but not the comparison of the file.
+        """
+        if not isinstance(self._module, UntouchedModule) or self.why_none:
+            return
+        sample = reference.sample(inputs)
+        try:
+            exact, rounded = (runner.run(inputs) for runner in (self._module.exact, self._module.rounded))
+        except Exception as error:  # PyTorch lacks an operator in this type, or runs out of memory
+            first = (str(error).strip().splitlines() or [""])[0][:200]
+            self.why_none = f"{self._module.source} does not run here ({type(error).__name__}: {first})"
+            return
+        fp32 = tolerance_for("fp32")
+        for name, wanted in expected.items():
+            with np.errstate(invalid="ignore"):
+                off = np.abs(take_sample(exact[name], sample) - wanted)
+                same = np.asarray((off <= fp32.allowed(np.abs(wanted))).all(-1))
+            self._positions += same.size
+            self._departing += same.size - int(same.sum())
+            if same.any():
+                sampled = take_sample(rounded[name], sample)
+                self._found.append(compare_arrays(name, sampled, wanted, self._table, rows=same))
+
+    def result(self) -> Baseline | None:
+        """Return the error over all inputs so far; None if there is no usable one, as `why_none` explains."""
+        if not isinstance(self._module, UntouchedModule) or self.why_none:
+            return self.known
+        source = self._module.source
+        if not self._found or self._departing > _MOST_DEPARTING * self._positions:
+            share = self._departing / max(1, self._positions)
+            self.why_none = f"{source} computes something else in fp32 at {share:.0%} of positions"
+            return None
+        whole = merged(self._found, self._table)
+        if whole.not_finite or (self._table.cosine is not None and whole.cosine < self._table.cosine):
+            self.why_none = f"{source} loses its own outputs in that precision (cosine {whole.cosine:.4g})"
+            return None
+        return Baseline(self._dtype, whole.relative_rms, whole.relative_max, source)
+
+
+def beside(tolerance: Tolerance, baseline: Baseline | None) -> Tolerance:
+    """Return the tolerance with the baseline added, where the tolerance uses one."""
+    return replace(tolerance, baseline=baseline) if tolerance.takes_baseline else tolerance
+
+
+def recorded_baseline(sidecar: Sidecar | None, dtype: str, name: str) -> Baseline | None:
+    """Return the baseline that the export measured, for comparisons without PyTorch.
+
+    Args:
+        sidecar: of the file.
+        dtype: the precision that the file is compared in.
+        name: of the file.
+    """
+    checks = [] if sidecar is None else sidecar.checks
+    found = next((check.baseline for check in checks if check.baseline is not None), None)
+    if found is None or found.dtype != dtype or not 0 <= found.relative_rms <= _MOST_RELATIVE:
+        return None
+    return replace(found, source=f"{found.source}, as the sidecar of {name} recorded it")
+
+
+def both_errors(comparison: Comparison, baseline: Baseline) -> str:
+    """Describe a file's error over all inputs beside the unmodified module's, in words."""
+    told = []
+    for what, own, modules, factor in (
+        ("rms", comparison.relative_rms, baseline.relative_rms, BASELINE_FACTOR),
+        ("largest", comparison.relative_max, baseline.relative_max, LARGEST_FACTOR),
+    ):
+        times = f"{own / modules:.2f} times it, " if modules else ""
+        told.append(f"{what} {own:.2g} and {modules:.2g} ({times}at most {factor:g})")
+    return f"its error and that of {baseline.source}, relative to the outputs' rms: {', '.join(told)}"
+
+
+def table_alone(why_none: str) -> str:
+    """State that no baseline was measured, and why."""
+    return f"the error is held against the table of tolerances alone: {why_none}"
