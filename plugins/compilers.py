@@ -1,7 +1,8 @@
-"""Finding a C++17 compiler that makes code for the processor asked for."""
+"""Find a C++17 compiler for the processor asked for."""
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import shutil
@@ -11,7 +12,9 @@ from dataclasses import dataclass
 from ..core.errors import MissingDependency, UsageError
 from ..core.machine.processor import Arch
 
-# Commands in the order they are tried; one is taken if it says that it makes code for the processor.
+_log = logging.getLogger(__name__)
+
+# Commands in the order they are tried; the first that compiles for the processor is taken.
 _COMMANDS: dict[Arch, tuple[str, ...]] = {
     "x86_64": ("g++", "x86_64-linux-gnu-g++", "clang++"),
     "aarch64": ("g++", "aarch64-linux-gnu-g++", "clang++"),
@@ -24,8 +27,8 @@ class Compiler:
     """A compiler.
 
     Args:
-        command: to run it, with what the user put into `CXX`.
-        version: first line of what it says of itself.
+        command: the words that run it, with the options from `CXX`.
+        version: first line of its `--version`.
     """
 
     command: tuple[str, ...]
@@ -33,7 +36,7 @@ class Compiler:
 
 
 def find_compiler(arch: Arch) -> Compiler:
-    """A compiler for `arch`: `$CXX` if it makes code for it, else GCC or Clang, native or cross.
+    """Find a compiler for `arch`: `$CXX` if it compiles for it, else GCC or Clang, native or cross.
 
     Raises:
         UsageError: `$CXX` cannot be split into words, or cannot be run.
@@ -50,8 +53,11 @@ def find_compiler(arch: Arch) -> Compiler:
                 raise UsageError(f"The compiler {command[0]} cannot be found.", why="It is named by CXX.")
             continue
         machine = _ask(command, "-dumpmachine")
+        _log.debug("%s makes code for %s", " ".join(command), machine or "an unknown machine")
         if machine.split("-")[0] == arch:
-            return Compiler(command, _ask(command, "--version"))
+            found = Compiler(command, _ask(command, "--version"))
+            _log.info("compiler for %s: %s", arch, found.version)
+            return found
         tried.append(f"{' '.join(command)} is for {machine or 'an unknown machine'}")
     raise MissingDependency(
         f"There is no C++ compiler for {arch}.",
@@ -61,7 +67,7 @@ def find_compiler(arch: Arch) -> Compiler:
 
 
 def _ask(command: tuple[str, ...], option: str) -> str:
-    """First line that the compiler prints for an option; empty if it fails."""
+    """Return the first line that the compiler prints for an option; empty if it fails."""
     try:
         finished = subprocess.run([*command, option], capture_output=True, text=True, timeout=60)
     except OSError:

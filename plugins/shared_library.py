@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import subprocess
 from collections.abc import Iterable, Sequence
@@ -10,6 +11,8 @@ from pathlib import Path
 
 from ..core.errors import BuildFailed
 from .compilers import Compiler
+
+_log = logging.getLogger(__name__)
 
 # One call compiles and links. Only what the version script `exports.map` names is visible; the C++ library is linked
 # in, so that the system's may be older than the compiler's.
@@ -39,6 +42,7 @@ def compile_library(
     """
     files = sorted(path.name for path in sources.iterdir() if path.suffix in (".cpp", ".S"))
     command = [*compiler.command, *_FLAGS, f"-Wl,-soname={name}", "-I.", *files, "-o", str(output), *options]
+    _log.info("%s", " ".join(command))
     finished = subprocess.run(command, cwd=sources, capture_output=True, text=True)
     if finished.returncode:
         lines = finished.stderr.splitlines()

@@ -37,7 +37,7 @@ def windowed_attention(
     sequence_first: bool,
     xpos_scale_base: float,
 ) -> Tensor:
-    """Attention of every query to its visible keys; shapes and meaning as in `core.node`.
+    """Compute the attention of every query to its visible keys; shapes and meaning as in `core.node`.
 
     Args:
         query: `[B, N, H, D]` if `sequence_first`, else `[B, H, N, D]`; key and value alike.
@@ -69,7 +69,7 @@ def _reference(
     attn_bias: Tensor | None,
     attributes: NodeAttributes,
 ) -> Tensor:
-    """The operator in plain PyTorch, for any device, element type and head size."""
+    """Compute the operator in plain PyTorch, for any device, element type and head size."""
     geometry, sequence_first = attributes.geometry, attributes.perm == SEQUENCE_FIRST
     if sequence_first:
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
@@ -110,7 +110,7 @@ def _attend(
     shared_qk: bool,
     xpos_scale_base: float,
 ) -> Tensor:
-    """Dense attention of some queries to a span of keys, scores and softmax in at least fp32."""
+    """Compute dense attention of some queries to a span of keys, scores and softmax in at least fp32."""
     precise = torch.promote_types(query.dtype, torch.float32)
     query, key = query.to(precise), key.to(precise)
     if xpos_scale_base:
@@ -136,7 +136,7 @@ def _attend(
 
 
 def xpos_factor(head_dim: int, distance: Tensor, base: float) -> Tensor:
-    """`ζ_c^(distance / base)`, fp64 `[len(distance), head_dim]`; formula in `core.node.NodeAttributes`.
+    """Return `ζ_c^(distance / base)`, fp64 `[len(distance), head_dim]`; formula in `core.node.NodeAttributes`.
 
     Raises:
         UsageError: `head_dim` is odd or below 2.
@@ -181,7 +181,7 @@ def _on_gpu(
 
 
 def why_no_kernel(query: Tensor, attributes: NodeAttributes) -> str:
-    """Why the reference and not the kernel computes this on a GPU; empty if the kernel does.
+    """Return why the reference and not the kernel computes this on a GPU; empty if the kernel does.
 
     Args:
         query: in the layout of `attributes.perm`.

@@ -1,4 +1,4 @@
-"""Whether ahead-of-time plugins can be used here: every condition, and the reason when one fails."""
+"""Find out whether ahead-of-time plugins can be used here, and if not, why."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...core.tensorrt_versions import TENSORRT, describe, has
 
 
 def why_not_release(version: str) -> str:
-    """Why a TensorRT release cannot use them; empty if it can."""
+    """Return why a TensorRT release cannot use ahead-of-time plugins; empty if it can."""
     if has("aot_plugins", TENSORRT, version):
         return ""
     able = describe("aot_plugins", TENSORRT)
@@ -16,7 +16,7 @@ def why_not_release(version: str) -> str:
 
 
 def why_not() -> str:
-    """Why they cannot be used on this machine; empty if they can."""
+    """Return why ahead-of-time plugins cannot be used on this machine; empty if they can."""
     try:
         trt = importlib.import_module("tensorrt")
         version = str(trt.__version__)

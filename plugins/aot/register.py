@@ -1,7 +1,7 @@
-"""Registering the attention node with `tensorrt.plugin`: its shapes, and the kernel for the target.
+"""Register the attention node with `tensorrt.plugin`: its output shape, and the kernel for the target.
 
-TensorRT calls `implementation` while it builds an engine, and keeps of the answer the PTX, the launch grid and the
-int32 arguments, the last two as expressions of the input shapes. Attributes are read then and not again.
+TensorRT calls `implementation` while it builds an engine. It keeps the PTX, the launch grid and the int32 arguments,
+the last two as expressions of the input shapes. Attributes are read at that time only.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ...core.error_texts import argument
 from ...core.errors import MissingDependency, UsageError
 from ...core.geometry import WindowGeometry
 from ...core.nodes.attention import PLUGIN_NAMESPACE, SEQUENCE_FIRST, VARIANTS, NodeAttributes, NodeVariant
@@ -21,8 +22,8 @@ from ..kernel.spec import KernelSpec, pack_scalars, why_unsupported
 from ..kernel.targets import Target
 from .availability import why_not
 
-# The node's attributes, as fields of the type that the ONNX parser reads them into: arrays. Written out, because
-# `tensorrt.plugin` before TensorRT 11.3 does not know what numpy 2.5 calls NDArray.
+# The types of the node's attributes as the ONNX parser passes them: numpy arrays. They are written out because
+# `tensorrt.plugin` before TensorRT 11.3 does not know numpy 2.5's NDArray.
 _INTEGERS, _FLOATS = np.ndarray[tuple[Any, ...], np.dtype[np.int32]], np.ndarray[tuple[Any, ...], np.dtype[np.float32]]
 ATTRIBUTES: dict[str, Any] = {
     "window_size": _INTEGERS,
@@ -40,13 +41,13 @@ _registered: list[Target] = []
 
 
 def register_plugins(target: Target) -> None:
-    """Make the attention node an ahead-of-time plugin for the rest of the process.
+    """Register the attention node as an ahead-of-time plugin for the rest of the process.
 
     Args:
         target: the GPU that engines will be built for; it cannot be changed afterwards.
 
     Raises:
-        MissingDependency: TensorRT or Triton cannot do it here; the reason is told.
+        MissingDependency: TensorRT or Triton cannot do it here; the error gives the reason.
         UsageError: this process registered them for another GPU.
     """
     if _registered == [target]:
@@ -60,7 +61,9 @@ def register_plugins(target: Target) -> None:
     reason = why_not()
     if reason:
         raise MissingDependency(
-            "Ahead-of-time plugins cannot be used here.", why=f"{reason}.", fix="Or take the library: --plugin library."
+            "Ahead-of-time plugins cannot be used here.",
+            why=f"{reason}.",
+            fix=f"Or take the library: {argument('plugin', 'library')}.",
         )
     trtp = importlib.import_module("tensorrt.plugin")
     for variant in VARIANTS:
@@ -70,7 +73,7 @@ def register_plugins(target: Target) -> None:
 
 
 def _register(trtp: Any, variant: NodeVariant, target: Target) -> None:
-    """One op type."""
+    """Register one op type of the node."""
     name = f"{PLUGIN_NAMESPACE}::{variant.op_type}"
     inputs = len(variant.input_names)
     kernels: dict[KernelSpec, CompiledKernel] = {}
@@ -79,7 +82,7 @@ def _register(trtp: Any, variant: NodeVariant, target: Target) -> None:
         return tensors[0].like()
 
     def implementation(*arguments: Any) -> Any:
-        # Inputs, attributes, the outputs, the tactic: by position here, where a description gets attributes by name.
+        # Inputs, attributes, outputs and the tactic all come by position here; a description gets attributes by name.
         attributes = _attributes(arguments[inputs : inputs + len(ATTRIBUTES)])
         query = arguments[0]
         spec = KernelSpec(_DTYPES[query.dtype.name], _known(query.shape_expr[3]), variant.has_mask, variant.has_bias)
@@ -97,7 +100,7 @@ def _register(trtp: Any, variant: NodeVariant, target: Target) -> None:
 
 
 def launch_of(trtp: Any, kernel: CompiledKernel, attributes: NodeAttributes, shape: Any) -> tuple[Any, ...]:
-    """What TensorRT keeps of a kernel: name, PTX, launch parameters, int32 arguments.
+    """Return what TensorRT stores of a kernel: name, PTX, launch parameters and int32 arguments.
 
     Args:
         trtp: `tensorrt.plugin`.
@@ -122,7 +125,7 @@ def launch_of(trtp: Any, kernel: CompiledKernel, attributes: NodeAttributes, sha
 
 
 def _attributes(values: tuple[Any, ...]) -> NodeAttributes:
-    """The node's attributes out of the arrays TensorRT passes, in the order of `ATTRIBUTES`."""
+    """Return the node's attributes from the arrays TensorRT passes, in the order of `ATTRIBUTES`."""
     arrays = dict(zip(ATTRIBUTES, values, strict=True))
     number = {name: array.reshape(-1)[0].item() for name, array in arrays.items() if name != "perm"}
     geometry = WindowGeometry(
@@ -137,14 +140,14 @@ def _attributes(values: tuple[Any, ...]) -> NodeAttributes:
 
 
 def _known(size: Any) -> int:
-    """A size that must be the same for every input."""
+    """Return a size as a number; refuse one that depends on the inputs."""
     if not size.is_constant:
         raise UsageError("The head size of an attention node is open.", why="Its kernel is compiled for one size.")
     return int(size.constant_value())
 
 
 def _refuse_sizes(attributes: NodeAttributes, **sizes: Any) -> None:
-    """An open size is one that only the launch will know: it counts as 1 here."""
+    """Refuse sizes that no kernel computes; a size known only at launch counts as 1."""
     known = {name: int(size.constant_value()) if size.is_constant else 1 for name, size in sizes.items()}
     reason = why_unsupported(attributes, **known)
     if reason:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from ...core.errors import LocalAttnError
 from ...core.machine.processor import Arch
+from ...core.progress import timed_steps
 from ...core.storage.file_kinds import LIBRARY
 from ...core.storage.files import sha256
 from ...core.storage.library_store import CPU_KERNELS, candidates, keep
@@ -19,10 +21,13 @@ from ..shared_library import compile_library, newest_glibc
 from .facts import CpuLibraryFacts, parse_facts
 from .fingerprint import SOURCES, fingerprint
 
+_log = logging.getLogger(__name__)
+
 # One file is compiled for several instruction sets, chosen when it runs; so nothing here names a processor.
 _OPTIONS = ("-O3",)
 
 
+@timed_steps(_log)
 def build_library(
     output: Path, *, arch: Arch, overwrite: bool = False, progress: Callable[[str], None] = lambda _: None
 ) -> CpuLibraryFacts:

@@ -1,4 +1,4 @@
-"""Loading the library into onnxruntime and running each of its kernels once, in models of one node without a body."""
+"""Load the library into onnxruntime and run each kernel once, in models of one node without an ONNX function."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import CheckFailed, MissingDependency
-from ...core.storage.cpu_library import OLDEST_ONNXRUNTIME
+from ...core.machine.process import without_telemetry
 from ...core.storage.library_store import CPU_KERNELS, Library
+from ...core.versions import OLDEST_IR_VERSION, OLDEST_ONNXRUNTIME, OLDEST_OPSET
 from .probes import Arrays, Probe, probes
 
 _AGAIN = f"Build it again: {CPU_KERNELS.how_to_build} --force"
-_OPSET, _IR_VERSION = 20, 9  # which every onnxruntime that takes the library reads
 
 
 @dataclass(frozen=True)
 class CheckedLibrary:
-    """What onnxruntime made of a library.
+    """The result of checking a library in onnxruntime.
 
     Args:
         onnxruntime: its release.
@@ -39,6 +39,7 @@ def check_library(library: Library) -> CheckedLibrary:
         MissingDependency: onnxruntime or onnx is not installed, or does not take the library.
         CheckFailed: a kernel does not run, or computes something else.
     """
+    without_telemetry()
     try:
         import onnxruntime as ort
     except ImportError as error:
@@ -65,7 +66,7 @@ def check_library(library: Library) -> CheckedLibrary:
 
 
 def _run(ort: Any, options: Any, probe: Probe) -> None:
-    """One call, its outputs within rounding."""
+    """Run one probe and compare its outputs within rounding."""
     name, model = f"{probe.op_type} in {probe.dtype}", _model(probe)
     try:
         session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
@@ -80,7 +81,7 @@ def _run(ort: Any, options: Any, probe: Probe) -> None:
 
 
 def _model(probe: Probe) -> bytes:
-    """A model of one node without a body, serialized."""
+    """Return a serialized model of one node without an ONNX function."""
     try:
         from onnx import TensorProto, helper
     except ImportError as error:
@@ -94,14 +95,14 @@ def _model(probe: Probe) -> bytes:
         ]
 
     node = helper.make_node(probe.op_type, [*probe.feed], [*probe.expected], domain=probe.domain, **probe.attributes)
-    opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid(probe.domain, 1)]
+    opsets = [helper.make_opsetid("", OLDEST_OPSET), helper.make_opsetid(probe.domain, 1)]
     graph = helper.make_graph([node], "check", described(probe.feed), described(probe.expected))
-    serialized: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION).SerializeToString()
+    serialized: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=OLDEST_IR_VERSION).SerializeToString()
     return serialized
 
 
 def _instruction_set(library: Library) -> str:
-    """What the library says of itself; "unknown" if it does not."""
+    """Return the instruction set that the library reports; "unknown" if it reports none."""
     try:
         ask = ctypes.CDLL(library.image).localattn_instruction_set
     except (OSError, AttributeError):

@@ -1,4 +1,4 @@
-"""What the JSON file beside a library of kernels for onnxruntime says."""
+"""The JSON file beside a library of kernels for onnxruntime."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class CpuLibraryFacts:
     path: Path = Path()
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types, without the path."""
+        """Return the facts as JSON types, without the path."""
         return {name: value for name, value in asdict(self).items() if name != "path"}
 
     def to_json(self) -> str:
-        """The text of the file."""
+        """Return the text of the file."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
 

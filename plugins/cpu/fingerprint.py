@@ -1,4 +1,4 @@
-"""Telling libraries of other releases apart: a digest of everything that the library is made from."""
+"""A digest of everything that the CPU library is made from, which differs between releases."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ SOURCES = _HERE / "source"
 
 @cache
 def fingerprint() -> str:
-    """Return the digest of the sources of the library, and of what puts them together."""
+    """Return the digest of the library's sources and of the code that compiles them."""
     return digest_of((*sorted(SOURCES.iterdir()), _HERE / "build.py", _HERE.parent / "shared_library.py"))

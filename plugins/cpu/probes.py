@@ -1,4 +1,4 @@
-"""One small call of every compiled kernel, whose result is known without computing it the same way."""
+"""One small call of every compiled kernel, with a result that is known without running the same computation."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Probe:
 
 
 def probes() -> Iterator[Probe]:
-    """One for every kernel and element type."""
+    """Yield one probe for every kernel and element type."""
     for (domain, op_type), dtypes in KERNELS.items():
         for dtype in dtypes:
             element = _NUMPY[dtype]
@@ -59,7 +59,7 @@ def probes() -> Iterator[Probe]:
 
 
 def _attention(op_type: str, element: Any) -> tuple[Arrays, NDArray[Any]]:
-    """Equal scores: every query's output is the mean of the values it sees."""
+    """Make attention inputs with equal scores: every query's output is the mean of the values it sees."""
     shape = (_BATCH, _LENGTH, _HEADS, _HEAD_DIM)
     geometry, value = _WINDOW.geometry, _random(element, *shape)
     given = {
@@ -84,13 +84,16 @@ def _streams() -> NDArray[Any]:
 
 
 def _per_token(weights: NDArray[Any]) -> NDArray[Any]:
-    """The same weights for every token."""
+    """Repeat the same weights for every token."""
     repeated: NDArray[Any] = np.broadcast_to(weights, (_BATCH, _LENGTH, *weights.shape)).copy()
     return repeated
 
 
 def _read_streams(_: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
-    """Stream `s` has one number, at `s`: its products with the matrix, over its norm, are the matrix's row `s`."""
+    """Make streams where stream `s` has one number, at index `s`.
+
+    Their products with the matrix, divided by their norm, are row `s` of the matrix.
+    """
     weight, gain, constant = (_random(np.float32, rows, _STREAMS + 2, seed=rows + i) for i, rows in enumerate(_ROWS))
     size = np.arange(1, _LENGTH + 1, dtype=np.float32)[None, :, None, None]
     streams = size * np.eye(_STREAMS, _HEAD_DIM, dtype=np.float32)
@@ -101,14 +104,14 @@ def _read_streams(_: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
     return [streams, weight, gain, constant], [read, mix, beta]
 
 
-_ROWS = (_HEAD_DIM, _STREAMS, _STREAMS)  # of the matrix, of gain and constant
+_ROWS = (_HEAD_DIM, _STREAMS, _STREAMS)  # rows of the matrix, of the gain and of the constant
 _BETA = np.arange(1, _STREAMS + 1, dtype=np.float32)[:, None]
-# Stream t takes what the one before it has.
+# Stream t receives the content of stream t - 1.
 _SHIFT = np.roll(np.eye(_STREAMS, dtype=np.float32), 1, axis=1)
 
 
 def _writing() -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Streams, β, a branch's output, and what it adds to each stream."""
+    """Return streams, β, a branch's output, and what that output adds to each stream."""
     output = _random(np.float32, _BATCH, _LENGTH, _HEAD_DIM, seed=2)
     return _streams(), _per_token(_BETA), output, _BETA * output[:, :, None]
 
@@ -135,7 +138,7 @@ def _end_streams(_: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
 
 
 def _rotate(element: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
-    """A quarter of a turn, forwards and backwards in turn: the halves change places, and one changes its sign."""
+    """Rotate by a quarter turn, alternately forwards and backwards: the halves swap, and one changes its sign."""
     x = _random(element, _BATCH, _LENGTH, _HEADS, _HEAD_DIM)
     table = np.zeros((_LENGTH, 1, 2, _HEAD_DIM // 2), element)
     turn = (1 - 2 * (np.arange(_LENGTH) % 2)).astype(element)[:, None, None]

@@ -6,6 +6,7 @@ TensorRT, and is built for another processor as easily as for this one.
 
 from __future__ import annotations
 
+import logging
 import platform
 import shutil
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 from ...core.errors import LocalAttnError, UsageError
+from ...core.progress import timed_steps
 from ...core.storage.file_kinds import LIBRARY
 from ...core.storage.files import sha256
 from ...core.storage.library_store import TENSORRT_PLUGIN, candidates, keep
@@ -29,9 +31,12 @@ from .facts import Arch, LibraryFacts, parse_facts
 from .fingerprint import fingerprint as fingerprint
 from .headers import HeaderFolder, find_cuda_headers, find_tensorrt_headers
 
+_log = logging.getLogger(__name__)
+
 _SOURCE = Path(__file__).parent / "source"
 
 
+@timed_steps(_log)
 def build_library(
     output: Path,
     *,

@@ -1,4 +1,4 @@
-"""The facts of a plugin library: what is in it, what it was made from, and the newest one whose facts will do.
+"""The facts of a plugin library: what it contains and what it was made from; and the search for a fitting library.
 
 Importing this module imports pydantic: light modules import it inside functions.
 """
@@ -39,12 +39,12 @@ class KernelFacts(BaseModel):
     ptx: list[str]
 
     def is_of(self, spec: KernelSpec) -> bool:
-        """Whether it is this variant."""
+        """Return whether it is the kernel of this variant."""
         mine = (self.dtype, self.head_dim, self.has_mask, self.has_bias)
         return mine == (spec.dtype, spec.head_dim, spec.has_mask, spec.has_bias)
 
     def runs_on(self, capability: int) -> bool:
-        """Whether a GPU of this compute capability (87 for 8.7) takes its machine code or its PTX."""
+        """Return whether a GPU of this compute capability (87 for 8.7) takes its machine code or its PTX."""
         return f"sm_{capability}" in self.machine_code or any(int(name[3:]) <= capability for name in self.ptx)
 
 
@@ -86,11 +86,11 @@ class LibraryFacts(BaseModel):
     created: str
 
     def to_json(self) -> str:
-        """The text of the file."""
+        """Return the text of the file."""
         return self.model_dump_json(indent=2) + "\n"
 
     def missing(self, specs: Sequence[KernelSpec], targets: Sequence[Target]) -> list[str]:
-        """What the library lacks to run these kernels on these GPUs, in words; empty if nothing."""
+        """List in words what the library lacks to run these kernels on these GPUs; empty if nothing."""
         lacking = []
         for spec in specs:
             kernel = next((kernel for kernel in self.kernels if kernel.is_of(spec)), None)
@@ -123,7 +123,7 @@ def find_library(
 ) -> Library | None:
     """Find the newest library for a processor that may be loaded by itself; None if there is none.
 
-    With `specs`, one that has these kernels for these GPUs, and has them as this release makes them.
+    With `specs`, the library must contain these kernels for these GPUs, built from this release's sources.
 
     Raises:
         CheckFailed: others can write it, or it was changed after it was built.

@@ -1,4 +1,4 @@
-"""Telling libraries of other releases apart: a digest of everything that a library is made from."""
+"""A digest of everything that a plugin library is made from, which differs between releases."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ _KERNEL = _HERE.parent / "kernel"
 
 @cache
 def fingerprint() -> str:
-    """Digest of the sources of the library, of its kernels, and of what puts them together."""
+    """Return the digest of the sources of the library, of its kernels, and of the code that compiles them."""
     sources = (*sorted((_HERE / "source").iterdir()), *sorted(_KERNEL.glob("*.py")))
     return digest_of((*sources, _HERE / "build.py", _HERE / "embed.py", _HERE.parent / "shared_library.py"))

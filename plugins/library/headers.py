@@ -1,4 +1,4 @@
-"""Finding the C++ headers that the plugin library is compiled with: TensorRT's, and CUDA's runtime header.
+"""Find the C++ headers that the plugin library is compiled with: TensorRT's, and CUDA's runtime header.
 
 No library of either is needed. TensorRT's headers come with JetPack, with NVIDIA's archive, with Debian packages of
 NVIDIA's, and as a copy in the kernel-lens wheel; its Python wheels have none.
@@ -46,12 +46,12 @@ _WHEELS_CUDA = (
 
 @dataclass(frozen=True)
 class HeaderFolder:
-    """A folder with the headers looked for.
+    """A folder with the required headers.
 
     Args:
         folder: for the compiler's include path.
-        version: release of what they belong to, "10.14.1".
-        origin: where it was found: an environment variable, "system", or a wheel.
+        version: release of TensorRT or CUDA, "10.14.1".
+        origin: where it was found: the name of an environment variable, "system", or a wheel.
     """
 
     folder: Path
@@ -59,14 +59,14 @@ class HeaderFolder:
     origin: str
 
     def describe(self) -> str:
-        """In words, for reports."""
+        """Return folder, version and origin in words, for reports."""
         return f"{self.version} in {self.folder} ({self.origin})"
 
 
 def find_tensorrt_headers(arch: Arch, root: Path = Path("/")) -> HeaderFolder:
-    """TensorRT's headers.
+    """Find TensorRT's headers.
 
-    `TENSORRT_ROOT` decides alone if it is set; else the system's folders, then the copy in a wheel.
+    If `TENSORRT_ROOT` is set, only that folder is searched; else the system's folders, then the copy in a wheel.
 
     Args:
         arch: processor that the library is for.
@@ -99,9 +99,9 @@ def find_tensorrt_headers(arch: Arch, root: Path = Path("/")) -> HeaderFolder:
 
 
 def find_cuda_headers(arch: Arch, root: Path = Path("/")) -> HeaderFolder:
-    """CUDA's runtime header, which TensorRT's include.
+    """Find CUDA's runtime header, which TensorRT's headers include.
 
-    `CUDA_HOME` decides alone if it is set; else the system's folders, then the copies in wheels.
+    If `CUDA_HOME` is set, only that folder is searched; else the system's folders, then the copies in wheels.
 
     Args:
         arch: processor that the library is for.
@@ -130,7 +130,7 @@ def _places(
     arch: Arch,
     root: Path,
 ) -> Iterator[tuple[Path, str]]:
-    """Folders to look into, in order, with their origin."""
+    """Yield the folders to search, in order, with their origin."""
     if told:
         for folder in (Path(told, "include"), Path(told), Path(told, "include", f"{arch}-linux-gnu")):
             yield folder, variable
@@ -144,14 +144,14 @@ def _places(
 
 
 def tensorrt_version(folder: Path) -> tuple[int, ...]:
-    """The release that `NvInferVersion.h` states, `(10, 14, 1)`; empty if it states none."""
+    """Return the release that `NvInferVersion.h` states, as `(10, 14, 1)`; empty if it states none."""
     path = folder / "NvInferVersion.h"
     text = path.read_text(errors="replace") if path.is_file() else ""
     defined: dict[str, str] = dict(re.findall(r"^#define\s+(\w+)\s+(\w+)", text, re.MULTILINE))
     numbers = []
     for part in ("MAJOR", "MINOR", "PATCH"):
         value = defined.get(f"NV_TENSORRT_{part}", "")
-        value = defined.get(value, value)  # since 10.13 through another macro
+        value = defined.get(value, value)  # since 10.13 the value is the name of another macro
         if not value.isdigit():
             return ()
         numbers.append(int(value))
@@ -159,7 +159,7 @@ def tensorrt_version(folder: Path) -> tuple[int, ...]:
 
 
 def cuda_version(folder: Path) -> str:
-    """The CUDA release of a folder's headers, "13.0"; "unknown" if they do not say."""
+    """Return the CUDA release of a folder's headers, as "13.0"; "unknown" if they do not state it."""
     for name in (CUDA_HEADER, "cuda.h"):
         path = folder / name
         found = (

@@ -1,4 +1,4 @@
-"""Loading a plugin library into the plugin registry of TensorRT or TensorRT-RTX, and listing what it brings."""
+"""Load a plugin library into the plugin registry of TensorRT or TensorRT-RTX, and list what it adds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class AttributeFacts:
 
 @dataclass(frozen=True)
 class CreatorFacts:
-    """One op type, as the registry knows it."""
+    """One op type, as the registry lists it."""
 
     name: str
     version: str
@@ -41,7 +41,7 @@ class CreatorFacts:
 
 @dataclass(frozen=True)
 class RegistryFacts:
-    """What a library brought into a registry.
+    """What a library added to a registry.
 
     Args:
         backend: whose registry: "tensorrt" or "tensorrt-rtx".
@@ -55,12 +55,12 @@ class RegistryFacts:
 
 
 def available_backends() -> list[Backend]:
-    """Which of TensorRT and TensorRT-RTX can be imported here."""
+    """List which of TensorRT and TensorRT-RTX can be imported here."""
     return [backend for backend in _MODULES if not why_not(backend)]
 
 
 def why_not(backend: Backend) -> str:
-    """Why a backend cannot be used here; empty if it can."""
+    """Return why a backend cannot be used here; empty if it can."""
     try:
         _import(backend)
     except MissingDependency as error:
@@ -69,10 +69,12 @@ def why_not(backend: Backend) -> str:
 
 
 def load_into_registry(library: Library, backends: Sequence[Backend] = ("tensorrt", "tensorrt-rtx")) -> RegistryFacts:
-    """Load a library into the registry of the first of these backends that is here, look, and take it out again.
+    """Load a library into a plugin registry, list what it adds, and unload it.
+
+    The registry is that of the first of these backends that can be imported.
 
     Raises:
-        MissingDependency: none of the backends is here.
+        MissingDependency: none of the backends can be imported.
         BuildFailed: TensorRT does not take the library.
     """
     missing = []
@@ -91,7 +93,7 @@ def load_into_registry(library: Library, backends: Sequence[Backend] = ("tensorr
 
 
 def _import(backend: Backend) -> Any:
-    """The backend's Python module.
+    """Import the backend's Python module.
 
     Raises:
         MissingDependency: it is not installed, or does not import.

@@ -1,4 +1,4 @@
-"""Which kernels a library gets: the full set, or what given models need; and for which GPUs by default."""
+"""Choose the kernels of a library (the full set, or what given models need) and its default GPUs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE, VARIANTS
 from ...onnx_graph.onnx_file import OnnxFile
@@ -16,7 +17,7 @@ from .facts import Arch
 if TYPE_CHECKING:
     import onnx
 
-# Head sizes of the full set; others are built when they are asked for or a model has them.
+# Head sizes of the full set; others are built when they are asked for or when a model has them.
 HEAD_DIMS = (16, 32, 64, 128, 256)
 
 # Every library has PTX that runs on all of them. Machine code is added where that PTX cannot use the matrix units (9.0,
@@ -30,12 +31,12 @@ _ONNX_ELEMENT = {1: "fp32", 10: "fp16", 16: "bf16"}  # onnx.TensorProto.DataType
 
 
 def default_targets(arch: Arch) -> list[Target]:
-    """The GPUs a library is built for when none is named."""
+    """Return the GPUs a library is built for when none is named."""
     return [TARGETS[name] for name in DEFAULT_TARGETS[arch]]
 
 
 def full_set(dtypes: Iterable[str] = (), head_dims: Iterable[int] = ()) -> list[KernelSpec]:
-    """Every op type in these element types and head sizes, all by default.
+    """Return every op type in these element types and head sizes; by default in all of them.
 
     Raises:
         UsageError: an element type or head size without a kernel.
@@ -50,12 +51,12 @@ def full_set(dtypes: Iterable[str] = (), head_dims: Iterable[int] = ()) -> list[
 
 
 def needed_by(model: Path | OnnxFile) -> list[KernelSpec]:
-    """The kernels that the attention nodes of an ONNX file need, each once.
+    """Return the kernels that the attention nodes of an ONNX file need, each once.
 
-    Nodes with xpos need none: their function body computes them.
+    Nodes with xpos need none: their ONNX function computes them.
 
     Raises:
-        UsageError: the file cannot be read, or a node's element type or head size cannot be told from it.
+        UsageError: the file cannot be read, or a node's element type or head size cannot be found in it.
     """
     import onnx
 
@@ -75,14 +76,14 @@ def needed_by(model: Path | OnnxFile) -> list[KernelSpec]:
             raise UsageError(
                 f"{file.name} does not tell the type and head size of {node.name or node.op_type}.",
                 why=f"Its query {node.input[0]} has element type {element} and shape {shape}.",
-                fix="Give --dtype and --head-dim instead of the model.",
+                fix=f"Give {argument('dtype')} and {argument('head_dim')} instead of the model.",
             )
         specs[KernelSpec(_ONNX_ELEMENT[element], shape[3], variant.has_mask, variant.has_bias)] = None
     return list(specs)
 
 
 def _tensor_types(model: onnx.ModelProto) -> dict[str, tuple[int, list[Any]]]:
-    """Element type and shape of every tensor that the graph declares; open dimensions by name."""
+    """Return element type and shape of every tensor that the graph declares; dynamic axes by name."""
     graph = model.graph
     types: dict[str, tuple[int, list[Any]]] = {}
     for value in (*graph.input, *graph.value_info, *graph.output):

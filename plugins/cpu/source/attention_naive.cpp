@@ -9,7 +9,7 @@
 namespace localattn {
 namespace {
 
-constexpr int64_t kChannels = 64;  // of the output at a time
+constexpr int64_t kChannels = 64;   // of the output at a time
 constexpr int64_t kWeights = 1024;  // of a query, computed once for all channels if there are no more
 constexpr double kNoWeight = -1;    // of a key that the mask hides
 

@@ -26,7 +26,8 @@ int64_t integer(const OrtApi* api, const Signature& op, const OrtKernelInfo* inf
 
 bool is_heads_first(const OrtApi* api, const Signature& op, const OrtKernelInfo* info) {
   size_t count = 0;
-  demand(api, op, ort::KernelInfoGetAttributeArray_int64(api, info, "perm", nullptr, &count), "perm", "a list of integers");
+  demand(api, op, ort::KernelInfoGetAttributeArray_int64(api, info, "perm", nullptr, &count), "perm",
+         "a list of integers");
   std::vector<int64_t> perm(count);
   if (count == 4) check(ort::KernelInfoGetAttributeArray_int64(api, info, "perm", perm.data(), &count));
   if (perm == std::vector<int64_t>{0, 1, 2, 3}) return true;
@@ -52,7 +53,8 @@ AttentionNode::AttentionNode(const OrtApi* api, const Signature& signature, cons
 
 void AttentionNode::compute(OrtKernelContext* context) const {
   const Tensor query = input(api(), context, 0), key = input(api(), context, 1), value = input(api(), context, 2);
-  if (query.dims.size() != 4) refuse(signature_.op_type, ": query has shape ", text(query.dims), "; it has 4 dimensions");
+  if (query.dims.size() != 4)
+    refuse(signature_.op_type, ": query has shape ", text(query.dims), "; it has 4 dimensions");
   require(signature_.op_type, "key", key.dims, query.dims);
   require(signature_.op_type, "value", value.dims, query.dims);
 

@@ -1,6 +1,6 @@
-// What lies between a model's matrix products and attention nodes, each in one pass over its tensors. Every call is rows
-// (or elements) that do not depend on each other; whoever owns the threads hands them out. The meaning of every tensor
-// is that of the nodes' contract, core/nodes/fused.py.
+// What lies between a model's matrix products and attention nodes, each in one pass over its tensors. Every call is
+// rows (or elements) that do not depend on each other; whoever owns the threads hands them out. The meaning of every
+// tensor is that of the nodes' contract, core/nodes/fused.py.
 #pragma once
 
 #include "attention.h"
@@ -19,10 +19,10 @@ struct ReadStreams {
   const float* columns;  // the matrix transposed, [2 + streams, width]: zeros after dim, from a multiple of 64 bytes on
   const float* gain;     // [streams, 2 + streams]
   const float* constant;  // [streams, 2 + streams]
-  float* read;           // [rows, dim]
-  float* mix;            // [rows, streams, streams]
-  float* beta;           // [rows, streams]
-  int64_t count;         // of streams
+  float* read;            // [rows, dim]
+  float* mix;             // [rows, streams, streams]
+  float* beta;            // [rows, streams]
+  int64_t count;          // of streams
   int64_t dim;
   int64_t width;
 };

@@ -14,8 +14,8 @@ inline Vector tanh_of(Vector x) {
 }
 
 // x·Φ(x), Φ the normal distribution: Φ(-|x|) = erfc(z)/2 with z = |x|/√2, and erfc(z) = exp(-z²)·t·p(t) with
-// t = 1/(1 + 0.43 z), the form of Abramowitz & Stegun 7.1.26; p of least relative error on [0, 9.3] (8e-8), fitted here.
-// Absolute error of Φ below 3e-7.
+// t = 1/(1 + 0.43 z), the form of Abramowitz & Stegun 7.1.26; p of least relative error on [0, 9.3] (8e-8), fitted
+// here. Absolute error of Φ below 3e-7.
 inline Vector gelu_of(Vector x) {
   const Vector t = 1.0f / (1.0f + magnitude(x) * 0.304055916f);  // 0.43 / √2
   Vector p = splat(0x1.2de808p-4f) * t - 0x1.3dd230p-2f;
@@ -59,7 +59,8 @@ inline void multiply_columns(const float* row, const float* columns, int64_t wid
   for (int j = 0; j < kCount; ++j) parts[j] = sums[j];
 }
 
-inline void multiply_some(int count, const float* row, const float* columns, int64_t width, int64_t dim, Vector* parts) {
+inline void multiply_some(int count, const float* row, const float* columns, int64_t width, int64_t dim,
+                          Vector* parts) {
   switch (count) {
     case 1: return multiply_columns<1>(row, columns, width, dim, parts);
     case 2: return multiply_columns<2>(row, columns, width, dim, parts);
@@ -97,7 +98,8 @@ inline int64_t weights_floats(int64_t count) {
 }
 
 // What streams [first, end) of a token are multiplied with: 2 + count weights each. `memory` holds `weights_floats`.
-inline const float* weights_of(const ReadStreams& call, const float* streams, int64_t first, int64_t end, float* memory) {
+inline const float* weights_of(const ReadStreams& call, const float* streams, int64_t first, int64_t end,
+                               float* memory) {
   const int64_t columns = call.count + 2, a_stream = columns + 1;
   const int64_t sums = align((end - first) * a_stream, kLanes), weights = (end - first) * columns;
   float* parts = memory;

@@ -22,9 +22,8 @@ void for_all(const OrtApi* api, const OrtKernelContext* context, const char* op,
   const int64_t least = std::max(kSmallestTask / elements, int64_t{1});
   const int64_t wanted = std::min(kTasksPerThread * processors(), divide_up(rows, least));
   const int64_t size = divide_up(rows, wanted);
-  run_on_threads(api, context, op, divide_up(rows, size), [&](int64_t task) {
-    return run({task * size, std::min((task + 1) * size, rows)});
-  });
+  run_on_threads(api, context, op, divide_up(rows, size),
+                 [&](int64_t task) { return run({task * size, std::min((task + 1) * size, rows)}); });
 }
 
 // The first input: tokens [B, N, ...] with so many dimensions.
@@ -110,7 +109,8 @@ void WriteStreamsNode::compute(OrtKernelContext* context) const {
   if (writing_ != Writing::add) {
     const Tensor mix = input(api(), context, next++);
     if (writing_ == Writing::begin) call.to = mix.dims.size() == 4 ? mix.dims[2] : 0;
-    if (call.to > kMost) refuse(op_type_, ": mix has shape ", text(mix.dims), "; there are at most ", kMost, " streams");
+    if (call.to > kMost)
+      refuse(op_type_, ": mix has shape ", text(mix.dims), "; there are at most ", kMost, " streams");
     require(op_type_, "mix", mix.dims, {batch, length, call.to, call.from});
     call.mix = mix.floats();
   }

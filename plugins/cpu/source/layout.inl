@@ -2,8 +2,8 @@
 
 constexpr int64_t kDepth = 64;  // channels of a key that lie together: keys are panels of [rows][kDepth]
 constexpr int64_t kStep = 192;  // keys a tile takes at a time: their scores fit into the first level cache
-// A block's keys and values stay in the second level cache: how many floats, what its rows are a multiple of, and how many
-// there are at most.
+// A block's keys and values stay in the second level cache: how many floats, what its rows are a multiple of, and how
+// many there are at most.
 constexpr int64_t kBlockFloats = 65536;
 constexpr int64_t kSmallestBlock = 64;
 constexpr int64_t kLargestBlock = 512;

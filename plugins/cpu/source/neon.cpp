@@ -15,12 +15,8 @@ constexpr int kNarrow = 4;
 
 typedef float Vector __attribute__((vector_size(4 * kLanes)));
 
-inline Vector widen_vector(const uint16_t* from) {
-  return (Vector)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from)));
-}
-inline void narrow_vector(uint16_t* to, Vector x) {
-  vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)x)));
-}
+inline Vector widen_vector(const uint16_t* from) { return (Vector)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from))); }
+inline void narrow_vector(uint16_t* to, Vector x) { vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)x))); }
 
 #include "kernels.inl"
 

@@ -29,7 +29,8 @@ struct Operator : OrtCustomOp {
 
 const Operator& of(const OrtCustomOp* op) { return *static_cast<const Operator*>(op); }
 
-// The names are those of core/nodes/attention.py. The operators with xpos are missing: their function body computes them.
+// The names are those of core/nodes/attention.py. The operators with xpos are missing: their function body computes
+// them.
 std::vector<Operator> attention_operators() {
   const Signature signatures[] = {
       {"WindowedAttention", false, false, kSingle, kSingle},
@@ -75,7 +76,8 @@ std::vector<Operator> fused_operators() {
   const auto read = [](auto* api) { return new ReadStreamsNode(api); };
   add("ReadStreams", Elements(4, kFloat), Elements(3, kFloat), read, false);
   const auto add_writing = [&](const char* op_type, Writing writing) {
-    add(op_type, Elements(writing == Writing::add ? 3 : 4, kFloat), {kFloat},
+    add(
+        op_type, Elements(writing == Writing::add ? 3 : 4, kFloat), {kFloat},
         [=](auto* api) { return new WriteStreamsNode(api, op_type, writing); },
         writing == Writing::mix || writing == Writing::add);
   };

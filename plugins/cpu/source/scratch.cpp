@@ -39,7 +39,9 @@ float* keep(size_t floats) {
 
 Memory::Memory(size_t floats)
     : mapped_(floats > kMostKept ? floats * sizeof(float) : 0),
-      data_(mapped_ ? map(mapped_) : floats ? allocate(floats) : nullptr) {}
+      data_(mapped_  ? map(mapped_)
+            : floats ? allocate(floats)
+                     : nullptr) {}
 
 Memory::~Memory() {
   if (!mapped_) {

@@ -106,7 +106,7 @@ template <int kVectors, typename Number>
 inline void add_bias(const Call& call, int64_t head, const Block& block, const Tile& tile, int vector, float* scores,
                      int64_t at, int64_t count) {
   const Number* biases = static_cast<const Number*>(call.attn_bias);
-  int64_t rows[kLanes];  // where a lane's bias for the block's first position is
+  int64_t rows[kLanes];          // where a lane's bias for the block's first position is
   int64_t from = 0, to = count;  // rows that all lanes have a bias for, and whose positions are consecutive
   for (int lane = 0; lane < kLanes; ++lane) {
     const int64_t query = tile.first + least(vector * kLanes + lane, tile.count - 1);
@@ -150,8 +150,8 @@ inline void set_own_scores(const Block& block, const Tile& tile, float* scores, 
   }
 }
 
-// Values that are not finite, of rows [at, at + count) of the block: only queries that see them get them, whatever their
-// weight.
+// Values that are not finite, of rows [at, at + count) of the block: only queries that see them get them, whatever
+// their weight.
 template <int kVectors, typename Number>
 void add_not_finite(const Call& call, const Rows& rows, const Block& block, const Tile& tile, const float* weights,
                     int64_t at, int64_t count, const int32_t* first, const int32_t* end) {
@@ -213,8 +213,8 @@ void attend(const Call& call, const Rows& task, const Block& block, Tile& tile, 
   }
 }
 
-// All queries of `rows`. False: they need more floats of scratch than `most_floats`, or there is no memory, and nothing was
-// written.
+// All queries of `rows`. False: they need more floats of scratch than `most_floats`, or there is no memory, and nothing
+// was written.
 template <int kVectors, typename Number>
 bool attend_rows_by(const Call& call, const Rows& rows, int64_t most_floats) {
   constexpr int kRows = kVectors * kLanes;

@@ -22,8 +22,8 @@ inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }  // b if eith
 
 // 2^x for x ≤ 0, zero below 2^-126, NaN of NaN; relative error below 2e-7. 2^x = 2^n · 2^f with n the nearest whole
 // number; for 2^f on [-1/2, 1/2] the polynomial of least relative error with p(0) = 1 (Remez). Adding 1.5 · 2^23 + 127
-// rounds to n and leaves n + 127 in the lowest bits, the exponent of 2^n. That is a factor, not added to the exponent of
-// 2^f: of a NaN the sum would be a number.
+// rounds to n and leaves n + 127 in the lowest bits, the exponent of 2^n. That is a factor, not added to the exponent
+// of 2^f: of a NaN the sum would be a number.
 inline Vector exp2_of(Vector x) {
   const Vector rounding = splat(12583039.0f);
   const Vector shifted = x + rounding;

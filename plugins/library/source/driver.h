@@ -16,22 +16,22 @@ using Function = struct CUfunc_st*;
 using Stream = struct CUstream_st*;
 
 struct Driver {
-    Result (*init)(unsigned flags);
-    Result (*contextCurrent)(Context* context);
-    Result (*contextDevice)(Device* device);
-    Result (*contextId)(Context context, unsigned long long* id);  // since CUDA 12.0; may be null
-    Result (*deviceAttribute)(int* value, int attribute, Device device);
-    Result (*moduleLoad)(Module* module, void const* image, unsigned count, int* options, void** values);
-    Result (*moduleFunction)(Function* function, Module module, char const* name);
-    Result (*moduleUnload)(Module module);
-    Result (*functionSetAttribute)(Function function, int attribute, int value);
-    Result (*launch)(Function function, unsigned gridX, unsigned gridY, unsigned gridZ, unsigned blockX,
-        unsigned blockY, unsigned blockZ, unsigned sharedBytes, Stream stream, void** arguments, void** extra);
-    Result (*errorName)(Result result, char const** name);
-    Result (*errorText)(Result result, char const** text);
+  Result (*init)(unsigned flags);
+  Result (*contextCurrent)(Context* context);
+  Result (*contextDevice)(Device* device);
+  Result (*contextId)(Context context, unsigned long long* id);  // since CUDA 12.0; may be null
+  Result (*deviceAttribute)(int* value, int attribute, Device device);
+  Result (*moduleLoad)(Module* module, void const* image, unsigned count, int* options, void** values);
+  Result (*moduleFunction)(Function* function, Module module, char const* name);
+  Result (*moduleUnload)(Module module);
+  Result (*functionSetAttribute)(Function function, int attribute, int value);
+  Result (*launch)(Function function, unsigned gridX, unsigned gridY, unsigned gridZ, unsigned blockX, unsigned blockY,
+                   unsigned blockZ, unsigned sharedBytes, Stream stream, void** arguments, void** extra);
+  Result (*errorName)(Result result, char const** name);
+  Result (*errorText)(Result result, char const** text);
 
-    // "CUDA_ERROR_NO_DEVICE (100): no CUDA-capable device is detected"
-    std::string describe(Result result) const;
+  // "CUDA_ERROR_NO_DEVICE (100): no CUDA-capable device is detected"
+  std::string describe(Result result) const;
 };
 
 // The driver, or null where there is none; `why` then says what failed. Opened once a process.

@@ -3,61 +3,61 @@
 namespace localattn {
 
 char const* elementName(Element element) {
-    switch (element) {
+  switch (element) {
     case Element::kFP16: return "fp16";
     case Element::kBF16: return "bf16";
     case Element::kFP32: return "fp32";
-    }
-    return "?";
+  }
+  return "?";
 }
 
 Kernel const* chooseKernel(KernelKey const& key, int32_t capability, int32_t rank) {
+  for (size_t i = 0; i < kKERNEL_COUNT; ++i) {
+    Kernel const& kernel = kKERNELS[i];
+    if (kernel.key == key && !kernel.isPtx && kernel.capability == capability && rank-- == 0) {
+      return &kernel;
+    }
+  }
+  // PTX, from the newest that the GPU takes downwards.
+  for (int32_t below = capability; below > 0;) {
+    Kernel const* newest = nullptr;
     for (size_t i = 0; i < kKERNEL_COUNT; ++i) {
-        Kernel const& kernel = kKERNELS[i];
-        if (kernel.key == key && !kernel.isPtx && kernel.capability == capability && rank-- == 0) {
-            return &kernel;
-        }
+      Kernel const& kernel = kKERNELS[i];
+      if (kernel.key == key && kernel.isPtx && kernel.capability <= below &&
+          (newest == nullptr || kernel.capability > newest->capability)) {
+        newest = &kernel;
+      }
     }
-    // PTX, from the newest that the GPU takes downwards.
-    for (int32_t below = capability; below > 0;) {
-        Kernel const* newest = nullptr;
-        for (size_t i = 0; i < kKERNEL_COUNT; ++i) {
-            Kernel const& kernel = kKERNELS[i];
-            if (kernel.key == key && kernel.isPtx && kernel.capability <= below
-                && (newest == nullptr || kernel.capability > newest->capability)) {
-                newest = &kernel;
-            }
-        }
-        if (newest == nullptr || rank-- == 0) {
-            return newest;
-        }
-        below = newest->capability - 1;
+    if (newest == nullptr || rank-- == 0) {
+      return newest;
     }
-    return nullptr;
+    below = newest->capability - 1;
+  }
+  return nullptr;
 }
 
 bool haveKernel(Element element, int32_t headDim, bool hasMask, bool hasBias) {
-    for (size_t i = 0; i < kKERNEL_COUNT; ++i) {
-        KernelKey const& key = kKERNELS[i].key;
-        if (key.element == element && (headDim < 0 || key.headDim == headDim) && key.hasMask == hasMask
-            && key.hasBias == hasBias) {
-            return true;
-        }
+  for (size_t i = 0; i < kKERNEL_COUNT; ++i) {
+    KernelKey const& key = kKERNELS[i].key;
+    if (key.element == element && (headDim < 0 || key.headDim == headDim) && key.hasMask == hasMask &&
+        key.hasBias == hasBias) {
+      return true;
     }
-    return false;
+  }
+  return false;
 }
 
 std::string describeKey(KernelKey const& key) {
-    return std::string(elementName(key.element)) + ", head size " + std::to_string(key.headDim)
-        + (key.hasMask ? ", key mask" : "") + (key.hasBias ? ", additive bias" : "");
+  return std::string(elementName(key.element)) + ", head size " + std::to_string(key.headDim) +
+         (key.hasMask ? ", key mask" : "") + (key.hasBias ? ", additive bias" : "");
 }
 
 std::string howToBuild(KernelKey const& key, int32_t capability) {
-    std::string command = "localattn plugin build";
-    if (capability > 0) {
-        command += " --target sm_" + std::to_string(capability);
-    }
-    return command + " --dtype " + elementName(key.element) + " --head-dim " + std::to_string(key.headDim);
+  std::string command = "localattn plugin build";
+  if (capability > 0) {
+    command += " --target sm_" + std::to_string(capability);
+  }
+  return command + " --dtype " + elementName(key.element) + " --head-dim " + std::to_string(key.headDim);
 }
 
 }  // namespace localattn

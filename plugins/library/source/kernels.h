@@ -13,28 +13,27 @@ char const* elementName(Element element);
 
 // What a kernel was compiled for.
 struct KernelKey {
-    Element element;
-    int32_t headDim;
-    bool hasMask;
-    bool hasBias;
+  Element element;
+  int32_t headDim;
+  bool hasMask;
+  bool hasBias;
 
-    bool operator==(KernelKey const& other) const {
-        return element == other.element && headDim == other.headDim && hasMask == other.hasMask
-            && hasBias == other.hasBias;
-    }
+  bool operator==(KernelKey const& other) const {
+    return element == other.element && headDim == other.headDim && hasMask == other.hasMask && hasBias == other.hasBias;
+  }
 };
 
 // One kernel for one GPU: machine code (a cubin) or PTX text, ended by a zero byte, that the driver compiles.
 struct Kernel {
-    KernelKey key;
-    int32_t capability;  // 87 for compute capability 8.7; for PTX the lowest it runs on
-    bool isPtx;
-    char const* entry;
-    int32_t blockQueries;
-    int32_t threads;
-    int32_t sharedBytes;
-    void const* image;
-    size_t imageBytes;
+  KernelKey key;
+  int32_t capability;  // 87 for compute capability 8.7; for PTX the lowest it runs on
+  bool isPtx;
+  char const* entry;
+  int32_t blockQueries;
+  int32_t threads;
+  int32_t sharedBytes;
+  void const* image;
+  size_t imageBytes;
 };
 
 // Written by the build (table.cpp).

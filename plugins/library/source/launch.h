@@ -13,15 +13,15 @@ namespace localattn {
 
 // Sizes of one call.
 struct Sizes {
-    int64_t batch;
-    int64_t length;
-    int64_t heads;
+  int64_t batch;
+  int64_t length;
+  int64_t heads;
 };
 
 // A kernel, ready in a CUDA context.
 struct Loaded {
-    Kernel const* kernel{nullptr};
-    Function function{nullptr};
+  Kernel const* kernel{nullptr};
+  Function function{nullptr};
 };
 
 // Why a kernel cannot compute these sizes; empty if it can.
@@ -33,6 +33,6 @@ bool load(KernelKey const& key, Loaded& loaded, std::string& why);
 
 // Runs it on `stream`. `inputs` are query, key, value, then key mask and bias if the kernel has them.
 bool launch(Loaded const& loaded, Attributes const& attributes, Sizes const& sizes, void const* const* inputs,
-    void* output, Stream stream, std::string& why);
+            void* output, Stream stream, std::string& why);
 
 }  // namespace localattn

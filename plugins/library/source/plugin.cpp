@@ -15,258 +15,238 @@ using nvinfer1::DynamicPluginTensorDesc;
 using nvinfer1::PluginTensorDesc;
 
 bool elementOf(DataType type, Element& element) {
-    switch (type) {
+  switch (type) {
     case DataType::kHALF: element = Element::kFP16; return true;
     case DataType::kBF16: element = Element::kBF16; return true;
     case DataType::kFLOAT: element = Element::kFP32; return true;
     default: return false;
-    }
+  }
 }
 
 std::string shapeText(Dims const& shape) {
-    std::string text = "[";
-    for (int32_t i = 0; i < shape.nbDims; ++i) {
-        text += (i != 0 ? ", " : "") + std::to_string(shape.d[i]);
-    }
-    return text + "]";
+  std::string text = "[";
+  for (int32_t i = 0; i < shape.nbDims; ++i) {
+    text += (i != 0 ? ", " : "") + std::to_string(shape.d[i]);
+  }
+  return text + "]";
 }
 
-bool fits(int64_t a, int64_t b) {
-    return a < 0 || b < 0 || a == b;
-}
+bool fits(int64_t a, int64_t b) { return a < 0 || b < 0 || a == b; }
 
 bool fits(Dims const& shape, std::vector<int64_t> const& wanted) {
-    if (shape.nbDims != static_cast<int32_t>(wanted.size())) {
-        return false;
+  if (shape.nbDims != static_cast<int32_t>(wanted.size())) {
+    return false;
+  }
+  for (int32_t i = 0; i < shape.nbDims; ++i) {
+    if (!fits(shape.d[i], wanted[i])) {
+      return false;
     }
-    for (int32_t i = 0; i < shape.nbDims; ++i) {
-        if (!fits(shape.d[i], wanted[i])) {
-            return false;
-        }
-    }
-    return true;
+  }
+  return true;
 }
 
 }  // namespace
 
 WindowedAttention::WindowedAttention(OpType const& opType, Attributes const& attributes)
-    : mOpType(opType)
-    , mAttributes(attributes)
-    , mDescription(attributes.describe() + "; localattn " + kVERSION)
-    , mFields(mAttributes.fields())
-    , mCollection{kFIELD_COUNT, mFields.data()} {}
+    : mOpType(opType),
+      mAttributes(attributes),
+      mDescription(attributes.describe() + "; localattn " + kVERSION),
+      mFields(mAttributes.fields()),
+      mCollection{kFIELD_COUNT, mFields.data()} {}
 
-nvinfer1::IPluginCapability* WindowedAttention::getCapabilityInterface(
-    nvinfer1::PluginCapabilityType type) noexcept {
-    switch (type) {
+nvinfer1::IPluginCapability* WindowedAttention::getCapabilityInterface(nvinfer1::PluginCapabilityType type) noexcept {
+  switch (type) {
     case nvinfer1::PluginCapabilityType::kCORE: return static_cast<nvinfer1::IPluginV3OneCore*>(this);
     case nvinfer1::PluginCapabilityType::kBUILD: return static_cast<nvinfer1::IPluginV3OneBuild*>(this);
     case nvinfer1::PluginCapabilityType::kRUNTIME: return static_cast<nvinfer1::IPluginV3OneRuntime*>(this);
-    }
-    return nullptr;
+  }
+  return nullptr;
 }
 
 nvinfer1::IPluginV3* WindowedAttention::clone() noexcept {
-    try {
-        return new WindowedAttention(mOpType, mAttributes);
-    } catch (std::exception const& error) {
-        fail(error.what());
-        return nullptr;
-    }
+  try {
+    return new WindowedAttention(mOpType, mAttributes);
+  } catch (std::exception const& error) {
+    fail(error.what());
+    return nullptr;
+  }
 }
 
-nvinfer1::AsciiChar const* WindowedAttention::getPluginName() const noexcept {
-    return mOpType.name;
-}
+nvinfer1::AsciiChar const* WindowedAttention::getPluginName() const noexcept { return mOpType.name; }
 
-nvinfer1::AsciiChar const* WindowedAttention::getPluginVersion() const noexcept {
-    return kPLUGIN_VERSION;
-}
+nvinfer1::AsciiChar const* WindowedAttention::getPluginVersion() const noexcept { return kPLUGIN_VERSION; }
 
-nvinfer1::AsciiChar const* WindowedAttention::getPluginNamespace() const noexcept {
-    return kNAMESPACE;
-}
+nvinfer1::AsciiChar const* WindowedAttention::getPluginNamespace() const noexcept { return kNAMESPACE; }
 
-int32_t WindowedAttention::getNbOutputs() const noexcept {
-    return 1;
-}
+int32_t WindowedAttention::getNbOutputs() const noexcept { return 1; }
 
-int32_t WindowedAttention::getOutputDataTypes(
-    DataType* outputTypes, int32_t nbOutputs, DataType const* inputTypes, int32_t nbInputs) const noexcept {
-    if (nbInputs != mOpType.inputs() || nbOutputs != 1) {
-        return fail("it takes " + std::to_string(mOpType.inputs()) + " inputs and gives one output, not "
-            + std::to_string(nbInputs) + " and " + std::to_string(nbOutputs));
-    }
-    outputTypes[0] = inputTypes[0];
-    return 0;
+int32_t WindowedAttention::getOutputDataTypes(DataType* outputTypes, int32_t nbOutputs, DataType const* inputTypes,
+                                              int32_t nbInputs) const noexcept {
+  if (nbInputs != mOpType.inputs() || nbOutputs != 1) {
+    return fail("it takes " + std::to_string(mOpType.inputs()) + " inputs and gives one output, not " +
+                std::to_string(nbInputs) + " and " + std::to_string(nbOutputs));
+  }
+  outputTypes[0] = inputTypes[0];
+  return 0;
 }
 
 int32_t WindowedAttention::getOutputShapes(nvinfer1::DimsExprs const* inputs, int32_t nbInputs,
-    nvinfer1::DimsExprs const*, int32_t, nvinfer1::DimsExprs* outputs, int32_t nbOutputs,
-    nvinfer1::IExprBuilder&) noexcept {
-    if (nbInputs != mOpType.inputs() || nbOutputs != 1 || inputs[0].nbDims != 4) {
-        return fail("query must have 4 dimensions, and there must be " + std::to_string(mOpType.inputs()) + " inputs");
-    }
-    outputs[0] = inputs[0];
-    return 0;
+                                           nvinfer1::DimsExprs const*, int32_t, nvinfer1::DimsExprs* outputs,
+                                           int32_t nbOutputs, nvinfer1::IExprBuilder&) noexcept {
+  if (nbInputs != mOpType.inputs() || nbOutputs != 1 || inputs[0].nbDims != 4) {
+    return fail("query must have 4 dimensions, and there must be " + std::to_string(mOpType.inputs()) + " inputs");
+  }
+  outputs[0] = inputs[0];
+  return 0;
 }
 
-bool WindowedAttention::supportsFormatCombination(
-    int32_t pos, DynamicPluginTensorDesc const* inOut, int32_t nbInputs, int32_t nbOutputs) noexcept {
-    if (nbInputs != mOpType.inputs() || nbOutputs != 1 || pos < 0 || pos > nbInputs
-        || inOut[pos].desc.format != nvinfer1::TensorFormat::kLINEAR) {
-        return false;
-    }
-    PluginTensorDesc const& query = inOut[0].desc;
-    if (pos != 0) {
-        bool const isMask = mOpType.hasMask && pos == 3;
-        return inOut[pos].desc.type == (isMask ? DataType::kBOOL : query.type);
-    }
-    Element element{};
-    if (!elementOf(query.type, element)) {
-        return false;
-    }
-    int32_t const headDim = query.dims.nbDims == 4 ? static_cast<int32_t>(query.dims.d[3]) : -1;
-    if (haveKernel(element, headDim, mOpType.hasMask, mOpType.hasBias)) {
-        return true;
-    }
-    try {
-        KernelKey const key{element, headDim, mOpType.hasMask, mOpType.hasBias};
-        sayOnce(Severity::kWARNING,
-            std::string(mOpType.name) + ": no kernel for " + describeKey(key)
-                + " in this plugin library; build one that has it with: " + howToBuild(key, 0));
-    } catch (std::exception const&) {
-        // No memory for a message.
-    }
+bool WindowedAttention::supportsFormatCombination(int32_t pos, DynamicPluginTensorDesc const* inOut, int32_t nbInputs,
+                                                  int32_t nbOutputs) noexcept {
+  if (nbInputs != mOpType.inputs() || nbOutputs != 1 || pos < 0 || pos > nbInputs ||
+      inOut[pos].desc.format != nvinfer1::TensorFormat::kLINEAR) {
     return false;
+  }
+  PluginTensorDesc const& query = inOut[0].desc;
+  if (pos != 0) {
+    bool const isMask = mOpType.hasMask && pos == 3;
+    return inOut[pos].desc.type == (isMask ? DataType::kBOOL : query.type);
+  }
+  Element element{};
+  if (!elementOf(query.type, element)) {
+    return false;
+  }
+  int32_t const headDim = query.dims.nbDims == 4 ? static_cast<int32_t>(query.dims.d[3]) : -1;
+  if (haveKernel(element, headDim, mOpType.hasMask, mOpType.hasBias)) {
+    return true;
+  }
+  try {
+    KernelKey const key{element, headDim, mOpType.hasMask, mOpType.hasBias};
+    sayOnce(Severity::kWARNING, std::string(mOpType.name) + ": no kernel for " + describeKey(key) +
+                                    " in this plugin library; build one that has it with: " + howToBuild(key, 0));
+  } catch (std::exception const&) {
+    // No memory for a message.
+  }
+  return false;
 }
 
-int32_t WindowedAttention::configurePlugin(
-    DynamicPluginTensorDesc const* in, int32_t nbInputs, DynamicPluginTensorDesc const*, int32_t) noexcept {
-    try {
-        if (nbInputs != mOpType.inputs()) {
-            return fail("it takes " + std::to_string(mOpType.inputs()) + " inputs, not " + std::to_string(nbInputs));
-        }
-        std::vector<Dims> shapes;
-        for (int32_t i = 0; i < nbInputs; ++i) {
-            shapes.push_back(in[i].desc.dims);
-        }
-        std::string const why = whyUnfit(shapes.data(), nbInputs);
-        return why.empty() ? 0 : fail(why);
-    } catch (std::exception const& error) {
-        return fail(error.what());
+int32_t WindowedAttention::configurePlugin(DynamicPluginTensorDesc const* in, int32_t nbInputs,
+                                           DynamicPluginTensorDesc const*, int32_t) noexcept {
+  try {
+    if (nbInputs != mOpType.inputs()) {
+      return fail("it takes " + std::to_string(mOpType.inputs()) + " inputs, not " + std::to_string(nbInputs));
     }
-}
-
-char const* WindowedAttention::getTimingCacheID() noexcept {
-    return mDescription.c_str();
-}
-
-char const* WindowedAttention::getMetadataString() noexcept {
-    return mDescription.c_str();
-}
-
-int32_t WindowedAttention::onShapeChange(
-    PluginTensorDesc const* in, int32_t nbInputs, PluginTensorDesc const*, int32_t) noexcept {
-    try {
-        if (nbInputs != mOpType.inputs()) {
-            return fail("it takes " + std::to_string(mOpType.inputs()) + " inputs, not " + std::to_string(nbInputs));
-        }
-        std::vector<Dims> shapes;
-        for (int32_t i = 0; i < nbInputs; ++i) {
-            shapes.push_back(in[i].dims);
-        }
-        std::string why = whyUnfit(shapes.data(), nbInputs);
-        if (why.empty()) {
-            why = whyTooLarge(mAttributes, sizesOf(in[0]));
-        }
-        if (!why.empty()) {
-            return fail(why);
-        }
-        // Loaded here and not in enqueue, which may run while a CUDA graph is recorded. Without a GPU engines can
-        // still be built: only enqueue reports a failure.
-        Loaded loaded;
-        load(keyOf(in[0]), loaded, why);
-        return 0;
-    } catch (std::exception const& error) {
-        return fail(error.what());
+    std::vector<Dims> shapes;
+    for (int32_t i = 0; i < nbInputs; ++i) {
+      shapes.push_back(in[i].desc.dims);
     }
+    std::string const why = whyUnfit(shapes.data(), nbInputs);
+    return why.empty() ? 0 : fail(why);
+  } catch (std::exception const& error) {
+    return fail(error.what());
+  }
+}
+
+char const* WindowedAttention::getTimingCacheID() noexcept { return mDescription.c_str(); }
+
+char const* WindowedAttention::getMetadataString() noexcept { return mDescription.c_str(); }
+
+int32_t WindowedAttention::onShapeChange(PluginTensorDesc const* in, int32_t nbInputs, PluginTensorDesc const*,
+                                         int32_t) noexcept {
+  try {
+    if (nbInputs != mOpType.inputs()) {
+      return fail("it takes " + std::to_string(mOpType.inputs()) + " inputs, not " + std::to_string(nbInputs));
+    }
+    std::vector<Dims> shapes;
+    for (int32_t i = 0; i < nbInputs; ++i) {
+      shapes.push_back(in[i].dims);
+    }
+    std::string why = whyUnfit(shapes.data(), nbInputs);
+    if (why.empty()) {
+      why = whyTooLarge(mAttributes, sizesOf(in[0]));
+    }
+    if (!why.empty()) {
+      return fail(why);
+    }
+    // Loaded here and not in enqueue, which may run while a CUDA graph is recorded. Without a GPU engines can
+    // still be built: only enqueue reports a failure.
+    Loaded loaded;
+    load(keyOf(in[0]), loaded, why);
+    return 0;
+  } catch (std::exception const& error) {
+    return fail(error.what());
+  }
 }
 
 int32_t WindowedAttention::enqueue(PluginTensorDesc const* inputDesc, PluginTensorDesc const*,
-    void const* const* inputs, void* const* outputs, void*, cudaStream_t stream) noexcept {
-    try {
-        Sizes const sizes = sizesOf(inputDesc[0]);
-        if (sizes.batch == 0 || sizes.length == 0 || sizes.heads == 0) {
-            return 0;
-        }
-        Loaded loaded;
-        std::string why = whyTooLarge(mAttributes, sizes);
-        if (!why.empty() || !load(keyOf(inputDesc[0]), loaded, why)
-            || !launch(loaded, mAttributes, sizes, inputs, outputs[0], reinterpret_cast<Stream>(stream), why)) {
-            return fail(why);
-        }
-        return 0;
-    } catch (std::exception const& error) {
-        return fail(error.what());
+                                   void const* const* inputs, void* const* outputs, void*,
+                                   cudaStream_t stream) noexcept {
+  try {
+    Sizes const sizes = sizesOf(inputDesc[0]);
+    if (sizes.batch == 0 || sizes.length == 0 || sizes.heads == 0) {
+      return 0;
     }
+    Loaded loaded;
+    std::string why = whyTooLarge(mAttributes, sizes);
+    if (!why.empty() || !load(keyOf(inputDesc[0]), loaded, why) ||
+        !launch(loaded, mAttributes, sizes, inputs, outputs[0], reinterpret_cast<Stream>(stream), why)) {
+      return fail(why);
+    }
+    return 0;
+  } catch (std::exception const& error) {
+    return fail(error.what());
+  }
 }
 
-nvinfer1::IPluginV3* WindowedAttention::attachToContext(nvinfer1::IPluginResourceContext*) noexcept {
-    return clone();
-}
+nvinfer1::IPluginV3* WindowedAttention::attachToContext(nvinfer1::IPluginResourceContext*) noexcept { return clone(); }
 
-nvinfer1::PluginFieldCollection const* WindowedAttention::getFieldsToSerialize() noexcept {
-    return &mCollection;
-}
+nvinfer1::PluginFieldCollection const* WindowedAttention::getFieldsToSerialize() noexcept { return &mCollection; }
 
 KernelKey WindowedAttention::keyOf(PluginTensorDesc const& query) const {
-    Element element = Element::kFP32;
-    elementOf(query.type, element);
-    return {element, static_cast<int32_t>(query.dims.d[3]), mOpType.hasMask, mOpType.hasBias};
+  Element element = Element::kFP32;
+  elementOf(query.type, element);
+  return {element, static_cast<int32_t>(query.dims.d[3]), mOpType.hasMask, mOpType.hasBias};
 }
 
 Sizes WindowedAttention::sizesOf(PluginTensorDesc const& query) const {
-    int32_t const lengthAxis = mAttributes.sequenceFirst() ? 1 : 2;
-    return {query.dims.d[0], query.dims.d[lengthAxis], query.dims.d[3 - lengthAxis]};
+  int32_t const lengthAxis = mAttributes.sequenceFirst() ? 1 : 2;
+  return {query.dims.d[0], query.dims.d[lengthAxis], query.dims.d[3 - lengthAxis]};
 }
 
 std::string WindowedAttention::whyUnfit(Dims const* shapes, int32_t nbInputs) const {
-    static char const* const kNAMES[] = {"query", "key", "value"};
-    Dims const& query = shapes[0];
-    if (query.nbDims != 4) {
-        return "query is " + shapeText(query) + "; it must have 4 dimensions";
+  static char const* const kNAMES[] = {"query", "key", "value"};
+  Dims const& query = shapes[0];
+  if (query.nbDims != 4) {
+    return "query is " + shapeText(query) + "; it must have 4 dimensions";
+  }
+  std::vector<int64_t> const same(query.d, query.d + 4);
+  for (int32_t i = 1; i < 3; ++i) {
+    if (!fits(shapes[i], same)) {
+      return std::string(kNAMES[i]) + " is " + shapeText(shapes[i]) + " and query " + shapeText(query) +
+             "; they must be equal";
     }
-    std::vector<int64_t> const same(query.d, query.d + 4);
-    for (int32_t i = 1; i < 3; ++i) {
-        if (!fits(shapes[i], same)) {
-            return std::string(kNAMES[i]) + " is " + shapeText(shapes[i]) + " and query " + shapeText(query)
-                + "; they must be equal";
-        }
-    }
-    int32_t const lengthAxis = mAttributes.sequenceFirst() ? 1 : 2;
-    int64_t const length = query.d[lengthAxis];
-    int64_t const heads = query.d[3 - lengthAxis];
-    int32_t next = 3;
-    if (mOpType.hasMask && !fits(shapes[next++], {query.d[0], length})) {
-        return "key_mask is " + shapeText(shapes[next - 1]) + "; it must be [batch, length] of query "
-            + shapeText(query);
-    }
-    if (mOpType.hasBias && !fits(shapes[next++], {heads, mAttributes.windowSize, mAttributes.keysPerWindow()})) {
-        return "attn_bias is " + shapeText(shapes[next - 1]) + "; it must be [heads, window_size, keys] = ["
-            + std::to_string(heads) + ", " + std::to_string(mAttributes.windowSize) + ", "
-            + std::to_string(mAttributes.keysPerWindow()) + "]";
-    }
-    return next == nbInputs ? "" : "it has " + std::to_string(nbInputs) + " inputs";
+  }
+  int32_t const lengthAxis = mAttributes.sequenceFirst() ? 1 : 2;
+  int64_t const length = query.d[lengthAxis];
+  int64_t const heads = query.d[3 - lengthAxis];
+  int32_t next = 3;
+  if (mOpType.hasMask && !fits(shapes[next++], {query.d[0], length})) {
+    return "key_mask is " + shapeText(shapes[next - 1]) + "; it must be [batch, length] of query " + shapeText(query);
+  }
+  if (mOpType.hasBias && !fits(shapes[next++], {heads, mAttributes.windowSize, mAttributes.keysPerWindow()})) {
+    return "attn_bias is " + shapeText(shapes[next - 1]) + "; it must be [heads, window_size, keys] = [" +
+           std::to_string(heads) + ", " + std::to_string(mAttributes.windowSize) + ", " +
+           std::to_string(mAttributes.keysPerWindow()) + "]";
+  }
+  return next == nbInputs ? "" : "it has " + std::to_string(nbInputs) + " inputs";
 }
 
 int32_t WindowedAttention::fail(std::string const& why) const noexcept {
-    try {
-        say(Severity::kERROR, std::string(mOpType.name) + ": " + why);
-    } catch (std::exception const&) {
-        // No memory for a message.
-    }
-    return -1;
+  try {
+    say(Severity::kERROR, std::string(mOpType.name) + ": " + why);
+  } catch (std::exception const&) {
+    // No memory for a message.
+  }
+  return -1;
 }
 
 }  // namespace localattn

@@ -16,63 +16,64 @@ constexpr char const* kPLUGIN_VERSION = "1";
 
 // One op type.
 struct OpType {
-    char const* name;
-    bool hasMask;
-    bool hasBias;
+  char const* name;
+  bool hasMask;
+  bool hasBias;
 
-    int32_t inputs() const { return 3 + (hasMask ? 1 : 0) + (hasBias ? 1 : 0); }
+  int32_t inputs() const { return 3 + (hasMask ? 1 : 0) + (hasBias ? 1 : 0); }
 };
 
 class WindowedAttention final : public nvinfer1::IPluginV3,
                                 public nvinfer1::IPluginV3OneCore,
                                 public nvinfer1::IPluginV3OneBuild,
                                 public nvinfer1::IPluginV3OneRuntime {
-public:
-    WindowedAttention(OpType const& opType, Attributes const& attributes);
+ public:
+  WindowedAttention(OpType const& opType, Attributes const& attributes);
 
-    // IPluginV3
-    nvinfer1::IPluginCapability* getCapabilityInterface(nvinfer1::PluginCapabilityType type) noexcept override;
-    nvinfer1::IPluginV3* clone() noexcept override;
+  // IPluginV3
+  nvinfer1::IPluginCapability* getCapabilityInterface(nvinfer1::PluginCapabilityType type) noexcept override;
+  nvinfer1::IPluginV3* clone() noexcept override;
 
-    // IPluginV3OneCore
-    nvinfer1::AsciiChar const* getPluginName() const noexcept override;
-    nvinfer1::AsciiChar const* getPluginVersion() const noexcept override;
-    nvinfer1::AsciiChar const* getPluginNamespace() const noexcept override;
+  // IPluginV3OneCore
+  nvinfer1::AsciiChar const* getPluginName() const noexcept override;
+  nvinfer1::AsciiChar const* getPluginVersion() const noexcept override;
+  nvinfer1::AsciiChar const* getPluginNamespace() const noexcept override;
 
-    // IPluginV3OneBuild
-    int32_t configurePlugin(nvinfer1::DynamicPluginTensorDesc const* in, int32_t nbInputs,
-        nvinfer1::DynamicPluginTensorDesc const* out, int32_t nbOutputs) noexcept override;
-    int32_t getOutputDataTypes(nvinfer1::DataType* outputTypes, int32_t nbOutputs,
-        nvinfer1::DataType const* inputTypes, int32_t nbInputs) const noexcept override;
-    int32_t getOutputShapes(nvinfer1::DimsExprs const* inputs, int32_t nbInputs,
-        nvinfer1::DimsExprs const* shapeInputs, int32_t nbShapeInputs, nvinfer1::DimsExprs* outputs, int32_t nbOutputs,
-        nvinfer1::IExprBuilder& exprBuilder) noexcept override;
-    bool supportsFormatCombination(int32_t pos, nvinfer1::DynamicPluginTensorDesc const* inOut, int32_t nbInputs,
-        int32_t nbOutputs) noexcept override;
-    int32_t getNbOutputs() const noexcept override;
-    char const* getTimingCacheID() noexcept override;
-    char const* getMetadataString() noexcept override;
+  // IPluginV3OneBuild
+  int32_t configurePlugin(nvinfer1::DynamicPluginTensorDesc const* in, int32_t nbInputs,
+                          nvinfer1::DynamicPluginTensorDesc const* out, int32_t nbOutputs) noexcept override;
+  int32_t getOutputDataTypes(nvinfer1::DataType* outputTypes, int32_t nbOutputs, nvinfer1::DataType const* inputTypes,
+                             int32_t nbInputs) const noexcept override;
+  int32_t getOutputShapes(nvinfer1::DimsExprs const* inputs, int32_t nbInputs, nvinfer1::DimsExprs const* shapeInputs,
+                          int32_t nbShapeInputs, nvinfer1::DimsExprs* outputs, int32_t nbOutputs,
+                          nvinfer1::IExprBuilder& exprBuilder) noexcept override;
+  bool supportsFormatCombination(int32_t pos, nvinfer1::DynamicPluginTensorDesc const* inOut, int32_t nbInputs,
+                                 int32_t nbOutputs) noexcept override;
+  int32_t getNbOutputs() const noexcept override;
+  char const* getTimingCacheID() noexcept override;
+  char const* getMetadataString() noexcept override;
 
-    // IPluginV3OneRuntime
-    int32_t onShapeChange(nvinfer1::PluginTensorDesc const* in, int32_t nbInputs,
-        nvinfer1::PluginTensorDesc const* out, int32_t nbOutputs) noexcept override;
-    int32_t enqueue(nvinfer1::PluginTensorDesc const* inputDesc, nvinfer1::PluginTensorDesc const* outputDesc,
-        void const* const* inputs, void* const* outputs, void* workspace, cudaStream_t stream) noexcept override;
-    nvinfer1::IPluginV3* attachToContext(nvinfer1::IPluginResourceContext* context) noexcept override;
-    nvinfer1::PluginFieldCollection const* getFieldsToSerialize() noexcept override;
+  // IPluginV3OneRuntime
+  int32_t onShapeChange(nvinfer1::PluginTensorDesc const* in, int32_t nbInputs, nvinfer1::PluginTensorDesc const* out,
+                        int32_t nbOutputs) noexcept override;
+  int32_t enqueue(nvinfer1::PluginTensorDesc const* inputDesc, nvinfer1::PluginTensorDesc const* outputDesc,
+                  void const* const* inputs, void* const* outputs, void* workspace,
+                  cudaStream_t stream) noexcept override;
+  nvinfer1::IPluginV3* attachToContext(nvinfer1::IPluginResourceContext* context) noexcept override;
+  nvinfer1::PluginFieldCollection const* getFieldsToSerialize() noexcept override;
 
-private:
-    KernelKey keyOf(nvinfer1::PluginTensorDesc const& query) const;
-    Sizes sizesOf(nvinfer1::PluginTensorDesc const& query) const;
-    // Why shapes do not fit together; sizes not known yet (-1) fit. Empty if they do.
-    std::string whyUnfit(nvinfer1::Dims const* shapes, int32_t nbInputs) const;
-    int32_t fail(std::string const& why) const noexcept;
+ private:
+  KernelKey keyOf(nvinfer1::PluginTensorDesc const& query) const;
+  Sizes sizesOf(nvinfer1::PluginTensorDesc const& query) const;
+  // Why shapes do not fit together; sizes not known yet (-1) fit. Empty if they do.
+  std::string whyUnfit(nvinfer1::Dims const* shapes, int32_t nbInputs) const;
+  int32_t fail(std::string const& why) const noexcept;
 
-    OpType const& mOpType;
-    Attributes mAttributes;
-    std::string mDescription;
-    std::array<nvinfer1::PluginField, kFIELD_COUNT> mFields;
-    nvinfer1::PluginFieldCollection mCollection;
+  OpType const& mOpType;
+  Attributes mAttributes;
+  std::string mDescription;
+  std::array<nvinfer1::PluginField, kFIELD_COUNT> mFields;
+  nvinfer1::PluginFieldCollection mCollection;
 };
 
 }  // namespace localattn
