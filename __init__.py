@@ -1,46 +1,104 @@
 """localattn: trained local-attention models as ONNX files proven equal to the original.
 
-    from localattn import load                  # run an exported file; needs no torch
-    from localattn import export, export_module, replace_local_attention
+    import localattn
 
-Importing this package imports nothing heavy; each name brings what it needs.
+    localattn.record(model, {"tokens": tokens}, "golden.npz")               # where your model runs
+    localattn.export("model.pt", "model.onnx", golden="golden.npz")         # a checkpoint of a supported class
+    localattn.export_module(module, {"x": x}, "mine.onnx")                  # a module that contains such layers
+    localattn.parity("model.onnx", golden="golden.npz")
+    localattn.load("model.onnx").run({"tokens": tokens})                    # needs no torch
+
+Importing this package imports nothing heavy; each name imports what it needs.
 """
 
 from __future__ import annotations
 
 import logging
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .core.storage.fingerprints import register_fingerprint
+
 if TYPE_CHECKING:
+    from .commands.api.building import build
+    from .commands.api.comparing import parity
+    from .commands.api.exporting import export, export_module
+    from .core import errors
+    from .core.documents.report import Report
+    from .core.errors import BuildFailed, CheckFailed, ExportFailed, LocalAttnError, MissingDependency, UsageError
+    from .exporter.user_module.record import record
+    from .exporter.user_module.replace import replace_local_attention
+    from .runtime.generation.generator import Generator
+    from .runtime.generation.step_session import open_step
+    from .runtime.session import load
+
     __version__: str
 
 # Silent unless an application, or the command line's -v, asks for what is logged under this name.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
+__all__ = [
+    "BuildFailed",
+    "CheckFailed",
+    "ExportFailed",
+    "Generator",
+    "LocalAttnError",
+    "MissingDependency",
+    "Report",
+    "UsageError",
+    "__version__",
+    "build",
+    "errors",
+    "export",
+    "export_module",
+    "load",
+    "open_step",
+    "parity",
+    "record",
+    "replace_local_attention",
+]
+
+
+def _fingerprint(builder: str) -> str:
+    found: str = import_module(f".plugins.{builder}.fingerprint", __name__).fingerprint()
+    return found
+
+
+# `core` may not import the packages above it, so they register the digest of what each kind of library is built from.
+for _kind, _builder in (("kernels", "cpu"), ("plugin", "library")):
+    register_fingerprint(_kind, partial(_fingerprint, _builder))
+
 # Public name → the module that defines it.
 _PUBLIC = {
-    "ExportRequest": ".exporter.export",
-    "export": ".exporter.export",
-    "ModuleOptions": ".exporter.user_module.export_module",
-    "export_module": ".exporter.user_module.export_module",
+    **dict.fromkeys(("export", "export_module"), ".commands.api.exporting"),
+    "build": ".commands.api.building",
+    "parity": ".commands.api.comparing",
+    "record": ".exporter.user_module.record",
     "replace_local_attention": ".exporter.user_module.replace",
-    "Generator": ".runtime.generation.generator",
     "load": ".runtime.session",
+    "open_step": ".runtime.generation.step_session",
+    "Generator": ".runtime.generation.generator",
+    "Report": ".core.documents.report",
+    **dict.fromkeys(
+        ("BuildFailed", "CheckFailed", "ExportFailed", "LocalAttnError", "MissingDependency", "UsageError"),
+        ".core.errors",
+    ),
 }
-__all__ = ["__version__", *_PUBLIC]
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return _version()
+    if name == "errors":
+        return import_module(".core.errors", __name__)
     if name in _PUBLIC:
         return getattr(import_module(_PUBLIC[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _version() -> str:
-    """The installed release; reading it takes longer than importing this package."""
+    """Return the installed release; reading it takes longer than importing this package."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -1,4 +1,4 @@
-"""The command line: one verb a file in `commands/`, put together here.
+"""Put the command line together from one file per verb in `commands/`.
 
 Errors end with the exit codes of `core.errors.ExitCode`. Nothing heavy is imported until a command runs, and of the
 commands only the one that is asked for.
@@ -32,16 +32,19 @@ from typing import Annotated
 
 import typer
 
+from .commands.api.packages import missing_package
 from .commands.parts import completion, streams
-from .commands.parts.console import missing_package, print_error, print_fault
+from .commands.parts.console import print_error, print_fault
 from .commands.parts.log_output import show_log
 from .commands.parts.paths import checked
+from .commands.parts.terminal.help import Command, Group
 from .core.errors import ExitCode, LocalAttnError, MissingDependency
 from .core.machine import process
 
-# Modules of `commands/`, in the order of the help. One of several verbs has an `app`, any other a function of its name.
+# Modules of `commands/`, in the order of the help. A module of several verbs has an `app`, any other a function of its
+# own name.
 COMMANDS = (
-    *("export", "parity", "build", "run", "generate", "bench", "inspect"),
+    *("export", "convert", "parity", "build", "run", "generate", "bench", "inspect"),
     *("plugin", "bundle", "bisect", "doctor", "demo"),
 )
 
@@ -51,7 +54,7 @@ _EPILOG = (
 )
 
 
-# How PyTorch says that memory is short, in a RuntimeError.
+# PyTorch's texts for a lack of memory, in a RuntimeError.
 _NO_MEMORY = re.compile(r"can't allocate memory|not enough memory: you tried to allocate|std::bad_alloc")
 
 
@@ -72,9 +75,10 @@ def _options(
 
 
 def command_line(names: Sequence[str] = COMMANDS) -> typer.Typer:
-    """The command line with these commands; only they are imported."""
+    """Make the command line with these commands; only they are imported."""
     app = typer.Typer(
         name="localattn",
+        cls=Group,
         help="Trained local-attention models as ONNX files that are proven equal to the original.",
         epilog=_EPILOG,
         no_args_is_help=True,
@@ -87,18 +91,19 @@ def command_line(names: Sequence[str] = COMMANDS) -> typer.Typer:
         module = import_module(f".commands.{name}", __package__)
         if hasattr(module, "app"):
             for command in module.app.registered_commands:
-                command.callback = checked(inspect.unwrap(command.callback))
+                command.callback, command.cls = checked(inspect.unwrap(command.callback)), Command
             app.add_typer(module.app)
         else:
-            app.command()(checked(getattr(module, name)))
+            app.command(cls=Command)(checked(getattr(module, name)))
     return app
 
 
 def main() -> None:
-    """Run the command line and leave with its exit code."""
+    """Run the command line and exit with its exit code."""
     streams.prepare()
     completion.prepare(sys.argv)
     process.owned = True
+    process.without_telemetry()
     show_log()
     try:
         code = _run()
@@ -114,11 +119,11 @@ def main() -> None:
 
 
 def _run() -> int:
-    """Run the command line; its exit code, once every error has been shown.
+    """Run the command line; return its exit code, once every error has been shown.
 
     Raises:
         OutputLost: stdout cannot be written.
-        ReaderGone: nobody reads it any more.
+        ReaderGone: the reader of stdout has closed it.
     """
     asked = tuple(sys.argv[1:2])
     try:
@@ -140,7 +145,7 @@ def _run() -> int:
 
 @contextmanager
 def _unwinding() -> Iterator[None]:
-    """Let a request to end (SIGTERM, or SIGHUP of a closed terminal) clean up like an error, with exit code 128 + n."""
+    """Let a request to end (SIGTERM or SIGHUP) clean up like an error, with exit code 128 + its number."""
 
     def leave(number: int, _: object) -> None:
         for other in caught:
@@ -148,7 +153,7 @@ def _unwinding() -> Iterator[None]:
         raise SystemExit(128 + number)
 
     known = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    # One that is ignored (nohup) stays so.
+    # A signal that is ignored (nohup) stays ignored.
     caught = [number for number in known if signal.getsignal(number) is signal.SIG_DFL]
     for number in caught:
         signal.signal(number, leave)
@@ -160,7 +165,7 @@ def _unwinding() -> Iterator[None]:
 
 
 def _known(error: Exception) -> LocalAttnError | None:
-    """The error to show for an exception that ended a command; None for one that nobody expected."""
+    """Return the error to show for an exception that ended a command; None for an unexpected one."""
     if isinstance(error, LocalAttnError):
         return error
     if isinstance(error, ModuleNotFoundError):

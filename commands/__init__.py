@@ -1,1 +1,1 @@
-"""One file per verb of the command line; imports at the top stay light."""
+"""Hold the command line, one file per verb; imports at the top of these files stay light."""

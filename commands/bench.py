@@ -1,16 +1,17 @@
-"""`localattn bench`: how fast models are, beside each other, and how sure that is."""
+"""Define `localattn bench`: measure models beside each other, and how certain the differences are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from ..core.limits import LARGEST_SEED, LARGEST_SIZE, LONGEST_SECONDS, MOST_ITERATIONS, MOST_ROUNDS
-from .parts.console import QuietOption, VerboseOption, finite, progress, say, warn
+from .parts.console import QuietOption, VerboseOption, finite, progress, say, suggest, warn
 from .parts.paths import INPUT, ForceOption
+from .parts.plugins.options import PluginUse, plugin_asked
 from .parts.report_output import Destination, OutputOption, ReportFormat, ReportFormatOption, choose
 
 if TYPE_CHECKING:
@@ -52,8 +53,19 @@ def bench(
     ] = None,
     provider: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or tensorrt; or a list.")] = "auto",
     plugin: Annotated[
-        str,
-        typer.Option(help="Libraries of compiled kernels: auto, none, or a path; a list (none,auto) measures each."),
+        str | None,
+        typer.Option(
+            help="What computes the attention node: auto, or none for standard operators; a list (none,auto) "
+            "measures each. (Default: auto, or the libraries named.)"
+        ),
+    ] = None,
+    plugin_library: Annotated[
+        list[Path] | None,
+        typer.Option(help="A library of compiled kernels to measure with, if you trust it; may be given again."),
+        INPUT,
+    ] = None,
+    runtime: Annotated[
+        str, typer.Option(help="What runs ONNX files: auto (onnxruntime) or openvino; or a list.")
     ] = "auto",
     percentile: Annotated[str, typer.Option(help="Percentiles of the latency.")] = "50,90,99",
     cuda_graph: Annotated[bool, typer.Option("--cuda-graph", help="Replay a CUDA graph (cuda, tensorrt).")] = False,
@@ -73,9 +85,9 @@ def bench(
 ) -> None:
     """Measure latency, throughput, memory and load time of models beside each other.
 
-    Each candidate (model × provider × threads × plugin × length) has a process of its own, and they take turns in
-    rounds, so that whatever else the machine does hits all alike. Differences come with their 95 % interval, figures
-    that a busy machine has spoilt with a warning. Exit code 0 whatever is faster.
+    Each candidate (model × runtime × provider × threads × plugin × length) has a process of its own, and they take
+    turns in rounds, so that whatever else the machine does affects all alike. Differences have their 95 % interval, and
+    figures that a busy machine has distorted have a warning. The exit code is 0, whichever is faster.
     """
     destination = choose(output_format, output, force)
     from ..runtime.bench.measure import run_bench
@@ -85,7 +97,8 @@ def bench(
         models=(model, *(against or ())),
         providers=tuple(_listed("--provider", provider, str)),
         threads=tuple(_listed("--threads", threads, _count)) if threads else (None,),
-        plugins=tuple(_listed("--plugin", plugin, str)),
+        plugins=_plugins(plugin, plugin_library or []),
+        runtimes=tuple(_listed("--runtime", runtime, str)),
         seq_lens=tuple(_listed("--seq-len", seq_len, _count)) if seq_len else (),
         batch=batch,
         duration=duration,
@@ -102,13 +115,15 @@ def bench(
     with progress() as step:
         report = run_bench(request, step)
     _show(report, destination)
+    if destination.shows_console and model.suffix.lower() == ".onnx":
+        suggest("localattn", "bundle", model, "-o", model.with_suffix(".tar"))
 
 
 def _listed(flag: str, text: str, read: Callable[[str], _T]) -> list[_T]:
-    """The parts of a list with commas.
+    """Split a list at its commas and read its parts.
 
     Raises:
-        UsageError: a part that is none.
+        UsageError: a part cannot be read.
     """
     from ..core.errors import UsageError
 
@@ -122,6 +137,24 @@ def _listed(flag: str, text: str, read: Callable[[str], _T]) -> list[_T]:
             why = f"{part[:40]!r} does not belong there."
             raise UsageError(f"{flag} {text[:80]} is not understood.", why=why) from None
     return values
+
+
+def _plugins(uses: str | None, libraries: Sequence[Path]) -> tuple[str, ...]:
+    """List what to measure with: the listed ways, then the libraries; "auto" where nothing is given.
+
+    Raises:
+        UsageError: there is no such way.
+    """
+    from ..core.errors import UsageError
+
+    listed = [] if uses is None else _listed("--plugin", uses, str)
+    for way in listed:
+        if way not in {use.value for use in PluginUse}:
+            raise UsageError(
+                f"--plugin {way[:80]!r} is neither auto nor none.",
+                fix=PluginUse.instead(way[:80]) or "Write auto, none, or none,auto.",
+            )
+    return (*listed, *(plugin_asked(PluginUse.auto, library) for library in libraries)) or (PluginUse.auto.value,)
 
 
 def _count(text: str) -> int:

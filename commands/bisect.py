@@ -1,4 +1,4 @@
-"""`localattn bisect`: which module is the first to compute something else?"""
+"""Define `localattn bisect`: find the first module that computes something else."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from ..core.limits import LARGEST_SEED
 from .parts.console import QuietOption, VerboseOption, finite, note, progress, say
 from .parts.paths import INPUT, ForceOption
+from .parts.plugins.options import PluginLibraryOption, PluginUse, plugin_asked
 from .parts.report_output import OutputOption, ReportFormatOption, choose, show
 
 if TYPE_CHECKING:
@@ -40,9 +41,7 @@ def bisect(
         float | None, typer.Option(min=0, callback=finite, help="Relative tolerance. (Default: by dtype.)")
     ] = None,
     provider: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or tensorrt.")] = "auto",
-    plugin_library: Annotated[
-        Path | None, typer.Option(help="The plugin library that an engine was built with, if you trust it."), INPUT
-    ] = None,
+    plugin_library: PluginLibraryOption = None,
     all_boundaries: Annotated[
         bool, typer.Option("--all", help="Show every boundary, not only those around the fault.")
     ] = False,
@@ -72,13 +71,24 @@ def bisect(
             atol=atol,
             rtol=rtol,
             provider=provider,
-            plugin="auto" if plugin_library is None else str(plugin_library),
+            plugin=plugin_asked(PluginUse.auto, plugin_library),
         )
         report = run_bisect(request, step)
     for line in report.notes:
         note(f"Note: {line}")
     document = {"model": str(model), "against": str(against), **report.to_dict()}
-    show(destination, "bisect", document, lambda: _print_report(model, report, all_boundaries))
+    following: tuple[object, ...] = (
+        "localattn",
+        "bisect",
+        model,
+        "--against",
+        against,
+        "-o",
+        model.with_suffix(".bisect.html"),
+    )
+    if report.fault is None:
+        following = ("localattn", "parity", model, "--against", against)
+    show(destination, "bisect", document, lambda: _print_report(model, report, all_boundaries), following)
     if report.fault is not None:
         raise typer.Exit(1)
 

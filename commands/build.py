@@ -1,4 +1,4 @@
-"""`localattn build`: from an ONNX file to an engine."""
+"""Define `localattn build`: from an ONNX file to an engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from ..core.limits import LARGEST_WORKSPACE_MIB, is_size
 from ..core.storage.file_kinds import ENGINE, TIMING_CACHE
-from .parts.build_plugin import PluginKind, choose_plugin
+from .api.build_plugin import PluginKind
 from .parts.console import (
     Format,
     FormatOption,
@@ -22,19 +22,20 @@ from .parts.console import (
     print_json,
     progress,
     say,
+    suggest,
 )
 from .parts.paths import INPUT, ForceOption, OutputPath
+from .parts.plugins.options import Backend, PluginLibraryOption
 
 if TYPE_CHECKING:
-    from ..core.documents.engine_facts import ProfileFacts
     from ..runtime.engine.builder.build import BuildReport
 
 
-class Backend(str, Enum):
-    """The library that builds and runs the engine."""
+class EngineBackend(str, Enum):
+    """An inference library that has engines."""
 
-    tensorrt = "tensorrt"
-    tensorrt_rtx = "tensorrt-rtx"
+    tensorrt = Backend.tensorrt.value
+    tensorrt_rtx = Backend.tensorrt_rtx.value
 
 
 _SHAPES = "as tokens:1x1024,mask:1x1024."
@@ -48,8 +49,12 @@ def build(
         OutputPath(ENGINE),
     ] = None,
     backend: Annotated[
-        Backend, typer.Option(help="tensorrt (on the device), or tensorrt-rtx (RTX GPUs; needs no GPU to build).")
-    ] = Backend.tensorrt,
+        EngineBackend,
+        typer.Option(
+            help="The inference library it is for: tensorrt (built on the device), or tensorrt-rtx (RTX GPUs; needs no "
+            "GPU to build)."
+        ),
+    ] = EngineBackend.tensorrt,
     target: Annotated[
         str | None,
         typer.Option(
@@ -60,11 +65,11 @@ def build(
     plugin: Annotated[
         PluginKind,
         typer.Option(
-            help="auto: a plugin library if one is there or can be built; library: that or nothing; "
-            "aot: kernels inside the engine; none: standard operators."
+            help="What computes the attention node: auto: compiled kernels where there are any or can be built; "
+            "library: those or nothing; aot: kernels inside the engine; none: standard operators."
         ),
     ] = PluginKind.auto,
-    plugin_library: Annotated[Path | None, typer.Option(help="Use this plugin library."), INPUT] = None,
+    plugin_library: PluginLibraryOption = None,
     timing_cache: Annotated[
         Path | None,
         typer.Option(help="File of measured kernel times: read, and extended. (TensorRT only.)"),
@@ -84,70 +89,49 @@ def build(
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Build an engine, and look whether it is what was asked for.
+    """Build an engine, and check that it is what was asked for.
 
     Every precision is the ONNX file's. TensorRT builds on the GPU that will run the engine; TensorRT-RTX builds
-    anywhere. An engine without the plugin or the precision asked for is not written: exit code 5.
+    anywhere. Where the engine runs, it is compared with the ONNX file; elsewhere the report says that it was not. An
+    engine without the plugin or the precision asked for, or with other outputs, is not written: exit code 5.
     """
     with progress() as step:
-        step("Reading the model")
-        from ..onnx_graph.onnx_file import OnnxFile
-        from ..runtime.engine.builder.build import build_engine, plan_targets
-        from ..runtime.engine.builder.request import BuildRequest
+        from .api.building import build as build_engine
 
-        path = output if output is not None else model.with_suffix(".engine")
-        profiles = parse_profiles(min_shapes, opt_shapes, max_shapes)
-        file = OnnxFile.read(model)
-        wanted = tuple(name for name in (target or "").split(",") if name.strip())
-        capabilities = plan_targets(backend.value, wanted)
-        choice, notes = choose_plugin(plugin, plugin_library, file, backend.value, capabilities, step)
-        request = BuildRequest(
-            model=file,
-            output=path,
-            backend=backend.value,
-            targets=wanted,
-            plugin=choice,
+        report = build_engine(
+            model,
+            output,
+            backend=backend.value,  # type: ignore[arg-type]
+            target=(target or "").split(","),
+            plugin=plugin.value,
+            plugin_library=plugin_library,
             timing_cache=timing_cache,
-            workspace=None if workspace is None else workspace << 20,
+            workspace=workspace,
             builder_optimization_level=builder_optimization_level,
-            profiles=profiles,
+            min_shapes=parse_shapes("--min-shapes", min_shapes),
+            opt_shapes=parse_shapes("--opt-shapes", opt_shapes),
+            max_shapes=parse_shapes("--max-shapes", max_shapes),
             overwrite=force,
+            progress=step,
         )
-        report = build_engine(request, step)
-    notes += report.notes
     if output_format is Format.json:
         facts = report.facts.model_dump(mode="json", by_alias=True)
-        print_json({"engine": str(report.path), "notes": notes, **facts})
+        print_json({"engine": str(report.path), "notes": report.notes, **facts})
         return
-    for line in notes:
+    for line in report.notes:
         note(f"Note: {line}")
     _print_report(report)
+    library = None if report.facts.plugin is None else report.facts.plugin.path
+    named = () if library is None else ("--plugin-library", library)
+    suggest("localattn", "parity", report.path, "--against", model, *named)
 
 
-def parse_profiles(low: str | None, opt: str | None, high: str | None) -> list[ProfileFacts]:
-    """The three options for open sizes, in trtexec's spelling.
+def parse_shapes(option: str, text: str | None) -> dict[str, tuple[int, ...]]:
+    """Read the sizes of an option for dynamic axes, in trtexec's spelling: `tokens:1x1024,mask:1x1024`.
 
     Raises:
-        UsageError: one of the three is missing, does not parse, or names other inputs than the others.
+        UsageError: it does not parse.
     """
-    from ..core.documents.engine_facts import ProfileFacts
-    from ..core.errors import UsageError
-
-    given = {"--min-shapes": low, "--opt-shapes": opt, "--max-shapes": high}
-    if not any(given.values()):
-        return []
-    shapes = {name: _shapes(name, text) for name, text in given.items()}
-    if len({frozenset(sizes) for sizes in shapes.values()}) != 1:
-        raise UsageError(
-            "--min-shapes, --opt-shapes and --max-shapes go together.",
-            why="Each must name the same inputs.",
-            fix="For example: --min-shapes tokens:1x1 --opt-shapes tokens:1x512 --max-shapes tokens:1x1024.",
-        )
-    smallest, best, largest = shapes.values()
-    return [ProfileFacts(input=name, min=smallest[name], opt=best[name], max=largest[name]) for name in smallest]
-
-
-def _shapes(option: str, text: str | None) -> dict[str, tuple[int, ...]]:
     from ..core.errors import UsageError
 
     found: dict[str, tuple[int, ...]] = {}

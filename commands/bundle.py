@@ -1,16 +1,16 @@
-"""`localattn bundle`: a model with everything a device needs, and the check of such a bundle.
+"""Define `localattn bundle`: pack a model with everything a device needs, and check such a bundle.
 
 `bundle MODEL …` means `bundle create MODEL …`.
 """
 
 from __future__ import annotations
 
+import shlex
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from ..core.limits import LARGEST_SEED, LARGEST_SIZE
 from ..core.storage.file_kinds import BUNDLE
@@ -25,27 +25,39 @@ from .parts.console import (
     print_json,
     progress,
     say,
+    suggest,
 )
 from .parts.paths import INPUT, OutputPath
+from .parts.terminal.help import Group
 
 if TYPE_CHECKING:
     from ..runtime.bundle.create import BundleFacts
 
 
+# Where npm installs it, relative to the folder that npm runs in.
+NPM_FOLDER = Path("node_modules/onnxruntime-web")
+
+
 class Shape(str, Enum):
-    """What a bundle is written as."""
+    """The form of a bundle: a folder or a tar archive."""
 
     dir = "dir"
     tar = "tar"
 
 
-class _CreateByDefault(TyperGroup):
-    """A group whose first word may be left out: then it is `create`."""
+class _CreateByDefault(Group):
+    """Group whose first word may be left out: then it is `create`, whose help is shown with the group's."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
             args = ["create", *args]
         return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help of the group, then that of `create`."""
+        super().format_help(ctx, formatter)
+        create = self.commands["create"]
+        create.format_help(create.make_context("create", [], parent=ctx, resilient_parsing=True), formatter)
 
 
 app = typer.Typer(
@@ -67,6 +79,17 @@ def create(
         Shape | None, typer.Option("--format", help="dir or tar; without it a name that ends in .tar is a tar.")
     ] = None,
     triton: Annotated[bool, typer.Option("--triton", help="Add a repository for Triton Inference Server.")] = False,
+    web: Annotated[
+        bool, typer.Option("--web", help="Add a page on which a step file writes text, in any browser.")
+    ] = False,
+    onnxruntime_web: Annotated[
+        Path | None,
+        typer.Option(
+            help="For --web: npm's package onnxruntime-web, which runs the model there. "
+            "(Default: node_modules/onnxruntime-web.)"
+        ),
+        INPUT,
+    ] = None,
     samples: Annotated[int, typer.Option(min=0, max=1000, help="Random samples to draw for each model.")] = 2,
     seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the first sample.")] = 0,
     load_inputs: Annotated[
@@ -103,6 +126,12 @@ def create(
     quiet: QuietOption = False,
 ) -> None:
     """Pack a model with samples, their expected outputs and a script that checks them on the device."""
+    if onnxruntime_web is not None and not web:
+        raise typer.BadParameter("it goes with --web", param_hint="--onnxruntime-web")
+    if web and triton:
+        raise typer.BadParameter(
+            "a bundle holds the model once: make one for --triton, one for --web", param_hint="--web"
+        )
     with progress() as step:
         from ..runtime.bundle.create import BundleRequest, create_bundle
         from ..runtime.bundle.triton import Serving
@@ -118,6 +147,7 @@ def create(
             plugins=tuple(plugin_library or ()),
             engines=tuple(engine or ()),
             triton=Serving(triton_instances, triton_max_batch, triton_sequences) if triton else None,
+            onnxruntime_web=(onnxruntime_web or NPM_FOLDER) if web else None,
             atol=atol,
             rtol=rtol,
             overwrite=force,
@@ -142,7 +172,20 @@ def _print_created(facts: BundleFacts) -> None:
     say(f"  manifest SHA-256 {facts.manifest_sha256}")
     if not facts.manifest["samples"]:
         say("It has no samples: a device can check its files and compare nothing.")
-    say(f"Check it here: localattn bundle verify {facts.path}   On the device: python3 verify.py")
+    say(f"On the device: {_on_device(facts.path, facts.manifest['name'])}")
+    suggest("localattn", "bundle", "verify", facts.path)
+
+
+def _on_device(bundle: Path, name: str) -> str:
+    """Return the command that checks a bundle on a device, run from the folder that it was copied to.
+
+    Args:
+        bundle: the folder or tar.
+        name: name in the manifest, which is that of the folder in a tar.
+    """
+    if bundle.is_dir():
+        return f"python3 {shlex.quote(f'{bundle.resolve().name}/verify.py')}"
+    return f"tar xf {shlex.quote(bundle.name)} && python3 {shlex.quote(f'{name}/verify.py')}"
 
 
 @app.command()
@@ -185,4 +228,5 @@ def verify(
         say(f"{bundle}: {len(found.manifest['files'])} files are intact.")
         for line in [] if files_only else report_lines(found.report):
             say(line)
+        say(f"On the device: {_on_device(bundle, found.manifest['name'])}")
     raise typer.Exit(found.report["code"])

@@ -1,4 +1,4 @@
-"""`localattn demo`: the main job in one command, with nothing else needed."""
+"""Define `localattn demo`: the main job in one command, with nothing else needed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typer
 
 from ..core.limits import LARGEST_SEED
 from ..core.storage.file_kinds import FOLDER
+from .export import Dtype
 from .parts.console import (
     Format,
     FormatOption,
@@ -21,6 +22,7 @@ from .parts.console import (
     progress,
     say,
     styled,
+    suggest,
 )
 from .parts.paths import ForceOption, OutputPath
 
@@ -34,6 +36,7 @@ def demo(
     temperature: Annotated[
         float, typer.Option(min=0.01, callback=finite, help="Lower is safer, higher is bolder.")
     ] = 0.5,
+    dtype: Annotated[Dtype, typer.Option(help="Element type of the file.")] = Dtype.fp32,
     rows: Annotated[int, typer.Option(min=1, max=64, help="Rows of held-out text to measure, of 64.")] = 64,
     seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the sampling.")] = 0,
     force: ForceOption = False,
@@ -49,7 +52,7 @@ def demo(
         step("Loading PyTorch")
         from ..demo.run import run_demo, write_on
 
-        result = run_demo(output, rows, step, overwrite=force)
+        result = run_demo(output, rows, step, dtype=dtype.value, overwrite=force)
         text = write_on(result.session, prompt.encode(), length, seed, temperature)
     model = result.report.path
     if output_format is Format.json:
@@ -72,4 +75,5 @@ def demo(
     say(styled(prompt, bold=True), end="")
     for byte in text:
         say(bytes([byte]).decode("latin-1"), end="")
-    say(f"\n\nNext: localattn inspect {model}")
+    say("\n")
+    suggest("localattn", "inspect", model)

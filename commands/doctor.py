@@ -1,4 +1,4 @@
-"""`localattn doctor`: what is installed, what each command could do here, and what would add the rest."""
+"""Define `localattn doctor`: what is installed, what each command can do here, and how to add the rest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from .parts.console import QuietOption, VerboseOption, print_json, progress, say, styled
+from .parts.console import QuietOption, VerboseOption, print_json, progress, say, styled, suggest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ def doctor(
 ) -> None:
     """Look at this machine: packages, providers that really start, TensorRT, driver, headers, compilers.
 
-    Then say of each command whether it could work here, and which commands would add what is missing.
+    Then report for each command whether it can work here, and which commands would add what is missing.
     """
     with progress() as step:
         step("Looking; each library is tried in a process of its own")
@@ -59,10 +59,12 @@ def doctor(
     else:
         _print(findings, verdicts)
     _insist(wanted, verdicts)
+    if output_format is DoctorFormat.console:
+        suggest("localattn", "demo")
 
 
 def _wanted(require: str, commands: Sequence[str]) -> list[str]:
-    """What `--require` names: commands, or abilities in full.
+    """Split `--require` into its names: commands, or abilities in full.
 
     Raises:
         UsageError: a name that is neither.
@@ -78,10 +80,10 @@ def _wanted(require: str, commands: Sequence[str]) -> list[str]:
 
 
 def _insist(wanted: Sequence[str], verdicts: Sequence[Verdict]) -> None:
-    """End with exit code 3 unless each of `wanted` can work, in one of its ways.
+    """Refuse to go on, with exit code 3, unless each of `wanted` can work in one of its ways.
 
     Raises:
-        MissingDependency: it cannot.
+        MissingDependency: one of them cannot.
     """
     from ..core.errors import MissingDependency
 
@@ -94,7 +96,7 @@ def _insist(wanted: Sequence[str], verdicts: Sequence[Verdict]) -> None:
 
 
 def _plugin_probes() -> tuple[Probe, ...]:
-    """What the plugin library needs, asked of the code that builds it."""
+    """Make the probes for what the plugin library needs, by the code that builds it."""
     from ..doctor.install_hints import pip_install
     from ..doctor.probes import Probe
     from ..plugins.library.facts import ARCHITECTURES
@@ -120,7 +122,7 @@ def _plugin_probes() -> tuple[Probe, ...]:
 
 
 def _safely(look: Callable[[], Looked]) -> Callable[[], Looked]:
-    """A look that takes our own errors for what they say."""
+    """Wrap a look, so that errors of this package become its result."""
 
     def safe() -> Looked:
         from ..core.errors import LocalAttnError, MissingDependency
@@ -150,7 +152,7 @@ def _compiler(arch: Arch) -> Looked:
 
 
 def _compiler_package(arch: str) -> str:
-    """The package of a native compiler, or of one that makes code for another processor."""
+    """Return the command for a native compiler, or for a cross compiler for another processor."""
     from ..core.machine.processor import machine
 
     return f"sudo apt-get install {'g++' if machine() == arch else 'g++-' + arch.replace('_', '-') + '-linux-gnu'}"
@@ -170,7 +172,7 @@ def _library() -> Looked:
 
 
 def _cpu_library_probe() -> Probe:
-    """The library that sessions on the CPU take by themselves: loaded for a trial if there is one."""
+    """Make the probe that loads, if there is one, the library that sessions on the CPU load automatically."""
     from ..core.errors import LocalAttnError
     from ..core.storage.library_image import for_child
     from ..core.storage.library_store import CPU_KERNELS, candidates, find

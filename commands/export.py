@@ -1,7 +1,9 @@
-"""`localattn export`: from a checkpoint to a checked ONNX file."""
+"""Define `localattn export`: from a checkpoint to a checked ONNX file."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,27 +12,32 @@ import typer
 
 from ..core.limits import LARGEST_SIZE
 from ..core.storage.file_kinds import ONNX
+from ..core.versions import DEFAULT_OPSET, OPSETS
 from .parts.console import (
     Format,
     FormatOption,
     QuietOption,
     VerboseOption,
+    export_document,
     finite,
     note,
     print_exported,
     print_json,
     progress,
     say,
+    suggest,
 )
 from .parts.export_module import ModuleRequest, export_users_module, open_axes, print_module, refuse_options
-from .parts.export_steps import Mode, export_step_files, print_step_files
+from .parts.export_steps import Mode, print_step_files, print_step_plan
 from .parts.paths import INPUT, ForceOption, OutputPath
+from .parts.terminal.panels import MODULE
 
 if TYPE_CHECKING:
-    from ..exporter.export import ExportRequest
+    from ..exporter.export import ExportReport, ExportRequest
+    from ..exporter.step_export import StepRequest
 
 
-# Options that mean something only for a checkpoint of a known class, and only for the user's own module.
+# Options that apply only to a checkpoint of a known class, and options that apply only to the user's own module.
 CHECKPOINT_ONLY = {
     "config",
     "seq_len",
@@ -42,10 +49,10 @@ CHECKPOINT_ONLY = {
     "causal",
     "full_mask",
     "dtype",
+    "weight_dtype",
     "mode",
     "chunk",
 }
-INT8 = "int8"
 MODULE_ONLY = {"weights", "factory_args", "module_input", "load_inputs"}
 
 
@@ -56,11 +63,31 @@ class Dtype(str, Enum):
     fp16 = "fp16"
     bf16 = "bf16"
 
+    @staticmethod
+    def instead(text: str) -> str:
+        """Return a hint for another type: a type of the weights alone has an option of its own."""
+        return f"For weights in {text}: --weight-dtype {text}" if text in {x.value for x in WeightDtype} else ""
+
+
+class WeightDtype(str, Enum):
+    """Element type of the weights of linear layers, where it differs from the file's."""
+
+    int8 = "int8"
+
+
+class Checks(str, Enum):
+    """Which checks a file has to pass."""
+
+    all = "all"
+    quick = "quick"
+
 
 def export(
     context: typer.Context,
     checkpoint: Annotated[
-        Path | None, typer.Argument(help="Weights: .pt, .pth, .bin or .safetensors.", show_default=False), INPUT
+        Path | None,
+        typer.Argument(help="Weights: .pt, .pth, .bin or .safetensors; of some families a folder.", show_default=False),
+        INPUT,
     ] = None,
     output: Annotated[
         Path | None,
@@ -70,6 +97,11 @@ def export(
     config: Annotated[
         Path | None,
         typer.Option(help="Configuration (JSON, TOML or YAML). (Default: found beside the checkpoint.)"),
+        INPUT,
+    ] = None,
+    golden: Annotated[
+        Path | None,
+        typer.Option(help="An .npz that localattn.record wrote from your own model: the file must match it."),
         INPUT,
     ] = None,
     seq_len: Annotated[
@@ -99,14 +131,35 @@ def export(
         typer.Option(max=LARGEST_SIZE, help="Tokens a call of the file for prompts; 1: none. (Default: 64 or fewer.)"),
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="Element type of the file.")] = Dtype.fp32,
+    weight_dtype: Annotated[
+        WeightDtype | None, typer.Option(help="int8: linear layers with dynamic int8 products. (Default: as --dtype.)")
+    ] = None,
     opset: Annotated[
-        int, typer.Option(max=LARGEST_SIZE, help="ONNX opset, 18 to 24; TensorRT 10.3 reads up to 20.")
-    ] = 20,
+        int,
+        typer.Option(
+            max=LARGEST_SIZE,
+            help=f"ONNX opset, {OPSETS[0]} to {OPSETS[-1]}; TensorRT 10.3 reads up to {DEFAULT_OPSET}.",
+        ),
+    ] = DEFAULT_OPSET,
     no_function_body: Annotated[
         bool,
         typer.Option(
             "--no-function-body",
             help="Leave out the attention node's function; only a plugin can run the file then (TensorRT 10.3).",
+        ),
+    ] = False,
+    checks: Annotated[
+        Checks,
+        typer.Option(
+            help="all, or quick for trying things out on a large model: parity on one set of random inputs, no window "
+            "check and no quadratic-memory check."
+        ),
+    ] = Checks.all,
+    standard_ops: Annotated[
+        bool,
+        typer.Option(
+            "--standard-ops",
+            help="Write standard operators alone, no functions: for runtimes other than onnxruntime and TensorRT.",
         ),
     ] = False,
     atol: Annotated[
@@ -120,8 +173,17 @@ def export(
     allow_quadratic: Annotated[
         bool, typer.Option("--allow-quadratic", help="Accept tensors that are square in the sequence length.")
     ] = False,
+    allow_wide_integers: Annotated[
+        bool,
+        typer.Option(
+            "--allow-wide-integers", help="Accept integers that need more than 32 bits: not every runtime does."
+        ),
+    ] = False,
     dynamic: Annotated[
-        str | None, typer.Option(help="Axes that stay open: batch,seq. (Default: none, static shapes.)")
+        str | None,
+        typer.Option(
+            help="Axes that stay open: batch,seq; or none. (Default: those of the model's family, mostly none.)"
+        ),
     ] = None,
     max_seq_len: Annotated[
         int | None,
@@ -136,17 +198,16 @@ def export(
     factory_args: Annotated[str | None, typer.Option(help="Its keyword arguments, a JSON object.")] = None,
     weights: Annotated[
         Path | None,
-        typer.Option(
-            help="With --factory its weights (default: those it is made with); of a checkpoint: int8, "
-            "for linear layers in dynamic int8."
-        ),
+        typer.Option(help="With --factory: the checkpoint of its weights. (Default: those that it is made with.)"),
         INPUT,
     ] = None,
     module_input: Annotated[
         list[str] | None,
-        typer.Option("--input", help="An input of the module, name:dtype:[sizes], as tokens:int64:[1,128]. Repeat."),
+        typer.Option("--input", help="An input of the module, name:dtype:[sizes], as 'tokens:int64:[1,128]'. Repeat."),
     ] = None,
-    load_inputs: Annotated[Path | None, typer.Option(help="An .npz with the module's inputs instead."), INPUT] = None,
+    load_inputs: Annotated[
+        Path | None, typer.Option(help="An .npz with the module's inputs instead.", rich_help_panel=MODULE), INPUT
+    ] = None,
     allow_pickle: Annotated[
         bool,
         typer.Option("--allow-pickle", help="Open a pickled module. DANGER: runs any code that is in the file."),
@@ -160,15 +221,21 @@ def export(
     """Export a checkpoint, or your own module (--factory), to an ONNX file and check it.
 
     The file is checked before it appears: ONNX's checker, onnxruntime, parity with an independent float64
-    reference, a witness of its window, and an audit of its memory. A JSON sidecar beside it records everything.
+    reference, a check of its window, and a check that memory grows linearly. A JSON sidecar records everything.
+    What the weights do not show, such as the window, is proven against your own model with --golden.
     """
+    if standard_ops and no_function_body:
+        raise typer.BadParameter("it contradicts --no-function-body", param_hint="--standard-ops")
     axes, source = open_axes(dynamic), weights if checkpoint is None else checkpoint
     common: dict[str, Any] = {
-        "dynamic": axes,
         "opset": opset,
         "function_body": not no_function_body,
+        "standard_ops": standard_ops,
         "overwrite": force,
+        "golden": golden,
+        "quick": checks is Checks.quick,
         "allow_quadratic": allow_quadratic,
+        "allow_wide_integers": allow_wide_integers,
         "atol": atol,
         "rtol": rtol,
     }
@@ -178,75 +245,92 @@ def export(
         asked = ModuleRequest(factory, factory_args, source, module_input or [], load_inputs, allow_pickle, output)
         with progress() as step:
             step("Loading PyTorch")
-            from ..exporter.user_module.export_module import ModuleOptions
-
-            options = ModuleOptions(max_seq_len=max_seq_len, **common)
-            written, outcome = export_users_module(asked, options, step, dry_run=dry_run)
+            common |= {"max_seq_len": max_seq_len, "dynamic": axes}
+            written, outcome = export_users_module(asked, common, step, dry_run=dry_run)
         print_module(written, outcome, as_json=output_format is Format.json)
+        if output_format is not Format.json:
+            suggest(*(["localattn", *_without_dry_run()] if dry_run else ["localattn", "run", written]))
         return
-    precision = None if weights is None else str(weights)
-    refuse_options(
-        given,
-        MODULE_ONLY - ({"weights"} if precision == INT8 else set()),
-        "a checkpoint alone: name the function that makes your module with --factory",
-    )
-    if max_seq_len is not None and (seq_len is not None or "seq" not in axes):
-        raise typer.BadParameter("it goes with --dynamic seq, and without --seq-len", param_hint="--max-seq-len")
+    if weights is not None and str(weights) in {known.value for known in WeightDtype}:
+        raise typer.BadParameter(
+            f"it takes a file; for weights in {weights}: --weight-dtype {weights}", param_hint="--weights"
+        )
+    refuse_options(given, MODULE_ONLY, "a checkpoint alone: name the function that makes your module with --factory")
     if checkpoint is None:
         raise typer.BadParameter("give a checkpoint, or --factory", param_hint="CHECKPOINT")
-    if chunk is not None and mode is Mode.full:
-        raise typer.BadParameter("it goes with --mode step or prefill", param_hint="--chunk")
-    suffix = ".onnx" if mode is Mode.full else f"_{mode.value}.onnx"
+    options: dict[str, Any] = {
+        "config": config,
+        "mode": mode.value,
+        "chunk": chunk,
+        "seq_len": seq_len,
+        "batch": batch,
+        "heads": heads,
+        "dim_head": dim_head,
+        "mask": mask,
+        "attn_bias": attn_bias,
+        "causal": causal,
+        "full_mask": full_mask,
+        "max_seq_len": max_seq_len,
+        "dynamic": None if dynamic is None else axes,
+        "dtype": dtype.value,
+        "weight_dtype": None if weight_dtype is None else weight_dtype.value,
+        **common,
+    }
     with progress() as step:
         step("Loading PyTorch")
-        from ..exporter.export import ExportRequest, export
-        from ..exporter.models.family import ShapeRequest
+        from .api.exporting import export, export_request
 
-        request = ExportRequest(
-            checkpoint=checkpoint,
-            output=output or checkpoint.with_name(checkpoint.stem + suffix),
-            config=config,
-            shapes=ShapeRequest(
-                max_seq_len if seq_len is None else seq_len, batch, heads, dim_head, mask, attn_bias, causal, full_mask
-            ),
-            dtype=dtype.value,
-            weights=precision,
-            **common,
-        )
-        if mode is not Mode.full:
-            from ..exporter.step_export import StepRequest
-
-            steps = StepRequest(request, mode.value, chunk)
-            files = export_step_files(steps, step, dry_run=dry_run)
-        elif not dry_run:
-            report = export(request, step)
-    if mode is not Mode.full:
-        print_step_files(steps, files, as_json=output_format is Format.json)
-        return
+        if not dry_run:
+            report = export(checkpoint, output, **options, progress=step)
     if dry_run:
-        _print_plan(request)
+        _print_plan(export_request(checkpoint, output, **options))
+        suggest("localattn", *_without_dry_run())
         return
-    if output_format is Format.json:
-        print_json({"model": str(report.path), "notes": report.notes, **report.sidecar.to_dict()})
+    if mode is not Mode.full:
+        print_step_files(report, as_json=output_format is Format.json)
+    elif output_format is Format.json:
+        print_json(export_document(report))
     else:
-        print_exported(report.path, report.sidecar, report.notes)
+        print_exported(report)
+    if output_format is not Format.json:
+        suggest(*_next(report, checkpoint, config, quick=checks is Checks.quick))
+
+
+def _without_dry_run() -> list[str]:
+    """Return the command line without `--dry-run`, to run the export that was only tried."""
+    return [word for word in sys.argv[1:] if word != "--dry-run"]
+
+
+def _next(report: ExportReport, checkpoint: Path, config: Path | None, *, quick: bool) -> Sequence[object]:
+    """Return the command to type after an export: use the file, or compare it more after quick checks."""
+    step = report.sidecar.step
+    if step is not None and step.mode == "step" and step.token_input == "tokens":
+        return ("localattn", "generate", report.path, "--prompt-ids", "1,2,3")
+    if quick:
+        given = () if config is None else ("--config", config)
+        return ("localattn", "parity", report.path, "--against", checkpoint, *given)
+    return ("localattn", "run", report.path)
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
-    """Whether an option is on the command line, rather than at its default."""
+    """Check whether an option is on the command line, rather than at its default."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _print_plan(request: ExportRequest) -> None:
-    from ..exporter.export import open_request
+def _print_plan(request: ExportRequest | StepRequest) -> None:
+    from ..exporter.export import ExportRequest, dynamic_axes, open_request
     from ..exporter.source.dynamic_axes import dynamic_specs
 
+    if not isinstance(request, ExportRequest):
+        print_step_plan(request)
+        return
     opened, source = open_request(request)
+    axes = dynamic_axes(request, source)
     for line in opened.notes:
         note(f"Note: {line}")
     say(f"Would export {source.class_name} to {request.output} ({request.dtype}, opset {request.opset}):")
-    for spec in dynamic_specs(source, request.dtype, request.dynamic):
+    for spec in dynamic_specs(source, request.dtype, axes):
         say(f"  input   {spec.describe()}")
-    say(f"  output  {source.output_name}")
+    say(f"  output  {', '.join(source.outputs)}")
     say(f"  window  {source.describe_window()}, {source.depth} attention layer(s)")

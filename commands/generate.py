@@ -1,4 +1,4 @@
-"""`localattn generate`: let an exported step file go on from a prompt."""
+"""Define `localattn generate`: continue a prompt with an exported step file."""
 
 from __future__ import annotations
 
@@ -16,30 +16,32 @@ from ..core.limits import LARGEST_SEED, LARGEST_SIZE
 from .parts.console import (
     Format,
     FormatOption,
-    PluginOption,
     QuietOption,
+    RuntimeOption,
     VerboseOption,
     finite,
     note,
     print_json,
     say,
+    suggest,
     warn,
 )
 from .parts.paths import INPUT
+from .parts.plugins.options import PluginLibraryOption, PluginOption, PluginUse, plugin_asked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..runtime.generation.generator import Generator
 
-# As shells report a program that Ctrl-C ended: 128 + SIGINT.
+# Exit code that shells report for a program that Ctrl-C ended: 128 + SIGINT.
 INTERRUPTED = 130
 
-# Without --max-tokens, or fewer where the model's positions end.
+# Number of tokens without --max-tokens; fewer where the model's positions end.
 DEFAULT_TOKENS = 256
-# A model of so many tokens reads and writes bytes.
+# A model with a vocabulary of this size reads and writes bytes.
 BYTES = 256
-# A file or a stream that is longer is none.
+# Longer files and streams are refused.
 MOST_PROMPT_BYTES = 16 << 20
 
 
@@ -79,21 +81,23 @@ def generate(
         str, typer.Option(help="Where to run: auto (the best that starts), cpu, cuda or tensorrt.")
     ] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")] = None,
-    plugin: PluginOption = "auto",
+    plugin: PluginOption = PluginUse.auto,
+    plugin_library: PluginLibraryOption = None,
+    runtime: RuntimeOption = "auto",
     output_format: FormatOption = Format.console,
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Go on from a prompt, token by token, at constant memory.
+    """Continue a prompt, token by token, at constant memory.
 
-    The prompt is --prompt, --prompt-file, --prompt-ids or what comes on stdin. A model of 256 tokens reads and writes
-    bytes: text on a terminal, the bytes themselves in a pipe. Any other reads and writes numbers. Ctrl-C ends it after
-    what has come, with exit code 130.
+    The prompt is --prompt, --prompt-file, --prompt-ids or what is read from stdin. A model with a vocabulary of 256
+    reads and writes bytes: text on a terminal, the bytes themselves in a pipe. Any other reads and writes numbers.
+    Ctrl-C ends it and keeps what was written, with exit code 130.
     """
     from ..runtime.generation.generator import Generator
 
     settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    generator = Generator.open(model, provider, threads, plugin=plugin)
+    generator = Generator.open(model, provider, threads, plugin=plugin_asked(plugin, plugin_library), runtime=runtime)
     ids = _read_prompt(generator.vocabulary, prompt, prompt_file, prompt_ids)
     if generator.session.missing_prefill:
         warn(f"{generator.session.missing_prefill} is not beside {model.name}: the prompt is read token by token.")
@@ -112,20 +116,21 @@ def generate(
         print_json({"model": str(model), **run.report(seed)})
     else:
         note(run.summary())
+        suggest("localattn", "bench", model)
     if run.finish == "interrupted":
         raise typer.Exit(INTERRUPTED)
 
 
 @dataclass
 class _Run:
-    """The continuations of one prompt, and what they took.
+    """The continuations of one prompt, and the time they took.
 
     Args:
-        generator: at any position.
+        generator: the generator, at any position.
         prompt: token ids.
-        max_tokens: for each continuation; None without end.
-        settings: of `Generator.generate`.
-        echo: write the prompt before each continuation.
+        max_tokens: most tokens of each continuation; None for no limit.
+        settings: sampling arguments of `Generator.generate`.
+        echo: whether to write the prompt before each continuation.
     """
 
     generator: Generator
@@ -145,7 +150,7 @@ class _Run:
         return self.generator.vocabulary == BYTES
 
     def all(self, count: int, show: bool) -> None:
-        """So many continuations, as many at a time as the file's batch holds; a single one is shown as it comes."""
+        """Generate `count` continuations, as many at a time as the batch holds; show a single one as it comes."""
         for first in range(0, count, self.generator.batch):
             wanted = min(self.generator.batch, count - first)
             rows: list[list[int]] = [[] for _ in range(wanted)]
@@ -158,7 +163,7 @@ class _Run:
                     self._show(row)
 
     def _round(self, first: int, rows: list[list[int]], *, live: bool) -> None:
-        """Fill the rows; rows of the file's batch that nobody asked for are generated and dropped."""
+        """Fill the rows; further rows of the file's batch are generated and dropped."""
         from .parts.token_output import writer_for
 
         begin = time.perf_counter()
@@ -193,7 +198,7 @@ class _Run:
             say("")
 
     def report(self, seed: int) -> dict[str, Any]:
-        """As `--format json` prints it."""
+        """Return the document that `--format json` prints."""
         session = self.generator.session
         texts = [bytes(row).decode("utf-8", "replace") for row in self.rows] if self.is_text else None
         return {
@@ -213,7 +218,7 @@ class _Run:
         return made / self.generate_seconds if made and self.generate_seconds else None
 
     def summary(self) -> str:
-        """One line for people."""
+        """Return one line for people."""
         made, rate = sum(map(len, self.rows)), self._rate()
         speed = "" if rate is None else f", {rate:,.0f} a second"
         ending = {"positions": "; the model has no further position", "interrupted": "; interrupted"}
@@ -224,10 +229,10 @@ class _Run:
 
 
 def _read_prompt(vocabulary: int, text: str | None, file: Path | None, ids: str | None) -> list[int]:
-    """The prompt's token ids, from the one place that was given, else from stdin.
+    """Read the prompt's token ids from the one source that was given, else from stdin.
 
     Raises:
-        UsageError: more than one place, none, a file that cannot be read, text for a model without bytes.
+        UsageError: several sources, none, a file that cannot be read, or text for a model that has no bytes.
     """
     from ..core.errors import UsageError
 
@@ -253,7 +258,7 @@ def _read_prompt(vocabulary: int, text: str | None, file: Path | None, ids: str 
 
 
 def _read_bytes(file: Path | None) -> bytes:
-    """A file's bytes, or stdin's."""
+    """Read the bytes of a file, or of stdin."""
     from ..core.errors import UsageError
     from ..core.storage.reading import read_plain
 
@@ -280,7 +285,7 @@ def _bounded(raw: bytes, source: str) -> bytes:
 
 
 def _numbers(text: str) -> list[int]:
-    """`1,2,3` or `1 2 3` → ids."""
+    """Read token ids from `1,2,3` or `1 2 3`."""
     from ..core.errors import UsageError
 
     words = re.split(r"[\s,]+", text.strip().strip(","))

@@ -1,4 +1,4 @@
-"""`localattn inspect`: what a checkpoint or an exported file is."""
+"""Define `localattn inspect`: show what a checkpoint or an exported file is."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .parts.console import PluginOption, QuietOption, VerboseOption, bytes_text, print_checks, say
+from .parts.console import QuietOption, VerboseOption, bytes_text, note, print_checks, say, warn
+from .parts.flags import in_flags
 from .parts.paths import INPUT, ForceOption
+from .parts.plugins.options import PluginLibraryOption, PluginOption, PluginUse, plugin_asked
 from .parts.report_output import OutputOption, ReportFormatOption, choose, show
 
 if TYPE_CHECKING:
@@ -23,7 +25,14 @@ def inspect(
     config: Annotated[
         Path | None, typer.Option(help="Configuration of the checkpoint. (Default: found beside it.)"), INPUT
     ] = None,
-    plugin: PluginOption = "auto",
+    write_config: Annotated[
+        bool,
+        typer.Option(
+            "--write-config", help="Write a configuration to complete beside the checkpoint; never replaces one."
+        ),
+    ] = False,
+    plugin: PluginOption = PluginUse.auto,
+    plugin_library: PluginLibraryOption = None,
     output_format: ReportFormatOption = None,
     output: OutputOption = None,
     force: ForceOption = False,
@@ -32,30 +41,55 @@ def inspect(
 ) -> None:
     """Show what a checkpoint, an exported model or an engine is.
 
-    Of a checkpoint: its class, what its weights tell, what a configuration has to add, what is missing. Of a
-    model: inputs and outputs, attention windows, sizes, and what its sidecar says of its checks. Of an engine: what
-    it was built by and for, its plugin, its checks, and its layers where there is a GPU to open it.
+    For a checkpoint: its class, what its weights show, what a configuration has to add, what is missing. For a
+    model: inputs and outputs, attention windows, sizes, and what its sidecar says about its checks. For an engine:
+    what it was built by and for, its plugin, its checks, and its layers where there is a GPU to open it.
     """
     destination = choose(output_format, output, force)
+    if write_config and file.suffix in (".engine", ".onnx"):
+        raise typer.BadParameter("it goes with a checkpoint", param_hint="--write-config")
     if file.suffix == ".engine":
         from ..onnx_graph.windows import windows_of_sidecar
         from ..runtime.engine.inspect import inspect_engine
 
-        report = inspect_engine(file, plugin)
+        report = inspect_engine(file, plugin_asked(plugin, plugin_library))
         windows = [view.to_dict() for view in windows_of_sidecar(report.facts.model)]
-        show(destination, "engine", {**report.to_dict(), "windows": windows}, lambda: _print_engine(report))
+        document = {**report.to_dict(), "windows": windows}
+        show(destination, "engine", document, lambda: _print_engine(report), ("localattn", "run", file))
     elif file.suffix == ".onnx":
         from ..onnx_graph.facts import inspect_onnx
         from ..onnx_graph.windows import windows_of_file
 
         facts = inspect_onnx(file)
         windows = [view.to_dict() for view in windows_of_file(facts)]
-        show(destination, "onnx", {**facts.to_dict(), "windows": windows}, lambda: _print_model(facts))
+        document = {**facts.to_dict(), "windows": windows}
+        show(destination, "onnx", document, lambda: _print_model(facts), ("localattn", "run", file))
     else:
         from ..exporter.checkpoint.describe import describe_checkpoint
 
         description = describe_checkpoint(file, config)
-        show(destination, "checkpoint", description, lambda: _print_checkpoint(description))
+        following: tuple[object, ...] = ("localattn", "export", file, *(() if config is None else ("--config", config)))
+        if description["needed"] and not write_config:
+            lacking = (
+                ("--write-config",) if description["template"] else ("--config", config or file.with_suffix(".json"))
+            )
+            following = ("localattn", "inspect", file, *lacking)
+        show(destination, "checkpoint", description, lambda: _print_checkpoint(description, write_config), following)
+        if write_config:
+            _write_config(description, file)
+
+
+def _write_config(description: dict[str, Any], checkpoint: Path) -> None:
+    from ..core.errors import UsageError
+    from ..exporter.checkpoint.template import placeholders, write_template
+
+    if description["template"] is None:
+        what, _, why = description["needed"].partition("\n")
+        raise UsageError("There is no configuration to complete.", why=what, fix=" ".join(why.splitlines()))
+    config = description["config"]
+    written = write_template(description["template"], checkpoint, None if config is None else Path(config))
+    left = ", ".join(placeholders(description["template"]))
+    note(f"Wrote {written}. {f'Fill in {left}.' if left else 'Nothing is left to fill in.'}")
 
 
 def _print_model(facts: OnnxFacts) -> None:
@@ -72,7 +106,9 @@ def _print_model(facts: OnnxFacts) -> None:
     say(f"  nodes   {sum(facts.nodes.values())}: {', '.join(f'{name} {count}' for name, count in counts[:8])} …")
     for function in facts.functions:
         say(f"  body    {function.domain}::{function.name} in {function.nodes} standard operators")
-    say("Attention windows:" if facts.windowed else "No attention windows.")
+    plain = bool(facts.sidecar and facts.sidecar_matches and facts.sidecar.standard_ops)
+    none = "No attention nodes: the attention is in standard operators." if plain else "No attention windows."
+    say("Attention windows:" if facts.windowed else none)
     for node in facts.windowed:
         say(f"  {node.name}  {_window(node.attributes)}")
     _print_sidecar(facts)
@@ -95,7 +131,7 @@ def _print_engine(report: EngineReport) -> None:
         where = facts.plugin.path or "inside the engine"
         say(f"  plugin  {facts.plugin.kind}, {len(facts.plugin.layers)} layers, {where}")
     if report.plugin_problem:
-        say(f"  PROBLEM {report.plugin_problem}")
+        say(f"  PROBLEM {in_flags(report.plugin_problem)}")
     if not report.unchanged:
         say("The facts were NOT written for this file: its SHA-256 differs. What they say is void.")
     if report.layers is None:
@@ -117,6 +153,8 @@ def _window(attributes: dict[str, Any]) -> str:
 
 
 def _print_sidecar(facts: OnnxFacts) -> None:
+    from ..core.documents.proof import not_proven
+
     if facts.sidecar is None:
         say("No sidecar: nothing is known of its checkpoint or its checks.")
         return
@@ -126,9 +164,11 @@ def _print_sidecar(facts: OnnxFacts) -> None:
     sidecar = facts.sidecar
     say(f"Exported {sidecar.created} from {sidecar.checkpoint_name} as {sidecar.class_name}. Checks then:")
     print_checks(sidecar.checks)
+    for line in not_proven(sidecar.unproven, str(facts.path)):
+        warn(line)
 
 
-def _print_checkpoint(description: dict[str, Any]) -> None:
+def _print_checkpoint(description: dict[str, Any], writes_config: bool) -> None:
     say(
         f"{description['path']}  {description['tensors']} tensors, {description['parameters']:,} parameters, "
         f"{bytes_text(description['bytes'])}"
@@ -143,6 +183,10 @@ def _print_checkpoint(description: dict[str, Any]) -> None:
             for name, entry in description[entries].items():
                 origin = f"  ({entry['from']})" if entry["from"] else ""
                 say(f"  {name:<{width}}  {entry['value']}{origin}")
+    if description["unused"]:
+        say("In the checkpoint, not used:")
+        for entry in description["unused"]:
+            say(f"  {entry['from']} {entry['value']}  ({entry['why']})")
     for title, names in (("Missing tensors", "missing"), ("Unexpected tensors", "unexpected")):
         if description[names]:
             say(f"{title}: {', '.join(description[names][:10])} ({len(description[names])})")
@@ -152,3 +196,18 @@ def _print_checkpoint(description: dict[str, Any]) -> None:
             say(f"  {line}")
     elif description["window"]:
         say(f"Window: {description['window']}")
+    if (
+        description["template"] is not None
+        and not writes_config
+        and (description["needed"] or not description["config"])
+    ):
+        _print_template(description)
+
+
+def _print_template(description: dict[str, Any]) -> None:
+    """Print a configuration to complete, where something is left to fill in."""
+    from ..exporter.checkpoint.template import placeholders, template_text
+
+    if placeholders(description["template"]):
+        say(f"To complete, and save as {description['save_as']} (--write-config writes it there):")
+        say(template_text(description["template"]), end="")

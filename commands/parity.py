@@ -1,4 +1,4 @@
-"""`localattn parity`: does a file compute what its checkpoint does, or another file of it?"""
+"""Define `localattn parity`: check that a file computes the same as its checkpoint or another file of it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,24 @@ import typer
 
 from ..core.limits import LARGEST_SEED, MOST_SEEDS, is_size
 from ..core.storage.file_kinds import NPZ
-from .parts.console import PluginOption, QuietOption, VerboseOption, finite, missing_package, note, progress, say
+from .parts.console import (
+    QuietOption,
+    RuntimeOption,
+    VerboseOption,
+    finite,
+    note,
+    progress,
+    say,
+    warn,
+)
 from .parts.paths import INPUT, ForceOption, OutputPath
+from .parts.plugins.options import PluginLibraryOption, PluginOption, PluginUse, plugin_asked
 from .parts.report_output import OutputOption, ReportFormatOption, choose, show
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
-    from ..runtime.parity.report import ParityReport, ParityRequest
-
-    Progress = Callable[[str], None]
+    from ..runtime.parity.report import ParityReport
 
 
 def parity(
@@ -28,13 +36,18 @@ def parity(
         INPUT,
     ],
     against: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             help="The checkpoint it was exported from; or another exported file, which needs no PyTorch.",
             show_default=False,
         ),
         INPUT,
-    ],
+    ] = None,
+    golden: Annotated[
+        Path | None,
+        typer.Option(help="An .npz that localattn.record wrote from your own model; alone, or with --against."),
+        INPUT,
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option(help="The checkpoint's configuration. (Default: the sidecar's, else the one beside it.)"),
@@ -68,7 +81,9 @@ def parity(
         typer.Option("--causal/--not-causal", help="AFTLocal: how it was exported. (Default: the sidecar's word.)"),
     ] = None,
     provider: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or tensorrt.")] = "auto",
-    plugin: PluginOption = "auto",
+    plugin: PluginOption = PluginUse.auto,
+    plugin_library: PluginLibraryOption = None,
+    runtime: RuntimeOption = "auto",
     output_format: ReportFormatOption = None,
     output: OutputOption = None,
     force: ForceOption = False,
@@ -78,75 +93,72 @@ def parity(
     """Compare exported models and engines with an independent float64 reference of their checkpoint.
 
     The reference is plain dense mathematics on the checkpoint's weights, not the exported graph. Without PyTorch, as
-    on a device, give the ONNX file instead of the checkpoint: it is run by onnxruntime on the CPU, from its function
-    bodies. That proves the files equal to this one, which its export has compared with the reference. Exit code 0
-    if every output of every file is within the tolerance, 1 if not.
+    on a device, give the ONNX file instead of the checkpoint: onnxruntime runs it on the CPU, from its ONNX functions.
+    That proves the files equal to this one, which its export has compared with the reference. With --golden the
+    reference is your own model, as localattn.record recorded it. Exit code 0 if every output of every file is within
+    the tolerance, 1 if not.
     """
     _refuse_shared_files(models, save_inputs, save_outputs)
     destination = choose(output_format, output, force)
-    lengths = _lengths(seq_len)
+    lengths, asked = _lengths(seq_len), plugin_asked(plugin, plugin_library)
+    if against is None and golden is None:
+        raise typer.BadParameter("give --against, or --golden, or both", param_hint="--against")
     with progress() as step:
-        compare = _judge(against, step)
-        from ..runtime.parity.report import ParityRequest
+        from .api.comparing import parity as compare
 
-        reports = []
-        for model in models:
-            request = ParityRequest(
-                model=model,
-                against=against,
+        reports = [
+            compare(
+                model,
+                against,
+                golden=golden,
                 config=config,
-                seeds=tuple(range(seed, seed + seeds)),
+                seeds=range(seed, seed + seeds),
                 inputs=load_inputs,
-                lengths=lengths,
+                seq_len=lengths,
+                causal=causal,
                 atol=atol,
                 rtol=rtol,
                 provider=provider,
-                plugin=plugin,
-                causal=causal,
-                keep_reference=save_outputs is not None,
+                plugin=asked,
+                save_inputs=save_inputs,
+                save_outputs=save_outputs,
+                overwrite=force,
+                progress=step,
+                runtime=runtime,
             )
-            reports.append(compare(request, step))
-            reports[-1].save(save_inputs, save_outputs, overwrite=force)
+            for model in models
+        ]
     for line in dict.fromkeys(line for report in reports for line in report.notes):
         note(f"Note: {line}")
     passed = all(report.passed for report in reports)
     files = [report.to_dict() for report in reports]
     document = files[0] if len(files) == 1 else {"passed": passed, "files": files}
-    show(destination, "parity", document, lambda: _print_reports(reports))
+    following = _next(models[0], against, passed)
+    show(destination, "parity", document, lambda: _print_reports(reports), following)
+    for line in dict.fromkeys(line for report in reports for line in report.warnings):
+        warn(line)
     if not passed:
         raise typer.Exit(1)
 
 
-def _judge(against: Path, step: Progress) -> Callable[[ParityRequest, Progress], ParityReport]:
-    """The comparison with such a file: what a backend runs is an exported one, all else a checkpoint.
-
-    Raises:
-        MissingDependency: it is a checkpoint, and PyTorch is not installed.
-    """
-    from ..core.errors import MissingDependency
+def _next(model: Path, against: Path | None, passed: bool) -> Sequence[object]:
+    """Return the command to type after a comparison: pack the file, or find the module that differs."""
     from ..runtime.session import BACKENDS
 
-    if against.suffix.lower() in BACKENDS:
-        from ..runtime.parity.files import run_file_parity
-
-        return run_file_parity
-    step("Loading PyTorch")
-    try:
-        from ..exporter.parity import run_parity
-    except ModuleNotFoundError as error:
-        lacking = missing_package(error)
-        if lacking is None:
-            raise
-        fix = f"{lacking.fix} Or compare with an exported file, which needs no PyTorch: --against model.onnx."
-        raise MissingDependency(lacking.what, why=lacking.why, fix=fix) from error
-    return run_parity
+    if not passed and against is not None and against.suffix.lower() not in BACKENDS:
+        return ("localattn", "bisect", model, "--against", against)
+    if not passed:
+        return ("localattn", "inspect", model)
+    if model.suffix.lower() == ".onnx":
+        return ("localattn", "bundle", model, "-o", model.with_suffix(".tar"))
+    return ("localattn", "bench", model)
 
 
 def _lengths(text: str | None) -> tuple[int, ...]:
-    """The numbers of a list with commas.
+    """Read the numbers of a list with commas.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is no such list.
     """
     from ..core.errors import UsageError
 
@@ -171,14 +183,17 @@ def _refuse_shared_files(models: list[Path], save_inputs: Path | None, save_outp
 
 def _print_reports(reports: list[ParityReport]) -> None:
     for report in reports:
-        tolerance = report.tolerance
         _print_table(report.rows())
-        floor = "" if tolerance.cosine is None else f", cosine at least {tolerance.cosine}"
         verdict = "equal" if report.passed else "NOT equal"
-        within = f"{tolerance.atol:g} + {tolerance.rtol:g}·|x|{floor}"
         how = " (compiled kernel)" if report.plugin else ""
         judge = f" ({report.reference.provider}, {report.reference.backend})" if report.reference.provider else ""
-        say(f"{report.model}{how} and {report.against}{judge} are {verdict} within {within}.")
+        say(f"{report.model}{how} and {report.against}{judge} are {verdict} within {report.tolerance.describe()}.")
+        for side in report.compared_windows:
+            say(f"  window of {side['whose']:<13}  {'; '.join(side['windows']) or 'not told'}")
+        for line in report.beside_baseline():
+            say(f"{line}.")
+        if not report.passed:
+            say("If outputs so far apart serve you, say how far with --atol and --rtol.")
     for line in dict.fromkeys(report.reference.checked for report in reports if report.reference.checked):
         say(f"{line}.")
 
@@ -187,18 +202,21 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from ..reports.figures import comparison_figure
+
     table = Table(box=None, pad_edge=False)
+    figures = [name for name in _FIGURES if name in rows[0]]
     for name, justify in (
         ("output", "left"),
         ("inputs", "left"),
-        *((x, "right") for x in _FIGURES),
+        *((x, "right") for x in figures),
         ("", "left"),
     ):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     for row in rows:
-        figures = [f"{row[name]:.3g}" if isinstance(row[name], float) else str(row[name]) for name in _FIGURES]
-        table.add_row(row["output"], row["inputs"], *figures, "ok" if row["passed"] else "[red]FAILED[/red]")
+        values = [comparison_figure(row, name) for name in figures]
+        table.add_row(row["output"], row["inputs"], *values, "ok" if row["passed"] else "[red]FAILED[/red]")
     Console(width=120).print(table)
 
 
-_FIGURES = ("max_abs", "max_rel", "rms", "cosine", "not_finite")
+_FIGURES = ("max_abs", "max_rel", "rms", "cosine", "divergence", "agreement", "not_finite")

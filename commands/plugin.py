@@ -1,4 +1,4 @@
-"""`localattn plugin`: build libraries of attention kernels, find them, show what is in them, check that they load."""
+"""Define `localattn plugin`: build libraries of attention kernels, find, show and check them."""
 
 from __future__ import annotations
 
@@ -9,23 +9,41 @@ import typer
 
 from ..core.limits import MOST_JOBS
 from ..core.storage.file_kinds import LIBRARY, REWRITTEN
-from .parts import plugin_cpu
-from .parts.console import Format, FormatOption, QuietOption, VerboseOption, bytes_text, note, print_json, progress, say
+from .parts.console import (
+    Format,
+    FormatOption,
+    QuietOption,
+    VerboseOption,
+    bytes_text,
+    note,
+    print_json,
+    progress,
+    say,
+    suggest,
+)
 from .parts.paths import INPUT, ForceOption, OutputPath
+from .parts.plugins import plugin_cpu
+from .parts.plugins.options import Backend
+from .parts.terminal.help import Group
 
 if TYPE_CHECKING:
     from ..plugins.library.facts import Arch, LibraryFacts
-    from ..plugins.library.registry import Backend, RegistryFacts
+    from ..plugins.library.registry import Backend as RegistryBackend
+    from ..plugins.library.registry import RegistryFacts
 
 app = typer.Typer(
     name="plugin",
+    cls=Group,
     help="Libraries with compiled kernels of the attention node: for TensorRT, and for onnxruntime on the CPU.",
     no_args_is_help=True,
 )
 
 ArchOption = Annotated[str, typer.Option("--arch", help="Processor: x86_64 or aarch64. (Default: this machine's.)")]
-KindOption = Annotated[
-    str, typer.Option("--backend", help="tensorrt, or onnxruntime for the kernels of its CPU sessions.")
+BackendOption = Annotated[
+    Backend,
+    typer.Option(
+        help="The inference library it is for; onnxruntime: on the CPU. One library serves tensorrt and tensorrt-rtx."
+    ),
 ]
 
 
@@ -38,7 +56,7 @@ def build(
         str, typer.Option(help="GPUs, as sm_87,sm_90. (Default: sm_80,sm_90,sm_100; for aarch64 sm_80,sm_87,sm_110.)")
     ] = "",
     arch: ArchOption = "",
-    backend: KindOption = "tensorrt",
+    backend: BackendOption = Backend.tensorrt,
     dtype: Annotated[str, typer.Option(help="Element types, of fp16,bf16,fp32. (Default: all.)")] = "",
     head_dim: Annotated[str, typer.Option(help="Head sizes, 16 to 256. (Default: 16,32,64,128,256.)")] = "",
     output: Annotated[
@@ -67,7 +85,7 @@ def build(
     from ..plugins.library.headers import find_cuda_headers, find_tensorrt_headers
     from ..plugins.library.selection import default_targets, full_set, needed_by
 
-    if _is_cpu(backend):
+    if backend is Backend.onnxruntime:
         chosen = {"Models": models, "--target": target, "--dtype": dtype, "--head-dim": head_dim, "--jobs": jobs}
         plugin_cpu.refuse_options(chosen)
         plugin_cpu.build(output, _arch(arch), force=force, as_json=output_format is Format.json)
@@ -113,12 +131,13 @@ def build(
         print_json(_document(facts))
     else:
         _print_library(facts)
+        suggest("localattn", "plugin", "check", *([] if output is None else [output]))
 
 
 @app.command()
 def path(
     arch: ArchOption = "",
-    backend: KindOption = "tensorrt",
+    backend: BackendOption = Backend.tensorrt,
     output_format: FormatOption = Format.console,
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
@@ -127,7 +146,7 @@ def path(
     from ..plugins.library.facts import find_library
 
     chosen_arch = _arch(arch)
-    library = plugin_cpu.newest(chosen_arch) if _is_cpu(backend) else find_library(chosen_arch)
+    library = plugin_cpu.newest(chosen_arch) if backend is Backend.onnxruntime else find_library(chosen_arch)
     if library is None:
         raise _none_built(chosen_arch)
     if output_format is Format.json:
@@ -142,7 +161,7 @@ def list_libraries(
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Show the libraries that may be loaded by themselves, the newest of each kind first, and what is in them."""
+    """Show the libraries that may be loaded automatically, the newest of each kind first, and what is in them."""
     from ..core.storage.library_store import CPU_KERNELS, TENSORRT_PLUGIN, candidates
     from ..plugins.cpu.facts import parse_facts as parse_cpu_facts
     from ..plugins.library.facts import parse_facts
@@ -158,6 +177,8 @@ def list_libraries(
         _print_library(facts)
     for cpu_facts in for_cpu:
         plugin_cpu.print_library(cpu_facts)
+    paths = [*(str(facts.path) for facts in libraries), *(str(facts.path) for facts in for_cpu)]
+    suggest("localattn", "plugin", *(("check", paths[0]) if paths else ("build",)))
 
 
 @app.command()
@@ -166,29 +187,30 @@ def check(
         Path | None, typer.Argument(help="A plugin library. (Default: the one built last.)", show_default=False), INPUT
     ] = None,
     backend: Annotated[
-        str,
-        typer.Option(help="tensorrt, tensorrt-rtx, or onnxruntime. (Default: what the library is for.)"),
-    ] = "",
+        Backend | None,
+        typer.Option(help="The inference library to load it into. (Default: what the library is for.)"),
+    ] = None,
     output_format: FormatOption = Format.console,
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Load a library where it belongs, and show what is seen of it there.
+    """Load a library into its runtime, and show what the runtime finds in it.
 
-    Into TensorRT's plugin registry, without a GPU; or into onnxruntime, where each kernel runs once.
+    That is TensorRT's plugin registry, without a GPU; or onnxruntime, where each kernel runs once.
     """
     from ..core.storage.library_store import CPU_KERNELS, TENSORRT_PLUGIN, kind_of, read_named
     from ..plugins.aot.availability import why_not as why_not_ahead_of_time
     from ..plugins.library.facts import find_library, host_arch
-    from ..plugins.library.registry import load_into_registry
+    from ..plugins.library.registry import BACKENDS, load_into_registry
 
-    if backend == plugin_cpu.BACKEND or (not backend and library is not None and kind_of(library) is CPU_KERNELS):
+    named_for_cpu = backend is None and library is not None and kind_of(library) is CPU_KERNELS
+    if backend is Backend.onnxruntime or named_for_cpu:
         plugin_cpu.check(library, as_json=output_format is Format.json)
         return
     found = find_library(host_arch()) if library is None else read_named(TENSORRT_PLUGIN, library)
     if found is None:
         raise _none_built(host_arch())
-    backends = _backends(backend)
+    backends = [known for known in BACKENDS if backend is None or known == backend.value]
     for chosen in backends:
         _prepare(chosen)
     registered = load_into_registry(found, backends)
@@ -197,6 +219,7 @@ def check(
         print_json(_registry_document(found.path, registered, reason))
     else:
         _print_registry(found.path, registered, reason)
+        suggest("localattn", "doctor")
 
 
 @app.command()
@@ -212,8 +235,8 @@ def rewrite(
 ) -> None:
     """Rewrite a model for onnxruntime's TensorRT provider, which takes plugins from the domain trt.plugins only.
 
-    The attention nodes move there and lose their function body: the file then runs nowhere without the plugin. All
-    other functions are inlined, for the provider takes none.
+    The attention nodes move there and lose their ONNX function: the file then runs nowhere without the plugin. All
+    other functions are inlined, because the provider accepts none.
     """
     from ..onnx_graph.tensorrt_provider import rewrite_for_provider
 
@@ -228,21 +251,8 @@ def rewrite(
     say("  tensorrt.get_plugin_registry().load_library(PATH), with the PATH that `localattn plugin path` prints")
 
 
-def _is_cpu(backend: str) -> bool:
-    """Whether a kind of library is that for the CPU.
-
-    Raises:
-        UsageError: there is no such kind.
-    """
-    from ..core.errors import UsageError
-
-    if backend not in ("tensorrt", plugin_cpu.BACKEND):
-        raise UsageError(f"There is no library for {backend!r}.", fix=f"Known: tensorrt, {plugin_cpu.BACKEND}.")
-    return backend == plugin_cpu.BACKEND
-
-
 def _file_name(models: list[Path]) -> str:
-    """The name of a library in the cache: one for the full set, one for each set of models."""
+    """Return the name of a library in the cache: one for the full set, one for each set of models."""
     from ..core.storage.library_store import TENSORRT_PLUGIN
 
     name = Path(TENSORRT_PLUGIN.file_name)
@@ -274,18 +284,8 @@ def _arch(text: str) -> Arch:
     raise UsageError(f"There is no processor {text!r}.", fix=f"Known: {', '.join(ARCHITECTURES)}.")
 
 
-def _backends(text: str) -> list[Backend]:
-    from ..core.errors import UsageError
-    from ..plugins.library.registry import BACKENDS
-
-    chosen = [backend for backend in BACKENDS if text in ("", backend)]
-    if not chosen:
-        raise UsageError(f"There is no backend {text!r}.", fix=f"Known: {', '.join((*BACKENDS, plugin_cpu.BACKEND))}.")
-    return chosen
-
-
-def _prepare(backend: Backend) -> None:
-    """TensorRT-RTX's library gets the name that its own wheel looks for."""
+def _prepare(backend: RegistryBackend) -> None:
+    """Load TensorRT-RTX's library under the name that its own wheel looks for."""
     from ..core.errors import MissingDependency
     from ..runtime.engine.rtx_library import preload
 

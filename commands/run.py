@@ -1,4 +1,4 @@
-"""`localattn run`: run an exported model once and say what came out."""
+"""Define `localattn run`: run an exported model once and print what it returned."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import typer
 
 from ..core.limits import LARGEST_SEED, MOST_ITERATIONS
 from ..core.storage.file_kinds import NPZ
-from .parts.console import Format, FormatOption, PluginOption, QuietOption, VerboseOption, say, warn
+from .parts.console import Format, FormatOption, QuietOption, RuntimeOption, VerboseOption, say, suggest, warn
 from .parts.paths import INPUT, ForceOption, OutputPath
+from .parts.plugins.options import PluginLibraryOption, PluginOption, PluginUse, plugin_asked
 
 if TYPE_CHECKING:
     from ..runtime.session import Arrays, Session
@@ -33,7 +34,9 @@ def run(
         str, typer.Option(help="Where to run: auto (the best that starts), cpu, cuda or tensorrt.")
     ] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")] = None,
-    plugin: PluginOption = "auto",
+    plugin: PluginOption = PluginUse.auto,
+    plugin_library: PluginLibraryOption = None,
+    runtime: RuntimeOption = "auto",
     iterations: Annotated[int, typer.Option(min=1, max=MOST_ITERATIONS, help="How often to run.")] = 1,
     seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the random inputs.")] = 0,
     force: ForceOption = False,
@@ -47,7 +50,7 @@ def run(
     from ..runtime.inputs.example_inputs import check_call, draw_call
     from ..runtime.session import load
 
-    session = load(model, provider, threads, plugin=plugin)
+    session = load(model, provider, threads, plugin=plugin_asked(plugin, plugin_library), runtime=runtime)
     facts = read_model_facts(model)
     if load_inputs is None:
         inputs, source = draw_call(session.inputs, seed, facts), f"random, seed {seed}"
@@ -71,11 +74,16 @@ def run(
     }
     _warn_not_finite("Input", report["inputs"])
     _warn_not_finite("Output", report["outputs"])
-    say(json.dumps(report, allow_nan=False) if output_format is Format.json else _as_text(report))
+    if output_format is Format.json:
+        say(json.dumps(report, allow_nan=False))
+        return
+    say(_as_text(report))
+    named = () if plugin_library is None else ("--plugin-library", plugin_library)
+    suggest("localattn", "bench", model, *named)
 
 
 def _timed(session: Session, inputs: Arrays, iterations: int) -> tuple[Arrays, dict[str, float | int]]:
-    """The outputs, and how long the runs took."""
+    """Run the model; return the outputs, and how long the runs took."""
     import statistics
 
     times: list[float] = []
@@ -88,7 +96,7 @@ def _timed(session: Session, inputs: Arrays, iterations: int) -> tuple[Arrays, d
 
 
 def _facts(name: str, array: Any) -> dict[str, Any]:
-    """What a reader wants to know of an array; the range is that of its finite values."""
+    """Describe an array for the reader; its range is that of its finite values."""
     import numpy as np
 
     finite = np.isfinite(array)

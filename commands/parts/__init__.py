@@ -1,1 +1,1 @@
-"""What commands share, and the long ones' halves."""
+"""Hold what commands share, and parts of the long commands."""

@@ -1,4 +1,4 @@
-"""Completion in zsh that works at the first TAB of a shell.
+"""Make completion in zsh work at the first TAB of a shell.
 
 zsh loads a completion file by running it, at the first TAB, in place of the function it defines. Typer's script defines
 that function and does not call it, so that TAB offers nothing. The script made here calls it too.
@@ -15,7 +15,7 @@ _CALLS = 'if [[ "$zsh_eval_context[-1]" == loadautofunc ]]; then\n  %(complete_f
 
 
 def prepare(arguments: Collection[str]) -> None:
-    """Change Typer's script for zsh if these arguments ask for one; a Typer that keeps it elsewhere stays as it is."""
+    """Change Typer's script for zsh if these arguments ask for one; an unknown Typer stays as it is."""
     if _OPTIONS.isdisjoint(arguments):
         return
     with contextlib.suppress(ImportError, AttributeError, KeyError):

@@ -1,9 +1,11 @@
-"""What every command shares on the terminal: output formats, verbosity, errors, the table of checks."""
+"""Print what every command shows on the terminal: results, remarks, errors, the table of checks."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
+import shlex
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -13,14 +15,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...core.documents.report import SIGNS
+from .flags import in_flags
 from .log_output import show_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-    from ...core.documents.sidecar import CheckRecord, Sidecar
+    from ...core.documents.report import Report
+    from ...core.documents.sidecar import CheckRecord
     from ...core.errors import LocalAttnError
+    from ...exporter.export import ExportReport
+    from ...exporter.user_module.export_module import ModuleExportReport
 
 
 class Format(str, Enum):
@@ -31,7 +37,7 @@ class Format(str, Enum):
 
 
 class Verbosity:
-    """How much the command line says; set by the options, read everywhere."""
+    """How much the command line prints; set by the options, read everywhere."""
 
     verbose = False
     quiet = False
@@ -49,7 +55,7 @@ def _set_quiet(value: bool) -> bool:
 
 
 def finite(value: float | None) -> float | None:
-    """A callback for options that are numbers: NaN is in every range, and infinity in an open one."""
+    """Refuse NaN and infinity as the value of an option that is a number: ranges let them pass."""
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is not a finite number.")
     return value
@@ -59,33 +65,39 @@ FormatOption = Annotated[Format, typer.Option("--format", help="console, or json
 VerboseOption = Annotated[
     int,
     typer.Option(
-        "--verbose", "-v", count=True, callback=_set_verbose, help="Show tracebacks and what is decided; -vv: details."
+        "--verbose",
+        "-v",
+        count=True,
+        show_default=False,
+        callback=_set_verbose,
+        help="Show tracebacks and what is decided; -vv: details.",
     ),
 ]
-PluginOption = Annotated[
-    str, typer.Option(help="Library of compiled kernels: auto (from your cache), none, or the path of one you trust.")
+RuntimeOption = Annotated[
+    str,
+    typer.Option(help="What runs ONNX files: auto (onnxruntime) or openvino, in fp32; openvino:bf16 is faster."),
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", callback=_set_quiet, help="No progress.")]
 
 
 def say(text: str, end: str = "\n") -> None:
-    """A line of the result, on stdout."""
+    """Print a line of the result on stdout."""
     print(text, end=end, flush=True)
 
 
 def styled(text: str, **style: Any) -> str:
-    """Text for `say`, in colour or bold where stdout is a terminal; arguments as of `typer.style`."""
+    """Style text for `say`, in colour or bold where stdout is a terminal; arguments as of `typer.style`."""
     return typer.style(text, **style) if sys.stdout.isatty() else text
 
 
 def note(text: str) -> None:
-    """A line about the work, on stderr; nothing under -q."""
+    """Print a remark about the work on stderr; nothing under -q."""
     if not Verbosity.quiet:
         _remark(text)
 
 
 def warn(text: str) -> None:
-    """A danger, on stderr, under -q too."""
+    """Print a warning on stderr, under -q too."""
     _remark(f"Warning: {text}", fg="yellow")
 
 
@@ -94,22 +106,22 @@ def _remark(text: str, **style: Any) -> None:
 
 
 def print_json(document: Any) -> None:
-    """The result as JSON and nothing else, on stdout."""
+    """Print the result as JSON and nothing else, on stdout."""
     say(json.dumps(document, indent=2, allow_nan=False))
 
 
 def print_error(error: LocalAttnError) -> None:
-    """What happened, why, and what to do: three lines on stderr; the traceback under -v."""
+    """Print what happened, why, and what to do: three lines on stderr; the traceback under -v."""
     if Verbosity.verbose:
         traceback.print_exception(error)
-    _remark(f"Error: {_printable(error.what)}", fg="red", bold=True)
+    _remark(f"Error: {_printable(in_flags(error.what))}", fg="red", bold=True)
     for line in (error.why, error.fix):
         if line:
-            _remark(f"  {_printable(line)}")
+            _remark(f"  {_printable(in_flags(line))}")
 
 
 def print_fault(error: Exception) -> None:
-    """An error nobody expected, in two lines on stderr; the traceback under -v."""
+    """Print an unexpected error in two lines on stderr; the traceback under -v."""
     if Verbosity.verbose:
         traceback.print_exception(error)
     first = (str(error).splitlines() or [""])[0]
@@ -117,71 +129,61 @@ def print_fault(error: Exception) -> None:
     _remark("  This is a fault of localattn. Run again with -v and report what it prints.")
 
 
-# Characters of an error's line: enough for the inputs of a model, and no flood.
+# Most characters in a line of an error: enough to list the inputs of a model.
 _LONGEST_LINE = 2000
 
 
 def _printable(text: str) -> str:
-    """Text whose control characters are spelled out: a name in a file must not steer the terminal."""
+    """Write control characters of a text as escapes: a name in a file must not control the terminal."""
     shown = text if len(text) <= _LONGEST_LINE else f"{text[: _LONGEST_LINE - 1]}…"
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in shown)
 
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """A spinner on stderr that names the step under way; plain silence where stderr is no terminal."""
-    if Verbosity.quiet or not sys.stderr.isatty():
+    """Yield the function to call as each stage begins: it shows the stage on stderr; nothing under -q."""
+    from .terminal.progress import as_lines, on_terminal
+
+    if Verbosity.quiet:
         yield lambda _: None
         return
-    from rich.console import Console
-
-    with Console(stderr=True).status("Starting") as status:
-        yield lambda step: status.update(f"{step} …")
+    with (on_terminal if sys.stderr.isatty() else as_lines)() as step:
+        yield step
 
 
-# What the extras of pyproject.toml bring, by import name.
-_EXPORTER_PACKAGES = ("torch", "onnxscript", "onnx_ir", "einops", "safetensors", "yaml")
+def suggest(*words: object) -> None:
+    """Print the command to type next, quoted for bash and zsh; only on a terminal, and not under -q."""
+    if sys.stdout.isatty() and not Verbosity.quiet:
+        say(f"Next: {' '.join(map(quoted, words))}")
 
 
-def missing_package(error: ModuleNotFoundError) -> LocalAttnError | None:
-    """The error to show for a package that an extra would have brought; None for any other."""
-    from ...core.errors import MissingDependency
-
-    package = (error.name or "").split(".")[0]
-    if package not in _EXPORTER_PACKAGES:
-        return None
-    return MissingDependency(
-        f"{package} is not installed.",
-        why="Reading checkpoints and exporting need it; running exported models does not.",
-        fix="Install it with: pip install 'localattn[cpu]', or pip install 'localattn[gpu]'.",
-    )
+def quoted(word: object) -> str:
+    """Quote a word for a shell; zsh replaces `=name` at its beginning by the path of a program."""
+    text = str(word)
+    return f"'{text}'" if re.fullmatch(r"=[^']*", text) else shlex.quote(text)
 
 
-_SIGNS = {
-    "passed": ("✓", "green"),
-    "failed": ("✗", "red"),
-    "not proven": ("?", "yellow"),
-    "skipped": ("-", "yellow"),
-}
+_COLOURS = {"passed": "green", "failed": "red", "not proven": "yellow", "skipped": "yellow"}
 
 
 def print_checks(checks: Sequence[CheckRecord]) -> None:
-    """One line a check."""
+    """Print one line per check."""
     width = max((len(check.name) for check in checks), default=0)
     for check in checks:
-        sign, colour = _SIGNS[check.status]
+        sign, colour = SIGNS[check.status], _COLOURS[check.status]
         outcome = "" if check.status == "passed" else f"{check.status.upper()}: "
         say(f"  {styled(sign, fg=colour)} {check.name:<{width}}  {outcome}{check.detail}")
 
 
-def print_exported(path: Path, sidecar: Sidecar, notes: Sequence[str], details: Sequence[str] = ()) -> None:
-    """What an export wrote: notes, the file and its signature, details of the case, the checks."""
-    for line in notes:
+def print_exported(report: ExportReport | ModuleExportReport, details: Sequence[str] = ()) -> None:
+    """Print what an export wrote: notes, the file and its signature, details, the checks, warnings."""
+    sidecar = report.sidecar
+    for line in report.notes:
         note(f"Note: {line}")
-    size = path.stat().st_size
+    size = report.path.stat().st_size
     if sidecar.external_data is not None:
-        size += path.with_name(sidecar.external_data).stat().st_size
-    say(f"{path}  {sidecar.class_name}, {sidecar.dtype}, opset {sidecar.opset}, {bytes_text(size)}")
+        size += report.path.with_name(sidecar.external_data).stat().st_size
+    say(f"{report.headline()}, {bytes_text(size)}")
     for spec in sidecar.inputs:
         say(f"  input   {spec.describe()}")
     for spec in sidecar.outputs:
@@ -192,10 +194,27 @@ def print_exported(path: Path, sidecar: Sidecar, notes: Sequence[str], details: 
         say(f"  {line}")
     say("Checks:")
     print_checks(sidecar.checks)
+    print_warnings(report)
+
+
+def print_warnings(report: Report) -> None:
+    """Print what a report does not prove."""
+    for line in report.warnings:
+        warn(line)
+
+
+def export_document(report: ExportReport | ModuleExportReport) -> dict[str, Any]:
+    """Return the document that `--format json` prints for an export."""
+    return {
+        "model": str(report.path),
+        "notes": report.notes,
+        "warnings": report.warnings,
+        **report.sidecar.to_dict(),
+    }
 
 
 def bytes_text(size: int) -> str:
-    """A size a person reads: `14.8 MB`."""
+    """Write a size for people: `14.8 MB`."""
     value = float(size)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 1000 or unit == "GB":

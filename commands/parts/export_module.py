@@ -1,22 +1,22 @@
-"""`localattn export --factory`: the user's own module to a checked ONNX file, and what is said about it."""
+"""Run `localattn export --factory`: export the user's own module to a checked ONNX file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .console import print_exported, print_json, say, warn
+from .console import export_document, print_exported, print_json, say, warn
 
 if TYPE_CHECKING:
-    from ...exporter.user_module.export_module import Inputs, ModuleExportReport, ModuleOptions
+    from ...exporter.user_module.export_module import Inputs, ModuleExportReport
     from ...exporter.user_module.replace import ReplacementReport
 
 
 @dataclass(frozen=True)
 class ModuleRequest:
-    """What the command line said about the module.
+    """The options of the command line about the module.
 
     Args:
         factory: the function that makes it; None for a pickled module.
@@ -24,8 +24,8 @@ class ModuleRequest:
         weights: checkpoint, or the pickled module.
         inputs: one `name:dtype:[shape]` each.
         load_inputs: an .npz of inputs instead.
-        allow_pickle: code in the checkpoint may run.
-        output: the file to write; None: named after the weights, or the function.
+        allow_pickle: whether code in the checkpoint may run.
+        output: the file to write; None for a name after the weights, or the function.
     """
 
     factory: str | None
@@ -38,21 +38,21 @@ class ModuleRequest:
 
 
 def open_axes(text: str | None) -> tuple[str, ...]:
-    """`batch,seq` as names.
+    """Read the names of dynamic axes from `batch,seq`; `none` means no axis.
 
     Raises:
-        UsageError: an empty name, or one twice.
+        UsageError: a name is empty, or given twice.
     """
     from ...core.errors import UsageError
 
-    names = tuple(name.strip() for name in text.split(",")) if text is not None else ()
+    names = () if text is None or text == "none" else tuple(name.strip() for name in text.split(","))
     if len(set(names)) < len(names) or not all(name.isidentifier() for name in names):
         raise UsageError(f"--dynamic is {text!r}.", fix="Write --dynamic batch,seq.")
     return names
 
 
 def refuse_options(given: Collection[str], refused: Collection[str], what: str) -> None:
-    """Refuse options that mean nothing here, rather than ignore them.
+    """Refuse options that do not apply here, rather than ignore them.
 
     Raises:
         UsageError: one of them is given.
@@ -65,16 +65,22 @@ def refuse_options(given: Collection[str], refused: Collection[str], what: str) 
 
 
 def export_users_module(
-    request: ModuleRequest, options: ModuleOptions, step: Callable[[str], None], *, dry_run: bool
+    request: ModuleRequest, options: Mapping[str, Any], step: Callable[[str], None], *, dry_run: bool
 ) -> tuple[Path, ModuleExportReport | ReplacementReport]:
-    """Make the module and export it, or with `dry_run` only replace its layers; the file, and what came out."""
+    """Make the module and export it, or with `dry_run` only replace its layers.
+
+    Return the path of the file, and the report.
+    """
     from ...core.errors import UsageError
-    from ...exporter.user_module.export_module import export_module, open_module
+    from ...exporter.user_module.export_module import ModuleOptions, open_module
     from ...exporter.user_module.factory import module_from_factory, module_from_pickle
     from ...runtime.inputs.arrays import load_arrays
+    from ..api.exporting import export_module
 
     if request.inputs and request.load_inputs is not None:
         raise UsageError("--input and --load-inputs are both given.", fix="Give one of them.")
+    if not request.inputs and request.load_inputs is None:
+        raise UsageError("The module's inputs are not given.", fix="Add --input name:dtype:[shape], or --load-inputs.")
     if request.allow_pickle and request.weights is not None:
         warn(
             f"--allow-pickle runs whatever code {request.weights} holds: whoever wrote that file can do anything "
@@ -91,8 +97,8 @@ def export_users_module(
     inputs: Inputs = request.inputs if request.load_inputs is None else load_arrays(request.load_inputs)
     output = request.output or _default_output(request)
     if dry_run:
-        return output, open_module(module, inputs, output, options, origin).replacement
-    return output, export_module(module, inputs, output, options, origin=origin, progress=step)
+        return output, open_module(module, inputs, output, ModuleOptions(**options), origin).replacement
+    return output, export_module(module, inputs, output, **options, origin=origin, progress=step)
 
 
 def _default_output(request: ModuleRequest) -> Path:
@@ -102,7 +108,7 @@ def _default_output(request: ModuleRequest) -> Path:
 
 
 def print_module(output: Path, outcome: ModuleExportReport | ReplacementReport, *, as_json: bool) -> None:
-    """What an export says, or a dry run."""
+    """Print the result of an export, or of a dry run."""
     from ...exporter.user_module.export_module import ModuleExportReport
 
     if isinstance(outcome, ModuleExportReport):
@@ -114,15 +120,13 @@ def print_module(output: Path, outcome: ModuleExportReport | ReplacementReport, 
 
 
 def _layers(replacement: ReplacementReport) -> list[str]:
-    """A line for each upstream layer."""
+    """Write a line for each upstream layer."""
     replaced = [f"replaced  {layer.describe()}" for layer in replacement.replaced]
     return replaced + [f"left      {layer.describe()}" for layer in replacement.left]
 
 
 def _print_report(report: ModuleExportReport, *, as_json: bool) -> None:
-    sidecar = report.sidecar
     if as_json:
-        document: dict[str, Any] = {"model": str(report.path), "notes": report.notes, **sidecar.to_dict()}
-        print_json(document)
-        return
-    print_exported(report.path, sidecar, report.notes, _layers(report.replacement))
+        print_json(export_document(report))
+    else:
+        print_exported(report, _layers(report.replacement))

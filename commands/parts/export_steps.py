@@ -1,13 +1,13 @@
-"""`localattn export --mode step|prefill`: the files that run a model a few tokens at a time."""
+"""Print the results of `localattn export --mode step|prefill`: files that run a model a few tokens at a time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from .console import bytes_text, note, print_checks, print_json, say
+from .console import bytes_text, export_document, note, print_checks, print_json, print_warnings, say
 
 if TYPE_CHECKING:
     from ...exporter.export import ExportReport
@@ -22,30 +22,18 @@ class Mode(str, Enum):
     prefill = "prefill"
 
 
-def export_step_files(
-    request: StepRequest, progress: Callable[[str], None], *, dry_run: bool
-) -> list[ExportReport] | None:
-    """Write the files; None where only the request was checked."""
-    from ...exporter.step_export import export_steps, open_steps
-
-    if not dry_run:
-        return export_steps(request, progress)
-    open_steps(request)
-    return None
-
-
-def print_step_files(request: StepRequest, reports: list[ExportReport] | None, *, as_json: bool) -> None:
-    """What was written, or what would be."""
-    if reports is None:
-        _print_plan(request)
-    elif as_json:
-        documents = [{"model": str(x.path), "notes": x.notes, **x.sidecar.to_dict()} for x in reports]
-        print_json({**documents[0], "companion": documents[1] if len(documents) > 1 else None})
-    else:
-        for line in reports[0].notes:
-            note(f"Note: {line}")
-        for report in reports:
-            _print_file(report)
+def print_step_files(report: ExportReport, *, as_json: bool) -> None:
+    """Print what was written."""
+    companion = report.companion
+    if as_json:
+        beside = None if companion is None else export_document(companion)
+        print_json({**export_document(replace(report, companion=None)), "companion": beside})
+        return
+    for line in report.notes:
+        note(f"Note: {line}")
+    for written in (report, *([] if companion is None else [companion])):
+        _print_file(written)
+    print_warnings(report)
 
 
 def _print_file(report: ExportReport) -> None:
@@ -61,7 +49,7 @@ def _print_file(report: ExportReport) -> None:
                 say(f"  {kind}  {spec.describe()}")
     sizes = [math.prod(cache.shape) * np.dtype(cache.dtype).itemsize for cache in facts.caches]
     say(f"  caches  {len(sizes)} of {bytes_text(sum(sizes))} in all, as outputs next_…")
-    end = "without end" if facts.max_positions is None else f"{facts.max_positions} positions, an error past them"
+    end = "without end" if facts.max_positions is None else f"{facts.max_positions:,} positions, an error past them"
     say(f"  runs    {end}")
     if sidecar.external_data is not None:
         size = report.path.with_name(sidecar.external_data).stat().st_size
@@ -70,7 +58,8 @@ def _print_file(report: ExportReport) -> None:
     print_checks(sidecar.checks)
 
 
-def _print_plan(request: StepRequest) -> None:
+def print_step_plan(request: StepRequest) -> None:
+    """Print what would be written."""
     from ...exporter.step_export import open_steps
 
     opened, files = open_steps(request)

@@ -1,4 +1,4 @@
-"""What the package logs, on the command line: warnings always, what it decides under -v, details under -vv."""
+"""Show log messages of the package on the command line: warnings always, decisions under -v, details under -vv."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 
 class _OnStderr(logging.Handler):
-    """Writes a record as a line on the standard error of the moment."""
+    """Handler that writes each record as a line on the current standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()

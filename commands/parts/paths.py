@@ -1,7 +1,7 @@
-"""What the paths on the command line are: inputs that are read, outputs that are written, and of which kind.
+"""Declare the paths on the command line: inputs to read, outputs to write, and their kinds.
 
-Every path that a command takes is declared with one of these, `Annotated[Path, typer.Option(...), INPUT]`; `checked`
-refuses, before a command begins, outputs that would lose something, and reserves the others until it has ended.
+Every path that a command takes is declared with one of these, `Annotated[Path, typer.Option(...), INPUT]`. Before a
+command begins, `checked` refuses outputs that would lose something, and reserves the others until it has ended.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Replace existing fil
 
 
 def declared_paths(command: Callable[..., Any]) -> dict[str, InputPath | OutputPath]:
-    """What each path of a command is, by the name of its parameter."""
+    """Return the declaration of each path of a command, by the name of its parameter."""
     hints = typing.get_type_hints(command, include_extras=True)
     found = {}
     for name, hint in hints.items():
-        # Python 3.10 makes Optional[Annotated[…]] of what is None by default.
+        # Python 3.10 turns a parameter that is None by default into Optional[Annotated[…]].
         for part in (hint, *typing.get_args(hint)):
             for extra in getattr(part, "__metadata__", ()):
                 if isinstance(extra, InputPath | OutputPath):
@@ -50,7 +50,7 @@ def declared_paths(command: Callable[..., Any]) -> dict[str, InputPath | OutputP
 
 
 def checked(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command with its outputs checked and reserved before its body runs.
+    """Wrap a command so that its outputs are checked and reserved before it runs.
 
     The command then raises UsageError where an output has the name of another kind, is one of the inputs, is no regular
     file, exists and there is no --force, is a file of another kind, or is being written by another process.
@@ -81,7 +81,7 @@ def _listed(options: Mapping[str, Any], name: str) -> list[Path]:
 
 
 def _output(path: Path, kinds: tuple[Kind, ...]) -> Output:
-    """The output, of the kind that its name says.
+    """Return the output, of the kind that its name says.
 
     Raises:
         UsageError: the name says none of them.

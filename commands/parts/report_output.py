@@ -1,9 +1,9 @@
-"""Results that can be written as a page: the options of the commands that have one, and the writing."""
+"""Write results as pages: the options of commands that can, and the writing."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from ...core.storage.file_kinds import REPORTS, kind_named
-from .console import note, say
+from .console import note, say, suggest
 from .paths import OutputPath
 
 
@@ -44,14 +44,14 @@ OutputOption = Annotated[
 
 @dataclass(frozen=True)
 class Destination:
-    """The format that was chosen, and the file, which may replace an older one; without a file, stdout."""
+    """The chosen format and file, which may replace an older one; without a file, stdout."""
 
     format: ReportFormat
     path: Path | None
     overwrite: bool = False
 
     def write(self, text: str) -> None:
-        """The result, whole or not at all."""
+        """Write the result, whole or not at all."""
         if self.path is None:
             say(text.rstrip("\n"))
             return
@@ -68,12 +68,12 @@ class Destination:
 
     @property
     def shows_console(self) -> bool:
-        """A file leaves stdout to what a person reads, except beside JSON."""
+        """Whether stdout shows the result for people: also beside a file, unless that is JSON."""
         return self.format is ReportFormat.console or (self.path is not None and self.format is not ReportFormat.json)
 
 
 def choose(asked: ReportFormat | None, output: Path | None, force: bool) -> Destination:
-    """Where the result goes, decided before the work begins.
+    """Choose where the result goes, before the work begins.
 
     Raises:
         UsageError: the suffix of the file is not that of the format.
@@ -98,14 +98,21 @@ def choose(asked: ReportFormat | None, output: Path | None, force: bool) -> Dest
     return Destination(chosen, output, force)
 
 
-def show(destination: Destination, kind: str, document: Mapping[str, Any], console: Callable[[], None]) -> None:
-    """The result of a command: for people on the terminal, or the document as JSON, Markdown or a page.
+def show(
+    destination: Destination,
+    kind: str,
+    document: Mapping[str, Any],
+    console: Callable[[], None],
+    following: Sequence[object] = (),
+) -> None:
+    """Show the result of a command: on the terminal for people, or as JSON, Markdown or a page.
 
     Args:
         destination: from `choose`.
         kind: a key of `reports.documents.KINDS`.
         document: what `--format json` prints.
         console: prints the result for a terminal.
+        following: the command to type next, for people.
     """
     if destination.shows_console:
         console()
@@ -116,3 +123,5 @@ def show(destination: Destination, kind: str, document: Mapping[str, Any], conso
 
         written = document_html if destination.format is ReportFormat.html else document_markdown
         destination.write(written(kind, document))
+    if following and destination.shows_console:
+        suggest(*following)

@@ -1,4 +1,4 @@
-"""Standard streams that survive what a shell may make of them: closed, full, or unable to encode a sign.
+"""Make standard streams usable when they are closed, full, or unable to encode a sign.
 
 stdout carries the result: where it cannot be written, that is an error (`OutputLost`). stderr carries remarks: where
 they cannot be written, they are dropped and the exit code stays what it is. What is closed is treated as `/dev/null`.
@@ -17,7 +17,7 @@ from ...core.errors import MissingDependency
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-# Signs of our own output, as they are written where the encoding lacks them.
+# Substitutes for signs of our own output, where the encoding lacks them.
 _SUBSTITUTES = {
     **{"✓": "+", "✗": "x", "·": "*", "×": "x", "…": "...", "−": "-", "–": "-", "→": "->"},
     **{"²": "^2", "³": "^3", "≤": "<=", "≥": ">=", "±": "+-", "µ": "u", "σ": "sigma", "§": "section "},
@@ -34,7 +34,7 @@ class ReaderGone(Exception):
 
 
 class _Result(io.FileIO):
-    """stdout: what cannot be written is an error of its own kind, which nothing on the way takes for another."""
+    """Stream for stdout: a failed write raises an error of its own kind, which no other code handles."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         """Write bytes.
@@ -56,10 +56,10 @@ class _Result(io.FileIO):
 
 
 class _Remarks(io.FileIO):
-    """stderr: what cannot be written is dropped."""
+    """Stream for stderr: what cannot be written is dropped."""
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Write bytes, or pretend to."""
+        """Write bytes, or drop them."""
         size = memoryview(data).nbytes
         try:
             return super().write(data) or size
@@ -68,7 +68,7 @@ class _Remarks(io.FileIO):
 
 
 def prepare() -> None:
-    """Make the three streams usable; streams that somebody else put in their place stay as they are."""
+    """Make the three streams usable; streams that other code has replaced stay as they are."""
     codecs.register_error(_ERRORS, _substitute)
     for descriptor in (0, 1, 2):
         _open_if_closed(descriptor)
@@ -81,14 +81,14 @@ def prepare() -> None:
 
 
 def discard_output() -> None:
-    """Send what is still to be written to stdout to nowhere, so that the interpreter can end."""
+    """Discard what is still to be written to stdout, so that the interpreter can end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
 
 
 def _open_if_closed(descriptor: int) -> None:
-    """A closed descriptor would become that of the next file opened, and what is printed would go into that file."""
+    """Open a closed descriptor on `/dev/null`: the next file opened would get it, and all that is printed."""
     try:
         os.fstat(descriptor)
     except OSError:
@@ -101,7 +101,7 @@ def _open_if_closed(descriptor: int) -> None:
 
 
 def _wrapped(raw: io.FileIO, old: TextIO | None, *, write_through: bool = False) -> TextIO:
-    """A text stream over `raw` in the encoding of the old one; UTF-8 where that was closed."""
+    """Make a text stream over `raw` in the encoding of the old one; UTF-8 where that was closed."""
     return io.TextIOWrapper(
         io.BufferedWriter(raw),
         encoding="utf-8" if old is None else old.encoding,
@@ -112,7 +112,7 @@ def _wrapped(raw: io.FileIO, old: TextIO | None, *, write_through: bool = False)
 
 
 def _substitute(error: UnicodeError) -> tuple[str | bytes, int]:
-    """A codec error handler: a similar sign, the byte of a file name that is no text, or an escape."""
+    """Handle an encoding error: a similar sign, the byte of a file name that is no text, or an escape."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     sign = error.object[error.start]

@@ -1,4 +1,4 @@
-"""How generated tokens appear: as text on a terminal, as bytes in a pipe, as numbers where a model has no bytes."""
+"""Write generated tokens: as text on a terminal, as bytes in a pipe, as numbers where a model has no bytes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ class TokenWriter(Protocol):
     """Where the tokens of one sequence go, one at a time."""
 
     def write(self, token: int) -> None:
-        """Show a token at once."""
+        """Write a token at once."""
 
     def end(self) -> None:
-        """The sequence is over, or was interrupted: show what is still held back."""
+        """Write what is still held back: the sequence is over, or was interrupted."""
 
 
 class TerminalText:
-    """UTF-8 text on a terminal; what a terminal would take as a command is shown as U+FFFD.
+    """Writer of UTF-8 text on a terminal; control characters are shown as U+FFFD.
 
-    A character appears when its last byte has come.
+    A character appears when its last byte has arrived.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class TerminalText:
 
 
 class RawBytes:
-    """The bytes themselves, for pipes and files."""
+    """Writer of the bytes themselves, for pipes and files."""
 
     def write(self, token: int) -> None:
         """Pass a byte on."""
@@ -54,7 +54,7 @@ class RawBytes:
 
 
 class Numbers:
-    """Tokens as numbers, `1,2,3` and a line end, as `--prompt-ids` reads them."""
+    """Writer of tokens as numbers, `1,2,3` and a line end, as `--prompt-ids` reads them."""
 
     def __init__(self) -> None:
         self._separator = ""
@@ -72,12 +72,12 @@ class Numbers:
 
 
 def writer_for(*, bytes_model: bool) -> TokenWriter:
-    """What suits this model and stdout."""
+    """Choose the writer that suits this model and stdout."""
     if not bytes_model:
         return Numbers()
     return TerminalText() if sys.stdout.isatty() else RawBytes()
 
 
 def printable(text: str) -> str:
-    """The text without control characters, but for tab and line feed."""
+    """Replace the control characters of a text, except tab and line feed."""
     return "".join(c if c in "\t\n" or not ("\x7f" <= c <= "\x9f" or c < " ") else "�" for c in text)

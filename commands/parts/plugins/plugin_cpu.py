@@ -1,4 +1,4 @@
-"""`localattn plugin … --backend onnxruntime`: the library of compiled CPU kernels."""
+"""Run `localattn plugin … --backend onnxruntime`: the library of compiled CPU kernels."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .console import bytes_text, note, print_json, progress, say
+from ..console import bytes_text, note, print_json, progress, say, suggest
 
 if TYPE_CHECKING:
-    from ...core.machine.processor import Arch
-    from ...core.storage.library_store import Library
-    from ...plugins.cpu.check import CheckedLibrary
-    from ...plugins.cpu.facts import CpuLibraryFacts
+    from ....core.machine.processor import Arch
+    from ....core.storage.library_store import Library
+    from ....plugins.cpu.check import CheckedLibrary
+    from ....plugins.cpu.facts import CpuLibraryFacts
 
 BACKEND = "onnxruntime"
 
 
 def refuse_options(given: Mapping[str, object]) -> None:
-    """Options that choose GPU kernels have no meaning here.
+    """Refuse options that choose GPU kernels: they have no meaning here.
 
     Raises:
         UsageError: one was given.
     """
-    from ...core.errors import UsageError
+    from ....core.errors import UsageError
 
     named = [name for name, value in given.items() if value]
     if named:
@@ -35,10 +35,10 @@ def refuse_options(given: Mapping[str, object]) -> None:
 
 
 def build(output: Path | None, arch: Arch, *, force: bool, as_json: bool) -> None:
-    """Build the library, unless the one in the cache is what would come out."""
-    from ...core.storage.library_store import CPU_KERNELS, prepare_cache
-    from ...plugins.compilers import find_compiler
-    from ...plugins.cpu.build import build_library, up_to_date
+    """Build the library, unless the one in the cache is already the same."""
+    from ....core.storage.library_store import CPU_KERNELS, prepare_cache
+    from ....plugins.compilers import find_compiler
+    from ....plugins.cpu.build import build_library, up_to_date
 
     path = output or prepare_cache(arch) / CPU_KERNELS.file_name
     facts = up_to_date(path, arch) if output is None and not force else None
@@ -49,20 +49,21 @@ def build(output: Path | None, arch: Arch, *, force: bool, as_json: bool) -> Non
         with progress() as step:
             facts = build_library(path, arch=arch, overwrite=force or output is None, progress=step)
     if output is not None:
-        note(f"Sessions do not load {path} by themselves: name it with --plugin {path}, or build without --output.")
+        note(f"Nothing loads {path} by itself: name it with --plugin-library {path}, or build without --output.")
     if as_json:
         print_json(document(facts))
     else:
         print_library(facts)
+        suggest("localattn", "plugin", "check", "--backend", BACKEND, *([] if output is None else [output]))
 
 
 def check(library: Path | None, *, as_json: bool) -> None:
     """Load a library into onnxruntime and run each of its kernels."""
     from dataclasses import asdict
 
-    from ...core.machine.processor import host_arch
-    from ...core.storage.library_store import CPU_KERNELS, read_named
-    from ...plugins.cpu.check import check_library
+    from ....core.machine.processor import host_arch
+    from ....core.storage.library_store import CPU_KERNELS, read_named
+    from ....plugins.cpu.check import check_library
 
     chosen = newest(host_arch()) if library is None else read_named(CPU_KERNELS, library)
     checked = check_library(chosen)
@@ -70,17 +71,18 @@ def check(library: Path | None, *, as_json: bool) -> None:
         print_json({"path": str(chosen.path), "backend": BACKEND, **asdict(checked)})
     else:
         _print_checked(chosen.path, checked)
+        suggest("localattn", "doctor")
 
 
 def newest(arch: Arch) -> Library:
-    """The library in the cache that was built last for a processor.
+    """Return the library in the cache that was built last for a processor.
 
     Raises:
         MissingDependency: there is none.
         CheckFailed: others can write it, or it was changed after it was built.
     """
-    from ...core.errors import MissingDependency
-    from ...core.storage.library_store import CPU_KERNELS, find
+    from ....core.errors import MissingDependency
+    from ....core.storage.library_store import CPU_KERNELS, find
 
     library = find(CPU_KERNELS, arch=arch, this_release=False)
     if library is None:
@@ -93,13 +95,13 @@ def newest(arch: Arch) -> Library:
 
 
 def document(facts: CpuLibraryFacts) -> dict[str, Any]:
-    """As JSON types."""
+    """Return the facts of a library as JSON types."""
     return {"path": str(facts.path), **facts.to_dict()}
 
 
 def print_library(facts: CpuLibraryFacts) -> None:
-    """What is in a library, for people."""
-    from ...plugins.cpu.fingerprint import fingerprint
+    """Print what is in a library, for people."""
+    from ....plugins.cpu.fingerprint import fingerprint
 
     say(f"{facts.path}  {facts.arch}, {bytes_text(facts.bytes)}, for onnxruntime on the CPU")
     by_dtypes: dict[str, list[str]] = {}

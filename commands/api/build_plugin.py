@@ -1,4 +1,4 @@
-"""Which plugin `localattn build` uses: a library that is there, one built for this model, the engine's own, or none."""
+"""Choose the plugin of `localattn build`: an existing library, one built for this model, TensorRT's, or none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class PluginKind(str, Enum):
-    """What the attention node becomes."""
+    """What computes the attention node."""
 
     auto = "auto"
     library = "library"
@@ -32,10 +32,10 @@ def choose_plugin(
     capabilities: Sequence[int],
     progress: Callable[[str], None],
 ) -> tuple[PluginChoice, list[str]]:
-    """The plugin to build with, and what the user should know of the choice.
+    """Choose the plugin to build with; return it and notes for the user about the choice.
 
     `auto` takes the newest plugin library of this machine that holds the kernels the model needs for these GPUs, else
-    builds one, else leaves the node to its function body and says why.
+    builds one, else leaves the node to its ONNX function and says why.
 
     Args:
         kind: what was asked for.
@@ -43,7 +43,7 @@ def choose_plugin(
         model: the ONNX file.
         backend: "tensorrt" or "tensorrt-rtx".
         capabilities: the GPUs to build for, 89 for 8.9.
-        progress: told each step.
+        progress: called with each step.
 
     Raises:
         UsageError: options that contradict each other, or a library that lacks a kernel.
@@ -78,7 +78,7 @@ def choose_plugin(
 def _library(
     named: Path | None, model: OnnxFile, capabilities: Sequence[int], progress: Callable[[str], None]
 ) -> Library | None:
-    """The plugin library for this model and these GPUs; None if the model needs none."""
+    """Return the plugin library for this model and these GPUs; None if the model needs none."""
     from ...core.storage.library_store import TENSORRT_PLUGIN, read_named
     from ...plugins.library.facts import find_library, host_arch, parse_facts
     from ...plugins.library.selection import needed_by
@@ -107,7 +107,7 @@ def _demand_kernels(library: Path, missing: list[str]) -> None:
 
 
 def _gpus(capabilities: Sequence[int]) -> list[Target]:
-    """The targets of the kernel for these GPUs. One that has none of its own runs the PTX of the oldest."""
+    """Return the kernel's targets for these GPUs; a GPU that has none of its own runs the oldest one's PTX."""
     from ...plugins.kernel.targets import TARGETS, Target, target
 
     oldest = min(known.capability for known in TARGETS.values())
@@ -120,7 +120,7 @@ def _gpus(capabilities: Sequence[int]) -> list[Target]:
 
 
 def _build(specs: list[KernelSpec], targets: list[Target], progress: Callable[[str], None]) -> Library:
-    """Build a library with these kernels. Its name tells its content: engines built with another one stay valid."""
+    """Build a library with these kernels, named by its content: engines built with another one stay valid."""
     import hashlib
 
     from ...core.storage.library_store import TENSORRT_PLUGIN, StoredLibrary, prepare_cache
@@ -138,7 +138,7 @@ def _build(specs: list[KernelSpec], targets: list[Target], progress: Callable[[s
 
 
 def _inside_engine(backend: str, capabilities: Sequence[int]) -> PluginChoice:
-    """Kernels inside the engine, by TensorRT's ahead-of-time plugins."""
+    """Put kernels inside the engine, by TensorRT's ahead-of-time plugins."""
     from ...core.errors import MissingDependency, UsageError
     from ...core.nodes.attention import VARIANTS
     from ...plugins.aot.availability import why_not

@@ -1,0 +1,112 @@
+"""Define `localattn.build`: from an exported file to a TensorRT engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ...core.error_texts import argument
+from ...core.errors import UsageError
+
+if TYPE_CHECKING:
+    from ...core.documents.engine_facts import ProfileFacts
+    from ...runtime.engine.builder.build import BuildReport
+
+Shapes = Mapping[str, Sequence[int]]
+
+
+def build(
+    model: str | Path,
+    output: str | Path | None = None,
+    *,
+    backend: Literal["tensorrt", "tensorrt-rtx"] = "tensorrt",
+    target: Sequence[str] = (),
+    plugin: str = "auto",
+    plugin_library: str | Path | None = None,
+    timing_cache: str | Path | None = None,
+    workspace: int | None = None,
+    builder_optimization_level: int | None = None,
+    min_shapes: Shapes | None = None,
+    opt_shapes: Shapes | None = None,
+    max_shapes: Shapes | None = None,
+    overwrite: bool = False,
+    progress: Callable[[str], None] = lambda _: None,
+) -> BuildReport:
+    """Build an engine, and check that it is what was asked for.
+
+    Args:
+        model: the exported ONNX file.
+        output: the engine; by default the model's name with .engine.
+        backend: "tensorrt", on the GPU that will run it, or "tensorrt-rtx", anywhere.
+        target: GPUs as "rtx40" or "sm_89"; by default this machine's.
+        plugin: "auto", "library", "aot" for kernels inside the engine, or "none" for standard operators.
+        plugin_library: path of the plugin library to use.
+        timing_cache: file of measured kernel times, read and extended.
+        workspace: scratch memory of a layer, in MiB.
+        builder_optimization_level: 0 to 5; higher searches longer.
+        min_shapes: smallest sizes of inputs with dynamic axes, by name.
+        opt_shapes: sizes that the engine is fastest at.
+        max_shapes: largest sizes.
+        overwrite: replace an existing engine.
+        progress: called with each step as it begins.
+
+    Raises:
+        UsageError: an argument or the file cannot be used.
+        MissingDependency: the library, its driver or a GPU is not there.
+        BuildFailed: the build failed, or the engine is not what was asked for.
+    """
+    from ...onnx_graph.onnx_file import OnnxFile
+    from ...runtime.engine.builder.build import build_engine, plan_targets
+    from ...runtime.engine.builder.request import BuildRequest
+    from ...runtime.parity.built_engine import check_built_engine
+    from .build_plugin import PluginKind, choose_plugin
+
+    progress("Reading the model")
+    if plugin not in {kind.value for kind in PluginKind}:
+        raise UsageError(f"Unknown plugin {plugin!r}.", fix=f"Known: {', '.join(kind.value for kind in PluginKind)}.")
+    model = Path(model)
+    profiles = _profiles(min_shapes, opt_shapes, max_shapes)
+    file, wanted = OnnxFile.read(model), tuple(name for name in target if name.strip())
+    library = None if plugin_library is None else Path(plugin_library)
+    capabilities = plan_targets(backend, wanted)
+    choice, notes = choose_plugin(PluginKind(plugin), library, file, backend, capabilities, progress)
+    request = BuildRequest(
+        model=file,
+        output=model.with_suffix(".engine") if output is None else Path(output),
+        backend=backend,
+        targets=wanted,
+        plugin=choice,
+        timing_cache=None if timing_cache is None else Path(timing_cache),
+        workspace=None if workspace is None else workspace << 20,
+        builder_optimization_level=builder_optimization_level,
+        profiles=profiles,
+        overwrite=overwrite,
+    )
+    report = build_engine(request, progress, check_built_engine)
+    return replace(report, notes=[*notes, *report.notes])
+
+
+def _profiles(low: Shapes | None, opt: Shapes | None, high: Shapes | None) -> list[ProfileFacts]:
+    """Join the three arguments for dynamic axes.
+
+    Raises:
+        UsageError: one of the three is missing, or names other inputs than the others.
+    """
+    from ...core.documents.engine_facts import ProfileFacts
+
+    if not (low or opt or high):
+        return []
+    smallest, best, largest = low or {}, opt or {}, high or {}
+    if not smallest.keys() == best.keys() == largest.keys():
+        names = [argument(name) for name in ("min_shapes", "opt_shapes", "max_shapes")]
+        raise UsageError(
+            f"{names[0]}, {names[1]} and {names[2]} go together.",
+            why="Each must name the same inputs.",
+            fix="For example the sizes 1x1, 1x512 and 1x1024 of an input.",
+        )
+    return [
+        ProfileFacts(input=name, min=tuple(smallest[name]), opt=tuple(best[name]), max=tuple(largest[name]))
+        for name in smallest
+    ]

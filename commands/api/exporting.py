@@ -1,0 +1,240 @@
+"""Define `localattn.export` and `export_module`: from a checkpoint or a live module to a checked ONNX file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ...core.error_texts import argument
+from ...core.errors import UsageError
+from ...core.versions import DEFAULT_OPSET
+from .packages import packages_named
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ...exporter.export import ExportReport, ExportRequest
+    from ...exporter.step_export import StepRequest
+    from ...exporter.user_module.export_module import Inputs, ModuleExportReport, Origin
+
+Progress = Callable[[str], None]
+Mode = Literal["full", "step", "prefill"]
+
+
+def export(
+    checkpoint: str | Path,
+    output: str | Path | None = None,
+    *,
+    config: str | Path | None = None,
+    golden: str | Path | None = None,
+    mode: Mode = "full",
+    chunk: int | None = None,
+    seq_len: int | None = None,
+    batch: int = 1,
+    heads: int | None = None,
+    dim_head: int | None = None,
+    mask: bool = False,
+    attn_bias: bool = False,
+    causal: bool = False,
+    full_mask: bool = False,
+    dynamic: Sequence[str] | None = None,
+    max_seq_len: int | None = None,
+    dtype: str = "fp32",
+    weight_dtype: str | None = None,
+    opset: int = DEFAULT_OPSET,
+    function_body: bool = True,
+    standard_ops: bool = False,
+    atol: float | None = None,
+    rtol: float | None = None,
+    allow_quadratic: bool = False,
+    allow_wide_integers: bool = False,
+    quick: bool = False,
+    overwrite: bool = False,
+    progress: Progress = lambda _: None,
+) -> ExportReport:
+    """Export a checkpoint of a supported class; the file appears only after it passed its checks.
+
+    Args:
+        checkpoint: weights: .pt, .pth, .bin or .safetensors; never unpickled.
+        output: the ONNX file; by default the checkpoint's name with .onnx, or _step.onnx.
+        config: the configuration; by default the one beside the checkpoint.
+        golden: an .npz that `record` wrote, which proves the configuration.
+        mode: "full" takes whole sequences, "step" a token a call, "prefill" chunks of a prompt.
+        chunk: tokens a call of the file for prompts; by default 64 or fewer.
+        seq_len: sequence length; by default the model's longest.
+        batch: sequences a call.
+        heads: number of heads, where the weights do not show it.
+        dim_head: head size, where the weights do not show it.
+        mask: add the input `mask`, bool `[B, N]`, True = keep.
+        attn_bias: add the input `attn_bias`, `[H, w, K]`.
+        causal: for AFTLocal: the model was run with a causal mask.
+        full_mask: for AFTLocal: add the input `full_mask`, bool `[T, T]`.
+        dynamic: axes that stay dynamic, "batch" or "seq" or both; by default those of the model's family.
+        max_seq_len: longest sequence where "seq" is dynamic.
+        dtype: "fp32", "fp16" or "bf16".
+        weight_dtype: "int8" for linear layers with dynamic int8 products.
+        opset: ONNX opset, 18 to 24.
+        function_body: carry the attention node's function; without it only a plugin runs the file.
+        standard_ops: write standard operators alone, no functions, for other runtimes.
+        atol: absolute tolerance; by default the element type's.
+        rtol: relative tolerance; by default the element type's.
+        allow_quadratic: accept tensors that are square in the sequence length.
+        allow_wide_integers: accept integers beyond 32 bits, which some engines do not have.
+        quick: compare on one set of inputs, and leave out the checks of the window and of memory.
+        overwrite: replace an existing file.
+        progress: called with each step as it begins.
+
+    Raises:
+        UsageError: an argument or a file cannot be used.
+        ExportFailed: the graph could not be made.
+        CheckFailed: a check found a fault; nothing was written.
+        MissingDependency: a package is not installed, or memory is short.
+    """
+    options = dict(locals())  # before anything else has a name here
+    del options["progress"]
+    with packages_named():
+        return run_export(export_request(**options), progress)
+
+
+def export_request(
+    checkpoint: str | Path,
+    output: str | Path | None,
+    *,
+    config: str | Path | None,
+    golden: str | Path | None,
+    mode: Mode,
+    chunk: int | None,
+    seq_len: int | None,
+    batch: int,
+    heads: int | None,
+    dim_head: int | None,
+    mask: bool,
+    attn_bias: bool,
+    causal: bool,
+    full_mask: bool,
+    dynamic: Sequence[str] | None,
+    max_seq_len: int | None,
+    weight_dtype: str | None,
+    quick: bool,
+    **file_options: Any,
+) -> ExportRequest | StepRequest:
+    """Turn the arguments of `export` into the request that the exporter takes.
+
+    Raises:
+        UsageError: arguments that do not go together.
+    """
+    from ...exporter.export import ExportRequest
+    from ...exporter.models.family import ShapeRequest
+    from ...exporter.step_export import StepRequest
+
+    if mode not in ("full", "step", "prefill"):
+        raise UsageError(f"Unknown mode {mode!r}.", fix="Known: full, step, prefill.")
+    if max_seq_len is not None and (seq_len is not None or "seq" not in (dynamic or ())):
+        raise UsageError(
+            f"{argument('max_seq_len')} goes with {argument('dynamic', ('seq',))}, and without {argument('seq_len')}."
+        )
+    if chunk is not None and mode == "full":
+        raise UsageError(f"{argument('chunk')} goes with {argument('mode', 'step')} or {argument('mode', 'prefill')}.")
+    checkpoint = Path(checkpoint)
+    suffix = ".onnx" if mode == "full" else f"_{mode}.onnx"
+    if quick and mode != "full":
+        why = "A step file is compared token by token, and has no other long check."
+        raise UsageError(f"{argument('quick', True)} does not go with {argument('mode', mode)}.", why=why)
+    stem = checkpoint.name if checkpoint.is_dir() else checkpoint.stem
+    length = max_seq_len if seq_len is None else seq_len
+    request = ExportRequest(
+        checkpoint=checkpoint,
+        output=checkpoint.with_name(stem + suffix) if output is None else Path(output),
+        config=_path(config),
+        golden=_path(golden),
+        shapes=ShapeRequest(length, batch, heads, dim_head, mask, attn_bias, causal, full_mask),
+        dynamic=None if dynamic is None else tuple(dynamic),
+        weights=weight_dtype,
+        quick=quick,
+        **file_options,
+    )
+    return request if mode == "full" else StepRequest(request, mode, chunk)
+
+
+def run_export(request: ExportRequest | StepRequest, progress: Progress) -> ExportReport:
+    """Run the request of `export_request`; raises what `export` raises."""
+    from ...exporter.export import ExportRequest, export
+    from ...exporter.step_export import export_steps
+
+    if isinstance(request, ExportRequest):
+        return export(request, progress)
+    report, *others = export_steps(request, progress)
+    return replace(report, companion=others[0]) if others else report
+
+
+def export_module(
+    module: nn.Module,
+    inputs: Inputs,
+    output: str | Path,
+    *,
+    golden: str | Path | None = None,
+    dynamic: Sequence[str] = (),
+    max_seq_len: int | None = None,
+    opset: int = DEFAULT_OPSET,
+    function_body: bool = True,
+    standard_ops: bool = False,
+    atol: float | None = None,
+    rtol: float | None = None,
+    allow_quadratic: bool = False,
+    allow_wide_integers: bool = False,
+    quick: bool = False,
+    overwrite: bool = False,
+    origin: Origin | None = None,
+    progress: Progress = lambda _: None,
+) -> ModuleExportReport:
+    """Export a module of your own with supported layers; compare the file with the untouched module.
+
+    Args:
+        module: the module, which is not changed.
+        inputs: arrays or tensors by argument name; or `name:dtype:[shape]` for each.
+        output: the ONNX file.
+        golden: an .npz that `record` wrote; the file is compared with the untouched module in any case.
+        dynamic: names of the axes that stay dynamic.
+        max_seq_len: longest sequence where that axis is dynamic; by default the example's.
+        opset: ONNX opset, 18 to 24.
+        function_body: carry the attention node's function; without it only a plugin runs the file.
+        standard_ops: write standard operators alone, no functions, for other runtimes.
+        atol: absolute tolerance; by default fp32's.
+        rtol: relative tolerance; by default fp32's.
+        allow_quadratic: accept tensors that are square in the sequence length.
+        allow_wide_integers: accept integers beyond 32 bits, which some engines do not have.
+        quick: compare on one set of inputs, and leave out the checks of the window and of memory.
+        overwrite: replace an existing file.
+        origin: where the module came from, for the sidecar.
+        progress: called with each step as it begins.
+
+    Raises:
+        UsageError: the module or an argument cannot be used.
+        ExportFailed: PyTorch's exporter gave up.
+        CheckFailed: a check found a fault; nothing was written.
+    """
+    with packages_named():
+        from ...exporter.user_module.export_module import ModuleOptions
+        from ...exporter.user_module.export_module import export_module as run
+
+    options = ModuleOptions(
+        golden=_path(golden),
+        dynamic=tuple(dynamic),
+        max_seq_len=max_seq_len,
+        opset=opset,
+        function_body=function_body,
+        standard_ops=standard_ops,
+        atol=atol,
+        rtol=rtol,
+        allow_quadratic=allow_quadratic,
+        allow_wide_integers=allow_wide_integers,
+        quick=quick,
+        overwrite=overwrite,
+    )
+    return run(module, inputs, output, options, origin=origin, progress=progress)
+
+
+def _path(path: str | Path | None) -> Path | None:
+    return None if path is None else Path(path)

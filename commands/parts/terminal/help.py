@@ -1,0 +1,133 @@
+"""Format the help of every command: options in panels, flags without a type, examples at the end."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from ....core.error_texts import close_match
+from ....core.limits import LARGEST_SEED, LARGEST_SIZE
+from .examples import EXAMPLES
+from .panels import OPTIONS, PANELS
+
+# Bounds that nobody reaches by accident: they are enforced, but not shown in the help.
+_UNSHOWN_BOUNDS = (LARGEST_SIZE, LARGEST_SEED)
+_TYPES = {bool: "", Path: "<path>", int: "<int>", float: "<number>", str: "<text>"}
+# Typer's text for a value that is not in an enumeration.
+_NO_CHOICE = re.compile(r"(?:Value error, )?(?P<text>'(?P<given>[^']*)' is not one of .*)", re.DOTALL)
+# Least likeness of a suggestion: `fp16` for `float16` has a ratio of 0.55.
+_ALIKE = 0.5
+
+
+class Command(TyperCommand):
+    """A command whose help has panels and examples, and whose errors suggest the value that was probably meant."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        hints = typing.get_type_hints(inspect.unwrap(self.callback)) if self.callback else {}
+        for parameter in self.params:
+            _in_panel(_shortened(parameter, hints.get(parameter.name or "")))
+        self.params.sort(key=_place)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the arguments and options, with --help in the last panel."""
+        return [_in_panel(_shortened(parameter)) for parameter in super().get_params(ctx)]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments.
+
+        Raises:
+            BadParameter: a value does not belong to its option; of an enumeration, the nearest one is named.
+        """
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            _suggest(error, _enumerations(self.callback))
+            raise
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help, with the examples of the command at its end."""
+        lines = EXAMPLES.get(_words(ctx), ())
+        self.epilog = "\n".join(["Examples:", "```sh", *lines, "```"]) if lines else None
+        super().format_help(ctx, formatter)
+
+
+class Group(TyperGroup):
+    """A group of commands, whose flags have no type in the help either."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options, with those that Typer adds."""
+        return [_shortened(parameter) for parameter in super().get_params(ctx)]
+
+
+def _words(ctx: Any) -> str:
+    """Return a command as it is typed after `localattn`, whatever name the program was started by."""
+    return "" if ctx.parent is None else f"{_words(ctx.parent)} {ctx.info_name}".strip()
+
+
+def _shortened(parameter: Any, hint: Any = None) -> Any:
+    """Shorten a parameter's type, and remove what says nothing: a flag's type, a bound out of reach.
+
+    Args:
+        parameter: Typer's parameter.
+        hint: its type in Python; None for a flag that Typer adds.
+    """
+    if parameter.param_type_name == "option" and parameter.metavar is None:
+        is_flag = hint is None or getattr(parameter, "is_flag", False) or getattr(parameter, "count", False)
+        parameter.metavar = "" if is_flag else _type_name(hint)
+    if getattr(parameter, "max", None) in _UNSHOWN_BOUNDS:
+        parameter.max = None
+    return parameter
+
+
+def _in_panel(parameter: Any) -> Any:
+    """Put a parameter into the panel of its name, unless its command has chosen another one."""
+    if parameter.param_type_name == "option" and not getattr(parameter, "rich_help_panel", None):
+        parameter.rich_help_panel = PANELS.get(parameter.name)
+    return parameter
+
+
+def _type_name(hint: Any) -> str | None:
+    """Return the help's name for an option's type; None leaves it to Typer, which lists enumerations."""
+    parts = {
+        hint,
+        *typing.get_args(hint),
+        *(inner for part in typing.get_args(hint) for inner in typing.get_args(part)),
+    }
+    return next((name for kind, name in _TYPES.items() if kind in parts), None)
+
+
+def _place(parameter: Any) -> int:
+    """Return the position of a parameter's panel; arguments first, unknown options last."""
+    if parameter.param_type_name == "argument":
+        return -1
+    return list(OPTIONS).index(parameter.rich_help_panel) if parameter.rich_help_panel in OPTIONS else len(OPTIONS)
+
+
+def _enumerations(callback: Any) -> Mapping[str, type[Enum]]:
+    """Return the parameters of a command whose values are those of an enumeration."""
+    found: dict[str, type[Enum]] = {}
+    for name, hint in typing.get_type_hints(inspect.unwrap(callback)).items():
+        kinds = [part for part in (hint, *typing.get_args(hint)) if isinstance(part, type) and issubclass(part, Enum)]
+        found |= {name: kinds[0]} if kinds else {}
+    return found
+
+
+def _suggest(error: typer.BadParameter, enumerations: Mapping[str, type[Enum]]) -> None:
+    """Add the nearest value to an error about an enumeration."""
+    said = _NO_CHOICE.fullmatch(error.message)
+    kind = enumerations.get(str(getattr(error.param, "name", "")))
+    if said is None or kind is None:
+        return
+    given, values = said["given"], [str(member.value) for member in kind]
+    near = kind.instead(given) if hasattr(kind, "instead") else ""
+    near = near or close_match(given, values, cutoff=_ALIKE)
+    error.message = said["text"] if near.startswith("Known") else f"{said['text']} {near}"

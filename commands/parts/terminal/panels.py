@@ -1,0 +1,43 @@
+"""Assign each option to a panel of the help: one table for all commands, so that a name has one place."""
+
+from __future__ import annotations
+
+MODULE = "Your own module"
+# Panels in the order of the help, with their parameters.
+OPTIONS = {
+    "Input": (
+        *("config", "against", "golden", "model", "load_inputs", "seed", "seeds", "samples", "engine"),
+        *("prompt", "prompt_file", "prompt_ids"),
+    ),
+    "Output": (
+        *("output", "save_inputs", "save_outputs", "opset", "standard_ops", "no_function_body", "write_config"),
+        *("shape", "web", "onnxruntime_web", "all_boundaries", "force", "dry_run", "output_format", "as_json"),
+    ),
+    "Shapes": (
+        *("seq_len", "batch", "dynamic", "max_seq_len", "heads", "dim_head", "head_dim"),
+        *("mask", "attn_bias", "causal", "full_mask", "min_shapes", "opt_shapes", "max_shapes"),
+    ),
+    "Precision": ("dtype", "weight_dtype"),
+    MODULE: ("factory", "factory_args", "weights", "module_input", "allow_pickle"),
+    "Step files": ("mode", "chunk"),
+    "Generation": ("max_tokens", "length", "temperature", "top_k", "top_p", "echo"),
+    "Where it runs": (
+        *("backend", "runtime", "target", "arch", "provider", "threads", "plugin", "plugin_library", "cuda_graph"),
+        "run_libraries",
+    ),
+    "Building": ("timing_cache", "workspace", "builder_optimization_level", "jobs"),
+    "Measuring": ("duration", "iterations", "warmup", "rounds", "percentile", "profile", "top", "rows"),
+    "Triton": ("triton", "triton_instances", "triton_max_batch", "triton_sequences"),
+    "Checks": (
+        "checks",
+        "atol",
+        "rtol",
+        "allow_quadratic",
+        "allow_wide_integers",
+        "files_only",
+        "manifest_sha256",
+        "require",
+    ),
+    "Messages": ("verbose", "quiet", "help"),
+}
+PANELS = {name: panel for panel, names in OPTIONS.items() for name in names}
