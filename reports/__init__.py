@@ -1,4 +1,4 @@
-"""Results as pages: tables, Markdown, and self-contained HTML with small charts.
+"""Show results as pages: tables, Markdown, and self-contained HTML with small charts.
 
 Nothing here measures or decides; it shows what the commands' JSON says. Tables and Markdown need nothing beyond
 Python, HTML needs Jinja2.
@@ -6,9 +6,11 @@ Python, HTML needs Jinja2.
 
 from __future__ import annotations
 
+from ..core.error_texts import argument
+
 
 def require_html() -> None:
-    """Say before the work, not after it, that a page could not be written.
+    """Check, before any work begins, that an HTML page can be written.
 
     Raises:
         MissingDependency: Jinja2 is not installed.
@@ -21,5 +23,5 @@ def require_html() -> None:
         raise MissingDependency(
             "Jinja2 is needed for HTML pages and cannot be imported.",
             why=str(error),
-            fix="Install it: pip install 'localattn[report]', or choose --format md.",
+            fix=f"Install it: pip install 'localattn[report]', or choose {argument('format', 'md')}.",
         ) from error

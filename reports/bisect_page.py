@@ -1,10 +1,10 @@
-"""`bisect` as a page, from the JSON it prints: the fault, its cause, and the error at every module boundary."""
+"""Write `bisect` as a page, from the JSON it prints: fault, cause, and the error at every module boundary."""
 
 from __future__ import annotations
 
 from pathlib import PurePath
 
-from .figures import figure
+from .figures import comparison_figure, figure
 from .model_sections import Document
 from .page import Chart, Page, Section
 from .table import Column, Mark, Table
@@ -14,7 +14,7 @@ BOUNDARIES = "Module boundaries"
 
 
 def bisect_page(document: Document) -> Page:
-    """The page without its chart."""
+    """Make the page without its chart."""
     fault = document["fault"]
     sections = [] if fault is None else [_fault(fault)]
     sections.append(Section(BOUNDARIES, tables=(_boundaries(document),)))
@@ -36,7 +36,7 @@ def bisect_page(document: Document) -> Page:
 
 
 def bisect_charts(document: Document) -> dict[str, tuple[Chart, ...]]:
-    """The relative error along the graph."""
+    """Draw the relative error along the graph."""
     from .svg.errors import Step, error_steps
 
     rows, fault = document["boundaries"], document["fault"]
@@ -50,7 +50,7 @@ def bisect_charts(document: Document) -> dict[str, tuple[Chart, ...]]:
 
 
 def boundary_name(row: Document) -> str:
-    """A boundary in words: `layers.0.to_qkv (output)`."""
+    """Write a boundary in words: `layers.0.to_qkv (output)`."""
     return f"{row['module'] or 'the model'} ({row['role']})"
 
 
@@ -91,7 +91,7 @@ def _columns() -> tuple[Column, ...]:
 
 def _cells(number: str, row: Document) -> tuple[str, ...]:
     verdict = "ok" if row["passed"] else "WRONG"
-    figures = (figure(row[name]) for name in _FIGURES)
+    figures = (comparison_figure(row, name) for name in _FIGURES)
     return (number, row["module"] or "(the model)", row["role"], verdict, *figures)
 
 

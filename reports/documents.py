@@ -1,6 +1,6 @@
-"""Which page belongs to which command's JSON, and how it is written.
+"""Choose the page for each command's JSON, and write it as Markdown or HTML.
 
-The JSON that a command prints is all a page is made from: Markdown, HTML and JSON cannot say different things.
+A page is made only from the JSON that a command prints, so Markdown, HTML and JSON cannot say different things.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Document = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class DocumentKind:
-    """Where the page of one kind of document, and its charts by heading, are made: `module:function`."""
+    """The functions that make the page and the charts of one kind of document, as `module:function`."""
 
     page: str
     charts: str
@@ -34,12 +34,12 @@ KINDS = {
 
 
 def document_markdown(kind: str, document: Document) -> str:
-    """The document as Markdown; needs nothing beyond Python."""
+    """Write the document as Markdown; needs nothing beyond Python."""
     return page_markdown(_page(kind, document))
 
 
 def document_html(kind: str, document: Document) -> str:
-    """The document as a page; needs Jinja2."""
+    """Write the document as an HTML page; needs Jinja2."""
     page, charts = _page(kind, document), _function(KINDS[kind].charts)(document)
     sections = tuple(replace(section, charts=charts.get(section.title, ())) for section in page.sections)
     return render(replace(page, sections=sections))

@@ -1,12 +1,14 @@
-"""How numbers are written in reports: three digits that matter, no exponents, a thin unit."""
+"""Write numbers for reports: three significant digits, no exponents, a unit."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 
 def digits(value: float | None, unit: str = "") -> str:
-    """Three significant digits: `0.0123`, `4.56`, `78.9`, `1,235`; a dash for nothing."""
+    """Write three significant digits: `0.0123`, `4.56`, `78.9`, `1,235`; a dash for None."""
     if value is None:
         return "–"
     if not math.isfinite(value):
@@ -14,7 +16,7 @@ def digits(value: float | None, unit: str = "") -> str:
     if value == 0:
         text = "0"
     else:
-        # Rounded first: 9.996 is 10.0, not 10.00.
+        # Rounded first, so that 9.996 becomes 10.0, not 10.00.
         value = float(f"{value:.3g}") if abs(value) < 1000 else value
         places = max(0, 2 - math.floor(math.log10(abs(value))))
         text = f"{value:,.{places}f}" if places < 7 else f"{value:.2e}"
@@ -22,19 +24,33 @@ def digits(value: float | None, unit: str = "") -> str:
 
 
 def figure(value: float | int | str) -> str:
-    """A figure of a comparison, in three digits as a program would read them: `2.81e-05`, `0.999`, `inf`."""
+    """Write a figure of a comparison in three digits, as programs do: `2.81e-05`, `0.999`, `inf`."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
+def cosine(value: float | int | str, passed: bool) -> str:
+    """Write a cosine: near 1 as its distance from 1, so that a failed row never reads as equal."""
+    if not isinstance(value, float | int) or abs(1 - value) >= 0.0005:
+        return figure(value)
+    if value == 1:
+        return "1" if passed else "1 - <1e-16"
+    return f"1 - {1 - value:.1e}"
+
+
+def comparison_figure(row: Mapping[str, Any], name: str) -> str:
+    """Write one figure of a comparison's row."""
+    return cosine(row[name], bool(row["passed"])) if name == "cosine" else figure(row[name])
+
+
 def percent(value: float | None) -> str:
-    """A share as a percentage: `4.2 %`, `100 %`."""
+    """Write a share as a percentage: `4.2 %`, `100 %`."""
     if value is None:
         return "–"
     return f"{100 * value:.1f} %" if 0 < value < 0.9995 else f"{100 * value:.0f} %"
 
 
 def size(value: int | None) -> str:
-    """Bytes as a person reads them: `14.8 MB`."""
+    """Write a number of bytes for people: `14.8 MB`."""
     if value is None:
         return "–"
     amount = float(value)

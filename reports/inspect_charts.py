@@ -1,4 +1,4 @@
-"""The charts of what `inspect` shows, by the heading they stand under."""
+"""Make the charts of `inspect`'s page, by the heading they belong to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST_OPERATORS = 8
 
 
 def inspect_charts(document: Document) -> dict[str, tuple[Chart, ...]]:
-    """Pictures of the windows and, of an exported file, which operators it has most of."""
+    """Draw the windows and, for an exported file, its most frequent operators."""
     views = windows_of(document)
     charts = {title: window_charts(view) for title, view in zip(window_titles(views), views, strict=True)}
     if document.get("nodes"):

@@ -1,4 +1,4 @@
-"""`inspect` as a page, from the JSON it prints: an exported file, an engine, or a checkpoint."""
+"""Write `inspect` as a page, from the JSON it prints: an exported file, an engine, or a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from pathlib import PurePath
 from typing import Any
 
+from ..core.documents.proof import not_proven
 from .figures import size
 from .model_sections import (
     Document,
@@ -26,13 +27,14 @@ _MOST_OPERATORS = 12
 
 
 def onnx_page(document: Document) -> Page:
-    """An exported file, without the charts."""
+    """Make the page of an exported file, without the charts."""
     sidecar = document["sidecar"] if document["sidecar_matches"] else None
     warnings = [f"{name}, which holds weights, is missing." for name in document["missing_external_data"]]
     if document["sidecar"] is not None and sidecar is None:
         warnings.append("The sidecar was NOT written for this file: its SHA-256 differs. What it says is void.")
     checks = [] if sidecar is None else sidecar["checks"]
-    verdict, mark = _verdict(checks, bool(warnings))
+    doubts = [] if sidecar is None else not_proven(sidecar.get("unproven", ()), document["path"])
+    verdict, mark = _verdict(checks, bool(warnings), doubts)
     kind = "ONNX" if sidecar is None else sidecar["class"]
     told = (
         "No sidecar tells of its checkpoint or its checks." if sidecar is None else f"At export {checks_text(checks)}."
@@ -49,7 +51,7 @@ def onnx_page(document: Document) -> Page:
         lead=f"{kind}, {size(document['file_bytes'])}, {weights}. {told}",
         verdict=verdict,
         mark=mark,
-        warnings=tuple(warnings),
+        warnings=(*warnings, *doubts),
         warnings_title=_HEED,
         sections=tuple(sections),
         facts=(("File", document["path"]), ("Written by", document["producer"])),
@@ -57,11 +59,12 @@ def onnx_page(document: Document) -> Page:
 
 
 def engine_page(document: Document) -> Page:
-    """An engine, without the charts."""
+    """Make the page of an engine, without the charts."""
     warnings = [] if document["unchanged"] else ["The facts were NOT written for this file: its SHA-256 differs."]
     warnings += [document["plugin_problem"]] if document["plugin_problem"] else []
     checks = document["checks"]
-    verdict, mark = _verdict(checks, bool(warnings))
+    doubts = not_proven((document["model"] or {}).get("unproven", ()), document["path"])
+    verdict, mark = _verdict(checks, bool(warnings), doubts)
     sections = [Section("Inputs and outputs", tables=(signature_table(document),)), *_windows(document)]
     sections.append(Section("Checks of the build", tables=(checks_table(checks),)))
     sections.append(_built(document))
@@ -79,7 +82,7 @@ def engine_page(document: Document) -> Page:
         ),
         verdict=verdict,
         mark=mark,
-        warnings=tuple(warnings),
+        warnings=(*warnings, *doubts),
         warnings_title=_HEED,
         sections=tuple(sections),
         facts=(("File", document["path"]), ("Built", document["created"])),
@@ -87,7 +90,7 @@ def engine_page(document: Document) -> Page:
 
 
 def checkpoint_page(document: Document) -> Page:
-    """A checkpoint, without the charts."""
+    """Make the page of a checkpoint, without the charts."""
     needed = document["needed"]
     entries = [
         (name, _text(entry["value"]), entry["from"] or how)
@@ -96,6 +99,13 @@ def checkpoint_page(document: Document) -> Page:
     ]
     columns = (Column("argument", False), Column("value", False, True), Column("told by", False, True))
     sections = [Section("Arguments", tables=(Table("", columns, tuple(entries)),))] if entries else []
+    for title, column, listed in (
+        ("In the checkpoint, not used", "why", [(x["from"], x["value"], x["why"]) for x in document["unused"]]),
+        ("To complete", "file", _to_complete(document) if needed else []),
+    ):
+        if listed:
+            columns = (Column("argument", False), Column("value", False, True), Column(column, False, True))
+            sections.append(Section(title, tables=(Table("", columns, tuple(listed)),)))
     sections += _windows(document)
     for title, key in (("Missing tensors", "missing"), ("Unexpected tensors", "unexpected")):
         if document[key]:
@@ -119,7 +129,13 @@ def checkpoint_page(document: Document) -> Page:
     )
 
 
-def _verdict(checks: list[Document], spoilt: bool) -> tuple[str, Mark]:
+def _to_complete(document: Document) -> list[tuple[str, str, str]]:
+    """List the arguments of the configuration to complete, each with its value or a placeholder."""
+    template: Document = document["template"] or {"kwargs": {}}
+    return [(name, _text(value), document["save_as"]) for name, value in template["kwargs"].items()]
+
+
+def _verdict(checks: list[Document], spoilt: bool, doubts: list[str]) -> tuple[str, Mark]:
     statuses = {check["status"] for check in checks}
     if spoilt:
         return "Do not use", "bad"
@@ -129,6 +145,8 @@ def _verdict(checks: list[Document], spoilt: bool) -> tuple[str, Mark]:
         return "Not proven", "unsure"
     if "skipped" in statuses:
         return "Checked in part", "unsure"
+    if doubts:
+        return "Not proven against your own model", "unsure"
     return "Checked", "good"
 
 

@@ -1,4 +1,4 @@
-"""A page as Markdown: the same text and tables, without the charts."""
+"""Write a page as Markdown: the same text and tables, without the charts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .table import escape_markdown, markdown
 
 
 def page_markdown(page: Page) -> str:
-    """The document, for an issue or a wiki."""
+    """Write a page as Markdown, for an issue or a wiki."""
     verdict = f"**{escape_markdown(page.verdict)}** " if page.verdict else ""
     parts = [f"# {escape_markdown(page.title)}\n", f"{verdict}{escape_markdown(page.lead)}\n"]
     parts += [f"> **{escape_markdown(page.warnings_title)}:** {escape_markdown(line)}\n" for line in page.warnings]
@@ -23,5 +23,5 @@ def page_markdown(page: Page) -> str:
 def _section(section: Section) -> list[str]:
     parts = [f"## {escape_markdown(section.title)}\n"]
     parts += [f"{escape_markdown(line)}\n" for line in section.text]
-    # A table without rows says nothing that its section does not.
+    # A table without rows adds nothing to its section.
     return parts + [markdown(table) for table in section.tables if table.rows]

@@ -1,7 +1,7 @@
-"""Parts of a page that say what a model is: its signature, windows, sidecar and checks.
+"""Make the parts of a page that describe a model: signature, windows, sidecar and checks.
 
 They read the JSON that commands print (`TensorSpec`, `WindowView`, `Sidecar` and `CheckRecord` as JSON types), so that
-no rendering knows more than another.
+every format shows the same.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..core.documents.window_view import WindowExample, WindowView
-from .figures import figure
+from .figures import cosine, figure
 from .page import Section
 from .table import Column, Mark, Table
 
 Document = Mapping[str, Any]
 
 _MARKS: Mapping[str, Mark] = {"failed": "bad", "not proven": "unsure", "skipped": "unsure"}
-# What of a sidecar is shown, in this order; the rest has tables of its own.
+# The entries of a sidecar that are shown, in this order; the rest has tables of its own.
 _SIDECAR = (
     ("class", "Class"),
     ("checkpoint_name", "Checkpoint"),
@@ -29,6 +29,7 @@ _SIDECAR = (
     ("dynamic", "Open axes"),
     ("opset", "Opset"),
     ("function_body", "Attention in standard operators"),
+    ("standard_ops", "Standard operators alone"),
     ("hyper_connections", "Hyper-connections"),
     ("external_data", "Weights beside the file"),
     ("options", "Said at export"),
@@ -40,7 +41,7 @@ _SIDECAR = (
 
 
 def signature_table(document: Document) -> Table:
-    """Inputs and outputs."""
+    """Make the table of inputs and outputs."""
     rows = [
         (kind, spec["name"], spec["dtype"], "[" + ", ".join(map(str, spec["shape"])) + "]")
         for kind, specs in (("input", document["inputs"]), ("output", document["outputs"]))
@@ -52,13 +53,13 @@ def signature_table(document: Document) -> Table:
 
 
 def checks_table(checks: Sequence[Document]) -> Table:
-    """One row a check, with its figures."""
+    """Make the table of checks, one row per check, with its figures."""
     rows = [
         (
             check["name"],
             check["status"] if check["status"] == "passed" else check["status"].upper(),
             check["detail"],
-            ", ".join(f"{name} {figure(value)}" for name, value in check["figures"].items()),
+            ", ".join(f"{name} {_check_figure(check, name)}" for name in check["figures"]),
         )
         for check in checks
     ]
@@ -71,14 +72,19 @@ def checks_table(checks: Sequence[Document]) -> Table:
     return Table("", columns, tuple(rows), marks=tuple(_MARKS.get(check["status"], "") for check in checks))
 
 
+def _check_figure(check: Document, name: str) -> str:
+    passed = check["status"] != "failed"
+    return cosine(check["figures"][name], passed) if name == "cosine" else figure(check["figures"][name])
+
+
 def checks_text(checks: Sequence[Document]) -> str:
-    """How many of them passed."""
+    """Say how many checks passed."""
     passed = sum(check["status"] == "passed" for check in checks)
     return f"{passed} of {len(checks)} checks passed" if checks else "no checks were made"
 
 
 def sidecar_section(sidecar: Document, title: str) -> Section:
-    """The facts of an export, and its checks are elsewhere."""
+    """Make the section with the facts of an export; its checks have another section."""
     rows = [(label, _told(sidecar[key])) for key, label in _SIDECAR if sidecar.get(key) not in (None, "", [], {})]
     tables = [Table("", (Column("fact", False, True), Column("value", False, True)), tuple(rows))]
     if sidecar.get("layers"):
@@ -97,7 +103,7 @@ def sidecar_section(sidecar: Document, title: str) -> Section:
 
 
 def window_section(view: WindowView, title: str) -> Section:
-    """What queries see, in words and as a table."""
+    """Describe what queries see, in words and as a table."""
     length = (
         f"{view.length:,} positions" if view.length else f"the length is open, {view.sequence:,} positions are shown"
     )
@@ -115,17 +121,17 @@ def window_section(view: WindowView, title: str) -> Section:
 
 
 def window_titles(views: Sequence[WindowView]) -> list[str]:
-    """A heading a view."""
+    """List the headings of the views, one per view."""
     return ["Window" if len(views) == 1 else f"Window {number} of {len(views)}" for number in range(1, len(views) + 1)]
 
 
 def windows_of(document: Document) -> list[WindowView]:
-    """The views that a document holds."""
+    """Read the views that a document contains."""
     return [WindowView.from_dict(saved) for saved in document["windows"]]
 
 
 def example_text(example: WindowExample) -> str:
-    """A query's keys as a sentence."""
+    """Write a query's keys as a sentence."""
     return (
         f"query {example.query:,} sees keys {_interval(example.first, example.end)} ({example.end - example.first:,})"
     )

@@ -1,7 +1,7 @@
-"""One self-contained HTML page: title, facts, sections of text, tables and charts.
+"""Define one self-contained HTML page: title, facts, sections of text, tables and charts.
 
-No script and nothing from elsewhere; colours follow the reader's light or dark setting; tables that are too wide for
-a phone scroll by themselves. Every text is escaped by the template.
+It has no script and loads nothing from elsewhere; colours follow the reader's light or dark setting; tables that are
+too wide for a phone scroll by themselves. Every text is escaped by the template.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """What a page says.
+    """The content of a page.
 
     Args:
         title: its heading.
@@ -46,8 +46,8 @@ class Page:
         verdict: the result in a word or two, where there is one.
         mark: whether the verdict is `good`, `bad` or `unsure`.
         facts: names and values in small print (what, where, when).
-        warnings: what a reader must know before believing the rest.
-        warnings_title: what stands above them.
+        warnings: what a reader must know before trusting the rest.
+        warnings_title: the words before each warning.
         sections: the rest.
     """
 
@@ -62,7 +62,7 @@ class Page:
 
 
 def render(page: Page) -> str:
-    """The page as HTML."""
+    """Write a page as HTML."""
     import jinja2
 
     environment = jinja2.Environment(

@@ -1,4 +1,4 @@
-"""`parity` as a page, from the JSON it prints: the figures, how the errors are spread, and what the file is."""
+"""Write `parity` as a page, from the JSON it prints: figures, how the errors are spread, and the file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import PurePath
 from typing import Any
 
 from ..core.documents.error_spread import ErrorSpread
-from .figures import figure, percent
+from ..core.tolerance import BASELINE_FACTOR, LARGEST_FACTOR, Tolerance
+from .figures import comparison_figure, digits, figure, percent
 from .model_sections import (
     Document,
     checks_table,
@@ -20,12 +21,26 @@ from .model_sections import (
 from .page import Page, Section
 from .table import Column, Table
 
-_FIGURES = ("max_abs", "max_rel", "rms", "relative_rms", "cosine", "not_finite", "worst_index")
+_FIGURES = (
+    "max_abs",
+    "max_rel",
+    "rms",
+    "relative_rms",
+    "cosine",
+    "divergence",
+    "agreement",
+    "not_finite",
+    "worst_index",
+)
 _WORST = 8
+_REFERENCES = {
+    "file": "other file's outputs, in float64",
+    "golden": "golden outputs",
+}
 
 
 def parity_page(document: Document) -> Page:
-    """The page without its charts."""
+    """Make the page without its charts."""
     files = files_of(document)
     names = [PurePath(file["model"]).name for file in files]
     return Page(
@@ -33,7 +48,7 @@ def parity_page(document: Document) -> Page:
         verdict="Equal" if document["passed"] else "NOT equal",
         mark="good" if document["passed"] else "bad",
         lead=" ".join(_lead(file) for file in files),
-        warnings=tuple(dict.fromkeys(line for file in files for line in file["notes"])),
+        warnings=tuple(dict.fromkeys(line for file in files for line in (*file.get("warnings", ()), *file["notes"]))),
         warnings_title="To know",
         sections=tuple(section for file in files for section in _sections(file, prefix(file, files))),
         facts=tuple(fact for file in files for fact in _facts(file, prefix(file, files))),
@@ -41,55 +56,62 @@ def parity_page(document: Document) -> Page:
 
 
 def files_of(document: Document) -> Sequence[Document]:
-    """One document a file, also where several were compared."""
+    """List one document per file, also where several files were compared."""
     files: Sequence[Document] = document.get("files", [document])
     return files
 
 
 def prefix(file: Document, files: Sequence[Document]) -> str:
-    """What tells a file's headings from those of the others."""
+    """Return the beginning of a file's headings that distinguishes it from other files."""
     return f"{PurePath(file['model']).name}: " if len(files) > 1 else ""
 
 
 def errors_title(name: str, before: str) -> str:
-    """The heading above the spread of one output."""
+    """Return the heading of one output's errors."""
     return f"{before}Errors of {name}"
 
 
 def _lead(file: Document) -> str:
     worst = max(file["comparisons"], key=lambda row: _number(row["max_abs"]))
     relation = "are equal" if file["passed"] else "are NOT equal"
-    judge, against = judge_of(file), PurePath(file["against"]).name
+    source, against = reference_of(file), PurePath(file["against"]).name
     reference, proof = f"the float64 reference of {against}", ""
-    if judge["kind"] == "file":
-        reference = f"{against}, run by {judge['backend']} on {judge['provider']},"
-        proof = " " + (judge["checked"] or f"That {against} itself is right is not proven here") + "."
+    if source["kind"] == "file":
+        reference = f"{against}, run by {source['backend']} on {source['provider']},"
+        proof = " " + (source["checked"] or f"That {against} itself is right is not proven here") + "."
+    if source["kind"] == "golden":
+        reference = f"what your own model computed, {against},"
     return (
         f"{PurePath(file['model']).name} and {reference} {relation} within {tolerance_text(file)}; "
         f"the largest error is {figure(worst['max_abs'])}.{proof}"
     )
 
 
-def judge_of(file: Document) -> Document:
-    """Who judged; documents of older releases do not say: the oracle."""
-    judge: Document = file.get("reference", {"kind": "oracle"})
-    return judge
+def reference_of(file: Document) -> Document:
+    """Return what the file was compared with; documents of older releases name only the float64 reference."""
+    reference: Document = file.get("reference", {"kind": "float64"})
+    return reference
 
 
 def tolerance_text(file: Document) -> str:
-    """The criterion."""
-    tolerance = file["tolerance"]
-    floor = "" if tolerance["cosine"] is None else f", cosine at least {tolerance['cosine']}"
-    return f"{tolerance['atol']:g} + {tolerance['rtol']:g}·|x|{floor}"
+    """Describe the tolerance."""
+    return Tolerance.from_dict(file["tolerance"]).describe()
 
 
 def _sections(file: Document, before: str) -> list[Section]:
-    sections = [Section(f"{before}Figures", tables=(_comparisons(file["comparisons"], judge_of(file)),))]
+    tables = [_comparisons(file["comparisons"], reference_of(file))]
+    if file["tolerance"].get("baseline"):
+        tables.append(_beside_baseline(file))
+    sections = [Section(f"{before}Figures", tables=tuple(tables))]
+    if file.get("compared_windows"):
+        sections.append(_compared_windows(file["compared_windows"], before))
     for name, saved in file["errors"].items():
         sections.append(_errors(ErrorSpread.from_dict(saved), errors_title(name, before)))
     views = windows_of(file)
     for title, view in zip(window_titles(views), views, strict=True):
         sections.append(window_section(view, before + title))
+    if file.get("golden") is not None:
+        sections.insert(0, Section(f"{before}Golden outputs", tables=(checks_table([file["golden"]]),)))
     if file["sidecar"] is not None:
         checks = file["sidecar"]["checks"]
         text = f"When the file was exported, {checks_text(checks)}."
@@ -98,24 +120,76 @@ def _sections(file: Document, before: str) -> list[Section]:
     return sections
 
 
-def _comparisons(rows: Sequence[Document], judge: Document) -> Table:
+def _comparisons(rows: Sequence[Document], against: Document) -> Table:
+    figures = [name for name in _FIGURES if name in rows[0]]
     columns = (
         Column("output", False),
         Column("inputs", False),
         Column("result", False),
-        *(Column(name, name != "worst_index") for name in _FIGURES),
+        *(Column(name, name != "worst_index") for name in figures),
     )
     cells = [
-        (row["output"], row["inputs"], "ok" if row["passed"] else "FAILED", *(figure(row[name]) for name in _FIGURES))
+        (
+            row["output"],
+            row["inputs"],
+            "ok" if row["passed"] else "FAILED",
+            *(comparison_figure(row, name) for name in figures),
+        )
         for row in rows
     ]
-    reference = "float64 reference" if judge["kind"] == "oracle" else "other file's outputs, in float64"
+    reference = _REFERENCES.get(against["kind"], "float64 reference")
     note = (
         f"Differences from the {reference}: the largest, the largest relative to the expected value, the root "
         "mean square, and that relative to the expected values'; worst_index is where the tolerance is broken, or "
         "nearest to it."
     )
+    if "divergence" in figures:
+        note += (
+            " Of logits, the mean Kullback-Leibler divergence of their softmax in nats, and the share of positions "
+            "with the same largest logit."
+        )
     return Table("", columns, tuple(cells), (note,), tuple("" if row["passed"] else "bad" for row in rows))
+
+
+def _beside_baseline(file: Document) -> Table:
+    """Make the table of the file's errors beside those of the untouched module in the same precision."""
+    baseline = file["tolerance"]["baseline"]
+    rows = [
+        (row["output"], what, figure(row[name]), figure(baseline[name]), _times(row[name], baseline[name]), f"{most:g}")
+        for row in file["overall"]
+        for what, name, most in (
+            ("root mean square", "relative_rms", BASELINE_FACTOR),
+            ("largest", "relative_max", LARGEST_FACTOR),
+        )
+    ]
+    columns = (
+        Column("output", False),
+        Column("error", False),
+        Column("file"),
+        Column("untouched module"),
+        Column("times"),
+        Column("at most"),
+    )
+    note = f"Relative to the root mean square of the outputs, over all inputs. The module: {baseline['source']}."
+    return Table("Beside the untouched module", columns, tuple(rows), (note,))
+
+
+def _times(own: Any, other: float) -> str:
+    return digits(_number(own) / other) if other else "–"
+
+
+def _compared_windows(sides: Sequence[Document], before: str) -> Section:
+    """Show the windows of both sides of a comparison that failed."""
+    rows = [
+        (PurePath(side["of"]).name, side["whose"], line) for side in sides for line in side["windows"] or ["not told"]
+    ]
+    columns = (Column("of", False), Column("which", False), Column("window", False, True))
+    told = [side["windows"] for side in sides if side["windows"]]
+    differ = len(told) > 1 and any(windows != told[0] for windows in told)
+    text = "They differ: that alone makes the outputs differ." if differ else "They are the same."
+    return Section(
+        f"{before}Windows of both", (text,) if len(told) > 1 else (), tables=(Table("", columns, tuple(rows)),)
+    )
 
 
 def _errors(spread: ErrorSpread, title: str) -> Section:
@@ -169,5 +243,5 @@ def _share(part: float) -> str:
 
 
 def _number(value: Any) -> float:
-    """A figure that JSON may hold as a text ("inf")."""
+    """Read a figure that JSON may hold as a text ("inf")."""
     return float(value)

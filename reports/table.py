@@ -1,4 +1,4 @@
-"""A table that console, Markdown and HTML show alike: the cells are text already."""
+"""Define a table that console, Markdown and HTML show alike: its cells are texts already."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-# How a row or a verdict stands out; "" does not. The text says the same: colour is never alone.
+# How a row or a verdict is highlighted; "" for not at all. The text says the same, so that nothing depends on colour.
 Mark = Literal["good", "bad", "unsure", ""]
 
 
 @dataclass(frozen=True)
 class Column:
-    """A heading; numbers stand to the right, and long texts are broken into lines where `wrap` says so."""
+    """A heading; numbers are aligned to the right, and long texts are broken into lines with `wrap`."""
 
     name: str
     number: bool = True
@@ -26,9 +26,9 @@ class Table:
     Args:
         title: what it shows; may be empty.
         columns: the headings.
-        rows: one text a column.
-        notes: lines below it, that say what the figures are.
-        marks: one a row, for colour; empty where no row stands out.
+        rows: one text per column.
+        notes: lines below it that explain the figures.
+        marks: one per row, for colour; empty where no row is highlighted.
     """
 
     title: str
@@ -39,12 +39,12 @@ class Table:
 
 
 def untitled(table: Table) -> Table:
-    """The table without its title, where a heading says it already."""
+    """Return the table without its title, for use under a heading that says the same."""
     return replace(table, title="")
 
 
 def markdown(table: Table) -> str:
-    """The table in GitHub's Markdown; what stands in its cells cannot become markup."""
+    """Write the table in GitHub's Markdown; texts in its cells cannot become markup."""
     lines = [f"### {escape_markdown(table.title)}", ""] if table.title else []
     lines.append(_line([escape_markdown(column.name) for column in table.columns]))
     lines.append(_line(["---:" if column.number else "---" for column in table.columns]))
@@ -59,7 +59,7 @@ _SPECIAL = str.maketrans({character: f"\\{character}" for character in "\\|`*_[]
 
 
 def escape_markdown(text: str) -> str:
-    """The text as Markdown that shows it, on one line."""
+    """Escape a text for Markdown, on one line."""
     return " ".join(text.split()).translate(_SPECIAL)
 
 

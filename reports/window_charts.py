@@ -1,4 +1,4 @@
-"""The pictures of a model's windows."""
+"""Draw the pictures of a model's windows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .svg.window import chosen_query, reach_picture, shown, single_positions, wi
 
 
 def window_charts(view: WindowView) -> tuple[Chart, ...]:
-    """Which keys queries see; and how far the last (or the middle) one sees through the layers."""
+    """Draw which keys queries see, and how far the last (or the middle) one sees through the layers."""
     told = example_text(view.example(chosen_query(view)))
     charts = [Chart(window_picture(view), f"{_filled(view)} ({_part(view)}). Pointed out: {told}.")]
     if view.depth > 1 and not view.biases:

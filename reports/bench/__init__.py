@@ -1,1 +1,1 @@
-"""Reports of measurements."""
+"""Write reports of measurements."""

@@ -1,4 +1,4 @@
-"""A benchmark as Markdown, for an issue or a wiki."""
+"""Write a benchmark as Markdown, for an issue or a wiki."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .tables import facts, profile_tables, profile_text, tables
 
 
 def bench_markdown(report: BenchReport) -> str:
-    """The document."""
+    """Write the benchmark as Markdown."""
     parts = ["## Benchmark\n"]
     parts += [f"> **Warning:** {escape_markdown(line)}\n" for line in report.warnings]
     parts += [markdown(table) for table in tables(report) if table.rows]

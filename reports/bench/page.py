@@ -1,4 +1,4 @@
-"""A benchmark as a page: the figures' tables, and charts of how they are spread."""
+"""Write a benchmark as a page: the figures' tables, and charts of how they are spread."""
 
 from __future__ import annotations
 
@@ -11,13 +11,22 @@ from ..figures import digits, size
 from ..page import Chart, Page, Section, render
 from ..svg.bars import COLOURS, Bar, Series, bars, histogram, intervals, lines
 from ..table import untitled
-from .tables import comparison_table, comparison_text, cost_table, facts, latency_table, profile_tables, profile_text
+from .tables import (
+    comparison_table,
+    comparison_text,
+    cost_table,
+    facts,
+    latency_table,
+    profile_tables,
+    profile_text,
+    speed,
+)
 
 _MIB = 1 << 20
 
 
 def bench_page(report: BenchReport) -> str:
-    """The page as HTML."""
+    """Write the benchmark as an HTML page."""
     sections = [_latency(report)]
     if any(row.ratio for row in report.rows):
         sections.append(_comparison(report))
@@ -27,6 +36,8 @@ def bench_page(report: BenchReport) -> str:
         Page(
             title="Benchmark of " + ", ".join(dict.fromkeys(row.model for row in report.rows)),
             lead=_lead(report),
+            verdict=_headline(report),
+            mark="good" if _headline(report) else "",
             facts=tuple(facts(report)),
             warnings=tuple(report.warnings),
             sections=tuple(sections),
@@ -34,9 +45,19 @@ def bench_page(report: BenchReport) -> str:
     )
 
 
+def _fastest(report: BenchReport) -> BenchRow:
+    return min(report.rows, key=lambda row: row.latency.mean)
+
+
+def _headline(report: BenchReport) -> str:
+    """Return `2.1 × faster` where the fastest candidate is faster than the first; else ""."""
+    ratio = _fastest(report).ratio
+    return speed(ratio.value) if ratio is not None and ratio.verdict == "faster" else ""
+
+
 def _lead(report: BenchReport) -> str:
     first = report.rows[0]
-    fastest = min(report.rows, key=lambda row: row.latency.mean)
+    fastest = _fastest(report)
     name, value = _middle(fastest)
     told = f"{fastest.label} takes {digits(value, 'ms')} a call ({name})"
     if fastest.tokens_per_s is not None:
@@ -47,7 +68,7 @@ def _lead(report: BenchReport) -> str:
 
 
 def _middle(row: BenchRow) -> tuple[str, float]:
-    """The median if it was asked for, else the lowest percentile that was."""
+    """Return the median if it was asked for, else the lowest percentile that was, with its name."""
     percentiles = row.latency.percentiles
     name = "p50" if "p50" in percentiles else next(iter(percentiles))
     return name, percentiles[name]

@@ -1,23 +1,23 @@
-"""A benchmark's tables: the figures as every rendering shows them."""
+"""Make the tables of a benchmark, as every format shows them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...core.documents.bench_report import CONFIDENCE, BenchReport, BenchRow, Profile, Ratio, Share
+from ...core.documents.bench_report import BUSY, CONFIDENCE, OTHERS, BenchReport, BenchRow, Profile, Ratio, Share
 from ..figures import digits, percent, size
 from ..table import Column, Table
 
-_NAME = Column("candidate", number=False)
+_NAME = Column("candidate", number=False, wrap=True)
 
 
 def tables(report: BenchReport) -> list[Table]:
-    """All of them, in the order they are read."""
+    """Make all tables, in reading order."""
     return [latency_table(report), comparison_table(report), cost_table(report)]
 
 
 def latency_table(report: BenchReport) -> Table:
-    """Milliseconds a call, and throughput."""
+    """Make the table of milliseconds per call, and throughput."""
     names = list(report.rows[0].latency.percentiles)
     heads = [*names, "mean", "std", "min", "runs/s", "tokens/s"]
     rows = []
@@ -28,7 +28,7 @@ def latency_table(report: BenchReport) -> Table:
 
 
 def comparison_table(report: BenchReport) -> Table:
-    """Time relative to the first model, with the interval."""
+    """Make the table of times relative to the first model, with the interval."""
     heads = (
         _NAME,
         Column("time"),
@@ -49,8 +49,8 @@ def comparison_table(report: BenchReport) -> Table:
 
 
 def cost_table(report: BenchReport) -> Table:
-    """What runs where, what loading takes, how much memory, and how quiet the machine was."""
-    heads = ("load ms", "first run ms", "memory loaded", "memory peak", "calls", "other programs")
+    """Make the table of what runs where, load times, memory, and how busy the machine was."""
+    heads = ("load ms", "first run ms", "memory loaded", "memory peak", "calls", "other programs", "busy")
     rows = [
         (
             row.label,
@@ -59,19 +59,22 @@ def cost_table(report: BenchReport) -> Table:
             *(size(row.memory.loaded), size(row.memory.peak)),
             f"{row.calls:,}",
             percent(row.others),
+            percent(row.busy),
         )
         for row in report.rows
     ]
     note = (
         "Memory is what the process had resident beyond Python and the engine's library: after loading, and at the "
-        "most. It is the host's; what a GPU holds is not in it. Loading leaves out importing the engine."
+        "most. It is the host's; what a GPU holds is not in it. Loading leaves out importing the engine. Busy: the "
+        f"share of the rounds in which other programs took more than {OTHERS:.0%} of the processors; above {BUSY:.0%} "
+        "there is no verdict."
     )
     columns = (_NAME, Column("runs on", number=False), *map(Column, heads))
     return Table("Loading and memory", columns, tuple(rows), (note,))
 
 
 def profile_tables(profile: Profile) -> list[Table]:
-    """Where one candidate's time goes."""
+    """Make the tables of where one candidate's time goes."""
     nodes = Table(
         "Slowest nodes",
         (Column("node", False), Column("operator", False), Column("module", False), Column("ms"), Column("share")),
@@ -86,7 +89,7 @@ def profile_tables(profile: Profile) -> list[Table]:
 
 
 def profile_text(profile: Profile) -> str:
-    """What the tables of a profile are of."""
+    """Say what the tables of a profile show."""
     known = "" if profile.named > 0.9995 else f" {percent(profile.named)} of the time has a known module."
     return (
         f"Means of {profile.runs} profiled runs of {digits(profile.run_ms, 'ms')}, of which nodes took "
@@ -95,24 +98,36 @@ def profile_text(profile: Profile) -> str:
 
 
 def interval(ratio: Ratio) -> str:
-    """`0.91× to 0.95×`, or a dash where the rounds were too few."""
+    """Write an interval, `0.91× to 0.95×`; a dash with too few rounds or on a busy machine."""
     if ratio.low is None or ratio.high is None:
         return "–"
     return f"{digits(ratio.low)}× to {digits(ratio.high)}×"
 
 
 def comparison_text(label: str, ratio: Ratio) -> str:
-    """The result of a comparison as a sentence."""
+    """Write the result of a comparison as a sentence."""
     times = f"{digits(ratio.value)}× the time of {ratio.against}"
-    if ratio.low is None:
+    if ratio.busy:
+        return (
+            f"{label} took {times}, while other programs kept the machine busy: no verdict. "
+            "Measure again on a quiet machine."
+        )
+    if ratio.low is None or ratio.high is None:
         return f"{label} took {times}; the rounds were too few to say how sure that is."
     if ratio.verdict in ("faster", "slower"):
-        return f"{label} is {ratio.verdict}: {times} ({interval(ratio)})."
+        least, most = (ratio.high, ratio.low) if ratio.value < 1 else (ratio.low, ratio.high)
+        return f"{label} is {speed(ratio.value)} than {ratio.against} ({speed(least)} to {speed(most)})."
     return f"No difference is shown between {label} and {ratio.against}: {digits(ratio.value)}× ({interval(ratio)})."
 
 
+def speed(value: float) -> str:
+    """Write a ratio of times in words: `2.1 × faster` for 0.48, `1.3 × slower` for 1.3, `4.2 % faster` for 0.96."""
+    factor, word = (1 / value, "faster") if value < 1 else (value, "slower")
+    return f"{factor:.1f} × {word}" if factor >= 1.1 else f"{100 * (factor - 1):.1f} % {word}"
+
+
 def runs_on(row: BenchRow) -> str:
-    """Engine, provider, threads and sizes of a row."""
+    """Write engine, provider, threads and sizes of a row."""
     parts = [f"{row.backend} {row.provider}", *(["compiled kernel"] if row.plugin else [])]
     if row.threads is not None:
         parts.append(f"{row.threads} thread{'s' if row.threads != 1 else ''}")
@@ -126,7 +141,7 @@ def runs_on(row: BenchRow) -> str:
 
 
 def facts(report: BenchReport) -> list[tuple[str, str]]:
-    """Where, when and how it was measured."""
+    """List where, when and how the benchmark was measured."""
     machine, settings = report.machine, report.settings
     return [
         ("Machine", f"{machine.cpu}, {machine.cores} cores, {machine.architecture}, {machine.system}"),

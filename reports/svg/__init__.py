@@ -1,1 +1,1 @@
-"""Charts in SVG."""
+"""Draw charts in SVG."""

@@ -1,4 +1,4 @@
-"""Small charts as inline SVG: bars, intervals, histograms and lines that follow the page's colours.
+"""Draw small charts as inline SVG: bars, intervals, histograms and lines in the page's colours.
 
 Texts are escaped. Charts of errors are in `svg/errors.py`, those of windows in `svg/window.py`.
 """
@@ -18,9 +18,13 @@ from .drawing import COLOURS, LEFT, LINE, WIDTH, Axis, Frame, ticks
 __all__ = ["COLOURS", "WIDTH", "Bar", "Series", "bars", "histogram", "intervals", "lines", "ticks"]
 
 
+# Characters of a label's line, beside the value or in a legend.
+_LABEL = 36
+
+
 @dataclass(frozen=True)
 class Bar:
-    """A bar with its value and, for an interval or a tail, where a thin line goes from and to."""
+    """A bar with its value and, for an interval or a tail, the ends of a thin line."""
 
     label: str
     value: float
@@ -38,48 +42,59 @@ class Series:
 
 
 def bars(items: Sequence[Bar], title: str, unit: str, *, colour: int | None = None) -> Markup:
-    """Horizontal bars from 0, each under its label; `text` or the value stands at its end.
+    """Draw horizontal bars from 0, each under its label, with `text` or the value at its end.
 
-    Each has its own colour, or all the same one where they are parts of one thing.
+    Each has its own colour; with `colour` all have that one, as parts of one thing.
     """
     top = max((max(item.value, item.high or 0.0) for item in items), default=0.0) or 1.0
     room = WIDTH - 2
-    parts = []
+    parts: list[Markup] = []
+    y = 0.0
     for index, item in enumerate(items):
-        y = index * 44
         text, shade = item.text or digits(item.value, unit), (index if colour is None else colour) % COLOURS
-        parts.append(draw.text(0, y + 13, draw.cut(item.label, 36), "label"))
         parts.append(draw.text(room, y + 13, text, "value", "end"))
+        names, y = _named(item.label, y)
+        parts += names
         parts.append(draw.rect(0, y + 20, room * item.value / top, 14, f"c{shade}", f"{item.label}: {text}"))
         if item.low is not None and item.high is not None:
             parts.append(draw.whisker(room * item.low / top, room * item.high / top, y + 27))
-    return draw.svg(parts, len(items) * 44, title)
+        y += 44
+    return draw.svg(parts, y, title)
+
+
+def _named(label: str, y: float) -> tuple[list[Markup], float]:
+    """Draw the lines of a label below a height; return them and the height of its last line."""
+    lines = draw.broken(label, _LABEL)
+    return [draw.text(0, y + 13 + n * LINE, line, "label") for n, line in enumerate(lines)], y + LINE * (len(lines) - 1)
 
 
 def intervals(items: Sequence[Bar], title: str, reference: float = 1.0) -> Markup:
-    """Values with their intervals beside a line at `reference`, on a logarithmic axis."""
+    """Draw values with their intervals beside a line at `reference`, on a logarithmic axis."""
     ends = [reference, *(e for i in items for e in (i.value, i.low, i.high) if e is not None and e > 0)]
     low, high = math.log(min(ends) / 1.1), math.log(max(ends) * 1.1)
 
     def x(value: float) -> float:
         return 10 + (WIDTH - 20) * (math.log(value) - low) / (high - low)
 
-    height = len(items) * 40
-    parts = [draw.path(f"M{x(reference):.1f} 0V{height + 6}", "reference")]
+    parts: list[Markup] = []
+    y = 0.0
     for index, item in enumerate(items):
-        y = index * 40
-        parts.append(draw.text(0, y + 13, draw.cut(item.label, 36), "label"))
         parts.append(draw.text(WIDTH - 2, y + 13, item.text or digits(item.value), "value", "end"))
+        names, y = _named(item.label, y)
+        parts += names
         if item.low is not None and item.high is not None:
             parts.append(draw.whisker(x(item.low), x(item.high), y + 26))
         parts.append(draw.dot(x(item.value), y + 26, 5, f"c{(index + 1) % COLOURS}", item.label))
+        y += 40
+    height = y
+    parts.insert(0, draw.path(f"M{x(reference):.1f} 0V{height + 6:.0f}", "reference"))
     wanted = [m for m in (0.1, 0.2, 0.5, 0.8, 1, 1.25, 2, 5, 10, 20, 50, 100) if low <= math.log(m) <= high]
     parts += [draw.text(x(mark), height + 20, f"{mark:g}×", "tick", "middle") for mark in wanted]
     return draw.svg(parts, height + 26, title)
 
 
 def histogram(edges: Sequence[float], counts: Sequence[int], title: str, x_label: str, colour: int = 0) -> Markup:
-    """How many values lie between each two edges; the edges rise."""
+    """Draw how many values lie between each two edges; the edges rise."""
     low, high, most = edges[0], edges[-1], max(counts, default=0) or 1
     frame = Frame(Axis(x_label, low, high if high > low else low + 1), Axis("calls", 0.0, float(most)))
     parts = frame.axes()
@@ -92,13 +107,16 @@ def histogram(edges: Sequence[float], counts: Sequence[int], title: str, x_label
 
 
 def lines(series: Sequence[Series], title: str, x_label: str, y_label: str, *, from_zero: bool = True) -> Markup:
-    """Lines over a common axis, with a legend above them where there are several."""
+    """Draw lines over a common axis, with a legend above them where there are several."""
     xs = [x for line in series for x, _ in line.points] or [0.0]
     ys = [y for line in series for _, y in line.points] or [0.0]
     low, high = (0.0 if from_zero else min(ys)), max(ys)
     named = len(series) > 1
     across = Axis(x_label, min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1)
-    frame = Frame(across, Axis(y_label, low, high if high > low else low + 1), legend=len(series) if named else 0)
+    legend = (
+        [(index, row) for index, line in enumerate(series) for row in draw.broken(line.name, _LABEL)] if named else []
+    )
+    frame = Frame(across, Axis(y_label, low, high if high > low else low + 1), legend=len(legend))
     parts = frame.axes()
     for index, line in enumerate(series):
         colour = index % COLOURS
@@ -107,7 +125,8 @@ def lines(series: Sequence[Series], title: str, x_label: str, y_label: str, *, f
         for corner in corners:
             x, y = map(float, corner.split())
             parts.append(draw.dot(x, y, 2.4, f"c{colour}"))
-        if named:
-            parts.append(draw.rect(LEFT, index * LINE + 4, 14, 8, f"c{colour}"))
-            parts.append(draw.text(LEFT + 20, index * LINE + 13, draw.cut(line.name, 40), "label"))
+    for place, (index, row) in enumerate(legend):
+        if place == 0 or legend[place - 1][0] != index:
+            parts.append(draw.rect(LEFT, place * LINE + 4, 14, 8, f"c{index % COLOURS}"))
+        parts.append(draw.text(LEFT + 20, place * LINE + 13, row, "label"))
     return draw.svg(parts, frame.height, title)

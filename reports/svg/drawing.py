@@ -1,4 +1,4 @@
-"""What charts are drawn with: shapes, texts, axes and round numbers, as escaped SVG.
+"""Draw what charts consist of: shapes, texts, axes and round numbers, as escaped SVG.
 
 Drawings are `WIDTH` units wide and scale with the page, so that their text stays legible at 390 pixels. Colours are
 classes that `page.css` defines, for light and dark.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 WIDTH = 380
-# As many series as page.css has colours for; more would not be told apart.
+# As many series as page.css has colours for; more could not be distinguished.
 COLOURS = 6
 LEFT, RIGHT, BOTTOM = 54, 14, 42
 LINE, PLOT = 19, 160
@@ -22,7 +22,7 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers from `low` to `high`, `most` of them at the most: 1, 2 or 5 times a power of ten apart."""
+    """Return at most `most` round numbers from `low` to `high`: 1, 2 or 5 times a power of ten apart."""
     if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
         return [low]
     rough = (high - low) / max(1, most - 1)
@@ -35,13 +35,13 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis: what it shows, and from where to where.
+    """One axis: what it shows, and its range.
 
     Args:
-        label: with the unit.
+        label: its label, with the unit.
         low: its lower end; on a logarithmic axis the power of ten.
         high: its upper end, above `low`.
-        powers: it is logarithmic, and its values are powers of ten.
+        powers: whether it is logarithmic, and its values are exponents of ten.
     """
 
     label: str
@@ -50,7 +50,7 @@ class Axis:
     powers: bool = False
 
     def marks(self) -> list[tuple[float, str]]:
-        """Where ticks stand, and what they say."""
+        """Return the positions of the ticks, and their texts."""
         if not self.powers:
             return [(value, number(value)) for value in ticks(self.low, self.high)]
         first, last = math.ceil(self.low - 1e-9), math.floor(self.high + 1e-9)
@@ -58,12 +58,12 @@ class Axis:
         return [(value, power(value)) for value in range(last, first - 1, -step)]
 
     def share(self, value: float) -> float:
-        """Where a value lies, from 0 to 1; what is outside lies at the end."""
+        """Return where a value lies on the axis, from 0 to 1; values outside are moved to its ends."""
         return min(1.0, max(0.0, (value - self.low) / (self.high - self.low)))
 
 
 class Frame:
-    """The area a chart is drawn in: axes, grid, and where a value lies."""
+    """The area of a chart: axes, grid, and the position of values."""
 
     def __init__(self, across: Axis, upward: Axis, legend: int = 0) -> None:
         self.top = 10 + legend * LINE
@@ -71,15 +71,15 @@ class Frame:
         self.height = self.top + PLOT + BOTTOM
 
     def x(self, value: float) -> float:
-        """Where a value lies on the horizontal axis."""
+        """Return where a value lies on the horizontal axis."""
         return LEFT + (WIDTH - LEFT - RIGHT) * self._across.share(value)
 
     def y(self, value: float) -> float:
-        """Where it lies on the vertical one."""
+        """Return where a value lies on the vertical axis."""
         return self.top + PLOT * (1 - self._upward.share(value))
 
     def axes(self) -> list[Markup]:
-        """Grid, ticks and labels."""
+        """Draw grid, ticks and labels."""
         parts = []
         bottom = self.top + PLOT
         for value, told in self._upward.marks():
@@ -94,7 +94,7 @@ class Frame:
         return parts
 
     def line_across(self, value: float, told: str) -> list[Markup]:
-        """A dashed line at a height, with what it says above its right end."""
+        """Draw a dashed line at a height, with its text above its right end."""
         y = self.y(value)
         return [
             path(f"M{LEFT} {y:.1f}H{WIDTH - RIGHT}", "reference"),
@@ -103,41 +103,51 @@ class Frame:
 
 
 def number(value: float) -> str:
-    """A tick's number."""
+    """Write a tick's number."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def power(exponent: float) -> str:
-    """A power of ten: `10⁻⁶`, and plain from 1 to 100."""
+    """Write a power of ten: `10⁻⁶`, and in plain digits from 1 to 100."""
     exponent = round(exponent)
     return str(10**exponent) if 0 <= exponent <= 2 else "10" + str(exponent).translate(_SUPERSCRIPTS)
 
 
 def cut(label: str, most: int) -> str:
-    """A long name keeps its beginning and its end, which tell it from its like."""
+    """Shorten a long name in its middle: its beginning and end distinguish it from similar ones."""
     return label if len(label) <= most else f"{label[: most // 2 - 1]}…{label[-(most // 2) :]}"
 
 
+def broken(label: str, most: int) -> list[str]:
+    """Break a long name into lines of at most `most` characters, after a sign between words if possible."""
+    lines = []
+    while len(label) > most:
+        end = 1 + max((label.rfind(sign, most // 2, most) for sign in " ,/._-"), default=-1) or most
+        lines.append(label[:end].rstrip())
+        label = label[end:].lstrip()
+    return [*lines, label]
+
+
 def svg(parts: Sequence[Markup], height: float, title: str) -> Markup:
-    """The whole drawing; `title` is read aloud."""
+    """Make the whole drawing; screen readers read `title` aloud."""
     body = Markup("").join(parts)
     return Markup('<svg viewBox="0 0 {} {:.0f}" role="img" aria-label="{}">{}</svg>').format(WIDTH, height, title, body)
 
 
 def text(x: float, y: float, told: str, kind: str, anchor: str = "start") -> Markup:
-    """A text on its baseline."""
+    """Draw a text on its baseline."""
     return Markup('<text class="{}" x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>').format(kind, x, y, anchor, told)
 
 
 def upright(x: float, y: float, told: str) -> Markup:
-    """A label beside a vertical axis."""
+    """Draw a label beside a vertical axis."""
     return Markup(
         '<text class="axis-label" text-anchor="middle" transform="translate({} {:.1f}) rotate(-90)">{}</text>'
     ).format(x, y, told)
 
 
 def rect(x: float, y: float, width: float, height: float, kind: str, told: str = "") -> Markup:
-    """A rectangle, at least half a unit wide; `told` shows under the pointer."""
+    """Draw a rectangle, at least half a unit wide; `told` appears under the pointer."""
     title = Markup("<title>{}</title>").format(told) if told else Markup("")
     return Markup('<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}">{}</rect>').format(
         kind, x, y, max(width, 0.5), height, title
@@ -145,16 +155,16 @@ def rect(x: float, y: float, width: float, height: float, kind: str, told: str =
 
 
 def dot(x: float, y: float, radius: float, kind: str, told: str = "") -> Markup:
-    """A filled circle."""
+    """Draw a filled circle; `told` appears under the pointer."""
     title = Markup("<title>{}</title>").format(told) if told else Markup("")
     return Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{}">{}</circle>').format(kind, x, y, radius, title)
 
 
 def path(corners: str, kind: str) -> Markup:
-    """Lines along an SVG path."""
+    """Draw lines along an SVG path."""
     return Markup('<path class="{}" d="{}"></path>').format(kind, corners)
 
 
 def whisker(low: float, high: float, y: float) -> Markup:
-    """A thin line with ends, for an interval."""
+    """Draw a thin line with ends, for an interval."""
     return path(f"M{low:.1f} {y - 5}V{y + 5}M{low:.1f} {y}H{high:.1f}M{high:.1f} {y - 5}V{y + 5}", "whisker")

@@ -1,4 +1,4 @@
-"""Charts of errors: by size, along the sequence, and from module to module. Their axes are powers of ten."""
+"""Draw charts of errors: by size, along the sequence, and from module to module, with logarithmic axes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .drawing import LINE, PLOT, WIDTH, Axis, Frame
 
 # More window edges than this would be a grey area.
 _MOST_EDGES = 40
-# The end of an axis that values of 0 lie at, this many powers of ten below the least other one.
+# Values of 0 lie this many powers of ten below the least other value, at the end of the axis.
 _BELOW = 1
 _TOLERANCE = "tolerance at 0"
 
 
 def error_histogram(spread: ErrorSpread, atol: float) -> Markup:
-    """How many elements have an error of which size, both logarithmic; errors of exactly 0 stand at the left."""
+    """Draw how many elements have errors of which size, both logarithmic; errors of exactly 0 at the left."""
     bins = list(spread.bins())
     ends = [edge for low, high, _ in bins for edge in (low, high)] + _near(atol, [low for low, _, _ in bins])
     low, high = _powers(ends)
@@ -53,9 +53,9 @@ def error_histogram(spread: ErrorSpread, atol: float) -> Markup:
 
 
 def error_positions(spread: ErrorSpread, atol: float, window: int | None) -> Markup:
-    """The largest error at each position of the sequence; positions out of tolerance are marked.
+    """Draw the largest error at each position of the sequence; positions out of tolerance are marked.
 
-    Thin lines stand at the edges of the windows, where they are few enough to be seen.
+    Thin lines mark the edges of the windows, where they are few enough to be seen.
     """
     logs = _logs(spread.largest)
     low, high = _powers([*logs, *_near(atol, logs)], room_for_zero=0 in spread.largest)
@@ -95,7 +95,10 @@ class Step:
 
 
 def error_steps(steps: Sequence[Step], fault: int | None) -> Markup:
-    """The relative error at each module boundary, in the order of the graph; `fault` is the first fault's index."""
+    """Draw the relative error at each module boundary, in the order of the graph.
+
+    `fault` is the index of the first fault.
+    """
     errors = [step.error for step in steps]
     low, high = _powers(_logs(errors), room_for_zero=0 in errors)
     frame = Frame(
@@ -118,7 +121,7 @@ def error_steps(steps: Sequence[Step], fault: int | None) -> Markup:
 
 
 def _runs(spread: ErrorSpread, points: Sequence[tuple[float, float]]) -> Iterable[str]:
-    """The line, broken where positions were left out."""
+    """Yield the line as SVG paths, broken where positions were left out."""
     run: list[str] = []
     for index, (x, y) in enumerate(points):
         if index and spread.positions[index] - spread.positions[index - 1] > spread.width:
@@ -137,19 +140,19 @@ def _logs(values: Iterable[float]) -> list[float]:
 
 
 def _log(value: float, zero: float) -> float:
-    """Powers of ten; nothing lies at the lower end, infinity at the upper."""
+    """Return a value as a power of ten; 0 becomes the lower end, infinity stays infinite."""
     return zero if value <= 0 else math.log10(value) if value < math.inf else math.inf
 
 
 def _near(atol: float, others: Sequence[float]) -> list[float]:
-    """The tolerance's power of ten, where it is near enough to the errors to be shown beside them."""
+    """Return the tolerance's power of ten in a list, where it is near enough to the errors to be shown."""
     if atol <= 0:
         return []
     return [math.log10(atol)] if not others or abs(math.log10(atol) - max(others)) < 4 else []
 
 
 def _powers(logs: Sequence[float], room_for_zero: bool = False) -> tuple[int, int]:
-    """Whole powers of ten around these; 0, if there are any, lie at the lower end."""
+    """Return the whole powers of ten around these; with zeros, there is room for them at the lower end."""
     if not logs:
         return -1, 0
     low = math.floor(min(logs) + 1e-9) - (_BELOW if room_for_zero else 0)

@@ -1,4 +1,4 @@
-"""Pictures of a window: which keys each query sees, and how far one query sees through all layers."""
+"""Draw a window: which keys each query sees, and how far one query sees through all layers."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from . import drawing as draw
 from .drawing import WIDTH
 
 _LEFT, _TOP, _SIDE = 54, 8, 306
-# Rows of a picture that need not show single queries.
+# Rows of a picture that does not show single queries.
 _MOST_ROWS = 204
 _MOST_BARS = 8
 _MOST_CELLS = 24
 
 
 def shown(view: WindowView) -> int:
-    """How many positions the picture shows, from the first on."""
+    """Return how many positions the picture shows, from the first on."""
     return min(view.sequence, max(view.pattern, 8))
 
 
 def single_positions(view: WindowView) -> bool:
-    """Whether the picture is small enough for a grid around every pair."""
+    """Check whether the picture is small enough for a grid around every pair."""
     return shown(view) <= _MOST_CELLS
 
 
 def chosen_query(view: WindowView) -> int:
-    """The query that the picture points out: in the middle of the first window that sees all windows it may see."""
+    """Return the query to highlight: in the middle of the first window with all its windows to see."""
     geometry = view.geometry
     if view.biases:
         return min(shown(view) - 1, view.pattern // 2)
@@ -37,7 +37,7 @@ def chosen_query(view: WindowView) -> int:
 
 
 def window_picture(view: WindowView) -> Markup:
-    """Queries downward, keys to the right; visible pairs are filled, one query's keys stand out."""
+    """Draw queries downward and keys to the right: visible pairs are filled, one query's keys stand out."""
     size = shown(view)
     unit = _SIDE / size
     parts = [draw.rect(_LEFT, _TOP, _SIDE, _SIDE, "hidden")]
@@ -62,7 +62,7 @@ def window_picture(view: WindowView) -> Markup:
 
 
 def reach_picture(view: WindowView, query: int) -> Markup:
-    """A bar a depth: the inputs that this query sees through so many layers."""
+    """Draw a bar for each depth: the inputs that this query sees through so many layers."""
     deepest = view.depth
     depths = sorted({round(1 + i * (deepest - 1) / (_MOST_BARS - 1)) for i in range(_MOST_BARS)})
     reached = [(depth, view.geometry.receptive_interval(query, view.sequence, depth)) for depth in depths]
@@ -88,7 +88,7 @@ def reach_picture(view: WindowView, query: int) -> Markup:
 
 
 def _filled(view: WindowView, size: int, unit: float) -> str:
-    """The visible pairs as one path; rows that see the same keys are one rectangle."""
+    """Return the visible pairs as one path; rows that see the same keys are one rectangle."""
     queries = np.unique(np.linspace(0, size - 1, min(size, _MOST_ROWS)).astype(np.int64))
     firsts, ends = view.geometry.visible_interval(queries, view.sequence)
     path, top = [], 0
@@ -108,7 +108,7 @@ def _filled(view: WindowView, size: int, unit: float) -> str:
 
 
 def _grid(view: WindowView, size: int, unit: float) -> Markup:
-    """Lines at the windows' edges, or around every pair where there are few."""
+    """Draw lines at the windows' edges, or around every pair where there are few."""
     step = 1 if single_positions(view) else view.geometry.window_size
     edges = range(0, size + 1, step) if size / step <= 48 else range(0)
     lines = "".join(
@@ -118,7 +118,7 @@ def _grid(view: WindowView, size: int, unit: float) -> Markup:
 
 
 def _marks(view: WindowView, size: int) -> list[tuple[float, str]]:
-    """Ticks at the windows' edges, or at round numbers where windows are single positions."""
+    """Return ticks at the windows' edges, or at round numbers where windows are single positions."""
     if single_positions(view):
         step = math.ceil(size / 12)
         return [(value, str(value)) for value in range(0, size, step)]
