@@ -117,6 +117,16 @@ def run_startup(options: argparse.Namespace) -> bool:
     return all(target["met"] for target in result["targets"])
 
 
+def run_getting_started(options: argparse.Namespace) -> bool:
+    from . import report
+    from .cases import getting_started
+
+    result = getting_started.measure(_tell)
+    write_result("getting_started", result)
+    report.print_getting_started(result)
+    return all(target["met"] for target in result["targets"])
+
+
 def run_precision(options: argparse.Namespace) -> bool:
     from localattn.demo import checkpoint_path, validation_path
 
@@ -144,7 +154,17 @@ def run_plot(options: argparse.Namespace) -> bool:
 
 def run_all(options: argparse.Namespace) -> bool:
     met = [
-        run(options) for run in (run_startup, run_export, run_node, run_model, run_generate, run_precision, run_peers)
+        run(options)
+        for run in (
+            run_getting_started,
+            run_startup,
+            run_export,
+            run_node,
+            run_model,
+            run_generate,
+            run_precision,
+            run_peers,
+        )
     ]  # each runs, whatever the others find
     return all(met)
 
@@ -184,6 +204,7 @@ def parse_arguments() -> argparse.Namespace:
         ("generate", "generating: time of a token and memory", run_generate, [of_model, generate, timed]),
         ("precision", "errors of fp32, fp16, bf16 and int8 files", run_precision, [of_model, precision]),
         ("startup", "start of the command line", run_startup, [startup, timed]),
+        ("getting-started", "the ten commands of docs/getting-started.md", run_getting_started, []),
         ("plot", "draw node.png and peers.png of docs/images again", run_plot, []),
         ("all", "everything", run_all, [node, peers, of_model, export, generate, precision, startup, timed]),
     ):

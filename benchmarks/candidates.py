@@ -7,7 +7,8 @@ Each takes query, key and value `[1, H, N, D]` in fp32 and returns the same. The
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,8 @@ from localattn.core.nodes.attention import (
     choose_query_block,
     variant_for,
 )
-from localattn.exporter.artifact.options import DEFAULT_OPSET
+from localattn.core.versions import DEFAULT_OPSET, IR_VERSION
 from localattn.exporter.lowering.functions import attach_functions
-from localattn.exporter.lowering.trace import IR_VERSION
 
 from .cases.compiled import library, why_no_library
 
@@ -71,7 +71,7 @@ def _visible(length: int) -> NDArray[np.bool_]:
     return GEOMETRY.visibility(positions, positions, length)
 
 
-def _value(name: str, shape: list[int], dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:
+def value_of(name: str, shape: list[int], dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:
     return ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
 
 
@@ -89,7 +89,7 @@ def open_session(
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def _in_onnxruntime(
+def in_onnxruntime(
     inputs: list[ir.Value], nodes: list[ir.Node], feed: dict[str, Any], *, opset: int, kernels: Path | None = None
 ) -> Run:
     """A session of a graph of these nodes, ready to run; the last node gives the output.
@@ -108,13 +108,18 @@ def _in_onnxruntime(
 
 def _node(feed: dict[str, Array], kernels: Path | None = None) -> Run:
     """The exported node, its function body inlined by onnxruntime, as `localattn export` writes it."""
-    shape = list(feed["query"].shape)
-    inputs = [_value(name, shape) for name in feed]
-    variant = variant_for(has_mask=False, has_bias=False, has_xpos=False)
-    block = choose_query_block(GEOMETRY, shape[2], has_bias=False)
-    attributes = NodeAttributes(GEOMETRY, SCALE, perm=HEADS_FIRST, query_block=block)
-    node = ir.node(variant.op_type, inputs, attributes=attributes.as_onnx(), domain=DOMAIN)
-    return _in_onnxruntime(inputs, [node], feed, opset=DEFAULT_OPSET, kernels=kernels)
+    inputs = [value_of(name, list(x.shape)) for name, x in feed.items()]
+    node = attention_node(inputs, GEOMETRY, masked=False)
+    return in_onnxruntime(inputs, [node], feed, opset=DEFAULT_OPSET, kernels=kernels)
+
+
+def attention_node(inputs: list[ir.Value], geometry: WindowGeometry, *, masked: bool) -> ir.Node:
+    """The node as `localattn export` writes it."""
+    variant = variant_for(has_mask=masked, has_bias=False, has_xpos=False)
+    length = inputs[0].shape[2]  # type: ignore[index]
+    block = choose_query_block(geometry, int(length), has_bias=False)  # type: ignore[arg-type]
+    attributes = NodeAttributes(geometry, SCALE, perm=HEADS_FIRST, query_block=block)
+    return ir.node(variant.op_type, inputs, attributes=attributes.as_onnx(), domain=DOMAIN)
 
 
 def _kernel(feed: dict[str, Array]) -> Run:
@@ -125,7 +130,7 @@ def _kernel(feed: dict[str, Array]) -> Run:
 def _dense_add(feed: dict[str, Array]) -> Run:
     """MatMul, Add of an `N×N` mask of 0 and a huge negative, Softmax, MatMul: the best such a graph can do."""
     mask = np.where(_visible(feed["query"].shape[2]), np.float32(0), np.float32(-1e30))
-    return _dense_graph(feed, mask, lambda scores, mask: [ir.node("Add", [scores, mask])])
+    return dense_graph(feed, mask, add_mask)
 
 
 def _dense_where(feed: dict[str, Array]) -> Run:
@@ -135,17 +140,20 @@ def _dense_where(feed: dict[str, Array]) -> Run:
         hidden = ir.node("Constant", [], attributes={"value_float": -1e30})
         return [hidden, ir.node("Where", [mask, scores, hidden.outputs[0]])]
 
-    return _dense_graph(feed, _visible(feed["query"].shape[2]), hide)
+    return dense_graph(feed, _visible(feed["query"].shape[2]), hide)
 
 
-def _dense_graph(
-    feed: dict[str, Array], mask: NDArray[Any], hide: Callable[[ir.Value, ir.Value], list[ir.Node]]
-) -> Run:
+def add_mask(scores: ir.Value, mask: ir.Value) -> list[ir.Node]:
+    """Scores with a mask of 0 and a huge negative added."""
+    return [ir.node("Add", [scores, mask])]
+
+
+def dense_graph(feed: dict[str, Array], mask: NDArray[Any], hide: Callable[[ir.Value, ir.Value], list[ir.Node]]) -> Run:
     """Dense attention; `hide` makes the nodes that apply the mask to the scores."""
-    shape = list(feed["query"].shape)
-    query, key, value = (_value(name, shape) for name in feed)
-    mask_input = _value("mask", list(mask.shape), ir.DataType.from_numpy(mask.dtype))
-    scale = ir.node("Constant", [], attributes={"value_float": SCALE})
+    typed = {**feed, "mask": mask}
+    inputs = [value_of(name, list(x.shape), ir.DataType.from_numpy(x.dtype)) for name, x in typed.items()]
+    query, key, value, mask_input = inputs
+    scale = ir.node("Constant", [], attributes={"value": ir.tensor(np.array(SCALE, feed["query"].dtype))})
     scaled = ir.node("Mul", [query, scale.outputs[0]])
     turned = ir.node("Transpose", [key], attributes={"perm": [0, 1, 3, 2]})
     scores = ir.node("MatMul", [scaled.outputs[0], turned.outputs[0]])
@@ -153,7 +161,7 @@ def _dense_graph(
     weights = ir.node("Softmax", [masked[-1].outputs[0]], attributes={"axis": -1})
     output = ir.node("MatMul", [weights.outputs[0], value])
     nodes = [scale, scaled, turned, scores, *masked, weights, output]
-    return _in_onnxruntime([query, key, value, mask_input], nodes, {**feed, "mask": mask}, opset=DEFAULT_OPSET)
+    return in_onnxruntime(inputs, nodes, typed, opset=DEFAULT_OPSET)
 
 
 def _attention_operator(feed: dict[str, Array]) -> Run:
@@ -161,11 +169,11 @@ def _attention_operator(feed: dict[str, Array]) -> Run:
     shape = list(feed["query"].shape)
     mask = _visible(shape[2])
     inputs = [
-        *(_value(name, shape) for name in feed),
-        _value("mask", list(mask.shape), ir.DataType.BOOL),
+        *(value_of(name, shape) for name in feed),
+        value_of("mask", list(mask.shape), ir.DataType.BOOL),
     ]
     node = ir.node("Attention", inputs, attributes={"scale": SCALE})
-    return _in_onnxruntime(inputs, [node], {**feed, "mask": mask}, opset=23)
+    return in_onnxruntime(inputs, [node], {**feed, "mask": mask}, opset=23)
 
 
 def _tensors(feed: dict[str, Array]) -> list[torch.Tensor]:
@@ -173,7 +181,9 @@ def _tensors(feed: dict[str, Array]) -> list[torch.Tensor]:
     return [torch.from_numpy(array) for array in feed.values()]
 
 
-def _without_gradients(compute: Callable[[], torch.Tensor]) -> Run:
+def without_gradients(compute: Callable[[], torch.Tensor]) -> Run:
+    """What PyTorch computes, as numpy has it."""
+
     def run() -> Array:
         with torch.inference_mode():
             return compute().numpy()
@@ -181,20 +191,18 @@ def _without_gradients(compute: Callable[[], torch.Tensor]) -> Run:
     return run
 
 
-def _upstream(feed: dict[str, Array]) -> Run:
-    """The package the models are trained with, in eager PyTorch; rotary off, so the same mathematics."""
+@cache
+def upstream_module(geometry: WindowGeometry) -> torch.nn.Module:
+    """local-attention's own module; rotary off, so the same mathematics."""
     from local_attention import LocalAttention
 
-    tensors = _tensors(feed)
-    module = LocalAttention(
-        GEOMETRY.window_size,
-        causal=GEOMETRY.causal,
-        look_backward=GEOMETRY.look_backward,
-        look_forward=GEOMETRY.look_forward,
-        exact_windowsize=GEOMETRY.exact_windowsize,
-        use_rotary_pos_emb=False,
-    ).eval()
-    return _without_gradients(lambda: module(*tensors))
+    return LocalAttention(**asdict(geometry), use_rotary_pos_emb=False).eval()
+
+
+def _upstream(feed: dict[str, Array]) -> Run:
+    """The package the models are trained with, in eager PyTorch."""
+    tensors, module = _tensors(feed), upstream_module(GEOMETRY)
+    return without_gradients(lambda: module(*tensors))
 
 
 def _torch_sdpa(feed: dict[str, Array]) -> Run:
@@ -202,7 +210,7 @@ def _torch_sdpa(feed: dict[str, Array]) -> Run:
     tensors = _tensors(feed)
     mask = torch.from_numpy(_visible(feed["query"].shape[2]))
     attention = torch.nn.functional.scaled_dot_product_attention
-    return _without_gradients(lambda: attention(*tensors, attn_mask=mask))
+    return without_gradients(lambda: attention(*tensors, attn_mask=mask))
 
 
 CANDIDATES = {

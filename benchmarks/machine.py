@@ -42,16 +42,28 @@ def write_result(name: str, result: Mapping[str, Any]) -> Path:
     """Write `results/<name>.json`, whole or not at all: the facts about this machine, then the result."""
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     path = RESULTS / f"{name}.json"
-    write_document(path, {"name": name, "date": date, **facts(), **result}, indent=2)
+    write_document(path, {"name": name, "date": date, **facts(), **result})
     return path
 
 
-def write_document(path: Path, document: Mapping[str, Any], indent: int) -> None:
+def write_document(path: Path, document: Mapping[str, Any]) -> None:
     """Write JSON, whole or not at all; folders are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(".new")
-    new.write_text(json.dumps(document, indent=indent, allow_nan=False) + "\n", encoding="utf-8")
+    new.write_text(document_text(document), encoding="utf-8")
     new.replace(path)
+
+
+def document_text(document: Mapping[str, Any]) -> str:
+    """JSON with a line for each entry, and one for each row of an entry that is a list: a measurement is a line."""
+    entries = [f" {json.dumps(name)}: {_entry_text(value)}" for name, value in document.items()]
+    return "{\n" + ",\n".join(entries) + "\n}\n"
+
+
+def _entry_text(value: Any) -> str:
+    if not isinstance(value, list) or not value:
+        return json.dumps(value, allow_nan=False)
+    return "[\n" + ",\n".join(f"  {json.dumps(row, allow_nan=False)}" for row in value) + "\n ]"
 
 
 def read_result(name: str) -> dict[str, Any]:

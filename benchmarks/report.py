@@ -118,6 +118,8 @@ def print_model(result: dict[str, Any]) -> None:
     for name, entry in result["candidates"].items():
         calls.add_row(name, f"{entry['median_ms']:.1f}", f"{entry['p10_ms']:.1f}–{entry['p90_ms']:.1f}")
     console.print(calls)
+    for name, reason in result.get("failed", {}).items():
+        console.print(f"[red]failed[/]  {name}: {reason}")
     _print_targets(result)
 
 
@@ -133,6 +135,19 @@ def print_startup(result: dict[str, Any]) -> None:
     console.print(table)
     _print_targets(result)
     console.print("never imported: " + ", ".join(result["never_imported"]))
+
+
+def print_getting_started(result: dict[str, Any]) -> None:
+    """One row a command."""
+    table = _table("From git clone to a checked bundle", "command", "seconds")
+    for entry in result["commands"]:
+        table.add_row(entry["command"], f"{entry['seconds']:.1f}")
+    table.add_section()
+    table.add_row("all", f"{result['seconds']:.1f}")
+    console.print(table)
+    _print_targets(result)
+    console.print(f"load of the machine at the end: {result['load_average']}")
+    console.print(f"not measured: {', '.join(result['not_measured'])}", markup=False)
 
 
 def _print_targets(result: dict[str, Any]) -> None:

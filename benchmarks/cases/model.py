@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from localattn.core.errors import LocalAttnError
 from localattn.exporter.export import ExportRequest, open_request
 from localattn.exporter.export import export as run_export
 from localattn.runtime.inputs.arrays import random_inputs
@@ -44,10 +45,7 @@ def measure(checkpoint: Path, seconds: float, tell: Callable[[str], None]) -> di
     ways = {BODIES: None} if reason else {KERNELS: library(), BODIES: None}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        files = {"fp32": folder / "fp32.onnx", "int8": folder / "int8.onnx"}
-        for precision, path in files.items():
-            tell(f"Exporting, {precision}")
-            run_export(ExportRequest(checkpoint, path, weights=None if precision == "fp32" else precision))
+        files, failed = _export(checkpoint, folder, tell)
         _, source = open_request(ExportRequest(checkpoint, folder / "other.onnx"))
         feed = random_inputs(source.inputs("fp32"), 0, token_limit=source.token_limit)
         tell("Profiling")
@@ -58,8 +56,11 @@ def measure(checkpoint: Path, seconds: float, tell: Callable[[str], None]) -> di
             for way, kernels in ways.items()
         }
         runs["local-attention, eager"] = _upstream(source, feed)
+        ready = _prepare(runs, failed)
+        for candidate, reason in failed.items():
+            tell(f"Failed: {candidate}: {reason}")
         tell("Timing")
-        measured = interleave(runs, samples=_SAMPLES, least=_LEAST, seconds=seconds)
+        measured = interleave(ready, samples=_SAMPLES, least=_LEAST, seconds=seconds)
         sizes = {precision: path.stat().st_size for precision, path in files.items()}
     return {
         "checkpoint": checkpoint.name,
@@ -72,11 +73,43 @@ def measure(checkpoint: Path, seconds: float, tell: Callable[[str], None]) -> di
         "file_bytes": sizes,
         "others_cpu": None if math.isnan(measured.others) else round(measured.others, 3),
         "candidates": {name: timing.in_milliseconds() for name, timing in measured.timings.items()},
+        "failed": failed,
         "targets": [
             Target(f"the model with {way} / its products and attention", ratio, LIMIT).to_dict()
             for way, ratio in ratios(parts).items()
         ],
     }
+
+
+def _export(checkpoint: Path, folder: Path, tell: Callable[[str], None]) -> tuple[dict[str, Path], dict[str, str]]:
+    """The file of each precision, and why others have none; without the one in fp32 there is nothing to measure."""
+    files, failed = {}, {}
+    for precision in ("fp32", "int8"):
+        tell(f"Exporting, {precision}")
+        path = folder / f"{precision}.onnx"
+        try:
+            run_export(ExportRequest(checkpoint, path, weights=None if precision == "fp32" else precision))
+        except LocalAttnError as error:
+            if precision == "fp32":
+                raise
+            failed[f"localattn, {precision}"] = " ".join(filter(None, (error.what, error.why)))
+        else:
+            files[precision] = path
+    return files, failed
+
+
+def _prepare(candidates: dict[str, Callable[[], Run]], failed: dict[str, str]) -> dict[str, Callable[[], Run]]:
+    """Those that run; the reasons of the others are added to `failed`."""
+    ready: dict[str, Callable[[], Run]] = {}
+    for name, prepare in candidates.items():
+        try:
+            run = prepare()
+            run()
+        except Exception as error:  # an engine's or PyTorch's own: a finding, which must not hide the others
+            failed[name] = f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0][:160]}"
+        else:
+            ready[name] = lambda run=run: run  # type: ignore[misc]
+    return ready
 
 
 def ratios(parts: dict[str, Parts]) -> dict[str, float]:

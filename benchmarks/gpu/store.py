@@ -54,4 +54,4 @@ class Store:
 
     def write(self) -> None:
         """Whole or not at all."""
-        write_document(self.path, self.document(), indent=1)
+        write_document(self.path, self.document())

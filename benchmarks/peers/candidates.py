@@ -8,7 +8,6 @@ exported file, inputs in the layout it likes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,23 @@ import onnx_ir as ir
 import torch
 import torch.nn.functional as F
 
-from localattn.core.geometry import WindowGeometry
-from localattn.core.nodes.attention import DOMAIN, HEADS_FIRST, NodeAttributes, choose_query_block, variant_for
-from localattn.exporter.artifact.options import DEFAULT_OPSET
+from localattn.core.nodes.attention import choose_query_block
+from localattn.core.versions import DEFAULT_OPSET
 
-from ..candidates import HEAD_DIM, HEADS, SCALE, THREADS, _in_onnxruntime, _value, open_session
+from ..candidates import (
+    HEAD_DIM,
+    HEADS,
+    SCALE,
+    THREADS,
+    add_mask,
+    attention_node,
+    dense_graph,
+    in_onnxruntime,
+    open_session,
+    upstream_module,
+    value_of,
+    without_gradients,
+)
 from ..cases.compiled import library
 from .grid import NUMPY_TYPE, Array, Cell
 
@@ -30,28 +41,21 @@ ONNX_TYPE = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16}
 
 def _typed(cell: Cell, feed: dict[str, Array]) -> list[ir.Value]:
     kinds = {np.dtype(bool): ir.DataType.BOOL}
-    return [_value(name, list(x.shape), kinds.get(x.dtype, ONNX_TYPE[cell.dtype])) for name, x in feed.items()]
-
-
-def _windowed(cell: Cell, feed: dict[str, Array]) -> tuple[list[ir.Value], ir.Node]:
-    """Inputs and the node, as `localattn export` writes it."""
-    inputs = _typed(cell, feed)
-    variant = variant_for(has_mask=cell.masked, has_bias=False, has_xpos=False)
-    block = choose_query_block(cell.geometry, cell.length, has_bias=False)
-    attributes = NodeAttributes(cell.geometry, SCALE, perm=HEADS_FIRST, query_block=block)
-    return inputs, ir.node(variant.op_type, inputs, attributes=attributes.as_onnx(), domain=DOMAIN)
+    return [value_of(name, list(x.shape), kinds.get(x.dtype, ONNX_TYPE[cell.dtype])) for name, x in feed.items()]
 
 
 def node(cell: Cell, feed: dict[str, Array]) -> Run:
     """The exported node, its function body inlined by onnxruntime."""
-    inputs, made = _windowed(cell, feed)
-    return _in_onnxruntime(inputs, [made], feed, opset=DEFAULT_OPSET)
+    inputs = _typed(cell, feed)
+    made = attention_node(inputs, cell.geometry, masked=cell.masked)
+    return in_onnxruntime(inputs, [made], feed, opset=DEFAULT_OPSET)
 
 
 def kernel(cell: Cell, feed: dict[str, Array]) -> Run:
     """The same node, computed by the compiled kernel."""
-    inputs, made = _windowed(cell, feed)
-    return _in_onnxruntime(inputs, [made], feed, opset=DEFAULT_OPSET, kernels=library())
+    inputs = _typed(cell, feed)
+    made = attention_node(inputs, cell.geometry, masked=cell.masked)
+    return in_onnxruntime(inputs, [made], feed, opset=DEFAULT_OPSET, kernels=library())
 
 
 def _tensors(feed: dict[str, Array]) -> tuple[list[torch.Tensor], torch.Tensor | None]:
@@ -60,40 +64,18 @@ def _tensors(feed: dict[str, Array]) -> tuple[list[torch.Tensor], torch.Tensor |
     return data, torch.from_numpy(feed["key_mask"]) if "key_mask" in feed else None
 
 
-def _calling(compute: Callable[[], torch.Tensor]) -> Run:
-    def run() -> Array:
-        with torch.inference_mode():
-            return compute().numpy()
-
-    return run
-
-
-@cache
-def _upstream_module(geometry: WindowGeometry) -> torch.nn.Module:
-    from local_attention import LocalAttention
-
-    return LocalAttention(
-        geometry.window_size,
-        causal=geometry.causal,
-        look_backward=geometry.look_backward,
-        look_forward=geometry.look_forward,
-        exact_windowsize=geometry.exact_windowsize,
-        use_rotary_pos_emb=False,
-    ).eval()
-
-
 def upstream(cell: Cell, feed: dict[str, Array]) -> Run:
     """The package the models are trained with, eager; rotary off, so the same mathematics."""
     data, mask = _tensors(feed)
-    module = _upstream_module(cell.geometry)
-    return _calling(lambda: module(*data, mask=mask))
+    module = upstream_module(cell.geometry)
+    return without_gradients(lambda: module(*data, mask=mask))
 
 
 def upstream_compiled(cell: Cell, feed: dict[str, Array]) -> Run:
     """The same under `torch.compile`."""
     data, mask = _tensors(feed)
-    module = torch.compile(_upstream_module(cell.geometry), dynamic=False)
-    return _calling(lambda: module(*data, mask=mask))
+    module = torch.compile(upstream_module(cell.geometry), dynamic=False)
+    return without_gradients(lambda: module(*data, mask=mask))
 
 
 def upstream_exported(cell: Cell, feed: dict[str, Array]) -> Run:
@@ -109,7 +91,7 @@ def upstream_exported(cell: Cell, feed: dict[str, Array]) -> Run:
         warnings.simplefilter("ignore")
         arguments = (*data, mask) if cell.masked else tuple(data)
         made = torch.onnx.export(
-            _upstream_module(cell.geometry), arguments, dynamo=True, input_names=names, verbose=False
+            upstream_module(cell.geometry), arguments, dynamo=True, input_names=names, verbose=False
         )
     assert made is not None
     buffer = io.BytesIO()
@@ -123,20 +105,8 @@ def upstream_exported(cell: Cell, feed: dict[str, Array]) -> Run:
 def dense(cell: Cell, feed: dict[str, Array]) -> Run:
     """Scaled dot-product attention with an additive `N×N` mask, as it is exported by other tools."""
     element = NUMPY_TYPE[cell.dtype]
-    lowest = np.finfo(element).min
-    mask = np.where(cell.visible(feed), element(0), lowest)
-    data = {name: feed[name] for name in ("query", "key", "value")}
-    query, key, value = _typed(cell, data)
-    hidden = _value("mask", list(mask.shape), ONNX_TYPE[cell.dtype])
-    scale = ir.node("Constant", [], attributes={"value": ir.tensor(np.array(SCALE, element))})
-    scaled = ir.node("Mul", [query, scale.outputs[0]])
-    turned = ir.node("Transpose", [key], attributes={"perm": [0, 1, 3, 2]})
-    scores = ir.node("MatMul", [scaled.outputs[0], turned.outputs[0]])
-    masked = ir.node("Add", [scores.outputs[0], hidden])
-    weights = ir.node("Softmax", [masked.outputs[0]], attributes={"axis": -1})
-    output = ir.node("MatMul", [weights.outputs[0], value])
-    nodes = [scale, scaled, turned, scores, masked, weights, output]
-    return _in_onnxruntime([query, key, value, hidden], nodes, {**data, "mask": mask}, opset=DEFAULT_OPSET)
+    mask = np.where(cell.visible(feed), element(0), np.finfo(element).min)
+    return dense_graph({name: feed[name] for name in ("query", "key", "value")}, mask, add_mask)
 
 
 def attention_operator(cell: Cell, feed: dict[str, Array]) -> Run:
@@ -145,7 +115,7 @@ def attention_operator(cell: Cell, feed: dict[str, Array]) -> Run:
     data = {name: feed[name] for name in ("query", "key", "value")} | {"mask": mask}
     inputs = _typed(cell, data)
     made = ir.node("Attention", inputs, attributes={"scale": SCALE})
-    return _in_onnxruntime(inputs, [made], data, opset=23)
+    return in_onnxruntime(inputs, [made], data, opset=23)
 
 
 def group_query(cell: Cell, feed: dict[str, Array]) -> Run:
@@ -156,7 +126,7 @@ def group_query(cell: Cell, feed: dict[str, Array]) -> Run:
     }
     inputs = _typed(cell, data)
     lengths = {"seqlens_k": np.array([cell.length - 1], np.int32), "total": np.array(cell.length, np.int32)}
-    inputs += [_value(name, list(x.shape), ir.DataType.INT32) for name, x in lengths.items()]
+    inputs += [value_of(name, list(x.shape), ir.DataType.INT32) for name, x in lengths.items()]
     window = cell.geometry.backward_reach + 1
     attributes = {"num_heads": HEADS, "kv_num_heads": HEADS, "scale": SCALE, "local_window_size": window}
     made = ir.node(
@@ -168,7 +138,7 @@ def group_query(cell: Cell, feed: dict[str, Array]) -> Run:
     )
     for place, value in enumerate(made.outputs):
         value.name = ("", "present_key", "present_value")[place] or None
-    run = _in_onnxruntime(inputs, [made], {**data, **lengths}, opset=DEFAULT_OPSET)
+    run = in_onnxruntime(inputs, [made], {**data, **lengths}, opset=DEFAULT_OPSET)
     # The table shows what the operator takes; turning its output round is for the comparison only.
     return run
 
@@ -198,7 +168,7 @@ def sdpa_blocks(cell: Cell, feed: dict[str, Array]) -> Run:
         out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
         return out.unflatten(0, (1, blocks)).transpose(1, 2).flatten(2, 3)[:, :, :length]
 
-    return _calling(compute)
+    return without_gradients(compute)
 
 
 def flex(cell: Cell, feed: dict[str, Array]) -> Run:
@@ -217,4 +187,4 @@ def flex(cell: Cell, feed: dict[str, Array]) -> Run:
 
     mask = create_block_mask(visible, None, None, cell.length, cell.length, device="cpu")
     compiled = torch.compile(flex_attention, dynamic=False)
-    return _calling(lambda: compiled(*data, block_mask=mask))
+    return without_gradients(lambda: compiled(*data, block_mask=mask))
