@@ -1,4 +1,4 @@
-"""Export every model of `factories.py`, and print what came of it as a Markdown table.
+"""Export every model of `factories.py` and print the results as a Markdown table.
 
     python examples/packages/table.py                     every package that is installed
     python examples/packages/table.py performer colt5     some models
@@ -53,6 +53,8 @@ STATES = "float32:[1,128,64]"
 TOLERANCE = 1e-4
 # An odd length: upstream pads it where it was told to, and refuses it where it was not.
 ODD = 100
+# A longer cell is hard to read in a table.
+CELL_WORDS = 10
 BEGIN, END = "<!-- table.py {}: begin -->", "<!-- table.py {}: end -->"
 INSTALL = """\
 # torch first, from where you have it; the constraint keeps every line below from replacing it
@@ -117,7 +119,7 @@ MODELS = (
         "linear-attention-transformer",
         "the same, padding mask",
         (f"ids:{TOKENS}", MASK),
-        "as above",
+        "lengths that the window does not divide: the model refuses them",
     ),
     Model(
         "routing_transformer",
@@ -138,7 +140,7 @@ MODELS = (
         "reformer-pytorch",
         "ReformerLM, causal, shared queries and keys, full attention beside",
         (f"x:{TOKENS}",),
-        "an open length: its full attention builds one mask for one length. "
+        "a dynamic length: its full attention builds one mask for one length. "
         "The full attention is square in the length, which takes --allow-quadratic",
         allow_quadratic=True,
     ),
@@ -154,28 +156,28 @@ MODELS = (
         "sinkhorn-transformer",
         "SinkhornTransformerLM, causal",
         (f"x:{TOKENS}",),
-        "an open length: its sorting works with the number of blocks it was traced with",
+        "a dynamic length: its sorting works with the number of blocks it was traced with",
     ),
     Model(
         "sinkhorn_transformer_both",
         "sinkhorn-transformer",
         "SinkhornTransformerLM, both directions",
         (f"x:{TOKENS}",),
-        "as above",
+        "a dynamic length: its sorting works with the number of blocks it was traced with",
     ),
     Model(
         "hierarchical_transformer",
         "simple-hierarchical-transformer",
         "HierarchicalTransformer, two levels, two windows",
         (f"ids:{TOKENS}",),
-        "an open length: the levels pad to a multiple in Python, as traced once",
+        "a dynamic length: the levels pad to a multiple in Python, as traced once",
     ),
     Model(
         "colt5",
         "colt5-attention",
         "ConditionalRoutedTransformerBlock, cosine routing",
         (f"x:{STATES}",),
-        "an open length down to 1: with no more tokens than it routes, the block takes another path",
+        "a dynamic length down to 1: with no more tokens than it routes, the block takes another path",
     ),
     Model(
         "colt5_ties",
@@ -196,7 +198,7 @@ MODELS = (
         "audiolm-pytorch",
         "SoundStream, codes to sound",
         ("codes:int64:[1,128,2]:32",),
-        "an open length: looking up the codes fixes it",
+        "a dynamic length: looking up the codes fixes it",
     ),
     Model(
         "meshgpt_decoder",
@@ -225,8 +227,8 @@ class Row:
         return [m.package, self.version, m.about, self.exports, self.error, self.window, self.dynamic_length, m.limits]
 
 
-HEAD = ("package", "version", "model", "exports", "largest error", "window proven", "open length", "not supported, why")
-PLAIN_HEAD = ("model", "torch.onnx.export", "with an open length", "torch.onnx.export(dynamo=False)")
+HEAD = ("package", "version", "model", "exports", "largest error", "window", "dynamic length", "limits")
+PLAIN_HEAD = ("model", "torch.onnx.export", "with a dynamic length", "torch.onnx.export(dynamo=False)")
 
 
 def load_factories() -> ModuleType:
@@ -247,7 +249,7 @@ def build(model: Model) -> nn.Module:
 
 
 def measure(model: Model) -> Row:
-    """Export a model with a fixed and with an open length."""
+    """Export a model with a fixed and with a dynamic length."""
     try:
         module, release = build(model), version(model.package)
     except (ImportError, PackageNotFoundError) as error:
@@ -261,9 +263,9 @@ def measure(model: Model) -> Row:
         except LocalAttnError as error:
             return Row(model, release, f"no: {first_line(error)}")
         checks = {record.name: record for record in report.sidecar.checks}
-        parity, witness = checks["parity"], checks["window witness"]
+        parity, window = checks["parity"], checks["window"]
         windows = {x.describe() for x in report.replacement.windows}
-        proven = f"{'; '.join(sorted(windows))}: {witness.figures.get('boundaries', 0)} boundaries"
+        proven = f"{'; '.join(sorted(windows))}: {window.figures.get('boundaries', 0)} boundaries"
         try:
             with quiet():
                 options = ModuleOptions(dynamic=(SEQUENCE,), overwrite=True, allow_quadratic=model.allow_quadratic)
@@ -275,7 +277,7 @@ def measure(model: Model) -> Row:
     left = sum("does not call it" not in x.why for x in report.replacement.left)
     exports = f"yes, {len(report.replacement.replaced)} layer(s)" + (f", {left} left as they are" if left else "")
     error = f"{float(parity.figures['max_abs']):.1e}"
-    return Row(model, release, exports, error, proven if witness.status == "passed" else witness.detail, dynamic_length)
+    return Row(model, release, exports, error, proven if window.status == "passed" else window.detail, dynamic_length)
 
 
 def measure_plain(model: Model) -> list[str]:
@@ -305,12 +307,12 @@ def measure_plain(model: Model) -> list[str]:
             return "; ".join(_differs(session, module, arrays(n), by_name, n) for n in lengths)
 
     seen: dict[str, Any] = {SEQUENCE: torch.export.Dim(SEQUENCE, min=2, max=4 * sizes[SEQUENCE])}
-    open_axes = tuple({i: seen[a] for i, a in enumerate(x.axes) if a in seen} for x in inputs)
+    dynamic_axes = tuple({i: seen[a] for i, a in enumerate(x.axes) if a in seen} for x in inputs)
     fixed = sizes[SEQUENCE]
     return [
         model.factory,
         attempt([fixed], dynamo=True, opset_version=20, verbose=False),
-        attempt([fixed, ODD * fixed // 128], dynamo=True, opset_version=20, verbose=False, dynamic_shapes=open_axes),
+        attempt([fixed, ODD * fixed // 128], dynamo=True, opset_version=20, verbose=False, dynamic_shapes=dynamic_axes),
         attempt([fixed], dynamo=False, opset_version=17),
     ]
 
@@ -369,9 +371,21 @@ def quiet() -> Iterator[None]:
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+    """Return a Markdown table; cells of more than `CELL_WORDS` words become numbered notes below it."""
+    notes: dict[str, int] = {}
+
+    def cell(text: str) -> str:
+        if len(text.split()) > CELL_WORDS:
+            verdict, found, reason = text.partition(": ")
+            is_verdict = found and len(verdict.split()) <= 2
+            number = notes.setdefault(reason if is_verdict else text, len(notes) + 1)
+            text = f"{verdict}, note {number}" if is_verdict else f"note {number}"
+        return text.replace("|", chr(92) + "|")
+
+    lines = [head, ["---"] * len(head), *([cell(text) for text in row] for row in rows)]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    below = "\n".join(f"{number}. {text[:1].upper()}{text[1:]}" for text, number in notes.items())
+    return f"{table}\n\n{below}" if notes else table
 
 
 def write(path: Path, name: str, table: str) -> None:
