@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 import torch
 
 from localattn import cli
+
+from .thinning import thin
 
 TINY = {
     "num_tokens": 23,
@@ -24,6 +27,12 @@ TINY = {
     "heads": 2,
     "causal": True,
 }
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark cases as slow before pytest leaves the slow ones out."""
+    thin(items)
 
 
 def save_upstream(folder: Path, class_name: str, kwargs: dict[str, Any], name: str = "model.pt") -> Path:
@@ -72,12 +81,17 @@ def tiny(tmp_path: Path) -> Path:
     return save_upstream(tmp_path, "local_attention.LocalTransformer", TINY)
 
 
+# How a stage begins on a stderr that is no terminal: "   1.2 s  Tracing the model".
+STAGE = re.compile(r"^ *\d+\.\d s  (.*)\n", re.MULTILINE)
+
+
 class Finished(NamedTuple):
-    """How a command ended."""
+    """How a command ended: `err` is what stderr had besides the stages."""
 
     code: int
     out: str
     err: str
+    stages: tuple[str, ...] = ()
 
 
 @pytest.fixture
@@ -98,6 +112,6 @@ def localattn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
         except SystemExit as exit_:
             code = exit_.code if isinstance(exit_.code, int) else 1
         captured = capsys.readouterr()
-        return Finished(code, captured.out, captured.err)
+        return Finished(code, captured.out, STAGE.sub("", captured.err), tuple(STAGE.findall(captured.err)))
 
     return call

@@ -119,7 +119,7 @@ def test_inspect_says_what_would_not_fit(localattn: Callable[..., Finished], eng
     finished = localattn("inspect", engine)
     assert finished.code == 0
     assert "needs the plugin library plugin.so" in finished.out and "0" * 64 in finished.out
-    assert "--plugin PATH" in finished.out
+    assert "--plugin-library PATH" in finished.out
     assert "NOT written for this file" in finished.out
 
 

@@ -18,18 +18,18 @@ import numpy as np
 import onnx
 import pytest
 
-from localattn import cli
 from localattn.core.documents.engine_facts import read_engine_facts
 from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import CheckFailed, UsageError
 from localattn.core.storage.files import sha256, work_folder
-from localattn.core.storage.publishing import check_unchanged, publish_together, sealed, sidecar_path
+from localattn.core.storage.publishing import check_unchanged, sidecar_path
 from localattn.exporter.export import ExportRequest, export
 from localattn.runtime.bundle.verify import verify_bundle
 from localattn.runtime.generation.step_session import open_step
 from localattn.runtime.session import load
 
 from ..conftest import TINY, save_upstream
+from ..support.kill_server import write_set
 from ..support.models.engine_models import needs_rtx
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -126,7 +126,7 @@ def is_whole(path: Path, judge: Callable[[Path], None]) -> bool:
     try:
         judge(path)
     except CheckFailed as error:
-        assert "was interrupted" in error.what and "--force" in error.fix, error
+        assert "was interrupted" in error.what and "`overwrite=True`" in error.fix, error
         assert {entry.name for entry in path.parent.iterdir()} == before, "reading moves nothing"
         return False
     return True
@@ -195,44 +195,13 @@ def test_a_build_killed_at_any_moment(ask: Ask, two: list[Path], tmp_path: Path)
 # --- the step that publishes, killed before each of its changes -------------------------------------------------------
 
 
-def in_killed_child(act: Callable[[], object], step: int) -> int:
-    """Fork, and kill the child before its change number `step`; its exit code."""
-    from ..support.kill_server import _count_changes
-
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setpgid(0, 0)
-            _count_changes(os.open(os.devnull, os.O_WRONLY), step)
-            act()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def write_set(folder: Path, content: bytes) -> None:
-    """Publish weights, two models and their facts, all of one content."""
-    main = folder / "model.onnx"
-    with work_folder(main) as work:
-        files = {}
-        for name in (f"model.onnx.{content.hex()}.data", "model.prefill.onnx", "model.onnx"):
-            (work / name).write_bytes(content)
-            if name.endswith(".onnx"):
-                facts = work / f"{name}.facts"
-                facts.write_text(sealed(json.dumps({"model_sha256": sha256(work / name), "content": content.hex()})))
-                files[facts] = sidecar_path(folder / name)
-            files[work / name] = folder / name
-        publish_together(files, work)
-
-
-def test_publishing_killed_before_each_change(tmp_path: Path) -> None:
+def test_publishing_killed_before_each_change(ask: Ask, tmp_path: Path) -> None:
     seen, interrupted = set(), 0
     for step in range(1, 60):
         folder = tmp_path / str(step)
         folder.mkdir()
         write_set(folder, b"old")
-        code = in_killed_child(lambda place=folder: write_set(place, b"new"), step)  # type: ignore[misc]
+        code = ask("publish", folder, "new", step=step)["code"]
         models = [folder / "model.onnx", folder / "model.prefill.onnx"]
         contents = {path.read_bytes() for path in models}
         if code == 0:
@@ -255,38 +224,13 @@ def test_publishing_killed_before_each_change(tmp_path: Path) -> None:
     assert seen == {b"old", b"new"} and interrupted
 
 
-def in_ended_child(act: Callable[[], object], step: int) -> int:
-    """Fork, and ask the child to end (SIGTERM, as the command line takes it) before its change number `step`."""
-    child = os.fork()
-    if child == 0:
-        made = 0
-
-        def hook(event: str, arguments: tuple[Any, ...]) -> None:
-            nonlocal made
-            made += event in ("os.rename", "os.mkdir", "os.rmdir", "open")
-            if made == step and event in ("os.rename", "os.mkdir", "os.rmdir", "open"):
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        code = 1
-        try:
-            with cli._unwinding():
-                sys.addaudithook(hook)
-                act()
-            code = 0
-        except SystemExit as ended:
-            code = ended.code if isinstance(ended.code, int) else 1
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def test_publishing_ended_before_each_change(tmp_path: Path) -> None:
+def test_publishing_ended_before_each_change(ask: Ask, tmp_path: Path) -> None:
     seen = set()
     for step in range(1, 80):
         folder = tmp_path / str(step)
         folder.mkdir()
         write_set(folder, b"old")
-        code = in_ended_child(lambda place=folder: write_set(place, b"new"), step)  # type: ignore[misc]
+        code = ask("publish", folder, "new", step=step, signal=signal.SIGTERM)["code"]
         assert code in (0, 128 + signal.SIGTERM)
         models = [folder / "model.onnx", folder / "model.prefill.onnx"]
         contents = {path.read_bytes() for path in models}

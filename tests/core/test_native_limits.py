@@ -133,6 +133,7 @@ EMPTY = [
 ]
 
 
+@pytest.mark.slow
 def test_no_undefined_behaviour_at_any_size(tmp_path: Path) -> None:
     """The whole library, nodes included, under the sanitizers in onnxruntime."""
     compiler = find_compiler(host_arch())

@@ -264,7 +264,7 @@ def test_the_next_write_of_that_file_finishes_it(moved: int, tmp_path: Path) -> 
     if moved == 2:  # the newer model beside the older facts
         with pytest.raises(CheckFailed, match="was interrupted") as raised:
             check_unchanged(main)
-        assert "x.onnx.json is still the older one" in raised.value.why and "--force" in raised.value.fix
+        assert "x.onnx.json is still the older one" in raised.value.why and "`overwrite=True`" in raised.value.fix
     else:
         check_unchanged(main)
     assert tree(tmp_path) == before

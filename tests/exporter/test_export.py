@@ -138,15 +138,15 @@ def test_a_length_within_one_window_proves_nothing_and_says_so(tiny: Path) -> No
     report = export(ExportRequest(tiny, tiny.with_name("m.onnx"), shapes=ShapeRequest(seq_len=4)))
     found = statuses(report.sidecar.checks)
     assert found["parity"] == "passed"
-    assert found["window witness"] == "not proven"
-    assert "fits in one window" in next(c.detail for c in report.sidecar.checks if c.name == "window witness")
+    assert found["window"] == "not proven"
+    assert "fits in one window" in next(c.detail for c in report.sidecar.checks if c.name == "window")
 
 
 def test_a_model_as_wide_as_the_sequence_is_no_fault(tmp_path: Path) -> None:
     kwargs = TINY | {"dim": 32, "num_tokens": 32, "max_seq_len": 32}
     checkpoint = save_upstream(tmp_path, "local_attention.LocalTransformer", kwargs)
     report = export(ExportRequest(checkpoint, tmp_path / "m.onnx"))
-    assert statuses(report.sidecar.checks)["memory audit"] == "passed"
+    assert statuses(report.sidecar.checks)["linear memory"] == "passed"
 
 
 def test_a_failed_check_leaves_nothing(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +181,7 @@ class Written:
         functions.attach_functions(model)
         self.proto = ir.serde.serialize_model(model)
 
-    def witness(self) -> Any:
+    def window(self) -> Any:
         return check_window(self.proto, open_bytes(self.proto.SerializeToString()), self.source, "fp32")
 
     def parity(self) -> Any:
@@ -190,10 +190,10 @@ class Written:
 
 
 @pytest.mark.parametrize("outside", [0.0, -3.0])
-def test_the_witness_finds_a_lost_window(tiny: Path, monkeypatch: pytest.MonkeyPatch, outside: float) -> None:
-    assert Written(tiny).witness().status == "passed"
+def test_the_window_check_finds_a_lost_window(tiny: Path, monkeypatch: pytest.MonkeyPatch, outside: float) -> None:
+    assert Written(tiny).window().status == "passed"
     monkeypatch.setattr(attention_function, "OUTSIDE_SCORE", outside)
-    spoiled = Written(tiny).witness()
+    spoiled = Written(tiny).window()
     assert spoiled.status == "failed"
     assert "sees outside" in spoiled.detail
 
@@ -220,7 +220,7 @@ def test_the_checks_find_a_wrong_weight(tiny: Path) -> None:
     assert written.parity().status == "failed"
 
 
-def test_the_audit_finds_a_square_tensor(tiny: Path) -> None:
+def test_the_memory_check_finds_a_square_tensor(tiny: Path) -> None:
     written = Written(tiny)
 
     shapes: dict[str, tuple[int, ...]] = {"logits": (1, 53, 256)}
@@ -250,26 +250,26 @@ def test_a_square_tensor_can_be_allowed(tiny: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(functions, "attach_functions", with_square)
     request = ExportRequest(tiny, tiny.with_name("m.onnx"))
-    with pytest.raises(CheckFailed, match="memory audit"):
+    with pytest.raises(CheckFailed, match="linear memory"):
         export(request)
     report = export(dataclasses.replace(request, allow_quadratic=True))
-    assert statuses(report.sidecar.checks)["memory audit"] == "skipped"
+    assert statuses(report.sidecar.checks)["linear memory"] == "skipped"
 
 
-def test_the_audits_other_length_is_no_other_size(tmp_path: Path) -> None:
+def test_the_memory_checks_other_length_is_no_other_size(tmp_path: Path) -> None:
     """Four tokens of four channels in a batch of three: at three tokens the batch would look like the length."""
     kwargs = {"num_tokens": 11, "max_seq_len": 4, "dim": 16, "depth": 1, "dim_head": 4, "heads": 1, "causal": True}
     checkpoint = save_upstream(tmp_path, "local_attention.LocalTransformer", {**kwargs, "local_attn_window_size": 2})
     report = export(ExportRequest(checkpoint, tmp_path / "m.onnx", shapes=ShapeRequest(batch=3)))
-    assert statuses(report.sidecar.checks)["memory audit"] == "passed"
+    assert statuses(report.sidecar.checks)["linear memory"] == "passed"
 
 
 def test_no_size_of_the_probe_is_the_length(tmp_path: Path) -> None:
-    """Eight tokens, which windows of three pad to nine: the audit's own head size must be neither."""
+    """Eight tokens, which windows of three pad to nine: the memory check's own head size must be neither."""
     kwargs = {"num_tokens": 11, "max_seq_len": 8, "dim": 16, "depth": 1, "dim_head": 24, "heads": 3, "causal": False}
     checkpoint = save_upstream(tmp_path, "local_attention.LocalTransformer", {**kwargs, "local_attn_window_size": 3})
     report = export(ExportRequest(checkpoint, tmp_path / "m.onnx"))
-    assert statuses(report.sidecar.checks)["memory audit"] == "passed"
+    assert statuses(report.sidecar.checks)["linear memory"] == "passed"
 
 
 def test_equal_constants_are_stored_once(tiny: Path) -> None:
@@ -289,11 +289,11 @@ def test_weights_are_in_the_dtype_asked_for(tiny: Path) -> None:
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
-        (ShapeRequest(seq_len=0), "--seq-len"),
-        (ShapeRequest(seq_len=-5), "--seq-len"),
+        (ShapeRequest(seq_len=0), "seq_len"),
+        (ShapeRequest(seq_len=-5), "seq_len"),
         (ShapeRequest(seq_len=65), "max_seq_len"),
-        (ShapeRequest(batch=0), "--batch"),
-        (ShapeRequest(attn_bias=True), "--attn-bias"),
+        (ShapeRequest(batch=0), "batch"),
+        (ShapeRequest(attn_bias=True), "attn_bias"),
     ],
 )
 def test_impossible_shapes(tiny: Path, shapes: ShapeRequest, message: str) -> None:
@@ -304,9 +304,9 @@ def test_impossible_shapes(tiny: Path, shapes: ShapeRequest, message: str) -> No
 def test_what_attention_weights_cannot_tell_is_asked_for(tmp_path: Path) -> None:
     checkpoint = save_upstream(tmp_path, "local_attention.LocalAttention", ATTENTION | {"dim": None})
     for shapes, option in (
-        (ShapeRequest(16), "--dim-head"),
-        (ShapeRequest(16, dim_head=8), "--heads"),
-        (ShapeRequest(heads=1, dim_head=8), "--seq-len"),
+        (ShapeRequest(16), "dim_head"),
+        (ShapeRequest(16, dim_head=8), "heads"),
+        (ShapeRequest(heads=1, dim_head=8), "seq_len"),
     ):
         with pytest.raises(UsageError, match=option):
             export(ExportRequest(checkpoint, tmp_path / "m.onnx", shapes=shapes))

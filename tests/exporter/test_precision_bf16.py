@@ -227,7 +227,7 @@ def test_external_data_stays_bf16(wide: Path) -> None:
     assert np.isfinite(load(target).run({"tokens": tokens})["logits"]).all()
 
 
-def test_the_oracle_is_asked_for_what_the_file_was_fed(tmp_path: Path) -> None:
+def test_the_reference_is_asked_for_what_the_file_was_fed(tmp_path: Path) -> None:
     """Real inputs are float32, rounded inside; the reference sees them unrounded."""
     checkpoint = save_upstream(tmp_path, ATTENTION, {"dim": 16, "window_size": 8, "causal": True})
     shapes = ShapeRequest(seq_len=32, heads=2)

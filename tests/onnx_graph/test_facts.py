@@ -209,7 +209,7 @@ def test_wrong_attributes_end_commands_with_one_error(
     """`run` too, which has a kernel that refuses the node, or none; and no body to fall back to."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "model.onnx"
-    calls = (("inspect",), ("run",), ("run", "--plugin", "none"), ("run", "--plugin", library()))
+    calls = (("inspect",), ("run",), ("run", "--plugin", "none"), ("run", "--plugin-library", library()))
     for op_type, name, value in (
         ("WindowedAttention", "window_size", "eight"),
         ("WindowedAttentionXpos", "perm", [0.0]),

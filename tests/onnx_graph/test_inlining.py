@@ -148,7 +148,7 @@ def test_a_file_of_which_no_graph_can_be_recorded(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_it_compiles_cannot_be_profiled(fake: FakeRuntime, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--profile does not apply to the provider 'tensorrt'"):
+    with pytest.raises(UsageError, match="`profile` does not apply to the provider 'tensorrt'"):
         open_tuned(small_model(), "tensorrt", None, cuda_graph=False, profile=str(tmp_path))
 
 

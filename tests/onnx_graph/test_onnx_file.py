@@ -25,7 +25,7 @@ from localattn.onnx_graph import onnx_file
 from localattn.onnx_graph.onnx_file import OnnxFile
 from localattn.runtime.engine.builder.source import read_source
 from localattn.runtime.ort.session import open_file
-from localattn.runtime.session import read_once
+from localattn.runtime.session import find_model
 
 from ..conftest import Finished
 from ..support.models.engine_models import small_model
@@ -83,7 +83,7 @@ def test_parity_and_builds_open_it_once(tmp_path: Path, opened: list[str]) -> No
     opened.clear()
     read_source(source.file)
     assert source.stripped(["WindowedAttention"])
-    assert read_once(source.file) is source.file and OnnxFile.read(source.file) is source.file
+    assert find_model(source.file) is source.file and OnnxFile.read(source.file) is source.file
     assert open_file(source.file).run({"tokens": np.zeros((1, 64), np.int64)})
     assert str(path) not in opened
 

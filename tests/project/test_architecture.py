@@ -75,7 +75,29 @@ def imports_of(source: str, here: Module, is_package: bool, known: frozenset[Mod
         elif isinstance(node, ast.Import):
             names = (tuple(alias.name.split(".")) for alias in node.names)
             found |= {name[1:] for name in names if name[0] == "localattn"}
+        elif isinstance(node, ast.Call):
+            found |= {module for module in called_for(node, package, known) if module}
     return found - {here}
+
+
+def called_for(node: ast.Call, package: Module, known: frozenset[Module]) -> set[Module]:
+    """The module that `import_module("...")` names; of an f-string, the last package before its first placeholder."""
+    called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if called not in ("import_module", "__import__") or not node.args:
+        return set()
+    name = node.args[0]
+    first = name.values[0] if isinstance(name, ast.JoinedStr) and name.values else name
+    if not isinstance(first, ast.Constant) or not isinstance(first.value, str):
+        return set()
+    text = first.value
+    level = len(text) - len(text.lstrip("."))
+    parts = tuple(part for part in text.split(".") if part)
+    if not level and parts[:1] != ("localattn",):
+        return set()
+    module = (*package[: len(package) - level + 1], *parts) if level else parts[1:]
+    while module and module not in known:
+        module = module[:-1]
+    return {module}
 
 
 @cache
@@ -181,6 +203,19 @@ def test_imports_are_found_wherever_they_stand() -> None:
     known = frozenset({("core",), ("core", "files"), ("runtime", "session"), ("core", "errors")})
     found = imports_of(source, ("runtime", "x"), False, known)
     assert found == {("core", "errors"), ("core", "files"), ("runtime", "session")}
+    by_name = (
+        "from importlib import import_module\nimport importlib\n"
+        "import_module('...core.errors', __package__)\nimportlib.import_module(f'..{x}.session', __package__)\n"
+        "import_module('tensorrt')\nimport_module(f'localattn.core.{x}')\n__import__('localattn.runtime.session')\n"
+        "import_module(f'..core.{x}.errors', __package__)\n"
+    )
+    package = frozenset({*known, ("plugins",)})
+    assert imports_of(by_name, ("plugins", "cpu", "x"), False, package) == {
+        ("core", "errors"),
+        ("plugins",),
+        ("core",),
+        ("runtime", "session"),
+    }
     assert circle({("a", "b"), ("b", "c"), ("c", "b")}) == ["a", "b", "c"]
     assert circle({("a", "b"), ("b", "c"), ("a", "c")}) == []
 
@@ -188,7 +223,11 @@ def test_imports_are_found_wherever_they_stand() -> None:
 @pytest.mark.parametrize(
     ("module", "forbidden"),
     [
+        ("localattn", (*HEAVY, "typer")),
         ("localattn.cli", HEAVY),
+        ("localattn.commands.api.exporting", (*HEAVY, "typer")),
+        ("localattn.commands.api.comparing", (*HEAVY, "typer")),
+        ("localattn.commands.api.building", (*HEAVY, "typer")),
         ("localattn.runtime", HEAVY),
         ("localattn.runtime.session", ("torch", "onnxruntime", "onnx", "pydantic")),
         ("localattn.runtime.inputs.arrays", ("torch", "onnxruntime")),

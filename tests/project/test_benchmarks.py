@@ -24,6 +24,7 @@ from localattn.benchmarks.peers.table import OURS, PEERS
 from localattn.core.nodes.attention import HEADS_FIRST, VARIANT_BY_OP_TYPE, NodeAttributes
 from localattn.core.tensorrt_versions import parse
 
+from ..conftest import TINY, save_upstream
 from ..support.models.node_model import one_node
 
 SHORT = 192
@@ -83,6 +84,8 @@ def test_what_was_measured_stays_and_resume_measures_the_rest(results: Path) -> 
     document = store.publish(run._setting())
     assert [path.name for path in results.iterdir()] == ["peers.json"]
     assert [Cell.of(entry) for entry in document["cells"]] == whole
+    rows = [line for line in (results / "peers.json").read_text().splitlines() if line.startswith("  {")]
+    assert [Cell.of(json.loads(row.rstrip(","))) for row in rows[-len(whole) :]] == whole, "a cell is a line"
 
 
 def test_only_some_cells_are_measured_again(results: Path) -> None:
@@ -219,3 +222,23 @@ def test_run_imports_no_giant_beyond_its_engine(tmp_path: Path) -> None:
     path.write_bytes(one_node(VARIANT_BY_OP_TYPE["WindowedAttention"], attributes, SHORT).SerializeToString())
     loaded = startup.imported(startup.of_model(path)[startup.RUN])
     assert "onnxruntime" in loaded and not loaded & set(startup.GIANTS_OF_RUN)
+
+
+@pytest.mark.slow
+def test_a_candidate_that_fails_is_reported_beside_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its matrices are too narrow for int8, so that export fails; the rest is measured all the same."""
+    from localattn.benchmarks import report as tables
+    from localattn.benchmarks.cases import model
+
+    monkeypatch.setattr(model, "why_no_library", lambda: "not built in a test")
+    steps: list[str] = []
+    result = model.measure(save_upstream(tmp_path, "local_attention.LocalTransformer", TINY), 0, steps.append)
+    assert (
+        list(result["failed"]) == ["localattn, int8"] and "nothing to quantize" in result["failed"]["localattn, int8"]
+    )
+    assert set(result["candidates"]) == {f"localattn, fp32, {model.BODIES}", "local-attention, eager"}
+    assert any(step.startswith("Failed: localattn, int8") for step in steps)
+    tables.print_model(result)
+    assert "nothing to quantize" in " ".join(capsys.readouterr().out.split())

@@ -87,6 +87,21 @@ def test_getting_started_works_as_written(folder: Path, localattn: Run) -> None:
     assert {path.name for path in folder.iterdir()} >= {"model.onnx", "parity.html", "model_step.onnx", "bundle.tar"}
 
 
+def test_the_functions_of_python_work_as_written(folder: Path, localattn: Run) -> None:
+    """In order, on one model."""
+    ran, namespace = [block for block in blocks(ROOT / "docs" / "api.md") if block.language == "python"], {}
+    for block in ran:
+        needed = block.remark.removeprefix("needs: ").split()
+        if all(importlib.util.find_spec(name) is not None for name in needed):
+            perform(block, localattn, namespace)
+    assert {path.name for path in folder.iterdir()} >= {"golden.npz", "model.onnx", "step.prefill.onnx", "tagger.onnx"}
+    import localattn as package
+
+    functions = {name for name in package.__all__ if name.islower() and name not in ("errors", "__version__")}
+    for name in functions - {"replace_local_attention"}:
+        assert any(f"localattn.{name}(" in block.text for block in ran), name
+
+
 def test_its_engine_is_built(folder: Path, localattn: Run) -> None:
     (engine,) = (block for block in blocks(GUIDE) if block.remark.startswith("needs: "))
     for name in engine.remark.split()[1:]:
@@ -152,6 +167,15 @@ def test_commands_are_understood(line: str) -> None:
         node = node.commands[rest.pop(0)]
     if rest:
         node.make_context(node.name, rest)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shells_read_the_same_words(name: str) -> None:
+    """What zsh would take for a pattern, or for the path of a program, is quoted."""
+    for block in blocks(ROOT / name):
+        for line in lines(block) if block.language in ("sh", "bash") else ():
+            bare = re.sub(r"'[^']*'|\"[^\"]*\"|\s#.*", "", line)
+            assert not re.search(r"[\[\]*?!]|(^|\s)=", bare), line
 
 
 def known_options() -> set[str]:

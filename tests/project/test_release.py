@@ -34,7 +34,7 @@ def package_files(root: Path) -> set[str]:
     files = {
         path.relative_to(root).as_posix() for name in ALLOWED for path in (root / name).rglob("*") if path.is_file()
     }
-    return {name for name in files if "__pycache__" not in name} | {"__init__.py", "cli.py", "py.typed"}
+    return {name for name in files if "__pycache__" not in name} | {"__init__.py", "__main__.py", "cli.py", "py.typed"}
 
 
 def test_every_package_is_listed() -> None:

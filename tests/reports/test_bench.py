@@ -25,13 +25,14 @@ from localattn.core.documents.bench_report import (
 )
 from localattn.reports.bench.markdown import bench_markdown
 from localattn.reports.bench.page import bench_page
+from localattn.reports.bench.tables import speed
 from localattn.reports.figures import digits, percent, size
 from localattn.reports.page import Page, Section, render
 from localattn.reports.svg import bars
 from localattn.reports.table import Column, Table, markdown
 from localattn.runtime.bench.statistics import histogram, latency
 
-from ..support.browser import assert_fits_a_phone, needs_browser, show
+from ..support.browser import PHONE, asked, assert_fits_a_phone, needs_browser, show
 
 HOSTILE = '<script>document.title = "taken"</script>|`x`&amp;"\''
 
@@ -184,3 +185,55 @@ def test_a_page_of_another_kind_needs_only_text():
 def test_a_phone_shows_the_page_without_overflow(tmp_path, dark):
     long = "a_model_with_a_very_long_name_" * 4 + ".onnx"
     assert_fits_a_phone(show(tmp_path, bench_page(report(long, "b" + long)), dark), dark)
+
+
+def test_the_headline_says_how_much_faster():
+    base = report("first.onnx", "second.onnx")
+    faster = Ratio(against="first.onnx", value=0.48, low=0.46, high=0.5)
+    html = bench_page(base.model_copy(update={"rows": [base.rows[0], row("second.onnx", 0.48, faster)]}))
+    assert '<strong class="verdict good">2.1 × faster</strong>' in html
+    assert "second.onnx is 2.1 × faster than first.onnx (2.0 × faster to 2.2 × faster)." in html
+    unsure = Ratio(against="first.onnx", value=0.98, low=0.9, high=1.1)
+    html = bench_page(base.model_copy(update={"rows": [base.rows[0], row("second.onnx", 0.9, unsure)]}))
+    assert "verdict good" not in html and "No difference is shown" in html
+    assert "second.onnx is 1.3 × slower than first.onnx" in bench_page(base)
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.48, "2.1 × faster"), (0.96, "4.2 % faster"), (1.3, "1.3 × slower")])
+def test_speeds(value, text):
+    assert speed(value) == text
+
+
+def test_names_in_charts_are_whole():
+    name = "a_model_with_a_very_long_name_" * 3 + "and_an_end.onnx, plugin auto"
+    items = [bars.Bar(name, 2.0), bars.Bar("b", 1.0)]
+    for drawing in (bars.bars(items, "t", "ms"), bars.intervals(items, "t")):
+        told = [text.text for text in elements(drawing, "text") if text.get("class") == "label"]
+        assert "".join(told).replace(" ", "") == name.replace(" ", "") + "b" and len(told) > 3
+        heights = [float(text.get("y")) for text in elements(drawing, "text") if text.get("class") == "label"]
+        assert heights == sorted(set(heights)), "no line lies on another"
+    legend = bars.lines([bars.Series(name, ((0, 0), (1, 1))), bars.Series("b", ((0, 1), (1, 0)))], "t", "x", "y")
+    assert "".join(x.text for x in elements(legend, "text") if x.get("class") == "label").startswith(name[:20])
+    assert "…" not in str(legend)
+
+
+# Scrolls the first table to its end: what is its last column's right edge, where are its names, how is the cue drawn?
+_SCROLL = """<script>
+const wide = document.querySelector(".wide");
+const style = getComputedStyle(wide);
+const cue = [style.backgroundImage.split("linear-gradient").length - 1, style.backgroundAttachment];
+const hidden = wide.scrollWidth - wide.clientWidth;
+wide.scrollLeft = wide.scrollWidth;
+const edge = wide.querySelector("thead th:last-child").getBoundingClientRect().right;
+const name = wide.querySelector("tbody th").getBoundingClientRect();
+const said = [hidden, edge, name.left, name.right, cue.join(";")];
+parent.document.documentElement.setAttribute("data-probe", said.join("|"));
+</script>"""
+
+
+@needs_browser
+def test_a_phone_reaches_the_whole_table_and_sees_that_it_goes_on(tmp_path):
+    hidden, edge, left, right, cue = asked(tmp_path, bench_page(report()), False, _SCROLL).split("|")
+    assert float(hidden) > 0, "else there is nothing to scroll"
+    assert float(edge) <= PHONE and float(left) <= 16 < 100 < float(right), "the names stay where they are"
+    assert cue == "4;local, local, scroll, scroll"

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from localattn.core import closeness
 from localattn.core.documents.error_spread import BINS_PER_DECADE, MOST_POINTS, ErrorSpread
 from localattn.core.documents.window_view import WindowView, bias_views, views
 from localattn.core.geometry import WindowGeometry
@@ -18,7 +19,6 @@ from localattn.core.tolerance import Tolerance
 from localattn.reports.svg.drawing import Axis, power
 from localattn.reports.svg.errors import Step, error_histogram, error_positions, error_steps
 from localattn.reports.svg.window import reach_picture, shown, window_picture
-from localattn.runtime.parity import comparison as compare
 from localattn.runtime.parity.comparison import Comparison, compare_arrays
 from localattn.runtime.parity.spread import SequenceAxis
 
@@ -36,7 +36,7 @@ def arrays(shape=(3, 50, 7), seed=0):
 @pytest.mark.parametrize("chunk", [64, 1 << 18])
 @pytest.mark.parametrize(("shape", "axis"), [((3, 50, 7), 1), ((3, 50, 7), -2), ((50, 3, 7), 0), ((2, 3, 50, 4), -2)])
 def test_the_spread_is_that_of_numpy(monkeypatch, chunk, shape, axis):
-    monkeypatch.setattr(compare, "_CHUNK", chunk)
+    monkeypatch.setattr(closeness, "_CHUNK", chunk)
     actual, expected = arrays(shape)
     spread = compare_arrays("out", actual, expected, LOOSE, sequence=SequenceAxis(axis)).spread
     error = np.abs(actual - expected)

@@ -22,7 +22,7 @@ from localattn.core.storage.publishing import SEAL
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.models.family import ShapeRequest
 from localattn.reports.documents import document_html, document_markdown
-from localattn.reports.figures import figure
+from localattn.reports.figures import comparison_figure, cosine, figure
 
 from ..conftest import TINY, Finished, save_upstream
 from ..support.browser import assert_fits_a_phone, needs_browser, show
@@ -126,10 +126,14 @@ def test_parity_says_the_same_three_times(pair: tuple[Path, Path], faulty: Path,
     rows = same_tables("parity", document, text, page)
     assert ("**Equal**" in text, "**NOT equal**" in text) == (good, not good)
     assert len(document["comparisons"]) == 2
+    assert (document["compared_windows"] == []) == good
+    if not good:
+        assert {row[1] for row in rows if "window 4" in row[-1]} == {"the file", "the reference"}
+        assert "They are the same." in text
     for row in document["comparisons"]:
         names = ("max_abs", "max_rel", "rms", "relative_rms", "cosine", "not_finite", "worst_index")
         verdict = "ok" if good else "FAILED"
-        assert [row["output"], row["inputs"], verdict, *(figure(row[name]) for name in names)] in rows
+        assert [row["output"], row["inputs"], verdict, *(comparison_figure(row, name) for name in names)] in rows
     (spread,) = (ErrorSpread.from_dict(saved) for saved in document["errors"].values())
     assert spread.total == 2 * LENGTH * TINY["num_tokens"]
     assert max(spread.largest) == max(row["max_abs"] for row in document["comparisons"])
@@ -173,17 +177,17 @@ def test_parity_of_several_files(pair: tuple[Path, Path], faulty: Path, localatt
 def test_inspect_says_the_same_three_times(pair: tuple[Path, Path], localattn: Run) -> None:
     document, text, page = renderings(localattn, "inspect", pair[0])
     rows = same_tables("onnx", document, text, page)
-    assert "**Checked**" in text
+    assert "**Not proven against your own model**" in text
     assert ["input", "tokens", "int64", f"[1, {LENGTH}]"] in rows
     assert [view["length"] for view in document["windows"]] == [LENGTH]
     assert len(document["windows"][0]["layers"]) == TINY["depth"]
     told = {row[0]: row[1] for row in rows if len(row) == 2}
     for name, count in sorted(document["nodes"].items(), key=lambda item: (-item[1], item[0]))[:12]:
         assert told[name] == str(count)
-    assert told["Arguments"].startswith("num_tokens = 23") and told["Opset"] == "20"
-    witness = next(c for c in document["sidecar"]["checks"] if c["name"] == "window witness")
+    assert "num_tokens = 23" in told["Arguments"] and told["Opset"] == "20"
+    check = next(c for c in document["sidecar"]["checks"] if c["name"] == "window")
     deep = document["windows"][0]["examples"][-1]
-    assert f"query {deep['query']} sees token {deep['deep_first']} on" in witness["detail"]
+    assert f"query {deep['query']} sees token {deep['deep_first']} on" in check["detail"]
 
 
 def test_inspect_of_a_checkpoint(pair: tuple[Path, Path], localattn: Run) -> None:
@@ -203,6 +207,38 @@ def test_inspect_of_a_checkpoint_without_config(pair: tuple[Path, Path], tmp_pat
     assert "**More is needed**" in text and document["needed"].splitlines()[0] in plain(text)
 
 
+def test_another_window_is_seen_at_once(pair: tuple[Path, Path], tmp_path: Path, localattn: Run) -> None:
+    """A configuration with another window than the file's: both stand side by side."""
+    checkpoint = tmp_path / "model.pt"
+    checkpoint.write_bytes(pair[1].read_bytes())
+    config = json.loads(pair[1].with_suffix(".json").read_text())
+    config["kwargs"] |= {"local_attn_window_size": 8}
+    (tmp_path / "other.json").write_text(json.dumps(config))
+    words = ("parity", pair[0], "--against", checkpoint, "--config", tmp_path / "other.json", "--seeds", 1)
+    result = localattn(*words)
+    assert result.code == 1
+    lines = [line for line in result.out.splitlines() if line.strip().startswith("window of")]
+    assert "the file" in lines[0] and "window 4" in lines[0] and "(2 layers)" in lines[0]
+    assert "the reference" in lines[1] and "window 8" in lines[1]
+    assert "They differ" in localattn(*words, "--format", "md").out
+
+
+@pytest.mark.parametrize(
+    ("value", "passed", "text"),
+    [
+        (1.0, True, "1"),
+        (1.0, False, "1 - <1e-16"),
+        (1 - 2**-30, False, "1 - 9.3e-10"),
+        (0.9996, False, "1 - 4.0e-04"),
+        (0.9993, False, "0.999"),
+        (-1.0, False, "-1"),
+        ("inf", False, "inf"),
+    ],
+)
+def test_no_failed_row_has_a_cosine_of_1(value: float, passed: bool, text: str) -> None:
+    assert cosine(value, passed) == text
+
+
 def test_a_window_without_end_in_a_config(pair: tuple[Path, Path], tmp_path: Path, localattn: Run) -> None:
     path = tmp_path / "odd.pt"
     path.write_bytes(pair[1].read_bytes())
@@ -217,7 +253,9 @@ def test_bisect_says_the_same_three_times(pair: tuple[Path, Path], faulty: Path,
     rows = same_tables("bisect", document, text, page)
     assert document["fault"]["module"] == "layers.1.1.branch.4"
     for number, row in enumerate(document["boundaries"], 1):
-        figures = [figure(row[n]) for n in ("max_abs", "relative_rms", "cosine", "not_finite", "worst_index")]
+        figures = [
+            comparison_figure(row, n) for n in ("max_abs", "relative_rms", "cosine", "not_finite", "worst_index")
+        ]
         verdict = "ok" if row["passed"] else "WRONG"
         assert [str(number), row["module"] or "(the model)", row["role"], verdict, *figures] in rows
     assert "first fault: layers.1.1.branch" in page and 'class="fault"' in page

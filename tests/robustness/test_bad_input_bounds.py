@@ -105,7 +105,7 @@ READERS = [
     "run BAD.onnx",
     "run BAD.engine",
     "run m.onnx --load-inputs BAD.npz",
-    "run m.onnx --plugin BAD.so",
+    "run m.onnx --plugin-library BAD.so",
     "generate BAD.onnx --prompt-ids 1",
     "generate m_step.onnx --prompt-file BAD.txt",
     "bench BAD.onnx",

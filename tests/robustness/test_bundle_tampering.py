@@ -24,6 +24,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from localattn.core import closeness
 from localattn.core.errors import CheckFailed, LocalAttnError, UsageError
 from localattn.core.storage import library_image
 from localattn.runtime.bundle.device import check_files
@@ -498,7 +499,7 @@ def test_python_version_is_what_the_script_promises() -> None:
     import ast
 
     device = Path(script.__file__).parent
-    for path in (*device.glob("[a-z]*.py"), Path(library_image.__file__)):
+    for path in (*device.glob("[a-z]*.py"), Path(library_image.__file__), Path(closeness.__file__)):
         source = path.read_text()
         ast.parse(source, feature_version=(3, 10))
         imported = {

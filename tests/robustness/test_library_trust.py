@@ -393,7 +393,7 @@ def test_a_named_library_is_loaded(place: Path, evil: Path) -> None:
     folder.mkdir()
     folder.chmod(0o777)
     shutil.copy(evil, folder / "some.so")
-    ended = command(place, "run", place / "node.onnx", "--plugin", folder / "some.so")
+    ended = command(place, "run", place / "node.onnx", "--plugin-library", folder / "some.so")
     assert (ended.code, ended.loaded) == (0, ["evil"]), ended.err
     assert command(place, "run", place / "node.onnx").loaded == []
 
@@ -437,7 +437,7 @@ def test_an_engine_does_not_bring_its_library(where: str, place: Path, libraries
         shutil.copy(evil, engine.parent / "plugin.so")
     ended = run(place, "-c", ENGINE, engine, cwd=engine.parent)
     assert ended.loaded == [] and ended.code == 0, ended.err
-    for said in ("MissingDependency", "needs the plugin library plugin.so", sha256(evil), "--plugin PATH"):
+    for said in ("MissingDependency", "needs the plugin library plugin.so", sha256(evil), "plugin='PATH'"):
         assert said in ended.out
     assert str(far) not in ended.out
     shown = command(place, "inspect", engine)

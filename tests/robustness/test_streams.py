@@ -44,6 +44,7 @@ REAL = {
     "plugin": "plugin list",
     "bundle": "bundle m.onnx -o OUT.tar",
     "bisect": "bisect m.onnx --against m.pt",
+    "convert": "convert m.onnx -o OUT.onnx --standard-ops",
     "doctor": "doctor",
     "demo": "demo -o OUT --rows 1 --length 4",
 }
@@ -194,4 +195,5 @@ def test_a_reader_that_leaves(exported: Path) -> None:
     script = f"{' '.join(LOCALATTN)} doctor 2>err | head -c 1; exit ${{PIPESTATUS[0]}}"
     finished = subprocess.run(["bash", "-c", script], cwd=exported, capture_output=True, timeout=120)
     assert_clean(finished, 0)
-    assert finished.stdout == b"T" and not (exported / "err").read_bytes()
+    said = (exported / "err").read_bytes()  # the stages of a command may stand there
+    assert finished.stdout == b"T" and b"Error" not in said and b"Traceback" not in said

@@ -60,16 +60,21 @@ def probed(folder: Path, page: Path, dark: bool) -> str:
 
 
 def show(folder: Path, page: str, dark: bool) -> Shown:
-    """Lay the page out in a frame as wide as a phone: Chromium's own windows are 500 pixels wide at the least."""
+    """Lay the page out as a phone does, and look at it."""
+    window, width, background, letters, title, outside = asked(folder, page, dark, _PROBE).split("|")
+    return Shown(int(window), int(width), background, float(letters), title, outside)
+
+
+def asked(folder: Path, page: str, dark: bool, probe: str) -> str:
+    """What a script says of a page in a frame as wide as a phone: Chromium's windows are 500 pixels at the least."""
     frame = folder / "frame.html"
-    content = escape(page.replace("</body>", _PROBE + "</body>"))
+    content = escape(page.replace("</body>", probe + "</body>"))
     frame.write_text(
         '<!DOCTYPE html><html><head><meta charset="utf-8"><meta name="color-scheme" content="light dark"></head>'
         f'<body><iframe style="width: {PHONE}px; height: 900px; border: 0" srcdoc="{content}"></iframe></body></html>',
         encoding="utf-8",
     )
-    window, width, background, letters, title, outside = probed(folder, frame, dark).split("|")
-    return Shown(int(window), int(width), background, float(letters), title, outside)
+    return probed(folder, frame, dark)
 
 
 def assert_fits_a_phone(shown: Shown, dark: bool) -> None:

@@ -2,7 +2,8 @@
 
 `python -m tests.support.kill_server` reads JSON lines: {"task": NAME, "arguments": [...], "step": K, "delay": SECONDS}.
 Killed before its K-th change of the file system, or after a delay, by SIGKILL to its process group; neither: it runs to
-its end. The answer tells the status, how many changes it made, and how long it took.
+its end. With "signal", its K-th change begins with that signal instead, taken as the command line takes it. The answer
+tells the status, how many changes it made, and how long it took.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from localattn import cli
+from localattn.core.storage.files import sha256, work_folder
+from localattn.core.storage.publishing import publish_together, sealed, sidecar_path
 
 # Audit events of CPython that change files; "open" counts where it may write.
 _CHANGES = {"os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.truncate", "os.link", "os.symlink", "os.chmod"}
@@ -52,16 +57,37 @@ def build(model: str, output: str) -> None:
     build_engine(BuildRequest(Path(model), Path(output), "tensorrt-rtx", ("rtx40",), overwrite=True))
 
 
+def publish(folder: str, content: str) -> None:
+    """Publish a set of files over what is there."""
+    write_set(Path(folder), content.encode())
+
+
+def write_set(folder: Path, content: bytes) -> None:
+    """Publish weights, two models and their facts, all of one content."""
+    main = folder / "model.onnx"
+    with work_folder(main) as work:
+        files = {}
+        for name in (f"model.onnx.{content.hex()}.data", "model.prefill.onnx", "model.onnx"):
+            (work / name).write_bytes(content)
+            if name.endswith(".onnx"):
+                facts = work / f"{name}.facts"
+                facts.write_text(sealed(json.dumps({"model_sha256": sha256(work / name), "content": content.hex()})))
+                files[facts] = sidecar_path(folder / name)
+            files[work / name] = folder / name
+        publish_together(files, work)
+
+
 TASKS: dict[str, Callable[..., None]] = {
     "export": export_with_data,
     "steps": export_steps,
     "bundle": bundle,
     "build": build,
+    "publish": publish,
 }
 
 
-def _count_changes(report: int, step: int) -> None:
-    """Write how many changes were made to a pipe as they are made, and end by SIGKILL before number `step`."""
+def _count_changes(report: int, step: int, ended_by: int) -> None:
+    """Write how many changes were made to a pipe as they are made; number `step` begins with a signal to the group."""
     made = 0
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -70,7 +96,7 @@ def _count_changes(report: int, step: int) -> None:
         if event in _CHANGES or writes:
             made += 1
             if made == step:
-                os.killpg(0, signal.SIGKILL)
+                os.killpg(0, ended_by)
             os.write(report, b".")
 
     sys.addaudithook(hook)
@@ -83,9 +109,12 @@ def _child(request: dict[str, Any], report: int) -> None:
         os.dup2(silent, stream)
     code = 1
     try:
-        _count_changes(report, request.get("step", 0))
-        TASKS[request["task"]](*request["arguments"])
+        with cli._unwinding():
+            _count_changes(report, request.get("step", 0), request.get("signal", signal.SIGKILL))
+            TASKS[request["task"]](*request["arguments"])
         code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 1
     except Exception:
         traceback.print_exc()
     finally:

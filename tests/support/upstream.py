@@ -207,9 +207,9 @@ class Pair:
         data = [given.pop(name) for name in ("q", "k", "v", "x", "tokens") if name in given]
         return self.model(*data, **given).numpy()
 
-    def oracle_output(self) -> NDArray[np.float64]:
-        """The oracle's output."""
-        return self.source.reference(self.inputs)[self.source.output_name]
+    def reference_output(self) -> NDArray[np.float64]:
+        """The reference's output."""
+        return self.source.reference(self.inputs)[self.source.outputs[0]]
 
     def module_output(self) -> NDArray[Any]:
         """The export-friendly module's output in fp32."""

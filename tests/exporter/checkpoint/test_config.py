@@ -267,6 +267,36 @@ def test_broken_files_end_in_a_usage_error(tmp_path, name, content):
         load_config(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("c.json", '{"class": "LocalMHA", "class": "LocalAttention"}', "'class' is given twice"),
+        ("c.json", '{"kwargs": {"dim": 8, "window_size": 4, "window_size": 8}}', "'window_size' is given twice"),
+        ("c.toml", "[kwargs]\nwindow_size = 4\nwindow_size = 8\n", "overwrite"),
+        ("c.toml", "[kwargs]\nwindow_size = 4\n[kwargs]\ndim = 8\n", "twice"),
+        ("c.yaml", "kwargs:\n  window_size: 4\n  window_size: 8\n", "'window_size' is given twice (line 3)"),
+        ("c.yaml", "kwargs: {window_size: 4, 'window_size': 8}\n", "'window_size' is given twice"),
+        ("c.yml", "kwargs: {dim: 8}\nkwargs: {window_size: 4}\n", "'kwargs' is given twice"),
+        ("c.yaml", "kwargs: {window_size: 0100}\n", "'0100' (line 1) is an octal number"),
+        ("c.yaml", "kwargs:\n  window_size: -010\n", "'-010' (line 2) is an octal number"),
+        ("c.yaml", "kwargs: {window_size: 1:30}\n", "'1:30' (line 1) is a sexagesimal"),
+        ("c.yaml", "kwargs: {qk_scale: 1:30.5}\n", "'1:30.5' (line 1) is a sexagesimal"),
+    ],
+)
+def test_what_a_library_would_read_otherwise_is_an_error(tmp_path, name, text, said):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        load_config(path)
+    assert f"{path} is not valid" in caught.value.what and said in caught.value.why, caught.value
+
+
+def test_other_numbers_of_yaml_are_what_they_seem(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("about: [0, -0, 0x10, 0b11, 1_000, 0.5, '010', '1:30', 2024-01-01]\nkwargs: {window_size: 10}\n")
+    assert load_config(path).kwargs == {"window_size": 10}
+
+
 def test_yaml_alias_bomb_is_reported_in_short_time(tmp_path):
     levels = ["l0: &l0 [x, x]"] + [f"l{i}: &l{i} [*l{i - 1}, *l{i - 1}, *l{i - 1}]" for i in range(1, 40)]
     path = tmp_path / "c.yaml"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import sys
@@ -152,10 +153,18 @@ def test_integers_stay_and_strides_go(tmp_path):
     assert torch.equal(state["to_out.weight"], content["to_out.weight"])
 
 
-def test_nan_weights_are_noted(tmp_path):
-    content = {"to_out.weight": torch.tensor([1.0, float("nan")]), "to_qkv.weight": torch.ones(1)}
-    (note,) = load_state(saved(tmp_path / "w.pt", content)).notes
-    assert "to_out.weight" in note and "to_qkv.weight" not in note
+@pytest.mark.parametrize(
+    ("value", "kind"), [(float("nan"), "NaN"), (-float("inf"), "infinite"), (1e300, "infinite")]
+)  # the last one in float32
+def test_weights_that_are_not_finite_are_noted_first(tmp_path, value, kind):
+    content = {
+        "to_out.weight": torch.tensor([1.0, value], dtype=torch.float64),
+        "to_qkv.weight": torch.ones(1, dtype=torch.float16),
+    }
+    notes = load_state(saved(tmp_path / "w.pt", {"model": content})).notes
+    assert notes[0] == f"weights are NaN or infinite: to_out.weight ({kind}, 1 of 2)"
+    safetensors_torch.save_file(content, tmp_path / "w.safetensors")
+    assert load_state(tmp_path / "w.safetensors").notes[0] == notes[0]
 
 
 class Trap:
@@ -270,6 +279,65 @@ def test_tensors_without_dense_data_are_refused(tmp_path):
     for tensor in (torch.ones(2, 2).to_sparse(), torch.ones(2, device="meta")):
         with pytest.raises(UsageError, match="not a dense tensor"):
             load_state(saved(tmp_path / "w.pt", {"to_out.weight": tensor}))
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "nested"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "nested"),
+        (lambda: torch.ones(2, 2).to_sparse(), r"sparse \(sparse_coo\)"),
+        (lambda: torch.ones(2, 2).to_sparse_csr(), r"sparse \(sparse_csr\)"),
+        (lambda: torch.quantize_per_tensor(torch.ones(3), 1.0, 0, torch.qint8), r"quantized \(qint8\)"),
+        (lambda: torch.ones(2, 2, dtype=torch.complex64), "complex64 numbers"),
+        (lambda: torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), "float4_e2m1fn_x2 numbers"),
+        (lambda: torch.zeros(4, dtype=torch.uint8).view(torch.float8_e8m0fnu), "float8_e8m0fnu numbers"),
+        (lambda: torch.zeros(4, dtype=torch.uint8).view(torch.bits8), "bits8 numbers"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")  # of torch, that these are prototypes
+def test_tensors_of_other_kinds_are_refused_by_name(tmp_path, make, kind):
+    path = saved(tmp_path / "w.pt", {"to_out.weight": make()})
+    with pytest.raises(UsageError, match=rf"(?s)to_out\.weight .*{kind}"):
+        load_state(path)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("F4", 2), ("F6_E2M3", 3), ("F8_E8M0", 4), ("C64", 32)])
+def test_safetensors_of_other_kinds_are_refused_by_name(tmp_path, dtype, size):
+    path = tmp_path / "w.safetensors"
+    text = json.dumps({"to_out.weight": {"dtype": dtype, "shape": [4], "data_offsets": [0, size]}}).encode()
+    path.write_bytes(header(len(text), text) + bytes(size))
+    with pytest.raises(UsageError, match=f"to_out.weight holds {dtype} numbers"):
+        load_state(path)
+
+
+def test_settings_in_the_metadata_of_safetensors(tmp_path):
+    path = tmp_path / "w.safetensors"
+    about = {"config": '{"window_size": 4}', "args": "no JSON", "hparams": "[" * 99_999, "format": "pt"}
+    safetensors_torch.save_file(STATE, path, metadata=about)
+    assert load_state(path).settings == {"config": {"window_size": 4}}
+
+
+def test_a_flipped_bit_is_no_other_weight(tmp_path):
+    path = saved(tmp_path / "w.pt", STATE)
+    sound, value = bytearray(path.read_bytes()), STATE["to_qkv.weight"].numpy().tobytes()
+    place = sound.index(value) + 17
+    sound[place] ^= 0x10
+    path.write_bytes(sound)
+    assert not torch.equal(torch.load(path)["to_qkv.weight"], STATE["to_qkv.weight"])  # torch does not notice
+    with pytest.raises(UsageError, match="damaged") as caught:
+        load_state(path)
+    assert "CRC-32" in caught.value.why and "data/" in caught.value.why
+
+
+def test_a_file_saved_without_checksums_is_read_and_says_so(tmp_path):
+    computes = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        path = saved(tmp_path / "w.pt", STATE)
+    finally:
+        torch.serialization.set_crc32_options(computes)
+    assert check(path) == ["the file was saved without checksums: damage to it cannot be told"]
 
 
 def test_archives_torch_did_not_write(tmp_path):

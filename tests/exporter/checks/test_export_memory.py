@@ -131,7 +131,7 @@ def test_pages_of_a_file_go_back_by_what_lies_in_them(tmp_path: Path) -> None:
 
 
 @linux
-def test_the_oracle_leaves_no_page_of_the_weights_it_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference_leaves_no_page_of_the_weights_it_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "weights.pt"
     torch.save({"a": torch.ones(1 << 20), "b": torch.ones(1 << 20)}, path)
     monkeypatch.setattr(float64, "_READ", 6 << 20)
@@ -190,7 +190,7 @@ print(json.dumps({"imports": before, "peak": status("VmHWM")}))
 
 @linux
 def test_peak_memory_of_an_export_is_few_times_its_weights(tmp_path: Path) -> None:
-    """Measured 3.2 times, libraries it loads included; 4.3 before sessions rested and oracles gave pages back."""
+    """Measured 3.2 times, libraries it loads included; 4.3 before sessions rested and references gave pages back."""
     local_attention = pytest.importorskip("local_attention", reason="needs local-attention")
     sizes = {"num_tokens": 256, "max_seq_len": 128, "dim": 1280, "depth": 3, "local_attn_window_size": 32}
     sizes |= {"causal": True, "heads": 8, "dim_head": 64}

@@ -1,4 +1,4 @@
-"""Long sequences: the oracle at some positions, and the witness of a whole model in two runs."""
+"""Long sequences: the reference at some positions, and the window check of a whole model in two runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def source_of(folder: Path, length: int, mask: bool = False, **kwargs: object) -
 
 @pytest.mark.parametrize("mask", [False, True])
 @pytest.mark.parametrize("kwargs", VARIANTS.values(), ids=VARIANTS)
-def test_the_oracle_at_some_positions_is_the_oracle(tmp_path: Path, kwargs: dict[str, object], mask: bool) -> None:
+def test_the_reference_at_some_positions_equals_the_whole(
+    tmp_path: Path, kwargs: dict[str, object], mask: bool
+) -> None:
     for length in (61, 64):
         source = source_of(tmp_path, length, mask, **kwargs)
         inputs = random_inputs(source.inputs("fp32"), 1, token_limit=source.token_limit)
@@ -81,7 +83,7 @@ def test_two_runs_find_a_lost_window(
 
 def test_a_known_run_is_not_repeated(tmp_path: Path) -> None:
     source = source_of(tmp_path, 64)
-    inputs = window._witness_inputs(type("Inputs", (), {"inputs": source.inputs("fp32")})(), source.token_limit)
+    inputs = window._window_inputs(type("Inputs", (), {"inputs": source.inputs("fp32")})(), source.token_limit)
     known = {"inputs": inputs, "outputs": {"logits": np.zeros(3)}}
     assert window._baseline(None, dict(inputs), known) is known["outputs"]
     with pytest.raises(AttributeError):  # other inputs are run

@@ -47,7 +47,7 @@ def run(source: SourceModel, inputs: list[Tensor], calls: list[int]) -> Tensor:
 @pytest.mark.parametrize("calls", [[1] * 40, [7, 1, 1, 16, 3, 1, 11], [40], [39, 1]], ids=str)
 @pytest.mark.parametrize("window", [1, 2, 5, 40, 64])
 @pytest.mark.parametrize(("scale", "keys"), [(1.0, 1.0), (30.0, 1.0), (1.0, 60.0)])
-def test_equals_the_oracle(window: int, scale: float, keys: float, calls: list[int]) -> None:
+def test_equals_the_reference(window: int, scale: float, keys: float, calls: list[int]) -> None:
     args = AFTLocalArgs(d_model=DIM, seq_len=40, local_window_size=window, bias=window != 5)
     state = state_of(args, window, scale)
     source = SourceModel("labml_nn.AFTLocal", args, state, True, ShapeRequest(40, 2, causal=True))

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from localattn.core.nodes.step import ring_slots
+from localattn.exporter.models.parts import step_rotary
 from localattn.exporter.models.parts.step_rotary import RotaryPhase, rotate
 from localattn.exporter.source.source_model import SourceModel
 from localattn.exporter.source.step_source import StepSource, largest_chunk
@@ -55,7 +56,7 @@ def run(source: SourceModel, inputs: dict[str, NDArray[Any]], calls: list[int]) 
     caches = [torch.full(x.shape, x.fill, dtype=getattr(torch, x.dtype)) for x in steps[calls[0]].caches("fp32")]
     outputs, done = [], 0
     for chunk in calls:
-        axis = steps[chunk].kind.length_axis
+        axis = steps[chunk].form.length_axis
         data = [
             torch.from_numpy(x) if name == "attn_bias" else torch.from_numpy(x).narrow(axis, done, chunk)
             for name, x in inputs.items()
@@ -77,7 +78,7 @@ def chunked_calls(length: int, seed: int, most: int | None) -> list[int]:
 def check(case: Case) -> None:
     pair = Pair(case)
     expected = pair.expected()
-    assert pair.error(pair.oracle_output(), expected) < 1e-6
+    assert pair.error(pair.reference_output(), expected) < 1e-6
     for calls in ([1] * case.length, chunked_calls(case.length, case.length, largest_chunk(pair.source))):
         assert pair.error(run(pair.source, pair.inputs, calls), expected) < ERROR
 
@@ -120,7 +121,7 @@ def test_chunks_leave_the_caches_that_single_tokens_leave(chunk: int) -> None:
         left = []
         for size in (1, chunk):
             step = StepSource(pair.source, size)
-            module, axis = step.module("fp32"), step.kind.length_axis
+            module, axis = step.module("fp32"), step.form.length_axis
             caches = [torch.zeros(x.shape) for x in step.caches("fp32")]
             for start in range(0, 40, size):
                 data = [
@@ -133,17 +134,50 @@ def test_chunks_leave_the_caches_that_single_tokens_leave(chunk: int) -> None:
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("position", [0, 5, 10**6 + 3, 10**9 + 7, 2**39 + 11])
-def test_rotation_is_exact_at_any_position(position: int) -> None:
-    phase = RotaryPhase(64)
+NEAR, FAR = [0, 1, 5, 255, 256, 1000], [65535, 10**6 + 3, 2**24 - 1, 2**24, 2**24 + 1, 10**9 + 7, 2**31 - 1]
+
+
+@pytest.mark.parametrize("positions", [None, 1001], ids=["by digits", "by position"])
+def test_rotation_is_exact_at_any_position(positions: int | None) -> None:
+    check_rotation(positions, NEAR if positions else NEAR + FAR)
+
+
+def test_rotation_is_exact_where_integers_are_divided_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_fp32(x: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
+        return (x.float() / divisor.float()).trunc().long()
+
+    monkeypatch.setattr(step_rotary, "quotient", in_fp32)
+    rng = np.random.default_rng(0)
+    check_rotation(None, NEAR + FAR + rng.integers(2**24, 2**31, 100).tolist())
+    for divisor in (1, 5, 9, 64, 129, 255, 1000, 4097, 65536):
+        x = torch.from_numpy(rng.integers(0, 2**31, 1000))
+        assert torch.equal(step_rotary.far_remainder(x, divisor), x % divisor)
+        left = step_rotary.left_over(x, divisor)
+        assert left.min() >= -128 and left.max() <= divisor + 128 and left.min() < 0
+
+
+def check_rotation(positions: int | None, tried: list[int]) -> None:
+    """Rotations of a head as a matrix and as cosines and sines, against 60 digits of π."""
+    phase = RotaryPhase(64, positions)
     phase.inv_freq = 1.0 / 10000 ** (torch.arange(0, 64, 2).float() / 64)
     phase.prepare()
-    x = torch.randn(3, 1, 64)
-    angle = torch.tensor([_angle(position, float(f)) for f in phase.inv_freq.double()], dtype=torch.float64)
-    first, second = x.double().chunk(2, -1)
-    expected = torch.cat((first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()), -1)
-    for rotation in (phase(torch.tensor([position])), phase.several(torch.tensor([position]))):
-        assert (rotate(x, rotation) - expected).abs().max() < 1e-5
+    x = torch.randn(3, 1, 64, generator=torch.Generator().manual_seed(0))
+    for position in tried:
+        angle = torch.tensor([_angle(position, float(f)) for f in phase.inv_freq.double()], dtype=torch.float64)
+        c, s, (first, second) = angle.cos(), angle.sin(), x.double().chunk(2, -1)
+        expected = torch.cat((first * c - second * s, second * c + first * s), -1)
+        for rotation in (phase(torch.tensor([position])), phase.several(torch.tensor([position, 0]))):
+            assert (
+                rotate(x, [part[:1] if len(rotation) > 1 else part for part in rotation]) - expected
+            ).abs().max() < 2e-6
+
+
+@pytest.mark.parametrize("positions", [None, 1001], ids=["by digits", "by position"])
+def test_there_is_no_rotation_past_the_last_row(positions: int | None) -> None:
+    phase = RotaryPhase(8, positions)
+    phase.prepare()
+    with pytest.raises(IndexError):
+        phase(torch.tensor([positions or 2**31 + 2**24]))
 
 
 def _angle(position: int, frequency: float) -> float:
@@ -155,7 +189,7 @@ def _angle(position: int, frequency: float) -> float:
 
 
 @pytest.mark.parametrize("xpos", [False, True])
-@pytest.mark.parametrize("first", [10**6, 10**12])
+@pytest.mark.parametrize("first", [10**6, 59 * 2**24 - 20])
 def test_far_positions_equal_near_ones(first: int, xpos: bool) -> None:
     """Without learned positions only distances count: once the rings hold real keys alone, nothing else shows."""
     kwargs = {

@@ -84,7 +84,7 @@ def test_factory_in_a_file_with_arguments_and_open_axes(net: Path, localattn: Co
     assert document["kwargs"] == {"window": 6}
     assert document["dynamic"] == ["batch", "seq"]
     assert document["windows"][0]["window_size"] == 6
-    assert "no --weights" in document["notes"][0]
+    assert "no weights are given" in document["notes"][0]
     assert Path("make.onnx").exists()
 
 
@@ -126,6 +126,7 @@ def test_dry_run_of_a_module(net: Path, localattn: Command) -> None:
         (["--factory", "NET:list_of_nothing"], "returned a list"),
         (["--factory", "NET:broken"], "no such data set"),
         (["--factory", "NET:make", "--factory-args", "{"], "not JSON"),
+        (["--factory", "NET:make", "--factory-args", '{"dim": 16, "dim": 32}'], "'dim' is given twice"),
         (["--factory", "NET:make", "--factory-args", "[1]"], "is a list"),
         (["--factory", "NET:make", "--factory-args", '{"width": 3}'], "width"),
         (["--factory", "NET:make", "--factory-args", '{"dim": 24}', "--weights", "w.pt"], "expected [11, 24]"),

@@ -251,7 +251,7 @@ def test_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     tensorrt.__version__ = "10.14.1"  # type: ignore[attr-defined]
     with pytest.raises(MissingDependency, match=r"TensorRT 10\.14\.1 finds no ahead-of-time plugins") as raised:
         register.register_plugins(TARGETS[TARGET])
-    assert "--plugin library" in raised.value.fix
+    assert "`plugin='library'`" in raised.value.fix
     tensorrt.__version__ = "11.0.0"  # type: ignore[attr-defined]
     assert "no aot_impl" in why_not()
     plugin.aot_impl = None  # type: ignore[attr-defined]

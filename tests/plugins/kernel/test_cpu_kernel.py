@@ -370,6 +370,7 @@ def test_on_the_other_processor(tmp_path: Path) -> None:
     check(runner, tmp_path, grid((16,), 1), LOCALATTN_CPU_ISA="baseline")
 
 
+@pytest.mark.slow
 def test_no_access_outside_the_tensors(tmp_path: Path) -> None:
     """Every tensor is a block of its own size."""
     executable = sanitized(SOURCE, "address,undefined")

@@ -1,4 +1,4 @@
-"""Running many cases, and the tables of what came out: as JSON, and as the Markdown of docs/robustness.md."""
+"""Running many cases, and the tables of what came out: as JSON, and as the Markdown of tests/robustness/README.md."""
 
 from __future__ import annotations
 

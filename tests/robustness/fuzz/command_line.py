@@ -77,11 +77,18 @@ class Call:
 _MODEL = "{}/model.onnx"
 _REPORT = {"output": "report"}
 _CPU = {"provider": "cpu"}
+# A library of kernels that a stand-in for a compiler made: it is read and verified, and onnxruntime does not load it.
+_NAMED = {"plugin_library": "{}/lib.so"}
+_UNUSABLE = (0, 1, 2, 3)
 CALLS: dict[str, tuple[Call, ...]] = {
     "export": (
         Call(
             {"checkpoint": "{}/m.pt", "config": "{}/config.json", "output": "{}/out.onnx"},
             ("checkpoint",), ("checkpoint", "config"), {"output": "model"}, 2.0,
+        ),
+        Call(
+            {"checkpoint": "{}/m.pt", "golden": "{}/golden.npz", "output": "{}/out.onnx"},
+            ("checkpoint", "golden"), ("checkpoint", "golden"), {"output": "model"}, 2.0,
         ),
         Call(
             {"checkpoint": "{}/m.pt", "mode": "step", "chunk": "4", "output": "{}/out.onnx"},
@@ -95,14 +102,28 @@ CALLS: dict[str, tuple[Call, ...]] = {
             ("factory", "npz"), ("weights", "load_inputs"), {"output": "model"}, 2.0,
         ),
     ),
+    "convert": (
+        Call(
+            {"model": _MODEL, "output": "{}/out.onnx", "standard_ops": True},
+            ("model",), ("model",), {"output": "model"}, 0.5,
+        ),
+    ),
     "parity": (
+        Call(
+            {"models": (_MODEL,), "golden": "{}/golden.npz", **_CPU, "plugin": "none", "output": "{}/r.md"},
+            ("model", "golden"), ("models", "golden"), _REPORT,
+        ),
         Call(
             {
                 "models": (_MODEL,), "against": "{}/other.onnx", "seeds": "1", "load_inputs": "{}/in.npz", **_CPU,
                 "plugin": "none", "save_inputs": "{}/wi.npz", "save_outputs": "{}/wo.npz", "output": "{}/r.md",
             },
-            ("model", "other", "npz"), ("models", "against", "load_inputs", "plugin"),
+            ("model", "other", "npz"), ("models", "against", "load_inputs"),
             {**_REPORT, "save_inputs": "npz", "save_outputs": "npz"},
+        ),
+        Call(
+            {"models": (_MODEL,), "against": "{}/other.onnx", "seeds": "1", **_CPU, **_NAMED},
+            ("model", "other", "library"), ("models", "against", "plugin_library"), codes=_UNUSABLE,
         ),
         Call(
             {
@@ -127,9 +148,10 @@ CALLS: dict[str, tuple[Call, ...]] = {
                 "model": _MODEL, "load_inputs": "{}/in.npz", "save_outputs": "{}/wo.npz", **_CPU, "threads": "1",
                 "plugin": "none",
             },
-            ("model", "npz"), ("model", "load_inputs", "plugin"), {"save_outputs": "npz"},
+            ("model", "npz"), ("model", "load_inputs"), {"save_outputs": "npz"},
         ),
         Call({"model": _MODEL, **_CPU, "save_outputs": "{}/wo.npz"}, ("model",), ("model",), {"save_outputs": "npz"}),
+        Call({"model": _MODEL, **_CPU, **_NAMED}, ("model", "library"), ("model", "plugin_library"), codes=_UNUSABLE),
     ),
     "generate": (
         Call(
@@ -140,6 +162,10 @@ CALLS: dict[str, tuple[Call, ...]] = {
             {"model": "{}/step.onnx", "prompt_file": "{}/prompt.txt", "max_tokens": "3", **_CPU},
             ("steps", "text"), ("model", "prompt_file"),
         ),
+        Call(
+            {"model": "{}/step.onnx", "prompt_ids": "1,2", "max_tokens": "1", **_CPU, **_NAMED},
+            ("steps", "library"), ("model", "plugin_library"), codes=_UNUSABLE,
+        ),
     ),
     "bench": (
         Call(
@@ -147,7 +173,11 @@ CALLS: dict[str, tuple[Call, ...]] = {
                 "model": _MODEL, "against": ("{}/other.onnx",), "load_inputs": "{}/in.npz", **_CPU, "duration": "0",
                 "iterations": "1", "warmup": "0", "rounds": "1", "threads": "1", "plugin": "none", "output": "{}/r.md",
             },
-            ("model", "other", "npz"), ("model", "against", "load_inputs", "plugin"), _REPORT, 0.4,
+            ("model", "other", "npz"), ("model", "against", "load_inputs"), _REPORT, 0.4,
+        ),
+        Call(
+            {"model": _MODEL, **_CPU, **_NAMED, "duration": "0", "iterations": "1", "warmup": "0", "rounds": "1"},
+            ("model", "library"), ("model", "plugin_library"), seconds=0.4, codes=_UNUSABLE,
         ),
     ),
     "inspect": (
@@ -156,6 +186,7 @@ CALLS: dict[str, tuple[Call, ...]] = {
             {"file": "{}/m.pt", "config": "{}/config.json", "output": "{}/r.json"},
             ("checkpoint",), ("file", "config"), _REPORT,
         ),
+        Call({"file": _MODEL, **_NAMED}, ("model", "library"), ("file", "plugin_library")),
     ),
     "bisect": (
         Call(
@@ -200,6 +231,13 @@ CALLS: dict[str, tuple[Call, ...]] = {
                 "plugin_library": ("{}/lib.so",),
             },
             ("model", "engine", "library"), ("model", "engine", "plugin_library"), {"output": "tar"},
+        ),
+        Call(
+            {
+                "model": "{}/step.onnx", "output": "{}/out", "samples": "1", "web": True,
+                "onnxruntime_web": "{}/npm",
+            },
+            ("steps", "npm"), ("model", "onnxruntime_web"), {"output": "bundle"}, codes=(2, 3),
         ),
     ),
     "bundle verify": (

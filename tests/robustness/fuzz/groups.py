@@ -53,6 +53,8 @@ GROUPS: dict[str, Callable[[Seeds], Files]] = {
     "model": _model("model.onnx"),
     "other": _model("other.onnx"),
     "steps": lambda seeds: {path.name: path.read_bytes() for path in sorted(seeds.step.parent.iterdir())},
+    "golden": lambda seeds: {"golden.npz": seeds.golden},
+    "npm": lambda seeds: {"npm/package.json": b'{"name": "onnxruntime-web", "version": "1.30.0"}'},  # without its files
     "npz": lambda seeds: {"in.npz": seeds.npz},
     "engine": _engine,
     "library": lambda seeds: dict(seeds.library),

@@ -8,6 +8,7 @@ from typing import Any
 
 from localattn.core.errors import ExitCode
 
+from ...conftest import STAGE
 from .case import Case, Entry, Streams, environment, laid_out, of_others, snapshot
 from .process import run_process
 from .runner import GROWTH, Worker
@@ -93,7 +94,7 @@ def _ended(answer: dict[str, Any], case: Case) -> list[Fault]:
     if answer["grown"] > GROWTH:
         return [Fault("memory", f"{answer['grown'] >> 20} MiB")]
     heard = case.streams is None or case.streams.err == "pipe"
-    return [Fault("silent", f"exit code {code}")] if heard and code > 1 and not said.strip() else []
+    return [Fault("silent", f"exit code {code}")] if heard and code > 1 and not STAGE.sub("", said).strip() else []
 
 
 def _files(code: int | None, case: Case, before: dict[str, Entry], after: dict[str, Entry]) -> list[Fault]:

@@ -127,6 +127,16 @@ class Seeds:
         return stream.getvalue()
 
     @cached_property
+    def golden(self) -> bytes:
+        """The same inputs with what the model computes from them."""
+        from localattn.runtime.session import load
+
+        inputs = dict(np.load(io.BytesIO(self.npz)))
+        stream = io.BytesIO()
+        np.savez(stream, **inputs, **load(self.model, "cpu", plugin="none").run(inputs))
+        return stream.getvalue()
+
+    @cached_property
     def bundle(self) -> dict[str, bytes]:
         """The files of a bundle, by path."""
         from localattn.runtime.bundle.create import BundleRequest, create_bundle

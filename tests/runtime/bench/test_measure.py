@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,9 +16,10 @@ import onnx
 import onnx.parser
 import pytest
 
-from localattn.core.documents.bench_report import BenchReport, Ratio
+from localattn.core.documents.bench_report import BUSY, OTHERS, BenchReport, Ratio
 from localattn.core.errors import CheckFailed, UsageError
 from localattn.core.tensors import TensorSpec
+from localattn.reports.bench.tables import comparison_text
 from localattn.runtime.bench import statistics
 from localattn.runtime.bench.inputs import Sizes, sizes_of
 from localattn.runtime.bench.measure import run_bench
@@ -81,6 +83,15 @@ def test_what_slows_a_whole_round_cancels_out():
 def test_verdicts():
     assert Ratio(against="", value=0.8, low=0.7, high=0.9).verdict == "faster"
     assert Ratio(against="", value=0.9, low=0.7, high=1.01).verdict == "no difference shown"
+
+
+def test_a_busy_machine_gets_no_verdict():
+    calm = statistics.paired_ratio("a", [1.0] * 12, [2.0] * 12)
+    busy = statistics.paired_ratio("a", [1.0] * 12, [2.0] * 12, busy=True)
+    assert calm.verdict == "faster" and (calm.low, calm.high) == (0.5, 0.5)
+    assert busy.verdict == "withheld: machine busy" and (busy.value, busy.low, busy.high) == (0.5, None, None)
+    assert statistics.busy_share([0.0, OTHERS, OTHERS + 0.01, 1.0]) == 0.5
+    assert statistics.busy_share([]) is None, "the system does not tell"
 
 
 def test_figures_of_samples():
@@ -169,7 +180,8 @@ def test_more_work_is_slower_and_every_round_has_each_once(tmp_path):
     first, second = report.rows
     assert first.ratio is None and second.ratio.against == "short.onnx"
     # Four times the work; more than that where a busy machine interrupts only the longer call.
-    assert second.ratio.verdict == "slower" and second.ratio.value > 2
+    assert second.ratio.verdict == "slower" or second.ratio.busy
+    assert second.ratio.value > 2
     for row in report.rows:
         assert row.bound and row.backend == "onnxruntime" and row.provider == "cpu"
         assert row.calls >= 10 and len(row.rounds_ms) == 12
@@ -177,6 +189,26 @@ def test_more_work_is_slower_and_every_round_has_each_once(tmp_path):
         assert row.runs_per_s == pytest.approx(1e3 / row.latency.mean)
         assert row.tokens_per_s is None, "no sidecar tells the tokens"
     assert BenchReport.model_validate_json(report.to_json()) == report
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the system does not tell who uses the processors")
+def test_under_load_the_verdict_is_withheld(tmp_path):
+    """Processes that spin on every processor: the ratio stays, without an interval that may exclude the truth."""
+    short, long = chain(tmp_path / "short.onnx", 40), chain(tmp_path / "long.onnx", 80)
+    request = BenchRequest((short, long), providers=("cpu",), threads=(1,), duration=0.3, warmup_ms=0, iterations=6)
+    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        report = run_bench(request)
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+    first, second = report.rows
+    assert first.busy > BUSY and second.busy > BUSY and first.others > OTHERS
+    assert second.ratio.busy and second.ratio.low is None and second.ratio.value > 0
+    assert second.ratio.verdict == "withheld: machine busy"
+    assert any("Other programs used the processors" in line for line in report.warnings)
+    assert "no verdict" in comparison_text(second.label, second.ratio)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell a process's memory")

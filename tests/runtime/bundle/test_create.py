@@ -6,10 +6,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tarfile
+import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,16 +20,19 @@ import numpy as np
 import onnx
 import pytest
 
+from localattn.core import closeness
 from localattn.core.documents.sidecar import read_sidecar, sidecar_path
 from localattn.core.errors import CheckFailed, MissingDependency, UsageError
 from localattn.core.machine.processor import ARCHITECTURES, host_arch
 from localattn.core.storage.files import sha256
 from localattn.core.storage.library_store import CPU_KERNELS
+from localattn.core.tolerance import Tolerance
 from localattn.runtime import load
 from localattn.runtime.bundle.create import BundleRequest, create_bundle
 from localattn.runtime.bundle.device import results, run_engine
 from localattn.runtime.bundle.device import verify as script
 from localattn.runtime.bundle.verify import verify_bundle
+from localattn.runtime.parity.comparison import compare_arrays
 
 from ...conftest import Finished
 from ...support.models.bundles import demo_model, open_model, run_script, tiny_bundle, tiny_model  # noqa: F401
@@ -77,6 +83,46 @@ def test_readme_commands_work_as_written(tiny_bundle: Path, tmp_path: Path, loca
     monkeypatch.chdir(bundle)
     assert [localattn(*words).code for words in ours] == [0, 0]
     assert [run_script(bundle, *words).returncode for words in scripts] == [0, 0, 0]  # running it left no unlisted file
+
+
+def on_a_device(folder: Path, line: str) -> subprocess.CompletedProcess[str]:
+    """A line in plain sh, with a `python3` that has onnxruntime and neither this package nor torch."""
+    programs = folder / "programs"
+    for name in ("localattn", "torch"):
+        (programs / name).mkdir(parents=True, exist_ok=True)
+        (programs / name / "__init__.py").write_text("raise ImportError('not on this device')\n")
+    python = programs / "python3"
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python.chmod(0o755)
+    here = folder / "here"
+    environment = {"PATH": f"{programs}:/usr/bin:/bin", "PYTHONPATH": str(programs)}
+    return subprocess.run(["/bin/sh", "-c", line], cwd=here, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("name", ["a bundle", "it's [1].tar"])
+def test_what_is_printed_for_the_device_works_there(
+    name: str, tiny_model: Path, tmp_path: Path, localattn: Command
+) -> None:
+    """In a folder that has nothing but the bundle; and again, as `bundle verify` prints it."""
+    model, place = tmp_path / "my model.onnx", tmp_path / "here"
+    shutil.copy(tiny_model, model)
+    shutil.copy(sidecar_path(tiny_model), sidecar_path(model))
+    made = localattn("bundle", model, "-o", tmp_path / name)
+    assert made.code == 0, made.err
+    (line,) = re.findall(r"^On the device: (.*)$", made.out, re.MULTILINE)
+    assert f"On the device: {line}" in localattn("bundle", "verify", tmp_path / name).out
+    place.mkdir()
+    (tmp_path / name).rename(place / name)
+    ended = on_a_device(tmp_path, line)
+    assert ended.returncode == 0 and ended.stdout.count("ok ") == 2, ended.stderr
+    written = (next(place.rglob("README.md"))).read_text()
+    assert "localattn run 'model/my model.onnx'" in written
+    if name.endswith(".tar"):
+        return
+    inside = next(place.rglob("verify.py")).parent
+    for command in re.findall(r"^(python3 verify\.py(?! --provider).*?)  #", written, re.MULTILINE):
+        ended = on_a_device(tmp_path, f"cd {shlex.quote(str(inside))} && {command}")
+        assert ended.returncode == 0, f"{command}: {ended.stderr}"
 
 
 def test_tar_is_deterministic_and_verifies(tiny_model: Path, tmp_path: Path, localattn: Command) -> None:
@@ -205,6 +251,7 @@ KILLER = """
 import itertools, json, os, pathlib, shutil, sys
 from localattn.runtime.bundle.create import BundleRequest, create_bundle
 from localattn.runtime.bundle.verify import verify_bundle
+from localattn.runtime.parity.comparison import compare_arrays
 
 model, target, as_tar = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3] == "tar"
 
@@ -297,7 +344,7 @@ def test_compiled_kernels_for_the_cpu_travel_and_are_tried(tiny_model: Path, tmp
     readme = (tmp_path / "b/README.md").read_text()
     assert "staticPlugins" not in readme
     for home in homes.values():
-        assert f"--plugin {home}" in readme
+        assert f"--plugin-library {home}" in readme
     here = homes[host_arch()]
     alone = run_script(tmp_path / "b")
     assert alone.returncode == 0, alone.stdout
@@ -418,14 +465,48 @@ def test_one_engine_that_runs_is_enough() -> None:
 )
 def test_comparison(actual: list[float], passed: bool) -> None:
     tolerance = {"atol": 1e-4, "rtol": 1e-4, "cosine": None}
-    assert results.compare(np.array(actual), np.array([1.0, 2.0, 3.0]), tolerance)["passed"] is passed
+    assert script.compare(np.array(actual), np.array([1.0, 2.0, 3.0]), tolerance)["passed"] is passed
+
+
+def _travelling(folder: Path) -> types.ModuleType:
+    """The script of a bundle, run as on a device: without the package."""
+    source = folder / "verify.py"
+    module = types.ModuleType("verify")
+    module.__dict__["__file__"] = str(source)
+    exec(compile(source.read_text(), str(source), "exec"), module.__dict__)
+    return module
+
+
+def test_the_script_of_a_bundle_and_the_package_cannot_judge_differently(tiny_bundle: Path) -> None:
+    assert (tiny_bundle / "closeness.py").read_bytes() == Path(closeness.__file__).read_bytes()
+    script_alone, generator = _travelling(tiny_bundle), np.random.default_rng(5)
+    verdicts = []
+    for case in range(300):
+        shape = (3, 7) if case else (300_000,)  # beyond one chunk
+        expected = generator.standard_normal(shape) * 10.0 ** generator.integers(-6, 3)
+        # Errors around the tolerance, where a different rounding would show.
+        atol, rtol = 10.0 ** generator.uniform(-6, -2, 2)
+        share = generator.choice([0.1, 0.5, 1 - 1e-9, 1.0, 1 + 1e-15, 1.5])
+        actual = expected + share * (atol + rtol * np.abs(expected)) * generator.choice([-1, 0, 1], shape)
+        if case % 10 == 9:
+            actual.flat[case % actual.size] = generator.choice([np.nan, np.inf, -np.inf])
+        floor = float(generator.choice([0.9, 0.999])) if case % 2 else None
+        dtype = generator.choice(["float16", "float32", "float64"])
+        actual, expected = actual.astype(dtype), expected.astype("float64" if case % 3 else dtype)
+        here = compare_arrays("out", actual, expected, Tolerance(atol, rtol, floor))
+        row = script_alone.compare(actual, expected, {"atol": atol, "rtol": rtol, "cosine": floor})
+        assert row["passed"] is here.passed
+        if "max_abs" in row:
+            assert (row["max_abs"], row["cosine"]) == (here.max_abs, here.cosine)
+        verdicts.append(here.passed)
+    assert 30 < sum(verdicts) < 270
 
 
 def test_cosine_floor_is_judged() -> None:
     expected = np.full(100, 1e-3)
     tolerance = {"atol": 1e-2, "rtol": 1e-2, "cosine": 0.999}
-    assert results.compare(expected, expected, tolerance)["passed"]
-    assert not results.compare(-expected, expected, tolerance)["passed"]
+    assert script.compare(expected, expected, tolerance)["passed"]
+    assert not script.compare(-expected, expected, tolerance)["passed"]
 
 
 @pytest.mark.parametrize("machine", ["aarch64", "x86_64"])

@@ -12,7 +12,8 @@ from typing import Any
 import onnx
 import pytest
 
-from localattn.commands.build import parse_profiles
+from localattn.commands.api.building import _profiles
+from localattn.commands.build import parse_shapes
 from localattn.core import tensorrt_versions
 from localattn.core.documents.engine_facts import ProfileFacts, read_engine_facts
 from localattn.core.documents.sidecar import read_sidecar, sidecar_path
@@ -102,12 +103,30 @@ def test_json_holds_the_facts_and_nothing_else(localattn: Callable[..., Finished
     assert report["options"]["workspace"] == 64 << 20
     assert report["options"]["builder_optimization_level"] == 1
     assert "timing cache is not used" in report["notes"][0]
-    assert report["checks"][-1] == {
+    inspected, compared = report["checks"][-2:]
+    assert inspected == {
         "name": "engine inspector",
         "status": "skipped",
         "detail": "no GPU here; the network above is what was serialised",
         "figures": {},
+        "baseline": None,
     }
+    assert (compared["name"], compared["status"]) == ("parity", "skipped")
+    assert compared["detail"] == (
+        "no GPU here: the engine did not run; on the device: localattn parity small.engine --against small.onnx"
+    )
+
+
+@pytest.mark.skipif(find_device_or_none() is None, reason="no GPU to run an engine on")
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_an_engine_that_runs_is_compared_with_its_file(
+    localattn: Callable[..., Finished], tmp_path: Path, dtype: str
+) -> None:
+    output = tmp_path / "small.engine"
+    finished = localattn("build", small_model(dtype), "-o", output, *RTX, "--plugin", "none")
+    assert finished.code == 0, finished.err
+    record = read_engine_facts(output).checks[-1]
+    assert (record.name, record.status) == ("parity", "passed")
 
 
 @needs_plugin_tools
@@ -339,7 +358,7 @@ def test_open_sizes_are_those_of_the_export(tmp_path: Path) -> None:
 )
 def test_shapes_that_do_not_parse(low: str, high: str | None, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
-        parse_profiles(low, low, high)
+        _profiles(*(parse_shapes("--min-shapes", text) for text in (low, low, high)))
 
 
 def test_fixed_sizes_take_no_profile(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_too_little_memory_is_told(bench: Bench, room: int) -> None:
     bench.gpu.room = room
     with pytest.raises(MissingDependency, match="does not start on the GPU") as caught:
         open_step(bench.path)
-    assert caught.value.why == "CUDA Error: 2" and "--workspace" in (caught.value.fix or "")
+    assert caught.value.why == "CUDA Error: 2" and "`workspace`" in (caught.value.fix or "")
     del caught
     bench.gpu.room = 7
     assert open_step(bench.path).position == 0

@@ -65,9 +65,9 @@ def test_a_model_computes_the_same(arm: ArmMachine, library: Path, dtype: str, p
     path, given, saved = small_model(dtype), tmp_path / "in.npz", tmp_path / "out.npz"
     save_arrays(given, {"tokens": TOKENS})
     expected = load(path, "cpu", plugin="none").run({"tokens": TOKENS})["logits"]
-    chosen = library if plugin == "kernels" else "none"
+    chosen = ("--plugin-library", library) if plugin == "kernels" else ("--plugin", "none")
     told = document(arm.localattn(
-        "run", path, "--load-inputs", given, "--save-outputs", saved, "--plugin", chosen, "--format", "json"
+        "run", path, "--load-inputs", given, "--save-outputs", saved, *chosen, "--format", "json"
     ))  # fmt: skip
     assert told["plugin"] == (str(library) if plugin == "kernels" else None)
     assert (SUMMED in told["notes"]) is (dtype == "fp16" and SUMS_HALVES)

@@ -251,11 +251,11 @@ def test_a_changed_library_is_refused(tmp_path: Path, localattn: Call) -> None:
     other.with_name("other.so.json").write_bytes(Path(library() + ".json").read_bytes())
     with pytest.raises(CheckFailed, match="changed after it was built"):
         load(path, plugin=other)
-    finished = localattn("run", path, "--plugin", other)
+    finished = localattn("run", path, "--plugin-library", other)
     assert finished.code == 1 and "changed after it was built" in finished.err
-    gone = localattn("run", path, "--plugin", tmp_path / "gone.so")
+    gone = localattn("run", path, "--plugin-library", tmp_path / "gone.so")
     assert gone.code == 2 and "cannot be read" in gone.err
-    elsewhere = localattn("run", path, "--plugin", library(), "--provider", "cuda")
+    elsewhere = localattn("run", path, "--plugin-library", library(), "--provider", "cuda")
     assert elsewhere.code == 2 and "on the CPU" in elsewhere.err
 
 
@@ -264,7 +264,7 @@ def test_a_file_without_body_needs_the_kernel(tmp_path: Path, localattn: Call) -
     onnx.save(without_body(node_model.one_node(PLAIN, WINDOW, 50)), str(path))
     refused = localattn("run", path)
     assert refused.code == 3 and "localattn plugin build --backend onnxruntime" in refused.err
-    ran = localattn("run", path, "--plugin", library())
+    ran = localattn("run", path, "--plugin-library", library())
     assert ran.code == 0 and "ran on cpu, compiled kernel (onnxruntime)" in ran.out
 
 
@@ -272,10 +272,11 @@ def test_commands_use_it_and_say_so(in_cache: Path, tiny: Path, localattn: Call,
     model = tmp_path / "tiny.onnx"
     exported = localattn("export", tiny, "-o", model, "--mask")
     assert exported.code == 0 and "provider cpu\n" in exported.out, "the export judges the function body"
-    for plugin, expected in (("auto", str(in_cache)), ("none", None), (str(in_cache), str(in_cache))):
-        told = json.loads(localattn("run", model, "--plugin", plugin, "--format", "json").out)
+    ways = ((("--plugin", "auto"), str(in_cache)), (("--plugin", "none"), None))
+    for plugin, expected in (*ways, (("--plugin-library", in_cache), str(in_cache))):
+        told = json.loads(localattn("run", model, *plugin, "--format", "json").out)
         assert (told["provider"], told["plugin"]) == ("cpu", expected)
-        judged = json.loads(localattn("parity", model, "--against", tiny, "--plugin", plugin, "--format", "json").out)
+        judged = json.loads(localattn("parity", model, "--against", tiny, *plugin, "--format", "json").out)
         assert (judged["passed"], judged["provider"], judged["plugin"]) == (True, "cpu", expected)
     assert "tiny.onnx (compiled kernel) and" in localattn("parity", model, "--against", tiny).out
     page = tmp_path / "parity.md"
@@ -301,7 +302,7 @@ def test_commands_use_it_and_say_so(in_cache: Path, tiny: Path, localattn: Call,
 
 @pytest.mark.parametrize(
     ("options", "plugin"),
-    [(["--dtype", "fp16"], True), (["--weights", "int8"], True), (["--dynamic", "batch,seq"], True)],
+    [(["--dtype", "fp16"], True), (["--weight-dtype", "int8"], True), (["--dynamic", "batch,seq"], True)],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_other_kinds_of_files(

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from localattn.core import closeness
 from localattn.core.errors import CheckFailed, UsageError
-from localattn.core.tolerance import TOLERANCES, Tolerance, tolerance_for
-from localattn.runtime.parity import comparison as compare
-from localattn.runtime.parity.comparison import Comparison, compare_arrays
+from localattn.core.tolerance import TOLERANCES, Baseline, Tolerance, tolerance_for
+from localattn.runtime.parity.comparison import Comparison, compare_arrays, merged
 
 FP32 = tolerance_for("fp32")
 
@@ -26,7 +27,7 @@ def pair(seed=0, shape=(3, 50, 7), noise=1e-3):
 
 @pytest.mark.parametrize("chunk", [64, 1 << 18])
 def test_figures_are_those_of_numpy(monkeypatch, chunk):
-    monkeypatch.setattr(compare, "_CHUNK", chunk)
+    monkeypatch.setattr(closeness, "_CHUNK", chunk)
     actual, expected = pair()
     got = compare_arrays("out", actual, expected, FP32)
     a, e = actual.astype(np.float64), expected.astype(np.float64)
@@ -66,7 +67,7 @@ def test_saved_figures_judge_every_tolerance_like_the_arrays(pairs, chunk):
     expected = np.array([e for e, _ in pairs]) / 16
     actual = expected + np.array([d for _, d in pairs]) / 16
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compare, "_CHUNK", chunk)
+        patch.setattr(closeness, "_CHUNK", chunk)
         made = compare_arrays("out", actual, expected, FP32)
     saved = Comparison.from_dict(json.loads(json.dumps(made.to_dict())))
     for rtol in np.arange(0, 2, 1 / 16):
@@ -162,10 +163,17 @@ def test_a_scalar_output_compares():
 def test_the_tolerance_table_is_the_documented_one():
     table = {name: (t.atol, t.rtol, t.cosine) for name, t in TOLERANCES.items()}
     assert table == {
-        "fp32": (1e-4, 1e-4, None), "fp16": (1e-2, 1e-2, 0.999), "bf16": (1e-1, 1e-1, 0.999), "int8": (2.5, 0.1, 0.995)
+        "fp32": (1e-4, 1e-4, None), "fp16": (1e-2, 1e-2, 0.999), "bf16": (5e-2, 2e-2, 0.999),
+        "int8": (None, None, 0.99), "int4": (None, None, 0.985),
     }  # fmt: skip
+    figures = {name: (t.relative_rms, t.divergence, t.agreement) for name, t in TOLERANCES.items() if t.atol is None}
+    assert figures == {"int8": (0.14, 0.1, 0.7), "int4": (0.17, 0.15, 0.6)}
+
+
+def test_a_tolerance_of_the_users_judges_single_elements_alone():
     assert tolerance_for("fp16", atol=0.5) == Tolerance(0.5, 1e-2, 0.999)
     assert tolerance_for("fp16", rtol=0.0) == Tolerance(1e-2, 0.0, 0.999)
+    assert tolerance_for("int8", atol=0.5) == Tolerance(0.5, 0.0, 0.99)
 
 
 @pytest.mark.parametrize("wrong", [-1.0, math.nan, math.inf])
@@ -177,5 +185,75 @@ def test_a_tolerance_is_a_finite_number(wrong):
 
 
 def test_an_unknown_element_type_names_the_known():
-    with pytest.raises(UsageError, match="fp32, fp16, bf16, int8"):
-        tolerance_for("int4")
+    with pytest.raises(UsageError, match="fp32, fp16, bf16, int8, int4"):
+        tolerance_for("int2")
+
+
+def test_comparisons_of_several_inputs_are_one():
+    """Merged figures are those of the arrays end to end, for every tolerance too."""
+    pairs = [pair(seed, (2, 10 + seed, 7)) for seed in range(3)]
+    whole = merged([compare_arrays("out", a, e, FP32) for a, e in pairs], FP32)
+    joined = compare_arrays("out", *(np.concatenate([p[side] for p in pairs], axis=1) for side in (0, 1)), FP32)
+    for name in ("count", "max_abs", "max_rel", "rms", "relative_rms", "relative_max", "cosine"):
+        assert getattr(whole, name) == pytest.approx(getattr(joined, name), rel=1e-12), name
+    for rtol in (0.0, 1e-3, 1e-1):
+        assert whole.excess(Tolerance(0.0, rtol)) == joined.excess(Tolerance(0.0, rtol))
+    poisoned = pairs[1][0].copy()
+    poisoned[0, 0, 0] = np.nan
+    parts = [compare_arrays("out", a, e, FP32) for a, e in (pairs[0], (poisoned, pairs[1][1]))]
+    assert not merged(parts, Tolerance(1e9, 0.0)).passed and merged(parts, FP32).worst_index == (0, 0, 0)
+
+
+def test_the_baseline_admits_what_the_table_refuses():
+    actual, expected = pair(noise=1e-2)
+    got = compare_arrays("out", actual, expected, Tolerance(1e-3, 0.0))
+    assert not got.passed
+    for rms, largest, passes in ((1.01, 1.01, True), (0.99, 1.01, False), (1.01, 0.99, False)):
+        known = Baseline("fp16", rms * got.relative_rms / 1.5, largest * got.relative_max / 4, "a module")
+        tolerance = Tolerance(1e-3, 0.0, takes_baseline=True, baseline=known)
+        assert got.judge(tolerance) is passes
+        again = Tolerance.from_dict(json.loads(json.dumps(asdict(tolerance))))
+        assert again == tolerance and "1.5 times the untouched module's own error in fp16" in again.describe()
+    actual[0, 0, 0] = np.nan
+    assert not compare_arrays("out", actual, expected, tolerance).passed
+
+
+def logits(noise, seed=0, shape=(2, 300, 40)):
+    generator = np.random.default_rng(seed)
+    expected = 3 * generator.standard_normal(shape)
+    return expected + noise * generator.standard_normal(shape), expected
+
+
+def test_figures_of_logits_are_pytorchs():
+    torch = pytest.importorskip("torch")
+    actual, expected = logits(0.5)
+    found = compare_arrays("logits", actual, expected, tolerance_for("int8")).distribution
+    q, p = (torch.from_numpy(x).log_softmax(-1) for x in (actual, expected))
+    divergence = torch.nn.functional.kl_div(q, p, reduction="sum", log_target=True) / 600
+    assert found.divergence == pytest.approx(float(divergence), rel=1e-10)
+    assert found.agreement == (actual.argmax(-1) == expected.argmax(-1)).mean() and found.positions == 600
+    assert compare_arrays("out", actual, expected, tolerance_for("int8")).distribution is None
+    assert compare_arrays("logits", actual, expected, FP32).distribution is None
+
+
+def test_rounded_weights_are_judged_by_what_they_do_to_the_next_token():
+    """Each figure refuses what the others let through."""
+    int8 = tolerance_for("int8")
+    actual, expected = logits(0.2)
+    assert compare_arrays("logits", actual, expected, int8).passed
+    assert np.abs(actual - expected).max() > 0.7  # single elements do not judge
+    assert not compare_arrays("logits", *logits(0.7), int8).passed
+    swapped = expected.copy()  # the two largest logits change places where they are close
+    order = expected.argsort(-1)
+    first, second = order[..., -1:], order[..., -2:-1]
+    for place, other in ((first, second), (second, first)):
+        np.put_along_axis(swapped, place, np.take_along_axis(expected, other, -1), -1)
+    lenient = replace(int8, divergence=1e9, cosine=None, relative_rms=None)
+    got = compare_arrays("logits", swapped, expected, lenient)
+    assert got.distribution.agreement == 0 and not got.passed
+    scaled = compare_arrays("logits", 1.6 * expected, expected, replace(int8, relative_rms=None))
+    assert scaled.cosine == pytest.approx(1) and scaled.distribution.agreement == 1 and not scaled.passed
+    assert not compare_arrays("out", 1.2 * expected, expected, int8).passed, "the relative error"
+    assert compare_arrays("out", 1.1 * expected, expected, int8).passed
+    few = compare_arrays("logits", *logits(0.0, shape=(1, 3, 40)), int8).distribution
+    assert replace(few, agreeing=2).meets(int8) and not replace(few, agreeing=0).meets(int8)

@@ -141,7 +141,7 @@ def test_an_engine_as_judge_is_not_taken_for_proven(folder: Path, stand_in: None
     assert report["reference"] == {
         "kind": "file", "dtype": "fp32", "backend": "tensorrt-rtx", "provider": "cuda", "checked": None
     }  # fmt: skip
-    assert any("it is an engine" in line for line in report["notes"])
+    assert any("has no record of a comparison" in line for line in report["notes"])
 
 
 def test_an_engine_with_fixed_sizes_beside_an_open_file(folder: Path, stand_in: None, localattn: Command) -> None:
@@ -235,7 +235,7 @@ def test_where_an_engine_does_not_run_is_refused(
     pair = (as_engine(folder / "model.onnx"), "--against", folder / reference, "--seeds", 1)
     cpu = localattn("parity", *pair, "--provider", "cpu")
     assert cpu.code == 2 and "cannot run on 'cpu'" in cpu.err
-    library = localattn("parity", *pair, "--plugin", folder / "kernels.so")
+    library = localattn("parity", *pair, "--plugin-library", folder / "kernels.so")
     assert library.code == 2 and "takes no plugin library" in library.err
     for option in (("--provider", "cuda"), ("--plugin", "none")):
         assert localattn("parity", *pair, *option).code == 0
@@ -246,5 +246,5 @@ def test_where_a_step_engine_does_not_run_is_refused(bench: Bench, localattn: Co
     pair = (engine, "--against", engine.with_suffix(".onnx"), "--seeds", 1)
     cpu = localattn("parity", *pair, "--provider", "cpu")
     assert cpu.code == 2 and "cannot run on 'cpu'" in cpu.err
-    library = localattn("parity", *pair, "--plugin", engine.with_name("kernels.so"))
+    library = localattn("parity", *pair, "--plugin-library", engine.with_name("kernels.so"))
     assert library.code == 2 and "takes no plugin library" in library.err

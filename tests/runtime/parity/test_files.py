@@ -20,6 +20,7 @@ from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.models.family import ShapeRequest
 from localattn.onnx_graph.onnx_file import OnnxFile
 from localattn.runtime import load
+from localattn.runtime.parity.built_engine import check_built_engine
 
 from ...conftest import TINY, Finished, save_upstream
 from ...support.models.parity_faults import (
@@ -102,6 +103,17 @@ def test_the_figures_are_those_of_the_two_files(folder: Path, localattn: Command
     assert strict.code == 1 and "NOT equal" in strict.out
     other_way = document(localattn("parity", full, "--against", half, "--seeds", 1, "--format", "json"))
     assert other_way["dtype"] == "fp16"
+
+
+def test_a_build_compares_what_it_built_with_its_file(folder: Path) -> None:
+    """The check takes whatever runs: here a second file stands where an engine would, which needs a GPU."""
+    model = folder / "model.onnx"
+    same = check_built_engine(Path(shutil.copy(model, folder / "built.onnx")), model)
+    assert (same.name, same.status) == ("parity", "passed") and "max error 0.0e+00 against model.onnx" in same.detail
+    other = check_built_engine(alter(Path(shutil.copy(model, folder / "wrong.onnx")), wider_window), model)
+    assert other.status == "failed" and float(other.figures["max_abs"]) > 1e-3
+    absent = check_built_engine(model, folder / "nowhere.onnx")
+    assert absent.status == "skipped" and "did not both run" in absent.detail
 
 
 @pytest.mark.parametrize("fault", [one_weight, wider_window, not_a_number])
@@ -349,7 +361,7 @@ def test_several_models_and_their_page(folder: Path, localattn: Command) -> None
     assert finished.code == 1 and finished.out.count("was checked when it was exported") == 1
     text = page.read_text(encoding="utf-8")
     assert "model.onnx, run by onnxruntime on cpu, are equal within" in text and "are NOT equal within" in text
-    assert "was checked when it was exported: max error" in text and "against the float64 oracle" not in text
+    assert "was checked when it was exported: max error" in text and "the float64 reference of" not in text
     assert "Window" in text and "half.onnx: Errors of logits" in text
 
 

@@ -49,5 +49,6 @@ def test_differences_are_told(first: list[TensorSpec], second: list[TensorSpec],
 def test_the_coarser_tolerance_decides() -> None:
     assert coarsest(["fp32", "fp16"]) == "fp16" and coarsest(["bf16", "fp16"]) == "bf16"
     assert coarsest(["int8", "bf16"]) == "int8" and coarsest(["fp32", "odd"]) == "odd"
-    atols = [tolerance.atol for tolerance in TOLERANCES.values()]
+    assert coarsest(["int8", "int4"]) == "int4"
+    atols = [tolerance.atol for tolerance in TOLERANCES.values() if tolerance.atol is not None]
     assert atols == sorted(atols)

@@ -224,7 +224,9 @@ _YAML = (
     "\n".join(["k0: &a0 [x]", *(f"k{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12))]),
     "kwargs: !!python/object/apply:os.system ['true']", "? {a: b}\n: c", "kwargs: &k {dim: *k}", "[" * 5000,
     "- " * 3000,
-    "kwargs: {dim: 1_000, depth: 0o7, heads: 1e3}", "class: 2026-01-01", "kwargs: {? [a]: b}", "%YAML 9.9\n---\n{}",
+    "kwargs: {dim: 1_000, depth: 0o7, heads: 1e3}", "kwargs: {dim: 010}", "kwargs: {dim: 1:30}", "kwargs: {a: 1, a: 2}",
+    "? &a [x]\n: 1\n? *a\n: 2", "kwargs: !!set {a, a}", "kwargs: !!omap [a: 1, a: 2]", "a: -0:0.0", "a: !!int 0x",
+    "class: 2026-01-01", "kwargs: {? [a]: b}", "%YAML 9.9\n---\n{}",
 )  # fmt: skip
 _TOML = (
     "[" * 2000,
@@ -234,13 +236,19 @@ _TOML = (
     "dim = 1e99999",
     "[kwargs]\n[kwargs]",
 )
+_JSON = (
+    '{"kwargs": {"dim": 1, "dim": 2}}',
+    '{"a": ' * 30 + "1" + "}" * 30,
+    '{"kwargs": {"dim": "<fill in: x>"}}',
+    "NaN",
+)
 
 
 def mutate_config(random: Random, document: Any, suffix: str) -> bytes:
     """A config changed as a document and written in its format, or its text changed."""
     changed = mutate_document(random, document)
     if suffix == ".json":
-        text = json_bytes(changed)
+        text = random.choice(_JSON).encode() if random.random() < 0.1 else json_bytes(changed)
     elif suffix in (".yaml", ".yml"):
         import yaml
 

@@ -28,6 +28,7 @@ from .options import draw_option
 from .outputs import draw_output
 from .planted import draw_batch, draw_library
 from .surroundings import draw_environment, draw_streams
+from .training import draw_training
 from .wrong_inputs import draw_wrong_input
 
 Make = Callable[[Random, Seeds], Case]
@@ -275,6 +276,7 @@ TARGETS: dict[str, Target] = {
     "checkpoint-safetensors": Target(
         _safetensors, 2, _inspect_checkpoint("m.safetensors"), lambda s: s.safetensors, mutate_safetensors
     ),
+    "checkpoint-training": Target(draw_training, 3),
     "config": Target(_config, 2),
     "inputs-npz": Target(
         _npz, 3, _npz_case, lambda s: s.npz, lambda random, content: mutate_zip(random, content, mutate_npy)

@@ -1,0 +1,1 @@
+"""Exported files in other people's runtimes and tools."""

@@ -1,0 +1,73 @@
+"""Grids of which the default run takes a part: every so many-th case; the others are marked `slow`.
+
+One table, so that the time of the default run is set in one place. `-m "slow or not slow"` runs every case.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+# By file and function: of how many cases one runs by default, the first of them.
+GRIDS = {
+    "core/test_kill.py::test_killed_at_some_moments": 2,
+    "exporter/checks/test_long_checks.py::test_two_runs_find_a_lost_window": 3,
+    "exporter/lowering/test_attention_function.py::test_body_equals_reference": 3,
+    "exporter/lowering/test_attention_function.py::test_parts_change_no_bit": 4,
+    "exporter/lowering/test_attention_function.py::test_what_is_known_of_a_node_changes_no_result": 3,
+    "exporter/lowering/test_exported_file.py::test_fp16_file_is_close_to_upstream": 3,
+    "exporter/lowering/test_exported_file.py::test_fp32_file_equals_upstream": 3,
+    "exporter/lowering/test_fused_files.py::test_nodes_bodies_and_numbers": 2,
+    "exporter/lowering/test_fused_functions.py::test_all_that_compute_it_agree": 2,
+    "exporter/models/test_aft_local.py::test_eight_thousand_positions_take_seconds_and_megabytes": 2,
+    "exporter/models/test_aft_local.py::test_hard_numbers_in_the_file": 2,
+    "exporter/models/test_aft_local.py::test_the_file_has_labmls_numbers": 3,
+    "exporter/models/test_step_modules.py::test_equals_upstreams_full_pass": 3,
+    "exporter/source/test_dynamic_axes.py::test_every_class": 2,
+    "exporter/test_bisect.py::test_a_good_file_agrees_everywhere": 3,
+    "exporter/test_export.py::test_every_class_passes_its_checks": 2,
+    "exporter/test_golden.py::test_a_wrong_argument_fails": 3,
+    "exporter/test_precision_bf16.py::test_every_sort_of_model": 2,
+    "exporter/test_step_export.py::test_every_class_passes_its_checks": 2,
+    "exporter/test_step_positions.py::test_every_position_is_that_of_the_reference": 2,
+    "exporter/user_module/test_export_module.py::test_a_model_passes_its_checks": 2,
+    "exporter/user_module/test_export_module.py::test_half_a_head_as_wide_as_the_sequence_is_no_fault": 3,
+    "exporter/user_module/test_export_module.py::test_memory_is_checked_whatever_divides_the_length": 2,
+    "exporter/user_module/test_export_module.py::test_open_sizes": 3,
+    "exporter/user_module/test_packages.py::test_a_published_model_exports_and_passes_every_check": 3,
+    "plugins/cpu/test_fused_kernels.py::test_streams_of_every_size": 3,
+    "plugins/kernel/test_cpu_kernel.py::test_every_geometry": 2,
+    "plugins/kernel/test_kernel.py::test_every_geometry": 4,
+    "plugins/kernel/test_ptx_kernel.py::test_huge_scores_are_averages_too": 3,
+    "plugins/kernel/test_ptx_kernel.py::test_numbers": 5,
+    "robustness/test_bad_input_bounds.py::test_only_plain_files_are_read": 4,
+    "robustness/test_library_trust.py::test_a_library_built_elsewhere_is_not_loaded_by_itself": 2,
+    "robustness/test_option_bounds.py::test_no_number_helps_a_missing_file": 6,
+    "robustness/test_outputs.py::test_a_full_disk": 3,
+    "robustness/test_outputs.py::test_an_input_is_never_written_over": 3,
+    "robustness/test_outputs.py::test_names_of_another_kind_are_refused": 4,
+    "robustness/test_outputs.py::test_what_is_there_stays": 4,
+    "robustness/test_streams.py::test_an_export_on_broken_streams_is_whole": 2,
+    "robustness/test_streams.py::test_commands_in_an_ascii_locale": 3,
+    "runtime/engine/test_builder_models.py::test_it_builds_for_rtx_30_40_and_50": 2,
+    "runtime/engine/test_step_session.py::test_logits_are_those_of_the_formula_however_tokens_come": 3,
+    "runtime/generation/test_exported.py::test_modules_without_tokens_stream_too": 2,
+    "runtime/inputs/test_example_inputs.py::test_random_inputs_begin_a_sequence": 3,
+    "runtime/ort/test_cpu_sessions.py::test_kernel_equals_reference_and_body": 3,
+    "runtime/parity/test_parity_runners.py::test_every_runner_equals_the_reference": 2,
+}
+
+
+def thin(items: Sequence[pytest.Item]) -> None:
+    """Mark the cases that the default run leaves out."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        if item.get_closest_marker("slow") is not None:
+            continue
+        grid = item.nodeid.partition("[")[0].partition("tests/")[2]
+        if grid in GRIDS:
+            if seen[grid] % GRIDS[grid]:
+                item.add_marker(pytest.mark.slow)
+            seen[grid] += 1
