@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import inspect
 import re
+import textwrap
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,17 +20,21 @@ import typer
 from typer.models import ArgumentInfo, OptionInfo
 
 from localattn.cli import command_line
+from localattn.commands.parts.terminal.examples import EXAMPLES
+from localattn.commands.parts.terminal.panels import OPTIONS, PANELS
 
 PAGE = Path(__file__).with_name("commands.md")
 HEAD = """# Commands
 
 <!-- Written by `python docs/generate.py` from the code. Do not edit. -->
 
-Every command also takes `-h`, `--help`; `-v`, `--verbose` for tracebacks and what is decided, `-vv` for details;
-`-q`, `--quiet` for no progress.
-`localattn --version` prints the version. `localattn --install-completion` teaches your shell the commands and options.
+Every command also takes `-h`, `--help`; `-v`, `--verbose` for tracebacks and what is decided, `-vv`
+for details; `-q`, `--quiet` for no progress. `localattn --version` prints the version.
+`localattn --install-completion` teaches your shell the commands and options.
 
 """
+# Columns of the page's text.
+WIDTH = 100
 # What every command has, said once at the top.
 SHARED = {"verbose", "quiet"}
 # What a value is called where its type says no more.
@@ -46,6 +51,7 @@ class Parameter(NamedTuple):
         default: as a reader would type it, or said in words; "" for none.
         help: the sentence that `--help` shows.
         is_option: or else an argument.
+        panel: where `--help` shows it; "" for an argument.
     """
 
     names: tuple[str, ...]
@@ -54,14 +60,16 @@ class Parameter(NamedTuple):
     default: str
     help: str
     is_option: bool
+    panel: str
 
 
 class Command(NamedTuple):
-    """One command, or a group of them: its words after `localattn`, what is said of it, and its parameters."""
+    """One command, or a group of them: its words after `localattn`, its paragraphs, parameters and examples."""
 
     words: str
     paragraphs: list[str]
     parameters: list[Parameter]
+    examples: Sequence[str] = ()
 
 
 def commands() -> list[Command]:
@@ -81,7 +89,7 @@ def _command(prefix: str, info: Any) -> Command:
     name = info.name or callback.__name__.replace("_", "-")
     text = inspect.cleandoc(callback.__doc__)
     paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
-    return Command(prefix + name, paragraphs, _parameters(callback))
+    return Command(prefix + name, paragraphs, _parameters(callback), EXAMPLES.get(prefix + name, ()))
 
 
 def _parameters(callback: Callable[..., None]) -> list[Parameter]:
@@ -111,7 +119,8 @@ def _parameter(name: str, annotation: Any, info: ArgumentInfo | OptionInfo, defa
     if not stated and not any(default is nothing for nothing in (None, False, "", inspect.Parameter.empty)):
         stated = _typed(default)
     required = default is inspect.Parameter.empty
-    return Parameter(names, f"{value} …" if many and is_option else value, required, stated, words, is_option)
+    panel = PANELS[name] if is_option else ""
+    return Parameter(names, f"{value} …" if many and is_option else value, required, stated, words, is_option, panel)
 
 
 def _flags(name: str, info: OptionInfo) -> tuple[str, ...]:
@@ -140,41 +149,49 @@ def _inner_type(annotation: Any) -> tuple[type, bool]:
 
 def _value(kind: type, info: ArgumentInfo | OptionInfo) -> str:
     if issubclass(kind, Enum):
-        return "\\|".join(member.value for member in kind)
+        return "|".join(member.value for member in kind)
     if info.min is None:
         return VALUES[kind]
     return f"{VALUES[kind]} {f'≥ {info.min:g}' if info.max is None else f'{info.min:g} to {info.max:g}'}"
 
 
-def _rows(parameters: list[Parameter]) -> list[str]:
-    """The rows of a table of options, or of arguments."""
-    rows = []
+def _items(parameters: list[Parameter]) -> list[str]:
+    """Return the items of a list of options, or of arguments."""
+    items = []
     for parameter in parameters:
         names = ", ".join(f"`{name}`" for name in parameter.names)
-        default = "*required*" if parameter.required else parameter.default
-        help_text = parameter.help.replace("|", "\\|")
-        cells = [names, parameter.value, help_text, default] if parameter.is_option else [names, help_text, default]
-        rows.append(f"| {' | '.join(cells)} |".replace("|  |", "| |"))
-    return rows
+        value = f" {parameter.value}" if parameter.value and parameter.is_option else ""
+        default = "*Required.*" if parameter.required else f"Default: {parameter.default}." if parameter.default else ""
+        items.append(_wrapped(f"- {names}{value}: {parameter.help} {default}", "  "))
+    return items
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(text.strip(), WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def page() -> str:
     """The whole reference as Markdown."""
     every = commands()
-    lines = [HEAD + str(command_line().info.epilog), ""]
-    lines += ["| command | |", "|---|---|"]
-    lines += [f"| [{c.words}](#localattn-{c.words.replace(' ', '-')}) | {c.paragraphs[0]} |" for c in every]
+    lines = [HEAD + _wrapped(str(command_line().info.epilog)), ""]
+    lines += [
+        _wrapped(f"- [{c.words}](#localattn-{c.words.replace(' ', '-')}): {c.paragraphs[0]}", "  ") for c in every
+    ]
     for command in every:
         arguments = [parameter for parameter in command.parameters if not parameter.is_option]
         options = [parameter for parameter in command.parameters if parameter.is_option]
         usage = ["localattn", command.words, "[OPTIONS]" if options else "COMMAND"]
         usage += [a.names[0] if a.required else f"[{a.names[0]}]" for a in arguments]
         lines += ["", f"## localattn {command.words}", "", "```", " ".join(usage), "```", ""]
-        lines += ["\n\n".join(command.paragraphs), ""]
+        lines += ["\n\n".join(map(_wrapped, command.paragraphs)), ""]
         if arguments:
-            lines += ["| argument | | default |", "|---|---|---|", *_rows(arguments), ""]
-        if options:
-            lines += ["| option | value | | default |", "|---|---|---|---|", *_rows(options), ""]
+            lines += [*_items(arguments), ""]
+        for panel in OPTIONS:
+            shown = [option for option in options if option.panel == panel]
+            if shown:
+                lines += [f"**{panel}**", "", *_items(shown), ""]
+        if command.examples:
+            lines += ["```sh", *command.examples, "```", ""]
         lines.pop()
     return "\n".join(lines) + "\n"
 
