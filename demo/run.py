@@ -32,8 +32,10 @@ class DemoResult:
     rows: int
 
 
-def run_demo(folder: Path, rows: int, progress: Callable[[str], None], *, overwrite: bool = False) -> DemoResult:
-    """Export into `folder` and measure the file on `rows` rows of held-out text.
+def run_demo(
+    folder: Path, rows: int, progress: Callable[[str], None], *, dtype: str = "fp32", overwrite: bool = False
+) -> DemoResult:
+    """Export into `folder` in an element type and measure the file on `rows` rows of held-out text.
 
     Raises:
         UsageError: the file is there and may not be replaced, or the folder cannot be written.
@@ -43,7 +45,8 @@ def run_demo(folder: Path, rows: int, progress: Callable[[str], None], *, overwr
 
     folder.mkdir(exist_ok=True)
     output = folder / "pybytes.onnx"
-    report = export(ExportRequest(checkpoint_path(), output, config=config_path(), overwrite=overwrite), progress)
+    request = ExportRequest(checkpoint_path(), output, config=config_path(), dtype=dtype, overwrite=overwrite)
+    report = export(request, progress)
     progress("Running the file on held-out text")
     session = load(output, provider="cpu")
     text = np.frombuffer(validation_path().read_bytes(), dtype=np.uint8)

@@ -1,1 +1,1 @@
-"""What is on this machine, what each command could do with it, and what would add the rest."""
+"""Report what is on this machine, what each command can do with it, and how to add the rest."""

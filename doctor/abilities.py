@@ -1,4 +1,4 @@
-"""What each command needs, as a table, and what it could do with what was found."""
+"""List what each command needs, and check what it can do with what was found."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Choice = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Ability:
-    """One thing a command does.
+    """One thing that a command does.
 
     Args:
-        command: as it is typed, "build --backend tensorrt"; its first word is the command.
-        does: in a few words.
+        command: how it is typed, "build --backend tensorrt"; its first word is the command.
+        does: what it does, in a few words.
         needs: names of probes; each entry lists alternatives of which one is enough.
     """
 
@@ -28,13 +28,13 @@ class Ability:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether an ability is there.
+    """Whether an ability works on this machine.
 
     Args:
-        ability: which.
-        able: everything it needs works.
+        ability: the ability.
+        able: whether everything it needs works.
         lacks: titles of what is missing, alternatives joined with "or".
-        add: the commands that add it, in order, without repeats; of alternatives the first.
+        add: the commands that add it, in order, without repeats; for alternatives, those of the first.
     """
 
     ability: Ability
@@ -52,6 +52,7 @@ _ANY_COMPILER = ("compiler-x86_64", "compiler-aarch64")
 
 ABILITIES: tuple[Ability, ...] = (
     Ability("export", "a checkpoint or module to a checked ONNX file", _CHECKED),
+    Ability("convert", "a file in standard operators", (("onnx",), ("onnxscript",), ("onnx_ir",), ("cpu",))),
     Ability("demo", "the shipped model, exported and run", _CHECKED),
     Ability("parity", "a file against its checkpoint", (("torch",), ("safetensors",), ("einops",), *_RUNS_ONNX)),
     Ability("parity --against model.onnx", "a file against another, without PyTorch", _RUNS_ONNX),
@@ -61,6 +62,7 @@ ABILITIES: tuple[Ability, ...] = (
     Ability("run model.onnx", "a file on this machine", _RUNS_ONNX),
     Ability("run --provider cuda", "a file on the GPU", (("cuda",),)),
     Ability("run --provider tensorrt", "a file through TensorRT", (("tensorrt-provider",),)),
+    Ability("run --runtime openvino", "a file in OpenVINO", (("openvino",),)),
     Ability("run model.engine", "an engine", (("tensorrt", "tensorrt_rtx"), ("polygraphy",), ("driver",))),
     Ability("generate", "text from a step file", _RUNS_ONNX),
     Ability("bench", "latency and memory", _RUNS_ONNX),
@@ -81,7 +83,7 @@ ABILITIES: tuple[Ability, ...] = (
 
 
 def judge(findings: Iterable[Finding], abilities: Sequence[Ability] = ABILITIES) -> list[Verdict]:
-    """Every ability, judged by the findings; what was not looked for is taken as missing."""
+    """Decide for every ability whether it works, by the findings; what was not looked for counts as missing."""
     found = {finding.name: finding for finding in findings}
     return [_judge(ability, found) for ability in abilities]
 

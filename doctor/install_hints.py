@@ -1,4 +1,4 @@
-"""The exact command that adds a Python package: this interpreter's pip, and the release that localattn asks for."""
+"""Give the exact command that adds a Python package: this interpreter's pip, and the release needed."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def pip_install(package: str) -> str:
-    """The command for a distribution, `onnxruntime` or `onnxruntime-gpu[cuda,cudnn]`."""
+    """Return the command for a distribution, `onnxruntime` or `onnxruntime-gpu[cuda,cudnn]`."""
     return shlex.join([sys.executable, "-m", "pip", "install", requirement(package)])
 
 
 def requirement(package: str) -> str:
-    """A distribution with the releases that localattn's own metadata allows; its bare name where it names none."""
+    """Return a distribution with the releases that localattn's metadata allows; its bare name without any."""
     bare = package.split("[")[0]
     found = _requirements().get(_plain(bare), "")
     return found if found and ("[" not in package or "[" in found) else package
 
 
 def allowed(package: str, version: str) -> bool:
-    """Whether a release is one that localattn's metadata allows; True where that cannot be told."""
+    """Check whether localattn's metadata allows a release; True where that is not known."""
     try:
         from packaging.requirements import Requirement
     except ImportError:
@@ -37,7 +37,7 @@ def allowed(package: str, version: str) -> bool:
 
 @cache
 def _requirements() -> dict[str, str]:
-    """What the extras ask for: plain name → `torch<2.14,>=2.13`."""
+    """Return the requirements of the extras: plain name → `torch<2.14,>=2.13`."""
     try:
         lines = metadata.requires("localattn") or []
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""The part of a probe that may end the process: run as a script of its own, it prints one line of JSON.
+"""Run a probe that may end its process: as a script of its own, it prints one line of JSON.
 
     python probe_process.py package torch
     python probe_process.py provider CUDAExecutionProvider
@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # this script's own folder: nothing beside it may stand for a package
+    sys.path.pop(0)  # this script's own folder: files beside it must not be imported in place of packages
 
 import contextlib
 import ctypes
@@ -37,7 +37,11 @@ class Missing(Exception):
 
 
 def package(name: str) -> dict[str, Any]:
-    """Import a package: its version, and what more it tells of itself."""
+    """Import a package; return its version and details about it."""
+    # Both write files for telemetry as they are imported.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    if name == "openvino":
+        sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
     try:
         module = import_module(name)
     except ModuleNotFoundError as error:
@@ -58,7 +62,7 @@ def _onnxruntime(ort: Any) -> dict[str, Any]:
 
 
 def _builder(trt: Any) -> dict[str, Any]:
-    """A package whose libraries do not load still imports; a builder needs them."""
+    """Make a builder, for a package imports even where its libraries do not load."""
     builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
     if builder is None:
         raise RuntimeError("it makes no builder")
@@ -74,7 +78,7 @@ _MORE: dict[str, Callable[[Any], dict[str, Any]]] = {
 
 
 def provider(name: str) -> dict[str, Any]:
-    """Run a small model on one of onnxruntime's providers, without the CPU to fall back on."""
+    """Run a small model on one of onnxruntime's providers, without falling back on the CPU."""
     package("onnxruntime")
     import numpy as np
     import onnxruntime as ort
@@ -106,7 +110,7 @@ def provider(name: str) -> dict[str, Any]:
 
 
 def driver() -> dict[str, Any]:
-    """The CUDA driver: the CUDA version it supports, and its GPUs."""
+    """Ask the CUDA driver which CUDA version it supports, and for its GPUs."""
     for name in ("libcuda.so.1", "libcuda.so", "nvcuda.dll"):
         try:
             cuda = ctypes.CDLL(name)
@@ -128,7 +132,7 @@ def driver() -> dict[str, Any]:
 
 
 def _gpu(cuda: Any, index: int) -> str:
-    """`NVIDIA L4, compute capability 8.9, 22.5 GiB`."""
+    """Describe a GPU: `NVIDIA L4, compute capability 8.9, 22.5 GiB`."""
     device, memory, name = ctypes.c_int(), ctypes.c_size_t(), ctypes.create_string_buffer(256)
     cuda.cuDeviceGet(ctypes.byref(device), index)
     cuda.cuDeviceGetName(name, len(name), device)
@@ -143,11 +147,11 @@ def _gpu(cuda: Any, index: int) -> str:
 
 
 def library(image: str, path: str) -> dict[str, Any]:
-    """Whether onnxruntime takes a library of custom operators, and the instruction set that ours says it uses.
+    """Load a library of custom operators into onnxruntime; return the instruction set that ours uses.
 
     Args:
-        image: leads to the bytes that were verified.
-        path: the library's own, for people.
+        image: path that leads to the bytes that were verified.
+        path: the library's own path, for messages.
     """
     package("onnxruntime")
     import onnxruntime as ort
@@ -170,7 +174,7 @@ _PROBES: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def main() -> None:
-    """Look, and print what was found as one line of JSON."""
+    """Run the probe, and print what was found as one line of JSON."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # also what a C library prints
     kind, *arguments = sys.argv[1:]
@@ -183,7 +187,7 @@ def main() -> None:
         text = " ".join(f"{type(error).__name__}: {error}".split())
         found = {"status": "broken", "detail": text if len(text) <= 300 else text[:299] + "…"}
     print(json.dumps(found), file=out, flush=True)
-    os._exit(0)  # a library that crashes while it is unloaded has answered all the same
+    os._exit(0)  # the answer is printed: a library that crashes while it is unloaded does not count
 
 
 if __name__ == "__main__":

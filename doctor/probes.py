@@ -1,4 +1,4 @@
-"""The table of what is looked for on a machine, and how to look."""
+"""List what is looked for on a machine, and how."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ..core.machine.execution_providers import CPU, CUDA, TENSORRT, short_name
 from .install_hints import pip_install
 
 Status = Literal["ok", "limited", "missing", "broken"]
@@ -19,18 +20,18 @@ Area = Literal["system", "python", "engines", "gpu", "plugin"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What a probe found.
+    """The result of a probe.
 
     Args:
-        name: of the probe.
-        title: as reports call it.
-        area: the part of the report it stands in.
+        name: name of the probe.
+        title: its name in reports.
+        area: the part of the report it belongs to.
         serves: what it is for.
-        status: `ok`; `limited`: there, and not fit for everything; `missing`; `broken`: there, and it fails.
+        status: `ok`; `limited`: present, but not fit for everything; `missing`; `broken`: present, but it fails.
         version: its release; "" where it has none.
-        detail: one line more.
-        items: several lines more: providers, GPUs, libraries.
-        add: the command that adds or mends it; "" where all is well, or where no command does.
+        detail: one more line.
+        items: several more lines: providers, GPUs, libraries.
+        add: the command that adds or repairs it; "" where all is well, or where no command does.
     """
 
     name: str
@@ -55,11 +56,11 @@ class Probe:
 
     Args:
         name: how commands refer to it.
-        title: as reports call it.
-        area: the part of the report it stands in.
+        title: its name in reports.
+        area: the part of the report it belongs to.
         serves: what it is for.
         ask: arguments of the child process that looks; empty where `look` does.
-        look: a function of this process that looks and cannot crash: status, version, detail, items.
+        look: a function that looks in this process and cannot crash: status, version, detail, items.
         package: the distribution that brings it, whose release the package's metadata names; "" for none.
         add: the command that adds it, where that is not `pip install` of the package.
     """
@@ -74,11 +75,11 @@ class Probe:
     add: str = ""
 
     def command(self) -> str:
-        """The command that adds it."""
+        """Return the command that adds it."""
         return self.add or (pip_install(self.package) if self.package else "")
 
     def found(self, status: Status, version: str = "", detail: str = "", items: tuple[str, ...] = ()) -> Finding:
-        """The finding of this probe."""
+        """Make the finding of this probe."""
         add = "" if status == "ok" else self.command()
         return Finding(self.name, self.title, self.area, self.serves, status, version, detail, items, add)
 
@@ -97,7 +98,7 @@ def _machine() -> tuple[Status, str, str, tuple[str, ...]]:
 
 
 def _memory() -> tuple[Status, str, str, tuple[str, ...]]:
-    """Physical memory, and space where files are written."""
+    """Measure physical memory, and the space where files are written."""
     items = []
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         page = os.sysconf("SC_PAGE_SIZE")
@@ -109,7 +110,7 @@ def _memory() -> tuple[Status, str, str, tuple[str, ...]]:
 
 
 def _kernel_lens() -> tuple[Status, str, str, tuple[str, ...]]:
-    """Only files of it are used: it is found, not imported."""
+    """Find the package kernel-lens without importing it: only its files are used."""
     from importlib import metadata
 
     try:
@@ -119,7 +120,7 @@ def _kernel_lens() -> tuple[Status, str, str, tuple[str, ...]]:
 
 
 def driver_command(devices: Path = Path("/sys/bus/pci/devices"), system: Path = Path("/etc/os-release")) -> str:
-    """What would add a CUDA driver; it says so where there is no GPU of NVIDIA's that it could drive."""
+    """Return the command that would add a CUDA driver, with a remark where there is no NVIDIA GPU."""
     ubuntu = system.is_file() and "ubuntu" in system.read_text(errors="replace")
     command = "sudo ubuntu-drivers install" if ubuntu else "sudo apt-get install nvidia-driver"
     there = any(path.read_text().strip() == "0x10de" for path in devices.glob("*/vendor"))
@@ -127,7 +128,7 @@ def driver_command(devices: Path = Path("/sys/bus/pci/devices"), system: Path = 
 
 
 def gpu_runtime_command(jetson: Path = _JETSON) -> str:
-    """What would add onnxruntime for the GPU. The wheels of PyPI have no kernels for the GPU of a Jetson."""
+    """Return the command that adds onnxruntime for the GPU; PyPI's wheels have no kernels for Jetson."""
     if jetson.is_file():
         return "localattn build model.onnx  # an engine: PyPI's onnxruntime-gpu is not made for Jetson's GPU"
     remove = f"{sys.executable} -m pip uninstall -y onnxruntime onnxruntime-gpu"
@@ -135,19 +136,19 @@ def gpu_runtime_command(jetson: Path = _JETSON) -> str:
 
 
 def tensorrt_command() -> str:
-    """What would add TensorRT: JetPack has its own, elsewhere NVIDIA's package index has the libraries."""
+    """Return the command that adds TensorRT: JetPack's own on a Jetson, elsewhere NVIDIA's packages."""
     if _JETSON.is_file():
         return "sudo apt-get install nvidia-jetpack"
     return pip_install("tensorrt")
 
 
-# Providers that call models on a server: nothing runs on this machine by them. onnxruntime's own wheel has this one.
+# Providers that call models on a server instead of running them here. onnxruntime's own wheel has this one.
 REMOTE_PROVIDERS = frozenset({"AzureExecutionProvider"})
 
 
 def provider_probe(name: str) -> Probe:
-    """A provider that this onnxruntime has and localattn does not offer."""
-    title = f"onnxruntime on {name.removesuffix('ExecutionProvider')}"
+    """Make the probe for a provider that this onnxruntime has and localattn does not offer."""
+    title = f"onnxruntime on {short_name(name)}"
     return Probe(name, title, "engines", "not used by localattn", ("provider", name))
 
 
@@ -173,7 +174,7 @@ PROBES: tuple[Probe, ...] = (
         "onnxruntime on the CPU",
         "engines",
         "running ONNX files",
-        ("provider", "CPUExecutionProvider"),
+        ("provider", CPU),
         package="onnxruntime",
     ),
     Probe(
@@ -181,7 +182,7 @@ PROBES: tuple[Probe, ...] = (
         "onnxruntime on the GPU",
         "engines",
         "--provider cuda",
-        ("provider", "CUDAExecutionProvider"),
+        ("provider", CUDA),
         add=gpu_runtime_command(),
     ),
     Probe(
@@ -189,9 +190,10 @@ PROBES: tuple[Probe, ...] = (
         "onnxruntime on TensorRT",
         "engines",
         "--provider tensorrt",
-        ("provider", "TensorrtExecutionProvider"),
+        ("provider", TENSORRT),
         add=gpu_runtime_command(),
     ),
+    _package("openvino", "OpenVINO", "engines", "--runtime openvino"),
     _package("tensorrt", "TensorRT", "engines", "engines for GPUs and Jetson", add=tensorrt_command()),
     _package("tensorrt_rtx", "TensorRT-RTX", "engines", "engines for RTX cards", "tensorrt-rtx-cu13"),
     _package("polygraphy", "Polygraphy", "engines", "building and running engines"),

@@ -1,4 +1,4 @@
-"""The findings and verdicts as JSON types and as Markdown."""
+"""Write the findings and verdicts as JSON types and as Markdown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIGNS = {"ok": "✓", "limited": "!", "missing": "-", "broken": "✗"}
 
 
 def as_dict(findings: Sequence[Finding], verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """As JSON types."""
+    """Return findings and verdicts as JSON types."""
     return {
         "findings": [{**asdict(finding), "items": list(finding.items)} for finding in findings],
         "commands": [
@@ -30,7 +30,7 @@ def as_dict(findings: Sequence[Finding], verdicts: Sequence[Verdict]) -> dict[st
 
 
 def as_markdown(findings: Sequence[Finding], verdicts: Sequence[Verdict]) -> str:
-    """Two tables and the commands that add what is missing, for a bug report."""
+    """Write two tables and the commands that add what is missing, for a bug report."""
     lines = ["# localattn doctor", "", "| | what | version | found | for |", "|---|---|---|---|---|"]
     for finding in findings:
         row = (SIGNS[finding.status], finding.title, finding.version, found_text(finding), finding.serves)
@@ -47,7 +47,7 @@ def as_markdown(findings: Sequence[Finding], verdicts: Sequence[Verdict]) -> str
 
 
 def found_text(finding: Finding) -> str:
-    """Status, detail and items in one line."""
+    """Write status, detail and items of a finding in one line."""
     said = [finding.detail, *finding.items]
     if finding.status in ("missing", "broken"):
         said.insert(0, finding.status)
@@ -55,7 +55,7 @@ def found_text(finding: Finding) -> str:
 
 
 def commands_to_add(verdicts: Sequence[Verdict]) -> list[str]:
-    """Every command that adds something, once, in the order of the commands that need it."""
+    """List every command that adds something, once, in the order of the commands that need it."""
     return list(dict.fromkeys(line for verdict in verdicts for line in verdict.add))
 
 

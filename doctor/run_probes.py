@@ -1,4 +1,4 @@
-"""Running the probes: each that may crash or hang in a process of its own, a few at a time."""
+"""Run the probes, a few at a time; each that may crash or hang runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _AT_ONCE = 2
 
 
 def run_probes(probes: Sequence[Probe] = PROBES, timeout_s: float = TIMEOUT_S) -> list[Finding]:
-    """Every finding, in the order of the probes; nothing that goes wrong in one touches another.
+    """Return every finding, in the order of the probes; a failure in one probe touches no other.
 
     Args:
         probes: what to look for.
@@ -34,14 +34,14 @@ def run_probes(probes: Sequence[Probe] = PROBES, timeout_s: float = TIMEOUT_S) -
 
 
 def _other_providers(found: Sequence[Finding], probes: Sequence[Probe]) -> list[Probe]:
-    """Probes for the providers of this machine that the installed onnxruntime names and the table does not."""
+    """Make probes for providers that the installed onnxruntime has and the table does not."""
     asked = {probe.ask[1] for probe in probes if probe.ask[:1] == ("provider",)} | REMOTE_PROVIDERS
     named = [name for finding in found if finding.name == "onnxruntime" for name in finding.items]
     return [provider_probe(name) for name in named if name not in asked]
 
 
 def look_at(probe: Probe, timeout_s: float = TIMEOUT_S) -> Finding:
-    """One finding; what the probe raises is the finding then."""
+    """Run one probe; an exception that it raises becomes the finding."""
     if probe.ask:
         return _judged(probe, _ask(probe.ask, timeout_s))
     try:
@@ -51,7 +51,7 @@ def look_at(probe: Probe, timeout_s: float = TIMEOUT_S) -> Finding:
 
 
 def _ask(arguments: Sequence[str], timeout_s: float) -> dict[str, Any]:
-    """What the child process answers, or how it ended."""
+    """Return the child process's answer, or how it ended."""
     command = [sys.executable, str(CHILD), *arguments]
     try:
         finished = subprocess.run(
@@ -80,7 +80,7 @@ def _how_it_ended(finished: subprocess.CompletedProcess[str]) -> str:
 
 
 def _judged(probe: Probe, answer: dict[str, Any]) -> Finding:
-    """The finding; a release that localattn was not made for is `limited`."""
+    """Make a finding of an answer; a release that localattn was not made for is `limited`."""
     status, version = answer["status"], str(answer.get("version", ""))
     detail, items = str(answer.get("detail", "")), tuple(map(str, answer.get("items", ())))
     if status == "ok" and probe.package and not allowed(probe.package, version):
