@@ -188,22 +188,24 @@ def _attend_to_all(
     offset = op.Unsqueeze(op.Range(zero, block, one), integers(op, 1))  # [block, 1]
     # Without a causal mask every row is as good as one behind the last.
     causal = op.Cast(attribute(op, "causal"), to=ir.DataType.BOOL)
-    start = op.Where(causal, zero, sizes.length)
     position = op.Unsqueeze(op.Range(zero, sizes.length, one), first)  # [1, N]
     group = integers(op, 2)
     turned = op.Transpose(op.Unsqueeze(key, group), perm=[0, 1, 2, 4, 3])
     value = op.Unsqueeze(value, group)
     masked = None if mask is None else mask_bias(op, mask, position)  # [B, 1, 1, 1, N]
+    # 32 bits hold any position; runtimes that compute int64 in as many need no proof that a state stays within them.
+    narrow = [op.Cast(x, to=ir.DataType.INT32) for x in (op.Where(causal, zero, sizes.length), block, offset, position)]
+    start, step, offset, position = narrow
     seen, unseen = real(op, 0.0), real(op, OUTSIDE_SCORE)
 
     def attend(inner: Any, start: Any, part: Any) -> Any:
         bias = inner.Where(inner.LessOrEqual(position, inner.Add(start, offset)), seen, unseen)  # [block, N]
         bias = bias if masked is None else inner.Add(masked, bias)
-        return inner.Add(start, block), scores.attend(inner, part, turned, value, [bias], scores.sinks)
+        return inner.Add(start, step), scores.attend(inner, part, turned, value, [bias], scores.sinks)
 
     op.builder.push_module("block")  # for names of their own
     values = [ir.Value(name=f"block.{name}") for name in ("start", "query", "next", "output")]
-    for given, element in zip(values, (ir.DataType.INT64, ir.DataType.FLOAT) * 2, strict=True):
+    for given, element in zip(values, (ir.DataType.INT32, ir.DataType.FLOAT) * 2, strict=True):
         given.type = ir.TensorType(element)
     body = op.builder.subgraph(attend, values[:2], values[2:], name="block")
     op.builder.pop_module()
