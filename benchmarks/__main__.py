@@ -27,7 +27,7 @@ def run_node(options: argparse.Namespace) -> bool:
 
 
 def run_peers(options: argparse.Namespace) -> bool:
-    from .machine import RESULTS
+    from .machine import result_path
     from .peers import report as peers_report
     from .peers import run as peers
     from .peers.grid import QUICK, choose
@@ -52,7 +52,7 @@ def run_peers(options: argparse.Namespace) -> bool:
     elif not options.quick:
         from .peers.plot import draw
 
-        page = RESULTS / "peers.md"
+        page = result_path("peers", "md")
         page.write_text(peers_report.markdown(result), encoding="utf-8")
         _tell(f"Wrote {page.name}, drew {draw(result).name}")
     return all(target["met"] for target in result["targets"])
@@ -141,14 +141,12 @@ def run_precision(options: argparse.Namespace) -> bool:
 
 
 def run_plot(options: argparse.Namespace) -> bool:
-    from .machine import RESULTS, read_result
+    from .machine import read_result
+    from .peers.plot import draw
     from .plot import draw_node
 
     _tell(f"Drew {draw_node().name}")
-    if (RESULTS / "peers.json").exists():
-        from .peers.plot import draw
-
-        _tell(f"Drew {draw(read_result('peers')).name}")
+    _tell(f"Drew {draw(read_result('peers')).name}")
     return True
 
 

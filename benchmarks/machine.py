@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -38,10 +39,20 @@ def facts() -> dict[str, dict[str, Any]]:
     }
 
 
+def result_path(name: str, suffix: str = "json") -> Path:
+    """Where a result of this processor belongs: figures of two processors stand beside each other."""
+    return RESULTS / _folder_name(_cpu_model()) / f"{name}.{suffix}"
+
+
+def _folder_name(cpu: str) -> str:
+    """ "Intel(R) Xeon(R) Processor" → "intel_xeon_processor"."""
+    return "_".join(re.findall(r"[a-z0-9]+", re.sub(r"\((r|tm)\)", " ", cpu.lower()))) or "unknown"
+
+
 def write_result(name: str, result: Mapping[str, Any]) -> Path:
-    """Write `results/<name>.json`, whole or not at all: the facts about this machine, then the result."""
+    """Write `results/<processor>/<name>.json`, whole or not at all: the facts about this machine, then the result."""
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    path = RESULTS / f"{name}.json"
+    path = result_path(name)
     write_document(path, {"name": name, "date": date, **facts(), **result})
     return path
 
@@ -67,6 +78,23 @@ def _entry_text(value: Any) -> str:
 
 
 def read_result(name: str) -> dict[str, Any]:
-    """The last result of that name."""
-    document: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    """The last result of that name, of whatever processor.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    documents = [_read(path) for path in sorted(RESULTS.glob(f"*/{name}.json"))]
+    if not documents:
+        raise FileNotFoundError(f"no result {name} in {RESULTS}")
+    return max(documents, key=lambda document: str(document["date"]))
+
+
+def own_result(name: str) -> dict[str, Any] | None:
+    """The last result of that name of this processor, or None."""
+    path = result_path(name)
+    return _read(path) if path.exists() else None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return document

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from .limit.roofline import name_of_limit
 from .machine import ROOT, read_result
 from .panels import OURS, OURS_TOO, Look, draw_panels
 
@@ -42,7 +43,7 @@ def draw_node() -> Path:
         result,
         _NODE,
         IMAGES / "node.png",
-        limit=("matmul limit", [size["limit_ms"] for size in result["sizes"]]),
+        limit=(name_of_limit(result["sizes"][0]), [size["limit_ms"] for size in result["sizes"]]),
         subtitle=f"{setting['heads']} heads of {setting['head_dim']}, window {setting['window_size']}, causal exact, "
         f"{setting['dtype']}, {setting['threads']} threads, {machine(result)}",
     )

@@ -18,7 +18,8 @@ def print_node(result: dict[str, Any]) -> None:
     """One table a length, one row a candidate."""
     for size in result["sizes"]:
         title = (
-            f"n = {size['length']}: limit {size['limit_ms']:.2f} ms at {size['matmul_gflops']:.0f} GFLOP/s; "
+            f"n = {size['length']}: limit {size['limit_ms']:.2f} ms by {size['bound']}, at {size['peak_gflops']:.0f} "
+            f"GFLOP/s and {size['copy_gb_s']:.0f} GB/s (a square product: {size['square_gflops']:.0f} GFLOP/s); "
             f"up to {size['samples']} samples"
         )
         if size["others_cpu"] is not None:

@@ -2,7 +2,8 @@
 
 Batch 1, 8 heads of 64, window 256, causal exact, fp32, two threads, inputs `[B, H, N, D]`. All outputs
 are compared before anything is timed. The limit is `4·b·h·n·d·K` operations, `K` the mean number of
-visible keys, at the rate of a large square matrix product, measured between the candidates.
+visible keys, at the processor's own rate of multiply-adds, or one pass over the tensors where that takes
+longer (`limit/`); both are measured between the candidates, and a square product of torch beside them.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..candidates import CANDIDATES, GEOMETRY, HEAD_DIM, HEADS, THREADS, random_inputs
 from ..clock import interleave
+from ..limit.program import instruction_set
+from ..limit.roofline import PEAK, Loops
 from ..target import Target
 from .memory import MIB, in_child, leave_some_memory
 
@@ -27,7 +29,6 @@ MEMORY_CEILING = 8 << 30
 OURS = ("node", "kernel")
 # Two fp32 softmaxes over the same keys, summed in another order.
 AGREEMENT = 2e-5
-_SQUARE = 2048
 _SAMPLES, _LEAST_SAMPLES = 15, 7
 # The most memory of a call of the compiled kernel, inputs and outputs counted, over these.
 MEMORY_OF_KERNEL = 1.5
@@ -58,6 +59,7 @@ def measure(lengths: Sequence[int], seconds: float, tell: Callable[[str], None])
             "dtype": "fp32",
             "threads": THREADS,
             "layout": "heads first",
+            "instruction_set": instruction_set(),
         },
         "labels": {name: candidate.label for name, candidate in CANDIDATES.items()},
         "sizes": sizes,
@@ -94,18 +96,17 @@ def _measure_length(length: int, seconds: float, memory: dict[str, Any]) -> dict
         name: partial(CANDIDATES[name].prepare, inputs) for name, entry in memory.items() if "skipped" not in entry
     }
     difference = _agreement({name: ready()() for name, ready in prepare.items()})
-    square = torch.rand(_SQUARE, _SQUARE)
+    loops = Loops(HEADS * length * HEAD_DIM, 4, THREADS)
     measured = interleave(
-        {**prepare, "square": lambda: lambda: square @ square},
+        {**prepare, **loops.ready},
         samples=_SAMPLES,
         least=_LEAST_SAMPLES,
         seconds=seconds,
-        most=seconds / (1 + len(prepare)),
+        most=seconds / (len(loops.ready) + len(prepare)),
         fresh=sum(entry.get("peak_mib", 0) for entry in memory.values()) * MIB > MEMORY_CEILING / 2,
     )
-    rate = 2 * _SQUARE**3 / measured.timings["square"].median
     keys = GEOMETRY.mean_visible_keys(length)
-    limit = 4 * HEADS * length * HEAD_DIM * keys / rate
+    operations = 4 * HEADS * length * HEAD_DIM * keys
     candidates = {
         name: entry
         | (
@@ -119,9 +120,8 @@ def _measure_length(length: int, seconds: float, memory: dict[str, Any]) -> dict
     return {
         "length": length,
         "mean_visible_keys": round(keys, 2),
-        "matmul_gflops": round(rate / 1e9, 1),
-        "limit_ms": round(1e3 * limit, 3),
-        "samples": measured.counts["square"],
+        **loops.roofline(measured.timings).to_dict(operations),
+        "samples": measured.counts[PEAK],
         "inputs_outputs_mib": round(4 * 4 * HEADS * length * HEAD_DIM / MIB, 1),
         "others_cpu": None if math.isnan(measured.others) else round(measured.others, 3),
         "candidates": candidates,

@@ -78,6 +78,13 @@ class Cell:
             feed["key_mask"][:, 0] = True
         return feed
 
+    def count_pairs(self, feed: dict[str, Array]) -> int:
+        """How many keys all queries of a head see together, those left out that the mask hides."""
+        first, end = self.geometry.visible_interval(np.arange(self.length), self.length)
+        kept = feed["key_mask"][0] if self.masked else np.ones(self.length, bool)
+        before = np.concatenate(([0], np.cumsum(kept)))
+        return int((before[end] - before[first]).sum())
+
     def visible(self, feed: dict[str, Array]) -> NDArray[np.bool_]:
         """`[N, N]`, True where a query sees a kept key."""
         positions = np.arange(self.length)

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from ..limit.roofline import name_of_limit
 from ..panels import INK, OURS, QUIET, label_lines
 from ..plot import IMAGES, machine
 from .grid import EVERY_LENGTH, GEOMETRIES, WINDOWS
@@ -76,7 +77,7 @@ def _frame(figure: Figure, result: Row, rows: int) -> None:
     height = figure.get_figheight()
     setting = result["setting"]
     figure.suptitle(
-        "Windowed attention on the CPU: time over that of its two matrix products",
+        "Windowed attention on the CPU: time over the least possible",
         x=0.012,
         y=1 - 0.12 / height,
         ha="left",
@@ -85,9 +86,10 @@ def _frame(figure: Figure, result: Row, rows: int) -> None:
         fontweight="bold",
         color=INK,
     )
+    limit = name_of_limit(result["cells"][0])
     subtitle = (
         f"fp32, no mask, {setting['heads']} heads of {setting['head_dim']}, {setting['threads']} threads, "
-        f"{machine(result)}. 1 = the limit. Lower is better; flat is linear in the length."
+        f"{machine(result)}. 1 = {limit}. Lower is better; flat is linear in the length."
     )
     figure.text(0.012, 1 - 0.62 / height, subtitle, fontsize=10, color=QUIET)
     figure.subplots_adjust(left=0.035, right=0.88, top=1 - 1.1 / height, bottom=0.5 / height, wspace=0.76, hspace=0.2)

@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.table import Table
 
+from ..limit.roofline import name_of_limit
 from ..report import _print_targets, console
 from .grid import GEOMETRIES, NUMPY_TYPE, Cell
 from .run import NOISE, Row, fastest_peer, times
@@ -107,7 +108,7 @@ def _legend(result: Row) -> list[str]:
     labels = ", ".join(f"{peer.short}: {peer.label}" for peer in PEERS.values() if peer.short != peer.label)
     ours = " and ".join(OURS)
     return [
-        f"Times over the limit. {labels}.",
+        f"Times over {name_of_limit(result['cells'][0])}. {labels}.",
         f"The last columns: the fastest peer and its time over that of {ours}; below 1, ours is slower. "
         "A peer six times slower than ours is timed by the best of at most three calls within a second, so its buffers "
         "may be cold: several times what it takes when warm.",

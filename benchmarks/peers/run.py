@@ -18,16 +18,17 @@ import torch
 from ..candidates import HEAD_DIM, HEADS, THREADS
 from ..cases.memory import leave_some_memory
 from ..clock import interleave
+from ..limit.program import instruction_set
+from ..limit.roofline import Loops
 from ..machine import facts
 from ..target import Target
 from .candidates import Run
-from .grid import QUICK, Array, Cell, choose
+from .grid import NUMPY_TYPE, QUICK, Array, Cell, choose
 from .store import Row, Store, differing
 from .table import OURS, PEERS
 
 # The largest difference between two ways to add up the same products.
 AGREEMENT = {"fp32": 2e-5, "fp16": 2e-2}
-_SQUARE = 2048
 _SAMPLES = 3
 # Two medians of three samples differ by as much on an idle machine.
 NOISE = 1.05
@@ -91,8 +92,9 @@ def cells_to_measure(
 
 
 def _setting() -> Row:
+    setting = {"batch": 1, "heads": HEADS, "head_dim": HEAD_DIM, "threads": THREADS, "layout": "heads first"}
     return {
-        "setting": {"batch": 1, "heads": HEADS, "head_dim": HEAD_DIM, "threads": THREADS, "layout": "heads first"},
+        "setting": setting | {"instruction_set": instruction_set()},
         "labels": {name: peer.label for name, peer in PEERS.items()},
     }
 
@@ -103,12 +105,12 @@ def measure_cell(cell: Cell, seconds: float, *, thorough: bool = False) -> Row:
     times = {name: _best_of_few(run) for name, run in runs.items()}
     fastest = min(times.values())
     slow = {name for name, taken in times.items() if taken > max(_SLOW_SECONDS, _SLOW * fastest) and name not in OURS}
-    square = torch.rand(_SQUARE, _SQUARE)
+    loops = Loops(HEADS * cell.length * HEAD_DIM, np.dtype(NUMPY_TYPE[cell.dtype]).itemsize, THREADS)
     ready: dict[str, Callable[[], Run]] = {name: partial(_same, run) for name, run in runs.items() if name not in slow}
-    ready["square"] = lambda: lambda: (square @ square).numpy()
-    measured = interleave(ready, samples=_SAMPLES, least=_SAMPLES, seconds=seconds)
-    rate = 2 * _SQUARE**3 / measured.timings["square"].median
-    limit = 4 * HEADS * cell.length * HEAD_DIM * cell.geometry.mean_visible_keys(cell.length) / rate
+    measured = interleave({**ready, **loops.ready}, samples=_SAMPLES, least=_SAMPLES, seconds=seconds)
+    operations = 4 * HEADS * HEAD_DIM * cell.count_pairs(cell.inputs() if cell.masked else {})
+    roofline = loops.roofline(measured.timings)
+    limit = roofline.limit(operations)
     for name in runs:
         timing = {"median_ms": round(1e3 * times[name], 3)}
         if name not in slow:
@@ -116,8 +118,7 @@ def measure_cell(cell: Cell, seconds: float, *, thorough: bool = False) -> Row:
         samples = 1 if name in slow else measured.counts[name]
         entries[name] = timing | {"over_limit": round(timing["median_ms"] / (1e3 * limit), 3), "samples": samples}
     return {
-        "limit_ms": round(1e3 * limit, 3),
-        "matmul_gflops": round(rate / 1e9, 1),
+        **roofline.to_dict(operations),
         "others_cpu": None if math.isnan(measured.others) else round(measured.others, 3),
         "candidates": {name: entries[name] for name in PEERS},
     }

@@ -1,6 +1,7 @@
 """What the peers' benchmark has measured so far, kept cell by cell: stopping it, or a crash, loses one cell.
 
-Cells go to `results/<name>_partial.json`. When the whole grid is there, it becomes `results/<name>.json`.
+Cells go to `<name>_partial.json` among the results of this processor. When the whole grid is there, it becomes
+`<name>.json`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..machine import RESULTS, read_result, write_result
+from ..machine import own_result, result_path, write_result
 from .grid import Cell
 
 Row = dict[str, Any]
@@ -38,8 +39,8 @@ class Store:
     def read(self) -> Row | None:
         """The document to go on from: the partial one, else the complete one; None without either."""
         for name in (self._partial, self.name):
-            if (RESULTS / f"{name}.json").exists():
-                document = read_result(name)
+            document = own_result(name)
+            if document is not None:
                 self.rows = {Cell.of(row): row for row in document["cells"]}
                 return document
         return None
@@ -69,10 +70,13 @@ class Store:
     def publish(self, facts: Row) -> Row:
         """Write what is known under the name it belongs to, and return it as a document."""
         document = facts | {"cells": self.ordered()}
-        write_result(self.name if self.complete else self._partial, document)
+        name = self.name if self.complete else self._partial
+        write_result(name, document)
         if self.complete:
-            (RESULTS / f"{self._partial}.json").unlink(missing_ok=True)
-        return read_result(self.name if self.complete else self._partial)
+            result_path(self._partial).unlink(missing_ok=True)
+        published = own_result(name)
+        assert published is not None, "it was written just now"
+        return published
 
 
 def differing(document: Row, now: Row) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("onnxruntime", reason="the candidates run in onnxruntime")
@@ -16,8 +17,9 @@ pytest.importorskip("local_attention", reason="a peer is the upstream package")
 from localattn.benchmarks import clock, machine
 from localattn.benchmarks.cases import node, startup
 from localattn.benchmarks.cases.compiled import why_no_library
+from localattn.benchmarks.limit import program as loops_program
+from localattn.benchmarks.limit.roofline import LIMIT, OLD_LIMIT, Loops, Roofline, name_of_limit
 from localattn.benchmarks.peers import report, run
-from localattn.benchmarks.peers import store as peers_store
 from localattn.benchmarks.peers.grid import GEOMETRIES, QUICK, Cell, cells, choose
 from localattn.benchmarks.peers.store import Store
 from localattn.benchmarks.peers.table import OURS, PEERS
@@ -33,8 +35,8 @@ SHORT = 192
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(machine, "RESULTS", tmp_path)
-    monkeypatch.setattr(peers_store, "RESULTS", tmp_path)
-    return tmp_path
+    monkeypatch.setattr(machine, "_cpu_model", lambda: "Fast(R) Chip 7")
+    return tmp_path / "fast_chip_7"
 
 
 def row(cell: Cell, *, others: float = 0.0, **milliseconds: float) -> dict[str, Any]:
@@ -147,6 +149,57 @@ def test_a_peer_that_computes_something_else_is_not_timed(monkeypatch: pytest.Mo
     monkeypatch.setitem(PEERS, "dense", replace(dense, prepare=lambda _, feed: dense.prepare(wrong, feed)))
     runs, entries = run._prepare(cell, thorough=False)
     assert "dense" not in runs and "computes something else" in entries["dense"]["skipped"]
+
+
+def test_the_keys_of_a_cell_are_counted() -> None:
+    for shape in GEOMETRIES:
+        for masked in (False, True):
+            cell = Cell(shape, 64, SHORT, "fp32", masked)
+            feed = cell.inputs()
+            assert cell.count_pairs(feed) == cell.visible(feed).sum()
+
+
+def test_the_limit_is_what_takes_longer() -> None:
+    roofline = Roofline(peak=2e11, pass_seconds=1e-3, bytes=32_000_000, square=1e11)
+    assert roofline.limit(4e8) == 2e-3 and roofline.limit(1e8) == 1e-3
+    bound = [roofline.to_dict(operations)["bound"] for operations in (4e8, 1e8)]
+    assert bound == ["multiply-adds", "copy"]
+    stored = roofline.to_dict(4e8)
+    assert (stored["limit_ms"], stored["peak_gflops"], stored["copy_gb_s"], stored["square_gflops"]) == (
+        2,
+        200,
+        32,
+        100,
+    )
+    assert name_of_limit(stored) == LIMIT and name_of_limit({"matmul_gflops": 100.0, "limit_ms": 4.0}) == OLD_LIMIT
+
+
+def test_the_loops_of_every_instruction_set() -> None:
+    """They count what they compute, and pass over every element; the rate itself is a matter of benchmarks."""
+    if why_no_library() is not None:
+        pytest.skip("needs a C++ compiler")
+    for name in dict.fromkeys((loops_program.instruction_set(), "baseline")):
+        loops = loops_program.Program(loops_program.build(), name)
+        once = loops.multiply_add(1, 1)
+        assert once % 8 == 0 and loops.multiply_add(1000, 3) == 3000 * once
+        arrays = [np.arange(1, 1004, dtype=np.float32) * factor for factor in (1, 10, 100, 0)]
+        loops.pass_over(arrays, 2, 3)
+        assert np.array_equal(arrays[3], arrays[0] * 111)
+        with pytest.raises(ValueError, match="different shapes"):
+            loops.pass_over([*arrays[:3], arrays[3][1:]], 1, 1)
+    with pytest.raises(ValueError, match="no loops for the instruction set altivec"):
+        loops_program.Program(loops_program.build(), "altivec").multiply_add(1, 1)
+
+
+def test_the_loops_are_made_ready_beside_candidates() -> None:
+    if why_no_library() is not None:
+        pytest.skip("needs a C++ compiler")
+    loops = Loops(1 << 16, 4, 1)
+    assert set(loops.ready) == {"peak", "pass", "square"} and loops.bytes == 1 << 20
+    seconds = {name: clock.Timing(2.0, 2.0, 2.0) for name in loops.ready}
+    measured = loops.roofline(seconds)
+    assert measured.peak == loops.ready["peak"]()() / 2 and measured.square == 2048**3
+    assert 0 < measured.pass_seconds <= 2
 
 
 def test_targets_judge_body_and_kernel_each() -> None:

@@ -16,9 +16,12 @@ namespace localattn {
 namespace avx2 {
 
 constexpr int kLanes = 8;
-constexpr int kGroup = 6;  // times kWide sums, of 16 registers
+constexpr int kGroup = 6;   // times kWide sums, of 16 registers
+constexpr int kSingle = 8;  // the same for one vector of queries
 constexpr int kWide = 2;
 constexpr int kNarrow = 2;
+constexpr int kValueRows = 4;  // times kValueVectors sums of values
+constexpr int kValueVectors = 3;
 
 typedef float Vector __attribute__((vector_size(4 * kLanes)));
 

@@ -17,9 +17,12 @@ namespace localattn {
 namespace avx512 {
 
 constexpr int kLanes = 16;
-constexpr int kGroup = 8;  // times kWide sums, of 32 registers
+constexpr int kGroup = 8;    // times kWide sums, of 32 registers
+constexpr int kSingle = 16;  // the same for one vector of queries
 constexpr int kWide = 2;
 constexpr int kNarrow = 1;
+constexpr int kValueRows = 4;  // times kValueVectors sums of values
+constexpr int kValueVectors = 4;
 
 typedef float Vector __attribute__((vector_size(4 * kLanes)));
 

@@ -5,9 +5,12 @@ namespace localattn {
 namespace baseline {
 
 constexpr int kLanes = 4;
-constexpr int kGroup = 4;  // times kWide sums, of 16 registers
+constexpr int kGroup = 4;   // times kWide sums, of 16 registers
+constexpr int kSingle = 8;  // the same for one vector of queries
 constexpr int kWide = 2;
 constexpr int kNarrow = 2;
+constexpr int kValueRows = 4;  // times kValueVectors sums of values
+constexpr int kValueVectors = 2;
 
 typedef float Vector __attribute__((vector_size(4 * kLanes)));
 

@@ -9,46 +9,135 @@ inline void prefetch_row(const Number* row, int64_t count) {
   for (int64_t c = 0; c < count; c += 64 / static_cast<int64_t>(sizeof(Number))) __builtin_prefetch(row + c);
 }
 
-// The same for `count` rows of a tensor, as far as they belong to the task.
+// Lines of the tensors that will be needed soon, asked for little by little while a tile computes: a processor waits
+// for a dozen at a time, and stops where it is asked for more.
+struct Ahead {
+  struct Part {
+    const char* line;  // the next to ask for
+    int64_t rows;      // still to come
+    int64_t stride;    // in bytes
+  };
+  Part parts[4];    // the next queries, keys and values, and this tile's outputs
+  int64_t bytes;    // of a row
+  int64_t at_once;  // lines a call
+  int part;
+  int64_t byte;
+
+  void go_on() {
+    for (int64_t some = 0; some < at_once && part < 4; ++some) {
+      if (parts[part].rows <= 0) {
+        ++part;
+        continue;
+      }
+      __builtin_prefetch(parts[part].line + byte, 0, 2);
+      byte += 64;
+      if (byte < bytes) continue;
+      byte = 0;
+      parts[part].line += parts[part].stride;
+      --parts[part].rows;
+    }
+  }
+};
+
+// For one tile that computes `calls` groups.
 template <typename Number>
-inline void prefetch_rows(const void* tensor, const Call& call, const Rows& rows, int64_t first, int64_t count) {
-  const Number* data = static_cast<const Number*>(tensor) + rows.origin(call);
-  const int64_t end = least(first + count, rows.end);
-  for (int64_t row = first; row < end; ++row) prefetch_row(data + row * call.layout.row, call.head_dim);
+inline Ahead ahead_of(const Call& call, const Rows& rows, const Tile& tile, int64_t next_key, int64_t count,
+                      int64_t calls) {
+  const int64_t size = sizeof(Number), bytes = call.head_dim * size;
+  const auto part = [&](const void* tensor, const Layout& layout, int64_t origin, int64_t row, int64_t rows_to_come) {
+    const char* line = static_cast<const char*>(tensor) + (origin + row * layout.row) * size;
+    return Ahead::Part{line, rows_to_come, layout.row * size};
+  };
+  const int64_t next_query = tile.first + count, keys = least(count, call.length - next_key);
+  const int64_t origin = rows.origin(call), key_origin = rows.key_origin(call);
+  return {{part(call.key, call.key_layout, key_origin, next_key, keys),
+           part(call.value, call.key_layout, key_origin, next_key, keys),
+           part(call.query, call.layout, origin, next_query, least(count, rows.end - next_query)),
+           part(call.output, call.layout, origin, tile.first, tile.count)},
+          bytes,
+          divide_up(4 * count * divide_up(bytes, 64), most(calls, 1)) + 1,
+          0,
+          0};
 }
 
-// Fills a block from the tensors; its keys are followed by kGroup rows of zeros, which the last group may reach into.
-// Values that are not finite become zeros: a weight of zero would not hide them. `add_not_finite` looks them up.
+// Whether the keys and values from a position to `limit` can be taken from the tensors: rows that lie as in a block,
+// with as many of any content behind them as the last group may reach into.
 template <typename Number>
-void copy_block(const Call& call, const Rows& rows, Block& block) {
+inline bool fits_in_place(const Call& call, const Rows& rows, int64_t limit) {
+  if (sizeof(Number) != sizeof(float) || call.key_mask || call.xpos_scale_base != 0) return false;
+  if (call.head_dim != kDepth || call.key_layout.row != kDepth) return false;
+  const int64_t all = call.batch * call.kv_heads * call.length * kDepth;
+  return rows.key_origin(call) + (limit + kPadding) * kDepth <= all;
+}
+
+// An empty block from `first` to at most `limit`.
+template <typename Number>
+inline void begin_block(const Call& call, const Rows& rows, Block& block, int64_t first, int64_t limit) {
+  block.first = block.end = first;
+  block.kept = 0;
+  block.finite = true;
+  block.masked = call.key_mask != nullptr;
+  if (block.masked) block.rank[0] = 0;
+  block.in_place = fits_in_place<Number>(call, rows, limit);
+  block.keys = block.own_keys;
+  block.values = block.own_values;
+  if (!block.in_place) return;
+  block.keys = static_cast<const float*>(call.key) + rows.key_origin(call) + first * kDepth;
+  block.values = static_cast<const float*>(call.value) + rows.key_origin(call) + first * kDepth;
+}
+
+// Positions [from, end) of keys and values, appended to a block's own. Values that are not finite become zeros: a
+// weight of zero would not hide them. `add_not_finite` looks them up.
+template <typename Number>
+void copy_rows(const Call& call, const Rows& rows, Block& block, int64_t from, int64_t end) {
   const Number* keys = static_cast<const Number*>(call.key) + rows.key_origin(call);
   const Number* values = static_cast<const Number*>(call.value) + rows.key_origin(call);
   const uint8_t* mask = call.key_mask ? call.key_mask + rows.batch * call.length : nullptr;
-  int32_t kept = 0;
-  for (int64_t at = block.first; at < block.end; ++at) {
-    block.rank[at - block.first] = kept;
+  const int64_t before = block.kept;
+  for (int64_t at = from; at < end; ++at) {
     const int64_t soon = least(at + kAhead, call.length - 1) * call.key_layout.row;
     prefetch_row(keys + soon, call.head_dim);
     prefetch_row(values + soon, call.head_dim);
-    if (mask && !mask[at]) continue;
-    block.position[kept] = static_cast<int32_t>(at - block.first);
+    if (mask) {
+      block.rank[at + 1 - block.first] = static_cast<int32_t>(block.kept + (mask[at] != 0));
+      if (!mask[at]) continue;
+      block.position[block.kept] = static_cast<int32_t>(at - block.first);
+    }
     for (int64_t c = 0; c < call.head_dim; c += kDepth) {
-      copy_row(block.keys + c / kDepth * block.panel + kept * kDepth, keys + at * call.key_layout.row + c,
+      copy_row(block.own_keys + c / kDepth * block.panel + block.kept * kDepth, keys + at * call.key_layout.row + c,
                least(kDepth, call.head_dim - c), 0);
     }
-    copy_row(block.values + kept * block.width, values + at * call.key_layout.row, call.head_dim, block.width);
-    ++kept;
+    copy_row(block.own_values + block.kept * block.width, values + at * call.key_layout.row, call.head_dim,
+             block.width);
+    ++block.kept;
   }
-  block.rank[block.end - block.first] = kept;
-  for (int64_t c = 0; c < call.head_dim; c += kDepth) {
-    float* padding = block.keys + c / kDepth * block.panel + kept * kDepth;
-    for (int64_t i = 0; i < kGroup * kDepth; i += kLanes) store(padding + i, Vector{});
+  float* copied = block.own_values + before * block.width;
+  const int64_t floats = (block.kept - before) * block.width;
+  if (all_finite(copied, floats)) return;
+  block.finite = false;
+  for (int64_t i = 0; i < floats; i += kLanes) {
+    const Vector value = load(copied + i);
+    store(copied + i, value * 0.0f == 0.0f ? value : Vector{});
   }
-  block.finite = all_finite(block.values, kept * block.width);
-  for (int64_t i = 0; !block.finite && i < kept * block.width; i += kLanes) {
-    const Vector value = load(block.values + i);
-    store(block.values + i, value * 0.0f == 0.0f ? value : Vector{});
+}
+
+// A block goes on up to position `end`.
+template <typename Number>
+void extend_block(const Call& call, const Rows& rows, Block& block, int64_t end) {
+  if (end <= block.end) return;
+  if (block.in_place && !all_finite(block.values + (block.end - block.first) * kDepth, (end - block.end) * kDepth)) {
+    block.in_place = false;
+    block.kept = 0;
+    block.keys = block.own_keys;
+    block.values = block.own_values;
+    copy_rows<Number>(call, rows, block, block.first, block.end);
   }
+  if (block.in_place) {
+    block.kept += end - block.end;
+  } else {
+    copy_rows<Number>(call, rows, block, block.end, end);
+  }
+  block.end = end;
 }
 
 // Queries of a tile, transposed and scaled; the state in which it has seen no key.
@@ -79,9 +168,9 @@ void begin_tile(const Call& call, const Rows& rows, Tile& tile, int64_t width) {
   // A sink is a score that was seen before all keys; NaN stays NaN.
   float sink = call.sinks ? call.sinks[rows.head] * kLog2e : kBelowScores;
   if (sink < kBelowScores) sink = kBelowScores;
+  Windows windows(call.window, tile.first);
   for (int64_t lane = 0; lane < kRows; ++lane) {
-    const int64_t query = tile.first + least(lane, tile.count - 1);
-    const Interval seen = visible_interval(call.window, query, call.length);
+    const Interval seen = windows.visible(call.window, tile.first + least(lane, tile.count - 1), call.length);
     tile.seen[lane] = seen.first;
     tile.seen[kRows + lane] = seen.end;
     tile.top[lane] = sink;
@@ -89,29 +178,15 @@ void begin_tile(const Call& call, const Rows& rows, Tile& tile, int64_t width) {
   }
 }
 
-// The tile's sums, divided by the weights' and transposed back, into the output.
+// The tile's sums, divided by the weights', into the output.
 template <int kVectors, typename Number>
-void end_tile(const Call& call, const Rows& rows, const Tile& tile) {
-  constexpr int kRows = kVectors * kLanes;
+void end_tile(const Call& call, const Rows& rows, const Tile& tile, int64_t width) {
   Number* output = static_cast<Number*>(call.output) + rows.origin(call) + tile.first * call.layout.row;
-  for (int v = 0; v < kVectors; ++v) {
-    const Vector total = load(tile.total + v * kLanes);
-    const Vector factor = 1.0f / (total > 0.0f ? total : splat(1.0f));
-    for (int64_t c = 0; c < call.head_dim; c += kLanes) {
-      const int64_t channels = least(kLanes, call.head_dim - c);
-      Vector square[kLanes];
-      LOCALATTN_UNROLL
-      for (int i = 0; i < kLanes; ++i) square[i] = load(tile.sums + ((c + i) * kVectors + v) * kLanes) * factor;
-      transpose(square);
-      Number* to = output + v * kLanes * call.layout.row + c;
-      if (channels == kLanes && tile.count == kRows) {
-        LOCALATTN_UNROLL
-        for (int i = 0; i < kLanes; ++i) store_elements(to + i * call.layout.row, square[i]);
-      } else {
-        for (int i = 0; i < least(kLanes, tile.count - v * kLanes); ++i) {
-          store_some(to + i * call.layout.row, square[i], channels);
-        }
-      }
-    }
+  const float* sums = tile.sums;
+  for (int64_t row = 0; row < tile.count; ++row, output += call.layout.row, sums += width) {
+    const Vector factor = splat(1.0f / (tile.total[row] > 0.0f ? tile.total[row] : 1.0f));
+    int64_t c = 0;
+    for (; c + kLanes <= call.head_dim; c += kLanes) store_elements(output + c, load(sums + c) * factor);
+    if (c < call.head_dim) store_some(output + c, load(sums + c) * factor, call.head_dim - c);
   }
 }

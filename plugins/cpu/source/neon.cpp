@@ -9,9 +9,12 @@ namespace localattn {
 namespace neon {
 
 constexpr int kLanes = 4;
-constexpr int kGroup = 6;  // times kWide sums, of 32 registers
+constexpr int kGroup = 6;   // times kWide sums, of 32 registers
+constexpr int kSingle = 6;  // the same for one vector of queries
 constexpr int kWide = 4;
 constexpr int kNarrow = 4;
+constexpr int kValueRows = 4;  // times kValueVectors sums of values
+constexpr int kValueVectors = 4;
 
 typedef float Vector __attribute__((vector_size(4 * kLanes)));
 

@@ -1,8 +1,9 @@
 // The computation, for whatever vectors `vectors.inl` has. Included once per instruction set, inside its namespace.
 //
-// Queries sit in the lanes: a tile of them is held transposed, [channel][query], and so are its scores, [key][query],
-// and its sums, [channel][query]. Then both matrix products broadcast single elements of keys and values and multiply
-// them with vectors of queries, and the softmax runs along the keys without ever combining lanes.
+// For the scores, queries sit in the lanes: a tile of them is held transposed, [channel][query], and so are its scores,
+// [key][query]. The product broadcasts single elements of keys, and the softmax runs along the keys without ever
+// combining lanes. For the sums, [query][channel], channels sit in the lanes, and single weights are broadcast: few
+// queries at a time, so that hardly a hidden key is multiplied.
 //
 // Keys are taken in blocks that begin at fixed positions of the sequence: the rows of a block that the mask keeps are
 // copied side by side (rows that are far apart in memory share cache sets), and every tile attends to them. Between
@@ -15,95 +16,180 @@
 
 #include "decay.inl"
 
-constexpr int64_t kNarrowReach = 128;  // exact windows up to this are faster with narrow tiles
-
-// Scores of kGroup keys, from row `key` of the block on: [kGroup][kVectors].
-template <int kVectors>
-inline void score_group(const Block& block, int64_t key, const Tile& tile, int64_t head_dim, float* scores) {
-  Vector sums[kGroup][kVectors] = {};
-  const float* query = tile.query;
+// Scores of kKeys keys, from row `key` of the block on, with kCount of the tile's kVectors vectors of queries.
+template <int kVectors, int kCount, int kKeys>
+inline void score_group(const Block& block, int64_t key, const float* query, int64_t head_dim, float* scores) {
+  Vector sums[kKeys][kCount] = {};
   for (int64_t from = 0; from < head_dim; from += kDepth) {
     const float* keys = block.keys + from / kDepth * block.panel + key * kDepth;
-    const int64_t depth = least(kDepth, head_dim - from);
-    for (int64_t c = 0; c < depth; ++c, query += kVectors * kLanes) {
-      Vector x[kVectors];
-      for (int v = 0; v < kVectors; ++v) x[v] = load(query + v * kLanes);
+    const float* const end = keys + least(kDepth, head_dim - from);
+    for (; keys < end; ++keys, query += kVectors * kLanes) {
+      Vector x[kCount];
+      for (int v = 0; v < kCount; ++v) x[v] = load(query + v * kLanes);
       LOCALATTN_UNROLL
-      for (int k = 0; k < kGroup; ++k) {
-        for (int v = 0; v < kVectors; ++v) sums[k][v] += keys[k * kDepth + c] * x[v];
+      for (int k = 0; k < kKeys; ++k) {
+        for (int v = 0; v < kCount; ++v) sums[k][v] += keys[k * kDepth] * x[v];
       }
     }
   }
   LOCALATTN_UNROLL
-  for (int k = 0; k < kGroup; ++k) {
-    for (int v = 0; v < kVectors; ++v) store(scores + (k * kVectors + v) * kLanes, sums[k][v]);
+  for (int k = 0; k < kKeys; ++k) {
+    for (int v = 0; v < kCount; ++v) store(scores + (k * kVectors + v) * kLanes, sums[k][v]);
   }
 }
 
-// kGroup channels of the weighted sum of `count` values: sums · shrink + Σ weight · value.
+// The rows of a block that are computed: those that some lane of a vector of queries sees.
+struct Reach {
+  int64_t from, to;
+
+  Reach within(int64_t first, int64_t end) const { return {most(from, first), least(to, end)}; }
+};
+
+// Scores of rows `some`, with kCount vectors from `vector` on. The last group may write beyond them.
+template <int kVectors, int kCount>
+inline void score_rows(const Block& block, Reach some, const Tile& tile, int vector, int64_t head_dim, float* scores,
+                       int64_t at, Ahead& ahead) {
+  constexpr int kKeys = kCount == 1 ? kSingle : kGroup;
+  for (int64_t key = some.from; key < some.to; key += kKeys) {
+    float* to = scores + ((key - at) * kVectors + vector) * kLanes;
+    score_group<kVectors, kCount, kKeys>(block, key, tile.query + vector * kLanes, head_dim, to);
+    ahead.go_on();
+  }
+}
+
+// Scores of rows [at, at + count). Queries see intervals of keys with rising ends, so at first the first vectors see a
+// key, then all of them, and at last the last ones. Later rows overwrite what a group wrote beyond its own.
 template <int kVectors>
-inline void weigh_group(const float* values, int64_t width, const float* weights, int64_t count, const Vector* shrink,
+inline void score_step(const Block& block, const Reach* reach, const Tile& tile, int64_t head_dim, float* scores,
+                       int64_t at, int64_t count, Ahead& ahead) {
+  const Reach first = reach[0].within(at, at + count), last = reach[kVectors - 1].within(at, at + count);
+  if constexpr (kVectors == 1) {
+    score_rows<1, 1>(block, first, tile, 0, head_dim, scores, at, ahead);
+  } else if constexpr (kVectors == 2) {
+    const int64_t from = most(last.from, first.from), to = least(first.to, last.to);
+    if (from >= to) {  // no row for both
+      score_rows<2, 1>(block, first, tile, 0, head_dim, scores, at, ahead);
+      score_rows<2, 1>(block, last, tile, 1, head_dim, scores, at, ahead);
+      return;
+    }
+    score_rows<2, 1>(block, {first.from, from}, tile, 0, head_dim, scores, at, ahead);
+    score_rows<2, 2>(block, {from, to}, tile, 0, head_dim, scores, at, ahead);
+    score_rows<2, 1>(block, {to, last.to}, tile, 1, head_dim, scores, at, ahead);
+  } else {
+    static_assert(kVectors == 4, "tiles have one, two or four vectors");
+    const Reach second = reach[1].within(at, at + count), third = reach[2].within(at, at + count);
+    const int64_t from = most(last.from, first.from), to = least(first.to, last.to);
+    if (from >= to) {
+      const int64_t end = most(first.to, second.to), begin = least(third.from, last.from);
+      score_rows<4, 2>(block, {first.from, end}, tile, 0, head_dim, scores, at, ahead);
+      score_rows<4, 2>(block, {begin, last.to}, tile, 2, head_dim, scores, at, ahead);
+      return;
+    }
+    score_rows<4, 2>(block, {first.from, from}, tile, 0, head_dim, scores, at, ahead);
+    score_rows<4, 1>(block, {most(third.from, first.from), from}, tile, 2, head_dim, scores, at, ahead);
+    score_rows<4, 4>(block, {from, to}, tile, 0, head_dim, scores, at, ahead);
+    score_rows<4, 1>(block, {to, least(second.to, last.to)}, tile, 1, head_dim, scores, at, ahead);
+    score_rows<4, 2>(block, {to, last.to}, tile, 2, head_dim, scores, at, ahead);
+  }
+}
+
+// kCount vectors of channels of kValueRows queries: sums · shrink + Σ weight · value over `count` values; without
+// `shrink` there are no sums so far. Weights lie as scores do, [key][kRows].
+template <int kRows, int kCount>
+inline void weigh_group(const float* values, int64_t width, const float* weights, int64_t count, const float* shrink,
                         float* sums) {
-  Vector acc[kGroup][kVectors];
+  Vector acc[kValueRows][kCount];
   LOCALATTN_UNROLL
-  for (int c = 0; c < kGroup; ++c) {
-    for (int v = 0; v < kVectors; ++v) acc[c][v] = load(sums + (c * kVectors + v) * kLanes) * shrink[v];
+  for (int r = 0; r < kValueRows; ++r) {
+    for (int c = 0; c < kCount; ++c) {
+      acc[r][c] = shrink ? load(sums + r * width + c * kLanes) * shrink[r] : Vector{};
+    }
   }
-  for (int64_t k = 0; k < count; ++k, values += width, weights += kVectors * kLanes) {
-    Vector p[kVectors];
-    for (int v = 0; v < kVectors; ++v) p[v] = load(weights + v * kLanes);
+  for (int64_t k = 0; k < count; ++k, values += width, weights += kRows) {
+    Vector x[kCount];
+    for (int c = 0; c < kCount; ++c) x[c] = load_elements(values + c * kLanes);
     LOCALATTN_UNROLL
-    for (int c = 0; c < kGroup; ++c) {
-      for (int v = 0; v < kVectors; ++v) acc[c][v] += values[c] * p[v];
+    for (int r = 0; r < kValueRows; ++r) {
+      for (int c = 0; c < kCount; ++c) acc[r][c] += weights[r] * x[c];
     }
   }
   LOCALATTN_UNROLL
-  for (int c = 0; c < kGroup; ++c) {
-    for (int v = 0; v < kVectors; ++v) store(sums + (c * kVectors + v) * kLanes, acc[c][v]);
+  for (int r = 0; r < kValueRows; ++r) {
+    for (int c = 0; c < kCount; ++c) store(sums + r * width + c * kLanes, acc[r][c]);
   }
 }
 
-// Scores become weights; the tile's maximum and total are brought up to date. `shrink` is what the sums so far are
-// worth beside them.
-template <int kVectors>
-inline void soften(float* scores, int64_t count, Tile& tile, Vector* shrink) {
-  Vector top[kVectors], total[kVectors];
-  for (int v = 0; v < kVectors; ++v) top[v] = load(tile.top + v * kLanes);
-  for (int64_t k = 0; k < count; ++k) {
-    for (int v = 0; v < kVectors; ++v) top[v] = larger(top[v], load(scores + (k * kVectors + v) * kLanes));
+// All channels of kValueRows queries, kCount vectors of them at a time and the rest in fewer.
+template <int kRows, int kCount>
+inline void weigh_rows(const float* values, int64_t width, const float* weights, int64_t count, const float* shrink,
+                       float* sums, int64_t channels) {
+  int64_t c = 0;
+  for (; c + kCount * kLanes <= channels; c += kCount * kLanes) {
+    weigh_group<kRows, kCount>(values + c, width, weights, count, shrink, sums + c);
   }
-  for (int v = 0; v < kVectors; ++v) {
-    shrink[v] = exp2_of(load(tile.top + v * kLanes) - top[v]);
-    total[v] = load(tile.total + v * kLanes) * shrink[v];
-    store(tile.top + v * kLanes, top[v]);
-  }
-  for (int64_t k = 0; k < count; ++k) {
-    for (int v = 0; v < kVectors; ++v) {
-      const Vector weight = exp2_of(load(scores + (k * kVectors + v) * kLanes) - top[v]);
-      store(scores + (k * kVectors + v) * kLanes, weight);
-      total[v] += weight;
-    }
-  }
-  for (int v = 0; v < kVectors; ++v) store(tile.total + v * kLanes, total[v]);
-}
-
-// Keys [from, to) of the scores, which begin at row `at` of the block, are hidden from lanes that do not see them.
-template <int kVectors>
-inline void hide(float* scores, int64_t at, int64_t from, int64_t to, const int32_t* first, const int32_t* end) {
-  for (int64_t k = from; k < to; ++k) {
-    for (int v = 0; v < kVectors; ++v) {
-      const Integers key = static_cast<int32_t>(k) - Integers{};
-      float* score = scores + ((k - at) * kVectors + v) * kLanes;
-      store(score, ((key >= load(first + v * kLanes)) & (key < load(end + v * kLanes))) ? load(score) : splat(kHidden));
+  if constexpr (kCount > 1) {
+    if (c < channels) {
+      weigh_rows<kRows, kCount - 1>(values + c, width, weights, count, shrink, sums + c, channels - c);
     }
   }
 }
 
-// Scores that come divided by the cap are capped.
+// The scores of one vector of queries, rows [0, count), become weights; the maximum and the total are brought up to
+// date. `shrink` is what the sums so far are worth beside them.
+template <int kVectors>
+inline void soften(float* scores, int64_t count, float* top, float* total, float* shrink) {
+  constexpr int kStride = kVectors * kLanes;
+  const Vector before = load(top);
+  Vector tops[4] = {before, before, before, before};  // several, because each waits for the one before
+  int64_t k = 0;
+  for (; k + 4 <= count; k += 4) {
+    LOCALATTN_UNROLL
+    for (int i = 0; i < 4; ++i) tops[i] = larger(tops[i], load(scores + (k + i) * kStride));
+  }
+  for (; k < count; ++k) tops[0] = larger(tops[0], load(scores + k * kStride));
+  const Vector now = larger(larger(tops[0], tops[1]), larger(tops[2], tops[3]));
+  const Vector worth = exp2_of(before - now);
+  Vector totals[2] = {load(total) * worth, Vector{}};
+  for (k = 0; k + 2 <= count; k += 2) {
+    LOCALATTN_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const Vector weight = exp2_of(load(scores + (k + i) * kStride) - now);
+      store(scores + (k + i) * kStride, weight);
+      totals[i] += weight;
+    }
+  }
+  if (k < count) {
+    const Vector weight = exp2_of(load(scores + k * kStride) - now);
+    store(scores + k * kStride, weight);
+    totals[0] += weight;
+  }
+  store(top, now);
+  store(total, totals[0] + totals[1]);
+  store(shrink, worth);
+}
+
+// Scores of one vector of queries, rows [at, at + count) of the block, are hidden from lanes that do not see them:
+// those whose first key comes later, and those whose last came before.
+template <int kVectors>
+inline void hide(float* scores, int64_t at, int64_t count, const int32_t* first, const int32_t* end) {
+  constexpr int kStride = kVectors * kLanes;
+  const int64_t all_from = least(first[kLanes - 1] - at, count), all_to = most(end[0] - at, 0);  // seen by every lane
+  const Integers firsts = load(first), ends = load(end);
+  for (int64_t k = 0; k < all_from; ++k) {
+    const Integers key = static_cast<int32_t>(at + k) - Integers{};
+    store(scores + k * kStride, key >= firsts ? load(scores + k * kStride) : splat(kHidden));
+  }
+  for (int64_t k = all_to; k < count; ++k) {
+    const Integers key = static_cast<int32_t>(at + k) - Integers{};
+    store(scores + k * kStride, key < ends ? load(scores + k * kStride) : splat(kHidden));
+  }
+}
+
+// The scores of one vector of queries come divided by the cap, and are capped.
 template <int kVectors>
 inline void cap_scores(float cap, float* scores, int64_t count) {
-  for (int64_t i = 0; i < count * kVectors * kLanes; i += kLanes) {
-    store(scores + i, relative_tanh_of(load(scores + i)) * (cap * kLog2e));
+  for (int64_t k = 0; k < count; ++k, scores += kVectors * kLanes) {
+    store(scores, relative_tanh_of(load(scores)) * (cap * kLog2e));
   }
 }
 
@@ -145,7 +231,8 @@ inline void add_bias(const Call& call, int64_t head, const Block& block, const T
     const int64_t end = least(block.row_at(tile.seen[kVectors * kLanes + slot]) - at, count);
     for (int64_t i = begin; i < end; ++i) {
       if (i >= from && i < k) continue;
-      scores[i * kVectors * kLanes + lane] += raised(widen_element(biases[rows[lane] + block.position[at + i]]));
+      scores[i * kVectors * kLanes + lane] +=
+          raised(widen_element(biases[rows[lane] - block.first + block.position_of(at + i)]));
     }
   }
 }
@@ -167,58 +254,69 @@ void add_not_finite(const Call& call, const Rows& rows, const Block& block, cons
                     int64_t at, int64_t count, const int32_t* first, const int32_t* end) {
   const Number* values = static_cast<const Number*>(call.value) + rows.key_origin(call);
   for (int64_t k = 0; k < count; ++k, weights += kVectors * kLanes) {
-    const Number* row = values + (block.first + block.position[at + k]) * call.key_layout.row;
-    const Integers key = static_cast<int32_t>(at + k) - Integers{};
+    const Number* row = values + block.position_of(at + k) * call.key_layout.row;
     for (int64_t c = 0; c < call.head_dim; ++c) {
       const float value = widen_element(row[c]);
       if (std::isfinite(value)) continue;
-      float* sums = tile.sums + c * kVectors * kLanes;
-      for (int v = 0; v < kVectors * kLanes; v += kLanes) {
-        const Vector sum = load(sums + v);
-        store(sums + v, ((key >= load(first + v)) & (key < load(end + v))) ? sum + load(weights + v) * value : sum);
+      for (int lane = 0; lane < kVectors * kLanes; ++lane) {
+        if (at + k >= first[lane] && at + k < end[lane]) tile.sums[lane * block.width + c] += weights[lane] * value;
       }
     }
   }
 }
 
-// One tile attends to one block. `scores` holds kStep + kGroup keys.
+// One tile attends to one block, which may be its first. `scores` holds kStep + kPadding keys.
 template <int kVectors, typename Number>
-void attend(const Call& call, const Rows& task, const Block& block, Tile& tile, float* scores) {
+void attend(const Call& call, const Rows& task, const Block& block, Tile& tile, bool begins, float* scores) {
   constexpr int kRows = kVectors * kLanes;
   alignas(64) int32_t first[kRows], end[kRows];
+  alignas(64) float shrink[kRows];
   for (int lane = 0; lane < kRows; ++lane) {
-    first[lane] = static_cast<int32_t>(block.row_at(tile.seen[lane]));
-    end[lane] = static_cast<int32_t>(block.row_at(tile.seen[kRows + lane]));
+    first[lane] = static_cast<int32_t>(block.place_of(tile.seen[lane]));
+    end[lane] = static_cast<int32_t>(block.place_of(tile.seen[kRows + lane]));
+  }
+  for (int lane = 0; block.masked && lane < kRows; ++lane) {
+    first[lane] = block.rank[first[lane]];
+    end[lane] = block.rank[end[lane]];
   }
   const int64_t rows = end[kRows - 1] - first[0];
   if (rows <= 0) return;
+  Reach reach[kVectors];
+  for (int v = 0; v < kVectors; ++v) reach[v] = {first[v * kLanes], end[v * kLanes + kLanes - 1]};
   const int64_t steps = (rows + kStep - 1) / kStep;
   const int64_t step = align(divide_up(rows, steps), kGroup);
+  Ahead ahead = ahead_of<Number>(call, task, tile, block.end, kRows, rows / kGroup + steps * (kRows / kValueRows));
   for (int64_t at = first[0]; at < end[kRows - 1]; at += step) {
     const int64_t count = least(step, end[kRows - 1] - at);
-    for (int64_t k = 0; k < count; k += kGroup) {
-      score_group<kVectors>(block, at + k, tile, call.head_dim, scores + k * kRows);
-    }
-    if (call.softcap > 0) cap_scores<kVectors>(call.softcap, scores, count);
-    if (call.attn_bias) {
-      for (int v = 0; v < kVectors; ++v) {
-        if (call.bias_element == Element::fp32) {
-          add_bias<kVectors, float>(call, task.head, block, tile, v, scores, at, count);
-        } else {
-          add_bias<kVectors, uint16_t>(call, task.head, block, tile, v, scores, at, count);
-        }
+    score_step<kVectors>(block, reach, tile, call.head_dim, scores, at, count, ahead);
+    for (int v = 0; v < kVectors && (call.softcap > 0 || call.attn_bias); ++v) {
+      const Reach some = reach[v].within(at, at + count);
+      float* from = scores + (some.from - at) * kRows;
+      if (call.softcap > 0) cap_scores<kVectors>(call.softcap, from + v * kLanes, some.to - some.from);
+      if (!call.attn_bias) continue;
+      if (call.bias_element == Element::fp32) {
+        add_bias<kVectors, float>(call, task.head, block, tile, v, from, some.from, some.to - some.from);
+      } else {
+        add_bias<kVectors, uint16_t>(call, task.head, block, tile, v, from, some.from, some.to - some.from);
       }
     }
     if (call.shared_qk) set_own_scores<kVectors>(block, tile, scores, at, count);
-    const int64_t all_from = most(at, least(first[kRows - 1], at + count));  // seen by every lane
-    const int64_t all_to = most(all_from, least(end[0], at + count));
-    hide<kVectors>(scores, at, at, all_from, first, end);
-    hide<kVectors>(scores, at, all_to, at + count, first, end);
-    Vector shrink[kVectors];
-    soften<kVectors>(scores, count, tile, shrink);
-    for (int64_t c = 0; c < call.head_dim; c += kGroup) {
-      weigh_group<kVectors>(block.values + at * block.width + c, block.width, scores, count, shrink,
-                            tile.sums + c * kRows);
+    for (int v = 0; v < kVectors; ++v) {
+      const Reach some = reach[v].within(at, at + count);
+      const int64_t own = some.to - some.from;
+      if (own <= 0) continue;
+      float* own_scores = scores + ((some.from - at) * kVectors + v) * kLanes;
+      hide<kVectors>(own_scores, some.from, own, first + v * kLanes, end + v * kLanes);
+      soften<kVectors>(own_scores, own, tile.top + v * kLanes, tile.total + v * kLanes, shrink + v * kLanes);
+      for (int r = v * kLanes; r < (v + 1) * kLanes; r += kValueRows) {
+        const Reach seen = Reach{first[r], end[r + kValueRows - 1]}.within(at, at + count);
+        if (seen.from >= seen.to) continue;  // and so is `shrink` 1
+        weigh_rows<kRows, kValueVectors>(block.values + seen.from * block.width, block.width,
+                                         scores + (seen.from - at) * kRows + r, seen.to - seen.from,
+                                         begins && at == first[0] ? nullptr : shrink + r, tile.sums + r * block.width,
+                                         align(call.head_dim, kLanes));
+        ahead.go_on();
+      }
     }
     if (!block.finite) add_not_finite<kVectors, Number>(call, task, block, tile, scores, at, count, first, end);
   }
@@ -232,51 +330,52 @@ bool attend_rows_by(const Call& call, const Rows& rows, int64_t most_floats) {
   const Interval span{visible_interval(call.window, rows.first, call.length).first,
                       visible_interval(call.window, rows.end - 1, call.length).end};
   const int64_t tiles = (rows.end - rows.first + kRows - 1) / kRows;
-  const Plan plan(call, span.end - span.first, kRows);
-  if (plan.floats(tiles) > most_floats) return false;
-  const Scratch memory(static_cast<size_t>(plan.floats(tiles)));
+  const Plan plan(call, span.end - span.first, kRows, tiles);
+  if (plan.floats() > most_floats) return false;
+  const Scratch memory(static_cast<size_t>(plan.floats()));
   if (!memory.data()) return false;
   float* scores = memory.data();
   Block block;
   block.panel = plan.panel;
   block.width = plan.width;
-  block.keys = scores + plan.scores();
-  block.values = block.keys + plan.keys();
-  block.rank = reinterpret_cast<int32_t*>(block.values + plan.values());
+  block.own_keys = scores + plan.scores();
+  block.own_values = block.own_keys + plan.keys();
+  block.rank = reinterpret_cast<int32_t*>(block.own_values + plan.values());
   block.position = block.rank + plan.integers();
   float* state = reinterpret_cast<float*>(block.position + plan.integers());
-  const Decay decay(call, state + tiles * plan.tile);
+  const Decay decay(call, state + plan.places * plan.tile);
 
+  int64_t next = 0;  // the first tile that is not done
   for (int64_t from = span.first / plan.block_rows * plan.block_rows; from < span.end; from += plan.block_rows) {
-    block.first = most(from, span.first);
-    block.end = least(from + plan.block_rows, span.end);
-    copy_block<Number>(call, rows, block);
+    const int64_t limit = least(from + plan.block_rows, span.end);
+    begin_block<Number>(call, rows, block, most(from, span.first), limit);
     const int64_t centre = from + plan.block_rows / 2;  // the same however the sequence is cut into tasks
-    if (decay.rates) decay.scale_keys(block, centre);
-    for (int64_t i = 0; i < tiles; ++i) {
-      Tile tile = tile_at(plan, state, rows, i);
-      const int64_t first = visible_interval(call.window, tile.first, call.length).first;
-      const int64_t end = visible_interval(call.window, tile.first + tile.count - 1, call.length).end;
-      if (end <= block.first) continue;  // it is done
-      if (first >= block.end) break;     // its keys, and all later ones', are still to come
-      if (first >= block.first) begin_tile<kVectors, Number>(call, rows, tile, plan.width);
-      prefetch_rows<Number>(call.query, call, rows, tile.first + kRows, kRows);
-      if (end <= block.end) prefetch_rows<Number>(call.output, call, rows, tile.first, tile.count);
+    for (int64_t i = next; i < tiles; ++i) {
+      const int64_t first_query = rows.first + i * kRows;
+      const int64_t last_query = least(first_query + kRows, rows.end) - 1;
+      const int64_t first = visible_interval(call.window, first_query, call.length).first;
+      const int64_t end = visible_interval(call.window, last_query, call.length).end;
+      if (first >= limit) break;  // its keys, and all later ones', are still to come
+      Tile tile = tile_at(plan, state, rows, i, first < block.first || end > limit);
+      const int64_t scaled = block.kept;
+      extend_block<Number>(call, rows, block, least(end, limit));
+      if (decay.rates) decay.scale_keys(block, scaled, centre);
+      const bool begins = first >= block.first;
+      if (begins) begin_tile<kVectors, Number>(call, rows, tile, plan.width);
       Tile seen = tile;
       if (decay.rates) seen.query = decay.scaled<kVectors>(tile, centre);
-      attend<kVectors, Number>(call, rows, block, seen, scores);
-      if (end <= block.end) end_tile<kVectors, Number>(call, rows, tile);
+      attend<kVectors, Number>(call, rows, block, seen, begins, scores);
+      if (end > limit) continue;
+      end_tile<kVectors, Number>(call, rows, tile, plan.width);
+      next = i + 1;
     }
   }
   return true;
 }
 
 bool attend_rows(const Call& call, const Rows& rows, int64_t most_floats) {
-  // A tile computes all keys that any of its queries sees: with few keys, small tiles waste less. With few queries they
-  // waste less too.
-  const Window& window = call.window;
-  const int64_t reach = backward_reach(window) + forward_reach(window);
-  const bool wide = (!window.exact_windowsize || reach > kNarrowReach) && call.length > kNarrow * kLanes;
+  // With few queries small tiles waste less.
+  const bool wide = call.length > kNarrow * kLanes;
   if (call.element == Element::fp32) {
     return (wide ? attend_rows_by<kWide, float> : attend_rows_by<kNarrow, float>)(call, rows, most_floats);
   }

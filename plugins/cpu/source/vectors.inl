@@ -114,9 +114,9 @@ inline bool all_finite(const float* numbers, int64_t count) {
   int64_t i = 0;
   for (; i + 4 * kLanes <= count; i += 4 * kLanes) {
     LOCALATTN_UNROLL
-    for (int j = 0; j < 4; ++j) sums[j] += load(numbers + i + j * kLanes) * 0.0f;
+    for (int j = 0; j < 4; ++j) sums[j] += load_elements(numbers + i + j * kLanes) * 0.0f;
   }
-  for (; i < count; i += kLanes) sums[0] += load(numbers + i) * 0.0f;
+  for (; i < count; i += kLanes) sums[0] += load_elements(numbers + i) * 0.0f;
   const Vector sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
   for (int lane = 0; lane < kLanes; ++lane) {
     if (sum[lane] != 0.0f) return false;

@@ -31,13 +31,32 @@ inline double decay_rate(const Call& call, int64_t channel) {
   return std::log2((twice + 0.4 * width) / (1.4 * width)) / call.xpos_scale_base;
 }
 
-inline Interval visible_interval(const Window& window, int64_t query, int64_t length) {
-  const int64_t start = query - query % window.window_size;
+// The keys that a query sees whose window of window_size positions starts at `start`.
+inline Interval visible_from(const Window& window, int64_t query, int64_t start, int64_t length) {
   const int64_t first = (window.exact_windowsize ? query : start) - backward_reach(window);
   int64_t end = (window.exact_windowsize ? query + 1 : start + window.window_size) + forward_reach(window);
   if (window.causal) end = query + 1;
   return {std::min(std::max<int64_t>(first, 0), length), std::min(std::max<int64_t>(end, 0), length)};
 }
+
+inline Interval visible_interval(const Window& window, int64_t query, int64_t length) {
+  return visible_from(window, query, query - query % window.window_size, length);
+}
+
+// The same for queries one after the other, without a division for each.
+class Windows {
+ public:
+  Windows(const Window& window, int64_t query) : start_(query - query % window.window_size) {}
+
+  // `query` is that of the call before, or the next.
+  Interval visible(const Window& window, int64_t query, int64_t length) {
+    if (query == start_ + window.window_size) start_ = query;
+    return visible_from(window, query, start_, length);
+  }
+
+ private:
+  int64_t start_;
+};
 
 // The keys that an additive bias has an entry for, visible or not; not clipped to the sequence.
 inline Interval gathered_interval(const Window& window, int64_t query) {

@@ -44,6 +44,15 @@ def program(source: str, arch: Arch, *flags: str, sources: Path = KERNEL_SOURCES
     return output
 
 
+@cache
+def tool(source: str) -> Path:
+    """One C++ file that runs other programs here."""
+    output = folder() / Path(source).stem
+    command = [*compiler(host_arch()).command, "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror"]
+    subprocess.run([*command, TEST_SOURCES / source, "-o", output], check=True)
+    return output
+
+
 def sanitized(source: str, flags: str, level: str = "-O1") -> Path:
     """The program with a sanitizer, or the test is skipped."""
     try:

@@ -1,8 +1,9 @@
 // Attention of one head once, for a tool that counts instructions.
 //
-//   count LENGTH WINDOW EXACT RUN      RUN = 0 does everything but the attention.
+//   count LENGTH WINDOW EXACT RUN      RUN = 0 does everything but the attention; 2 raises SIGUSR1 around it.
 #include "attention.h"
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
@@ -28,6 +29,9 @@ int main(int count, char** arguments) {
   call.window = {window, 1, 0, true, std::atoi(arguments[3]) != 0};
   call.scale = 0.125f;
   const int64_t tasks = localattn::count_tasks(call, 1);
-  for (int64_t task = 0; std::atoi(arguments[4]) && task < tasks; ++task) localattn::run_task(call, task, tasks);
+  const int run = std::atoi(arguments[4]);
+  if (run == 2) std::raise(SIGUSR1);
+  for (int64_t task = 0; run && task < tasks; ++task) localattn::run_task(call, task, tasks);
+  if (run == 2) std::raise(SIGUSR1);
   std::printf("%s\n", localattn::instruction_set());
 }
