@@ -40,11 +40,11 @@ from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan_op
 
 from ....core.errors import UsageError
+from ....core.nodes.aft import HIDDEN_KEY as HIDDEN
+from ....core.nodes.aft import WIDEST_BIASES
+from ..parts.aft_op import aft_node
 from .arguments import AFTLocalArgs
 
-# The logit of a hidden key. Finite, so that no difference of two is NaN; far below any other, so that adding a bias
-# does not make the key visible, and a row whose maximum is near it has seen no key.
-HIDDEN = -1e30
 # Offsets (or keys, with a full mask) per step of a Scan: they share one rescaling of the sums, but each needs buffers
 # of its own. Of 1, 2, 4 and 8, 4 was the fastest in onnxruntime at D = 64 and D = 512.
 _GROUP = 4
@@ -135,6 +135,11 @@ def _running(keys: Tensor, values: Tensor) -> State:
     return joined[0], joined[1], joined[2]
 
 
+def _width(band: Tensor) -> float:
+    """Return how far the biases, and the 0 of all other keys, are apart."""
+    return float(band.max().clamp_min(0) - band.min().clamp_max(0))
+
+
 class AFTLocal(nn.Module):
     """Attention free transformer with local biases: query, key, value `[T, B, D]` → `[T, B, D]`.
 
@@ -163,6 +168,7 @@ class AFTLocal(nn.Module):
                 fix=f"Use {args.seq_len} or less.",
             )
         self.length, self.window, self.causal, self.full_mask = length, args.local_window_size, causal, full_mask
+        self.is_node = False  # until the biases are known
         # How far the band reaches; positions beyond the sequence need no bias.
         self.back = min(args.local_window_size, length) - 1
         self.ahead = 0 if causal else self.back
@@ -188,6 +194,9 @@ class AFTLocal(nn.Module):
             biases = table.diagonal(diagonal)
             band[diagonal + self.back, first : first + len(biases)] = biases.float()
         del self.pos_bias, self.local_mask
+        self.is_node = not self.full_mask and _width(band) <= WIDEST_BIASES
+        if self.is_node:
+            self.register_buffer("position_bias", band.t().contiguous(), persistent=False)
         for name, value in self._tables(band).items():
             self.register_buffer(name, value, persistent=False)
 
@@ -231,8 +240,18 @@ class AFTLocal(nn.Module):
         A row that sees no key gives `output.bias`. Between the matrices everything is fp32.
         """
         dtype = self.query.weight.dtype
-        gate = self.query(query.to(dtype)).float().sigmoid()
-        keys, values = self.key(key.to(dtype)).float(), self.value(value.to(dtype)).float()
+        gate, keys, values = (
+            part(x.to(dtype)).float() for part, x in ((self.query, query), (self.key, key), (self.value, value))
+        )
+        if self.is_node and torch.onnx.is_in_onnx_export():
+            gated = aft_node(gate, keys, values, self.position_bias, mask, causal=self.causal)
+        else:
+            gated = gate.sigmoid() * self._means(keys, values, mask, full_mask).reshape(gate.shape)
+        output: Tensor = self.output(gated.to(dtype))
+        return output
+
+    def _means(self, keys: Tensor, values: Tensor, mask: Tensor | None, full_mask: Tensor | None) -> Tensor:
+        """Compute the weighted means by Scans, `[T, B, D]` → `[T, B·D]`."""
         if mask is not None:
             kept = mask.t().unsqueeze(-1)
             # The values too: a hidden key's weight is 0, but 0·NaN would be NaN.
@@ -245,8 +264,7 @@ class AFTLocal(nn.Module):
         mean = num / den
         if mask is not None or full_mask is not None:
             mean = torch.where(m > HIDDEN / 2, mean, 0.0)
-        output: Tensor = self.output((gate * mean.reshape(gate.shape)).to(dtype))
-        return output
+        return mean
 
     def _outside(self, keys: Tensor, values: Tensor) -> State:
         """Compute for every row i the state of the keys up to i - s, and unless causal of those from i + s on."""

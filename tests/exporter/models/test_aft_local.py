@@ -23,6 +23,7 @@ from localattn.runtime.ort.session import open_bytes
 
 torch = pytest.importorskip("torch")
 
+from localattn.exporter.lowering.functions import attach_functions  # noqa: E402
 from localattn.exporter.models.aft_local.module import AFTLocal  # noqa: E402
 from localattn.exporter.models.aft_local.reference import aft_local  # noqa: E402
 
@@ -114,6 +115,7 @@ def exported(module, inputs: dict) -> onnx.ModelProto:
         warnings.simplefilter("ignore")
         options = {"input_names": list(inputs), "output_names": ["out"], "verbose": False}
         program = torch.onnx.export(module, kwargs=inputs, dynamo=True, opset_version=20, **options)
+    attach_functions(program.model)
     return program.model_proto
 
 
