@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from ..nodes.aft import AFT_VARIANTS
 from ..nodes.attention import DOMAIN, VARIANTS
 from ..nodes.fused import FUSED_DOMAIN, FUSED_NODES
 
@@ -12,8 +13,10 @@ from ..nodes.fused import FUSED_DOMAIN, FUSED_NODES
 ATTENTION = tuple(variant.op_type for variant in VARIANTS if not variant.has_xpos)
 ATTENTION_DTYPES = ("fp32", "fp16")
 # All of its kernels: the element types by domain and op type.
-KERNELS = {(DOMAIN, op_type): ATTENTION_DTYPES for op_type in ATTENTION} | {
-    (FUSED_DOMAIN, node.op_type): node.dtypes for node in FUSED_NODES
+KERNELS: dict[tuple[str, str], tuple[str, ...]] = {
+    **{(DOMAIN, op_type): ATTENTION_DTYPES for op_type in ATTENTION},
+    **{(DOMAIN, variant.op_type): ("fp32",) for variant in AFT_VARIANTS},
+    **{(FUSED_DOMAIN, node.op_type): node.dtypes for node in FUSED_NODES},
 }
 
 
