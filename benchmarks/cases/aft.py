@@ -25,7 +25,7 @@ from ..target import Target
 from .compiled import NoKernel, library
 from .memory import MIB, in_child
 
-LENGTHS, DIMS, WINDOW, THREADS = (1024, 2048, 4096), (64, 512), 32, 2
+LENGTHS, DIMS, WINDOW, THREADS = (1024, 4096), (64, 512), 32, 2
 LABELS = {"kernel": "kernel", "function": "function", "upstream": "labml-nn, eager"}
 AGREEMENT = 2e-5
 # The most time over upstream's, and the most memory of a call, inputs and outputs counted, over these.
@@ -47,6 +47,7 @@ def measure(lengths: Sequence[int], seconds: float, tell: Callable[[str], None])
     for length, dim, causal in product(lengths, DIMS, (True, False)):
         tell(f"Timing T = {length}, D = {dim}, {'causal' if causal else 'not causal'}")
         rows.append(_measure_size(length, dim, causal, seconds))
+        tell(_line(rows[-1]))
     targets = [target for row in rows for target in _targets(row)]
     return {
         "setting": {"batch": 1, "window": WINDOW, "dtype": "fp32", "threads": THREADS},
@@ -169,14 +170,18 @@ def _node(tensors: dict[str, Any], band: Any, causal: bool, *, kernel: bool) -> 
     return lambda: session.run(None, tensors)[0]
 
 
+def _line(row: dict[str, Any]) -> str:
+    found = row["candidates"]
+    times = ", ".join(f"{LABELS[name]} {entry['median_ms']:.2f} ms" for name, entry in found.items())
+    peaks = ", ".join(f"{name} {found[name]['peak_mib']:.1f}" for name in MOST_TIME)
+    kind = "causal" if row["causal"] else "not causal"
+    return f"T = {row['length']}, D = {row['dim']}, {kind}: {times}; MiB beside {row['tensors_mib']}: {peaks}"
+
+
 def print_aft(result: dict[str, Any]) -> None:
-    """One line a size."""
+    """One line a size, and the targets that were missed."""
     for row in result["sizes"]:
-        found = row["candidates"]
-        times = ", ".join(f"{LABELS[name]} {entry['median_ms']:.2f} ms" for name, entry in found.items())
-        peaks = ", ".join(f"{name} {found[name]['peak_mib']:.1f}" for name in MOST_TIME)
-        kind = "causal" if row["causal"] else "not causal"
-        print(f"T = {row['length']}, D = {row['dim']}, {kind}: {times}; MiB beside {row['tensors_mib']}: {peaks}")
+        print(_line(row))
     for target in result["targets"]:
         if not target["met"]:
             print(f"missed: {target['what']}: {target['value']} > {target['limit']}")

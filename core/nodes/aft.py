@@ -15,7 +15,7 @@ value`
 =================  ==============  ================================================================
 
 In a causal node a query sees the keys `j ≤ i`, in another one all. The keys beyond `r` stay visible, with bias 0. An
-implementation subtracts what is within `WIDEST_BIASES` of the largest logit a query sees, whatever the keys.
+implementation subtracts the largest logit a query sees, or one that is at most `WIDEST_BIASES` from it.
 
 Source: `labml_nn.transformers.aft.AFTLocal`, labml-nn 0.5.1; Zhai et al., arXiv 2105.14103.
 """

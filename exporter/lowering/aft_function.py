@@ -1,8 +1,8 @@
 """Build the ONNX functions of the AFT-local nodes: their definition in standard operators, stored in the file.
 
-The sequence is cut into blocks of `L` positions, `L` a power of two above the reach of the biases, and a row's sums are
-matrix products. Every product has a stabiliser that belongs to keys which all of its rows see, so that `Σ e^{…} ≥ e^-60`
-whatever the keys (`core.nodes.aft.WIDEST_BIASES`):
+The sequence is cut into blocks of `L` positions, `L` a power of two above the reach of the biases, and a row's sums
+are matrix products. Every product has a stabiliser that belongs to keys which all of its rows see, so that the sum of
+the weights is at least e^-60, whatever the keys (`core.nodes.aft.WIDEST_BIASES`):
 
 - Not causal: every row sees every key, so one maximum per channel serves all. A block's rows are multiplied with the
   keys of three blocks, and with one row more for all other blocks, whose bias is 0.
@@ -11,11 +11,13 @@ whatever the keys (`core.nodes.aft.WIDEST_BIASES`):
   within both halves, and so on: `log2 L` levels of small products, each with the maximum of its keys.
 
 Only exponents are subtracted, so no digit cancels, and no row is multiplied with a key that it does not see. The sums
-over other blocks come from doubling, `log2(T/L)` additions. Nothing loops, and every tensor is linear in `T`.
+over other blocks come from doubling, in `log2(T/L)` additions. Nothing loops, and every tensor is linear in `T`. Wide
+inputs are computed in parts, some channels at a time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +31,10 @@ from ...core.nodes.attention import DOMAIN
 _FIRST_INT64, _LAST_INT64 = -(1 << 63), (1 << 63) - 1
 # Products with fewer keys are not worth a call.
 _SMALLEST_BLOCK = 8
+# Keys of one part in bytes, causal and not: its tensors are as large, and only those of one part are in memory at a
+# time, near the cache. And the fewest channels of a part, for the products.
+_PART_BYTES = {True: 1 << 19, False: 1 << 20}
+_FEWEST_CHANNELS = 32
 
 
 @dataclass(frozen=True)
@@ -39,24 +45,50 @@ class _Sizes:
         block: positions of a block, a power of two above the reach of every node's biases.
         doublings: rounds of doubling after which the sums go over all blocks.
         aligned: every node's length is a multiple of the block, so nothing is padded.
+        parts: groups of channels that are computed one after the other.
     """
 
     block: int
     doublings: int
     aligned: bool
+    parts: int
 
 
 def _sizes(variant: AftVariant, nodes: Sequence[ir.Node]) -> _Sizes:
     shapes = []
     for node in nodes:
-        shape = node.inputs[3].shape if node.inputs[3] is not None else None
-        if shape is None or not all(isinstance(size, int) for size in shape):
+        shape = _shape(node, 3)
+        if shape is None:
             raise ValueError(f"{node.name}: the shape of position_bias must be static")
-        shapes.append([int(size) for size in shape])
+        shapes.append(shape)
     reach = max(variant.reach(columns) for _, columns in shapes)
     block = max(_SMALLEST_BLOCK, _power_of_two(reach + 1))
     blocks = max(-(-length // block) for length, _ in shapes)
-    return _Sizes(block, (blocks - 1).bit_length(), all(length % block == 0 for length, _ in shapes))
+    widths = {_width(node) for node in nodes}
+    parts = _parts(variant, shapes[0][0], widths.pop()) if len(widths) == len({n for n, _ in shapes}) == 1 else 1
+    return _Sizes(block, (blocks - 1).bit_length(), all(length % block == 0 for length, _ in shapes), parts)
+
+
+def _shape(node: ir.Node, index: int) -> list[int] | None:
+    """Return the shape of an input; None where it is not static."""
+    value = node.inputs[index]
+    if value is None or value.shape is None:
+        return None
+    sizes = [size for size in value.shape if isinstance(size, int)]
+    return sizes if len(sizes) == len(value.shape) else None
+
+
+def _width(node: ir.Node) -> int | None:
+    """Return the number of channels of all sequences of a node; None where it is dynamic."""
+    shape = _shape(node, 1)
+    return None if shape is None else math.prod(shape[1:])
+
+
+def _parts(variant: AftVariant, length: int, width: int | None) -> int:
+    if width is None:
+        return 1
+    channels = max(_FEWEST_CHANNELS, _PART_BYTES[variant.causal] // (4 * length))
+    return -(-width // min(channels, width))
 
 
 def _power_of_two(least: int) -> int:
@@ -101,6 +133,7 @@ class _Biases:
         self._margin = 3 * block
         zero, margin = _integers(op, 0), _integers(op, self._margin)
         self._wide = op.Pad(bias, op.Concat(zero, margin, missing, margin, axis=0))
+        self._squares: dict[tuple[int, int, int, bool], Any] = {}  # the parts share them
         # No logit of a row is above its largest bias, or 0, and a key.
         self._top = op.Max(op.ReduceMax(self._wide, one, keepdims=1), _real(op, 0.0))
 
@@ -115,11 +148,17 @@ class _Biases:
         return op.Reshape(weight, _integers(op, -1, block, 1))
 
     def square(self, op: Any, rows: int, first: int, width: int, *, second_half: bool = False) -> Any:
-        """Return the weights of products, `[T/rows, rows, width]`.
+        """Return the weights of products, `[T/rows, rows, width]`; the same for equal arguments.
 
         Row `r` of a group of rows has the weight of the offset `first + p - r` in column `p`: its biases are skewed.
         With `second_half` the groups are the second halves of groups twice as large.
         """
+        key = (rows, first, width, second_half)
+        if key not in self._squares:
+            self._squares[key] = self._made(op, *key)
+        return self._squares[key]
+
+    def _made(self, op: Any, rows: int, first: int, width: int, second_half: bool) -> Any:
         count = width + rows - 1
         biases, top = self._columns(op, first - rows + 1, count), self._top
         group = 2 * rows if second_half else rows
@@ -210,10 +249,10 @@ def _inside(op: Any, sizes: _Sizes, biases: _Biases, keys: Any, values: Any) -> 
         square = biases.square(op, half, -half, half, second_half=True)
         peak = op.Max(seconds[0], top)
         kept, scale = op.Exp(op.Sub(seconds[0], peak)), op.Exp(op.Sub(top, peak))
-        added = [op.MatMul(square, x) if half > 1 else op.Mul(square, x) for x in (op.Mul(weights, first_values), weights)]
-        sums = [
-            op.Add(op.Mul(old, kept), op.Mul(new, scale)) for old, new in zip(seconds[1:], added, strict=True)
+        added = [
+            op.MatMul(square, x) if half > 1 else op.Mul(square, x) for x in (op.Mul(weights, first_values), weights)
         ]
+        sums = [op.Add(op.Mul(old, kept), op.Mul(new, scale)) for old, new in zip(seconds[1:], added, strict=True)]
         peak, num, den = (op.Concat(a, b, axis=1) for a, b in zip(firsts, (peak, *sums), strict=True))
         half = group
     return tuple(_in_blocks(op, x, block) for x in (peak, num, den))  # type: ignore[return-value]
@@ -228,9 +267,7 @@ def _causal(op: Any, sizes: _Sizes, biases: _Biases, keys: Any, values: Any) -> 
     before, far_num, far_den = _behind(op, sizes, biases, keys, values)
     top = op.Max(peak, before)
     kept, scale = op.Exp(op.Sub(peak, top)), op.Exp(op.Sub(before, top))
-    num, den = (
-        op.Add(op.Mul(near, kept), op.Mul(far, scale)) for near, far in ((num, far_num), (den, far_den))
-    )
+    num, den = (op.Add(op.Mul(near, kept), op.Mul(far, scale)) for near, far in ((num, far_num), (den, far_den)))
     return num, den
 
 
@@ -251,8 +288,13 @@ def _body(variant: AftVariant, sizes: _Sizes) -> Any:
             pads = op.Concat(_integers(op, 0, 0, 0, 0), missing, zero, axis=0)
             keys, values = op.Pad(keys, pads, _real(op, HIDDEN_KEY)), op.Pad(values, pads)
         biases = _Biases(op, variant, sizes.block, bias, missing)
-        num, den = (_causal if variant.causal else _over_all)(op, sizes, biases, keys, values)
-        mean = op.Div(num, den)
+        compute = _causal if variant.causal else _over_all
+        if sizes.parts == 1:
+            mean = op.Div(*compute(op, sizes, biases, keys, values))
+        else:
+            cut = [op.Split(x, axis=2, num_outputs=sizes.parts, _outputs=sizes.parts) for x in (keys, values)]
+            parts = [op.Div(*compute(op, sizes, biases, *part)) for part in zip(*cut, strict=True)]
+            mean = op.Concat(*parts, axis=2)
         if not sizes.aligned:
             mean = op.Slice(op.Reshape(mean, _integers(op, 1, -1, 0)), zero, length, _integers(op, 1))
         return op.Mul(op.Sigmoid(gate), op.Reshape(mean, op.Shape(gate)))

@@ -3,8 +3,10 @@
     w_ij = pos_bias_ij if |i - j| < s else 0, -inf where i may not see j
     y_i = Σ_j e^{w_ij + k_j}·v_j / Σ_j e^{w_ij + k_j}   per channel;   out = W·(σ(q_i)·y_i) + b
 
-Outside the window the bias is 0, not -inf, so the sums go over the whole sequence. They are kept as running softmax
-states (Milakov and Gimelshein, arXiv 1805.02867), per channel
+Outside the window the bias is 0, not -inf, so the sums go over the whole sequence. In a file they are one node
+(`core.nodes.aft`). Its function takes biases at most 60 apart. With wider ones, with a mask `[T, T]` of any pattern, and
+outside of an export, this module computes the sums by Scans over running softmax states (Milakov and Gimelshein, arXiv
+1805.02867), per channel
 
     (m, num, den):   m = max_j a_j,   num = Σ_j e^{a_j - m}·v_j,   den = Σ_j e^{a_j - m},   a_j = w_ij + k_j
     (m, num, den) ⊕ (m', num', den') = (M, num·e^{m-M} + num'·e^{m'-M}, den·e^{m-M} + den'·e^{m'-M}),   M = max(m, m')
@@ -40,8 +42,7 @@ from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan_op
 
 from ....core.errors import UsageError
-from ....core.nodes.aft import HIDDEN_KEY as HIDDEN
-from ....core.nodes.aft import WIDEST_BIASES
+from ....core.nodes.aft import HIDDEN_KEY, WIDEST_BIASES
 from ..parts.aft_op import aft_node
 from .arguments import AFTLocalArgs
 
@@ -76,7 +77,7 @@ def _absorb(state: State, logits: Sequence[Tensor], values: Sequence[Tensor]) ->
 
 def _nothing(like: Tensor) -> State:
     """Return the state of no keys, in the shape of `like`."""
-    return torch.full_like(like, HIDDEN), torch.zeros_like(like), torch.zeros_like(like)
+    return torch.full_like(like, HIDDEN_KEY), torch.zeros_like(like), torch.zeros_like(like)
 
 
 def _scan(
@@ -102,7 +103,7 @@ def _padded(state: State, before: int) -> State:
     """Return the state `[N, F]` with `before` empty rows in front."""
     m, num, den = state
     front = (0, 0, before, 0)
-    return F.pad(m, front, value=HIDDEN), F.pad(num, front), F.pad(den, front)
+    return F.pad(m, front, value=HIDDEN_KEY), F.pad(num, front), F.pad(den, front)
 
 
 def _running(keys: Tensor, values: Tensor) -> State:
@@ -113,7 +114,7 @@ def _running(keys: Tensor, values: Tensor) -> State:
     padding = (0, 0, 0, chunks * chunk - length)
     by_step = [
         x.reshape(chunks, chunk, width).transpose(0, 1)
-        for x in (F.pad(keys, padding, value=HIDDEN), F.pad(values, padding))
+        for x in (F.pad(keys, padding, value=HIDDEN_KEY), F.pad(values, padding))
     ]
     chunk_totals, inside = _scan(
         lambda state, step, _: _absorb(state, step[:1], step[1:]),
@@ -152,6 +153,8 @@ class AFTLocal(nn.Module):
     Raises:
         UsageError: the sequence is longer than the table of biases.
     """
+
+    position_bias: Tensor
 
     pos_bias: Tensor
     local_mask: Tensor
@@ -209,7 +212,7 @@ class AFTLocal(nn.Module):
         steps = -(-count // _GROUP)
         padding = steps * _GROUP - count
         return {
-            "band": F.pad(band, (0, 0, 0, padding), value=HIDDEN).reshape(steps, -1, self.length, 1),
+            "band": F.pad(band, (0, 0, 0, padding), value=HIDDEN_KEY).reshape(steps, -1, self.length, 1),
             "offset": torch.arange(steps * _GROUP).clamp_max(count - 1).reshape(steps, -1),
             "row": row,
         }
@@ -255,7 +258,7 @@ class AFTLocal(nn.Module):
         if mask is not None:
             kept = mask.t().unsqueeze(-1)
             # The values too: a hidden key's weight is 0, but 0·NaN would be NaN.
-            keys, values = torch.where(kept, keys, HIDDEN), torch.where(kept, values, 0.0)
+            keys, values = torch.where(kept, keys, HIDDEN_KEY), torch.where(kept, values, 0.0)
         keys, values = keys.flatten(1), values.flatten(1)  # channels of all batches side by side, [T, F]
         if full_mask is not None:
             m, num, den = self._over_all_keys(keys, values, full_mask)
@@ -263,7 +266,7 @@ class AFTLocal(nn.Module):
             m, num, den = self._over_band(self._outside(keys, values), keys, values)
         mean = num / den
         if mask is not None or full_mask is not None:
-            mean = torch.where(m > HIDDEN / 2, mean, 0.0)
+            mean = torch.where(m > HIDDEN_KEY / 2, mean, 0.0)
         return mean
 
     def _outside(self, keys: Tensor, values: Tensor) -> State:
@@ -283,7 +286,7 @@ class AFTLocal(nn.Module):
     def _over_band(self, state: State, keys: Tensor, values: Tensor) -> State:
         """Add the keys of the window, whose biases are learned, to the state."""
         around = (0, 0, self.back, self.ahead)
-        fixed = (F.pad(keys, around, value=HIDDEN), F.pad(values, around), self.row)
+        fixed = (F.pad(keys, around, value=HIDDEN_KEY), F.pad(values, around), self.row)
 
         def body(state: State, step: tuple[Tensor, ...], fixed: tuple[Tensor, ...]) -> State:
             (bias, offset), (keys, values, row) = step, fixed
@@ -307,10 +310,10 @@ class AFTLocal(nn.Module):
         return _scan(body, _nothing(keys), (*steps, self.row.reshape(-1, group)), fixed)[0]
 
     def _column(self, key: Tensor, visible: Tensor, band: Tensor, row: Tensor) -> Tensor:
-        """Return the biases of one key (a scalar index) in all rows, `[T, 1]`; HIDDEN where it is not seen."""
+        """Return the biases of one key (a scalar index) in all rows, `[T, 1]`; HIDDEN_KEY where it is not seen."""
         count = self.back + 1 + self.ahead
         offset = key - row + self.back
         bias = torch.where((offset >= 0) & (offset < count), band[offset.clamp(0, count - 1) * self.length + row], 0.0)
         if self.causal:
             visible = visible & (offset < count)
-        return torch.where(visible, bias, HIDDEN).unsqueeze(-1)
+        return torch.where(visible, bias, HIDDEN_KEY).unsqueeze(-1)

@@ -1,6 +1,6 @@
 // The mean of an AFT-local node: for every position and channel over all keys it sees, with learned biases near it.
-// Whoever owns the threads hands out the parts of its two steps, one after the other. The meaning of every tensor is that
-// of the node's contract, core/nodes/aft.py.
+// Whoever owns the threads hands out the parts of its two steps, one after the other. The meaning of every tensor is
+// that of the node's contract, core/nodes/aft.py.
 #pragma once
 
 #include "fused.h"
@@ -14,8 +14,8 @@ constexpr int64_t kAftRows = 96;
 constexpr int64_t kAftChannels = 32;
 
 struct Aft {
-  const float* gate;   // [length, batch, dim], as key, value and output
-  const float* key;    // the logits
+  const float* gate;  // [length, batch, dim], as key, value and output
+  const float* key;   // the logits
   const float* value;
   float* output;
   const float* bias;    // [length, columns]: of the keys from `reach` positions before the row on

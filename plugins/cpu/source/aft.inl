@@ -1,9 +1,9 @@
 // AFT-local for whatever vectors `vectors.inl` has. Included once per instruction set, inside its namespace.
 //
-// A few rows are products of their biases' exponents with the keys': e^(w - r) · e^(k - M), where r is the row's largest
-// bias and M the channel's largest key among all that the tile's rows see. If a row's own largest logit is so far below
-// r + M that its sum of weights lost digits, or if a later key made it NaN, the row is computed again, key by key, with
-// its own maximum: the sum itself tells.
+// A few rows are products of their biases' exponents with the keys': e^(w - r) · e^(k - M), where r is the row's
+// largest bias and M the channel's largest key among all that the tile's rows see. If a row's own largest logit is so
+// far below r + M that its sum of weights lost digits, or if a later key made it NaN, the row is computed again, key by
+// key, with its own maximum: the sum itself tells.
 
 // Rows of a product, and vectors of channels; both sums of all fit into registers.
 constexpr int kMeanRows = 6;
@@ -195,8 +195,8 @@ inline bool any_lane(Integers wrong) {
   return any != 0;
 }
 
-// Rows of a tile for kMeanVectors vectors of channels. `keys` holds, for every key of the tile, its weights e^(k - M) and
-// the values times these; `ahead` the sums of what lies ahead of each group of rows.
+// Rows of a tile for kMeanVectors vectors of channels. `keys` holds, for every key of the tile, its weights e^(k - M)
+// and the values times these; `ahead` the sums of what lies ahead of each group of rows.
 inline void mean_rows(const Aft& call, const MeanTile& tile, int64_t sequence, int64_t first, float* keys,
                       float* ahead) {
   constexpr int kRow = 2 * kMeanVectors * kLanes;

@@ -41,6 +41,21 @@ def test_hard_numbers(change: str, causal: bool) -> None:
         agree(case, case.inputs(change=change))
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_parts_of_the_channels_are_computed_alike(causal: bool) -> None:
+    """So long that a part has few channels, and the last one fewer."""
+    case = Case(1100 if causal else 2200, 3, causal, masked=True, dim=131)
+    arrays = case.inputs()
+    model = onnx.load_from_string(case.model(arrays))
+    assert sum(node.op_type == "Sigmoid" for node in model.functions[0].node) == 1
+    assert sum(node.op_type == "Div" for node in model.functions[0].node if len(node.input) == 2) >= 2
+    output = open_bytes(model.SerializeToString(), "cpu", threads=1).run(feed(arrays))["output"]
+    alone = Case(case.length, 3, causal, masked=True, dim=1)
+    for channel in (0, 65, 66, 130):
+        one = {name: x[:, :, channel : channel + 1] if x.ndim == 3 else x for name, x in arrays.items()}
+        np.testing.assert_allclose(output[:, :, channel : channel + 1], expected(alone, one), atol=1e-5)
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     length=st.integers(1, 90),

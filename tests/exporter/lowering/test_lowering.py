@@ -6,8 +6,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from localattn.core.nodes.attention import DOMAIN, VARIANTS
 from localattn.core.nodes.aft import AFT_VARIANTS
+from localattn.core.nodes.attention import DOMAIN, VARIANTS
 from localattn.core.nodes.fused import FUSED_DOMAIN, FUSED_NODES
 from localattn.core.nodes.step import STEP_VARIANTS
 from localattn.exporter.lowering.functions import BUILDERS, attach_functions

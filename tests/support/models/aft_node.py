@@ -85,9 +85,7 @@ def feed(arrays: Mapping[str, NDArray[Any]]) -> Arrays:
 
 def expected(case: Case, arrays: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
     """The definition, dense and in float64; zeros where a query sees nothing."""
-    gate, key, value, table = (
-        arrays[name].astype(np.float64) for name in ("gate", "key", "value", "position_bias")
-    )
+    gate, key, value, table = (arrays[name].astype(np.float64) for name in ("gate", "key", "value", "position_bias"))
     rows, columns = np.arange(case.length)[:, None], np.arange(case.length)[None]
     at = columns - rows + case.reach
     inside = (at >= 0) & (at <= 2 * case.reach)

@@ -61,9 +61,9 @@ int main(int count, char** arguments) {
   FILE* file = std::fopen((folder + "output").c_str(), "wb");
   std::fwrite(output, sizeof(float), elements, file);
   std::fclose(file);
-  for (void* data : {static_cast<void*>(gate), static_cast<void*>(key), static_cast<void*>(value),
-                     static_cast<void*>(bias), static_cast<void*>(mask), static_cast<void*>(output),
-                     static_cast<void*>(states)}) {
+  for (void* data :
+       {static_cast<void*>(gate), static_cast<void*>(key), static_cast<void*>(value), static_cast<void*>(bias),
+        static_cast<void*>(mask), static_cast<void*>(output), static_cast<void*>(states)}) {
     std::free(data);
   }
   std::printf("%s\n", localattn::instruction_set());
