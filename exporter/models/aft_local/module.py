@@ -4,9 +4,9 @@
     y_i = Σ_j e^{w_ij + k_j}·v_j / Σ_j e^{w_ij + k_j}   per channel;   out = W·(σ(q_i)·y_i) + b
 
 Outside the window the bias is 0, not -inf, so the sums go over the whole sequence. In a file they are one node
-(`core.nodes.aft`). Its function takes biases at most 60 apart. With wider ones, with a mask `[T, T]` of any pattern, and
-outside of an export, this module computes the sums by Scans over running softmax states (Milakov and Gimelshein, arXiv
-1805.02867), per channel
+(`core.nodes.aft`). Its function takes biases at most 60 apart. With wider ones, with a mask `[T, T]` of any pattern,
+and outside of an export, this module computes the sums by Scans over running softmax states (Milakov and Gimelshein,
+arXiv 1805.02867), per channel
 
     (m, num, den):   m = max_j a_j,   num = Σ_j e^{a_j - m}·v_j,   den = Σ_j e^{a_j - m},   a_j = w_ij + k_j
     (m, num, den) ⊕ (m', num', den') = (M, num·e^{m-M} + num'·e^{m'-M}, den·e^{m-M} + den'·e^{m'-M}),   M = max(m, m')
@@ -43,8 +43,8 @@ from torch._higher_order_ops.scan import scan_op
 
 from ....core.errors import UsageError
 from ....core.nodes.aft import HIDDEN_KEY, WIDEST_BIASES
-from ..parts.aft_op import aft_node
 from .arguments import AFTLocalArgs
+from .node import aft_node
 
 # Offsets (or keys, with a full mask) per step of a Scan: they share one rescaling of the sums, but each needs buffers
 # of its own. Of 1, 2, 4 and 8, 4 was the fastest in onnxruntime at D = 64 and D = 512.
