@@ -1,13 +1,14 @@
 """Time and memory of the AFT-local node against labml's own forward, without the four matrices that both have.
 
-Batch 1, biases up to 31 positions away, fp32, two threads. All outputs are compared before anything is timed.
+Batch 1, biases up to 31 positions away, fp32. The time is the processor's on one thread, which other programs disturb
+little. All outputs are compared before anything is timed.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,37 +21,37 @@ from localattn.core.nodes.aft import aft_variant_for
 from localattn.core.nodes.attention import DOMAIN, DOMAIN_VERSION
 from localattn.core.versions import DEFAULT_OPSET, IR_VERSION
 
-from ..clock import interleave
+from ..clock import Timing
 from ..target import Target
 from .compiled import NoKernel, library
 from .memory import MIB, in_child
 
-LENGTHS, DIMS, WINDOW, THREADS = (1024, 4096), (64, 512), 32, 2
+LENGTHS, DIMS, WINDOW, THREADS = (1024, 4096), (64, 512), 32, 1
 LABELS = {"kernel": "kernel", "function": "function", "upstream": "labml-nn, eager"}
 AGREEMENT = 2e-5
 # The most time over upstream's, and the most memory of a call, inputs and outputs counted, over these.
 MOST_TIME = {"kernel": 1 / 4, "function": 1.0}
 MOST_MEMORY = 4.0
-_SAMPLES, _LEAST_SAMPLES = 9, 3
+_SAMPLES = 5
+_SAMPLE = 0.05  # seconds of calls, at the least
 
 
-def measure(lengths: Sequence[int], seconds: float, tell: Callable[[str], None]) -> dict[str, Any]:
+def measure(lengths: Sequence[int], tell: Callable[[str], None]) -> dict[str, Any]:
     """The whole benchmark as it is stored.
 
     Args:
         lengths: sequence lengths.
-        seconds: how long each size takes at most, about.
         tell: told each step.
     """
     library()
     rows = []
     for length, dim, causal in product(lengths, DIMS, (True, False)):
         tell(f"Timing T = {length}, D = {dim}, {'causal' if causal else 'not causal'}")
-        rows.append(_measure_size(length, dim, causal, seconds))
+        rows.append(_measure_size(length, dim, causal))
         tell(_line(rows[-1]))
     targets = [target for row in rows for target in _targets(row)]
     return {
-        "setting": {"batch": 1, "window": WINDOW, "dtype": "fp32", "threads": THREADS},
+        "setting": {"batch": 1, "window": WINDOW, "dtype": "fp32", "threads": THREADS, "time": "of the processor"},
         "labels": LABELS,
         "sizes": rows,
         "targets": [target.to_dict() for target in targets],
@@ -71,34 +72,39 @@ def _targets(row: dict[str, Any]) -> list[Target]:
     return times + memory
 
 
-def _measure_size(length: int, dim: int, causal: bool, seconds: float) -> dict[str, Any]:
+def _measure_size(length: int, dim: int, causal: bool) -> dict[str, Any]:
     runs = {name: prepared(name, length, dim, causal) for name in LABELS}
     outputs = {name: np.asarray(run()) for name, run in runs.items()}
     for name in MOST_TIME:
         worst = float(np.abs(outputs[name] - outputs["upstream"]).max())
         assert worst < AGREEMENT, f"{name} differs by {worst}"
-    found = interleave(
-        {name: partial(lambda run: run, run) for name, run in runs.items()},
-        samples=_SAMPLES,
-        least=_LEAST_SAMPLES,
-        seconds=seconds,
-    )
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(_SAMPLES):
+        for name, run in runs.items():
+            samples[name].append(_processor_time(run))
     peaks = {
         name: in_child("aft", name, str(length), str(dim), str(int(causal)))["peak_bytes"] / MIB for name in MOST_TIME
     }
     candidates = {
-        name: timing.in_milliseconds() | ({"peak_mib": round(peaks[name], 1)} if name in peaks else {})
-        for name, timing in found.timings.items()
+        name: Timing.of(seconds).in_milliseconds() | ({"peak_mib": round(peaks[name], 1)} if name in peaks else {})
+        for name, seconds in samples.items()
     }
     return {
         "length": length,
         "dim": dim,
         "causal": causal,
-        "samples": found.samples,
-        "others_cpu": round(found.others, 3),
         "tensors_mib": round((4 * length * dim + length * _columns(causal)) * 4 / MIB, 2),
         "candidates": candidates,
     }
+
+
+def _processor_time(run: Callable[[], Any]) -> float:
+    """Seconds of this process that a call takes."""
+    calls, begin = 0, time.process_time()
+    while (spent := time.process_time() - begin) < _SAMPLE:
+        run()
+        calls += 1
+    return spent / calls
 
 
 def _columns(causal: bool) -> int:
