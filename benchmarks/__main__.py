@@ -1,4 +1,4 @@
-"""`python -m benchmarks {node,peers,model,export,generate,precision,startup,plot,all}`."""
+"""`python -m benchmarks {node,aft,peers,model,export,generate,precision,startup,plot,all}`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,15 @@ def run_node(options: argparse.Namespace) -> bool:
     report.print_node(result)
     if tuple(options.lengths) == node.LENGTHS:
         run_plot(options)
+    return all(target["met"] for target in result["targets"])
+
+
+def run_aft(options: argparse.Namespace) -> bool:
+    from .cases import aft
+
+    result = aft.measure(aft.LENGTHS, _tell)
+    write_result("aft", result)
+    aft.print_aft(result)
     return all(target["met"] for target in result["targets"])
 
 
@@ -158,6 +167,7 @@ def run_all(options: argparse.Namespace) -> bool:
             run_startup,
             run_export,
             run_node,
+            run_aft,
             run_model,
             run_generate,
             run_precision,
@@ -196,6 +206,7 @@ def parse_arguments() -> argparse.Namespace:
     commands = parser.add_subparsers(required=True)
     for name, text, run, parents in (
         ("node", "the attention node: time and memory", run_node, [node, timed]),
+        ("aft", "the AFT-local node: time and memory", run_aft, []),
         ("peers", "the node beside every alternative, over a grid", run_peers, [peers]),
         ("model", "a whole model over its products and attention", run_model, [of_model, timed]),
         ("export", "the export of a checkpoint", run_export, [of_model, export]),

@@ -1,6 +1,7 @@
 """What runs in a process of its own, because its memory or its first start is measured.
 
 python -m benchmarks.child node CANDIDATE LENGTH
+python -m benchmarks.child aft CANDIDATE LENGTH DIM CAUSAL
 python -m benchmarks.child export CHECKPOINT
 python -m benchmarks.child generate CANDIDATE FOLDER CONTEXT TOKENS
 """
@@ -27,6 +28,13 @@ def node(candidate: str, length: str) -> dict[str, Any]:
 
     run = CANDIDATES[candidate].prepare(random_inputs(int(length)))
     return {"peak_bytes": peak_of_call(run, times=3)}
+
+
+def aft(candidate: str, length: str, dim: str, causal: str) -> dict[str, Any]:
+    """Peak memory of a candidate's first three runs, as of `node`."""
+    from .cases.aft import prepared
+
+    return {"peak_bytes": peak_of_call(prepared(candidate, int(length), int(dim), causal == "1"), times=3)}
 
 
 def export(checkpoint: str) -> dict[str, Any]:
@@ -82,4 +90,4 @@ def generate(candidate: str, folder: str, length: str, tokens: str) -> dict[str,
 
 
 if __name__ == "__main__":
-    print(json.dumps({"node": node, "export": export, "generate": generate}[sys.argv[1]](*sys.argv[2:])))
+    print(json.dumps({"node": node, "aft": aft, "export": export, "generate": generate}[sys.argv[1]](*sys.argv[2:])))

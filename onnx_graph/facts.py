@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UsageError
+from ..core.nodes.aft import AFT_VARIANT_BY_OP_TYPE
 from ..core.nodes.attention import DOMAIN
 from ..core.storage.files import is_file
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec
@@ -130,13 +131,18 @@ def inspect_onnx(path: Path | OnnxFile) -> OnnxFacts:
         outputs=[_spec(value) for value in graph.output],
         nodes=dict(Counter(_qualified(node) for node in nodes).most_common()),
         functions=[FunctionFacts(f.domain, f.name, len(f.node)) for f in model.functions],
-        windowed=[WindowedNode(node.name, node.op_type, _attributes(node)) for node in nodes if node.domain == DOMAIN],
+        windowed=[WindowedNode(node.name, node.op_type, _attributes(node)) for node in nodes if _is_windowed(node)],
         weight_bytes=_weight_bytes(graph),
         external_data=external,
         missing_external_data=[name for name in external if not _lies_beside(file, name)],
         sidecar=sidecar,
         sidecar_matches=None if sidecar is None else sidecar.model_sha256 == file.sha256,
     )
+
+
+def _is_windowed(node: Any) -> bool:
+    """Return whether a node is one of attention; AFT-local's see the whole sequence."""
+    return node.domain == DOMAIN and node.op_type not in AFT_VARIANT_BY_OP_TYPE
 
 
 def _all_nodes(graph: Any) -> Iterator[Any]:

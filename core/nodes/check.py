@@ -9,6 +9,7 @@ from typing import Any
 
 from ..error_texts import shown
 from ..errors import UsageError
+from .aft import AFT_VARIANT_BY_OP_TYPE
 from .attention import (
     DOMAIN,
     HEADS_FIRST,
@@ -86,7 +87,8 @@ def check_attributes(domain: str, op_type: str, attributes: Mapping[str, Any], h
     Raises:
         UsageError: an attribute is missing, of the wrong type or out of range. Its first line names the attribute.
     """
-    if domain == FUSED_DOMAIN and op_type in FUSED_BY_OP_TYPE:
+    bare = AFT_VARIANT_BY_OP_TYPE if domain == DOMAIN else FUSED_BY_OP_TYPE if domain == FUSED_DOMAIN else {}
+    if op_type in bare:
         if attributes:
             raise UsageError(f"{shown(min(attributes))} is no attribute of {op_type}, which has none.")
         return

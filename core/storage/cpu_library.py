@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from ..nodes.aft import AFT_VARIANTS
 from ..nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE
 from ..nodes.fused import FUSED_DOMAIN, FUSED_NODES
 from ..nodes.grouped import GROUPED_BY_OP_TYPE
@@ -13,8 +14,10 @@ from ..nodes.grouped import GROUPED_BY_OP_TYPE
 ATTENTION = (*VARIANT_BY_OP_TYPE, *GROUPED_BY_OP_TYPE)
 ATTENTION_DTYPES = ("fp32", "fp16")
 # All of its kernels: the element types by domain and op type.
-KERNELS = {(DOMAIN, op_type): ATTENTION_DTYPES for op_type in ATTENTION} | {
-    (FUSED_DOMAIN, node.op_type): node.dtypes for node in FUSED_NODES
+KERNELS: dict[tuple[str, str], tuple[str, ...]] = {
+    **{(DOMAIN, op_type): ATTENTION_DTYPES for op_type in ATTENTION},
+    **{(DOMAIN, variant.op_type): ("fp32",) for variant in AFT_VARIANTS},
+    **{(FUSED_DOMAIN, node.op_type): node.dtypes for node in FUSED_NODES},
 }
 
 

@@ -18,6 +18,7 @@ from ...core.documents.sidecar import PARITY, CheckRecord, Sidecar, WindowFacts,
 from ...core.error_texts import argument
 from ...core.errors import CheckFailed
 from ...core.machine.resident_memory import release_memory
+from ...core.nodes.aft import AFT_VARIANT_BY_OP_TYPE
 from ...core.nodes.attention import DOMAIN, geometry_of
 from ...core.storage.files import sha256
 from ...core.storage.publishing import publish_together, sealed
@@ -140,8 +141,9 @@ def drop_attention_bodies(model: ir.Model) -> None:
 
     The functions of other nodes stay: no plugin computes those.
     """
-    for identifier in [key for key, body in model.functions.items() if body.domain == DOMAIN]:
-        del model.functions[identifier]
+    for identifier, body in list(model.functions.items()):
+        if body.domain == DOMAIN and body.name not in AFT_VARIANT_BY_OP_TYPE:
+            del model.functions[identifier]
 
 
 def publish_model(staged: Path, data: str | None, sidecar: Sidecar, output: Path) -> None:

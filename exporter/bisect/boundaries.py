@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import onnx
 
+from ...core.nodes.aft import AFT_VARIANT_BY_OP_TYPE
 from ...core.nodes.attention import DOMAIN
 from .reference import Floats, Recording
 
@@ -55,7 +56,9 @@ class GraphIndex:
         self.initializers = {tensor.name: tensor for tensor in graph.initializer}
         self.modules = [_module(node) for node in self.nodes]
         self.attention = [
-            (node, path) for node, path in zip(self.nodes, self.modules, strict=True) if node.domain == DOMAIN
+            (node, path)
+            for node, path in zip(self.nodes, self.modules, strict=True)
+            if node.domain == DOMAIN and node.op_type not in AFT_VARIANT_BY_OP_TYPE
         ]
         self.maker: dict[str, int] = {}
         self.users: dict[str, list[int]] = {}

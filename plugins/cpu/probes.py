@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.geometry import WindowGeometry
+from ...core.nodes.aft import AFT_VARIANT_BY_OP_TYPE
 from ...core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE, NodeAttributes
 from ...core.nodes.fused import FUSED_BY_OP_TYPE
 from ...core.nodes.grouped import GROUPED_BY_OP_TYPE, GroupedAttributes
@@ -49,7 +50,10 @@ def probes() -> Iterator[Probe]:
     for (domain, op_type), dtypes in KERNELS.items():
         for dtype in dtypes:
             element = _NUMPY[dtype]
-            if domain == DOMAIN:
+            if op_type in AFT_VARIANT_BY_OP_TYPE:
+                feed, expected = _aft(op_type)
+                yield Probe(domain, op_type, dtype, feed, {"output": expected})
+            elif domain == DOMAIN:
                 make = _grouped if op_type in GROUPED_BY_OP_TYPE else _attention
                 feed, expected, attributes = make(op_type, element)
                 yield Probe(domain, op_type, dtype, feed, {"output": expected}, attributes)
@@ -108,6 +112,25 @@ def _means(geometry: WindowGeometry, value: NDArray[Any]) -> NDArray[Any]:
     first, end = geometry.visible_interval(np.arange(_LENGTH), _LENGTH)
     wide = value.astype(np.float64)
     return np.stack([wide[:, a:b].mean(axis=1) for a, b in zip(first, end, strict=True)], axis=1)
+
+
+def _aft(op_type: str) -> tuple[Arrays, NDArray[Any]]:
+    """Make AFT-local inputs with equal logits and open gates: outputs are half the mean of the values that are seen."""
+    variant = AFT_VARIANT_BY_OP_TYPE[op_type]
+    value = _random(np.float32, _LENGTH, _BATCH, _HEAD_DIM)
+    columns = _WINDOW.geometry.window_size
+    zeros = np.zeros_like(value)
+    given = {
+        "gate": zeros,
+        "key": zeros,
+        "value": value,
+        "position_bias": np.zeros((_LENGTH, columns if variant.causal else 2 * columns - 1), np.float32),
+        "key_mask": np.ones((_BATCH, _LENGTH), bool),
+    }
+    wide = value.astype(np.float64)
+    counts = np.arange(1, _LENGTH + 1)[:, None, None]
+    mean = wide.cumsum(axis=0) / counts if variant.causal else np.broadcast_to(wide.mean(axis=0), wide.shape)
+    return {name: given[name] for name in variant.input_names}, 0.5 * mean
 
 
 def _random(element: Any, *shape: int, seed: int = 0) -> NDArray[Any]:

@@ -3,8 +3,10 @@
     w_ij = pos_bias_ij if |i - j| < s else 0, -inf where i may not see j
     y_i = Σ_j e^{w_ij + k_j}·v_j / Σ_j e^{w_ij + k_j}   per channel;   out = W·(σ(q_i)·y_i) + b
 
-Outside the window the bias is 0, not -inf, so the sums go over the whole sequence. They are kept as running softmax
-states (Milakov and Gimelshein, arXiv 1805.02867), per channel
+Outside the window the bias is 0, not -inf, so the sums go over the whole sequence. In a file they are one node
+(`core.nodes.aft`). Its function takes biases at most 60 apart. With wider ones, with a mask `[T, T]` of any pattern,
+and outside of an export, this module computes the sums by Scans over running softmax states (Milakov and Gimelshein,
+arXiv 1805.02867), per channel
 
     (m, num, den):   m = max_j a_j,   num = Σ_j e^{a_j - m}·v_j,   den = Σ_j e^{a_j - m},   a_j = w_ij + k_j
     (m, num, den) ⊕ (m', num', den') = (M, num·e^{m-M} + num'·e^{m'-M}, den·e^{m-M} + den'·e^{m'-M}),   M = max(m, m')
@@ -40,11 +42,10 @@ from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan_op
 
 from ....core.errors import UsageError
+from ....core.nodes.aft import HIDDEN_KEY, WIDEST_BIASES
 from .arguments import AFTLocalArgs
+from .node import aft_node
 
-# The logit of a hidden key. Finite, so that no difference of two is NaN; far below any other, so that adding a bias
-# does not make the key visible, and a row whose maximum is near it has seen no key.
-HIDDEN = -1e30
 # Offsets (or keys, with a full mask) per step of a Scan: they share one rescaling of the sums, but each needs buffers
 # of its own. Of 1, 2, 4 and 8, 4 was the fastest in onnxruntime at D = 64 and D = 512.
 _GROUP = 4
@@ -76,7 +77,7 @@ def _absorb(state: State, logits: Sequence[Tensor], values: Sequence[Tensor]) ->
 
 def _nothing(like: Tensor) -> State:
     """Return the state of no keys, in the shape of `like`."""
-    return torch.full_like(like, HIDDEN), torch.zeros_like(like), torch.zeros_like(like)
+    return torch.full_like(like, HIDDEN_KEY), torch.zeros_like(like), torch.zeros_like(like)
 
 
 def _scan(
@@ -102,7 +103,7 @@ def _padded(state: State, before: int) -> State:
     """Return the state `[N, F]` with `before` empty rows in front."""
     m, num, den = state
     front = (0, 0, before, 0)
-    return F.pad(m, front, value=HIDDEN), F.pad(num, front), F.pad(den, front)
+    return F.pad(m, front, value=HIDDEN_KEY), F.pad(num, front), F.pad(den, front)
 
 
 def _running(keys: Tensor, values: Tensor) -> State:
@@ -113,7 +114,7 @@ def _running(keys: Tensor, values: Tensor) -> State:
     padding = (0, 0, 0, chunks * chunk - length)
     by_step = [
         x.reshape(chunks, chunk, width).transpose(0, 1)
-        for x in (F.pad(keys, padding, value=HIDDEN), F.pad(values, padding))
+        for x in (F.pad(keys, padding, value=HIDDEN_KEY), F.pad(values, padding))
     ]
     chunk_totals, inside = _scan(
         lambda state, step, _: _absorb(state, step[:1], step[1:]),
@@ -135,6 +136,11 @@ def _running(keys: Tensor, values: Tensor) -> State:
     return joined[0], joined[1], joined[2]
 
 
+def _width(band: Tensor) -> float:
+    """Return how far the biases, and the 0 of all other keys, are apart."""
+    return float(band.max().clamp_min(0) - band.min().clamp_max(0))
+
+
 class AFTLocal(nn.Module):
     """Attention free transformer with local biases: query, key, value `[T, B, D]` → `[T, B, D]`.
 
@@ -147,6 +153,8 @@ class AFTLocal(nn.Module):
     Raises:
         UsageError: the sequence is longer than the table of biases.
     """
+
+    position_bias: Tensor
 
     pos_bias: Tensor
     local_mask: Tensor
@@ -163,6 +171,7 @@ class AFTLocal(nn.Module):
                 fix=f"Use {args.seq_len} or less.",
             )
         self.length, self.window, self.causal, self.full_mask = length, args.local_window_size, causal, full_mask
+        self.is_node = False  # until the biases are known
         # How far the band reaches; positions beyond the sequence need no bias.
         self.back = min(args.local_window_size, length) - 1
         self.ahead = 0 if causal else self.back
@@ -188,6 +197,9 @@ class AFTLocal(nn.Module):
             biases = table.diagonal(diagonal)
             band[diagonal + self.back, first : first + len(biases)] = biases.float()
         del self.pos_bias, self.local_mask
+        self.is_node = not self.full_mask and _width(band) <= WIDEST_BIASES
+        if self.is_node:
+            self.register_buffer("position_bias", band.t().contiguous(), persistent=False)
         for name, value in self._tables(band).items():
             self.register_buffer(name, value, persistent=False)
 
@@ -200,7 +212,7 @@ class AFTLocal(nn.Module):
         steps = -(-count // _GROUP)
         padding = steps * _GROUP - count
         return {
-            "band": F.pad(band, (0, 0, 0, padding), value=HIDDEN).reshape(steps, -1, self.length, 1),
+            "band": F.pad(band, (0, 0, 0, padding), value=HIDDEN_KEY).reshape(steps, -1, self.length, 1),
             "offset": torch.arange(steps * _GROUP).clamp_max(count - 1).reshape(steps, -1),
             "row": row,
         }
@@ -231,12 +243,22 @@ class AFTLocal(nn.Module):
         A row that sees no key gives `output.bias`. Between the matrices everything is fp32.
         """
         dtype = self.query.weight.dtype
-        gate = self.query(query.to(dtype)).float().sigmoid()
-        keys, values = self.key(key.to(dtype)).float(), self.value(value.to(dtype)).float()
+        gate, keys, values = (
+            part(x.to(dtype)).float() for part, x in ((self.query, query), (self.key, key), (self.value, value))
+        )
+        if self.is_node and torch.onnx.is_in_onnx_export():
+            gated = aft_node(gate, keys, values, self.position_bias, mask, causal=self.causal)
+        else:
+            gated = gate.sigmoid() * self._means(keys, values, mask, full_mask).reshape(gate.shape)
+        output: Tensor = self.output(gated.to(dtype))
+        return output
+
+    def _means(self, keys: Tensor, values: Tensor, mask: Tensor | None, full_mask: Tensor | None) -> Tensor:
+        """Compute the weighted means by Scans, `[T, B, D]` → `[T, B·D]`."""
         if mask is not None:
             kept = mask.t().unsqueeze(-1)
             # The values too: a hidden key's weight is 0, but 0·NaN would be NaN.
-            keys, values = torch.where(kept, keys, HIDDEN), torch.where(kept, values, 0.0)
+            keys, values = torch.where(kept, keys, HIDDEN_KEY), torch.where(kept, values, 0.0)
         keys, values = keys.flatten(1), values.flatten(1)  # channels of all batches side by side, [T, F]
         if full_mask is not None:
             m, num, den = self._over_all_keys(keys, values, full_mask)
@@ -244,9 +266,8 @@ class AFTLocal(nn.Module):
             m, num, den = self._over_band(self._outside(keys, values), keys, values)
         mean = num / den
         if mask is not None or full_mask is not None:
-            mean = torch.where(m > HIDDEN / 2, mean, 0.0)
-        output: Tensor = self.output((gate * mean.reshape(gate.shape)).to(dtype))
-        return output
+            mean = torch.where(m > HIDDEN_KEY / 2, mean, 0.0)
+        return mean
 
     def _outside(self, keys: Tensor, values: Tensor) -> State:
         """Compute for every row i the state of the keys up to i - s, and unless causal of those from i + s on."""
@@ -265,7 +286,7 @@ class AFTLocal(nn.Module):
     def _over_band(self, state: State, keys: Tensor, values: Tensor) -> State:
         """Add the keys of the window, whose biases are learned, to the state."""
         around = (0, 0, self.back, self.ahead)
-        fixed = (F.pad(keys, around, value=HIDDEN), F.pad(values, around), self.row)
+        fixed = (F.pad(keys, around, value=HIDDEN_KEY), F.pad(values, around), self.row)
 
         def body(state: State, step: tuple[Tensor, ...], fixed: tuple[Tensor, ...]) -> State:
             (bias, offset), (keys, values, row) = step, fixed
@@ -289,10 +310,10 @@ class AFTLocal(nn.Module):
         return _scan(body, _nothing(keys), (*steps, self.row.reshape(-1, group)), fixed)[0]
 
     def _column(self, key: Tensor, visible: Tensor, band: Tensor, row: Tensor) -> Tensor:
-        """Return the biases of one key (a scalar index) in all rows, `[T, 1]`; HIDDEN where it is not seen."""
+        """Return the biases of one key (a scalar index) in all rows, `[T, 1]`; HIDDEN_KEY where it is not seen."""
         count = self.back + 1 + self.ahead
         offset = key - row + self.back
         bias = torch.where((offset >= 0) & (offset < count), band[offset.clamp(0, count - 1) * self.length + row], 0.0)
         if self.causal:
             visible = visible & (offset < count)
-        return torch.where(visible, bias, HIDDEN).unsqueeze(-1)
+        return torch.where(visible, bias, HIDDEN_KEY).unsqueeze(-1)

@@ -15,8 +15,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ....core.nodes.aft import HIDDEN_KEY
 from .arguments import AFTLocalArgs
-from .module import HIDDEN, AFTLocal
+from .module import AFTLocal
 
 # m, num, den: [B, D], or [C, B, D].
 State = tuple[Tensor, Tensor, Tensor]
@@ -70,17 +71,17 @@ class StepAFTLocal(AFTLocal):
         written = position + offset >= 0
 
         peak, num, den = state.unbind()
-        before = torch.where(den > 0, peak, HIDDEN), num, den
+        before = torch.where(den > 0, peak, HIDDEN_KEY), num, den
         age = row[:, None] - offset
         bias = self.by_age[position + row].gather(1, age.clamp(0, window))
-        bias = torch.where((age >= 0) & written, bias, HIDDEN)
+        bias = torch.where((age >= 0) & written, bias, HIDDEN_KEY)
         _, num, den = _joined(before, keys + bias[:, :, None, None], values)
         output: Tensor = self.output((gate * (num / den)).to(dtype))
 
         leaves = written & (offset <= chunk - 1 - window)
-        leaving = torch.where(leaves[:, None, None], keys, HIDDEN)
+        leaving = torch.where(leaves[:, None, None], keys, HIDDEN_KEY)
         peak, num, den = _joined(before, leaving, values)
-        after = torch.where(peak > HIDDEN / 2, torch.stack((peak, num, den)), 0.0)
+        after = torch.where(peak > HIDDEN_KEY / 2, torch.stack((peak, num, den)), 0.0)
 
         latest = chunk - 1 - (position + (chunk - 1 + window - slot)) % window
         source = torch.where(latest >= 0, window + latest, slot)

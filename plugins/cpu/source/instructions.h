@@ -1,6 +1,7 @@
 // What is compiled once for each instruction set, and which of them this processor has.
 #pragma once
 
+#include "aft.h"
 #include "fused.h"
 #include "rows.h"
 
@@ -14,6 +15,8 @@ struct Functions {
   bool (*write_streams)(const WriteStreams&, Range rows);
   bool (*rotate)(const Rotate&, Range rows);
   bool (*gated_gelu)(const GatedGelu&, Range elements);
+  bool (*aft_states)(const Aft&, Range parts);
+  bool (*aft_mean)(const Aft&, const AftPart&);
 };
 
 // The fastest that this processor has; LOCALATTN_CPU_ISA names a slower one, to test it or to compare.

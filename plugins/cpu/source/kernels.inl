@@ -7,4 +7,6 @@
 
 #include "fused.inl"
 
-extern const Functions functions = {attend_rows, read_streams, write_streams, rotate, gated_gelu};
+#include "aft.inl"
+
+extern const Functions functions = {attend_rows, read_streams, write_streams, rotate, gated_gelu, aft_states, aft_mean};

@@ -5,6 +5,7 @@
 #include <new>
 #include <string>
 
+#include "aft_node.h"
 #include "attention_node.h"
 #include "fused_nodes.h"
 
@@ -28,6 +29,26 @@ struct Operator : OrtCustomOp {
 };
 
 const Operator& of(const OrtCustomOp* op) { return *static_cast<const Operator*>(op); }
+
+// The names are those of core/nodes/aft.py.
+void add_aft_operators(std::vector<Operator>& operators) {
+  const auto add = [&](const char* op_type, bool causal, bool has_mask) {
+    Operator op{};
+    op.op_type = op_type;
+    op.inputs = Elements(4, kFloat);
+    if (has_mask) op.inputs.push_back(kBool);
+    op.outputs = {kFloat};
+    op.first_shape = true;
+    op.make = [=](const OrtApi* api, const OrtKernelInfo*) -> Node* {
+      return new AftNode(api, op_type, causal, has_mask);
+    };
+    operators.push_back(op);
+  };
+  add("AFTLocal", false, false);
+  add("AFTLocalMask", false, true);
+  add("AFTLocalCausal", true, false);
+  add("AFTLocalCausalMask", true, true);
+}
 
 // The names are those of core/nodes/attention.py.
 std::vector<Signature> windowed_signatures() {
@@ -88,6 +109,7 @@ std::vector<Operator> attention_operators() {
   std::vector<Operator> operators;
   for (const Signature& signature : windowed_signatures()) add_operators(operators, signature);
   for (const Signature& signature : grouped_signatures()) add_operators(operators, signature);
+  add_aft_operators(operators);
   return operators;
 }
 

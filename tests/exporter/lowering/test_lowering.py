@@ -6,6 +6,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from localattn.core.nodes.aft import AFT_VARIANTS
 from localattn.core.nodes.attention import DOMAIN, VARIANTS
 from localattn.core.nodes.fused import FUSED_DOMAIN, FUSED_NODES
 from localattn.core.nodes.grouped import GROUPED_VARIANTS
@@ -19,7 +20,8 @@ CONSTANT += [(FUSED_DOMAIN, node.op_type) for node in FUSED_NODES]
 
 
 def test_every_node_has_a_builder() -> None:
-    assert set(BUILDERS) == {*CONSTANT, *((DOMAIN, variant.op_type) for variant in (*VARIANTS, *GROUPED_VARIANTS))}
+    variants = (*VARIANTS, *GROUPED_VARIANTS, *AFT_VARIANTS)
+    assert set(BUILDERS) == {*CONSTANT, *((DOMAIN, variant.op_type) for variant in variants)}
 
 
 @pytest.mark.parametrize(("domain", "op_type"), CONSTANT)

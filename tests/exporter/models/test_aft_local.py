@@ -19,10 +19,12 @@ from hypothesis import strategies as st
 
 from localattn.core.errors import UsageError
 from localattn.exporter.models.aft_local.arguments import AFTLocalArgs
+from localattn.onnx_graph import inlining
 from localattn.runtime.ort.session import open_bytes
 
 torch = pytest.importorskip("torch")
 
+from localattn.exporter.lowering.functions import attach_functions  # noqa: E402
 from localattn.exporter.models.aft_local.module import AFTLocal  # noqa: E402
 from localattn.exporter.models.aft_local.reference import aft_local  # noqa: E402
 
@@ -114,6 +116,7 @@ def exported(module, inputs: dict) -> onnx.ModelProto:
         warnings.simplefilter("ignore")
         options = {"input_names": list(inputs), "output_names": ["out"], "verbose": False}
         program = torch.onnx.export(module, kwargs=inputs, dynamo=True, opset_version=20, **options)
+    attach_functions(program.model)
     return program.model_proto
 
 
@@ -190,7 +193,7 @@ def test_the_file_has_labmls_numbers(labml, length, window, causal, kind, batch)
     state, inputs = checkpoint(args), with_masks(qkv(length, batch, 6), kind, length, batch)
     model = exported(build(args, state, length, causal=causal, full_mask=kind == "full_mask"), inputs)
     onnx.checker.check_model(model, full_check=True)
-    assert {node.domain for node in model.graph.node} == {""} and not model.functions
+    assert bool(model.functions) == (kind != "full_mask")
     agree(run(model, inputs), labml_output(labml, args, state, inputs, causal))
 
 
@@ -264,7 +267,7 @@ def test_labml_fails_on_them(labml):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("case", ["rising keys", "a suppressed spike", "one bias of +100 in seven"])
+@pytest.mark.parametrize("case", HARD)
 def test_hard_numbers_in_the_file(case, causal):
     args, state, inputs, reference, tolerance = hard_case(case, causal, length=40, window=5, dim=3)
     agree(run(exported(build(args, state, 40, causal=causal), inputs), inputs), reference, tolerance)
@@ -361,11 +364,11 @@ def test_nothing_is_quadratic(causal, masked):
     if masked:
         inputs["mask"] = torch.ones(1, length, dtype=torch.bool)
     model = exported(build(args, checkpoint(args), length, causal=causal), inputs)
-    found = list(tensors(model))
+    found = list(tensors(inlining.apply(model)))
     assert len(found) > 100
     for name, shape in found:
         assert sum(size >= length for size in shape) <= 1, (name, shape)
-        assert math.prod(shape) <= 20 * length, (name, shape)
+        assert math.prod(shape) <= 120 * length, (name, shape)
 
 
 PEAK = """
@@ -387,7 +390,7 @@ def test_eight_thousand_positions_take_seconds_and_megabytes(causal, tmp_path):
     model = exported(build(args, state, 8192, causal=causal), inputs)
     output = run(model, inputs)
     assert time.perf_counter() - start < 60
-    assert len(model.graph.node) < 200
+    assert len(model.graph.node) + len(model.functions[0].node) < 500
     rows = torch.tensor([0, 1, 31, 32, 33, 4095, 4096, 8159, 8160, 8191])
     agree(output[rows], expected(args, state, inputs, causal=causal, rows=rows))
 
@@ -396,4 +399,4 @@ def test_eight_thousand_positions_take_seconds_and_megabytes(causal, tmp_path):
     assert path.stat().st_size < (2e6 if causal else 3e6)  # the band is 1 or 2 MB, one [T, T] table 268 MB
     if Path("/proc/self/status").exists():  # all shifted copies of k and v would be 130 or 265 MB
         done = subprocess.run([sys.executable, "-c", PEAK, path], capture_output=True, text=True, check=True)
-        assert int(done.stdout) < (100 if causal else 150)
+        assert int(done.stdout) < 4 * 4 * 8192 * 64 * 4 / 1e6  # four times the inputs and outputs

@@ -45,6 +45,10 @@ EVERY_KERNEL = {
         for cap in ("", "Softcap")
         for sinks in ("", "Sinks")
     },
+    "AFTLocal": ["fp32"],
+    "AFTLocalMask": ["fp32"],
+    "AFTLocalCausal": ["fp32"],
+    "AFTLocalCausalMask": ["fp32"],
     "ReadStreams": ["fp32"],
     "MixStreams": ["fp32"],
     "AddToStreams": ["fp32"],
