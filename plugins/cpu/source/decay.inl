@@ -20,12 +20,12 @@ struct Decay {
     }
   }
 
-  void scale_keys(const Block& block, int64_t centre) const {
-    const int64_t kept = block.rank[block.end - block.first];
-    for (int64_t row = 0; row < kept; ++row) {
-      const float distance = static_cast<float>(centre - block.first - block.position[row]);
+  // Rows of the block from `first` on, which were just copied.
+  void scale_keys(const Block& block, int64_t first, int64_t centre) const {
+    for (int64_t row = first; row < block.kept; ++row) {
+      const float distance = static_cast<float>(centre - block.position_of(row));
       for (int64_t c = 0; c < head_dim; c += kLanes) {
-        float* key = block.keys + c / kDepth * block.panel + row * kDepth + c % kDepth;
+        float* key = block.own_keys + c / kDepth * block.panel + row * kDepth + c % kDepth;
         store(key, load(key) * power_of(load(rates + c) * distance));
       }
     }
