@@ -19,13 +19,15 @@ both clipped to `[0, n]`. Source: `local_attention.LocalAttention.forward` (the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from .errors import UsageError
 
-IntArray = NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ class WindowGeometry:
 
     def visible_interval(self, query: IntArray, length: int) -> tuple[IntArray, IntArray]:
         """Return the first visible key and one past the last, for positions `query` among `length` keys."""
+        import numpy as np
+
         query = np.asarray(query, dtype=np.int64)
         window_start = query - query % self.window_size
         if self.exact_windowsize:
@@ -96,6 +100,8 @@ class WindowGeometry:
 
     def visibility(self, query: IntArray, key: IntArray, length: int) -> NDArray[np.bool_]:
         """Return which positions `key` each of the positions `query` sees, `[len(query), len(key)]`."""
+        import numpy as np
+
         first, end = self.visible_interval(query, length)
         key = np.asarray(key, dtype=np.int64)[None, :]
         return (first[:, None] <= key) & (key < end[:, None])
@@ -106,6 +112,8 @@ class WindowGeometry:
         The ends of the interval are monotone in the query, so each layer extends the interval by the
         reach of its own two ends.
         """
+        import numpy as np
+
         low, high = query, query + 1
         for _ in range(depth):
             first, end = self.visible_interval(np.array([low, high - 1]), length)
@@ -114,6 +122,8 @@ class WindowGeometry:
 
     def mean_visible_keys(self, length: int) -> float:
         """Return the mean number of visible keys per query, the `K` of the operation count `4·b·h·n·d·K`."""
+        import numpy as np
+
         first, end = self.visible_interval(np.arange(length), length)
         return float((end - first).mean())
 

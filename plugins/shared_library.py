@@ -10,22 +10,35 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..core.errors import BuildFailed
-from .compilers import Compiler
+from .compilers import Compiler, System
 
 _log = logging.getLogger(__name__)
 
-# One call compiles and links. Only what the version script `exports.map` names is visible; the C++ library is linked
-# in, so that the system's may be older than the compiler's.
+# One call compiles and links. The C++ library is linked in, so that the system's may be older than the compiler's. Only
+# what the sources export is visible; on Linux a version script, `exports.map`, hides the C++ library's symbols too.
 _FLAGS = (
     *("-std=c++17", "-fPIC", "-shared", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections"),
-    *("-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-deprecated-declarations"),
-    *("-static-libstdc++", "-s", "-Wl,--version-script=exports.map", "-Wl,--no-undefined"),
-    *("-Wl,--gc-sections", "-Wl,-z,relro,-z,now"),
+    *("-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-deprecated-declarations", "-s"),
 )
+_LINKING: dict[System, tuple[str, ...]] = {
+    "linux": (
+        *("-Wl,-soname={name}", "-Wl,--version-script=exports.map", "-Wl,--no-undefined"),
+        *("-Wl,--gc-sections", "-Wl,-z,relro,-z,now"),
+    ),
+    "macos": ("-Wl,-install_name,@rpath/{name}", "-Wl,-dead_strip"),
+    "windows": ("-Wl,--gc-sections",),
+}
 
 
 def compile_library(
-    sources: Path, compiler: Compiler, output: Path, *, name: str, options: Sequence[str], fix: str
+    sources: Path,
+    compiler: Compiler,
+    output: Path,
+    *,
+    name: str,
+    options: Sequence[str],
+    fix: str,
+    system: System = "linux",
 ) -> None:
     """Compile every source of a folder into one library.
 
@@ -36,12 +49,14 @@ def compile_library(
         name: the name it carries ("liblocalattn_plugin.so").
         options: more of the compiler's options, libraries included.
         fix: what to say if the compiler fails.
+        system: it shall run on.
 
     Raises:
         BuildFailed: the compiler did not make it.
     """
     files = sorted(path.name for path in sources.iterdir() if path.suffix in (".cpp", ".S"))
-    command = [*compiler.command, *_FLAGS, f"-Wl,-soname={name}", "-I.", *files, "-o", str(output), *options]
+    linking = (option.format(name=name) for option in _LINKING[system])
+    command = [*compiler.command, *_FLAGS, *compiler.runtime, *linking, "-I.", *files, "-o", str(output), *options]
     _log.info("%s", " ".join(command))
     finished = subprocess.run(command, cwd=sources, capture_output=True, text=True)
     if finished.returncode:
