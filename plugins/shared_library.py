@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import re
 import subprocess
 from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 
 from ..core.errors import BuildFailed
@@ -74,6 +76,13 @@ def newest_glibc(library: Path) -> str:
         tuple(map(int, match.split(b"."))) for match in re.findall(rb"\0GLIBC_([\d.]+)(?=\0)", library.read_bytes())
     }
     return ".".join(map(str, max(found))) if found else ""
+
+
+def time_of_build() -> str:
+    """Return the time now, ISO 8601; the one in `SOURCE_DATE_EPOCH` if it is set, so that builds can be repeated."""
+    given = os.environ.get("SOURCE_DATE_EPOCH", "")
+    moment = datetime.fromtimestamp(int(given), timezone.utc) if given.isdecimal() else datetime.now(timezone.utc)
+    return moment.isoformat(timespec="seconds")
 
 
 def digest_of(sources: Iterable[Path]) -> str:
