@@ -27,16 +27,16 @@ class Environment:
     folder: Path
 
     @classmethod
-    def create(cls, folder: Path, also: Sequence[Path] = ()) -> Environment:
-        """Make one; packages in the folders `also` are found after its own."""
+    def create(cls, folder: Path) -> Environment:
+        """Make one."""
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        made = cls(folder)
-        if also:
-            asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
-            packages = Path(made.run("python", "-c", asked).strip())
-            # A path in a .pth is searched after the environment's own packages, and the .pth files in it are not read.
-            (packages / "others.pth").write_text("".join(f"{path}\n" for path in also))
-        return made
+        return cls(folder)
+
+    def lend(self, folders: Sequence[Path]) -> None:
+        """Let it find the packages in these folders, after its own: what a wheel requires, without the network."""
+        packages = Path(self.run("python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+        # A path in a .pth is searched after the environment's own packages, and the .pth files in it are not read.
+        (packages / "others.pth").write_text("".join(f"{folder}\n" for folder in folders))
 
     def install(self, *arguments: str) -> None:
         """Install with pip."""
