@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...core.errors import LocalAttnError
-from ...core.machine.processor import Arch
+from ...core.machine.processor import Arch, host_arch
 from ...core.progress import timed_steps
 from ...core.storage.file_kinds import LIBRARY
 from ...core.storage.files import sha256
-from ...core.storage.library_store import CPU_KERNELS, candidates, keep
+from ...core.storage.library_store import CPU_KERNELS, candidates, keep, prepare_cache
 from ...core.storage.outputs import Output, writing
 from ...core.storage.publishing import publish_together, sidecar_path
 from ..compilers import Compiler, find_compiler
@@ -72,6 +72,19 @@ def build_library(
         publish_together({staged_facts: sidecar_path(output), staged: output}, staged.parent)
     keep(CPU_KERNELS, output, facts.to_dict())
     return facts
+
+
+def build_into_cache() -> CpuLibraryFacts:
+    """Build the library for this machine where sessions find it, unless it is there already.
+
+    Raises:
+        UsageError: no library can be built for this machine, or it cannot be kept.
+        MissingDependency: there is no C++ compiler.
+        BuildFailed: the compiler failed.
+    """
+    arch = host_arch()
+    path = prepare_cache(arch) / CPU_KERNELS.file_name
+    return up_to_date(path, arch) or build_library(path, arch=arch, overwrite=True)
 
 
 def up_to_date(library: Path, arch: Arch) -> CpuLibraryFacts | None:

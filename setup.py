@@ -1,0 +1,38 @@
+"""Build the compiled CPU kernels along with an editable install, where a C++ compiler is there.
+
+All about the package stands in pyproject.toml. `localattn doctor` says whether the kernels are there.
+"""
+
+import importlib.util
+import logging
+import sys
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.editable_wheel import editable_wheel
+
+
+class EditableWithKernels(editable_wheel):
+    """The editable install, which never fails for want of kernels."""
+
+    def run(self) -> None:
+        """Install, then build the kernels into the user's cache, as `localattn plugin build` does."""
+        super().run()
+        try:
+            _this_tree().build_into_cache()
+        except Exception as error:
+            logging.getLogger(__name__).warning("no compiled CPU kernels: %s", error)
+
+
+def _this_tree():
+    """Import this tree under its name, without what the package requires, and return its module that builds kernels."""
+    tree = Path(__file__).resolve().parent
+    spec = importlib.util.spec_from_file_location(
+        "localattn", tree / "__init__.py", submodule_search_locations=[str(tree)]
+    )
+    sys.modules["localattn"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["localattn"])
+    return importlib.import_module("localattn.plugins.cpu.build")
+
+
+setup(cmdclass={"editable_wheel": EditableWithKernels})
