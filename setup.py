@@ -7,12 +7,13 @@ import importlib.util
 import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 from setuptools import setup
 from setuptools.command.editable_wheel import editable_wheel
 
 
-class EditableWithKernels(editable_wheel):
+class EditableWithKernels(editable_wheel):  # type: ignore[misc]
     """The editable install, which never fails for want of kernels."""
 
     def run(self) -> None:
@@ -24,12 +25,13 @@ class EditableWithKernels(editable_wheel):
             logging.getLogger(__name__).warning("no compiled CPU kernels: %s", error)
 
 
-def _this_tree():
+def _this_tree() -> Any:
     """Import this tree under its name, without what the package requires, and return its module that builds kernels."""
     tree = Path(__file__).resolve().parent
     spec = importlib.util.spec_from_file_location(
         "localattn", tree / "__init__.py", submodule_search_locations=[str(tree)]
     )
+    assert spec is not None and spec.loader is not None
     sys.modules["localattn"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules["localattn"])
     return importlib.import_module("localattn.plugins.cpu.build")

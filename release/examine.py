@@ -61,19 +61,45 @@ def _elf(data: bytes) -> Examined:
 
 def _mach_o(data: bytes) -> Examined:
     machine, _, _, count = struct.unpack_from("<IIII", data, 4)
-    exports, needs, at = set(), set(), 32
+    exports: set[str] = set()
+    needs, at = set(), 32
     for _ in range(count):
         command, size = struct.unpack_from("<II", data, at)
         if command == 0xC:  # LC_LOAD_DYLIB
             needs.add(_text(data, at + struct.unpack_from("<I", data, at + 8)[0]))
-        elif command == 0x2:  # LC_SYMTAB
-            symbols_at, symbols, strings, _ = struct.unpack_from("<IIII", data, at + 8)
-            for name, kind, _, _, _ in struct.iter_unpack("<IBBHQ", data[symbols_at : symbols_at + 16 * symbols]):
-                # N_EXT without N_PEXT and without the bits of debuggers, in a section.
-                if kind & 0xF1 == 0x01 and kind & 0x0E == 0x0E:
-                    exports.add(_text(data, strings + name).removeprefix("_"))
+        elif command == 0x80000022:  # LC_DYLD_INFO_ONLY
+            exports |= _trie(data, *struct.unpack_from("<II", data, at + 40))
+        elif command == 0x80000033:  # LC_DYLD_EXPORTS_TRIE
+            exports |= _trie(data, *struct.unpack_from("<II", data, at + 8))
         at += size
     return Examined({0x01000007: "x86_64", 0x0100000C: "aarch64"}[machine], frozenset(exports), frozenset(needs))
+
+
+def _trie(data: bytes, begin: int, size: int) -> set[str]:
+    """Read the names in the tree of exported symbols, whose edges are their parts."""
+
+    def number(at: int) -> tuple[int, int]:
+        value = shift = 0
+        while True:
+            byte, at = data[at], at + 1
+            value, shift = value | (byte & 0x7F) << shift, shift + 7
+            if byte < 0x80:
+                return value, at
+
+    found: set[str] = set()
+    nodes = [(begin, "")] if size else []
+    while nodes:
+        at, name = nodes.pop()
+        told, at = number(at)
+        if told:
+            found.add(name.removeprefix("_"))
+        at += told
+        children, at = data[at], at + 1
+        for _ in range(children):
+            edge = _text(data, at)
+            offset, at = number(at + len(edge) + 1)
+            nodes.append((begin + offset, name + edge))
+    return found
 
 
 def _pe(data: bytes) -> Examined:
@@ -87,7 +113,7 @@ def _pe(data: bytes) -> Examined:
         """Where in the file lies what will be at an address."""
         for length, start, _, at in table:
             if start <= address < start + length:
-                return at + address - start
+                return int(at + address - start)
         raise ValueError(f"nothing lies at {address:#x}")
 
     exported, imported = (struct.unpack_from("<I", data, directories + 8 * i)[0] for i in range(2))

@@ -167,7 +167,10 @@ def test_a_released_wheel_runs_on_every_linux_of_ten_years(released: dict[Arch, 
 
 
 @pytest.mark.slow
-def test_a_released_wheel_is_built_the_same_twice(released: dict[Arch, Path], pure: Path, tmp_path: Path) -> None:
+def test_a_released_wheel_is_built_the_same_twice(
+    released: dict[Arch, Path], pure: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZIG_LOCAL_CACHE_DIR", str(tmp_path / "nothing compiled yet"))
     (again,) = kernels.wheels(pure, tmp_path, (host_arch(),))
     assert again.read_bytes() == released[host_arch()].read_bytes()
 
@@ -231,6 +234,7 @@ def test_the_plugin_library_is_built_the_same_twice_and_found(
     made = []
     for name in ("first", "second"):
         monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton" / name))
+        monkeypatch.setenv("ZIG_LOCAL_CACHE_DIR", str(tmp_path / "zig" / name))
         (tmp_path / name).mkdir()
         specs = full_set(["fp16"], [64])
         made.append(plugin_library.wheels(pure, tmp_path / name, specs=specs, targets=targets))
