@@ -58,8 +58,9 @@ def check_library(data: bytes, exports: set[str] = _EXPORTS[CPU_KERNELS.file_nam
         Wrong: it exports something else, or needs more than the system's own libraries.
     """
     found = examine(data)
-    # On macOS the C++ library's operators new and delete stay visible, as weak symbols that defer to the system's.
-    seen = {name for name in found.exports if not re.match(r"_Z(n|d)[aw]|_Zd[al]", name)}
+    # On macOS the linker adds names of its own, and the C++ library's operators new and delete stay visible, as weak
+    # symbols that defer to the system's.
+    seen = {name for name in found.exports if not re.match(r"_Z[nd][awl]|__dso_handle$|_mh_dylib_header$", name)}
     if seen != exports:
         raise Wrong(f"it exports {sorted(seen)}")
     foreign = sorted(name for name in found.needs if not _SYSTEMS_OWN.fullmatch(name))
