@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from setuptools import setup
+from setuptools.command.build_py import build_py
 from setuptools.command.editable_wheel import editable_wheel
 
 
@@ -25,6 +26,15 @@ class EditableWithKernels(editable_wheel):  # type: ignore[misc]
             logging.getLogger(__name__).warning("no compiled CPU kernels: %s", error)
 
 
+class WithoutThisFile(build_py):  # type: ignore[misc]
+    """The package's modules: this file lies among them, because the source tree is the package."""
+
+    def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
+        """List them as package, module and file."""
+        found = super().find_package_modules(package, package_dir)
+        return [entry for entry in found if entry[:2] != ("localattn", "setup")]
+
+
 def _this_tree() -> Any:
     """Import this tree under its name, without what the package requires, and return its module that builds kernels."""
     tree = Path(__file__).resolve().parent
@@ -37,4 +47,4 @@ def _this_tree() -> Any:
     return importlib.import_module("localattn.plugins.cpu.build")
 
 
-setup(cmdclass={"editable_wheel": EditableWithKernels})
+setup(cmdclass={"build_py": WithoutThisFile, "editable_wheel": EditableWithKernels})
