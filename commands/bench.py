@@ -17,6 +17,7 @@ from .parts.report_output import Destination, OutputOption, ReportFormat, Report
 if TYPE_CHECKING:
     from ..core.documents.bench_report import BenchReport
     from ..reports.table import Table
+    from ..runtime.bench.request import BenchRequest
 
 _T = TypeVar("_T")
 
@@ -115,8 +116,20 @@ def bench(
     with progress() as step:
         report = run_bench(request, step)
     _show(report, destination)
+    if destination.shows_console:
+        _say_kernels(report, request)
     if destination.shows_console and model.suffix.lower() == ".onnx":
         suggest("localattn", "bundle", model, "-o", model.with_suffix(".tar"))
+
+
+def _say_kernels(report: BenchReport, request: BenchRequest) -> None:
+    """Say once which kernels computed the first model on the CPU; nothing where several ways were measured."""
+    from .parts.plugins.kernels_in_use import kernels_in_use
+
+    if len(request.plugins) == 1 and report.rows:
+        row, asked = report.rows[0], request.plugins[0]
+        if line := kernels_in_use(request.models[0], row.backend, row.provider, row.plugin, asked):
+            say(line)
 
 
 def _listed(flag: str, text: str, read: Callable[[str], _T]) -> list[_T]:

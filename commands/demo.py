@@ -25,6 +25,7 @@ from .parts.console import (
     suggest,
 )
 from .parts.paths import ForceOption, OutputPath
+from .parts.plugins.kernels_in_use import kernels_in_use
 
 
 def demo(
@@ -58,6 +59,7 @@ def demo(
     if output_format is Format.json:
         document = {
             "model": str(model),
+            "plugin": result.session.plugin,
             "checks": [check.model_dump() for check in result.report.sidecar.checks],
             "bits_per_byte": result.bits_per_byte,
             "bits_per_byte_in_pytorch": result.stated,
@@ -76,4 +78,7 @@ def demo(
     for byte in text:
         say(bytes([byte]).decode("latin-1"), end="")
     say("\n")
+    session = result.session
+    if line := kernels_in_use(model, session.backend, session.provider, session.plugin, "auto"):
+        say(line)
     suggest("localattn", "inspect", model)

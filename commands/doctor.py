@@ -108,7 +108,7 @@ def _plugin_probes() -> tuple[Probe, ...]:
             "plugin",
             "building the plugin library",
             look=_safely(partial(_compiler, arch)),
-            add=_compiler_package(arch),
+            add=pip_install("ziglang"),
         )
         for arch in ARCHITECTURES
     )
@@ -151,13 +151,6 @@ def _compiler(arch: Arch) -> Looked:
     return "ok", "", f"{' '.join(compiler.command)}: {compiler.version}", ()
 
 
-def _compiler_package(arch: str) -> str:
-    """Return the command for a native compiler, or for a cross compiler for another processor."""
-    from ..core.machine.processor import machine
-
-    return f"sudo apt-get install {'g++' if machine() == arch else 'g++-' + arch.replace('_', '-') + '-linux-gnu'}"
-
-
 def _library() -> Looked:
     from ..core.storage.library_store import TENSORRT_PLUGIN, candidates
     from ..plugins.library.facts import parse_facts
@@ -165,9 +158,14 @@ def _library() -> Looked:
     built = [parse_facts(found.facts, found.path) for found in candidates(TENSORRT_PLUGIN)]
     items = [f"{facts.path}: {facts.arch}, {len(facts.kernels)} kernels, {','.join(facts.targets)}" for facts in built]
     return (
-        ("ok", "", f"{len(built)} in your cache", tuple(items))
+        ("ok", "", f"{len(built)} installed or in your cache", tuple(items))
         if built
-        else ("missing", "", "There is none in your cache; one built with --output is used when it is named.", ())
+        else (
+            "missing",
+            "",
+            "There is none installed or in your cache; one built with --output is used when it is named.",
+            (),
+        )
     )
 
 
@@ -177,6 +175,7 @@ def _cpu_library_probe() -> Probe:
     from ..core.storage.library_image import for_child
     from ..core.storage.library_store import CPU_KERNELS, candidates, find
     from ..doctor.probes import Probe
+    from .parts.plugins.kernels_in_use import how_to_add
 
     library, wrong = None, None
     try:
@@ -188,8 +187,8 @@ def _cpu_library_probe() -> Probe:
         if wrong is not None:
             raise wrong
         found = tuple(str(stored.path) for stored in candidates(CPU_KERNELS))
-        none = "There is none in your cache; one built with --output is used when it is named."
-        why = "Those in your cache are of another release, or for another processor." if found else none
+        none = "There is none installed or in your cache; one built with --output is used when it is named."
+        why = "Those here are of another release, or for another processor." if found else none
         return "missing", "", f"{why} The function body serves.", found
 
     ask = () if library is None else ("library", for_child(library.image), str(library.path))
@@ -200,7 +199,7 @@ def _cpu_library_probe() -> Probe:
         "faster attention on the CPU",
         ask,
         None if ask else _safely(look),
-        add=CPU_KERNELS.how_to_build,
+        add=how_to_add() or CPU_KERNELS.how_to_build,
     )
 
 

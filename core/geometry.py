@@ -21,13 +21,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from .errors import UsageError
 
-IntArray = NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    IntArray = NDArray[np.int64]
 
 # The size of a window that holds any sequence: none is longer.
 ALL_KEYS = 2**31
@@ -109,6 +111,8 @@ class WindowGeometry:
 
     def visible_interval(self, query: IntArray, length: int) -> tuple[IntArray, IntArray]:
         """Return the first visible key and one past the last, for positions `query` among `length` keys."""
+        import numpy as np
+
         query = np.asarray(query, dtype=np.int64)
         window_start = query - query % self.window_size
         if self.exact_windowsize:
@@ -123,6 +127,8 @@ class WindowGeometry:
 
     def visibility(self, query: IntArray, key: IntArray, length: int) -> NDArray[np.bool_]:
         """Return which positions `key` each of the positions `query` sees, `[len(query), len(key)]`."""
+        import numpy as np
+
         first, end = self.visible_interval(query, length)
         key = np.asarray(key, dtype=np.int64)[None, :]
         return (first[:, None] <= key) & (key < end[:, None])
@@ -133,6 +139,8 @@ class WindowGeometry:
         The ends of the interval are monotone in the query, so each layer extends the interval by the
         reach of its own two ends.
         """
+        import numpy as np
+
         low, high = query, query + 1
         for _ in range(depth):
             first, end = self.visible_interval(np.array([low, high - 1]), length)
@@ -141,6 +149,8 @@ class WindowGeometry:
 
     def mean_visible_keys(self, length: int) -> float:
         """Return the mean number of visible keys per query, the `K` of the operation count `4·b·h·n·d·K`."""
+        import numpy as np
+
         first, end = self.visible_interval(np.arange(length), length)
         return float((end - first).mean())
 

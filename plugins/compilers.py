@@ -1,4 +1,8 @@
-"""Find a C++17 compiler for the processor asked for."""
+"""Find a C++17 compiler for the processor asked for: an installed one, or Zig's Clang in the package `ziglang`.
+
+Zig's has the C libraries of every system in it. So it needs nothing of this machine, and makes libraries for old
+systems and for other processors.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,10 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
+from importlib import metadata
+from typing import Literal
 
 from ..core.errors import MissingDependency, UsageError
 from ..core.machine.processor import Arch
@@ -21,6 +28,17 @@ _COMMANDS: dict[Arch, tuple[str, ...]] = {
 }
 _PACKAGES: dict[Arch, str] = {"x86_64": "g++-x86-64-linux-gnu", "aarch64": "g++-aarch64-linux-gnu"}
 
+System = Literal["linux", "macos", "windows"]
+# What Zig calls the systems that it compiles for. With the glibc of 2012, libraries are manylinux2014's, which pip
+# installs on every Linux that Python 3.10 runs on; the oldest macOS is the first for Arm.
+_ZIG_TARGETS: dict[tuple[Arch, System], str] = {
+    ("x86_64", "linux"): "x86_64-linux-gnu.2.17",
+    ("aarch64", "linux"): "aarch64-linux-gnu.2.17",
+    ("aarch64", "macos"): "aarch64-macos.11.0",
+    ("x86_64", "windows"): "x86_64-windows-gnu",
+}
+_INSTALL_ZIG = "pip install 'localattn[compiler]'"
+
 
 @dataclass(frozen=True)
 class Compiler:
@@ -29,14 +47,16 @@ class Compiler:
     Args:
         command: the words that run it, with the options from `CXX`.
         version: first line of its `--version`.
+        runtime: options by which it links the C++ library into what it makes.
     """
 
     command: tuple[str, ...]
     version: str
+    runtime: tuple[str, ...] = ("-static-libstdc++",)
 
 
 def find_compiler(arch: Arch) -> Compiler:
-    """Find a compiler for `arch`: `$CXX` if it compiles for it, else GCC or Clang, native or cross.
+    """Find a compiler for `arch`: `$CXX` if it compiles for it, else GCC or Clang, native or cross, else Zig's.
 
     Raises:
         UsageError: `$CXX` cannot be split into words, or cannot be run.
@@ -59,11 +79,31 @@ def find_compiler(arch: Arch) -> Compiler:
             _log.info("compiler for %s: %s", arch, found.version)
             return found
         tried.append(f"{' '.join(command)} is for {machine or 'an unknown machine'}")
-    raise MissingDependency(
-        f"There is no C++ compiler for {arch}.",
-        why="; ".join(tried) + "." if tried else "Neither GCC nor Clang is installed.",
-        fix=f"Install one: apt-get install {_PACKAGES[arch]} (on a {arch} machine: g++), or name yours in CXX.",
-    )
+    try:
+        return zig_compiler(arch)
+    except MissingDependency as missing:
+        package = f"apt-get install {_PACKAGES[arch]} (on a {arch} machine: g++)"
+        raise MissingDependency(
+            f"There is no C++ compiler for {arch}.",
+            why="; ".join(tried) + "." if tried else "Neither GCC nor Clang is installed, nor the package ziglang.",
+            fix=f"Install one: {_INSTALL_ZIG}, or {package}; or name yours in CXX.",
+        ) from missing
+
+
+def zig_compiler(arch: Arch, system: System = "linux") -> Compiler:
+    """Return Zig's compiler for a processor and system.
+
+    Raises:
+        MissingDependency: the package ziglang is not installed.
+    """
+    try:
+        release = metadata.version("ziglang")
+    except metadata.PackageNotFoundError as error:
+        raise MissingDependency("The package ziglang is not installed.", fix=f"Install it: {_INSTALL_ZIG}") from error
+    target = _ZIG_TARGETS[arch, system]
+    found = Compiler((sys.executable, "-m", "ziglang", "c++", "-target", target), f"zig {release} for {target}", ())
+    _log.info("compiler for %s: %s", arch, found.version)
+    return found
 
 
 def _ask(command: tuple[str, ...], option: str) -> str:

@@ -4,28 +4,43 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import re
 import subprocess
 from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 
 from ..core.errors import BuildFailed
-from .compilers import Compiler
+from .compilers import Compiler, System
 
 _log = logging.getLogger(__name__)
 
-# One call compiles and links. Only what the version script `exports.map` names is visible; the C++ library is linked
-# in, so that the system's may be older than the compiler's.
+# One call compiles and links. The C++ library is linked in, so that the system's may be older than the compiler's. Only
+# what the sources export is visible; on Linux a version script, `exports.map`, hides the C++ library's symbols too.
 _FLAGS = (
     *("-std=c++17", "-fPIC", "-shared", "-fvisibility=hidden", "-ffunction-sections", "-fdata-sections"),
-    *("-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-deprecated-declarations"),
-    *("-static-libstdc++", "-s", "-Wl,--version-script=exports.map", "-Wl,--no-undefined"),
-    *("-Wl,--gc-sections", "-Wl,-z,relro,-z,now"),
+    *("-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-deprecated-declarations", "-s"),
 )
+_LINKING: dict[System, tuple[str, ...]] = {
+    "linux": (
+        *("-Wl,-soname={name}", "-Wl,--version-script=exports.map", "-Wl,--no-undefined"),
+        *("-Wl,--gc-sections", "-Wl,-z,relro,-z,now"),
+    ),
+    "macos": ("-Wl,-install_name,@rpath/{name}", "-Wl,-dead_strip"),
+    "windows": ("-Wl,--gc-sections",),
+}
 
 
 def compile_library(
-    sources: Path, compiler: Compiler, output: Path, *, name: str, options: Sequence[str], fix: str
+    sources: Path,
+    compiler: Compiler,
+    output: Path,
+    *,
+    name: str,
+    options: Sequence[str],
+    fix: str,
+    system: System = "linux",
 ) -> None:
     """Compile every source of a folder into one library.
 
@@ -36,12 +51,14 @@ def compile_library(
         name: the name it carries ("liblocalattn_plugin.so").
         options: more of the compiler's options, libraries included.
         fix: what to say if the compiler fails.
+        system: it shall run on.
 
     Raises:
         BuildFailed: the compiler did not make it.
     """
     files = sorted(path.name for path in sources.iterdir() if path.suffix in (".cpp", ".S"))
-    command = [*compiler.command, *_FLAGS, f"-Wl,-soname={name}", "-I.", *files, "-o", str(output), *options]
+    linking = (option.format(name=name) for option in _LINKING[system])
+    command = [*compiler.command, *_FLAGS, *compiler.runtime, *linking, "-I.", *files, "-o", str(output), *options]
     _log.info("%s", " ".join(command))
     finished = subprocess.run(command, cwd=sources, capture_output=True, text=True)
     if finished.returncode:
@@ -59,6 +76,13 @@ def newest_glibc(library: Path) -> str:
         tuple(map(int, match.split(b"."))) for match in re.findall(rb"\0GLIBC_([\d.]+)(?=\0)", library.read_bytes())
     }
     return ".".join(map(str, max(found))) if found else ""
+
+
+def time_of_build() -> str:
+    """Return the time now, ISO 8601; the one in `SOURCE_DATE_EPOCH` if it is set, so that builds can be repeated."""
+    given = os.environ.get("SOURCE_DATE_EPOCH", "")
+    moment = datetime.fromtimestamp(int(given), timezone.utc) if given.isdecimal() else datetime.now(timezone.utc)
+    return moment.isoformat(timespec="seconds")
 
 
 def digest_of(sources: Iterable[Path]) -> str:

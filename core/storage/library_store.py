@@ -1,6 +1,6 @@
 """Find libraries of compiled kernels that may be loaded automatically, and load any of them in one safe way.
 
-A library is code. It is loaded automatically only from the installed package or from the user's own cache, where
+A library is code. It is loaded automatically only from an installed package or from the user's own cache, where
 nobody else can write (`core/storage/exposed.py`) and whose index, apart from the library, holds its SHA-256. Every
 other library is loaded only when the user names it. Either way the file is read once, and the bytes that were read and
 compared are those that the dynamic loader gets (`core/storage/library_image.py`). `find` and `read_named` are the two
@@ -13,6 +13,8 @@ import hashlib
 import json
 import logging
 import os
+import site
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,9 +34,11 @@ _log = logging.getLogger(__name__)
 # Values of a `plugin` argument besides a path: a library that may be loaded automatically, or none.
 AUTO, NONE = "auto", "none"
 
-# Where a wheel would contain libraries, each in a folder named as its processor. Whoever can write here can change the
-# code that runs now, so owners and modes are not checked.
+# Where wheels for one processor contain libraries, each in a folder named as the processor. Whoever can write here can
+# change the code that runs now, so owners and modes are not checked.
 _PACKAGED = Path(__file__).resolve().parents[2] / "libraries"
+# The package of the distribution localattn-plugin-library, laid out in the same way.
+_BESIDE = "localattn_plugin_library"
 _INDEX = "index.json"
 _FORMAT, _FORMAT_VERSION = "localattn-libraries", 1
 _MOST_KEPT = 100
@@ -110,8 +114,8 @@ class StoredLibrary:
     Args:
         kind: what it is for.
         path: where it lies.
-        facts: from the index of the cache, or from the installed package.
-        packaged: whether it lies in the installed package.
+        facts: from the index of the cache, or from an installed package.
+        packaged: whether it lies in an installed package.
     """
 
     kind: LibraryKind
@@ -222,7 +226,7 @@ def _library(kind: LibraryKind, path: Path, data: bytes, digest: str, facts: Map
 
 
 def candidates(kind: LibraryKind) -> Iterator[StoredLibrary]:
-    """List what may be loaded automatically: libraries of the user's cache, newest first, then the package's.
+    """List what may be loaded automatically: libraries of the user's cache, newest first, then installed ones.
 
     Raises:
         CheckFailed: others can write the index of the cache.
@@ -231,11 +235,23 @@ def candidates(kind: LibraryKind) -> Iterator[StoredLibrary]:
     for path, facts in reversed(_entries(folder, kind)) if folder else ():
         if path.exists():
             yield StoredLibrary(kind, path, facts)
-    for path in sorted(_PACKAGED.glob(f"*/{kind.file_name}")):
+    for path in (path for installed in _installed() for path in sorted(installed.glob(f"*/{kind.file_name}"))):
         try:
             yield StoredLibrary(kind, path, read_facts(kind, path), packaged=True)
         except LocalAttnError as error:
             _log.debug("%s: %s", path, error)
+
+
+def _installed() -> Iterator[Path]:
+    """List the folders of libraries that were installed with pip.
+
+    Besides the package's own that is one in the folders of this Python's packages. It is not looked for on `sys.path`,
+    which may lead to the folder that a process happens to run in.
+    """
+    yield _PACKAGED
+    user = [sysconfig.get_preferred_scheme("user")] if site.ENABLE_USER_SITE else []
+    schemes = [sysconfig.get_default_scheme(), *user]
+    yield from dict.fromkeys(Path(sysconfig.get_path("platlib", scheme)) / _BESIDE for scheme in schemes)
 
 
 def read_facts(kind: LibraryKind, library: Path) -> dict[str, Any]:

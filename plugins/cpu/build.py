@@ -5,37 +5,42 @@ from __future__ import annotations
 import logging
 import platform
 from collections.abc import Callable
-from datetime import datetime, timezone
 from pathlib import Path
 
 from ...core.errors import LocalAttnError
-from ...core.machine.processor import Arch
+from ...core.machine.processor import Arch, host_arch
 from ...core.progress import timed_steps
 from ...core.storage.file_kinds import LIBRARY
 from ...core.storage.files import sha256
-from ...core.storage.library_store import CPU_KERNELS, candidates, keep
+from ...core.storage.library_store import CPU_KERNELS, candidates, keep, prepare_cache
 from ...core.storage.outputs import Output, writing
 from ...core.storage.publishing import publish_together, sidecar_path
-from ..compilers import find_compiler
-from ..shared_library import compile_library, newest_glibc
+from ..compilers import Compiler, find_compiler
+from ..shared_library import compile_library, newest_glibc, time_of_build
 from .facts import CpuLibraryFacts, parse_facts
 from .fingerprint import SOURCES, fingerprint
 
 _log = logging.getLogger(__name__)
 
 # One file is compiled for several instruction sets, chosen when it runs; so nothing here names a processor.
-_OPTIONS = ("-O3",)
+OPTIONS = ("-O3",)
 
 
 @timed_steps(_log)
 def build_library(
-    output: Path, *, arch: Arch, overwrite: bool = False, progress: Callable[[str], None] = lambda _: None
+    output: Path,
+    *,
+    arch: Arch,
+    compiler: Compiler | None = None,
+    overwrite: bool = False,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> CpuLibraryFacts:
     """Build a library and the file of facts beside it; they appear whole or not at all.
 
     Args:
         output: path of the library.
         arch: processor it shall run on.
+        compiler: for this processor; the first that is found by default.
         overwrite: an existing file may be replaced.
         progress: told of each step.
 
@@ -45,11 +50,11 @@ def build_library(
         BuildFailed: the compiler failed.
     """
     with writing(Output(output, LIBRARY), overwrite=overwrite) as folder:
-        compiler = find_compiler(arch)
+        compiler = compiler or find_compiler(arch)
         staged = folder / output.name
         progress(f"compiling C++ for {arch}")
         compile_library(
-            SOURCES, compiler, staged, name=CPU_KERNELS.file_name, options=_OPTIONS, fix=f"{compiler.version}."
+            SOURCES, compiler, staged, name=CPU_KERNELS.file_name, options=OPTIONS, fix=f"{compiler.version}."
         )
         facts = CpuLibraryFacts(
             arch=arch,
@@ -58,7 +63,7 @@ def build_library(
             fingerprint=fingerprint(),
             compiler=compiler.version,
             glibc=newest_glibc(staged),
-            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            created=time_of_build(),
             versions={"localattn": _version(), "python": platform.python_version()},
             path=output,
         )
@@ -67,6 +72,19 @@ def build_library(
         publish_together({staged_facts: sidecar_path(output), staged: output}, staged.parent)
     keep(CPU_KERNELS, output, facts.to_dict())
     return facts
+
+
+def build_into_cache() -> CpuLibraryFacts:
+    """Build the library for this machine where sessions find it, unless it is there already.
+
+    Raises:
+        UsageError: no library can be built for this machine, or it cannot be kept.
+        MissingDependency: there is no C++ compiler.
+        BuildFailed: the compiler failed.
+    """
+    arch = host_arch()
+    path = prepare_cache(arch) / CPU_KERNELS.file_name
+    return up_to_date(path, arch) or build_library(path, arch=arch, overwrite=True)
 
 
 def up_to_date(library: Path, arch: Arch) -> CpuLibraryFacts | None:

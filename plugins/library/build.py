@@ -10,7 +10,6 @@ import logging
 import platform
 import shutil
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from ..compilers import Compiler, find_compiler
 from ..kernel.compile import CompiledKernel, compile_many
 from ..kernel.spec import KernelSpec
 from ..kernel.targets import Target
-from ..shared_library import compile_library, newest_glibc
+from ..shared_library import compile_library, newest_glibc, time_of_build
 from .embed import images_of, kernel_facts, targets_to_compile, write_sources
 from .facts import Arch, LibraryFacts, parse_facts
 from .fingerprint import fingerprint as fingerprint
@@ -43,6 +42,8 @@ def build_library(
     specs: Sequence[KernelSpec],
     targets: Sequence[Target],
     arch: Arch,
+    compiler: Compiler | None = None,
+    kernels: Sequence[CompiledKernel] | None = None,
     overwrite: bool = False,
     jobs: int | None = None,
     progress: Callable[[str], None] = lambda _: None,
@@ -54,6 +55,9 @@ def build_library(
         specs: kernels to embed, at least one.
         targets: GPUs to embed machine code for, at least one.
         arch: processor it shall run on.
+        compiler: for this processor; the first that is found by default.
+        kernels: `specs` compiled for `targets_to_compile(targets)`; by default they are compiled here. They are the
+            same for every processor.
         overwrite: an existing file may be replaced.
         jobs: kernels compiled at a time; all processors by default.
         progress: told of each step.
@@ -67,9 +71,8 @@ def build_library(
         raise UsageError("There is nothing to build.", why="No kernel or no GPU target was asked for.")
     with writing(Output(output, LIBRARY), overwrite=overwrite) as folder:
         tensorrt, cuda = find_tensorrt_headers(arch), find_cuda_headers(arch)
-        compiler = find_compiler(arch)
-        kernels = _compile_kernels(specs, targets, jobs, progress)
-        images = images_of(kernels, targets)
+        compiler = compiler or find_compiler(arch)
+        images = images_of(kernels or _compile_kernels(specs, targets, jobs, progress), targets)
         work = folder / "work"
         shutil.copytree(_SOURCE, work)
         write_sources(images, _version(), work)
@@ -92,7 +95,7 @@ def build_library(
                 "triton": metadata.version("triton"),
                 "python": platform.python_version(),
             },
-            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            created=time_of_build(),
         )
         staged_facts = sidecar_path(staged)
         staged_facts.write_text(facts.to_json())

@@ -29,7 +29,7 @@ from localattn.runtime.ort.session import open_bytes
 from ..conftest import Finished
 from ..support.models import node_model
 from ..support.models.engine_models import NODES, small_model
-from ..support.native.plugin_build import failing_compiler
+from ..support.native.plugin_build import failing_compiler, without_zig
 
 Call = Callable[..., Finished]
 MASKED = variant_for(has_mask=True, has_bias=False, has_xpos=False)
@@ -187,6 +187,7 @@ def test_what_is_missing_is_named(
     variable: str, code: int, message: str, localattn: Call, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, "/nowhere")
+    without_zig(monkeypatch)
     finished = localattn("plugin", "build", model)
     assert finished.code == code and message in finished.err
 

@@ -139,9 +139,8 @@ inline void combine(const float* streams, const float* weights, int64_t any, int
   for (; c + kLanes <= dim; c += kLanes) {
     Vector sum = {};
     LOCALATTN_UNROLL
-    for (int64_t s = 0; s < count; ++s) {
-      sum += load_elements(streams + s * dim + c) * (kCount ? own[s] : splat(weights[s]));
-    }
+    for (int s = 0; s < kCount; ++s) sum += load_elements(streams + s * dim + c) * own[s];
+    for (int64_t s = kCount; s < count; ++s) sum += load_elements(streams + s * dim + c) * weights[s];
     store_elements(to + c, sum);
   }
   if (c == dim) return;
@@ -189,12 +188,12 @@ inline void write_vector(const WriteStreams& call, int64_t row, const float* mix
   const Vector y = at(call.output + row * call.dim + c);
   Vector kept[kFrom ? kFrom : 1];
   for (int s = 0; s < kFrom; ++s) kept[s] = at(streams + s * call.dim);
-  LOCALATTN_UNROLL
-  for (int64_t t = 0; t < to; ++t) {
+  const auto write = [&](int64_t t) {
     Vector sum = y * beta[t];
     if (mix) {
       LOCALATTN_UNROLL
-      for (int64_t s = 0; s < from; ++s) sum += (kFrom ? kept[s] : at(streams + s * call.dim)) * mix[s * to + t];
+      for (int s = 0; s < kFrom; ++s) sum += kept[s] * mix[s * to + t];
+      for (int64_t s = kFrom; s < from; ++s) sum += at(streams + s * call.dim) * mix[s * to + t];
     } else {
       sum += at(streams + t * call.dim);
     }
@@ -204,7 +203,10 @@ inline void write_vector(const WriteStreams& call, int64_t row, const float* mix
     } else {
       store_some(written, sum, some);
     }
-  }
+  };
+  LOCALATTN_UNROLL
+  for (int t = 0; t < kTo; ++t) write(t);
+  for (int64_t t = kTo; t < to; ++t) write(t);
 }
 
 // The weights of the streams' sum: Σ_t mix[s, t] for every s, and then Σ_t beta[t].

@@ -9,7 +9,11 @@
 #include "attention_node.h"
 #include "fused_nodes.h"
 
+#if defined(_WIN32)
+#define EXPORTED extern "C" __declspec(dllexport)
+#else
 #define EXPORTED extern "C" __attribute__((visibility("default")))
+#endif
 
 namespace localattn {
 namespace {

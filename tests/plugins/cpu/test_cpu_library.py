@@ -25,7 +25,7 @@ from localattn.runtime.ort import custom_ops
 
 from ...conftest import Finished
 from ...support.native.cpu_build import built, library, put_into_cache
-from ...support.native.plugin_build import failing_compiler
+from ...support.native.plugin_build import failing_compiler, without_zig
 
 Call = Callable[..., Finished]
 NODES = [("localattn", "WindowedAttention")]
@@ -185,6 +185,7 @@ def test_a_failed_build_leaves_nothing(localattn: Call, monkeypatch: pytest.Monk
     assert list(folder.iterdir()) == []
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CXX")
+    without_zig(monkeypatch)
     assert localattn("plugin", "build", "--backend", "onnxruntime").code == 3
 
 

@@ -13,6 +13,8 @@ from localattn.plugins import compilers
 from localattn.plugins.library import headers
 from localattn.plugins.library.facts import ARCHITECTURES, Arch
 
+from ...support.native.plugin_build import without_zig
+
 # As of 10.3 and as of 10.13 on, where the numbers stand behind another macro.
 OLD = "#define NV_TENSORRT_MAJOR {0} //!< major\n#define NV_TENSORRT_MINOR {1}\n#define NV_TENSORRT_PATCH {2}\n"
 NEW = (
@@ -117,12 +119,28 @@ def test_compiler_for_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     put_compiler(tmp_path, "g++", "x86_64-linux-gnu")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert compilers.find_compiler("x86_64") == compilers.Compiler(("g++",), "g++ 1.2")
+    without_zig(monkeypatch)
     with pytest.raises(MissingDependency) as raised:
         compilers.find_compiler("aarch64")
     assert "g++ is for x86_64-linux-gnu" in raised.value.why
     assert "apt-get install g++-aarch64-linux-gnu" in raised.value.fix
     put_compiler(tmp_path, "aarch64-linux-gnu-g++", "aarch64-linux-gnu")
     assert compilers.find_compiler("aarch64").command == ("aarch64-linux-gnu-g++",)
+
+
+def test_zigs_compiler_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ziglang", reason="the package with Zig's compiler")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = compilers.find_compiler("aarch64")
+    assert found == compilers.zig_compiler("aarch64")
+    assert found.command[1:] == ("-m", "ziglang", "c++", "-target", "aarch64-linux-gnu.2.17")
+    put_compiler(tmp_path, "g++", "aarch64-linux-gnu")
+    assert compilers.find_compiler("aarch64").command == ("g++",)
+    assert compilers.find_compiler("x86_64") == compilers.zig_compiler("x86_64")
+    without_zig(monkeypatch)
+    with pytest.raises(MissingDependency) as raised:
+        compilers.zig_compiler("x86_64", "windows")
+    assert "pip install 'localattn[compiler]'" in raised.value.fix
 
 
 def test_cxx_is_honoured_where_it_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,15 @@ import stat
 import subprocess
 import tempfile
 from functools import cache
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 
 from localattn.core.errors import MissingDependency
+from localattn.plugins import compilers
 from localattn.plugins.compilers import Compiler, find_compiler
 from localattn.plugins.kernel.compile import CompiledKernel, compile_many
 from localattn.plugins.kernel.targets import TARGETS
@@ -42,6 +45,18 @@ def compiler(arch: Arch) -> Compiler:
         return find_compiler(arch)
     except MissingDependency as missing:
         pytest.skip(f"{missing.what} {missing.fix}")
+
+
+def without_zig(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the package ziglang, which compiles without any compiler of the system's, were not installed."""
+
+    def version(name: str) -> str:
+        if name == "ziglang":
+            raise metadata.PackageNotFoundError(name)
+        return metadata.version(name)
+
+    known = SimpleNamespace(version=version, PackageNotFoundError=metadata.PackageNotFoundError)
+    monkeypatch.setattr(compilers, "metadata", known)
 
 
 def failing_compiler(folder: Path, source: str) -> Path:

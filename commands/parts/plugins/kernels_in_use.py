@@ -1,0 +1,49 @@
+"""Say in one line which kernels compute a model on the CPU, and which command adds compiled ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .options import PluginUse
+
+
+def kernels_in_use(model: Path, backend: str, provider: str, plugin: str | None, asked: str) -> str:
+    """Return the line; empty where it would say nothing: no node for such kernels, another provider, `--plugin none`.
+
+    Args:
+        model: the file.
+        backend: name of the engine that ran it.
+        provider: where it ran.
+        plugin: the library that computed its nodes; None for none.
+        asked: what was asked for, as `plugin` of `localattn.load`.
+    """
+    from ....core.storage.cpu_library import computes
+    from ....onnx_graph.onnx_file import OnnxFile
+
+    if plugin is not None:
+        return f"Kernels: compiled, {plugin}"
+    if (backend, provider, asked) != ("onnxruntime", "cpu", PluginUse.auto.value):
+        return ""
+    if not any(computes(domain, op_type) for domain, op_type in OnnxFile.read(model).scan.operators):
+        return ""
+    command = how_to_add()
+    return (
+        f"Kernels: none, ONNX functions compute the attention. {f'To add them: {command}' if command else ''}".strip()
+    )
+
+
+def how_to_add() -> str:
+    """Return the command that adds compiled kernels here, with a compiler where there is none; "" where none can be."""
+    from ....core.errors import LocalAttnError, MissingDependency
+    from ....core.extras import as_installed
+    from ....core.machine.processor import host_arch
+    from ....core.storage.library_store import CPU_KERNELS
+    from ....plugins.compilers import find_compiler
+
+    try:
+        find_compiler(host_arch())
+    except MissingDependency:
+        return as_installed(f"pip install 'localattn[compiler]' && {CPU_KERNELS.how_to_build}")
+    except LocalAttnError:  # no kernels for this processor, or a CXX that is no compiler
+        return ""
+    return CPU_KERNELS.how_to_build
