@@ -130,6 +130,8 @@ def _print_engine(report: EngineReport) -> None:
     else:
         where = facts.plugin.path or "inside the engine"
         say(f"  plugin  {facts.plugin.kind}, {len(facts.plugin.layers)} layers, {where}")
+    for line in report.kernels:
+        say(f"  kernel  {line}")
     if report.plugin_problem:
         say(f"  PROBLEM {in_flags(report.plugin_problem)}")
     if not report.unchanged:

@@ -65,6 +65,7 @@ def run(
         "backend": session.backend,
         "provider": session.provider,
         "plugin": session.plugin,
+        "kernels": list(session.kernels),
         "notes": list(session.notes),
         "input_source": source,
         "inputs": [_facts(name, array) for name, array in inputs.items()],
@@ -130,6 +131,8 @@ def _as_text(report: dict[str, Any]) -> str:
         "Outputs:",
         *_table(report["outputs"]),
     ]
+    if report["kernels"]:
+        lines += ["Kernels:", *(f"  {line}" for line in report["kernels"])]
     lines += [f"Note: {line}" for line in report["notes"]]
     if report["saved_outputs"] is not None:
         lines.append(f"Outputs saved to {report['saved_outputs']}")

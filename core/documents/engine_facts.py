@@ -23,6 +23,17 @@ ENGINE_SUFFIX = ".engine"
 _SCHEMA = ConfigDict(extra="allow", validate_by_name=True, ser_json_inf_nan="strings", protected_namespaces=())
 
 
+class KernelName(BaseModel):
+    """One compiled kernel of a plugin library: element type ("fp16"), head size, and its optional inputs."""
+
+    model_config = _SCHEMA
+
+    dtype: str
+    head_dim: int
+    has_mask: bool = False
+    has_bias: bool = False
+
+
 class PluginFacts(BaseModel):
     """How the attention nodes became plugins.
 
@@ -31,6 +42,7 @@ class PluginFacts(BaseModel):
         path: the library as it lay at build time, for people: it is never opened from there; "" without one.
         sha256: of the library; "" without one.
         layers: names of the layers it computes.
+        kernels: those that the layers need of the library.
     """
 
     model_config = _SCHEMA
@@ -39,6 +51,7 @@ class PluginFacts(BaseModel):
     path: str = ""
     sha256: str = ""
     layers: list[str] = Field(default_factory=list)
+    kernels: list[KernelName] = Field(default_factory=list)
 
 
 class ProfileFacts(BaseModel):

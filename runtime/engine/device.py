@@ -80,6 +80,28 @@ def find_device_or_none() -> Device | None:
         return None
 
 
+@contextmanager
+def primary_context(index: int = 0) -> Iterator[None]:
+    """Have the primary context of a GPU current on this thread: the one that the CUDA runtime and TensorRT use.
+
+    Raises:
+        MissingDependency: no driver, no such GPU, or no context can be made on it.
+    """
+    cuda = _driver()
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    _check(cuda.cuInit(0), "The driver does not start")
+    _check(cuda.cuDeviceGet(ctypes.byref(device), index), f"GPU {index} cannot be opened")
+    _check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), f"GPU {index} gives no context")
+    try:
+        _check(cuda.cuCtxPushCurrent_v2(context), f"GPU {index} gives no context")
+        try:
+            yield
+        finally:
+            cuda.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+    finally:
+        cuda.cuDevicePrimaryCtxRelease_v2(device)
+
+
 def _driver() -> ctypes.CDLL:
     problem = ""
     for name in _LIBRARIES:

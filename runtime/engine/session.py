@@ -11,7 +11,9 @@ import numpy as np
 from ...core.error_texts import argument
 from ...core.errors import MissingDependency, UsageError
 from ..session import Arrays, Session
+from .kernels import loaded_kernels
 from .open import OpenEngine, open_engine
+from .plugins import mapped_library
 
 # An engine has machine code for one GPU, so every name for a GPU means that one.
 _PROVIDERS = ("auto", "cuda", "tensorrt")
@@ -52,6 +54,12 @@ class EngineSession(Session):
                 fix=f"Free GPU memory: close what else runs there, or build with a smaller {argument('workspace')}.",
             ) from error
         self._closer = weakref.finalize(self, _deactivate, self._runner)
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Which machine code or PTX of the plugin library was loaded, a line a kernel; complete after a run."""
+        library = mapped_library(self.facts.plugin)
+        return () if library is None else loaded_kernels(library)
 
     def _execute(self, inputs: Arrays) -> Arrays:
         from polygraphy.exception import PolygraphyException

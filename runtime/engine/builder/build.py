@@ -253,6 +253,7 @@ def _facts(
     if choice.kind != "none":
         plugin = PluginFacts(kind=choice.kind, layers=list(nodes))
         if choice.library is not None:
+            plugin.kernels = list(choice.kernels)
             plugin.path, plugin.sha256 = str(choice.library.path.resolve()), choice.library.sha256
     return EngineFacts(
         backend=request.backend,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ....core.documents.engine_facts import ProfileFacts
+from ....core.documents.engine_facts import KernelName, ProfileFacts
 from ....core.error_texts import argument
 from ....core.errors import UsageError
 from ....core.storage.file_kinds import ENGINE, TIMING_CACHE
@@ -34,6 +34,7 @@ class PluginChoice:
         library: the shared library, with `library`.
         register: registers the ahead-of-time plugins with TensorRT, with `aot`.
         op_types: those the plugins compute, with `aot`; a library lists its own.
+        kernels: those that the model needs of the library.
         asked: the option as the user gave it ("auto" too), for the record.
     """
 
@@ -41,6 +42,7 @@ class PluginChoice:
     library: Library | None = None
     register: Callable[[], None] | None = None
     op_types: tuple[str, ...] = ()
+    kernels: tuple[KernelName, ...] = ()
     asked: str = "none"
 
 

@@ -72,6 +72,18 @@ extern "C" {
 
 int cuInit(unsigned) { return 0; }
 
+int cuDeviceGet(int* device, int index) {
+  *device = index;
+  return index == 0 ? 0 : 101;
+}
+
+int cuDevicePrimaryCtxRetain(void** context, int) {
+  *context = reinterpret_cast<void*>(uintptr_t{0x3000});
+  return 0;
+}
+
+int cuDevicePrimaryCtxRelease_v2(int) { return 0; }
+
 int cuCtxGetCurrent(void** context) {
   *context = reinterpret_cast<void*>(current());
   return 0;
