@@ -55,10 +55,11 @@ class PluginFacts(BaseModel):
 
 
 class ProfileFacts(BaseModel):
-    """The range of sizes of one input with dynamic axes."""
+    """The range of sizes of one input with dynamic axes, in one of the engine's optimization profiles."""
 
     model_config = _SCHEMA
 
+    profile: int = 0
     input: str
     min: tuple[int, ...]
     opt: tuple[int, ...]
@@ -74,6 +75,11 @@ class BuildOptions(BaseModel):
         workspace: bytes of scratch memory a layer may use; None left it to the library.
         timing_cache: file of measured kernel times that was read and extended; None without one.
         profiles: sizes of the dynamic axes, empty for static shapes.
+        version_compatible: later releases of TensorRT run it too; it holds code for that.
+        hardware_compatible: "ampere-plus" or "same-capability": other GPUs run it too; None for those of its targets.
+        refit: its weights can be replaced.
+        strip_weights: it has no weights, and runs once they were put in.
+        embed_plugin: it holds the plugin library.
     """
 
     model_config = _SCHEMA
@@ -83,6 +89,11 @@ class BuildOptions(BaseModel):
     workspace: int | None = None
     timing_cache: str | None = None
     profiles: list[ProfileFacts] = Field(default_factory=list)
+    version_compatible: bool = False
+    hardware_compatible: Literal["ampere-plus", "same-capability"] | None = None
+    refit: bool = False
+    strip_weights: bool = False
+    embed_plugin: bool = False
 
 
 class EngineFacts(BaseModel):

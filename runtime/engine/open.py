@@ -9,16 +9,21 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...core.documents.engine_facts import EngineFacts, read_engine_facts
+from ...core.documents.engine_facts import BuildOptions, EngineFacts, read_engine_facts
 from ...core.errors import MissingDependency, UsageError
 from ...core.storage.library_store import AUTO
 from .device import Device, cuda_runtime_on_path, find_device, platform_name
 from .library import TensorRTLibrary, open_library
 from .plugins import find_library, load_plugin
 
+if TYPE_CHECKING:
+    from .builder.request import BuildRequest
+
 _log = logging.getLogger(__name__)
+
+_AMPERE = 80  # compute capability of the oldest GPU that runs engines of the level "ampere-plus"
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,9 @@ def open_engine(path: Path, plugin: str = AUTO) -> OpenEngine:
         CheckFailed: the facts or the plugin library were changed after the build.
     """
     facts = read_engine_facts(path)
+    reason = why_never_opened(facts.options)
+    if reason:
+        raise UsageError(f"{path} is not opened by localattn.", why=f"{reason}.", fix=_ELSEWHERE)
     opened = open_library(facts.backend)
     check_library(path, facts, opened.version)
     library = find_library(facts.plugin, path, plugin)
@@ -62,6 +70,23 @@ def open_engine(path: Path, plugin: str = AUTO) -> OpenEngine:
         load_plugin(opened, library)
     _log.info("%s opens with %s %s on %s", path.name, facts.backend, opened.version, device.describe())
     return OpenEngine(facts, opened, device, _deserialise(path, opened))
+
+
+# Who runs what is never opened here.
+_ELSEWHERE = (
+    "Run it in a program of yours that allows such engines, or puts the weights in; or build it again without that "
+    "option."
+)
+
+
+def why_never_opened(options: BuildOptions | BuildRequest) -> str:
+    """Return why an engine of this kind is never opened here; "" if it can be.
+
+    TensorRT loads code out of an engine only where it is told to. An engine comes from others, so it is never told.
+    """
+    if options.version_compatible or options.embed_plugin:
+        return "it holds code besides the GPU's, which would run in this process"
+    return "it has no weights until somebody puts them in" if options.strip_weights else ""
 
 
 def check_library(path: Path, facts: EngineFacts, version: str) -> None:
@@ -90,7 +115,8 @@ def check_device(path: Path, facts: EngineFacts, device: Device) -> None:
     Raises:
         UsageError: the GPU here has another; both are named.
     """
-    if device.target not in facts.targets:
+    ampere_plus = facts.options.hardware_compatible == "ampere-plus" and device.capability >= _AMPERE
+    if device.target not in facts.targets and not ampere_plus:
         built = f" on {facts.device}" if facts.device else ""
         raise UsageError(
             f"{path} was built for {', '.join(facts.targets)}{built}.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ class EngineSession(Session):
         self.inputs = list(opened.facts.inputs)
         self.outputs = list(opened.facts.outputs)
         self._source = source
+        self._profile = 0
         self._messages = opened.opened.messages
         self._runner = TrtRunner(opened.engine)
         try:
@@ -65,6 +67,7 @@ class EngineSession(Session):
         from polygraphy.exception import PolygraphyException
 
         self._messages.clear()
+        self._choose_profile(inputs)
         try:
             results = self._runner.infer(feed_dict=inputs, check_inputs=False)
         except PolygraphyException as error:
@@ -75,6 +78,41 @@ class EngineSession(Session):
             ) from error
         # Copies, because the runner writes the next results into the same host memory.
         return {spec.name: np.array(results[spec.name], copy=True) for spec in self.outputs}
+
+    def _choose_profile(self, inputs: Arrays) -> None:
+        """Switch to the optimization profile that these sizes fit, if the engine has several.
+
+        Of those that fit it is the one with the smallest largest sizes, which was tuned nearest to them.
+
+        Raises:
+            UsageError: they fit none.
+        """
+        numbers = sorted({profile.profile for profile in self.facts.options.profiles})
+        if len(numbers) < 2:
+            return
+        fitting = [number for number in numbers if self._fits(number, inputs)]
+        if not fitting:
+            sizes = "; ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
+            raise UsageError(
+                f"{self._source} was not built for these sizes.",
+                why=f"They are {sizes}, and lie in none of its {len(numbers)} profiles.",
+                fix="localattn inspect shows the sizes of each.",
+            )
+        chosen = min(fitting, key=self._largest)
+        if chosen != self._profile:
+            self._runner.set_profile(chosen)
+            self._profile = chosen
+
+    def _fits(self, number: int, inputs: Arrays) -> bool:
+        ranges = [profile for profile in self.facts.options.profiles if profile.profile == number]
+        return all(
+            low <= size <= high
+            for profile in ranges
+            for low, size, high in zip(profile.min, inputs[profile.input].shape, profile.max, strict=True)
+        )
+
+    def _largest(self, number: int) -> int:
+        return sum(prod(profile.max) for profile in self.facts.options.profiles if profile.profile == number)
 
     def close(self) -> None:
         """Free the GPU memory; the session cannot run any more."""

@@ -25,7 +25,10 @@ OPTIONS = {
         *("backend", "runtime", "target", "arch", "provider", "threads", "plugin", "plugin_library", "cuda_graph"),
         *("run_libraries", "companion"),
     ),
-    "Building": ("timing_cache", "workspace", "builder_optimization_level", "jobs"),
+    "Building": (
+        *("timing_cache", "workspace", "builder_optimization_level", "jobs", "version_compatible"),
+        *("hardware_compatible", "refit", "strip_weights", "embed_plugin"),
+    ),
     "Measuring": ("duration", "iterations", "warmup", "rounds", "percentile", "profile", "top", "rows"),
     "Triton": ("triton", "triton_instances", "triton_max_batch", "triton_sequences"),
     "Checks": (

@@ -60,6 +60,11 @@ class BuildRequest:
         workspace: bytes of scratch memory a layer may use, ≥ 1.
         builder_optimization_level: 0 to 5; higher searches longer.
         profiles: sizes of inputs with dynamic axes.
+        version_compatible: later releases of TensorRT shall run it too.
+        hardware_compatible: "ampere-plus" or "same-capability": other GPUs shall run it too.
+        refit: its weights can be replaced.
+        strip_weights: leave its weights out.
+        embed_plugin: put the plugin library into it.
         overwrite: replace an existing engine.
     """
 
@@ -72,6 +77,11 @@ class BuildRequest:
     workspace: int | None = None
     builder_optimization_level: int | None = None
     profiles: Sequence[ProfileFacts] = field(default_factory=tuple)
+    version_compatible: bool = False
+    hardware_compatible: Literal["ampere-plus", "same-capability"] | None = None
+    refit: bool = False
+    strip_weights: bool = False
+    embed_plugin: bool = False
     overwrite: bool = False
 
     @property
