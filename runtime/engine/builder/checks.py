@@ -140,7 +140,7 @@ def judge_plugins(layers: Sequence[EngineLayer], wanted: Sequence[str], *, ahead
     plugins = [layer for layer in layers if layer.is_plugin]
     missing = [node for node in wanted if not any(layer.computes(node) for layer in plugins)]
     if missing and ahead_of_time:
-        kinds = ", ".join(sorted({layer.kind for layer in layers}))
+        kinds = ", ".join(sorted({other.kind for other in layers}))
         detail = f"the inspector names no plugin layer for {', '.join(missing[:3])}; its kinds of layers: {kinds}"
         return CheckRecord(name=name, status="not proven", detail=detail)
     if missing:

@@ -126,7 +126,7 @@ def build(
             raise KeyboardInterrupt from None
         other = "" if request.plugin.kind == "none" else f" Or build without it: {argument('plugin', 'none')}."
         raise BuildFailed(
-            f"{opened.library.name} {opened.version} could not build {request.model}.",
+            f"{opened.library.name} {opened.version} could not build {Path(request.model)}.",
             why=opened.messages.reason(error),
             fix=f"`localattn inspect` shows the nodes of the file; another release may build them.{other}",
         ) from error

@@ -19,7 +19,7 @@ from localattn.core.documents.engine_facts import BuildOptions, ProfileFacts, re
 from localattn.core.errors import UsageError
 from localattn.core.storage.files import sha256
 from localattn.runtime.engine.builder.checks import judge_plugins
-from localattn.runtime.engine.device import Device
+from localattn.runtime.engine.device import Device, find_device_or_none
 from localattn.runtime.engine.layers import EngineLayer
 from localattn.runtime.engine.library import Messages, open_library
 from localattn.runtime.engine.open import OpenEngine, check_device, open_engine, why_never_opened
@@ -100,6 +100,17 @@ def test_the_plugin_library_is_put_into_the_engine(localattn: Callable[..., Fini
     assert [(kernel.dtype, kernel.head_dim) for kernel in facts.plugin.kernels] == [("fp32", 16)]
     with pytest.raises(UsageError, match="is not opened by localattn"):
         open_engine(output, str(library()))
+
+
+@needs_rtx
+@pytest.mark.skipif(find_device_or_none() is not None, reason="this machine has a GPU, which such a build needs")
+def test_weights_to_be_replaced_need_a_gpu(localattn: Callable[..., Finished], tmp_path: Path) -> None:
+    """The builder was told: it looks for engines that can be refitted, and fails there without a driver."""
+    output = tmp_path / "x.engine"
+    finished = localattn("build", small_model(), "-o", output, *RTX, "--plugin", "none", "--refit")
+    assert finished.code == 5 and not output.exists()
+    assert f"could not build {small_model()}" in finished.err
+    assert "refit" in finished.err
 
 
 @needs_rtx

@@ -180,7 +180,7 @@ def test_options_for_special_engines_reach_the_builder(told: dict[str, Any]) -> 
     """For later releases, other GPUs, other weights, and with the plugin inside. Building them needs a GPU."""
     assert told["kinds"] == {
         "flags": ["VERSION_COMPATIBLE", "REFIT", "STRIP_PLAN"],
-        "level": "AMPERE_PLUS",
+        "levels": ["AMPERE_PLUS"],
         "plugins": [True],
     }
 

@@ -198,14 +198,18 @@ def kinds(opened: TensorRTLibrary, path: Path, library: Library) -> dict[str, An
         version_compatible=True, hardware_compatible="ampere-plus", refit=True, strip_weights=True, embed_plugin=True,
     )  # fmt: skip
     parsed = network.parse(opened, source, "none", [])
-    config = network._configuration(opened, asked, [], [], None, None)(parsed.builder, parsed.definition)
+    # TensorRT-RTX, which stands below, keeps no level.
+    levels: list[Any] = []
+    kept = property(lambda config: levels[-1], lambda config, level: levels.append(level))
+    with mock.patch.object(trt.IBuilderConfig, "hardware_compatibility_level", kept):
+        config = network._configuration(opened, asked, [], [], None, None)(parsed.builder, parsed.definition)
+    told = ("VERSION_COMPATIBLE", "REFIT", "STRIP_PLAN")
+    library_bytes = Path(library.image).read_bytes()
     return {
-        "flags": [name for name in ("VERSION_COMPATIBLE", "REFIT", "STRIP_PLAN") if config.get_flag(
-            getattr(trt.BuilderFlag, name))],
-        "level": str(config.hardware_compatibility_level).rpartition(".")[2],
-        "plugins": [Path(name).read_bytes() == Path(library.image).read_bytes()
-                    for name in config.plugins_to_serialize],
-    }  # fmt: skip
+        "flags": [name for name in told if config.get_flag(getattr(trt.BuilderFlag, name))],
+        "levels": [str(level).rpartition(".")[2] for level in levels],
+        "plugins": [Path(name).read_bytes() == library_bytes for name in config.plugins_to_serialize],
+    }
 
 
 def stripped(opened: TensorRTLibrary, path: Path, library: Library) -> list[Any]:
