@@ -31,7 +31,10 @@ def run(
         Path | None, typer.Option(help="Write the outputs to this .npz file."), OutputPath(NPZ)
     ] = None,
     provider: Annotated[
-        str, typer.Option(help="Where to run: auto (the best that starts), cpu, cuda or tensorrt.")
+        str,
+        typer.Option(
+            help="Where to run: auto (the best that starts), cpu, cuda or tensorrt; cuda:1 for an engine on GPU 1."
+        ),
     ] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")] = None,
     plugin: PluginOption = PluginUse.auto,

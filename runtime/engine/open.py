@@ -43,12 +43,13 @@ class OpenEngine:
     engine: Any
 
 
-def open_engine(path: Path, plugin: str = AUTO) -> OpenEngine:
+def open_engine(path: Path, plugin: str = AUTO, gpu: int = 0) -> OpenEngine:
     """Load an engine onto the GPU; callers first check the file with `core.publishing.check_unchanged`.
 
     Args:
         path: the engine.
         plugin: its plugin library, as `tensorrt_plugins.find_library` takes it.
+        gpu: its place among the GPUs that the driver shows to this process.
 
     Raises:
         UsageError: no engine, no facts beside it, it was built for another system, library version or GPU, or it
@@ -63,9 +64,10 @@ def open_engine(path: Path, plugin: str = AUTO) -> OpenEngine:
     opened = open_library(facts.backend)
     check_library(path, facts, opened.version)
     library = find_library(facts.plugin, path, plugin)
-    device = find_device()
+    device = find_device(gpu)
     check_device(path, facts, device)
     _start_cuda_runtime()
+    use_device(device)
     if library is not None:
         load_plugin(opened, library)
     _log.info("%s opens with %s %s on %s", path.name, facts.backend, opened.version, device.describe())
@@ -139,6 +141,23 @@ def _start_cuda_runtime() -> None:
             why=str(error).splitlines()[0],
             fix="Install CUDA (on Jetson: nvidia-jetpack), or: pip install nvidia-cuda-runtime.",
         ) from error
+
+
+def use_device(device: Device) -> None:
+    """Have a GPU current on this thread; every thread begins with the first.
+
+    Raises:
+        MissingDependency: the CUDA runtime does not take it.
+    """
+    if device.index == 0:
+        return
+    from polygraphy import cuda
+
+    status = cuda.wrapper().handle.cudaSetDevice(device.index)
+    if status:
+        raise MissingDependency(
+            f"GPU {device.index} cannot be used.", why=f"cudaSetDevice returned CUDA error {status}."
+        )
 
 
 def _deserialise(path: Path, opened: TensorRTLibrary) -> Any:

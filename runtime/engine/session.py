@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from math import prod
 from pathlib import Path
@@ -13,10 +14,10 @@ from ...core.error_texts import argument
 from ...core.errors import MissingDependency, UsageError
 from ..session import Arrays, Session
 from .kernels import loaded_kernels
-from .open import OpenEngine, open_engine
+from .open import OpenEngine, open_engine, use_device
 from .plugins import mapped_library
 
-# An engine has machine code for one GPU, so every name for a GPU means that one.
+# An engine has machine code for one kind of GPU; each of these names means the first one, "cuda:1" the second.
 _PROVIDERS = ("auto", "cuda", "tensorrt")
 
 
@@ -38,7 +39,7 @@ class EngineSession(Session):
         from polygraphy.exception import PolygraphyException
 
         self.backend = opened.facts.backend
-        self.provider = "cuda"
+        self.provider = f"cuda:{opened.device.index}" if opened.device.index else "cuda"
         self.device = opened.device
         self.facts = opened.facts
         self.inputs = list(opened.facts.inputs)
@@ -67,6 +68,7 @@ class EngineSession(Session):
         from polygraphy.exception import PolygraphyException
 
         self._messages.clear()
+        use_device(self.device)  # the thread may be another than the one that opened it
         self._choose_profile(inputs)
         try:
             results = self._runner.infer(feed_dict=inputs, check_inputs=False)
@@ -132,17 +134,19 @@ def open_file(path: Path, provider: str = "auto", threads: int | None = None, pl
         MissingDependency: the library, the driver or the plugin library is missing.
         CheckFailed: the facts or the plugin library were changed after the build.
     """
-    check_place(path, provider, threads)
-    return EngineSession(open_engine(path, plugin), str(path))
+    gpu = check_place(path, provider, threads)
+    return EngineSession(open_engine(path, plugin, gpu), str(path))
 
 
-def check_place(path: Path, provider: str, threads: int | None) -> None:
-    """Refuse to run an engine anywhere but on the GPU.
+def check_place(path: Path, provider: str, threads: int | None) -> int:
+    """Refuse to run an engine anywhere but on a GPU; return which: 1 for "cuda:1".
 
     Raises:
         UsageError: another provider, or a number of threads.
     """
-    if provider not in _PROVIDERS:
+    numbered = re.fullmatch(r"cuda:(\d{1,3})", provider)
+    if provider not in _PROVIDERS and numbered is None:
         raise UsageError(f"{path} cannot run on {provider!r}.", why="An engine runs on the GPU it was built for.")
     if threads is not None:
         raise UsageError(f"{path} takes no number of threads.", why="An engine runs on the GPU.")
+    return 0 if numbered is None else int(numbered[1])

@@ -4,6 +4,7 @@ refused, and which profile a session takes."""
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -23,7 +24,7 @@ from localattn.runtime.engine.device import Device, find_device_or_none
 from localattn.runtime.engine.layers import EngineLayer
 from localattn.runtime.engine.library import Messages, open_library
 from localattn.runtime.engine.open import OpenEngine, check_device, open_engine, why_never_opened
-from localattn.runtime.engine.session import EngineSession
+from localattn.runtime.engine.session import EngineSession, check_place
 
 from ...conftest import Finished
 from ...support.models.engine_models import needs_plugin_tools, needs_rtx, open_node, small_model
@@ -110,7 +111,6 @@ def test_weights_to_be_replaced_need_a_gpu(localattn: Callable[..., Finished], t
     finished = localattn("build", small_model(), "-o", output, *RTX, "--plugin", "none", "--refit")
     assert finished.code == 5 and not output.exists()
     assert f"could not build {small_model()}" in finished.err
-    assert "refit" in finished.err
 
 
 @needs_rtx
@@ -197,6 +197,39 @@ def test_a_session_takes_the_profile_that_fits(tmp_path: Path, monkeypatch: pyte
     assert session._runner.profiles == [1, 2, 0], "the narrowest that fits; nothing where it is set already"
     with pytest.raises(UsageError, match="none of its 3 profiles"):
         session.run({"tokens": np.zeros((1, 300), np.int64)})
+
+
+@needs_rtx
+def test_a_session_on_another_gpu_sets_it_in_every_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_library("tensorrt-rtx")
+    monkeypatch.setattr("polygraphy.backend.trt.TrtRunner", Runner)
+    chosen: list[tuple[int, int]] = []
+
+    def set_device(index: int) -> int:
+        chosen.append((threading.get_ident(), index))
+        return 0
+
+    runtime = SimpleNamespace(handle=SimpleNamespace(cudaSetDevice=set_device))
+    monkeypatch.setattr("polygraphy.cuda.wrapper", lambda: runtime)
+    _, facts = written(tmp_path)
+    library: Any = SimpleNamespace(messages=Messages())
+    session = EngineSession(OpenEngine(facts, library, replace(ORIN, index=1), engine=None), "model.engine")
+    assert session.provider == "cuda:1"
+    thread = threading.Thread(target=session.run, args=({"tokens": np.zeros((1, 64), np.int64)},))
+    thread.start()
+    thread.join()
+    assert chosen == [(thread.ident, 1)]
+
+
+@pytest.mark.parametrize(("provider", "gpu"), [("auto", 0), ("cuda", 0), ("cuda:0", 0), ("cuda:2", 2)])
+def test_gpus_by_number(provider: str, gpu: int) -> None:
+    assert check_place(Path("model.engine"), provider, None) == gpu
+
+
+def test_no_other_place() -> None:
+    for provider in ("cpu", "cuda:", "cuda:x", "cuda:-1"):
+        with pytest.raises(UsageError, match="cannot run on"):
+            check_place(Path("model.engine"), provider, None)
 
 
 def test_layers_of_ahead_of_time_plugins_are_not_proven() -> None:
