@@ -9,17 +9,14 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from ...core.documents.engine_facts import BuildOptions, EngineFacts, read_engine_facts
+from ...core.documents.engine_facts import EngineFacts, read_engine_facts
 from ...core.errors import MissingDependency, UsageError
 from ...core.storage.library_store import AUTO
 from .device import Device, cuda_runtime_on_path, find_device, platform_name
 from .library import TensorRTLibrary, open_library
 from .plugins import find_library, load_plugin
-
-if TYPE_CHECKING:
-    from .builder.request import BuildRequest
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +78,18 @@ _ELSEWHERE = (
 )
 
 
-def why_never_opened(options: BuildOptions | BuildRequest) -> str:
+class Kind(Protocol):
+    """What decides whether an engine is ever opened here: its `BuildOptions`, or the request for it."""
+
+    @property
+    def version_compatible(self) -> bool: ...
+    @property
+    def embed_plugin(self) -> bool: ...
+    @property
+    def strip_weights(self) -> bool: ...
+
+
+def why_never_opened(options: Kind) -> str:
     """Return why an engine of this kind is never opened here; "" if it can be.
 
     TensorRT loads code out of an engine only where it is told to. An engine comes from others, so it is never told.
