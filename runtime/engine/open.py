@@ -82,11 +82,19 @@ class Kind(Protocol):
     """What decides whether an engine is ever opened here: its `BuildOptions`, or the request for it."""
 
     @property
-    def version_compatible(self) -> bool: ...
+    def version_compatible(self) -> bool:
+        """Whether later releases of TensorRT run it too."""
+        ...
+
     @property
-    def embed_plugin(self) -> bool: ...
+    def embed_plugin(self) -> bool:
+        """Whether the plugin library is inside."""
+        ...
+
     @property
-    def strip_weights(self) -> bool: ...
+    def strip_weights(self) -> bool:
+        """Whether it has no weights."""
+        ...
 
 
 def why_never_opened(options: Kind) -> str:
