@@ -38,6 +38,13 @@ class EngineBackend(str, Enum):
     tensorrt_rtx = Backend.tensorrt_rtx.value
 
 
+class HardwareLevel(str, Enum):
+    """The GPUs that run an engine besides those it was built for."""
+
+    ampere_plus = "ampere-plus"
+    same_capability = "same-capability"
+
+
 _SHAPES = "as tokens:1x1024,mask:1x1024."
 
 
@@ -81,9 +88,26 @@ def build(
     builder_optimization_level: Annotated[
         int | None, typer.Option(min=0, max=5, help="Higher searches longer for faster kernels.")
     ] = None,
-    min_shapes: Annotated[str | None, typer.Option(help=f"Smallest sizes of open dimensions, {_SHAPES}")] = None,
-    opt_shapes: Annotated[str | None, typer.Option(help="Sizes to be fastest at.")] = None,
-    max_shapes: Annotated[str | None, typer.Option(help="Largest sizes.")] = None,
+    min_shapes: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Smallest sizes of open dimensions, {_SHAPES} Each time it is given is one more profile."),
+    ] = None,
+    opt_shapes: Annotated[list[str] | None, typer.Option(help="Sizes to be fastest at, of each profile.")] = None,
+    max_shapes: Annotated[list[str] | None, typer.Option(help="Largest sizes, of each profile.")] = None,
+    version_compatible: Annotated[
+        bool, typer.Option("--version-compatible", help="Later releases of TensorRT run it too. (TensorRT only.)")
+    ] = False,
+    hardware_compatible: Annotated[
+        HardwareLevel | None,
+        typer.Option(help="Other GPUs run it too: all from Ampere on, or of its capability. (TensorRT only.)"),
+    ] = None,
+    refit: Annotated[bool, typer.Option("--refit", help="Its weights can be replaced.")] = False,
+    strip_weights: Annotated[
+        bool, typer.Option("--strip-weights", help="Leave its weights out; TensorRT's refitter puts them in.")
+    ] = False,
+    embed_plugin: Annotated[
+        bool, typer.Option("--embed-plugin", help="Put the plugin library into it, for hosts that allow code there.")
+    ] = False,
     force: ForceOption = False,
     output_format: FormatOption = Format.console,
     verbose: VerboseOption = False,
@@ -108,9 +132,14 @@ def build(
             timing_cache=timing_cache,
             workspace=workspace,
             builder_optimization_level=builder_optimization_level,
-            min_shapes=parse_shapes("--min-shapes", min_shapes),
-            opt_shapes=parse_shapes("--opt-shapes", opt_shapes),
-            max_shapes=parse_shapes("--max-shapes", max_shapes),
+            min_shapes=[parse_shapes("--min-shapes", text) for text in min_shapes or ()],
+            opt_shapes=[parse_shapes("--opt-shapes", text) for text in opt_shapes or ()],
+            max_shapes=[parse_shapes("--max-shapes", text) for text in max_shapes or ()],
+            version_compatible=version_compatible,
+            hardware_compatible=None if hardware_compatible is None else hardware_compatible.value,  # type: ignore[arg-type]
+            refit=refit,
+            strip_weights=strip_weights,
+            embed_plugin=embed_plugin,
             overwrite=force,
             progress=step,
         )

@@ -117,6 +117,7 @@ def _plugin_probes() -> tuple[Probe, ...]:
         Probe("headers", "Headers", "plugin", "building the plugin library", look=_safely(_headers), add=headers),
         *compilers,
         Probe("library", "Plugin library", "plugin", "the kernel in TensorRT", look=_safely(_library), add=library),
+        _kernels_probe(),
         _cpu_library_probe(),
     )
 
@@ -169,6 +170,38 @@ def _library() -> Looked:
     )
 
 
+def _kernels_probe() -> Probe:
+    """Make the probe that loads kernels of the newest plugin library onto the GPU: machine code of it, or PTX?"""
+    from ..core.errors import LocalAttnError
+    from ..core.storage.library_image import for_child
+    from ..core.storage.library_store import TENSORRT_PLUGIN, find
+    from ..doctor.probes import Probe
+    from ..plugins.library.facts import parse_facts
+
+    library, wrong, kernels = None, None, {}
+    try:
+        library = find(TENSORRT_PLUGIN)
+        if library is not None:
+            facts = parse_facts(library.facts, library.path)
+            # One head size an element type shows it: all of them are compiled for the same GPUs.
+            kernels = {kernel.dtype: kernel.head_dim for kernel in facts.kernels if kernel.op_type in _PLAIN}
+    except LocalAttnError as error:
+        wrong = error
+
+    def look() -> Looked:
+        if wrong is not None:
+            raise wrong
+        return "missing", "", "There is no plugin library of this release in your cache.", ()
+
+    ask: tuple[str, ...] = ()
+    if library is not None:
+        names = [f"{dtype}:{head_dim}" for dtype, head_dim in kernels.items()]
+        ask = ("kernels", for_child(library.image), str(library.path), *names)
+    title, serves = "Plugin kernels on this GPU", "machine code of this GPU, or PTX"
+    add = f"{TENSORRT_PLUGIN.how_to_build} --target sm_XX, for the compute capability X.X that the driver shows"
+    return Probe("kernels", title, "plugin", serves, ask, None if ask else _safely(look), add=add)
+
+
 def _cpu_library_probe() -> Probe:
     """Make the probe that loads, if there is one, the library that sessions on the CPU load automatically."""
     from ..core.errors import LocalAttnError
@@ -202,6 +235,8 @@ def _cpu_library_probe() -> Probe:
         add=how_to_add() or CPU_KERNELS.how_to_build,
     )
 
+
+_PLAIN = ("WindowedAttention",)  # the op type without mask and bias
 
 _AREAS = {
     "system": "This machine",

@@ -124,12 +124,16 @@ def _print_engine(report: EngineReport) -> None:
     for spec in facts.outputs:
         say(f"  output  {spec.describe()}")
     for profile in facts.options.profiles:
-        say(f"  sizes   {profile.input} from {list(profile.min)} to {list(profile.max)}, best at {list(profile.opt)}")
+        several = f"profile {profile.profile}: " if facts.options.profiles[-1].profile else ""
+        span = f"from {list(profile.min)} to {list(profile.max)}, best at {list(profile.opt)}"
+        say(f"  sizes   {several}{profile.input} {span}")
     if facts.plugin is None:
         say("  plugin  none; attention is built from standard operators")
     else:
         where = facts.plugin.path or "inside the engine"
         say(f"  plugin  {facts.plugin.kind}, {len(facts.plugin.layers)} layers, {where}")
+    for line in report.kernels:
+        say(f"  kernel  {line}")
     if report.plugin_problem:
         say(f"  PROBLEM {in_flags(report.plugin_problem)}")
     if not report.unchanged:

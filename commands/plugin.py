@@ -138,14 +138,31 @@ def build(
 def path(
     arch: ArchOption = "",
     backend: BackendOption = Backend.tensorrt,
+    companion: Annotated[
+        bool,
+        typer.Option(
+            "--companion",
+            help="That of the library beside it, which registers it in hosts that only open or preload libraries.",
+        ),
+    ] = False,
     output_format: FormatOption = Format.console,
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Print the path of the library in the cache that was built last for a processor."""
+    from ..core.errors import UsageError
     from ..plugins.library.facts import find_library
 
     chosen_arch = _arch(arch)
+    if companion and backend is Backend.onnxruntime:
+        raise UsageError(
+            "--companion cannot be combined with --backend onnxruntime.",
+            why="onnxruntime is given its library by name: nothing has to register it.",
+            fix="Leave out --companion.",
+        )
+    if companion:
+        _say_companion(chosen_arch, as_json=output_format is Format.json)
+        return
     library = plugin_cpu.newest(chosen_arch) if backend is Backend.onnxruntime else find_library(chosen_arch)
     if library is None:
         raise _none_built(chosen_arch)
@@ -306,6 +323,32 @@ def _none_built(arch: str) -> Exception:
     )
 
 
+def _say_companion(arch: Arch, *, as_json: bool) -> None:
+    """Print the path of the library that registers the newest plugin library.
+
+    Raises:
+        MissingDependency: there is no plugin library, or none beside it that is its companion.
+    """
+    from ..core.errors import MissingDependency
+    from ..plugins.library.facts import companion_path, find_library, parse_facts
+
+    library = find_library(arch)
+    if library is None:
+        raise _none_built(arch)
+    facts = parse_facts(library.facts, library.path)
+    path = companion_path(library.path)
+    if facts.companion is None or not facts.has_companion():
+        raise MissingDependency(
+            f"{library.path} has no companion beside it.",
+            why=f"{path.name} is missing, or is not the one that was built with it.",
+            fix="Build both again: localattn plugin build --force",
+        )
+    if as_json:
+        print_json({"path": str(path), "sha256": facts.companion.sha256})
+    else:
+        say(str(path))
+
+
 def _document(facts: LibraryFacts) -> dict[str, Any]:
     return {"path": str(facts.path), **facts.model_dump(mode="json")}
 
@@ -326,6 +369,8 @@ def _print_library(facts: LibraryFacts) -> None:
     say(
         f"  built   {facts.created}, TensorRT headers {facts.tensorrt_headers}, {facts.compiler}, glibc ≥ {facts.glibc}"
     )
+    if facts.companion is not None:
+        say(f"  beside  {facts.companion.name} registers it in hosts that only open or preload libraries")
     say(f"  sha256  {facts.sha256}")
 
 

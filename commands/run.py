@@ -32,7 +32,10 @@ def run(
         Path | None, typer.Option(help="Write the outputs to this .npz file."), OutputPath(NPZ)
     ] = None,
     provider: Annotated[
-        str, typer.Option(help="Where to run: auto (the best that starts), cpu, cuda or tensorrt.")
+        str,
+        typer.Option(
+            help="Where to run: auto (the best that starts), cpu, cuda or tensorrt; cuda:1 for an engine on GPU 1."
+        ),
     ] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")] = None,
     plugin: PluginOption = PluginUse.auto,
@@ -67,6 +70,7 @@ def run(
         "backend": session.backend,
         "provider": session.provider,
         "plugin": session.plugin,
+        "kernels": list(session.kernels),
         "notes": list(session.notes),
         "input_source": source,
         "inputs": [_facts(name, array) for name, array in inputs.items()],
@@ -134,6 +138,8 @@ def _as_text(report: dict[str, Any]) -> str:
         "Outputs:",
         *_table(report["outputs"]),
     ]
+    if report["kernels"]:
+        lines += ["Kernels:", *(f"  {line}" for line in report["kernels"])]
     lines += [f"Note: {line}" for line in report["notes"]]
     if report["saved_outputs"] is not None:
         lines.append(f"Outputs saved to {report['saved_outputs']}")

@@ -3,6 +3,7 @@
     python probe_process.py package torch
     python probe_process.py provider CUDAExecutionProvider
     python probe_process.py library IMAGE /path/liblocalattn_onnxruntime.so
+    python probe_process.py kernels IMAGE /path/liblocalattn_plugin.so fp16:64 fp32:64
 
 A broken shared library can crash on import and a driver can hang; then only this process dies. It needs nothing but the
 standard library and what it looks at. Whatever a package prints goes to stderr.
@@ -165,11 +166,51 @@ def library(image: str, path: str) -> dict[str, Any]:
     return {"detail": f"{ask().decode()}; {path}"}
 
 
+def kernels(image: str, path: str, *wanted: str) -> dict[str, Any]:
+    """Load kernels of a plugin library onto the first GPU; tell for each whether it is machine code or PTX.
+
+    Args:
+        image: path that leads to the bytes that were verified.
+        path: the library's own path, for messages.
+        wanted: element types and head sizes, as "fp16:64".
+    """
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise Missing("There is no CUDA driver (libcuda.so.1).") from error
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    steps: tuple[Callable[[], int], ...] = (
+        lambda: cuda.cuInit(0),
+        lambda: cuda.cuDeviceGet(ctypes.byref(device), 0),
+        lambda: cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device),
+        lambda: cuda.cuCtxPushCurrent_v2(context),
+    )
+    for step in steps:
+        code = step()
+        if code:
+            raise RuntimeError(f"the GPU gives no context: CUDA error {code}")
+    library = ctypes.CDLL(image)
+    text = ctypes.create_string_buffer(1 << 14)
+    lines, failed = [], 0
+    for name in wanted:
+        element, _, head_dim = name.partition(":")
+        arguments = (("fp16", "bf16", "fp32").index(element), int(head_dim), 0, 0)
+        bad = library.localattn_load_kernel(*arguments, text, ctypes.c_size_t(len(text)))
+        line = text.value.decode(errors="replace").replace(image, path)
+        lines.append(f"{name.replace(':', ', head size ')}: {line}" if bad else line)
+        failed += bool(bad)
+    if failed:
+        raise RuntimeError("; ".join(lines))
+    status = "limited" if any("PTX of" in line for line in lines) else "ok"
+    return {"status": status, "detail": path, "items": lines}
+
+
 _PROBES: dict[str, Callable[..., dict[str, Any]]] = {
     "package": package,
     "provider": provider,
     "driver": driver,
     "library": library,
+    "kernels": kernels,
 }
 
 

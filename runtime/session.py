@@ -50,6 +50,11 @@ class Session(ABC):
     plugin: str | None = None
 
     @property
+    def kernels(self) -> tuple[str, ...]:
+        """Which compiled kernels were loaded for the GPU, a line each; empty where a session does not tell."""
+        return ()
+
+    @property
     def runs_on(self) -> str:
         """Provider and kind of kernels for reports: "cpu, compiled kernel"."""
         return place(self.provider, self.plugin)

@@ -50,6 +50,7 @@ def choose_plugin(
         MissingDependency: a plugin was asked for, and what makes it is missing.
         BuildFailed: a plugin was asked for, and could not be built.
     """
+    from ...core.documents.engine_facts import KernelName
     from ...core.errors import LocalAttnError, UsageError
     from ...runtime.engine.builder.request import PluginChoice
 
@@ -60,7 +61,7 @@ def choose_plugin(
     if kind is PluginKind.aot:
         return _inside_engine(backend, capabilities), []
     try:
-        found = _library(library, model, capabilities, progress)
+        found, specs = _library(library, model, capabilities, progress)
     except LocalAttnError as error:
         if kind is PluginKind.library or library is not None:
             raise
@@ -72,13 +73,17 @@ def choose_plugin(
         )
     if found is None:
         return PluginChoice(asked="auto"), ["the model has no attention node that a plugin serves"]
-    return PluginChoice("library", library=found, asked=kind.value), []
+    kernels = tuple(
+        KernelName(dtype=spec.dtype, head_dim=spec.head_dim, has_mask=spec.has_mask, has_bias=spec.has_bias)
+        for spec in specs
+    )
+    return PluginChoice("library", library=found, kernels=kernels, asked=kind.value), []
 
 
 def _library(
     named: Path | None, model: OnnxFile, capabilities: Sequence[int], progress: Callable[[str], None]
-) -> Library | None:
-    """Return the plugin library for this model and these GPUs; None if the model needs none."""
+) -> tuple[Library | None, list[KernelSpec]]:
+    """Return the plugin library for this model and these GPUs, and the kernels it needs; None if it needs none."""
     from ...core.storage.library_store import TENSORRT_PLUGIN, read_named
     from ...plugins.library.facts import find_library, host_arch, parse_facts
     from ...plugins.library.selection import needed_by
@@ -86,13 +91,13 @@ def _library(
     progress("Looking for the plugin library")
     specs, targets = needed_by(model), _gpus(capabilities)
     if not specs:
-        return None
+        return None, []
     if named is not None:
         library = read_named(TENSORRT_PLUGIN, named)
         if library.facts:
             _demand_kernels(named, parse_facts(library.facts, named).missing(specs, targets))
-        return library
-    return find_library(host_arch(), specs, targets) or _build(specs, targets, progress)
+        return library, specs
+    return find_library(host_arch(), specs, targets) or _build(specs, targets, progress), specs
 
 
 def _demand_kernels(library: Path, missing: list[str]) -> None:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from ...runtime.engine.builder.build import BuildReport
 
 Shapes = Mapping[str, Sequence[int]]
+# Of one optimization profile, or of several in order.
+Profiles = Shapes | Sequence[Shapes]
 
 
 def build(
@@ -28,9 +30,14 @@ def build(
     timing_cache: str | Path | None = None,
     workspace: int | None = None,
     builder_optimization_level: int | None = None,
-    min_shapes: Shapes | None = None,
-    opt_shapes: Shapes | None = None,
-    max_shapes: Shapes | None = None,
+    min_shapes: Profiles | None = None,
+    opt_shapes: Profiles | None = None,
+    max_shapes: Profiles | None = None,
+    version_compatible: bool = False,
+    hardware_compatible: Literal["ampere-plus", "same-capability"] | None = None,
+    refit: bool = False,
+    strip_weights: bool = False,
+    embed_plugin: bool = False,
     overwrite: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> BuildReport:
@@ -46,9 +53,14 @@ def build(
         timing_cache: file of measured kernel times, read and extended.
         workspace: scratch memory of a layer, in MiB.
         builder_optimization_level: 0 to 5; higher searches longer.
-        min_shapes: smallest sizes of inputs with dynamic axes, by name.
-        opt_shapes: sizes that the engine is fastest at.
-        max_shapes: largest sizes.
+        min_shapes: smallest sizes of inputs with dynamic axes, by name; a list of such for several profiles.
+        opt_shapes: sizes that the engine is fastest at, likewise.
+        max_shapes: largest sizes, likewise.
+        version_compatible: later releases of TensorRT run it too.
+        hardware_compatible: other GPUs run it too: all from Ampere on, or all of its compute capability.
+        refit: its weights can be replaced.
+        strip_weights: leave its weights out; they are put in by TensorRT's refitter.
+        embed_plugin: put the plugin library into the engine.
         overwrite: replace an existing engine.
         progress: called with each step as it begins.
 
@@ -82,31 +94,51 @@ def build(
         workspace=None if workspace is None else workspace << 20,
         builder_optimization_level=builder_optimization_level,
         profiles=profiles,
+        version_compatible=version_compatible,
+        hardware_compatible=hardware_compatible,
+        refit=refit,
+        strip_weights=strip_weights,
+        embed_plugin=embed_plugin,
         overwrite=overwrite,
     )
     report = build_engine(request, progress, check_built_engine)
     return replace(report, notes=[*notes, *report.notes])
 
 
-def _profiles(low: Shapes | None, opt: Shapes | None, high: Shapes | None) -> list[ProfileFacts]:
+def _profiles(low: Profiles | None, opt: Profiles | None, high: Profiles | None) -> list[ProfileFacts]:
     """Join the three arguments for dynamic axes.
 
     Raises:
-        UsageError: one of the three is missing, or names other inputs than the others.
+        UsageError: one of the three is missing, has other profiles, or names other inputs than the others.
     """
     from ...core.documents.engine_facts import ProfileFacts
 
-    if not (low or opt or high):
-        return []
-    smallest, best, largest = low or {}, opt or {}, high or {}
-    if not smallest.keys() == best.keys() == largest.keys():
+    smallest, best, largest = _listed(low), _listed(opt), _listed(high)
+    same = len(smallest) == len(best) == len(largest) and all(
+        of_low.keys() == of_opt.keys() == of_high.keys()
+        for of_low, of_opt, of_high in zip(smallest, best, largest, strict=True)
+    )
+    if not same:
         names = [argument(name) for name in ("min_shapes", "opt_shapes", "max_shapes")]
         raise UsageError(
             f"{names[0]}, {names[1]} and {names[2]} go together.",
-            why="Each must name the same inputs.",
+            why="Each must have the same profiles, and name the same inputs in each.",
             fix="For example the sizes 1x1, 1x512 and 1x1024 of an input.",
         )
     return [
-        ProfileFacts(input=name, min=tuple(smallest[name]), opt=tuple(best[name]), max=tuple(largest[name]))
-        for name in smallest
+        ProfileFacts(
+            profile=number,
+            input=name,
+            min=tuple(smallest[number][name]),
+            opt=tuple(best[number][name]),
+            max=tuple(largest[number][name]),
+        )
+        for number in range(len(smallest))
+        for name in smallest[number]
     ]
+
+
+def _listed(shapes: Profiles | None) -> list[Shapes]:
+    if not shapes:
+        return []
+    return [shapes] if isinstance(shapes, Mapping) else list(shapes)

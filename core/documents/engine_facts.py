@@ -23,6 +23,17 @@ ENGINE_SUFFIX = ".engine"
 _SCHEMA = ConfigDict(extra="allow", validate_by_name=True, ser_json_inf_nan="strings", protected_namespaces=())
 
 
+class KernelName(BaseModel):
+    """One compiled kernel of a plugin library: element type ("fp16"), head size, and its optional inputs."""
+
+    model_config = _SCHEMA
+
+    dtype: str
+    head_dim: int
+    has_mask: bool = False
+    has_bias: bool = False
+
+
 class PluginFacts(BaseModel):
     """How the attention nodes became plugins.
 
@@ -31,6 +42,7 @@ class PluginFacts(BaseModel):
         path: the library as it lay at build time, for people: it is never opened from there; "" without one.
         sha256: of the library; "" without one.
         layers: names of the layers it computes.
+        kernels: those that the layers need of the library.
     """
 
     model_config = _SCHEMA
@@ -39,13 +51,15 @@ class PluginFacts(BaseModel):
     path: str = ""
     sha256: str = ""
     layers: list[str] = Field(default_factory=list)
+    kernels: list[KernelName] = Field(default_factory=list)
 
 
 class ProfileFacts(BaseModel):
-    """The range of sizes of one input with dynamic axes."""
+    """The range of sizes of one input with dynamic axes, in one of the engine's optimization profiles."""
 
     model_config = _SCHEMA
 
+    profile: int = 0
     input: str
     min: tuple[int, ...]
     opt: tuple[int, ...]
@@ -61,6 +75,11 @@ class BuildOptions(BaseModel):
         workspace: bytes of scratch memory a layer may use; None left it to the library.
         timing_cache: file of measured kernel times that was read and extended; None without one.
         profiles: sizes of the dynamic axes, empty for static shapes.
+        version_compatible: later releases of TensorRT run it too; it holds code for that.
+        hardware_compatible: "ampere-plus" or "same-capability": other GPUs run it too; None for those of its targets.
+        refit: its weights can be replaced.
+        strip_weights: it has no weights, and runs once they were put in.
+        embed_plugin: it holds the plugin library.
     """
 
     model_config = _SCHEMA
@@ -70,6 +89,11 @@ class BuildOptions(BaseModel):
     workspace: int | None = None
     timing_cache: str | None = None
     profiles: list[ProfileFacts] = Field(default_factory=list)
+    version_compatible: bool = False
+    hardware_compatible: Literal["ampere-plus", "same-capability"] | None = None
+    refit: bool = False
+    strip_weights: bool = False
+    embed_plugin: bool = False
 
 
 class EngineFacts(BaseModel):

@@ -50,6 +50,7 @@ class Kind:
         facts: whether a file of facts (`NAME.json`) is written beside it.
         folder: whether a folder of this name may exist; it is checked by the code that writes into it.
         extended: whether an existing file is read and extended, which needs no permission.
+        companion: whether it is published together with the main output, whose facts describe it.
     """
 
     name: str
@@ -58,11 +59,13 @@ class Kind:
     facts: bool = False
     folder: bool = False
     extended: bool = False
+    companion: bool = False
 
 
 ONNX = Kind("an ONNX file", (".onnx",), frozenset({MODEL}), facts=True)
 ENGINE = Kind("an engine", (".engine",), frozenset({UNKNOWN}), facts=True)
 LIBRARY = Kind("a library", (".so",), frozenset({PROGRAM}), facts=True)
+COMPANION = Kind("a library", (".so",), frozenset({PROGRAM}), companion=True)
 REWRITTEN = Kind("an ONNX file", (".onnx",), frozenset({MODEL}))  # without facts
 NPZ = Kind("an .npz file", (".npz",), frozenset({ARRAYS}))
 JSON_REPORT = Kind("a JSON report", (".json",), frozenset({REPORT}))

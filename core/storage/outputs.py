@@ -67,7 +67,8 @@ def writing(*outputs: Output, inputs: Iterable[Path] = (), overwrite: bool = Fal
             disk refuses what the block writes.
     """
     with reserved(outputs, inputs=inputs, overwrite=overwrite) as folder:
-        names = [file.path.name for output in outputs if output.kind.facts for file in output.files()]
+        together = [output for output in outputs if output.kind.facts or output.kind.companion]
+        names = [file.path.name for output in together for file in output.files()]
         if names:
             check_leftover(outputs[-1].path, names)
         try:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ...core.errors import LocalAttnError, UsageError
 from ...core.progress import timed_steps
-from ...core.storage.file_kinds import LIBRARY
+from ...core.storage.file_kinds import COMPANION, LIBRARY
 from ...core.storage.files import sha256
 from ...core.storage.library_store import TENSORRT_PLUGIN, candidates, keep
 from ...core.storage.outputs import Output, writing
@@ -26,13 +26,14 @@ from ..kernel.spec import KernelSpec
 from ..kernel.targets import Target
 from ..shared_library import compile_library, newest_glibc, time_of_build
 from .embed import images_of, kernel_facts, targets_to_compile, write_sources
-from .facts import Arch, LibraryFacts, parse_facts
+from .facts import Arch, CompanionFacts, LibraryFacts, companion_path, parse_facts
 from .fingerprint import fingerprint as fingerprint
 from .headers import HeaderFolder, find_cuda_headers, find_tensorrt_headers
 
 _log = logging.getLogger(__name__)
 
 _SOURCE = Path(__file__).parent / "source"
+_COMPANION = Path(__file__).parent / "companion"
 
 
 @timed_steps(_log)
@@ -48,7 +49,9 @@ def build_library(
     jobs: int | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> LibraryFacts:
-    """Build a library and the file of facts beside it; they appear whole or not at all.
+    """Build a library, its companion, and the file of facts beside it; they appear whole or not at all.
+
+    The companion registers the library with TensorRT in hosts that only open or preload libraries.
 
     Args:
         output: path of the library.
@@ -69,7 +72,8 @@ def build_library(
     """
     if not specs or not targets:
         raise UsageError("There is nothing to build.", why="No kernel or no GPU target was asked for.")
-    with writing(Output(output, LIBRARY), overwrite=overwrite) as folder:
+    companion = companion_path(output)
+    with writing(Output(companion, COMPANION), Output(output, LIBRARY), overwrite=overwrite) as folder:
         tensorrt, cuda = find_tensorrt_headers(arch), find_cuda_headers(arch)
         compiler = compiler or find_compiler(arch)
         images = images_of(kernels or _compile_kernels(specs, targets, jobs, progress), targets)
@@ -79,6 +83,8 @@ def build_library(
         progress(f"compiling C++ for {arch}")
         staged = folder / output.name
         _compile_library(work, compiler, tensorrt, cuda, staged)
+        staged_companion = folder / companion.name
+        _compile_companion(folder / "companion", compiler, staged_companion)
         facts = LibraryFacts(
             path=output,
             arch=arch,
@@ -90,6 +96,9 @@ def build_library(
             tensorrt_headers=tensorrt.version,
             compiler=compiler.version,
             glibc=newest_glibc(staged),
+            companion=CompanionFacts(
+                name=companion.name, sha256=sha256(staged_companion), bytes=staged_companion.stat().st_size
+            ),
             versions={
                 "localattn": _version(),
                 "triton": metadata.version("triton"),
@@ -99,7 +108,8 @@ def build_library(
         )
         staged_facts = sidecar_path(staged)
         staged_facts.write_text(facts.to_json())
-        publish_together({staged_facts: sidecar_path(output), staged: output}, staged.parent)
+        places = {staged_companion: companion, staged_facts: sidecar_path(output), staged: output}
+        publish_together(places, staged.parent)
     keep(TENSORRT_PLUGIN, output, facts.model_dump(mode="json"))
     return facts
 
@@ -117,6 +127,7 @@ def up_to_date(
         return None
     same = (
         facts.arch == arch
+        and facts.has_companion()
         and facts.fingerprint == fingerprint()
         and facts.targets == [target.name for target in dict.fromkeys(targets)]
         and all(any(kernel.is_of(spec) for spec in specs) for kernel in facts.kernels)
@@ -151,6 +162,12 @@ def _compile_library(work: Path, compiler: Compiler, tensorrt: HeaderFolder, cud
         options=("-O2", *includes, "-ldl"),
         fix=f"{headers}, {compiler.version}.",
     )
+
+
+def _compile_companion(work: Path, compiler: Compiler, output: Path) -> None:
+    """Compile the library that registers the plugin library; it includes no header of NVIDIA's."""
+    shutil.copytree(_COMPANION, work)
+    compile_library(work, compiler, output, name=output.name, options=("-O2", "-ldl"), fix=f"{compiler.version}.")
 
 
 def _version() -> str:

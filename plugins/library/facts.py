@@ -15,6 +15,7 @@ from ...core.errors import UsageError
 from ...core.machine.processor import ARCHITECTURES as ARCHITECTURES
 from ...core.machine.processor import Arch as Arch
 from ...core.machine.processor import host_arch as host_arch
+from ...core.storage.files import is_file, sha256
 from ...core.storage.library_store import TENSORRT_PLUGIN, Library, find
 from ..kernel.spec import KernelSpec
 from ..kernel.targets import Target
@@ -48,6 +49,16 @@ class KernelFacts(BaseModel):
         return f"sm_{capability}" in self.machine_code or any(int(name[3:]) <= capability for name in self.ptx)
 
 
+class CompanionFacts(BaseModel):
+    """The library beside a plugin library that registers it in hosts that only open or preload libraries."""
+
+    model_config = _SCHEMA
+
+    name: str
+    sha256: str
+    bytes: int
+
+
 class LibraryFacts(BaseModel):
     """Facts of a plugin library.
 
@@ -64,6 +75,7 @@ class LibraryFacts(BaseModel):
         tensorrt_headers: release of the TensorRT headers it was compiled with.
         compiler: first line of the compiler's `--version`.
         glibc: newest symbol version of the C library it needs.
+        companion: the library beside it that registers it; None where none was built.
         versions: release of each package that took part.
         created: time of the build, ISO 8601.
     """
@@ -82,12 +94,20 @@ class LibraryFacts(BaseModel):
     tensorrt_headers: str
     compiler: str
     glibc: str
+    companion: CompanionFacts | None = None
     versions: dict[str, str] = Field(default_factory=dict)
     created: str
 
     def to_json(self) -> str:
         """Return the text of the file."""
         return self.model_dump_json(indent=2) + "\n"
+
+    def has_companion(self) -> bool:
+        """Return whether the companion that was built with it lies beside it."""
+        if self.path is None or self.companion is None:
+            return False
+        path = companion_path(self.path)
+        return is_file(path) and sha256(path) == self.companion.sha256
 
     def missing(self, specs: Sequence[KernelSpec], targets: Sequence[Target]) -> list[str]:
         """List in words what the library lacks to run these kernels on these GPUs; empty if nothing."""
@@ -99,6 +119,11 @@ class LibraryFacts(BaseModel):
             else:
                 lacking += [f"{spec.name} on {t.name}" for t in targets if not kernel.runs_on(t.capability)]
         return lacking
+
+
+def companion_path(library: Path) -> Path:
+    """Return the path of the library that registers a plugin library: `libNAME_register.so` beside `libNAME.so`."""
+    return library.with_name(f"{library.stem}_register{library.suffix}")
 
 
 def parse_facts(document: Mapping[str, Any], library: Path) -> LibraryFacts:

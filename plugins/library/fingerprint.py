@@ -14,5 +14,6 @@ _KERNEL = _HERE.parent / "kernel"
 @cache
 def fingerprint() -> str:
     """Return the digest of the sources of the library, of its kernels, and of the code that compiles them."""
-    sources = (*sorted((_HERE / "source").iterdir()), *sorted(_KERNEL.glob("*.py")))
+    cpp = (*sorted((_HERE / "source").iterdir()), *sorted((_HERE / "companion").iterdir()))
+    sources = (*cpp, *sorted(_KERNEL.glob("*.py")))
     return digest_of((*sources, _HERE / "build.py", _HERE / "embed.py", _HERE.parent / "shared_library.py"))

@@ -132,7 +132,7 @@ def _build(manifest: Mapping[str, Any]) -> list[str]:
     for plugin in plugins:
         arch = plugin.split("/")[1]
         lines.append(
-            f"trtexec --onnx={quote(model)} --saveEngine=../model.engine --staticPlugins={quote(plugin)}  # {arch}"
+            f"trtexec --onnx={quote(model)} --saveEngine=../model.engine --dynamicPlugins={quote(plugin)}  # {arch}"
         )
     return [
         *lines,

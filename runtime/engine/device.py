@@ -24,17 +24,19 @@ _FIX = "Run it on a machine with an NVIDIA GPU and its driver; `nvidia-smi` ther
 
 @dataclass(frozen=True)
 class Device:
-    """The first GPU.
+    """A GPU.
 
     Args:
         name: the driver's name of it.
         capability: compute capability, 87 for 8.7.
         driver: highest CUDA version the driver supports, as "12.6".
+        index: its place among the GPUs that the driver shows to this process.
     """
 
     name: str
     capability: int
     driver: str
+    index: int = 0
 
     @property
     def target(self) -> str:
@@ -46,11 +48,11 @@ class Device:
         return f"{self.name} ({self.target})"
 
 
-def find_device() -> Device:
-    """Find the first GPU that the driver shows to this process.
+def find_device(index: int = 0) -> Device:
+    """Find a GPU that the driver shows to this process, by default the first.
 
     Raises:
-        MissingDependency: no driver, a driver that does not start, or no GPU.
+        MissingDependency: no driver, a driver that does not start, or no such GPU.
     """
     cuda = _driver()
     _check(cuda.cuInit(0), "The driver does not start")
@@ -61,14 +63,21 @@ def find_device() -> Device:
         raise MissingDependency(
             "No NVIDIA GPU can be seen.", why="The driver is there and knows none.", fix="Look at CUDA_VISIBLE_DEVICES."
         )
-    _check(cuda.cuDeviceGet(ctypes.byref(device), 0), "The first GPU cannot be opened")
+    if index >= count.value:
+        raise MissingDependency(
+            f"There is no GPU {index}.",
+            why=f"The driver shows {count.value} to this process, numbered from 0.",
+            fix="Look at CUDA_VISIBLE_DEVICES.",
+        )
+    _check(cuda.cuDeviceGet(ctypes.byref(device), index), f"GPU {index} cannot be opened")
     name = ctypes.create_string_buffer(256)
-    _check(cuda.cuDeviceGetName(name, len(name), device), "The first GPU does not tell its name")
+    _check(cuda.cuDeviceGetName(name, len(name), device), f"GPU {index} does not tell its name")
     major, minor = (_attribute(cuda, device, which) for which in (_MAJOR, _MINOR))
     return Device(
         name=name.value.decode("utf-8", "replace"),
         capability=10 * major + minor,
         driver=f"{version.value // 1000}.{version.value % 1000 // 10}",
+        index=index,
     )
 
 
@@ -78,6 +87,28 @@ def find_device_or_none() -> Device | None:
         return find_device()
     except MissingDependency:
         return None
+
+
+@contextmanager
+def primary_context(index: int = 0) -> Iterator[None]:
+    """Have the primary context of a GPU current on this thread: the one that the CUDA runtime and TensorRT use.
+
+    Raises:
+        MissingDependency: no driver, no such GPU, or no context can be made on it.
+    """
+    cuda = _driver()
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    _check(cuda.cuInit(0), "The driver does not start")
+    _check(cuda.cuDeviceGet(ctypes.byref(device), index), f"GPU {index} cannot be opened")
+    _check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), f"GPU {index} gives no context")
+    try:
+        _check(cuda.cuCtxPushCurrent_v2(context), f"GPU {index} gives no context")
+        try:
+            yield
+        finally:
+            cuda.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+    finally:
+        cuda.cuDevicePrimaryCtxRelease_v2(device)
 
 
 def _driver() -> ctypes.CDLL:
@@ -98,7 +129,7 @@ def _check(status: int, what: str) -> None:
 
 def _attribute(cuda: ctypes.CDLL, device: ctypes.c_int, which: int) -> int:
     value = ctypes.c_int()
-    _check(cuda.cuDeviceGetAttribute(ctypes.byref(value), which, device), "The first GPU does not tell its capability")
+    _check(cuda.cuDeviceGetAttribute(ctypes.byref(value), which, device), "The GPU does not tell its capability")
     return value.value
 
 

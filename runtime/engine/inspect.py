@@ -11,9 +11,11 @@ from ...core.documents.engine_facts import EngineFacts, read_engine_facts
 from ...core.errors import CheckFailed, LocalAttnError
 from ...core.storage.library_store import AUTO
 from ...core.storage.publishing import check_unchanged
+from .device import primary_context
+from .kernels import load_kernels
 from .layers import EngineLayer, read_layers
 from .open import open_engine
-from .plugins import find_library
+from .plugins import find_library, mapped_library
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class EngineReport:
         plugin_problem: why its plugin library would not load; "" if it would, or if it needs none.
         layers: its layers; None where it cannot be opened.
         why_closed: why it cannot be opened here; "" if it can.
+        kernels: which machine code or PTX of its plugin library this GPU takes, a line a kernel; empty where it cannot
+            be opened, or the kernels are not stated.
     """
 
     path: str
@@ -35,6 +39,7 @@ class EngineReport:
     plugin_problem: str
     layers: list[EngineLayer] | None
     why_closed: str
+    kernels: tuple[str, ...] = ()
 
     def layer_kinds(self) -> dict[str, int]:
         """Count the layers of each kind, most first."""
@@ -47,6 +52,7 @@ class EngineReport:
             "unchanged": self.unchanged,
             "plugin_problem": self.plugin_problem,
             "why_closed": self.why_closed,
+            "kernels": list(self.kernels),
             "layers": None if self.layers is None else [asdict(layer) for layer in self.layers],
             **self.facts.model_dump(mode="json", by_alias=True),
         }
@@ -64,7 +70,7 @@ def inspect_engine(path: Path, plugin: str = AUTO) -> EngineReport:
     """
     facts = read_engine_facts(path)
     changed = _change(path)
-    layers, why = (None, changed) if changed else _layers(path, plugin)
+    layers, why, kernels = (None, changed, ()) if changed else _opened(path, plugin)
     return EngineReport(
         path=str(path),
         facts=facts,
@@ -72,6 +78,7 @@ def inspect_engine(path: Path, plugin: str = AUTO) -> EngineReport:
         plugin_problem=_plugin_problem(facts, path, plugin),
         layers=layers,
         why_closed=why,
+        kernels=kernels,
     )
 
 
@@ -94,9 +101,15 @@ def _plugin_problem(facts: EngineFacts, path: Path, plugin: str) -> str:
     return ""
 
 
-def _layers(path: Path, plugin: str) -> tuple[list[EngineLayer] | None, str]:
+def _opened(path: Path, plugin: str) -> tuple[list[EngineLayer] | None, str, tuple[str, ...]]:
     try:
         opened = open_engine(path, plugin)
     except LocalAttnError as error:
-        return None, f"{error.what} {error.why}".strip()
-    return read_layers(opened.opened, opened.engine), ""
+        return None, f"{error.what} {error.why}".strip(), ()
+    facts = opened.facts.plugin
+    library = mapped_library(facts)
+    kernels: tuple[str, ...] = ()
+    if facts is not None and library is not None:
+        with primary_context():
+            kernels = load_kernels(library, facts.kernels)
+    return read_layers(opened.opened, opened.engine), "", kernels

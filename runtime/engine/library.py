@@ -7,6 +7,7 @@ other library, which would otherwise be confused with the first.
 
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -16,6 +17,8 @@ from typing import Any
 from ...core.errors import MissingDependency, UsageError
 from ...core.tensorrt_versions import TENSORRT, TENSORRT_RTX, describe, has
 from .rtx_library import preload
+
+_log = logging.getLogger(__name__)
 
 # Above every severity of Polygraphy: it logs to stdout, where only results belong, and it also raises its errors.
 _SILENT = 1000
@@ -52,6 +55,9 @@ LIBRARIES = {
         Library(TENSORRT_RTX, "tensorrt_rtx", "rtx", "Install it: pip install 'localattn[rtx]'."),
     )
 }
+
+# How every message of our plugin library begins.
+_OWN = "localattn: "
 
 # Part of what TensorRT-RTX logs after every error where there is no driver (seen with 1.4.0 and 1.7.1).
 _NO_DRIVER = "::catchCudaError::"
@@ -175,7 +181,7 @@ def _import(library: Library) -> Any:
 
 
 def _logger(trt: Any, messages: Messages) -> Any:
-    """Return a logger that keeps errors and prints nothing."""
+    """Return a logger that keeps errors, and passes on the warnings of our own plugins."""
     kept = (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR)
 
     class Logger(trt.ILogger):  # type: ignore[misc]
@@ -185,6 +191,8 @@ def _logger(trt: Any, messages: Messages) -> Any:
         def log(self, severity: Any, message: str) -> None:
             if severity in kept:
                 messages.errors.append(message)
+            elif severity == trt.ILogger.Severity.WARNING and message.startswith(_OWN):
+                _log.warning("%s", message.removeprefix(_OWN))
 
     return Logger()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ...core.documents.engine_facts import EngineFacts, read_engine_facts
 from ...core.errors import MissingDependency, UsageError
@@ -19,6 +19,8 @@ from .library import TensorRTLibrary, open_library
 from .plugins import find_library, load_plugin
 
 _log = logging.getLogger(__name__)
+
+_AMPERE = 80  # compute capability of the oldest GPU that runs engines of the level "ampere-plus"
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,13 @@ class OpenEngine:
     engine: Any
 
 
-def open_engine(path: Path, plugin: str = AUTO) -> OpenEngine:
+def open_engine(path: Path, plugin: str = AUTO, gpu: int = 0) -> OpenEngine:
     """Load an engine onto the GPU; callers first check the file with `core.publishing.check_unchanged`.
 
     Args:
         path: the engine.
         plugin: its plugin library, as `tensorrt_plugins.find_library` takes it.
+        gpu: its place among the GPUs that the driver shows to this process.
 
     Raises:
         UsageError: no engine, no facts beside it, it was built for another system, library version or GPU, or it
@@ -52,16 +55,56 @@ def open_engine(path: Path, plugin: str = AUTO) -> OpenEngine:
         CheckFailed: the facts or the plugin library were changed after the build.
     """
     facts = read_engine_facts(path)
+    reason = why_never_opened(facts.options)
+    if reason:
+        raise UsageError(f"{path} is not opened by localattn.", why=f"{reason}.", fix=_ELSEWHERE)
     opened = open_library(facts.backend)
     check_library(path, facts, opened.version)
     library = find_library(facts.plugin, path, plugin)
-    device = find_device()
+    device = find_device(gpu)
     check_device(path, facts, device)
     _start_cuda_runtime()
+    use_device(device)
     if library is not None:
         load_plugin(opened, library)
     _log.info("%s opens with %s %s on %s", path.name, facts.backend, opened.version, device.describe())
     return OpenEngine(facts, opened, device, _deserialise(path, opened))
+
+
+# Who runs what is never opened here.
+_ELSEWHERE = (
+    "Run it in a program of yours that allows such engines, or puts the weights in; or build it again without that "
+    "option."
+)
+
+
+class Kind(Protocol):
+    """What decides whether an engine is ever opened here: its `BuildOptions`, or the request for it."""
+
+    @property
+    def version_compatible(self) -> bool:
+        """Whether later releases of TensorRT run it too."""
+        ...
+
+    @property
+    def embed_plugin(self) -> bool:
+        """Whether the plugin library is inside."""
+        ...
+
+    @property
+    def strip_weights(self) -> bool:
+        """Whether it has no weights."""
+        ...
+
+
+def why_never_opened(options: Kind) -> str:
+    """Return why an engine of this kind is never opened here; "" if it can be.
+
+    TensorRT loads code out of an engine only where it is told to. An engine comes from others, so it is never told.
+    """
+    if options.version_compatible or options.embed_plugin:
+        return "it holds code besides the GPU's, which would run in this process"
+    return "it has no weights until somebody puts them in" if options.strip_weights else ""
 
 
 def check_library(path: Path, facts: EngineFacts, version: str) -> None:
@@ -90,7 +133,8 @@ def check_device(path: Path, facts: EngineFacts, device: Device) -> None:
     Raises:
         UsageError: the GPU here has another; both are named.
     """
-    if device.target not in facts.targets:
+    ampere_plus = facts.options.hardware_compatible == "ampere-plus" and device.capability >= _AMPERE
+    if device.target not in facts.targets and not ampere_plus:
         built = f" on {facts.device}" if facts.device else ""
         raise UsageError(
             f"{path} was built for {', '.join(facts.targets)}{built}.",
@@ -113,6 +157,23 @@ def _start_cuda_runtime() -> None:
             why=str(error).splitlines()[0],
             fix="Install CUDA (on Jetson: nvidia-jetpack), or: pip install nvidia-cuda-runtime.",
         ) from error
+
+
+def use_device(device: Device) -> None:
+    """Have a GPU current on this thread; every thread begins with the first.
+
+    Raises:
+        MissingDependency: the CUDA runtime does not take it.
+    """
+    if device.index == 0:
+        return
+    from polygraphy import cuda
+
+    status = cuda.wrapper().handle.cudaSetDevice(device.index)
+    if status:
+        raise MissingDependency(
+            f"GPU {device.index} cannot be used.", why=f"cudaSetDevice returned CUDA error {status}."
+        )
 
 
 def _deserialise(path: Path, opened: TensorRTLibrary) -> Any:

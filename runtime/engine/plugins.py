@@ -80,6 +80,11 @@ def _load(opened: TensorRTLibrary, library: Library) -> object | None:
     return handle  # type: ignore[no-any-return]
 
 
+def mapped_library(facts: PluginFacts | None) -> ctypes.CDLL | None:
+    """Return the plugin library of an engine, as this process has it loaded; None if it needs none."""
+    return None if facts is None else _mapped.get(facts.sha256)
+
+
 def registered_op_types(opened: TensorRTLibrary) -> list[str]:
     """Return the op types of the attention node for which a plugin is registered."""
     registry = opened.trt.get_plugin_registry()

@@ -234,7 +234,12 @@ def open_step_engine(
     path: Path, sidecar: Sidecar, provider: str, threads: int | None, plugin: str = AUTO
 ) -> EngineStep:
     """Open a step engine whose facts were read; raises what `runtime.step_session.open_step` raises."""
-    check_place(path, provider, threads)
+    if check_place(path, provider, threads):
+        raise UsageError(
+            f"{path} does not run on {provider}.",
+            why="Step engines and their caches run on the first GPU.",
+            fix="Let the process see the other GPU alone: CUDA_VISIBLE_DEVICES.",
+        )
     prefill = find_prefill(path, sidecar)
     return EngineStep(path, sidecar, open_engine(path, plugin), prefill, plugin)
 

@@ -21,17 +21,24 @@ struct Opened {
     }
     // The suffixes are those that cuda.h gives these names since CUDA 4 and 11.
     if (!find(library, "cuInit", driver.init) || !find(library, "cuCtxGetCurrent", driver.contextCurrent) ||
+        !find(library, "cuCtxPushCurrent_v2", driver.contextPush) ||
+        !find(library, "cuCtxPopCurrent_v2", driver.contextPop) ||
         !find(library, "cuCtxGetDevice", driver.contextDevice) ||
+        !find(library, "cuStreamGetCtx", driver.streamContext) ||
+        !find(library, "cuThreadExchangeStreamCaptureMode", driver.exchangeCaptureMode) ||
         !find(library, "cuDeviceGetAttribute", driver.deviceAttribute) ||
         !find(library, "cuModuleLoadDataEx", driver.moduleLoad) ||
         !find(library, "cuModuleGetFunction", driver.moduleFunction) ||
         !find(library, "cuModuleUnload", driver.moduleUnload) ||
         !find(library, "cuFuncSetAttribute", driver.functionSetAttribute) ||
-        !find(library, "cuLaunchKernel", driver.launch) || !find(library, "cuGetErrorName", driver.errorName) ||
-        !find(library, "cuGetErrorString", driver.errorText)) {
+        !find(library, "cuMemcpyDtoDAsync_v2", driver.copy) || !find(library, "cuLaunchKernel", driver.launch) ||
+        !find(library, "cuGetErrorName", driver.errorName) || !find(library, "cuGetErrorString", driver.errorText)) {
       return;
     }
-    driver.contextId = reinterpret_cast<decltype(driver.contextId)>(dlsym(library, "cuCtxGetId"));
+    look(library, "cuCtxGetId", driver.contextId);
+    look(library, "cuFuncLoad", driver.functionLoad);
+    look(library, "cuMemAllocAsync", driver.allocate);
+    look(library, "cuMemFreeAsync", driver.release);
     Result const result = driver.init(0);
     if (result != 0) {
       why = "cuInit: " + driver.describe(result);
@@ -41,8 +48,13 @@ struct Opened {
   }
 
   template <typename Pointer>
-  bool find(void* library, char const* name, Pointer& pointer) {
+  void look(void* library, char const* name, Pointer& pointer) {
     pointer = reinterpret_cast<Pointer>(dlsym(library, name));
+  }
+
+  template <typename Pointer>
+  bool find(void* library, char const* name, Pointer& pointer) {
+    look(library, name, pointer);
     if (pointer == nullptr) {
       why = std::string(kLIBRARY) + " has no " + name;
     }

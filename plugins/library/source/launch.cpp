@@ -1,8 +1,10 @@
 #include "launch.h"
 
+#include "context.h"
 #include "log.h"
 
 #include <cstring>
+#include <deque>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -11,9 +13,7 @@
 namespace localattn {
 namespace {
 
-// CUdevice_attribute, CUfunction_attribute and CUjit_option, as cuda.h numbers them.
-constexpr int kCAPABILITY_MAJOR = 75;
-constexpr int kCAPABILITY_MINOR = 76;
+// CUfunction_attribute and CUjit_option, as cuda.h numbers them.
 constexpr int kMAX_DYNAMIC_SHARED = 8;
 constexpr int kJIT_ERROR_LOG = 5;
 constexpr int kJIT_ERROR_LOG_SIZE = 6;
@@ -24,33 +24,9 @@ constexpr int64_t kMAX_BATCH_HEADS = 65535;
 // What the kernels' loads assume of every tensor's address, in bytes.
 constexpr uintptr_t kALIGNMENT = 16;
 
-bool isAligned(void const* address) { return reinterpret_cast<uintptr_t>(address) % kALIGNMENT == 0; }
+constexpr char const* kTENSORS[] = {"query", "key", "value"};
 
-// The current context. Its address may be used again by a later context; its id is not.
-bool currentContext(Driver const& cuda, unsigned long long& id, int32_t& capability, std::string& why) {
-  Context context = nullptr;
-  Result result = cuda.contextCurrent(&context);
-  if (result == 0 && context == nullptr) {
-    why = "no CUDA context is current on this thread";
-    return false;
-  }
-  id = reinterpret_cast<uintptr_t>(context);
-  if (result == 0 && cuda.contextId != nullptr) {
-    result = cuda.contextId(context, &id);
-  }
-  Device device = 0;
-  int major = 0;
-  int minor = 0;
-  result = result != 0 ? result : cuda.contextDevice(&device);
-  result = result != 0 ? result : cuda.deviceAttribute(&major, kCAPABILITY_MAJOR, device);
-  result = result != 0 ? result : cuda.deviceAttribute(&minor, kCAPABILITY_MINOR, device);
-  if (result != 0) {
-    why = "asking for the current GPU: " + cuda.describe(result);
-    return false;
-  }
-  capability = 10 * major + minor;
-  return true;
-}
+bool isAligned(Address address) { return address % kALIGNMENT == 0; }
 
 // One image into the current context.
 bool loadImage(Driver const& cuda, Kernel const& kernel, Loaded& loaded, std::string& why) {
@@ -60,6 +36,7 @@ bool loadImage(Driver const& cuda, Kernel const& kernel, Loaded& loaded, std::st
   Module module = nullptr;
   Function function = nullptr;
   char const* step = "loading";
+  WhileCapturing const allowed(cuda);
   Result result = cuda.moduleLoad(&module, kernel.image, 2, options, values);
   if (result == 0) {
     step = "finding";
@@ -68,6 +45,11 @@ bool loadImage(Driver const& cuda, Kernel const& kernel, Loaded& loaded, std::st
   if (result == 0 && kernel.sharedBytes > kFREE_SHARED_BYTES) {
     step = "reserving shared memory for";
     result = cuda.functionSetAttribute(function, kMAX_DYNAMIC_SHARED, kernel.sharedBytes);
+  }
+  if (result == 0 && cuda.functionLoad != nullptr) {
+    // Else a driver that loads lazily would load it when it is first launched.
+    step = "loading the function of";
+    result = cuda.functionLoad(function);
   }
   if (result != 0) {
     messages[sizeof(messages) - 1] = '\0';
@@ -78,77 +60,188 @@ bool loadImage(Driver const& cuda, Kernel const& kernel, Loaded& loaded, std::st
     }
     return false;
   }
-  loaded = Loaded{&kernel, function};
+  loaded.kernel = &kernel;
+  loaded.function = function;
   return true;
 }
 
+std::string capabilityText(int32_t capability) {
+  return std::to_string(capability / 10) + "." + std::to_string(capability % 10);
+}
+
 bool loadBest(Driver const& cuda, KernelKey const& key, int32_t capability, Loaded& loaded, std::string& why) {
+  std::string refused;
   for (int32_t rank = 0;; ++rank) {
     Kernel const* kernel = chooseKernel(key, capability, rank);
     if (kernel == nullptr) {
-      if (rank == 0) {
-        why = "no kernel for " + describeKey(key) + " on compute capability " + std::to_string(capability / 10) + "." +
-              std::to_string(capability % 10) +
-              " in this plugin library; build one that has it with: " + howToBuild(key, capability);
-      }
+      why = rank != 0 ? refused
+                      : "no kernel for " + describeKey(key) + " on compute capability " + capabilityText(capability) +
+                            " in this plugin library; build one that has it with: " + howToBuild(key, capability);
       return false;
     }
     std::string reason;
-    if (loadImage(cuda, *kernel, loaded, reason)) {
-      return true;
+    if (!loadImage(cuda, *kernel, loaded, reason)) {
+      refused += (refused.empty() ? "" : "; ") + reason;
+      continue;
     }
-    why += (why.empty() ? "" : "; ") + reason;
-    say(Severity::kWARNING, reason);
+    loaded.capability = capability;
+    if (kernel->isPtx) {
+      loaded.why = !refused.empty() ? refused : "this library has no machine code of sm_" + std::to_string(capability);
+    }
+    sayOnce(kernel->isPtx ? Severity::kWARNING : Severity::kINFO, describe(loaded));
+    return true;
   }
 }
 
+using Place = std::tuple<unsigned long long, Element, int32_t, bool, bool>;
+
+std::mutex gGuard;
+
+// What was loaded: modules live as long as their context.
+std::map<Place, Loaded>& loadedAt() {
+  static std::map<Place, Loaded> places;
+  return places;
+}
+
+bool loadHere(Driver const& cuda, InContext const& here, KernelKey const& key, Loaded& loaded, std::string& why) {
+  unsigned long long context = 0;
+  if (!here.identify(context, why)) {
+    return false;
+  }
+  Place const place{context, key.element, key.headDim, key.hasMask, key.hasBias};
+  std::lock_guard<std::mutex> const lock(gGuard);
+  auto const found = loadedAt().find(place);
+  if (found != loadedAt().end()) {
+    loaded = found->second;
+    return true;
+  }
+  int32_t capability = 0;
+  if (!here.capability(capability, why) || !loadBest(cuda, key, capability, loaded, why)) {
+    return false;
+  }
+  loadedAt().emplace(place, loaded);
+  return true;
+}
+
+// Where a kernel reads or writes one tensor: at its own address, or in an aligned copy that lives as long as this.
+class Aligned {
+ public:
+  Aligned(Driver const& cuda, Stream stream, Address own, size_t bytes)
+      : mCuda(cuda), mStream(stream), mOwn(own), mBytes(bytes), mUsed(own) {}
+  ~Aligned() {
+    if (mUsed != mOwn) {
+      mCuda.release(mUsed, mStream);
+    }
+  }
+  Aligned(Aligned const&) = delete;
+  Aligned& operator=(Aligned const&) = delete;
+
+  bool prepare(std::string const& name, bool isInput, std::string& why) {
+    if (isAligned(mOwn)) {
+      return true;
+    }
+    std::string const what = name + " does not start at a multiple of " + std::to_string(kALIGNMENT) + " bytes";
+    if (mCuda.allocate == nullptr || mCuda.release == nullptr) {
+      why = what + ", and this driver has no memory in the order of a stream to copy it to";
+      return false;
+    }
+    Address copy = 0;
+    Result result = mCuda.allocate(&copy, mBytes, mStream);
+    if (result == 0) {
+      mUsed = copy;
+      result = isInput ? mCuda.copy(mUsed, mOwn, mBytes, mStream) : 0;
+    }
+    if (result != 0) {
+      why = what + ", and it cannot be copied: " + mCuda.describe(result);
+      return false;
+    }
+    sayOnce(Severity::kWARNING, what + ": it is copied at every call");
+    return true;
+  }
+
+  bool giveBack(std::string& why) {
+    Result const result = mUsed != mOwn ? mCuda.copy(mOwn, mUsed, mBytes, mStream) : 0;
+    if (result != 0) {
+      why = "copying the output to its place: " + mCuda.describe(result);
+    }
+    return result == 0;
+  }
+
+  Address* address() { return &mUsed; }
+
+ private:
+  Driver const& mCuda;
+  Stream mStream;
+  Address mOwn;
+  size_t mBytes;
+  Address mUsed;
+};
+
+size_t bytesOf(Element element) { return element == Element::kFP32 ? 4 : 2; }
+
 }  // namespace
 
+std::string describe(Loaded const& loaded) {
+  Kernel const& kernel = *loaded.kernel;
+  std::string const code = (kernel.isPtx ? "PTX of sm_" : "machine code of sm_") + std::to_string(kernel.capability);
+  std::string const text = describeKey(kernel.key) + ": " + code;
+  return !kernel.isPtx ? text
+                       : text + ", compiled by the driver for compute capability " + capabilityText(loaded.capability) +
+                             " (" + loaded.why + ")";
+}
+
 std::string whyTooLarge(Attributes const& attributes, Sizes const& sizes) {
-  if (sizes.batch * sizes.heads > kMAX_BATCH_HEADS) {
+  if (sizes.batch > 0 && sizes.heads > 0 && sizes.batch > kMAX_BATCH_HEADS / sizes.heads) {
     return "batch times heads is " + std::to_string(sizes.batch * sizes.heads) + ", above " +
            std::to_string(kMAX_BATCH_HEADS);
   }
-  int64_t const furthest = sizes.length + attributes.keysPerWindow() + attributes.windowSize;
-  if (furthest > std::numeric_limits<int32_t>::max()) {
+  int64_t const most = std::numeric_limits<int32_t>::max();
+  if (sizes.length > most - attributes.keysPerWindow() - attributes.windowSize) {
     return "length " + std::to_string(sizes.length) + " and " + std::to_string(attributes.keysPerWindow()) +
            " keys a window overflow 32-bit positions";
   }
   return "";
 }
 
-bool load(KernelKey const& key, Loaded& loaded, std::string& why) {
-  using Place = std::tuple<unsigned long long, Element, int32_t, bool, bool>;
-  static std::mutex guard;
-  static std::map<Place, Loaded> cache;  // modules live as long as their context
-
+bool load(KernelKey const& key, Stream stream, Loaded& loaded, std::string& why) {
   Driver const* cuda = driver(why);
   if (cuda == nullptr) {
     return false;
   }
-  unsigned long long context = 0;
-  int32_t capability = 0;
-  if (!currentContext(*cuda, context, capability, why)) {
-    return false;
-  }
-  Place const place{context, key.element, key.headDim, key.hasMask, key.hasBias};
-  std::lock_guard<std::mutex> const lock(guard);
-  auto const found = cache.find(place);
-  if (found != cache.end()) {
-    loaded = found->second;
-    return true;
-  }
-  if (!loadBest(*cuda, key, capability, loaded, why)) {
-    return false;
-  }
-  cache.emplace(place, loaded);
-  return true;
+  InContext const here(*cuda, stream, why);
+  return here.good() && loadHere(*cuda, here, key, loaded, why);
 }
 
-bool launch(Loaded const& loaded, Attributes const& attributes, Sizes const& sizes, void const* const* inputs,
-            void* output, Stream stream, std::string& why) {
-  Kernel const& kernel = *loaded.kernel;
-  int32_t const pointers = 3 + (kernel.key.hasMask ? 1 : 0) + (kernel.key.hasBias ? 1 : 0);
+bool run(KernelKey const& key, Attributes const& attributes, Sizes const& sizes, void const* const* inputs,
+         void* output, Stream stream, std::string& why) {
+  Driver const* cuda = driver(why);
+  if (cuda == nullptr) {
+    return false;
+  }
+  InContext const here(*cuda, stream, why);
+  Loaded loaded;
+  if (!here.good() || !loadHere(*cuda, here, key, loaded, why)) {
+    return false;
+  }
+
+  size_t const tensor = static_cast<size_t>(sizes.batch * sizes.length * sizes.heads * key.headDim);
+  size_t const bias = static_cast<size_t>(sizes.heads * attributes.windowSize * attributes.keysPerWindow());
+  std::deque<Aligned> tensors;
+  for (int32_t i = 0; i < 3 + (key.hasMask ? 1 : 0) + (key.hasBias ? 1 : 0); ++i) {
+    bool const isMask = i == 3 && key.hasMask;
+    size_t const bytes =
+        isMask ? static_cast<size_t>(sizes.batch * sizes.length) : (i < 3 ? tensor : bias) * bytesOf(key.element);
+    tensors.emplace_back(*cuda, stream, reinterpret_cast<Address>(inputs[i]), bytes);
+    std::string const name = i < 3 ? kTENSORS[i] : isMask ? "key_mask" : "attn_bias";
+    if (!tensors.back().prepare(name, true, why)) {
+      return false;
+    }
+  }
+  Aligned result(*cuda, stream, reinterpret_cast<Address>(output), tensor * bytesOf(key.element));
+  if (!result.prepare("output", false, why)) {
+    return false;
+  }
+
   int32_t scaleBits = 0;
   static_assert(sizeof(scaleBits) == sizeof(attributes.scale), "the scale travels as its bits");
   std::memcpy(&scaleBits, &attributes.scale, sizeof(scaleBits));
@@ -159,38 +252,41 @@ bool launch(Loaded const& loaded, Attributes const& attributes, Sizes const& siz
                        attributes.lookForward,
                        attributes.flags(),
                        scaleBits};
-
-  void const* addresses[5];
   void* arguments[5 + 7 + 1];
   int32_t count = 0;
-  bool aligned = isAligned(output);
-  for (int32_t i = 0; i < pointers; ++i) {
-    addresses[i] = inputs[i];
-    arguments[count++] = &addresses[i];
-    aligned = aligned && isAligned(inputs[i]);
+  for (Aligned& input : tensors) {
+    arguments[count++] = input.address();
   }
   for (int32_t& scalar : scalars) {
     arguments[count++] = &scalar;
   }
-  arguments[count++] = &output;
+  arguments[count++] = result.address();
 
-  if (!aligned) {
-    why = "a tensor does not start at a multiple of " + std::to_string(kALIGNMENT) + " bytes";
-    return false;
-  }
-  Driver const* cuda = driver(why);
-  if (cuda == nullptr) {
-    return false;
-  }
+  Kernel const& kernel = *loaded.kernel;
   unsigned const blocks = static_cast<unsigned>((sizes.length + kernel.blockQueries - 1) / kernel.blockQueries);
-  Result const result = cuda->launch(loaded.function, blocks, static_cast<unsigned>(sizes.batch * sizes.heads), 1,
-                                     static_cast<unsigned>(kernel.threads), 1, 1,
-                                     static_cast<unsigned>(kernel.sharedBytes), stream, arguments, nullptr);
-  if (result != 0) {
-    why = std::string("launching kernel ") + kernel.entry + ": " + cuda->describe(result);
+  Result const launched = cuda->launch(loaded.function, blocks, static_cast<unsigned>(sizes.batch * sizes.heads), 1,
+                                       static_cast<unsigned>(kernel.threads), 1, 1,
+                                       static_cast<unsigned>(kernel.sharedBytes), stream, arguments, nullptr);
+  if (launched != 0) {
+    why = std::string("launching kernel ") + kernel.entry + ": " + cuda->describe(launched);
     return false;
   }
-  return true;
+  return result.giveBack(why);
+}
+
+std::vector<Loaded> loadedKernels() {
+  std::lock_guard<std::mutex> const lock(gGuard);
+  std::vector<Loaded> all;
+  for (auto const& entry : loadedAt()) {
+    bool known = false;
+    for (Loaded const& other : all) {
+      known = known || (other.kernel == entry.second.kernel && other.capability == entry.second.capability);
+    }
+    if (!known) {
+      all.push_back(entry.second);
+    }
+  }
+  return all;
 }
 
 }  // namespace localattn

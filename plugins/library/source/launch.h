@@ -1,5 +1,5 @@
-// Loading a kernel into the current CUDA context, and launching it with the arguments that every kernel takes:
-// pointers of the inputs, seven int32, the pointer of the output.
+// Loading a kernel into a CUDA context, and launching it with the arguments that every kernel takes: pointers of the
+// inputs, seven int32, the pointer of the output.
 #pragma once
 
 #include "attributes.h"
@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace localattn {
 
@@ -22,17 +23,25 @@ struct Sizes {
 struct Loaded {
   Kernel const* kernel{nullptr};
   Function function{nullptr};
+  int32_t capability{0};  // of the GPU
+  std::string why;        // why it is not machine code; empty if it is
 };
 
-// Why a kernel cannot compute these sizes; empty if it can.
+// Why a kernel cannot compute these sizes; sizes not known yet (below 0) are no reason. Empty if it can.
 std::string whyTooLarge(Attributes const& attributes, Sizes const& sizes);
 
-// The kernel in the current context, loaded at the first call; false with the reason in `why`. Safe to call from
-// several threads.
-bool load(KernelKey const& key, Loaded& loaded, std::string& why);
+// The kernel in the current context, loaded at the first call; false with the reason in `why`. In a thread without a
+// context it is loaded into that of `stream`, which may be null. Safe to call from several threads, and while a stream
+// is captured.
+bool load(KernelKey const& key, Stream stream, Loaded& loaded, std::string& why);
 
-// Runs it on `stream`. `inputs` are query, key, value, then key mask and bias if the kernel has them.
-bool launch(Loaded const& loaded, Attributes const& attributes, Sizes const& sizes, void const* const* inputs,
-            void* output, Stream stream, std::string& why);
+// Runs it on `stream`, loading it if need be. `inputs` are query, key, value, then key mask and bias if the kernel has
+// them. Tensors that do not start where the kernel's loads need it are copied.
+bool run(KernelKey const& key, Attributes const& attributes, Sizes const& sizes, void const* const* inputs,
+         void* output, Stream stream, std::string& why);
+
+// Every kernel that this process has loaded, each once, in words: variant, GPU, and which machine code or PTX.
+std::vector<Loaded> loadedKernels();
+std::string describe(Loaded const& loaded);
 
 }  // namespace localattn

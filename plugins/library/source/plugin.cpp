@@ -113,6 +113,13 @@ bool WindowedAttention::supportsFormatCombination(int32_t pos, DynamicPluginTens
   }
   Element element{};
   if (!elementOf(query.type, element)) {
+    try {
+      sayOnce(Severity::kINFO, std::string(mOpType.name) + ": TensorRT offers element type " +
+                                   std::to_string(static_cast<int32_t>(query.type)) +
+                                   "; the kernels take fp16, bf16 and fp32");
+    } catch (std::exception const&) {
+      // No memory for a message.
+    }
     return false;
   }
   int32_t const headDim = query.dims.nbDims == 4 ? static_cast<int32_t>(query.dims.d[3]) : -1;
@@ -139,7 +146,10 @@ int32_t WindowedAttention::configurePlugin(DynamicPluginTensorDesc const* in, in
     for (int32_t i = 0; i < nbInputs; ++i) {
       shapes.push_back(in[i].desc.dims);
     }
-    std::string const why = whyUnfit(shapes.data(), nbInputs);
+    std::string why = whyUnfit(shapes.data(), nbInputs);
+    if (why.empty() && in[0].max.nbDims == 4) {
+      why = whyTooLarge(mAttributes, sizesOf(in[0].max));  // of the profile: better now than when it runs
+    }
     return why.empty() ? 0 : fail(why);
   } catch (std::exception const& error) {
     return fail(error.what());
@@ -162,15 +172,19 @@ int32_t WindowedAttention::onShapeChange(PluginTensorDesc const* in, int32_t nbI
     }
     std::string why = whyUnfit(shapes.data(), nbInputs);
     if (why.empty()) {
-      why = whyTooLarge(mAttributes, sizesOf(in[0]));
+      why = whyTooLarge(mAttributes, sizesOf(in[0].dims));
     }
     if (!why.empty()) {
       return fail(why);
     }
-    // Loaded here and not in enqueue, which may run while a CUDA graph is recorded. Without a GPU engines can
-    // still be built: only enqueue reports a failure.
+    // Loaded here already, so that the first call does not wait for it. What fails here is tried again by enqueue,
+    // which then fails: without a GPU engines can still be built.
     Loaded loaded;
-    load(keyOf(in[0]), loaded, why);
+    if (!load(keyOf(in[0]), nullptr, loaded, why)) {
+      std::string missing;
+      Severity const severity = driver(missing) == nullptr ? Severity::kINFO : Severity::kWARNING;
+      sayOnce(severity, std::string(mOpType.name) + ": no kernel is loaded yet: " + why);
+    }
     return 0;
   } catch (std::exception const& error) {
     return fail(error.what());
@@ -181,14 +195,13 @@ int32_t WindowedAttention::enqueue(PluginTensorDesc const* inputDesc, PluginTens
                                    void const* const* inputs, void* const* outputs, void*,
                                    cudaStream_t stream) noexcept {
   try {
-    Sizes const sizes = sizesOf(inputDesc[0]);
+    Sizes const sizes = sizesOf(inputDesc[0].dims);
     if (sizes.batch == 0 || sizes.length == 0 || sizes.heads == 0) {
       return 0;
     }
-    Loaded loaded;
     std::string why = whyTooLarge(mAttributes, sizes);
-    if (!why.empty() || !load(keyOf(inputDesc[0]), loaded, why) ||
-        !launch(loaded, mAttributes, sizes, inputs, outputs[0], reinterpret_cast<Stream>(stream), why)) {
+    if (!why.empty() ||
+        !run(keyOf(inputDesc[0]), mAttributes, sizes, inputs, outputs[0], reinterpret_cast<Stream>(stream), why)) {
       return fail(why);
     }
     return 0;
@@ -207,9 +220,9 @@ KernelKey WindowedAttention::keyOf(PluginTensorDesc const& query) const {
   return {element, static_cast<int32_t>(query.dims.d[3]), mOpType.hasMask, mOpType.hasBias};
 }
 
-Sizes WindowedAttention::sizesOf(PluginTensorDesc const& query) const {
+Sizes WindowedAttention::sizesOf(Dims const& query) const {
   int32_t const lengthAxis = mAttributes.sequenceFirst() ? 1 : 2;
-  return {query.dims.d[0], query.dims.d[lengthAxis], query.dims.d[3 - lengthAxis]};
+  return {query.d[0], query.d[lengthAxis], query.d[3 - lengthAxis]};
 }
 
 std::string WindowedAttention::whyUnfit(Dims const* shapes, int32_t nbInputs) const {

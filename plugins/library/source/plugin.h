@@ -64,7 +64,7 @@ class WindowedAttention final : public nvinfer1::IPluginV3,
 
  private:
   KernelKey keyOf(nvinfer1::PluginTensorDesc const& query) const;
-  Sizes sizesOf(nvinfer1::PluginTensorDesc const& query) const;
+  Sizes sizesOf(nvinfer1::Dims const& query) const;
   // Why shapes do not fit together; sizes not known yet (-1) fit. Empty if they do.
   std::string whyUnfit(nvinfer1::Dims const* shapes, int32_t nbInputs) const;
   int32_t fail(std::string const& why) const noexcept;

@@ -24,11 +24,13 @@ from ....core.storage.outputs import writing
 from ....core.storage.publishing import publish_together, sealed
 from ..device import Device, find_device, find_device_or_none, platform_name
 from ..library import TensorRTLibrary, open_library
+from ..open import why_never_opened
 from ..plugins import loaded_plugin, registered_op_types
 from .checks import check_engine, check_network, not_opened
 from .network import build, parse
 from .request import BuildRequest, resolve_targets
 from .source import Source, profiles_for, read_source
+from .special import check_kept, check_kind
 
 _log = logging.getLogger(__name__)
 
@@ -92,6 +94,7 @@ def build_engine(
         progress(f"Opening {request.backend}")
         opened, device = _library(request.backend)
         targets = resolve_targets(opened, request.targets, device)
+        check_kind(opened, request)
         notes = _notes(request, opened)
         if request.plugin.register is not None:
             request.plugin.register()
@@ -108,8 +111,10 @@ def build_engine(
             stream.write(build(opened, network, request, targets, profiles, progress, cache))
         seconds = time.perf_counter() - started
         progress("Checking the engine")
-        foreign = _not_for_here(targets, device)
-        checks += demand(_inspect(opened, staged, source, nodes, foreign))
+        foreign = why_never_opened(request) or _not_for_here(targets, device)
+        checks += demand(check_kept(staged, request))
+        aot = request.plugin.kind == "aot"
+        checks += demand(_inspect(opened, staged, source, nodes, foreign, aot))
         facts = _facts(request, opened, source, device, targets, profiles, nodes, staged, checks, seconds)
         described = sidecar_path(staged)
         described.write_text(sealed(facts.to_json()), encoding="utf-8")
@@ -206,6 +211,7 @@ def _inspect(
     source: Source,
     nodes: Sequence[str],
     foreign: str,
+    ahead_of_time: bool,
 ) -> list[CheckRecord]:
     """Open the engine and check its layers, if the GPU here is one it was built for."""
     if foreign:
@@ -217,7 +223,7 @@ def _inspect(
         engine = engine_from_path(str(staged))
     except PolygraphyException as error:
         raise BuildFailed("The engine that was just built does not open.", why=opened.messages.reason(error)) from error
-    return check_engine(engine, opened, source, nodes)
+    return check_engine(engine, opened, source, nodes, ahead_of_time=ahead_of_time)
 
 
 def _not_for_here(targets: Sequence[int], device: Device | None) -> str:
@@ -253,6 +259,7 @@ def _facts(
     if choice.kind != "none":
         plugin = PluginFacts(kind=choice.kind, layers=list(nodes))
         if choice.library is not None:
+            plugin.kernels = list(choice.kernels)
             plugin.path, plugin.sha256 = str(choice.library.path.resolve()), choice.library.sha256
     return EngineFacts(
         backend=request.backend,
@@ -270,6 +277,11 @@ def _facts(
             workspace=request.workspace,
             timing_cache=None if request.timing_cache is None else str(request.timing_cache),
             profiles=list(profiles),
+            version_compatible=request.version_compatible,
+            hardware_compatible=request.hardware_compatible,
+            refit=request.refit,
+            strip_weights=request.strip_weights,
+            embed_plugin=request.embed_plugin,
         ),
         onnx_name=source.path.name,
         onnx_sha256=source.file.sha256,

@@ -16,6 +16,7 @@ from ....core.documents.engine_facts import ProfileFacts
 from ....core.error_texts import argument
 from ....core.errors import BuildFailed, MissingDependency
 from ..library import TensorRTLibrary
+from . import special
 from .progress import monitor
 from .request import BuildRequest
 from .source import Source, parse_error
@@ -125,7 +126,7 @@ def build(
             raise KeyboardInterrupt from None
         other = "" if request.plugin.kind == "none" else f" Or build without it: {argument('plugin', 'none')}."
         raise BuildFailed(
-            f"{opened.library.name} {opened.version} could not build {request.model}.",
+            f"{opened.library.name} {opened.version} could not build {Path(request.model)}.",
             why=opened.messages.reason(error),
             fix=f"`localattn inspect` shows the nodes of the file; another release may build them.{other}",
         ) from error
@@ -151,19 +152,24 @@ def _configuration(
     }
     if request.workspace is not None:
         common["memory_pool_limits"] = {trt.MemoryPoolType.WORKSPACE: request.workspace}
-    if profiles:
-        shapes = Profile()
-        for facts in profiles:
-            shapes.add(facts.input, min=facts.min, opt=facts.opt, max=facts.max)
-        common["profiles"] = [shapes]
+    common |= special.options(opened, request)
+    numbered: dict[int, Any] = {}
+    for facts in profiles:
+        shapes = numbered.setdefault(facts.profile, Profile())
+        shapes.add(facts.input, min=facts.min, opt=facts.opt, max=facts.max)
+    if numbered:
+        common["profiles"] = [numbered[number] for number in sorted(numbered)]
     if not opened.is_rtx:
-        return CreateConfig(**common)
+        return PostprocessConfig(
+            CreateConfig(**common), lambda builder, network, config: special.apply(request, config)
+        )
     from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
 
     pairs = [divmod(target, 10) for target in targets]
 
-    def without_tf32(builder: Any, network: Any, config: Any) -> None:
+    def adjusted(builder: Any, network: Any, config: Any) -> None:
         # TF32 rounds the factors of fp32 products to 10 bits: an fp32 engine would miss its own tolerance.
         config.clear_flag(trt.BuilderFlag.TF32)
+        special.apply(request, config)
 
-    return PostprocessConfig(CreateConfigRTX(compute_capabilities=pairs, **common), without_tf32)
+    return PostprocessConfig(CreateConfigRTX(compute_capabilities=pairs, **common), adjusted)

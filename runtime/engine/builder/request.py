@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ....core.documents.engine_facts import ProfileFacts
+from ....core.documents.engine_facts import KernelName, ProfileFacts
 from ....core.error_texts import argument
 from ....core.errors import UsageError
 from ....core.storage.file_kinds import ENGINE, TIMING_CACHE
@@ -34,6 +34,7 @@ class PluginChoice:
         library: the shared library, with `library`.
         register: registers the ahead-of-time plugins with TensorRT, with `aot`.
         op_types: those the plugins compute, with `aot`; a library lists its own.
+        kernels: those that the model needs of the library.
         asked: the option as the user gave it ("auto" too), for the record.
     """
 
@@ -41,6 +42,7 @@ class PluginChoice:
     library: Library | None = None
     register: Callable[[], None] | None = None
     op_types: tuple[str, ...] = ()
+    kernels: tuple[KernelName, ...] = ()
     asked: str = "none"
 
 
@@ -58,6 +60,11 @@ class BuildRequest:
         workspace: bytes of scratch memory a layer may use, ≥ 1.
         builder_optimization_level: 0 to 5; higher searches longer.
         profiles: sizes of inputs with dynamic axes.
+        version_compatible: later releases of TensorRT shall run it too.
+        hardware_compatible: "ampere-plus" or "same-capability": other GPUs shall run it too.
+        refit: its weights can be replaced.
+        strip_weights: leave its weights out.
+        embed_plugin: put the plugin library into it.
         overwrite: replace an existing engine.
     """
 
@@ -70,6 +77,11 @@ class BuildRequest:
     workspace: int | None = None
     builder_optimization_level: int | None = None
     profiles: Sequence[ProfileFacts] = field(default_factory=tuple)
+    version_compatible: bool = False
+    hardware_compatible: Literal["ampere-plus", "same-capability"] | None = None
+    refit: bool = False
+    strip_weights: bool = False
+    embed_plugin: bool = False
     overwrite: bool = False
 
     @property

@@ -102,7 +102,7 @@ def _weighted_products(graph: Any) -> dict[str, str]:
 
 
 def profiles_for(source: Source, given: Sequence[ProfileFacts]) -> list[ProfileFacts]:
-    """Return the sizes the engine will take, one entry an input; none if every size is fixed.
+    """Return the sizes the engine will take, one entry an input and profile; none if every size is fixed.
 
     A profile that is not given goes from 1 to the sizes of the export: batch and longest sequence, from the sidecar.
 
@@ -111,16 +111,20 @@ def profiles_for(source: Source, given: Sequence[ProfileFacts]) -> list[ProfileF
             sizes are unknown.
     """
     specs = {spec.name: spec for spec in source.facts.inputs}
-    by_name = {profile.input: profile for profile in given}
-    for name, profile in by_name.items():
-        if name not in specs:
-            raise UsageError(f"There is no input {name!r}.", fix=f"Known: {', '.join(specs)}.")
-        _check_profile(specs[name], profile, source)
+    for profile in given:
+        if profile.input not in specs:
+            raise UsageError(f"There is no input {profile.input!r}.", fix=f"Known: {', '.join(specs)}.")
+        _check_profile(specs[profile.input], profile, source)
     if not any(isinstance(size, str) for spec in specs.values() for size in spec.shape):
         if given:
             raise UsageError("The model's sizes are fixed.", fix="Leave out the options for shapes.")
         return []
-    return [by_name.get(name) or _default_profile(spec, source) for name, spec in specs.items()]
+    by_place = {(profile.profile, profile.input): profile for profile in given}
+    return [
+        by_place.get((number, name)) or _default_profile(spec, source, number)
+        for number in sorted({profile.profile for profile in given} or {0})
+        for name, spec in specs.items()
+    ]
 
 
 def _check_profile(spec: TensorSpec, profile: ProfileFacts, source: Source) -> None:
@@ -148,7 +152,7 @@ def _check_profile(spec: TensorSpec, profile: ProfileFacts, source: Source) -> N
         )
 
 
-def _default_profile(spec: TensorSpec, source: Source) -> ProfileFacts:
+def _default_profile(spec: TensorSpec, source: Source, number: int) -> ProfileFacts:
     largest = source.largest()
     top: list[int] = []
     for size in spec.shape:
@@ -160,7 +164,7 @@ def _default_profile(spec: TensorSpec, source: Source) -> ProfileFacts:
             )
         top.append(largest[size] if isinstance(size, str) else size)
     low = [1 if isinstance(size, str) else size for size in spec.shape]
-    return ProfileFacts(input=spec.name, min=tuple(low), opt=tuple(top), max=tuple(top))
+    return ProfileFacts(profile=number, input=spec.name, min=tuple(low), opt=tuple(top), max=tuple(top))
 
 
 def parse_error(path: Path, errors: Sequence[str], library: str) -> BuildFailed:

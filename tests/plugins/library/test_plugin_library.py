@@ -34,7 +34,7 @@ from ...support.native.plugin_drive import (
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_links_no_nvidia_library_and_exports_two_functions(arch: Arch) -> None:
+def test_links_no_nvidia_library_and_exports_its_functions_alone(arch: Arch) -> None:
     if shutil.which("readelf") is None:
         pytest.skip("readelf (package binutils) reads the library")
     facts = library(arch)
@@ -50,7 +50,8 @@ def test_links_no_nvidia_library_and_exports_two_functions(arch: Arch) -> None:
     }
     symbols = [line.split() for line in readelf("--dyn-syms").splitlines() if re.match(r"\s*\d+:", line)]
     exported = {row[7] for row in symbols if row[4] in ("GLOBAL", "WEAK") and row[6] != "UND"}
-    assert exported == {"getCreators", "setLoggerFinder"}
+    own = {"localattn_registrations", "localattn_loaded_kernels", "localattn_load_kernel"}
+    assert exported == {"getCreators", "setLoggerFinder", *own}
     machine = {"x86_64": "X86-64", "aarch64": "AArch64"}[arch]
     assert machine in readelf("-h")
 
@@ -105,6 +106,8 @@ def test_launch_has_the_arguments_of_the_contract(case: str, op_type: str, arch:
         "inputs": [INPUT_GAP * (i + 1) for i in range(len(spec.variant.input_names))],
         "scalars": list(pack_scalars(attributes, LENGTH, HEADS)),
         "output": OUTPUT,
+        "context": 0x1000,
+        "capture_mode": 0,
     }
     assert driven.launches == [expected, expected]
     assert len(driven.loads) == 1, "the second launch uses the loaded kernel"
@@ -160,10 +163,81 @@ def test_without_a_driver_it_loads_and_says_so_when_it_runs(tmp_path: Path) -> N
     assert "libcuda.so.1" in driven.messages or "CUDA" in driven.messages
 
 
-def test_unaligned_tensor_is_refused(tmp_path: Path) -> None:
-    driven = drive(tmp_path)
-    assert driven.told["unaligned"] == -1
-    assert "does not start at a multiple of 16 bytes" in driven.messages
+@pytest.mark.parametrize(("tensor", "place"), [("query", 0), ("value", 2), ("output", 3)])
+def test_unaligned_tensor_is_copied(tensor: str, place: int, tmp_path: Path) -> None:
+    """The kernels read whole vectors: what does not start at one goes through memory in the order of the stream."""
+    driven = drive(tmp_path, drive_shift=f"{tensor}=8")
+    assert driven.told["shifted"] == 0
+    before, launched = driven.launches[-2:]
+    own, used = ([*call["inputs"], call["output"]] for call in (before, launched))
+    size = 2 * BATCH * LENGTH * HEADS * HEAD_DIM
+    (allocated,) = [call for call in driven.calls if call["call"] == "allocate"]
+    (copied,) = [call for call in driven.calls if call["call"] == "copy"]
+    (freed,) = [call for call in driven.calls if call["call"] == "free"]
+    assert allocated["bytes"] == copied["bytes"] == size
+    assert {call["stream"] for call in (allocated, copied, freed)} == {launched["stream"]}
+    assert used[place] == allocated["address"] == freed["address"] and used[place] % 16 == 0
+    assert used[:place] + used[place + 1 :] == own[:place] + own[place + 1 :]
+    there = {"from": own[place] + 8, "to": used[place]} if tensor != "output" else {
+        "from": used[place], "to": own[place] + 8}  # fmt: skip
+    assert {name: copied[name] for name in ("from", "to")} == there
+    order = [call["call"] for call in driven.calls][-4:]
+    middle = ["copy", "launch"] if tensor != "output" else ["launch", "copy"]
+    assert order == ["allocate", *middle, "free"]
+    assert f"{tensor} does not start at a multiple of 16 bytes: it is copied at every call" in driven.messages
+
+
+def test_unaligned_tensor_that_cannot_be_copied_is_refused(tmp_path: Path) -> None:
+    driven = drive(tmp_path, drive_shift="key=4", fake_cuda_memory="none")
+    assert driven.told["enqueue"] == [0, 0] and driven.told["shifted"] == -1 and len(driven.launches) == 2
+    assert "key does not start at a multiple of 16 bytes, and it cannot be copied: CUDA_ERROR_NOT_" in driven.messages
+
+
+def test_a_kernel_is_loaded_while_a_graph_is_recorded(tmp_path: Path) -> None:
+    driven = drive(tmp_path, fake_cuda_capturing="1")
+    assert driven.told["enqueue"] == [0, 0] and len(driven.loads) == 1
+    assert [call["call"] for call in driven.calls if call["call"] == "function_load"] == ["function_load"]
+    assert [launch["capture_mode"] for launch in driven.launches] == [0, 0], "as the host left it"
+
+
+def test_a_thread_without_a_context_takes_that_of_the_stream(tmp_path: Path) -> None:
+    driven = drive(tmp_path, fake_cuda_context="none", drive_thread="1")
+    assert driven.told["shape_change"] == 0 and driven.told["enqueue"] == [0, 0]
+    assert "no kernel is loaded yet: no CUDA context is current on this thread" in driven.messages
+    assert [launch["context"] for launch in driven.launches] == [0x2000, 0x2000]
+    assert [call["call"] for call in driven.calls if call["call"] in ("push", "load", "launch", "pop")] == [
+        *("push", "load", "launch", "pop"),
+        *("push", "launch", "pop"),
+    ]
+    assert [call["left"] for call in driven.calls if call["call"] == "pop"] == [0, 0]
+
+
+def test_a_thread_and_a_stream_without_a_context_are_told(tmp_path: Path) -> None:
+    driven = drive(tmp_path, fake_cuda_context="lost")
+    assert driven.told["enqueue"] == [-1, -1] and not driven.launches
+    assert "WindowedAttention: asking for the CUDA context: CUDA_ERROR_INVALID_CONTEXT (201)" in driven.messages
+
+
+def test_sizes_beyond_the_grid_are_refused_with_the_profile(tmp_path: Path) -> None:
+    driven = drive(tmp_path, drive_profile=f"40000,{LENGTH},{HEADS},{HEAD_DIM}")
+    assert driven.told["configure"] == -1 and driven.told["enqueue"] == [0, 0]
+    assert "batch times heads is 120000, above 65535" in driven.messages
+
+
+@pytest.mark.parametrize(
+    ("capability", "refuse", "code", "why"),
+    [
+        (86, "", "machine code of sm_86", ""),
+        (89, "", "PTX of sm_86, compiled by the driver for compute capability 8.9", "no machine code of sm_89"),
+        (86, "cubin", "PTX of sm_86, compiled by the driver for compute capability 8.6", "CUDA_ERROR_NO_BINARY"),
+    ],
+)
+def test_what_was_loaded_is_told(capability: int, refuse: str, code: str, why: str, tmp_path: Path) -> None:
+    driven = drive(tmp_path, capability=capability, refuse=refuse)
+    (line,) = driven.told["kernels"].splitlines()
+    assert line.startswith(f"fp16, head size 64: {code}") and why in line
+    warned = [text for text in driven.messages.splitlines() if "PTX of sm_86, compiled" in text]
+    assert len(warned) == bool(why), "a fall back to PTX is a warning, said once"
 
 
 @pytest.mark.parametrize(

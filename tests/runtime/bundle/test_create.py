@@ -325,7 +325,7 @@ def test_a_plugin_library_travels_by_processor(tiny_model: Path, tmp_path: Path)
     assert f"plugins/{arch}/libx.so" in {
         entry["path"] for entry in facts.manifest["files"] if entry["role"] == "plugin"
     }
-    assert f"--staticPlugins=plugins/{arch}/libx.so" in (tmp_path / "b/README.md").read_text()
+    assert f"--dynamicPlugins=plugins/{arch}/libx.so" in (tmp_path / "b/README.md").read_text()
     sidecar_path(library).write_text(json.dumps({"sha256": "0" * 64}))
     with pytest.raises(CheckFailed, match="altered"):
         create_bundle(BundleRequest(tiny_model, tmp_path / "c", samples=0, plugins=(library,)))
@@ -342,7 +342,7 @@ def test_compiled_kernels_for_the_cpu_travel_and_are_tried(tiny_model: Path, tmp
     assert {path for path, role in roles.items() if role == "kernels"} == {*homes.values()}
     assert all(roles[f"{home}.json"] == "sidecar" for home in homes.values())
     readme = (tmp_path / "b/README.md").read_text()
-    assert "staticPlugins" not in readme
+    assert "dynamicPlugins" not in readme
     for home in homes.values():
         assert f"--plugin-library {home}" in readme
     here = homes[host_arch()]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import localattn
 from localattn.core.errors import MissingDependency
 from localattn.runtime.engine.device import find_device, find_device_or_none
 
@@ -32,7 +33,7 @@ ASK = """
 from localattn.core.errors import MissingDependency
 from localattn.runtime.engine.device import find_device
 try:
-    device = find_device()
+    device = find_device(int(__import__("os").environ.get("GPU", "0")))
     print(device.name, device.capability, device.target, device.driver)
 except MissingDependency as error:
     print(error.what, error.why)
@@ -51,9 +52,10 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ask(driver: Path, **environment: str) -> str:
+    tree = str(Path(localattn.__file__).parents[1])  # the package as this process has it
     finished = subprocess.run(
         [sys.executable, "-c", ASK],
-        env={"LD_LIBRARY_PATH": str(driver), "PATH": "", **environment},
+        env={"LD_LIBRARY_PATH": str(driver), "PATH": "", "PYTHONPATH": tree, **environment},
         capture_output=True,
         text=True,
     )
@@ -63,6 +65,12 @@ def ask(driver: Path, **environment: str) -> str:
 
 def test_the_first_gpu_is_described(driver: Path) -> None:
     assert ask(driver, INIT="0", COUNT="1") == "Orin 87 sm_87 12.6"
+
+
+def test_another_gpu_is_found_by_its_number(driver: Path) -> None:
+    assert "There is no GPU 3. The driver shows 2 to this process" in ask(driver, INIT="0", COUNT="2", GPU="3")
+    # This driver opens the first alone: it was asked for the second.
+    assert "GPU 1 cannot be opened (CUresult 1)" in ask(driver, INIT="0", COUNT="2", GPU="1")
 
 
 def test_a_driver_that_does_not_start_is_missing(driver: Path) -> None:

@@ -176,6 +176,15 @@ def test_every_option_reaches_the_builder(name: str, told: dict[str, Any]) -> No
     assert model["again"] == model["engine"], "and read"
 
 
+def test_options_for_special_engines_reach_the_builder(told: dict[str, Any]) -> None:
+    """For later releases, other GPUs, other weights, and with the plugin inside. Building them needs a GPU."""
+    assert told["kinds"] == {
+        "flags": ["VERSION_COMPATIBLE", "REFIT", "STRIP_PLAN"],
+        "levels": ["AMPERE_PLUS"],
+        "plugins": [True],
+    }
+
+
 def test_progress_is_told_and_ends_on_an_interrupt(told: dict[str, Any]) -> None:
     model = told["models"]["none"]
     assert model["lines"][0].startswith("Building: ")

@@ -33,6 +33,7 @@ OBJECTS = {
         "kinds": "NetworkDefinitionCreationFlag",
     },
     "runtime/engine/builder/progress.py": {},
+    "runtime/engine/builder/special.py": {"config": "IBuilderConfig"},
     "runtime/bundle/device/run_engine.py": {
         "registry": "IPluginRegistry",
         "Runtime": "Runtime",

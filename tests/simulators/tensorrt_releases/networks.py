@@ -55,6 +55,7 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
             name: model(opened, Path(path), library if kind == "library" else None, scratch / f"{name}.times")
             for name, (path, kind) in asked["models"].items()
         },
+        "kinds": kinds(opened, served, library),
         "stripped": stripped(opened, served, library),
         "aot": refused(lambda: network.parse(opened, read_source(served), "aot", [])) if asked["aot"] else [],
         "unknown": refused(lambda: network.parse(opened, read_source(Path(asked["unknown"])), "none", [])),
@@ -187,6 +188,28 @@ def cancelled(opened: TensorRTLibrary, parsed: Any, asked: BuildRequest, profile
     except KeyboardInterrupt:
         return True
     return False
+
+
+def kinds(opened: TensorRTLibrary, path: Path, library: Library) -> dict[str, Any]:
+    """What the builder's configuration has of the options for special engines; they are built on a GPU alone."""
+    trt, source = opened.trt, read_source(path)
+    asked = BuildRequest(
+        path, path.with_suffix(".engine"), "tensorrt", plugin=PluginChoice("library", library=library),
+        version_compatible=True, hardware_compatible="ampere-plus", refit=True, strip_weights=True, embed_plugin=True,
+    )  # fmt: skip
+    parsed = network.parse(opened, source, "none", [])
+    # TensorRT-RTX, which stands below, keeps no level.
+    levels: list[Any] = []
+    kept = property(lambda config: levels[-1], lambda config, level: levels.append(level))
+    with mock.patch.object(trt.IBuilderConfig, "hardware_compatibility_level", kept):
+        config = network._configuration(opened, asked, [], [], None, None)(parsed.builder, parsed.definition)
+    told = ("VERSION_COMPATIBLE", "REFIT", "STRIP_PLAN")
+    library_bytes = Path(library.image).read_bytes()
+    return {
+        "flags": [name for name in told if config.get_flag(getattr(trt.BuilderFlag, name))],
+        "levels": [str(level).rpartition(".")[2] for level in levels],
+        "plugins": [Path(name).read_bytes() == library_bytes for name in config.plugins_to_serialize],
+    }
 
 
 def stripped(opened: TensorRTLibrary, path: Path, library: Library) -> list[Any]:

@@ -101,7 +101,7 @@ def program(arch: Arch, source: str, *flags: str) -> Path:
     for headers in (find_tensorrt_headers(arch), find_cuda_headers(arch)):
         includes += ["-isystem", str(headers.folder)]
     command = [*compiler(arch).command, "-std=c++17", "-O1", "-Wall", "-Werror", *includes, *flags]
-    subprocess.run([*command, "-o", str(output), str(SOURCES / source), "-ldl"], check=True)
+    subprocess.run([*command, "-o", str(output), str(SOURCES / source), "-ldl", "-pthread"], check=True)
     return output
 
 

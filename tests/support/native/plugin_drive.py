@@ -49,6 +49,7 @@ class Driven:
         self.loads = [call for call in calls if call["call"] == "load"]
         ptx = log.with_name(log.name + ".ptx")
         self.ptx = ptx.read_text() if ptx.exists() else ""
+        self.calls = calls
         self.launches = [call for call in calls if call["call"] == "launch"]
 
 
@@ -64,13 +65,18 @@ def drive(
     refuse: str = "",
     driver: bool = True,
     tensorrt: Path | None = None,
+    **circumstances: str,
 ) -> Driven:
-    """Make a plugin from fields and launch it twice, with the stand-in for the CUDA driver."""
+    """Make a plugin from fields and launch it twice, with the stand-in for the CUDA driver.
+
+    `circumstances` are further variables of `drive` and `fake_cuda`, in lower case.
+    """
     arch = arch or host_arch()
     log = tmp_path / "calls"
     for old in tmp_path.glob("calls*"):
         old.unlink()
     environment = {"FAKE_CUDA_LOG": str(log), "FAKE_CUDA_CAPABILITY": str(capability), "FAKE_CUDA_REFUSE": refuse}
+    environment |= {name.upper(): value for name, value in circumstances.items()}
     if driver:
         environment["LD_LIBRARY_PATH"] = str(stand_in_driver(arch))
     if tensorrt is not None:

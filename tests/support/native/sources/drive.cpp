@@ -4,6 +4,9 @@
 //
 //   drive LIBRARY OP_TYPE DTYPE SHAPE [FIELD=INT,INT|FIELD=FLOATf ...]
 //
+// DRIVE_THREAD: it is launched by a thread of its own.
+// DRIVE_SHIFT: "name=bytes": where the last launch finds "query", "key", "value" or the output too late by that much.
+// DRIVE_PROFILE: the largest shape of query, key and value in the profile.
 // DRIVE_TENSORRT: a library whose function `finder` returns the ILoggerFinder to give to the plugin library.
 #include <NvInferRuntime.h>
 
@@ -15,6 +18,7 @@
 #include <deque>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 using namespace nvinfer1;
@@ -79,6 +83,15 @@ PluginTensorDesc describe(DataType type, std::vector<int64_t> const& sizes) {
   return desc;
 }
 
+std::vector<int64_t> sizesOf(char const* text) {
+  std::vector<int64_t> sizes;
+  std::stringstream parts(text);
+  for (std::string part; std::getline(parts, part, ',');) {
+    sizes.push_back(std::atoll(part.c_str()));
+  }
+  return sizes;
+}
+
 int32_t of(Fields const& fields, char const* name, size_t index = 0) {
   int32_t found = 0;
   size_t next = 0;
@@ -130,6 +143,11 @@ void run(IPluginV3* plugin, std::vector<PluginTensorDesc> const& inputs) {
   for (PluginTensorDesc const& desc : inputs) {
     all.push_back(DynamicPluginTensorDesc{desc, desc.dims, desc.dims, desc.dims});
   }
+  if (char const* largest = std::getenv("DRIVE_PROFILE")) {
+    for (size_t i = 0; i < 3; ++i) {
+      all[i].max = describe(inputs[0].type, sizesOf(largest)).dims;
+    }
+  }
   all.push_back(all[0]);
   int32_t const count = static_cast<int32_t>(inputs.size());
   std::printf("\"supported\": [");
@@ -149,14 +167,36 @@ void run(IPluginV3* plugin, std::vector<PluginTensorDesc> const& inputs) {
   }
   void* output = reinterpret_cast<void*>(uintptr_t{0x900000000});
   cudaStream_t const stream = reinterpret_cast<cudaStream_t>(uintptr_t{0x55});
-  std::printf("\"enqueue\": [");
-  for (int32_t i = 0; i < 2; ++i) {
-    int32_t const result = runtime->enqueue(inputs.data(), inputs.data(), addresses.data(), &output, nullptr, stream);
-    std::printf("%s%d", i != 0 ? ", " : "", result);
+  auto const launch = [&] {
+    return runtime->enqueue(inputs.data(), inputs.data(), addresses.data(), &output, nullptr, stream);
+  };
+  auto const launches = [&] {
+    std::printf("\"enqueue\": [");
+    for (int32_t i = 0; i < 2; ++i) {
+      std::printf("%s%d", i != 0 ? ", " : "", launch());
+    }
+    std::printf("]");
+  };
+  if (std::getenv("DRIVE_THREAD") != nullptr) {
+    std::thread(launches).join();
+  } else {
+    launches();
   }
-  output = reinterpret_cast<void*>(uintptr_t{0x900000008});
-  std::printf("], \"unaligned\": %d",
-              runtime->enqueue(inputs.data(), inputs.data(), addresses.data(), &output, nullptr, stream));
+  if (char const* shift = std::getenv("DRIVE_SHIFT")) {
+    std::string const text = shift;
+    std::string const name = text.substr(0, text.find('='));
+    uintptr_t const bytes = static_cast<uintptr_t>(std::atoi(text.c_str() + name.size() + 1));
+    char const* const names[] = {"query", "key", "value"};
+    for (int32_t i = 0; i < 3; ++i) {
+      if (name == names[i]) {
+        addresses[i] = reinterpret_cast<void const*>(reinterpret_cast<uintptr_t>(addresses[i]) + bytes);
+      }
+    }
+    if (name == "output") {
+      output = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(output) + bytes);
+    }
+    std::printf(", \"shifted\": %d", launch());
+  }
   delete attached;
 }
 
@@ -178,11 +218,7 @@ int main(int argc, char** argv) {
     std::printf("\"created\": false}\n");
     return 0;
   }
-  std::vector<int64_t> shape;
-  std::stringstream sizes(argv[4]);
-  for (std::string part; std::getline(sizes, part, ',');) {
-    shape.push_back(std::atoll(part.c_str()));
-  }
+  std::vector<int64_t> const shape = sizesOf(argv[4]);
   Fields fields;
   for (int i = 5; i < argc; ++i) {
     fields.add(argv[i]);
@@ -200,6 +236,14 @@ int main(int argc, char** argv) {
     delete read;
     run(clone, inputsOf(opType, typeCalled(argv[3]), shape, fields));
     delete clone;
+    char loaded[2048] = "";
+    auto const kernels = reinterpret_cast<size_t (*)(char*, size_t)>(dlsym(library, "localattn_loaded_kernels"));
+    kernels(loaded, sizeof(loaded));
+    std::fputs(", \"kernels\": \"", stdout);
+    for (char const* at = loaded; *at != '\0'; ++at) {
+      std::fputs(*at == '\n' ? "\\n" : std::string(1, *at).c_str(), stdout);
+    }
+    std::fputs("\"", stdout);
   }
   std::printf("}\n");
   return 0;
