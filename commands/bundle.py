@@ -114,11 +114,19 @@ def create(
     triton_instances: Annotated[
         int, typer.Option(min=1, max=LARGEST_SIZE, help="Copies of the model that run at once.")
     ] = 1,
+    triton_threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=LARGEST_SIZE,
+            help="CPU threads of each copy. (Default: 1 for step files and several copies, else all.)",
+        ),
+    ] = None,
     triton_max_batch: Annotated[
-        int, typer.Option(min=1, max=LARGEST_SIZE, help="Requests joined in a call, if batch is open.")
+        int, typer.Option(min=1, max=LARGEST_SIZE, help="Requests joined in a call, if rows are proven independent.")
     ] = 8,
-    triton_sequences: Annotated[
-        int, typer.Option(min=1, max=LARGEST_SIZE, help="Sequences an instance serves, for step files.")
+    max_sequences: Annotated[
+        int, typer.Option(min=1, max=LARGEST_SIZE, help="Sequences a copy of a step file serves; the next one waits.")
     ] = 16,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier bundle.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest and nothing else, as JSON.")] = False,
@@ -146,7 +154,7 @@ def create(
             load_inputs=tuple(load_inputs or ()),
             plugins=tuple(plugin_library or ()),
             engines=tuple(engine or ()),
-            triton=Serving(triton_instances, triton_max_batch, triton_sequences) if triton else None,
+            triton=Serving(triton_instances, triton_max_batch, max_sequences, triton_threads) if triton else None,
             onnxruntime_web=(onnxruntime_web or NPM_FOLDER) if web else None,
             atol=atol,
             rtol=rtol,

@@ -27,7 +27,7 @@ OPTIONS = {
     ),
     "Building": ("timing_cache", "workspace", "builder_optimization_level", "jobs"),
     "Measuring": ("duration", "iterations", "warmup", "rounds", "percentile", "profile", "top", "rows"),
-    "Triton": ("triton", "triton_instances", "triton_max_batch", "triton_sequences"),
+    "Triton": ("triton", "triton_instances", "triton_threads", "triton_max_batch", "max_sequences"),
     "Checks": (
         "checks",
         "atol",
