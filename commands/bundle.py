@@ -199,7 +199,13 @@ def _on_device(bundle: Path, name: str) -> str:
 @app.command()
 def verify(
     bundle: Annotated[Path, typer.Argument(help="A bundle: folder or tar.", show_default=False), INPUT],
-    model: Annotated[str | None, typer.Option(help="Run only this model of the bundle.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Run only this model of the bundle; with --server, this one of the server.")
+    ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(help="Send the samples to a server of the Open Inference Protocol v2: http://HOST:8000."),
+    ] = None,
     provider: Annotated[str, typer.Option(help="Of onnxruntime: auto, cpu, cuda or tensorrt.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")] = None,
     files_only: Annotated[bool, typer.Option("--files-only", help="Check the files and run nothing.")] = False,
@@ -215,20 +221,30 @@ def verify(
     quiet: QuietOption = False,
 ) -> None:
     """Check every file of a bundle, then run its samples and compare. Exit codes 0, 1, 2, 3."""
+    if server is not None:
+        here = {"--provider": provider != "auto", "--threads": threads is not None, "--files-only": files_only}
+        for option in (name for name, given in {**here, "--run-libraries": run_libraries}.items() if given):
+            raise typer.BadParameter("it does not go with --server, which runs nothing here", param_hint=option)
     with progress() as step:
         step("Checking the bundle")
         from ..runtime.bundle.device.results import report_lines
-        from ..runtime.bundle.verify import verify_bundle
 
-        found = verify_bundle(
-            bundle,
-            model=model,
-            provider=provider,
-            threads=threads,
-            files_only=files_only,
-            manifest_sha256=manifest_sha256,
-            run_libraries=run_libraries,
-        )
+        if server is not None:
+            from ..runtime.bundle.verify_server import verify_on_server
+
+            found = verify_on_server(bundle, server, model, manifest_sha256)
+        else:
+            from ..runtime.bundle.verify import verify_bundle
+
+            found = verify_bundle(
+                bundle,
+                model=model,
+                provider=provider,
+                threads=threads,
+                files_only=files_only,
+                manifest_sha256=manifest_sha256,
+                run_libraries=run_libraries,
+            )
     if output_format is Format.json:
         document = {"bundle": found.manifest["name"], "manifest_sha256": found.manifest_sha256, **found.report}
         print_json(document)

@@ -32,6 +32,9 @@ from .triton import (
 if TYPE_CHECKING:
     from ...core.documents.step_facts import StepFacts
 
+# A file in the place of Python's folder: a server that imports the model writes nothing into the bundle, and reads
+# nothing that another put there.
+_NO_BYTECODE = b"This file keeps Python from writing bytecode into the bundle.\n"
 _STREAM = Path(__file__).parent / "serving" / "stream_model.py"
 
 
@@ -68,7 +71,7 @@ class Repository:
         self.home = f"triton/{self._name}/1"
         self.served: list[str] = []
         self.notes: list[str] = []
-        self._facts = Served(libraries=self._kernels(plugins), gpu=self._part.dtype == "bf16")
+        self._facts = Served(libraries=self._kernels(plugins), gpu=_is_bf16(self._part))
 
     def write_model(self, samples: Sequence[Sample]) -> None:
         """Write the configuration of the ONNX file; for a step file also its served copy and the initial states.
@@ -146,7 +149,7 @@ class Repository:
         """Write the Python model that takes any number of positions a request, or note why there is none."""
         name, part = f"{self._name}_stream", self._part
         data, output = other_tensors(part, step)
-        if part.dtype == "bf16" or any(spec.name == "attn_bias" for spec in data):
+        if self._facts.gpu or any(spec.name == "attn_bias" for spec in data):
             self.notes.append(f"{name} is not written: numpy has no bf16, and a bias is no sequence.")
             return
         rows = self._rows_of_step(step, data, samples)
@@ -172,6 +175,7 @@ class Repository:
         text = json.dumps(facts, indent=1, allow_nan=False).encode() + b"\n"
         self._files.add(f"triton/{name}/1/stream.json", text, "triton")
         self._files.add(f"triton/{name}/1/model.py", _STREAM.read_bytes(), "triton")
+        self._files.add(f"triton/{name}/1/__pycache__", _NO_BYTECODE, "triton")
         joined = f"Up to {rows} sequences at the same position share a call" if rows > 1 else "Sequences are not joined"
         self.notes.append(
             f"{name} takes any number of positions a request, a prompt in one. It needs numpy and onnxruntime in the "
@@ -222,6 +226,10 @@ class Repository:
     def _start_values(self, name: str, step: StepFacts) -> None:
         for filename, content in initial_states(step).items():
             self._files.add(f"triton/{name}/initial_state/{filename}", content, "triton")
+
+
+def _is_bf16(part: ModelPart) -> bool:
+    return part.dtype == "bf16" or any(spec.dtype == "bfloat16" for spec in (*part.inputs, *part.outputs))
 
 
 def _chunk(part: ModelPart) -> int:

@@ -182,7 +182,6 @@ class _Rows:
         if len(shape) < 2:
             return np.ones(shape, np.bool_)
         kept = self._generator.integers(min(1, shape[-1]), shape[-1] + 1, (*shape[:-1], 1))
-        kept[0] = shape[-1]
         return np.broadcast_to(np.arange(shape[-1]) < kept, shape)
 
 

@@ -4,7 +4,8 @@ Needs numpy and onnxruntime in the server's Python. `stream.json` beside this fi
 
 A request belongs to a sequence, whose caches stay here between its requests: whole chunks of its tokens go through the
 prefill file, the rest through the step file. Where the files take several rows, sequences at the same position share a
-call. With `new_tokens` the model goes on by itself, and its tokens are part of the sequence.
+call. With `new_tokens` the model goes on by itself; the last token it draws is not consumed, and begins the client's
+next request.
 """
 
 from __future__ import annotations
@@ -27,11 +28,10 @@ class Refused(Exception):
 
 
 class Sequence:
-    """One sequence: its caches, how many positions they hold, and the token that was drawn and not consumed yet."""
+    """One sequence: its caches, and how many positions they hold."""
 
     def __init__(self, caches: dict[str, Any]) -> None:
         self.caches, self.position, self.used = caches, 0, time.monotonic()
-        self.drawn: list[int] = []
         self.generator = np.random.Generator(np.random.PCG64(0))
 
 
@@ -41,7 +41,7 @@ class Work:
     def __init__(self, sequence: Sequence, feed: dict[str, Any], length: int, new: int, temperature: float) -> None:
         self.sequence, self.feed, self.length = sequence, feed, length
         self.new, self.temperature = new, temperature
-        self.done, self.answered = 0, length
+        self.done, self.answered = 0, length  # the client's own positions
         self.outputs: list[Any] = []
         self.generated: list[int] = []
         self.error = ""
@@ -123,21 +123,13 @@ class TritonPythonModel:
             raise Refused(f"{_NEW} and {_TEMPERATURE} must be 0 or more.")
         if seed := int(self._number(request, _SEED)):
             sequence.generator = np.random.Generator(np.random.PCG64(abs(seed)))
-        most = self.facts["max_positions"]
-        # The token that is drawn last is consumed with the next request.
-        total = sequence.position + len(sequence.drawn) + length + max(0, new - 1)
-        if most is not None and total > most:
+        most, needed = self.facts["max_positions"], length + max(0, new - 1)
+        if most is not None and sequence.position + needed > most:
             raise Refused(
-                f"The model has {most} positions: {sequence.position + len(sequence.drawn)} are used, and this request "
-                f"needs {length + max(0, new - 1)} more. Send fewer tokens, or begin a new sequence."
+                f"The model has {most} positions: {sequence.position} are used, and this request needs {needed} more. "
+                "Send fewer tokens, or begin a new sequence."
             )
-        work = Work(sequence, feed, length, new, temperature)
-        if sequence.drawn:
-            drawn = np.array([sequence.drawn], feed[first].dtype)
-            work.feed, work.length = {first: np.concatenate([drawn, feed[first]], 1)}, length + 1
-            sequence.drawn = []
-        work.answered = length  # without the one drawn before
-        return work
+        return Work(sequence, feed, length, new, temperature)
 
     @staticmethod
     def _array(request: Any, name: str) -> Any:
@@ -171,7 +163,6 @@ class TritonPythonModel:
         token = self._draw(work.outputs[-1][0, -1], work)
         work.generated.append(token)
         if len(work.generated) == work.new:
-            work.sequence.drawn = [token]
             return False
         name = self.facts["inputs"][0]["name"]
         dtype = work.feed[name].dtype
@@ -234,8 +225,8 @@ class TritonPythonModel:
             whole = np.concatenate(work.outputs, self.axis)
             start = whole.shape[self.axis] - max(0, len(work.generated) - 1) - work.answered
             answer = whole[_places(self.axis, start, work.answered)]
-            yield utils.Tensor.from_dlpack(self.output, np.ascontiguousarray(answer))
-        if _GENERATED in wanted:
+            yield utils.Tensor.from_dlpack(self.output, answer.copy())  # the server refuses a view's strides
+        if _GENERATED in wanted and work.generated:
             yield utils.Tensor.from_dlpack(_GENERATED, np.array([work.generated], np.int64))
 
 

@@ -28,8 +28,8 @@ from localattn.core.storage.files import sha256
 from localattn.core.tensors import TensorSpec
 from localattn.runtime.bundle.create import BundleRequest, create_bundle
 from localattn.runtime.bundle.triton import Serving, model_config, served_name
-from localattn.runtime.inputs.rows import open_batch
 from localattn.runtime.bundle.verify import verify_bundle
+from localattn.runtime.inputs.rows import open_batch
 
 from ...conftest import TINY, Finished, save_upstream
 from ...support.models.bundles import open_model, tiny_model  # noqa: F401

@@ -95,7 +95,7 @@ class TritonPythonModel:
 
     def reply(self, outputs: dict[str, Any]) -> Any:
         names = [tensor["name"] for tensor in self.config["output"]]
-        arrays = {name: np.ascontiguousarray(np.atleast_1d(outputs[name])) for name in names}
+        arrays = {name: np.atleast_1d(outputs[name]).copy() for name in names}
         return utils.InferenceResponse([utils.Tensor.from_dlpack(name, array) for name, array in arrays.items()])
 
     @staticmethod
