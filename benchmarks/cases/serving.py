@@ -1,0 +1,143 @@
+"""Bundles of the shipped model on a real Triton server: requests a second, and tokens a second of several sequences.
+
+The server's own onnxruntime backend is not on PyPI: the stand-in of the tests runs the file, one process an instance.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from localattn.core.machine.processor import host_arch
+from localattn.demo import checkpoint_path, config_path
+from localattn.exporter.export import ExportRequest, export
+from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.step_export import StepRequest, export_steps
+from localattn.runtime.bundle.create import BundleRequest, create_bundle
+from localattn.runtime.bundle.open_inference import Server
+from localattn.runtime.bundle.triton import Serving
+
+CONCURRENCY = (1, 2, 4, 8)
+LENGTH, TOKENS = 512, 64
+# What is served, by its title: instances, threads of each, and whether with the compiled kernel.
+SETTINGS: dict[str, tuple[int, int | None, bool]] = {
+    "as written": (1, None, False),
+    "with the kernel": (1, None, True),
+    "2 instances, one thread each": (2, 1, False),
+    "2 instances, one thread each, with the kernel": (2, 1, True),
+}
+
+
+def prepare(folder: Path, library: Path, tell: Callable[[str], None]) -> None:
+    """Export the shipped model twice and write a bundle for each setting; not timed."""
+    weights, config = checkpoint_path(), config_path()
+    tell("Exporting")
+    full, steps = folder / "full.onnx", folder / "steps.onnx"
+    shapes = ShapeRequest(seq_len=LENGTH)
+    export(ExportRequest(weights, full, config=config, shapes=shapes, dynamic=("batch",), quick=True))
+    export_steps(StepRequest(ExportRequest(weights, steps, config=config, quick=True)))
+    for index, (instances, threads, kernel) in enumerate(SETTINGS.values()):
+        tell(f"Bundle {index}")
+        serving = Serving(instances=instances, threads=threads)
+        libraries = (library,) if kernel else ()
+        create_bundle(BundleRequest(full, folder / f"bundle{index}", plugins=libraries, triton=serving))
+    create_bundle(BundleRequest(steps, folder / "streams", plugins=(library,), triton=Serving(instances=2)))
+
+
+def measure(folder: Path, seconds: float, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Serve each bundle in turn, and count what clients get.
+
+    Args:
+        folder: where `prepare` wrote.
+        seconds: of each figure.
+        tell: is told each step.
+    """
+    requests = []
+    tokens = np.random.default_rng(0).integers(0, 256, (1, LENGTH))
+    for index, title in enumerate(SETTINGS):
+        with _served(folder / f"bundle{index}", folder / f"scratch{index}") as url:
+            server = Server(url)
+            row: dict[str, Any] = {"setting": title}
+            for clients in CONCURRENCY:
+                rates = _rates(clients, seconds, lambda _, s=server: s.infer("full", {"tokens": tokens}, ["logits"]))
+                row[str(clients)] = rates
+                tell(f"{title}, {clients} clients: {rates:.1f} requests/s")
+            requests.append(row)
+    streams = []
+    with _served(folder / "streams", folder / "scratch_streams") as url:
+        server = Server(url)
+        for title, model, count in (
+            ("one token a request", "steps", 1),
+            (f"{TOKENS} tokens a request", "steps_stream", TOKENS),
+        ):
+            row = {"setting": title}
+            for clients in CONCURRENCY:
+                rates = count * _rates(clients, seconds, _Client(server, model, count))
+                row[str(clients)] = rates
+                tell(f"{title}, {clients} sequences: {rates:.0f} tokens/s")
+            streams.append(row)
+    return {"length": LENGTH, "requests": requests, "streams": streams}
+
+
+class _Client:
+    """A client of each sequence, which begins anew before the model's last position."""
+
+    def __init__(self, server: Server, model: str, count: int) -> None:
+        self._server, self._model, self._count = server, model, count
+        self._sent: dict[int, int] = {}
+
+    def __call__(self, client: int) -> None:
+        sent = self._sent.get(client, 0)
+        last = sent >= 256
+        tokens = {"tokens": np.array([[101]])}
+        more = {"new_tokens": np.array([[self._count]], np.int32)} if self._count > 1 else {}
+        wanted = ["generated" if more else "logits"]
+        flags = {"sequence_id": client + 1, "sequence_start": sent == 0, "sequence_end": last}
+        self._server.infer(self._model, tokens | more, wanted, **flags)
+        self._sent[client] = 0 if last else sent + self._count
+
+
+@contextlib.contextmanager
+def _served(bundle: Path, scratch: Path) -> Iterator[str]:
+    from localattn.tests.support.serving.triton import serve
+
+    scratch.mkdir(exist_ok=True)
+    kernels = bundle / "kernels" / host_arch()
+    with serve([bundle / "triton"], scratch, {"LD_LIBRARY_PATH": str(kernels), "OMP_NUM_THREADS": "2"}) as server:
+        yield server.url
+
+
+def _rates(clients: int, seconds: float, ask: Callable[[int], object]) -> float:
+    """Return answers a second of clients that each wait for their last answer: the median of three rounds."""
+
+    def work(client: int) -> int:
+        count = 0
+        while time.perf_counter() < end:
+            ask(client)
+            count += 1
+        return count
+
+    found = []
+    for _ in range(3):
+        start = time.perf_counter()
+        end = start + seconds / 3
+        with ThreadPoolExecutor(clients) as pool:
+            total = sum(pool.map(work, range(clients)))
+        found.append(total / (time.perf_counter() - start))
+    return median(found)
+
+
+def print_serving(result: dict[str, Any]) -> None:
+    """Print both tables as Markdown."""
+    for title in ("requests", "streams"):
+        print(f"\n| {title} a second | {' | '.join(map(str, CONCURRENCY))} |")
+        print(f"|---|{'---|' * len(CONCURRENCY)}")
+        for row in result[title]:
+            print(f"| {row['setting']} | {' | '.join(f'{row[str(n)]:.3g}' for n in CONCURRENCY)} |")
