@@ -207,7 +207,7 @@ def parse_arguments() -> argparse.Namespace:
     precision.add_argument("--rows", type=int, default=4, help="sequences of each kind")
     serving.add_argument("folder", type=Path, help="the bundles to serve; with --library they are made there")
     serving.add_argument("--library", type=Path, help="make the bundles, with this library of kernels; no timing")
-    serving.add_argument("--seconds", type=float, default=4, help="of each figure")
+    serving.add_argument("--seconds", type=float, default=3, help="of each figure")
     startup.add_argument("--samples", type=int, default=15, help="samples of each command")
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)

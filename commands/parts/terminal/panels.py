@@ -23,7 +23,7 @@ OPTIONS = {
     "Generation": ("max_tokens", "length", "temperature", "top_k", "top_p", "echo"),
     "Where it runs": (
         *("backend", "runtime", "target", "arch", "provider", "threads", "plugin", "plugin_library", "cuda_graph"),
-        "run_libraries",
+        *("run_libraries", "server"),
     ),
     "Building": ("timing_cache", "workspace", "builder_optimization_level", "jobs"),
     "Measuring": ("duration", "iterations", "warmup", "rounds", "percentile", "profile", "top", "rows"),

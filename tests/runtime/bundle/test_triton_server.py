@@ -330,3 +330,45 @@ def test_the_server_warmed_up_with_the_sample(served: Served) -> None:
     tokens = served.sample("open")[0]["tokens"]
     raw = (served.bundles["open"] / "triton/open/warmup/input_0").read_bytes()
     np.testing.assert_array_equal(np.frombuffer(raw, np.int64), tokens[0])
+
+
+@pytest.mark.slow
+def test_the_compiled_kernel_is_found_by_its_bare_name(tiny_model: Path, tmp_path: Path) -> None:
+    from localattn.core.machine.processor import host_arch
+
+    from ...support.native.cpu_build import library
+
+    bundle = tmp_path / "b"
+    create_bundle(BundleRequest(tiny_model, bundle, plugins=(Path(library()),), triton=Serving()))
+    config = (bundle / "triton/tiny/config.pbtxt").read_text()
+    assert 'op_library_filename: ["liblocalattn_onnxruntime.so"]' in config and "KIND_CPU" in config
+    readme = (bundle / "README.md").read_text()
+    assert f'export LD_LIBRARY_PATH="$PWD/kernels/{host_arch()}:$LD_LIBRARY_PATH"' in readme
+    profile = tmp_path / "profile"
+    profile.mkdir()
+    settings = {"LD_LIBRARY_PATH": str(bundle / "kernels" / host_arch()), "LOCALATTN_TEST_PROFILE": str(profile)}
+    inputs = dict(np.load(bundle / "samples/tiny.0.inputs.npz"))
+    with serve([bundle / "triton"], tmp_path, settings) as server:
+        answer = infer(server.url, "tiny", inputs)
+    expected = np.load(bundle / "samples/tiny.0.outputs.npz")["logits"]
+    np.testing.assert_allclose(answer["logits"], expected, atol=1e-4)
+    (events,) = [json.loads(path.read_text()) for path in profile.iterdir()]
+    assert "WindowedAttention" in {e["args"].get("op_name") for e in events if e.get("cat") == "Node"}
+    (tmp_path / "without").mkdir()
+    with serve([bundle / "triton"], tmp_path / "without") as server:  # not found: refused, and the server goes on
+        assert not server.ready("tiny")
+
+
+def test_the_manifests_serve_the_repository() -> None:
+    yaml = pytest.importorskip("yaml")
+    examples = Path(__file__).parents[3] / "examples/serving"
+    (kserve,) = yaml.safe_load_all((examples / "kserve.yaml").read_text())
+    model = kserve["spec"]["predictor"]["model"]
+    assert model["modelFormat"] == {"name": "triton"} and model["protocolVersion"] == "v2"
+    assert model["storageUri"].endswith("/triton")
+    deployment, service = yaml.safe_load_all((examples / "triton.yaml").read_text())
+    pod = deployment["spec"]["template"]
+    assert pod["metadata"]["labels"].items() >= service["spec"]["selector"].items()
+    (container,) = pod["spec"]["containers"]
+    assert "--model-repository=/bundle/triton" in container["args"][0]
+    assert container["volumeMounts"][0]["mountPath"] == "/bundle"
