@@ -88,7 +88,7 @@ class Repository:
         if self._facts.gpu:
             self.notes.append(
                 f"{filename} is bf16, which onnxruntime computes on GPUs only: {self._name} does not load in a server "
-                "without one. With --exit-on-error=false the other models are served all the same."
+                "without one. Started as the README says, the server serves the other models all the same."
             )
         if step is None:
             self._prove_rows(samples)
@@ -104,7 +104,7 @@ class Repository:
                 "too, as one request with the same sequence id, the first with sequence_start."
             )
             self.notes.append(
-                f"An instance serves {self._serving.sequences} sequences (--max-sequences). The next one waits until "
+                f"An instance serves {self._serving.sequences} sequences at a time. The next one waits until "
                 f"one of them ends with sequence_end or is silent for {IDLE_SECONDS} seconds: give clients a timeout."
             )
         facts = self._facts
