@@ -26,6 +26,7 @@ from localattn.runtime.bundle.triton import Serving
 
 CONCURRENCY = (1, 2, 4, 8)
 LENGTH, TOKENS = 512, 64
+_ROUNDS = 3
 # What is served, by its title: instances, threads of each, and whether with the compiled kernel.
 SETTINGS: dict[str, tuple[int, int | None, bool]] = {
     "as written": (1, None, False),
@@ -59,31 +60,27 @@ def measure(folder: Path, seconds: float, tell: Callable[[str], None]) -> dict[s
         seconds: of each figure.
         tell: is told each step.
     """
-    requests = []
     tokens = np.random.default_rng(0).integers(0, 256, (1, LENGTH))
-    for index, title in enumerate(SETTINGS):
-        with _served(folder / f"bundle{index}", folder / f"scratch{index}") as url:
-            server = Server(url)
-            row: dict[str, Any] = {"setting": title}
-            for clients in CONCURRENCY:
-                rates = _rates(clients, seconds, lambda _, s=server: s.infer("full", {"tokens": tokens}, ["logits"]))
-                row[str(clients)] = rates
-                tell(f"{title}, {clients} clients: {rates:.1f} requests/s")
-            requests.append(row)
-    streams = []
-    with _served(folder / "streams", folder / "scratch_streams") as url:
-        server = Server(url)
-        for title, model, count in (
-            ("one token a request", "steps", 1),
-            (f"{TOKENS} tokens a request", "steps_stream", TOKENS),
-        ):
-            row = {"setting": title}
-            for clients in CONCURRENCY:
-                rates = count * _rates(clients, seconds, _Client(server, model, count))
-                row[str(clients)] = rates
-                tell(f"{title}, {clients} sequences: {rates:.0f} tokens/s")
-            streams.append(row)
-    return {"length": LENGTH, "requests": requests, "streams": streams}
+    asks: dict[tuple[str, str], tuple[int, Callable[[int], object]]] = {}
+    with contextlib.ExitStack() as stack:
+        for index, title in enumerate(SETTINGS):
+            server = Server(stack.enter_context(_served(folder / f"bundle{index}", folder / f"scratch{index}")))
+            asks["requests", title] = 1, lambda _, s=server: s.infer("full", {"tokens": tokens}, ["logits"])
+        server = Server(stack.enter_context(_served(folder / "streams", folder / "scratch_streams")))
+        asks["streams", "one token a request"] = 1, _Client(server, "steps", 1)
+        asks["streams", f"{TOKENS} tokens a request"] = TOKENS, _Client(server, "steps_stream", TOKENS)
+        rates: dict[tuple[str, str, int], list[float]] = {}
+        for turn in range(_ROUNDS):  # in turns, so that a busy machine slows all alike
+            tell(f"Round {turn + 1} of {_ROUNDS}")
+            for (kind, title), (count, ask) in asks.items():
+                for clients in CONCURRENCY:
+                    found = count * _rate(clients, seconds / _ROUNDS, ask)
+                    rates.setdefault((kind, title, clients), []).append(found)
+    tables: dict[str, list[dict[str, Any]]] = {"requests": [], "streams": []}
+    for kind, title in asks:
+        row = {str(clients): median(rates[kind, title, clients]) for clients in CONCURRENCY}
+        tables[kind].append({"setting": title, **row, "rounds": [rates[kind, title, n] for n in CONCURRENCY]})
+    return {"length": LENGTH, **tables}
 
 
 class _Client:
@@ -114,8 +111,8 @@ def _served(bundle: Path, scratch: Path) -> Iterator[str]:
         yield server.url
 
 
-def _rates(clients: int, seconds: float, ask: Callable[[int], object]) -> float:
-    """Return answers a second of clients that each wait for their last answer: the median of three rounds."""
+def _rate(clients: int, seconds: float, ask: Callable[[int], object]) -> float:
+    """Return answers a second of clients that each wait for their last answer."""
 
     def work(client: int) -> int:
         count = 0
@@ -124,14 +121,11 @@ def _rates(clients: int, seconds: float, ask: Callable[[int], object]) -> float:
             count += 1
         return count
 
-    found = []
-    for _ in range(3):
-        start = time.perf_counter()
-        end = start + seconds / 3
-        with ThreadPoolExecutor(clients) as pool:
-            total = sum(pool.map(work, range(clients)))
-        found.append(total / (time.perf_counter() - start))
-    return median(found)
+    start = time.perf_counter()
+    end = start + seconds
+    with ThreadPoolExecutor(clients) as pool:
+        total = sum(pool.map(work, range(clients)))
+    return total / (time.perf_counter() - start)
 
 
 def print_serving(result: dict[str, Any]) -> None:
