@@ -1,4 +1,4 @@
-"""`python -m benchmarks {node,aft,peers,model,export,generate,precision,startup,plot,all}`."""
+"""`python -m benchmarks {node,aft,peers,model,export,generate,precision,startup,serving,plot,all}`."""
 
 from __future__ import annotations
 
@@ -149,6 +149,19 @@ def run_precision(options: argparse.Namespace) -> bool:
     return True
 
 
+def run_serving(options: argparse.Namespace) -> bool:
+    from .cases import serving
+
+    if options.library is not None:
+        options.folder.mkdir(parents=True)
+        serving.prepare(options.folder, options.library, _tell)
+        return True
+    result = serving.measure(options.folder, options.seconds, _tell)
+    write_result("serving", result)
+    serving.print_serving(result)
+    return True
+
+
 def run_plot(options: argparse.Namespace) -> bool:
     from .machine import read_result
     from .peers.plot import draw
@@ -178,8 +191,8 @@ def run_all(options: argparse.Namespace) -> bool:
 
 
 def parse_arguments() -> argparse.Namespace:
-    node, peers, of_model, export, generate, precision, startup, timed = (
-        argparse.ArgumentParser(add_help=False) for _ in range(8)
+    node, peers, of_model, export, generate, precision, startup, timed, serving = (
+        argparse.ArgumentParser(add_help=False) for _ in range(9)
     )
     lengths = (1024, 2048, 4096, 8192, 16384)
     node.add_argument("--lengths", type=int, nargs="+", default=lengths, help="sequence lengths")
@@ -200,6 +213,9 @@ def parse_arguments() -> argparse.Namespace:
     peers.add_argument("--patience", type=float, default=6, help="seconds to wait for calm samples in a cell")
     precision.add_argument("--text", type=Path, help="bytes of held-out text [the demo's, for its checkpoint]")
     precision.add_argument("--rows", type=int, default=4, help="sequences of each kind")
+    serving.add_argument("folder", type=Path, help="the bundles to serve; with --library they are made there")
+    serving.add_argument("--library", type=Path, help="make the bundles, with this library of kernels; no timing")
+    serving.add_argument("--seconds", type=float, default=3, help="of each figure")
     startup.add_argument("--samples", type=int, default=15, help="samples of each command")
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
@@ -214,6 +230,7 @@ def parse_arguments() -> argparse.Namespace:
         ("precision", "errors of fp32, fp16, bf16 and int8 files", run_precision, [of_model, precision]),
         ("startup", "start of the command line", run_startup, [startup, timed]),
         ("getting-started", "the ten commands of docs/getting-started.md", run_getting_started, []),
+        ("serving", "a real Triton server: requests and tokens a second", run_serving, [serving]),
         ("plot", "draw node.png and peers.png of docs/images again", run_plot, []),
         ("all", "everything", run_all, [node, peers, of_model, export, generate, precision, startup, timed]),
     ):

@@ -114,11 +114,19 @@ def create(
     triton_instances: Annotated[
         int, typer.Option(min=1, max=LARGEST_SIZE, help="Copies of the model that run at once.")
     ] = 1,
+    triton_threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=LARGEST_SIZE,
+            help="CPU threads of each copy. (Default: 1 for step files and several copies, else all.)",
+        ),
+    ] = None,
     triton_max_batch: Annotated[
-        int, typer.Option(min=1, max=LARGEST_SIZE, help="Requests joined in a call, if batch is open.")
+        int, typer.Option(min=1, max=LARGEST_SIZE, help="Requests joined in a call, if rows are proven independent.")
     ] = 8,
-    triton_sequences: Annotated[
-        int, typer.Option(min=1, max=LARGEST_SIZE, help="Sequences an instance serves, for step files.")
+    max_sequences: Annotated[
+        int, typer.Option(min=1, max=LARGEST_SIZE, help="Sequences a copy of a step file serves; the next one waits.")
     ] = 16,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier bundle.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest and nothing else, as JSON.")] = False,
@@ -146,7 +154,7 @@ def create(
             load_inputs=tuple(load_inputs or ()),
             plugins=tuple(plugin_library or ()),
             engines=tuple(engine or ()),
-            triton=Serving(triton_instances, triton_max_batch, triton_sequences) if triton else None,
+            triton=Serving(triton_instances, triton_max_batch, max_sequences, triton_threads) if triton else None,
             onnxruntime_web=(onnxruntime_web or NPM_FOLDER) if web else None,
             atol=atol,
             rtol=rtol,
@@ -191,7 +199,13 @@ def _on_device(bundle: Path, name: str) -> str:
 @app.command()
 def verify(
     bundle: Annotated[Path, typer.Argument(help="A bundle: folder or tar.", show_default=False), INPUT],
-    model: Annotated[str | None, typer.Option(help="Run only this model of the bundle.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Run only this model of the bundle; with --server, this one of the server.")
+    ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(help="Send the samples to a server of the Open Inference Protocol v2: http://HOST:8000."),
+    ] = None,
     provider: Annotated[str, typer.Option(help="Of onnxruntime: auto, cpu, cuda or tensorrt.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")] = None,
     files_only: Annotated[bool, typer.Option("--files-only", help="Check the files and run nothing.")] = False,
@@ -207,20 +221,30 @@ def verify(
     quiet: QuietOption = False,
 ) -> None:
     """Check every file of a bundle, then run its samples and compare. Exit codes 0, 1, 2, 3."""
+    if server is not None:
+        here = {"--provider": provider != "auto", "--threads": threads is not None, "--files-only": files_only}
+        for option in (name for name, given in {**here, "--run-libraries": run_libraries}.items() if given):
+            raise typer.BadParameter("it does not go with --server, which runs nothing here", param_hint=option)
     with progress() as step:
         step("Checking the bundle")
         from ..runtime.bundle.device.results import report_lines
-        from ..runtime.bundle.verify import verify_bundle
 
-        found = verify_bundle(
-            bundle,
-            model=model,
-            provider=provider,
-            threads=threads,
-            files_only=files_only,
-            manifest_sha256=manifest_sha256,
-            run_libraries=run_libraries,
-        )
+        if server is not None:
+            from ..runtime.bundle.verify_server import verify_on_server
+
+            found = verify_on_server(bundle, server, model, manifest_sha256)
+        else:
+            from ..runtime.bundle.verify import verify_bundle
+
+            found = verify_bundle(
+                bundle,
+                model=model,
+                provider=provider,
+                threads=threads,
+                files_only=files_only,
+                manifest_sha256=manifest_sha256,
+                run_libraries=run_libraries,
+            )
     if output_format is Format.json:
         document = {"bundle": found.manifest["name"], "manifest_sha256": found.manifest_sha256, **found.report}
         print_json(document)

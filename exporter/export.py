@@ -38,7 +38,7 @@ from .checks.left_out import left_out
 from .checks.loads import check_loads, check_model
 from .checks.parity import check_parity
 from .checks.quadratic_memory import Shape, Taken, allowed, check_quadratic_memory, freest, graph_shapes
-from .checks.sweep import check_sweep, dynamic_node_checks
+from .checks.sweep import check_sweep, dynamic_node_checks, rows_of_checkpoint
 from .checks.wide_integers import check_wide_integers, open_sizes, token_limits
 from .checks.window import check_window
 from .lowering import functions, trace
@@ -242,6 +242,7 @@ def _run_checks(
         progress("Checking, over a sweep of sizes")
         yield check_sweep(session, source, request.dtype, request.dynamic, tolerance, quick=request.quick)
         written = read_message(path)
+        yield from rows_of_checkpoint(session, written, source, request.dtype, request.dynamic, quick=request.quick)
         if request.quick:
             yield from left_out()
         else:

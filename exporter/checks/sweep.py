@@ -1,4 +1,4 @@
-"""The checks of a checkpoint's file with dynamic sizes.
+"""The checks of a file with dynamic sizes.
 
 Parity is compared over a sweep of lengths around the multiples of the window, because between the multiples upstream
 pads, and a length that was traced as a constant would be wrong.
@@ -6,7 +6,7 @@ pads, and a length that was traced as a constant would be wrong.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import onnx
 
@@ -14,9 +14,10 @@ from ...core.documents.sidecar import CheckRecord
 from ...core.tensors import BATCH, SEQUENCE
 from ...core.tolerance import Tolerance
 from ...runtime.inputs.arrays import random_inputs
+from ...runtime.inputs.rows import check_rows, open_batch, spans_the_batch
 from ...runtime.inputs.size_sweep import sweep_sizes
 from ...runtime.parity.inputs import InputSet
-from ...runtime.session import Session
+from ...runtime.session import Arrays, Session
 from ..source.reference_runner import ReferenceRunner
 from ..source.source_model import SourceModel
 from .layers import check_layer_memory, check_layer_windows
@@ -38,6 +39,45 @@ def dynamic_node_checks(model: onnx.ModelProto, source: SourceModel, axes: Seque
     yield check_layer_windows(model, [])
     open_axis = SEQUENCE if SEQUENCE in axes else ""
     yield check_layer_memory(model, {source.shapes.seq_len}, open_axis, lambda _: None)
+
+
+def check_joined_rows(
+    session: Session,
+    written: onnx.ModelProto,
+    dtype: str,
+    draw: Callable[[int, Mapping[str, int]], Arrays],
+    sizes: Mapping[str, int],
+    lengths: Sequence[int],
+) -> Iterator[CheckRecord]:
+    """Try whether a server may join requests: for files in which axis 0 of every tensor is one dynamic axis.
+
+    Args:
+        session: the written file.
+        written: its graph; the weights may be absent.
+        dtype: "fp32", "fp16" or "bf16".
+        draw: makes inputs from a seed and the sizes of the dynamic axes.
+        sizes: of the dynamic axes.
+        lengths: of the sequences to try, where that axis is dynamic.
+    """
+    if open_batch(session.inputs, session.outputs):
+        each = dict.fromkeys(lengths if SEQUENCE in sizes else (0,))
+        examples = (draw(seed, {**sizes, SEQUENCE: length}) for seed, length in enumerate(each))
+        yield check_rows(session.run, examples, dtype, spans_the_batch(written))
+
+
+def rows_of_checkpoint(
+    session: Session, written: onnx.ModelProto, source: SourceModel, dtype: str, axes: Sequence[str], *, quick: bool
+) -> Iterator[CheckRecord]:
+    """Try whether a server may join requests to a checkpoint's file; quick checks try one length."""
+    specs = ReferenceRunner(source, dtype, axes).inputs
+    length, window = source.shapes.seq_len, source.window_size
+    lengths = [length] if quick else [length, max(1, length // 2 // window) * window]
+    sizes = {BATCH: 2} | ({SEQUENCE: length} if SEQUENCE in axes else {})
+
+    def draw(seed: int, at: Mapping[str, int]) -> Arrays:
+        return random_inputs(specs, seed, source.token_limit, at)
+
+    return check_joined_rows(session, written, dtype, draw, sizes, [n for n in lengths if n <= length])
 
 
 def _input_sets(reference: ReferenceRunner, axes: Sequence[str]) -> Iterator[InputSet]:

@@ -63,6 +63,7 @@ def quantize_weights(model: ir.Model) -> ir.Model:
                 del model.metadata_props[key]
         if any(node.op_type == "Gemm" for node in model.graph if node.name in set(nodes)):
             _multiply_plainly(given, nodes)
+        _forget_shapes_of_constants(given)
         silent = logging.NullHandler()
         logging.root.addHandler(silent)  # else the quantizer's first message adds a handler that stays and prints
         try:
@@ -133,3 +134,19 @@ def _multiply_plainly(path: Path, names: Collection[str]) -> None:
         node.op_type = "MatMul"
         node.attributes.clear()
     ir.save(model, path, external_data="turned.data")
+
+
+def _forget_shapes_of_constants(path: Path) -> None:
+    """Remove the recorded shapes of constants, which the constants themselves show.
+
+    Before 1.32 the quantizer turns the matrix of every Gemm, those that it does not quantize too, and leaves the shape
+    that the file records for it: its own shape inference then fails.
+    """
+    import onnx
+
+    model = onnx.load(path, load_external_data=False)
+    constants = {tensor.name for tensor in model.graph.initializer}
+    recorded = [value for value in model.graph.value_info if value.name not in constants]
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(recorded)
+    path.write_bytes(model.SerializeToString())

@@ -35,6 +35,7 @@ from ...runtime.inputs.size_sweep import sweep_sizes
 from ...runtime.parity.golden import Golden
 from ...runtime.parity.inputs import InputSet
 from ...runtime.parity.runner import SessionRunner
+from ...runtime.session import Session
 from ..artifact.form import WrittenForm, written_form
 from ..artifact.options import FileOptions
 from ..artifact.publish import export_headline, finish_export, output_specs, package_versions, written_files
@@ -46,6 +47,7 @@ from ..checks.left_out import inputs_of, left_out
 from ..checks.loads import check_loads, check_model
 from ..checks.parity import check_input_sets
 from ..checks.quadratic_memory import Shape, Taken, allowed, freest, graph_shapes
+from ..checks.sweep import check_joined_rows
 from ..checks.wide_integers import check_wide_integers, open_sizes
 from ..lowering import functions, trace
 from .dynamic_axes import check_dynamic_axes
@@ -313,6 +315,8 @@ class ModuleJob:
         tolerance = self.options.tolerance("fp32")
         yield check_input_sets(session, self.reference, inputs_of(self._input_sets(), self.options.quick), tolerance)
         written = read_message(path)
+        if self.options.dynamic:
+            yield from self._joined_rows(session, written)
         if self.options.quick:
             yield from left_out()
             yield self._wide_integers(written, path)
@@ -326,6 +330,17 @@ class ModuleJob:
         memory = form.seen(check_layer_memory(nodes, lengths, open_axis, self._retrace))
         yield allowed(memory, self.options.allow_quadratic)
         yield self._wide_integers(written, path)
+
+    def _joined_rows(self, session: Session, written: onnx.ModelProto) -> Iterator[CheckRecord]:
+        length = self.sizes.get(SEQUENCE, 1)
+        window = max((geometry.window_size for geometry in self.replacement.windows), default=1)
+        shorter = (
+            []
+            if self.options.quick or SEQUENCE not in self.options.dynamic
+            else [max(1, length // 2 // window) * window]
+        )
+        lengths = [length, *(n for n in shorter if n < length)]
+        return check_joined_rows(session, written, "fp32", self._draw, self.sizes, lengths)
 
     def _wide_integers(self, written: onnx.ModelProto, path: Path) -> CheckRecord:
         limits = {x.name: x.limit for x in self.inputs}

@@ -36,7 +36,7 @@ from .parts import (
 from .place import check_bundle, put_folder
 from .readme import readme_text
 from .repository import Repository
-from .samples import Sample, make_samples
+from .samples import Sample, make_samples, sequence_inputs
 from .triton import Serving
 from .web_page import HOME, WebPage, WebRuntime, check_web_model, read_web_runtime
 
@@ -184,14 +184,22 @@ class _Layout:
 
     def write(self, progress: Progress) -> None:
         """Write every file except the manifest."""
-        repository = Repository(self, self.request.triton, self.models[0], self.name) if self.request.triton else None
+        repository = self._repository()
         page = WebPage(self, self.web, self.models) if self.web else None
         home = repository.home if repository else page.home if page else "model"
         for part in self.models:
             self._take_model(part, home)
             progress(f"Running samples of {part.path.name}")
             given = self.request.load_inputs if part is self.models[0] else ()
-            self._write_samples(part, make_samples(part, self.request.samples, self.request.seed, given), home)
+            drawn = make_samples(part, self.request.samples, self.request.seed, given)
+            self._write_samples(part, drawn, home)
+            if not given and (sequence := sequence_inputs(part, drawn, self.request.seed)):
+                path = f"samples/{part.path.stem}.sequence.npz"
+                save_arrays(self.folder / path, sequence)
+                self._roles[path] = "sample"
+            if repository and part is self.models[0]:
+                progress("Proving what a server may join")
+                repository.write_model(drawn)
         for plugin in self.plugins:
             self.take(plugin.path, plugin.home, plugin.kind)
             if sidecar_path(plugin.path).is_file():
@@ -199,7 +207,6 @@ class _Layout:
         for engine in self.engines:
             self._take_engine(engine, home, repository)
         if repository:
-            repository.write_model()
             self._served, self.notes = repository.served, repository.notes
         if page and self.web:
             page.write()
@@ -214,6 +221,10 @@ class _Layout:
             path = f"{home}/{self.models[0].path.name}"
             self.notes.append(f"{path} is a step graph: `localattn generate {path}` goes on from a prompt.")
         self.add("README.md", self._readme().encode(), "readme")
+
+    def _repository(self) -> Repository | None:
+        serving = self.request.triton
+        return Repository(self, serving, self.models, self.name, self.plugins) if serving else None
 
     def _readme(self) -> str:
         version = self.web.version if self.web else None

@@ -148,16 +148,39 @@ def _served(manifest: Mapping[str, Any], served: Sequence[str]) -> list[str]:
         return []
     plugins = [entry["path"] for entry in manifest["files"] if entry["role"] == "plugin"]
     option = f" --backend-config='tensorrt,plugins={';'.join(plugins)}'" if plugins else ""
+    kernels = sorted({entry["path"] for entry in manifest["files"] if entry["role"] == "kernels"})
+    folders = {path.split("/")[1]: path.rpartition("/")[0] for path in kernels}
+    start = [f'export LD_LIBRARY_PATH="$PWD/{folder}:$LD_LIBRARY_PATH"  # {arch}' for arch, folder in folders.items()]
+    name = served[0]
     return [
         "## Serve it with NVIDIA Triton Inference Server",
         "",
         "```sh",
-        f"tritonserver --model-repository=triton{option}",
+        *start,
+        "tritonserver --model-repository=triton --exit-on-error=false --http-address=127.0.0.1 "
+        f"--grpc-address=127.0.0.1 --metrics-address=127.0.0.1{option}",
+        f"localattn bundle verify . --server http://127.0.0.1:8000 --model {name}",
         "```",
         "",
         f"Models: {', '.join(f'`{name}`' for name in served)}. A TensorRT engine runs only in a server with the "
         "TensorRT version and the kind of GPU it was built for. Of several plugin libraries name the one for the "
         "server's processor.",
+        "",
+        "Without the addresses the server listens on every network of the machine, to anybody. Without "
+        "`--exit-on-error=false` one model that does not load stops all.",
+        "",
+        *_served_kernels(start),
+    ]
+
+
+def _served_kernels(start: Sequence[str]) -> list[str]:
+    """Explain how the server finds the compiled kernels."""
+    if not start:
+        return []
+    return [
+        "The configurations name the compiled kernels for the CPU, and the server finds them through "
+        "`LD_LIBRARY_PATH`: set the line for its processor. To serve without them, remove `model_operations` from "
+        "`config.pbtxt`, and the name in `libraries` of `stream.json`.",
         "",
     ]
 

@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from .parts import EnginePart, ModelPart
+from ...core.errors import LocalAttnError
+from ...core.tensors import TensorSpec
+from ..generation.step_file import other_tensors
+from ..inputs.rows import ROWS, check_rows, open_batch, rows_stay_apart, spans_the_batch
+from ..inputs.vocabulary import vocabulary
+from ..session import Session, load
+from .parts import EnginePart, ModelPart, PluginPart
+from .samples import Sample, example_inputs
 from .triton import (
+    IDLE_SECONDS,
     NEXT_POSITION,
+    Served,
     Serving,
     initial_states,
     model_config,
     served_name,
+    stream_config,
+    warmup_files,
     write_stateful,
 )
 
 if TYPE_CHECKING:
     from ...core.documents.step_facts import StepFacts
 
-from ...core.tensors import TensorSpec
+# A file in the place of Python's folder: a server that imports the model writes nothing into the bundle, and reads
+# nothing that another put there.
+_NO_BYTECODE = b"This file keeps Python from writing bytecode into the bundle.\n"
+_STREAM = Path(__file__).parent / "serving" / "stream_model.py"
 
 
 class Files(Protocol):
@@ -36,8 +53,9 @@ class Repository:
     Args:
         files: the bundle.
         serving: batching, instances, sequences.
-        part: the model that is served.
+        parts: the model that is served, and the prefill file of a step file.
         name: the bundle's name, from which the served models take theirs.
+        plugins: the libraries of the bundle.
 
     Attributes:
         home: the folder of the bundle's ONNX files: the version folder of the served model.
@@ -45,15 +63,21 @@ class Repository:
         notes: what cannot be served, and why.
     """
 
-    def __init__(self, files: Files, serving: Serving, part: ModelPart, name: str) -> None:
-        self._files, self._serving, self._part = files, serving, part
+    def __init__(
+        self, files: Files, serving: Serving, parts: Sequence[ModelPart], name: str, plugins: Sequence[PluginPart] = ()
+    ) -> None:
+        self._files, self._serving, self._part, self._parts = files, serving, parts[0], list(parts)
         self._name = served_name(name)
         self.home = f"triton/{self._name}/1"
         self.served: list[str] = []
         self.notes: list[str] = []
+        self._facts = Served(libraries=self._kernels(plugins), gpu=_is_bf16(self._part))
 
-    def write_model(self) -> None:
+    def write_model(self, samples: Sequence[Sample]) -> None:
         """Write the configuration of the ONNX file; for a step file also its served copy and the initial states.
+
+        Args:
+            samples: of the model.
 
         Raises:
             UsageError: an element type that Triton does not serve.
@@ -61,7 +85,14 @@ class Repository:
         part, filename = self._part, self._part.path.name
         outputs = part.outputs
         step = part.sidecar.step if part.sidecar else None
-        if step is not None:
+        if self._facts.gpu:
+            self.notes.append(
+                f"{filename} is bf16, which onnxruntime computes on GPUs only: {self._name} does not load in a server "
+                "without one. Started as the README says, the server serves the other models all the same."
+            )
+        if step is None:
+            self._prove_rows(samples)
+        else:
             filename = f"{part.path.stem}.served.onnx"
             path = f"{self.home}/{filename}"
             write_stateful(part.file, self._files.folder / path, step)
@@ -69,12 +100,104 @@ class Repository:
             self._start_values(self._name, step)
             outputs = [*outputs, TensorSpec(NEXT_POSITION, "int64", (1,))]
             self.notes.append(
-                "Triton keeps the caches of each sequence: send every token of it, the prompt's too, as one request "
-                "with the same sequence id, the first with sequence_start. A prefill file is not served: its caches "
-                "could not be handed to another model there."
+                f"{self._name} keeps the caches of each sequence in the server: send every token of it, the prompt's "
+                "too, as one request with the same sequence id, the first with sequence_start."
             )
-        text = model_config(self._name, "onnxruntime", filename, part.inputs, outputs, self._serving, step)
+            self.notes.append(
+                f"An instance serves {self._serving.sequences} sequences at a time. The next one waits until "
+                f"one of them ends with sequence_end or is silent for {IDLE_SECONDS} seconds: give clients a timeout."
+            )
+        facts = self._facts
+        text = model_config(self._name, "onnxruntime", filename, part.inputs, outputs, self._serving, step, facts)
         self._configure(self._name, text)
+        if facts.sample and step is None:
+            for name, content in warmup_files(facts.sample, facts.batched).items():
+                self._files.add(f"triton/{self._name}/warmup/{name}", content, "triton")
+        if step is not None:
+            self._write_stream(step, samples)
+
+    def _kernels(self, plugins: Sequence[PluginPart]) -> tuple[str, ...]:
+        """Return the names of the libraries of kernels, which are the same for every processor."""
+        by_arch: dict[str, set[str]] = {}
+        for plugin in plugins:
+            if plugin.kind == "kernels":
+                by_arch.setdefault(plugin.arch, set()).add(plugin.path.name)
+        common = set.intersection(*by_arch.values()) if by_arch else set()
+        left = set().union(*by_arch.values()) - common
+        if left:
+            self.notes.append(f"Triton does not load {', '.join(sorted(left))}: it is not there for every processor.")
+        return tuple(sorted(common))
+
+    def _prove_rows(self, samples: Sequence[Sample]) -> None:
+        """Find out whether requests may be joined, and note why not."""
+        part, rows, batched = self._part, 1, False
+        first = next((sample.inputs for sample in samples), {})
+        if open_batch(part.inputs, part.outputs):
+            rows = max((len(array) for sample in samples for array in sample.inputs.values()), default=1)
+            try:
+                session = load(part.file, provider="cpu", plugin="none")
+                examples = example_inputs(session, part, samples)
+                record = check_rows(session.run, examples, part.dtype, spans_the_batch(part.file.parse()))
+                batched, why = record.status == "passed", record.detail
+            except LocalAttnError as error:  # a file that does not run here is served as it is
+                why = error.what
+            if not batched:
+                self.notes.append(f"Triton does not join requests to {self._name}: no proof of {ROWS}. {why}.")
+        self._facts = replace(self._facts, batched=batched, rows=rows, sample=first)
+
+    def _write_stream(self, step: StepFacts, samples: Sequence[Sample]) -> None:
+        """Write the Python model that takes any number of positions a request, or note why there is none."""
+        name, part = f"{self._name}_stream", self._part
+        data, output = other_tensors(part, step)
+        if self._facts.gpu or any(spec.name == "attn_bias" for spec in data):
+            self.notes.append(f"{name} is not written: numpy has no bf16, and a bias is no sequence.")
+            return
+        rows = self._rows_of_step(step, data, samples)
+        limit = vocabulary(part.sidecar) if data[0].dtype == "int64" else None
+        draws = bool(rows and limit) and output.shape[-1] == limit
+        serving, axis = self._serving, step.sequence_axis
+        self._configure(name, stream_config(name, data, output, serving, axis, rows, draws))
+        home = f"../../{self._name}/1"
+        facts = {
+            "files": {str(chunk): f"{home}/{x.path.name}" for x in self._parts if (chunk := _chunk(x))},
+            "libraries": list(self._facts.libraries),
+            "threads": serving.threads_of(True),
+            "idle_seconds": IDLE_SECONDS,
+            "inputs": [{"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)} for spec in data],
+            "output": output.name,
+            "position": step.position_input,
+            "sequence_axis": axis,
+            "caches": [cache.model_dump() for cache in step.caches],
+            "max_positions": step.max_positions,
+            "vocabulary": limit,
+            "rows": rows,
+        }
+        text = json.dumps(facts, indent=1, allow_nan=False).encode() + b"\n"
+        self._files.add(f"triton/{name}/1/stream.json", text, "triton")
+        self._files.add(f"triton/{name}/1/model.py", _STREAM.read_bytes(), "triton")
+        self._files.add(f"triton/{name}/1/__pycache__", _NO_BYTECODE, "triton")
+        joined = f"Up to {rows} sequences at the same position share a call" if rows > 1 else "Sequences are not joined"
+        self.notes.append(
+            f"{name} takes any number of positions a request, a prompt in one. It needs numpy and onnxruntime in the "
+            f"server's Python. {joined}."
+        )
+
+    def _rows_of_step(self, step: StepFacts, data: Sequence[TensorSpec], samples: Sequence[Sample]) -> int:
+        """Return how many sequences one call takes, a row each; 0 where axis 0 is not proven to count them."""
+        batch = data[0].shape[0]
+        shapes = [spec.shape for spec in data] + [tuple(cache.shape) for cache in step.caches]
+        if step.sequence_axis == 0 or not isinstance(batch, int) or any(shape[:1] != (batch,) for shape in shapes):
+            return 0
+        if batch == 1:
+            return 1
+        try:
+            session: Session = load(self._part.file, provider="cpu", plugin="none")
+            proven = bool(samples) and all(
+                rows_stay_apart(session.run, sample.inputs, [step.position_input]) for sample in samples
+            )
+        except LocalAttnError:
+            proven = False
+        return batch if proven and not spans_the_batch(self._part.file.parse()) else 0
 
     def engine_home(self, engine: EnginePart) -> str:
         """Configure an engine and return its folder, which is outside the repository if Triton cannot run it."""
@@ -85,7 +208,9 @@ class Repository:
         name = served_name(f"{self._name}_{engine.path.stem}_tensorrt")
         step = self._part.sidecar.step if self._part.sidecar else None
         filename = engine.path.name
-        text = model_config(name, "tensorrt", filename, facts.inputs, facts.outputs, self._serving, step)
+        batched = self._facts.batched and open_batch(facts.inputs, facts.outputs)
+        served = replace(self._facts, batched=batched, libraries=(), sample={})
+        text = model_config(name, "tensorrt", filename, facts.inputs, facts.outputs, self._serving, step, served)
         self._configure(name, text)
         if step is not None:
             self._start_values(name, step)
@@ -101,3 +226,12 @@ class Repository:
     def _start_values(self, name: str, step: StepFacts) -> None:
         for filename, content in initial_states(step).items():
             self._files.add(f"triton/{name}/initial_state/{filename}", content, "triton")
+
+
+def _is_bf16(part: ModelPart) -> bool:
+    return part.dtype == "bf16" or any(spec.dtype == "bfloat16" for spec in (*part.inputs, *part.outputs))
+
+
+def _chunk(part: ModelPart) -> int:
+    """Return how many positions a call of a step file takes; 0 for a file of whole sequences."""
+    return part.sidecar.step.chunk if part.sidecar and part.sidecar.step else 0

@@ -13,6 +13,7 @@ from ...core.error_texts import argument
 from ...core.errors import CheckFailed, UsageError
 from ...core.tensors import TensorSpec, named_sizes
 from ..generation.array_step import ArrayStep
+from ..generation.step_file import other_tensors
 from ..inputs.arrays import load_arrays, random_inputs
 from ..inputs.example_inputs import check_call
 from ..inputs.vocabulary import vocabulary
@@ -60,6 +61,33 @@ def make_samples(part: ModelPart, count: int, seed: int, given: Sequence[Path] =
         check_call(inputs, part.sidecar, source)
         samples.append(Sample(inputs, _finite(session.run(inputs), source), source))
     return samples
+
+
+def example_inputs(session: Session, part: ModelPart, samples: Sequence[Sample]) -> list[Arrays]:
+    """Return inputs that a model of whole sequences takes: those of its samples, or drawn where it has none.
+
+    Raises:
+        UsageError: inputs that cannot be drawn.
+    """
+    given = [sample.inputs for sample in samples]
+    return given or [inputs for inputs, _ in _draw(session.inputs, part, 2, 0, vocabulary(part.sidecar))]
+
+
+def sequence_inputs(part: ModelPart, samples: Sequence[Sample], seed: int) -> Arrays:
+    """Return the inputs of every call up to the last sample of a step file, as one sequence.
+
+    Args:
+        part: the step file.
+        samples: of it, drawn with `seed`.
+        seed: of the first call.
+    """
+    step = part.sidecar.step if part.sidecar else None
+    if step is None or not samples:
+        return {}
+    data, _ = other_tensors(part, step)
+    calls = int(samples[-1].inputs[step.position_input][0]) // step.chunk + 1
+    drawn = [random_inputs(data, seed + call, vocabulary(part.sidecar)) for call in range(calls)]
+    return {spec.name: np.concatenate([call[spec.name] for call in drawn], step.sequence_axis) for spec in data}
 
 
 def _draw(

@@ -1,29 +1,31 @@
 """A model repository for NVIDIA Triton Inference Server: `config.pbtxt` of each model, and the states of step files.
 
-Batching is offered only where the file's first axis is dynamic. A step file is served with Triton's implicit state:
-the caches stay in the server, one set a sequence. The position becomes a state too, so the served copy of the file
-has one more output, `position + chunk`.
+Requests are joined only where the file's first axis is dynamic and its rows are proven independent. A step file is
+served with Triton's implicit state: the caches stay in the server, one set a sequence. The position becomes a state
+too, so the served copy of the file has one more output, `position + chunk`. `stream_config` is for the Python model
+that takes any number of tokens.
 Source: Triton's user guide (model configuration, implicit state management) and its `model_config.proto`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...core.documents.step_facts import StepFacts
 from ...core.error_texts import argument
 from ...core.errors import UsageError
-from ...core.tensors import UNNAMED_DIMENSION, TensorSpec
+from ...core.tensors import TensorSpec
 from ...onnx_graph.onnx_file import OnnxFile
 
 NEXT_POSITION = "next_position"
 # Abandoned sequences free their caches after this time; Triton's own default is one second.
-_IDLE_MICROSECONDS = 60_000_000
+IDLE_SECONDS = 60
 
 _TYPES = {
     "bool": "TYPE_BOOL",
@@ -43,12 +45,39 @@ class Serving:
     Args:
         instances: copies of the model that run at once, on every GPU, or on the CPU where there is none.
         max_batch: most requests joined in one call, where the file's batch axis is dynamic.
-        sequences: sequences that share one instance, for step files.
+        sequences: sequences that share one instance, for step files; a further one waits for a place.
+        threads: CPU threads of an instance; None: one for step files and where there are several instances, else all.
     """
 
     instances: int = 1
     max_batch: int = 8
     sequences: int = 16
+    threads: int | None = None
+
+    def threads_of(self, steps: bool) -> int:
+        """Return the threads of an instance; 0 leaves them to the server."""
+        if self.threads is not None:
+            return self.threads
+        return 1 if steps or self.instances > 1 else 0
+
+
+@dataclass(frozen=True)
+class Served:
+    """What is known of a file that is served.
+
+    Args:
+        batched: the rows of its first axis are independent: requests may be joined.
+        rows: most rows of a sample.
+        libraries: names of the libraries of kernels for the CPU, found through LD_LIBRARY_PATH.
+        gpu: it runs on GPUs only.
+        sample: inputs for a first call, before the server says that the model is ready; empty for none.
+    """
+
+    batched: bool = False
+    rows: int = 1
+    libraries: tuple[str, ...] = ()
+    gpu: bool = False
+    sample: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
 class Word(str):
@@ -66,6 +95,7 @@ def model_config(
     outputs: Sequence[TensorSpec],
     serving: Serving,
     step: StepFacts | None = None,
+    served: Served | None = None,
 ) -> str:
     """Return the text of a `config.pbtxt`.
 
@@ -77,40 +107,116 @@ def model_config(
         outputs: what it returns.
         serving: batching, instances, sequences.
         step: how a step file is called; None for a model without state.
+        served: what is known of the file.
 
     Raises:
         UsageError: an element type that Triton has no name for.
     """
-    batched = step is None and open_batch(inputs, outputs)
+    served = served or Served()
+    batched = step is None and served.batched
     states = [] if step is None else list(_states(step, {spec.name for spec in outputs}))
     handed = {state["input_name"] for state in states} | {state["output_name"] for state in states}
+    kind = "KIND_GPU" if backend == "tensorrt" or served.gpu else "KIND_CPU" if served.libraries else "KIND_AUTO"
     config: dict[str, Any] = {
         "name": name,
         "backend": backend,
         "default_model_filename": filename,
-        "max_batch_size": serving.max_batch if batched else 0,
+        "max_batch_size": max(serving.max_batch, served.rows) if batched else 0,
         "input": [_tensor(spec, batched) for spec in inputs if spec.name not in handed],
         "output": [_tensor(spec, batched) for spec in outputs if spec.name not in handed],
-        "instance_group": [
-            {"count": serving.instances, "kind": Word("KIND_GPU" if backend == "tensorrt" else "KIND_AUTO")}
-        ],
+        "instance_group": [{"count": serving.instances, "kind": Word(kind)}],
     }
     if batched:
         config["dynamic_batching"] = {}
     if step is not None:
-        config["sequence_batching"] = {
-            "max_sequence_idle_microseconds": _IDLE_MICROSECONDS,
-            "oldest": {"max_candidate_sequences": serving.sequences},
-            "state": states,
-        }
+        config["sequence_batching"] = _sequences(serving) | {"state": states}
+    if backend == "onnxruntime":
+        config |= _for_onnxruntime(serving.threads_of(step is not None), served.libraries)
+    if served.sample and step is None:
+        config["model_warmup"] = [_warmup(served.sample, inputs, batched)]
     return "".join(_lines(config, ""))
 
 
-def open_batch(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:
-    """Return whether the first axis of every tensor is the same dynamic one."""
-    first = {spec.shape[0] if spec.shape else 0 for spec in (*inputs, *outputs)}
-    name = first.pop() if len(first) == 1 else 0
-    return isinstance(name, str) and name != UNNAMED_DIMENSION
+def stream_config(
+    name: str, inputs: Sequence[TensorSpec], output: TensorSpec, serving: Serving, axis: int, rows: int, draws: bool
+) -> str:
+    """Return the `config.pbtxt` of the Python model that takes any number of positions a request.
+
+    Args:
+        name: the model's folder.
+        inputs: data inputs of the step file.
+        output: its output without the caches.
+        serving: instances, sequences.
+        axis: which one counts positions.
+        rows: sequences that one call of the file takes; 0 where sequences are not joined.
+        draws: the model can go on by itself.
+    """
+    batched = rows > 0
+    any_length = [
+        TensorSpec(x.name, x.dtype, (*x.shape[:axis], "positions", *x.shape[axis + 1 :])) for x in (*inputs, output)
+    ]
+    ragged = {"allow_ragged_batch": True} if batched else {}
+    taken = [_tensor(spec, batched) | ragged for spec in any_length[:-1]]
+    given = [_tensor(any_length[-1], batched)]
+    if draws:
+        extra = {"new_tokens": "int32", "temperature": "float32", "seed": "int64"}
+        taken += [_tensor(TensorSpec(x, dtype, (1, 1)), True) | {"optional": True} for x, dtype in extra.items()]
+        given.append(_tensor(TensorSpec("generated", "int64", (1, "positions")), True))
+    config: dict[str, Any] = {
+        "name": name,
+        "backend": "python",
+        "max_batch_size": rows,
+        "input": taken,
+        "output": given,
+        "instance_group": [{"count": serving.instances, "kind": Word("KIND_AUTO")}],
+        "sequence_batching": _sequences(serving),
+    }
+    return "".join(_lines(config, ""))
+
+
+def warmup_files(sample: Mapping[str, NDArray[Any]], batched: bool) -> dict[str, bytes]:
+    """Return the files of `warmup/`: the inputs of a sample, one row of it for a model whose requests are joined."""
+    return {
+        _warmup_file(index): np.ascontiguousarray(array[0] if batched else array).tobytes()
+        for index, array in enumerate(sample.values())
+    }
+
+
+def _warmup(sample: Mapping[str, NDArray[Any]], inputs: Sequence[TensorSpec], batched: bool) -> dict[str, Any]:
+    kinds = {spec.name: _type(spec.name, spec.dtype) for spec in inputs}
+    given = [
+        {
+            "key": name,
+            "value": {
+                "data_type": kinds[name],
+                "dims": list(array.shape[1:] if batched else array.shape) or [1],
+                "input_data_file": _warmup_file(index),
+            },
+        }
+        for index, (name, array) in enumerate(sample.items())
+    ]
+    return {"name": "sample", "batch_size": 1, "inputs": given}
+
+
+def _warmup_file(index: int) -> str:
+    return f"input_{index}"
+
+
+def _sequences(serving: Serving) -> dict[str, Any]:
+    return {
+        "max_sequence_idle_microseconds": IDLE_SECONDS * 1_000_000,
+        "oldest": {"max_candidate_sequences": serving.sequences},
+    }
+
+
+def _for_onnxruntime(threads: int, libraries: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if threads:
+        value = {"string_value": str(threads)}
+        found["parameters"] = [{"key": "intra_op_thread_count", "value": value}]
+    if libraries:
+        found["model_operations"] = {"op_library_filename": list(libraries)}
+    return found
 
 
 def served_name(name: str) -> str:
@@ -172,9 +278,8 @@ def _state_file(index: int) -> str:
 def _tensor(spec: TensorSpec, batched: bool) -> dict[str, Any]:
     shape = spec.shape[1:] if batched else spec.shape
     dims = [size if isinstance(size, int) else -1 for size in shape]
-    tensor = {"name": spec.name, "data_type": _type(spec.name, spec.dtype), "dims": dims or [1]}
-    # Triton has no tensors without dimensions: clients send one element, the model gets a scalar.
-    return tensor if dims else tensor | {"reshape": {"shape": []}}
+    # Triton has no tensors without dimensions: its onnxruntime backend hands a scalar out as one element.
+    return {"name": spec.name, "data_type": _type(spec.name, spec.dtype), "dims": dims or [1]}
 
 
 def _type(name: str, dtype: str) -> Word:

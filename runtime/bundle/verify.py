@@ -71,7 +71,7 @@ def verify_bundle(
     check_threads(threads)
     if provider not in ("auto", *script.PROVIDERS):
         raise UsageError(f"There is no provider {provider!r}.", fix=f"Known: auto, {', '.join(script.PROVIDERS)}.")
-    with _as_errors(), _checked(path, manifest_sha256, unpack=not files_only) as (folder, manifest, digest):
+    with as_errors(), checked(path, manifest_sha256, unpack=not files_only) as (folder, manifest, digest):
         if folder is None:
             report: dict[str, Any] = {"code": 0, "rows": [], "not_run": [], "samples": len(manifest["samples"])}
         else:
@@ -81,7 +81,8 @@ def verify_bundle(
 
 
 @contextmanager
-def _as_errors() -> Iterator[None]:
+def as_errors() -> Iterator[None]:
+    """Turn faults of the bundle's own script into the package's errors."""
     try:
         yield
     except Fault as fault:
@@ -91,7 +92,7 @@ def _as_errors() -> Iterator[None]:
 
 
 @contextmanager
-def _checked(path: Path, expected: str | None, *, unpack: bool) -> Iterator[tuple[Path | None, dict[str, Any], str]]:
+def checked(path: Path, expected: str | None, *, unpack: bool) -> Iterator[tuple[Path | None, dict[str, Any], str]]:
     """Check every file, then yield the folder to run (None without `unpack`), the manifest and its SHA-256."""
     if path.is_dir():
         text = check_files.read_manifest(path)

@@ -28,7 +28,7 @@ NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
 GUIDE = ROOT / "docs" / "getting-started.md"
 Run = Callable[..., Finished]
 # Options in backticks that are Triton's, or a script's of this repository.
-FOREIGN = {"--backend-config", "--model-repository", "--slow"}
+FOREIGN = {"--backend-config", "--exit-on-error", "--http-address", "--model-repository", "--slow"}
 # What the pages say of paths that are elsewhere, or not there yet.
 ELSEWHERE = {"plugins/x86_64/", "plugins/aarch64/", "benchmarks/results/gpu.json"}
 

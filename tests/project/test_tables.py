@@ -15,7 +15,7 @@ from .test_architecture import ROOT, SOURCES
 # These run where the package is not: on a device, or in a process that must survive what it imports.
 ALONE = {"runtime/bundle/device/verify.py", "runtime/bundle/readme.py", "doctor/probe_process.py"}
 # A check of a library of kernels, in the oldest onnxruntime that takes it.
-ALONE |= {"plugins/cpu/check.py"}
+ALONE |= {"plugins/cpu/check.py", "runtime/bundle/serving/stream_model.py"}
 
 
 @cache

@@ -82,7 +82,7 @@ def run(
         Absent: its environment cannot be made.
     """
     asked = (RUNTIMES | TOOLS)[name]
-    folder = _made(asked)
+    folder = made(asked)
     script, *first = asked.script
     program = ["node"] if asked.node else [str(folder / "bin" / "python"), "-W", "ignore"]
     finished = subprocess.run(
@@ -101,7 +101,7 @@ def run(
     return answer
 
 
-def _made(asked: Environment) -> Path:
+def made(asked: Environment) -> Path:
     """The folder of an environment, made where it is not there yet."""
     cache = Path(os.environ.get("LOCALATTN_RUNTIMES") or Path.home() / ".cache" / "localattn-runtimes")
     digest = hashlib.sha256("\n".join((*asked.packages, sys.version)).encode()).hexdigest()[:8]

@@ -58,6 +58,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "bundle verify": (
         "localattn bundle verify bundle.tar",
         "localattn bundle verify bundle --files-only",
+        "localattn bundle verify bundle --server http://localhost:8000",
     ),
     "bisect": (
         "localattn bisect model.onnx --against model.pt",

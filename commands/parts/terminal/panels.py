@@ -23,14 +23,14 @@ OPTIONS = {
     "Generation": ("max_tokens", "length", "temperature", "top_k", "top_p", "echo"),
     "Where it runs": (
         *("backend", "runtime", "target", "arch", "provider", "threads", "plugin", "plugin_library", "cuda_graph"),
-        *("run_libraries", "companion"),
+        *("run_libraries", "companion", "server"),
     ),
     "Building": (
         *("timing_cache", "workspace", "builder_optimization_level", "jobs", "version_compatible"),
         *("hardware_compatible", "refit", "strip_weights", "embed_plugin"),
     ),
     "Measuring": ("duration", "iterations", "warmup", "rounds", "percentile", "profile", "top", "rows"),
-    "Triton": ("triton", "triton_instances", "triton_max_batch", "triton_sequences"),
+    "Triton": ("triton", "triton_instances", "triton_threads", "triton_max_batch", "max_sequences"),
     "Checks": (
         "checks",
         "atol",

@@ -1,0 +1,186 @@
+"""Speak the Open Inference Protocol v2 over HTTP, as Triton, KServe, MLServer and OpenVINO's model server do.
+
+Tensors travel as raw bytes where the server offers the extension `binary_tensor_data`, else as JSON, which is exact for
+every type but fp16. A server is not trusted: answers are bounded, and their shapes compared with their bytes.
+Source: the protocol's `required_api.md`, and Triton's extensions for binary tensors and for sequences.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.error_texts import argument
+from ...core.errors import CheckFailed, MissingDependency, UsageError
+
+Arrays = dict[str, NDArray[Any]]
+
+_NAMES = {
+    "bool": "BOOL",
+    "float16": "FP16",
+    "float32": "FP32",
+    "float64": "FP64",
+    **{f"int{bits}": f"INT{bits}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"UINT{bits}" for bits in (8, 16, 32, 64)},
+}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+_BINARY = "binary_tensor_data"
+_HEADER = "Inference-Header-Content-Length"
+_BESIDES = 1 << 20
+
+
+class Refused(Exception):
+    """The server answered with an error."""
+
+
+class Server:
+    """A server of the Open Inference Protocol.
+
+    Args:
+        url: its address, "http://host:8000".
+        timeout: seconds to wait for an answer.
+
+    Raises:
+        UsageError: the address is none of http or https.
+        MissingDependency: nobody answers there.
+    """
+
+    def __init__(self, url: str, timeout: float = 300.0) -> None:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise UsageError(
+                f"{url!r} is not the address of a server.", fix=f"Give {argument('server', 'http://localhost:8000')}."
+            )
+        self.url, self._timeout = url.rstrip("/"), timeout
+        about = self._get("v2")
+        extensions = about.get("extensions")
+        self._binary = isinstance(extensions, list) and _BINARY in extensions
+        self.name = " ".join(str(about.get(key, ""))[:40] for key in ("name", "version")).strip() or "server"
+
+    def model(self, name: str) -> dict[str, Any]:
+        """Return what the server says of a model: `inputs` and `outputs` with name, datatype and shape.
+
+        Raises:
+            MissingDependency: it does not serve the model, or is not ready.
+        """
+        return self._get(f"v2/models/{urllib.parse.quote(name, safe='')}")
+
+    def infer(
+        self, model: str, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str], **parameters: int | bool
+    ) -> Arrays:
+        """Run a model once.
+
+        Args:
+            model: its name.
+            inputs: arrays by name.
+            outputs: the outputs to ask for.
+            parameters: of the request: sequence_id, sequence_start, sequence_end.
+
+        Raises:
+            Refused: the server answers with an error.
+            CheckFailed: what it answers is no answer of the protocol.
+            MissingDependency: nobody answers.
+        """
+        path = f"v2/models/{urllib.parse.quote(model, safe='')}/infer"
+        body, headers = self._encode(inputs, outputs, parameters)
+        request = urllib.request.Request(f"{self.url}/{path}", body, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=self._timeout) as answer:
+                content = answer.read(_LARGEST + 1)
+                split = answer.headers.get(_HEADER)
+        except urllib.error.HTTPError as error:
+            raise Refused(_reason(error)) from error
+        except OSError as error:
+            raise self._silent(error) from error
+        try:
+            return _decode(content, split)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            why = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            raise CheckFailed(f"{self.url} gives no answer of the protocol.", why=why) from error
+
+    def _encode(
+        self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str], parameters: Mapping[str, int | bool]
+    ) -> tuple[bytes, dict[str, str]]:
+        described: list[dict[str, Any]] = []
+        blobs = []
+        for name, array in inputs.items():
+            tensor: dict[str, Any] = {"name": name, "shape": list(array.shape), "datatype": _NAMES[str(array.dtype)]}
+            if self._binary:
+                blobs.append(np.ascontiguousarray(array).tobytes())
+                tensor["parameters"] = {"binary_data_size": len(blobs[-1])}
+            else:
+                tensor["data"] = array.ravel().tolist()
+            described.append(tensor)
+        wanted = [{"name": name} | ({"parameters": {"binary_data": True}} if self._binary else {}) for name in outputs]
+        asked: dict[str, Any] = {"inputs": described, "outputs": wanted}
+        if parameters:
+            asked["parameters"] = dict(parameters)
+        text = json.dumps(asked).encode()
+        if not self._binary:
+            return text, {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/octet-stream", _HEADER: str(len(text))}
+        return b"".join([text, *blobs]), headers
+
+    def _get(self, path: str) -> dict[str, Any]:
+        try:
+            with urllib.request.urlopen(f"{self.url}/{path}", timeout=self._timeout) as answer:
+                found = json.loads(answer.read(_BESIDES))
+        except urllib.error.HTTPError as error:
+            what = f"{self.url} does not serve {path.removeprefix('v2/models/')}."
+            raise MissingDependency(what, why=_reason(error), fix="Start the server, and see its log.") from error
+        except OSError as error:
+            raise self._silent(error) from error
+        except ValueError as error:
+            raise self._other() from error
+        if not isinstance(found, dict):
+            raise self._other()
+        return found
+
+    def _silent(self, error: OSError) -> MissingDependency:
+        return MissingDependency(f"{self.url} does not answer.", why=str(error)[:200], fix="Start the server.")
+
+    def _other(self) -> MissingDependency:
+        return MissingDependency(f"{self.url} is no server of the Open Inference Protocol v2.")
+
+
+# Above what a sample's outputs can be.
+_LARGEST = 1 << 32
+
+
+def _decode(content: bytes, split: str | None) -> Arrays:
+    """Read the outputs of an answer."""
+    if len(content) > _LARGEST:
+        raise ValueError("the answer is larger than 4 GiB")
+    end = len(content) if split is None else int(split)
+    answer, at = json.loads(content[:end]), end
+    found: Arrays = {}
+    for tensor in answer["outputs"]:
+        dtype, shape = np.dtype(_DTYPES[tensor["datatype"]]), [int(size) for size in tensor["shape"]]
+        if min(shape, default=0) < 0 or math.prod(shape) > _LARGEST:
+            raise ValueError(f"an output has the shape {shape}")
+        size = (tensor.get("parameters") or {}).get("binary_data_size")
+        if size is None:
+            values = np.array(tensor["data"], dtype=dtype).ravel()
+        else:
+            values = np.frombuffer(content[at : at + int(size)], dtype)
+            at += int(size)
+        found[str(tensor["name"])] = values.reshape(shape)
+    return found
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    """Return the message of an error's body, in one line."""
+    with error:
+        text = error.read(_BESIDES).decode("utf-8", "replace")
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        text = str(json.loads(text)["error"])
+    return " ".join(f"{text or error.reason} (HTTP {error.code})".split())[:400]

@@ -1,0 +1,210 @@
+"""`localattn bundle verify --server`: send a bundle's samples to a server, and compare what it answers.
+
+A model that takes what the file takes gets the samples as they are. One that keeps the caches of a step file itself
+gets the stream that the samples were drawn from, as one sequence: token by token, or in larger pieces where it takes
+any number of positions. Only positions of samples are compared, for which the bundle has outputs.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.documents.sidecar import read_sidecar
+from ...core.errors import CheckFailed, UsageError
+from .device.verify import compare, read_arrays
+from .open_inference import Refused, Server
+from .triton import served_name
+from .verify import Verified, as_errors, checked
+
+if TYPE_CHECKING:
+    from ...core.documents.step_facts import StepFacts
+
+Report = dict[str, Any]
+Arrays = Mapping[str, NDArray[Any]]
+
+_CONFIG = "config.pbtxt"
+
+
+def verify_on_server(path: Path, url: str, model: str | None = None, manifest_sha256: str | None = None) -> Verified:
+    """Check every file of a bundle, then send its samples to a server of the Open Inference Protocol v2.
+
+    Args:
+        path: the bundle, a folder or a tar.
+        url: the server's address, "http://host:8000".
+        model: the server's name of a model; None sends to every model of the bundle's Triton repository, or where it
+            has none to the one of the bundle's name.
+        manifest_sha256: refuse the bundle unless its manifest has this SHA-256.
+
+    Raises:
+        UsageError: no bundle, one without samples, or no address.
+        CheckFailed: a file was altered, or the server's model takes other inputs.
+        MissingDependency: the server does not answer or does not serve the model.
+    """
+    with as_errors(), checked(path, manifest_sha256, unpack=True) as (folder, manifest, digest):
+        assert folder is not None
+        if not manifest["samples"]:
+            raise UsageError("The bundle has no samples.", why="There is nothing to send.", fix="Make it with samples.")
+        server = Server(url)
+        rows = [row for name in _names(manifest, model) for row in _Served(server, name, folder, manifest).rows()]
+        code = 0 if all(row["passed"] for row in rows) else 1
+        report = {"code": code, "rows": rows, "not_run": [], "samples": len(manifest["samples"])}
+    return Verified(manifest, digest, report)
+
+
+def _names(manifest: Report, model: str | None) -> list[str]:
+    if model is not None:
+        return [model]
+    parts = [entry["path"].split("/") for entry in manifest["files"]]
+    return [part[1] for part in parts if part[0] == "triton" and part[-1] == _CONFIG] or [served_name(manifest["name"])]
+
+
+class _Served:
+    """A model of the server, and the model of the bundle that it serves."""
+
+    def __init__(self, server: Server, name: str, folder: Path, manifest: Report) -> None:
+        self._server, self._name, self._folder, self._manifest = server, name, folder, manifest
+        about = server.model(name)
+        listed = about.get("inputs")
+        tensors = [x for x in listed if isinstance(x, dict)] if isinstance(listed, list) else []
+        self._shapes = {str(x.get("name")): _sizes(x.get("shape")) for x in tensors}
+
+    def rows(self) -> Iterator[Report]:
+        """Send the samples; yield a row for each output.
+
+        Raises:
+            CheckFailed: no model of the bundle takes what the server's model takes.
+        """
+        models = [model for model in self._manifest["models"] if model["kind"] == "onnx"]
+        # A server that lists no inputs is believed to serve the first model.
+        direct = [model for model in models if self._takes(model)] if self._shapes else models[:1]
+        if direct:
+            yield from self._directly(direct[0])
+            return
+        for model in models:
+            step = self._step(model)
+            if step is not None and step.mode == "step" and step.token_input in self._shapes:
+                yield from self._as_sequence(model, step)
+                return
+        raise CheckFailed(
+            f"{self._name} on {self._server.url} is no model of this bundle.",
+            why=f"It takes {', '.join(sorted(self._shapes))[:200]}.",
+            fix="Name another model of the server, or another bundle.",
+        )
+
+    def _takes(self, model: Report) -> bool:
+        """Return whether the server's model has the inputs of a file, in shapes that fit where it states any."""
+        if {spec["name"] for spec in model["inputs"]} != self._shapes.keys():
+            return False
+        return all(_fits(self._shapes[spec["name"]], spec["shape"]) for spec in model["inputs"])
+
+    def _step(self, model: Report) -> StepFacts | None:
+        sidecar = read_sidecar(self._folder / model["path"])
+        return None if sidecar is None else sidecar.step
+
+    def _samples(self, model: Report) -> list[tuple[str, Arrays, Arrays]]:
+        found = [sample for sample in self._manifest["samples"] if sample["model"] == model["path"]]
+        return [
+            (x["inputs"], read_arrays(self._folder / x["inputs"]), read_arrays(self._folder / x["outputs"]))
+            for x in found
+        ]
+
+    def _directly(self, model: Report) -> Iterator[Report]:
+        for sample, inputs, expected in self._samples(model):
+            try:
+                actual = self._server.infer(self._name, inputs, list(expected))
+            except Refused as refused:
+                yield self._row(sample, "", "") | {"passed": False, "why": str(refused)}
+                continue
+            yield from self._compared(model, sample, actual, expected)
+
+    def _as_sequence(self, model: Report, step: StepFacts) -> Iterator[Report]:
+        """Send the whole stream in order, and compare where there is a sample."""
+        path = f"samples/{Path(model['path']).stem}.sequence.npz"
+        samples = {int(x[1][step.position_input][0]): x for x in self._samples(model)}
+        if path not in {entry["path"] for entry in self._manifest["files"]}:
+            raise UsageError(
+                "The bundle has no sequence for this step file.",
+                why="Its samples were given, or it was made by an older release.",
+                fix="Make the bundle again, with samples that are drawn.",
+            )
+        stream = read_arrays(self._folder / path)
+        axis, first = step.sequence_axis, stream[step.token_input]
+        rows = first.shape[0] if axis else 1
+        shape = self._shapes[step.token_input]
+        # A server that joins sequences takes one row a request, and the rows of the file are sequences of their own.
+        apart = axis > 0 and rows > 1 and (not shape or shape[0] != rows)
+        pieces = _pieces(first.shape[axis], step.chunk, samples, many=not shape or shape[axis] < 0)
+        answers = [self._sent(stream, step, pieces, row) for row in (range(rows) if apart else (None,))]
+        for position, (sample, _, expected) in samples.items():
+            wanted = {step.logits_output: expected[step.logits_output]}
+            found = [answer.get(position) for answer in answers]
+            refused = next((x for x in found if isinstance(x, str)), None)
+            if refused is not None:
+                yield self._row(sample, step.logits_output, "") | {"passed": False, "why": refused}
+                continue
+            actual = {
+                step.logits_output: np.concatenate([x for x in found if not isinstance(x, str) and x is not None])
+            }
+            yield from self._compared(model, sample, actual, wanted)
+
+    def _sent(
+        self, stream: Arrays, step: StepFacts, pieces: Sequence[tuple[int, int]], row: int | None
+    ) -> dict[int, NDArray[Any] | str]:
+        """Send a stream; return the output by the position at which a piece starts, or what the server says."""
+        sequence, found = secrets.randbelow(1 << 62) + 1, dict[int, NDArray[Any] | str]()
+        for index, (start, stop) in enumerate(pieces):
+            places = (*[slice(None)] * step.sequence_axis, slice(start, stop))
+            piece = {name: (array if row is None else array[row : row + 1])[places] for name, array in stream.items()}
+            try:
+                answer = self._server.infer(
+                    self._name,
+                    piece,
+                    [step.logits_output],
+                    sequence_id=sequence,
+                    sequence_start=index == 0,
+                    sequence_end=index == len(pieces) - 1,
+                )
+            except Refused as refused:
+                return found | {place: str(refused) for place, _ in pieces[index:]}
+            found[start] = answer.get(step.logits_output, "the model has no such output")
+        return found
+
+    def _compared(self, model: Report, sample: str, actual: Arrays, expected: Arrays) -> Iterator[Report]:
+        for name, wanted in expected.items():
+            row = self._row(sample, name, str(wanted.dtype))
+            if name not in actual:
+                yield row | {"passed": False, "why": "the model has no such output"}
+            elif not wanted.ndim and actual[name].shape == (1,):  # no server hands out a scalar
+                yield row | compare(actual[name].reshape(()), wanted, model["tolerance"])
+            else:
+                yield row | compare(actual[name], wanted, model["tolerance"])
+
+    def _row(self, sample: str, output: str, dtype: str) -> Report:
+        computed = {"source": self._server.name, "sha256": "", "ops": []}
+        where = {"model": self._name, "provider": self._server.url, "sample": sample}
+        return where | {"output": output, "dtype": dtype, "kernels": computed}
+
+
+def _pieces(length: int, chunk: int, positions: Mapping[int, object], *, many: bool) -> list[tuple[int, int]]:
+    """Cut a stream into requests: calls of the file, or where many positions fit all between two samples at once."""
+    cuts = set(range(0, length, chunk)) if not many else {0, *positions, *(place + chunk for place in positions)}
+    places = sorted(place for place in cuts if place < length)
+    return list(zip(places, [*places[1:], length], strict=True))
+
+
+def _sizes(shape: object) -> list[int]:
+    return [int(size) for size in shape] if isinstance(shape, list) else []
+
+
+def _fits(stated: Sequence[int], shape: Sequence[int | str]) -> bool:
+    """Return whether a shape that a server states, with -1 for any size, can be that of a file; none fits all."""
+    if not stated or not shape:
+        return True
+    sizes = [size if isinstance(size, int) else -1 for size in shape]
+    return len(stated) == len(sizes) and all(-1 in (a, b) or a == b for a, b in zip(stated, sizes, strict=True))

@@ -1,0 +1,193 @@
+"""Prove that the rows of a batch do not influence one another, as a server assumes that joins requests in one call.
+
+Two properties are tried on a model whose inputs and outputs share their first axis:
+
+    f(rows 0 … n-1)[i] = f(row i)          within the tolerance: other sizes round differently
+    f(…, row i, …)[i]                       bit for bit, whatever the other rows are
+
+The second finds what a tolerance would pass over: a scale, a mean or a maximum that spans the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core import closeness
+from ...core.errors import UsageError
+from ...core.tensors import INTEGER_MASKS, SEQUENCE_AXES, UNNAMED_DIMENSION, TensorSpec
+from ...core.tolerance import Tolerance, tolerance_for
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from ...core.documents.sidecar import CheckRecord
+
+ROWS = "independent rows"
+_COUNT = 3
+_SPANNING = "DynamicQuantizeLinear"
+# Rows of other requests may be larger by this much.
+_LOUD = 8.0
+
+Arrays = dict[str, NDArray[Any]]
+Run = Callable[[Arrays], Mapping[str, NDArray[Any]]]
+
+
+def open_batch(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:
+    """Return whether the first axis of every tensor is the same dynamic one, and not that of a sequence."""
+    first = {spec.shape[0] if spec.shape else 0 for spec in (*inputs, *outputs)}
+    name = first.pop() if len(first) == 1 else 0
+    return isinstance(name, str) and name not in (UNNAMED_DIMENSION, *SEQUENCE_AXES)
+
+
+def spans_the_batch(proto: ModelProto) -> bool:
+    """Return whether a model computes scales of 8 bits over whole tensors while it runs."""
+    nodes = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
+    return any(node.op_type == _SPANNING for node in nodes)
+
+
+def check_rows(
+    run: Run, examples: Iterable[Mapping[str, NDArray[Any]]], dtype: str, spans: bool = False
+) -> CheckRecord:
+    """Try whether the rows of axis 0 are independent.
+
+    Args:
+        run: the model, from inputs to outputs; axis 0 of every tensor is the dynamic batch.
+        examples: inputs that the model takes, of one or several lengths; rows are drawn from their values.
+        dtype: of the model, "fp32", "fp16" or "bf16": chooses the tolerance.
+        spans: the file computes scales over the whole batch (`spans_the_batch`).
+
+    Returns:
+        A record: "passed" where rows are independent, else "not proven" with the reason.
+    """
+    from ...core.documents.sidecar import CheckRecord
+
+    def record(status: Any, detail: str) -> CheckRecord:
+        return CheckRecord(name=ROWS, status=status, detail=detail)
+
+    if spans:
+        return record("not proven", "int8 scales are computed over the whole batch, so each row rounds the others")
+    tolerance = tolerance_for(dtype, None, None)
+    worst, count = 0.0, 0
+    for number, example in enumerate(examples):
+        drawn = _Rows(example, np.random.default_rng(number))
+        try:
+            for found in drawn.compare(run, tolerance):
+                if isinstance(found, str):
+                    return record("not proven", found)
+                worst, count = max(worst, found), count + 1
+        except UsageError as error:
+            return record("not proven", f"the file does not take such a batch: {error.what}")
+    if not count:
+        return record("not proven", "there are no inputs to try")
+    detail = f"{_COUNT} rows in one call equal {_COUNT} calls within {worst:.1e}, over {count} calls; "
+    return record("passed", detail + "other rows do not change a bit of a row")
+
+
+def rows_stay_apart(run: Run, example: Mapping[str, NDArray[Any]], shared: Sequence[str]) -> bool:
+    """Return whether other rows leave a row's outputs as they are, bit for bit, in a file of a fixed batch.
+
+    Args:
+        run: the model, from inputs to outputs.
+        example: a call; axis 0 of every input and output counts rows, but for `shared` inputs.
+        shared: inputs without rows, as the position of a step file.
+    """
+    rowed = {name: array for name, array in example.items() if name not in shared}
+    count = min(len(array) for array in rowed.values())
+    before = run(dict(example))
+    for row in range(count):
+        others = _Rows(rowed, np.random.default_rng(row)).draw(count)
+        for name, array in rowed.items():
+            others[name][row] = array[row]
+        after = run({**example, **others})
+        if any(_differ(array[row], after[name][row]) for name, array in before.items()):
+            return False
+    return True
+
+
+class _Rows:
+    """Rows of a batch, drawn from the values of an example, and others to put beside them."""
+
+    def __init__(self, example: Mapping[str, NDArray[Any]], generator: np.random.Generator) -> None:
+        self._example, self._generator = example, generator
+
+    def compare(self, run: Run, tolerance: Tolerance) -> Iterator[float | str]:
+        """Yield the largest difference of each comparison, or the reason why rows are not independent."""
+        rows = self.draw(_COUNT)
+        together = run(rows)
+        for name, array in together.items():
+            if array.ndim == 0 or len(array) != _COUNT:
+                yield f"output {name!r} has no row for each row of the inputs"
+                return
+        for row in range(_COUNT):
+            alone = run(_take(rows, [row]))
+            for name, array in alone.items():
+                yield self._distance(name, together[name][[row]], array, tolerance)
+        for row in range(_COUNT):
+            others = self.draw(_COUNT, _LOUD if row % 2 else 1.0)
+            for name, array in rows.items():
+                others[name][row] = array[row]
+            yield from self._unchanged(row, together, run(others))
+        shown = any(_differ(array[0], array[1]) for array in together.values())
+        if not shown:
+            yield "two rows of random inputs gave the same outputs, which shows nothing"
+
+    @staticmethod
+    def _distance(name: str, joined: NDArray[Any], alone: NDArray[Any], tolerance: Tolerance) -> float | str:
+        if joined.shape != alone.shape:
+            return f"a row of output {name!r} is {list(joined.shape)} in a batch and {list(alone.shape)} alone"
+        if not np.array_equal(np.isfinite(joined), np.isfinite(alone)):
+            return f"output {name!r} is not finite in other places than alone"
+        finite = np.isfinite(joined)
+        limits = tolerance.atol or 0.0, tolerance.rtol or 0.0
+        figures = closeness.measure(joined[finite], alone[finite], *limits)
+        if finite.any() and not closeness.accepts(figures, *limits, tolerance.cosine):
+            return (
+                f"a row of output {name!r} in a batch of {_COUNT} differs by {figures.max_abs:.1e} from the row alone"
+            )
+        return float(figures.max_abs) if finite.any() else 0.0
+
+    @staticmethod
+    def _unchanged(
+        row: int, before: Mapping[str, NDArray[Any]], after: Mapping[str, NDArray[Any]]
+    ) -> Iterator[float | str]:
+        for name, array in before.items():
+            if array.shape != after[name].shape:
+                yield f"the shape of output {name!r} depends on the rows"
+            elif _differ(array[row], after[name][row]):
+                yield f"a row of output {name!r} changes with the other rows of its batch"
+            else:
+                yield 0.0
+
+    def draw(self, count: int, loud: float = 1.0) -> Arrays:
+        """Draw rows of the example's kind: its values in any order, floats with noise, masks of several lengths."""
+        found = {}
+        for name, array in self._example.items():
+            shape = (count, *array.shape[1:])
+            if array.dtype == np.bool_ or name in INTEGER_MASKS:
+                found[name] = np.array(self._masks(shape), array.dtype)
+            elif array.dtype.kind == "f":
+                scale = float(np.std(array.astype(np.float64))) or 1.0
+                noise = self._generator.standard_normal(shape) * scale * loud
+                found[name] = (self._generator.choice(array.ravel(), shape) + noise).astype(array.dtype)
+            else:
+                found[name] = self._generator.choice(array.ravel(), shape)
+        return found
+
+    def _masks(self, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+        """Draw masks that keep the first tokens of a row, as many as a request of its length has."""
+        if len(shape) < 2:
+            return np.ones(shape, np.bool_)
+        kept = self._generator.integers(min(1, shape[-1]), shape[-1] + 1, (*shape[:-1], 1))
+        return np.broadcast_to(np.arange(shape[-1]) < kept, shape)
+
+
+def _take(arrays: Mapping[str, NDArray[Any]], rows: list[int]) -> Arrays:
+    return {name: array[rows] for name, array in arrays.items()}
+
+
+def _differ(first: NDArray[Any], second: NDArray[Any]) -> bool:
+    return first.shape != second.shape or first.tobytes() != second.tobytes()
