@@ -12,13 +12,14 @@ from ...core.errors import UsageError
 from .aft_local.family import AFT_LOCAL
 from .arguments import Arguments
 from .family import Family, FolderForm, StateDictForm
+from .hugging_face.family import HUGGING_FACE
 from .inference import TensorShapes, bounded
 from .local_attention.family import LOCAL_ATTENTION
 from .local_mha.family import LOCAL_MHA
 from .local_transformer.family import LOCAL_TRANSFORMER
 
 # In the order in which a state dict is tested, because a transformer has the names of the others too.
-FAMILIES: list[Family] = [LOCAL_TRANSFORMER, LOCAL_MHA, AFT_LOCAL, LOCAL_ATTENTION]
+FAMILIES: list[Family] = [LOCAL_TRANSFORMER, LOCAL_MHA, AFT_LOCAL, LOCAL_ATTENTION, HUGGING_FACE]
 
 
 @dataclass(frozen=True)

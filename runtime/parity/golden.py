@@ -146,6 +146,12 @@ class GoldenRunner(Runner):
         raise NotImplementedError(f"{self.name} are no model")
 
 
+def key_mask(inputs: Arrays) -> NDArray[np.bool_] | None:
+    """Return the input that says which tokens are kept, `[B, N]`; None without one."""
+    found = next((inputs[name] for name in ("mask", *sorted(INTEGER_MASKS)) if name in inputs), None)
+    return None if found is None else found != 0
+
+
 def kept_rows(mask: NDArray[Any] | None, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
     """Return the rows of an output that a key mask `[B, N]` keeps; None without a mask, or without axes for it.
 
