@@ -69,6 +69,7 @@ class ExportRequest(FileOptions):
         weights: "int8" for linear layers in dynamic int8, None for the dtype.
         dynamic: the dynamic axes, of "batch" and "seq"; the sequence length is then the longest one. None: the
             family's default, for most families no dynamic axes.
+        task: what a model in a folder is for; None for what it was saved for.
     """
 
     checkpoint: Path
@@ -78,6 +79,7 @@ class ExportRequest(FileOptions):
     dtype: str = "fp32"
     weights: str | None = None
     dynamic: tuple[str, ...] | None = None
+    task: str | None = None
 
     @property
     def inputs(self) -> list[Path]:
@@ -142,7 +144,7 @@ def open_request(request: ExportRequest) -> tuple[OpenedCheckpoint, SourceModel]
     check_outputs([Output(request.output, ONNX)], inputs=request.inputs, overwrite=request.overwrite)
     sizes = {"heads": request.shapes.heads, "dim_head": request.shapes.dim_head}
     overrides = {name: size for name, size in sizes.items() if size is not None}
-    opened = open_checkpoint(request.checkpoint, request.config, overrides)
+    opened = open_checkpoint(request.checkpoint, request.config, overrides, task=request.task)
     source = opened.source(request.shapes)
     axes = dynamic_axes(request, source)
     check_axes(source, axes)

@@ -33,6 +33,7 @@ def export(
     chunk: int | None = None,
     seq_len: int | None = None,
     batch: int = 1,
+    task: str | None = None,
     heads: int | None = None,
     dim_head: int | None = None,
     mask: bool = False,
@@ -65,6 +66,8 @@ def export(
         chunk: tokens a call of the file for prompts; by default 64 or fewer.
         seq_len: sequence length; by default the model's longest.
         batch: sequences a call.
+        task: what a Hugging Face folder is exported for, `feature-extraction` for example; by default what it was
+            saved for.
         heads: number of heads, where the weights do not show it.
         dim_head: head size, where the weights do not show it.
         mask: add the input `mask`, bool `[B, N]`, True = keep.
@@ -108,6 +111,7 @@ def export_request(
     chunk: int | None,
     seq_len: int | None,
     batch: int,
+    task: str | None,
     heads: int | None,
     dim_head: int | None,
     mask: bool,
@@ -152,6 +156,7 @@ def export_request(
         shapes=ShapeRequest(length, batch, heads, dim_head, mask, attn_bias, causal, full_mask),
         dynamic=None if dynamic is None else tuple(dynamic),
         weights=weight_dtype,
+        task=task,
         quick=quick,
         **file_options,
     )

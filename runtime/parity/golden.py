@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ...core.errors import UsageError
 from ...core.geometry import WindowGeometry
-from ...core.tensors import TensorSpec
+from ...core.tensors import INTEGER_MASKS, TensorSpec
 from ...core.tolerance import coarsest
 from ..inputs.arrays import load_arrays
 from ..inputs.vocabulary import check_tokens

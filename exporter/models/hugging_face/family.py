@@ -16,7 +16,7 @@ from ..family import Family, FolderContents, FolderForm, Inputs, ShapeRequest, S
 from . import weights
 from .arguments import HuggingFaceArgs
 from .config import choose_class, is_hugging_face, made_config, read_config, require_transformers
-from .module import exportable, load, parameters
+from .module import BATCHED, exportable, load, parameters
 from .observe import read_layers
 from .reference import reference
 
@@ -43,6 +43,8 @@ COMPANIONS = (
     "spiece.model",
     "preprocessor_config.json",
 )
+# Sequences up to this are compared in any case.
+_SHORT = 256
 # Positions where the configuration states none.
 _POSITIONS = 8192
 
@@ -58,7 +60,7 @@ def describe(kind: type[PreTrainedModel], raw: Mapping[str, Any], where: str) ->
     config = made_config(raw, where)
     try:
         with torch.device("meta"):
-            model = kind(config).eval()
+            model = kind._from_config(config, dtype=torch.float32, experts_implementation=BATCHED).eval()
     except UsageError:
         raise
     except Exception as error:  # each class refuses values in its own way
@@ -119,6 +121,11 @@ def _inputs(args: HuggingFaceArgs, sizes: Sizes) -> Inputs:
     return {name: ("int64", (sizes.batch, sizes.seq_len)) for name in args.inputs}
 
 
+def _longest_compared(args: HuggingFaceArgs) -> int:
+    """Return a length over every window: the reference's time and memory grow with its square."""
+    return max(2 * args.window + 2, _SHORT)
+
+
 def _views(class_name: str, args: HuggingFaceArgs, sizes: Sizes | None) -> list[WindowView]:
     length = args.longest if sizes is None else sizes.seq_len
     return views([(layer.path, layer.geometry) for layer in args.layers if not layer.geometry.sees_all], length)
@@ -149,5 +156,6 @@ HUGGING_FACE = Family(
     window_views=_views,
     dynamic=("batch", "seq"),
     key_mask=_MASK,
+    longest_compared=_longest_compared,
     sizes_are_arguments=False,
 )

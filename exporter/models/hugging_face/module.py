@@ -28,21 +28,27 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _NAME = "localattn"
+# How transformers computes experts: one after another, or all by products of batches.
+EAGER, BATCHED = "eager", "batched_mm"
 # Where an attention module keeps its window.
 _WINDOW = "localattn_window"
 
 
-def build(args: HuggingFaceArgs) -> PreTrainedModel:
+def build(args: HuggingFaceArgs, experts: str = EAGER) -> PreTrainedModel:
     """Build the untouched model on the CPU, with weights of any value.
 
     Its non-persistent buffers, rotary frequencies for example, have their values.
+
+    Args:
+        args: what makes it.
+        experts: how experts are computed; `BATCHED` is the way that can be traced.
     """
     from transformers import initialization
 
     config = made_config(args.config, "The model")
     kind: Any = named_class(args.architecture, args.config)
     with torch.device("cpu"), initialization.no_init_weights():
-        model: PreTrainedModel = kind._from_config(config, dtype=torch.float32)
+        model: PreTrainedModel = kind._from_config(config, dtype=torch.float32, experts_implementation=experts)
     return model.eval()
 
 
@@ -61,7 +67,7 @@ def load(model: nn.Module, state: State) -> None:
 def exportable(spec: ModelSpec) -> nn.Module:
     """Build the model with its attention as nodes; it takes the file's inputs by name, and returns its outputs."""
     args: HuggingFaceArgs = spec.args
-    model = build(args)
+    model = build(args, BATCHED)
     replace_attention(model, {layer.path: layer.geometry for layer in args.layers})
     for part in model.modules():
         if isinstance(part, (nn.Linear, nn.Embedding)):
@@ -96,8 +102,8 @@ def _give_fp32(part: nn.Module, given: tuple[Any, ...], output: Tensor) -> Tenso
 
 
 def _padding_mask(*_: Any, attention_mask: Tensor | None = None, **__: Any) -> Tensor | None:
-    """Return the mask of padding `[B, N]`, True = keep, in place of a mask of every query and key."""
-    return attention_mask
+    """Return the mask of padding as `[B, 1, 1, N]`, True = keep, in place of a mask of every query and key."""
+    return None if attention_mask is None else attention_mask[:, None, None, :]
 
 
 def _attention(
@@ -115,10 +121,10 @@ def _attention(
     """Compute attention as `AttentionInterface` defines it: `[B, H, N, D]` and KV heads → `[B, N, H, D]`.
 
     Raises:
-        UsageError: the layer was not seen when windows were read, or its mask is not of two dimensions.
+        UsageError: the layer was not seen when windows were read, or its mask is another than that of padding.
     """
     window = getattr(module, _WINDOW, None)
-    if window is None or (attention_mask is not None and attention_mask.ndim != 2):
+    if window is None or (attention_mask is not None and tuple(attention_mask.shape[1:3]) != (1, 1)):
         raise UsageError("An attention layer was not seen when the windows were read.")
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     dtype = next((part.weight.dtype for part in module.modules() if isinstance(part, nn.Linear)), query.dtype)
@@ -131,7 +137,7 @@ def _attention(
         value.to(dtype),
         window,
         scale,
-        key_mask=attention_mask,
+        key_mask=None if attention_mask is None else attention_mask.flatten(1),
         softcap=softcap or 0.0,
         sinks=None if s_aux is None else s_aux.to(dtype),
         sequence_first=False,

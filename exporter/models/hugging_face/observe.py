@@ -78,7 +78,7 @@ class _Masks:
         try:
             mask = sdpa_mask(*args, **given)
             assert isinstance(mask, Tensor)
-            why = "it has a mask function of its own" if given.get("use_vmap") else ""
+            why = ""
         except Exception as error:  # a mask that depends on inputs, which have no values here
             mask = torch.zeros(1, 1, 1, 1, dtype=torch.bool)
             why = f"its mask depends on more than positions ({type(error).__name__})"

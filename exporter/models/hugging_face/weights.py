@@ -82,11 +82,20 @@ def load_model(kind: type[PreTrainedModel], config: Any, folder: Path, *, part: 
     Raises:
         UsageError: tensors are missing, unexpected, or have other shapes; or a file is damaged.
     """
+    from transformers.utils import logging
+
     options = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True, "dtype": torch.float32}
+    shows, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         model, info = kind.from_pretrained(folder, config=config, **options)
     except Exception as error:  # the folder decides what goes wrong, and where
         raise _unreadable(folder, error) from error
+    finally:
+        logging.set_verbosity(level)
+        if shows:
+            logging.enable_progress_bar()
     missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
     wrong = sorted(str(entry[0] if isinstance(entry, tuple) else entry) for entry in info["mismatched_keys"])
     if wrong:
