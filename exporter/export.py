@@ -28,6 +28,7 @@ from ..core.tensors import SEQUENCE
 from ..runtime.inputs.arrays import check_drawable
 from ..runtime.parity.golden import Golden
 from ..runtime.parity.runner import SessionRunner
+from .artifact.companions import check_companions, copy_companions
 from .artifact.form import WrittenForm, written_form
 from .artifact.options import FileOptions
 from .artifact.publish import export_headline, finish_export, output_specs, package_versions, written_files
@@ -101,18 +102,20 @@ class ExportReport(Report):
         sidecar: the facts beside it, checks included.
         notes: what was assumed.
         companion: for a step file, the chunk file for prompts beside it.
+        copied: files of the model's folder that were copied beside it.
     """
 
     path: Path
     sidecar: Sidecar
     notes: list[str]
     companion: ExportReport | None = field(default=None, kw_only=True)
+    copied: list[Path] = field(default_factory=list, kw_only=True)
 
     @property
     def files(self) -> list[Path]:
-        """The written files: the model, its facts, its weights if they are separate, and those of its companion."""
+        """The written files: the model, its facts, its weights if separate, copies, and its companion's."""
         others = [] if self.companion is None else self.companion.files
-        return list(dict.fromkeys([*written_files(self.path, self.sidecar), *others]))
+        return list(dict.fromkeys([*written_files(self.path, self.sidecar), *self.copied, *others]))
 
     @property
     def checks(self) -> list[CheckRecord]:
@@ -191,6 +194,7 @@ def export(request: ExportRequest, progress: Progress = lambda _: None) -> Expor
     with writing(Output(request.output, ONNX), inputs=request.inputs, overwrite=request.overwrite) as folder:
         progress("Reading the checkpoint")
         opened, source = open_request(request)
+        beside = _companions(request, source)
         golden = _golden(request, source)
         release_memory(request.checkpoint)
         progress("Tracing the model")
@@ -213,7 +217,15 @@ def export(request: ExportRequest, progress: Progress = lambda _: None) -> Expor
             progress=progress,
             mapped=request.checkpoint,
         )
-    return ExportReport(request.output, sidecar, opened.notes)
+        copied = copy_companions(beside, request.output, folder)
+    return ExportReport(request.output, sidecar, opened.notes, copied=copied)
+
+
+def _companions(request: ExportRequest, source: SourceModel) -> list[Path]:
+    form = source.family.folder
+    if form is None or not request.checkpoint.is_dir():
+        return []
+    return check_companions(request.checkpoint, form.companions, request.output)
 
 
 def _golden(request: ExportRequest, source: SourceModel) -> Golden | None:

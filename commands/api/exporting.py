@@ -59,7 +59,8 @@ def export(
 
     Args:
         checkpoint: weights: .pt, .pth, .bin or .safetensors; never unpickled.
-        output: the ONNX file; by default the checkpoint's name with .onnx, or _step.onnx.
+        output: the ONNX file; by default the checkpoint's name with .onnx, or _step.onnx, and model.onnx in a folder of
+            Hugging Face.
         config: the configuration; by default the one beside the checkpoint.
         golden: an .npz that `record` wrote, which proves the configuration.
         mode: "full" takes whole sequences, "step" a token a call, "prefill" chunks of a prompt.
@@ -146,11 +147,10 @@ def export_request(
     if quick and mode != "full":
         why = "A step file is compared token by token, and has no other long check."
         raise UsageError(f"{argument('quick', True)} does not go with {argument('mode', mode)}.", why=why)
-    stem = checkpoint.name if checkpoint.is_dir() else checkpoint.stem
     length = max_seq_len if seq_len is None else seq_len
     request = ExportRequest(
         checkpoint=checkpoint,
-        output=checkpoint.with_name(stem + suffix) if output is None else Path(output),
+        output=_default_output(checkpoint, suffix) if output is None else Path(output),
         config=_path(config),
         golden=_path(golden),
         shapes=ShapeRequest(length, batch, heads, dim_head, mask, attn_bias, causal, full_mask),
@@ -161,6 +161,18 @@ def export_request(
         **file_options,
     )
     return request if mode == "full" else StepRequest(request, mode, chunk)
+
+
+def _default_output(checkpoint: Path, suffix: str) -> Path:
+    """Return a name after the checkpoint's, or for a model with a tokenizer one in its folder."""
+    from ...exporter.models.registry import detect_folder
+
+    if not checkpoint.is_dir():
+        return checkpoint.with_name(checkpoint.stem + suffix)
+    form = detect_folder(checkpoint)
+    if form is not None and form.companions:
+        return checkpoint / f"model{suffix}"
+    return checkpoint.with_name(checkpoint.name + suffix)
 
 
 def run_export(request: ExportRequest | StepRequest, progress: Progress) -> ExportReport:

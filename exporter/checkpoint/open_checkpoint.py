@@ -124,7 +124,7 @@ def _refuse_hub_name(path: Path) -> None:
         UsageError: the path looks like one, and there is no such file.
     """
     name = path.as_posix()
-    if _HUB_NAME.fullmatch(name) and not path.suffix.lower() in _WEIGHTS and not path.parent.exists():
+    if _HUB_NAME.fullmatch(name) and path.suffix.lower() not in _WEIGHTS and not path.parent.exists():
         raise UsageError(
             f"There is no folder {name}.",
             why="Nothing is downloaded; a model of the Hugging Face Hub is exported from a folder.",

@@ -126,7 +126,7 @@ def choose_class(config: Mapping[str, Any], task: str | None, where: str) -> typ
 
 
 def named_class(name: str, config: Mapping[str, Any]) -> Any:
-    """Return a class of transformers by name, at its root or in the module of the model's type; None if there is none."""
+    """Return a class of transformers by name, at its root or in the module of the model's type, or None."""
     import importlib
 
     import transformers

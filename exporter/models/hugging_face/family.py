@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from ....core.documents.window_view import WindowView, views
 from ....core.errors import UsageError
 from ..family import Family, FolderContents, FolderForm, Inputs, ShapeRequest, Sizes, UpstreamClass, sequence_length
 from . import weights
 from .arguments import HuggingFaceArgs
-from .config import choose_class, is_hugging_face, made_config, read_config, require_transformers
+from .config import broken, choose_class, is_hugging_face, made_config, read_config, require_transformers
 from .module import BATCHED, exportable, load, parameters
 from .observe import read_layers
 from .reference import reference
@@ -55,45 +53,54 @@ def describe(kind: type[PreTrainedModel], raw: Mapping[str, Any], where: str) ->
     Raises:
         UsageError: the configuration cannot be used, or a layer of the model cannot be exported.
     """
-    from .config import broken
-
     config = made_config(raw, where)
-    try:
-        with torch.device("meta"):
-            model = kind._from_config(config, dtype=torch.float32, experts_implementation=BATCHED).eval()
-    except UsageError:
-        raise
-    except Exception as error:  # each class refuses values in its own way
-        raise broken(where, error) from error
+    model = _made(kind, config, where, "meta")
     if "input_ids" not in parameters(model):
         raise UsageError(
             f"{kind.__name__} cannot be exported from a folder.",
             why=f"It takes {model.main_input_name}; models of text take input_ids.",
             fix="Export it as a module, with example inputs.",
         )
-    names = ["input_ids", *([_MASK] if _MASK in parameters(model) else [])]
-
-    def inputs(length: int) -> dict[str, Tensor]:
-        return {name: torch.ones(1, length, dtype=torch.int64, device="meta") for name in names}
-
-    layers, run = read_layers(model, inputs)
+    text = config.get_text_config()
+    # Chunks begin after each sequence's padding, and those of the node at the first position: no padding then.
+    chunked = bool(getattr(text, "attention_chunk_size", None))
+    names = ["input_ids", *([_MASK] if _MASK in parameters(model) and not chunked else [])]
+    layers, run = read_layers(_made(kind, config, where, "cpu") if chunked else model, names)
     outputs = [name for name in _OUTPUTS if name in run.outputs]
     if not outputs:
         raise UsageError(
             f"{kind.__name__} returns {', '.join(run.outputs) or 'nothing'}.", why=f"Known: {', '.join(_OUTPUTS)}."
         )
-    text = config.get_text_config()
     shape = run.outputs[outputs[0]]
     return HuggingFaceArgs(
         architecture=kind.__name__,
         config=dict(raw),
         inputs=tuple(names),
         outputs=tuple(outputs),
-        per_token=len(shape) >= 2 and shape[1] > 16 and len(shape) == 3 or outputs[0] == "start_logits",
+        per_token=len(shape) > 1 and shape[1] == run.length,
         layers=tuple(layers),
         vocab_size=text.vocab_size,
         longest=getattr(text, "max_position_embeddings", None) or _POSITIONS,
     )
+
+
+def _made(kind: type[PreTrainedModel], config: Any, where: str, device: str) -> PreTrainedModel:
+    """Build a model with weights of any value, or on the meta device with none.
+
+    Raises:
+        UsageError: the configuration cannot be used.
+    """
+    from transformers import initialization
+
+    made: Any = kind
+    try:
+        with torch.device(device), initialization.no_init_weights():
+            model: PreTrainedModel = made._from_config(config, dtype=torch.float32, experts_implementation=BATCHED)
+    except UsageError:
+        raise
+    except Exception as error:  # each class refuses values in its own way
+        raise broken(where, error) from error
+    return model.eval()
 
 
 def _read(folder: Path, given: Mapping[str, Any]) -> FolderContents:
@@ -111,14 +118,12 @@ def _read(folder: Path, given: Mapping[str, Any]) -> FolderContents:
 def _sizes(args: HuggingFaceArgs, request: ShapeRequest) -> Sizes:
     length = sequence_length(request, args.longest)
     if length > args.longest:
-        raise UsageError(
-            f"The sequence length is {length}.", why=f"{args.architecture} has {args.longest} positions."
-        )
+        raise UsageError(f"The sequence length is {length}.", why=f"{args.architecture} has {args.longest} positions.")
     return Sizes(length, request.batch, 1, 1, mask=False, attn_bias=False)
 
 
 def _inputs(args: HuggingFaceArgs, sizes: Sizes) -> Inputs:
-    return {name: ("int64", (sizes.batch, sizes.seq_len)) for name in args.inputs}
+    return dict.fromkeys(args.inputs, ("int64", (sizes.batch, sizes.seq_len)))
 
 
 def _longest_compared(args: HuggingFaceArgs) -> int:

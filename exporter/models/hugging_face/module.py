@@ -55,8 +55,9 @@ def build(args: HuggingFaceArgs, experts: str = EAGER) -> PreTrainedModel:
 def load(model: nn.Module, state: State) -> None:
     """Load the weights and buffers of `weights.whole_state` into a model."""
     rest = dict(state)
+    persistent = model.state_dict()
     for name, _ in list(model.named_buffers()):
-        if name in rest and name not in model.state_dict().keys():
+        if name in rest and name not in persistent:
             path, _, own = name.rpartition(".")
             model.get_submodule(path).register_buffer(own, rest.pop(name), persistent=False)
     model.load_state_dict(rest, strict=True, assign=True)
@@ -97,8 +98,10 @@ def _take_weights_dtype(part: nn.Module, given: tuple[Any, ...]) -> tuple[Any, .
     return tuple(x.to(weight.dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in given)
 
 
-def _give_fp32(part: nn.Module, given: tuple[Any, ...], output: Tensor) -> Tensor:
-    return output.to(torch.float32)
+def _give_fp32(part: nn.Module, given: tuple[Any, ...], output: Any) -> Any:
+    if isinstance(output, tuple):  # a router, for example
+        return tuple(_give_fp32(part, given, x) for x in output)
+    return output.to(torch.float32) if isinstance(output, Tensor) and output.is_floating_point() else output
 
 
 def _padding_mask(*_: Any, attention_mask: Tensor | None = None, **__: Any) -> Tensor | None:

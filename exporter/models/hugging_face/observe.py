@@ -8,7 +8,7 @@ lengths over every window that the configuration may mean.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -53,10 +53,12 @@ class Observation:
     """One run of a model.
 
     Args:
+        length: of its sequence.
         seen: calls of attention layers, in order.
         outputs: shapes of the outputs, by name.
     """
 
+    length: int
     seen: list[Seen] = field(default_factory=list)
     outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
@@ -130,12 +132,12 @@ def read_reach(visible: NDArray[np.bool_]) -> Reach | str:
     return f"its reach differs from query to query (up to {back} back and {ahead} ahead)"
 
 
-def read_layers(model: PreTrainedModel, inputs: Callable[[int], Mapping[str, Tensor]]) -> tuple[list[Layer], Observation]:
+def read_layers(model: PreTrainedModel, names: Sequence[str]) -> tuple[list[Layer], Observation]:
     """Return what every attention layer of a model sees, and the run in which it was seen.
 
     Args:
         model: the model, on the meta device or any other.
-        inputs: makes inputs of a length.
+        names: its inputs, int64 `[B, N]`.
 
     Raises:
         UsageError: a layer has something else than a window, no layer has a window, or one that does not end.
@@ -146,7 +148,7 @@ def read_layers(model: PreTrainedModel, inputs: Callable[[int], Mapping[str, Ten
             f"The configuration states a window of {(length - 3) // 2} tokens.",
             why=f"Windows are read off the model's own masks, here up to {_LONGEST // 2} tokens.",
         )
-    run, again = (observe(model, inputs(n)) for n in (length, length + 7))
+    run, again = (observe(model, names, n) for n in (length, length + 7))
     if not run.seen:
         raise UsageError(
             f"No attention layer of {type(model).__name__} can be exported.",
@@ -196,19 +198,20 @@ def _stated(config: Any) -> Iterator[int]:
             yield from (n for n in numbers if isinstance(n, int) and not isinstance(n, bool) and n > 0)
 
 
-def observe(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Observation:
+def observe(model: PreTrainedModel, names: Sequence[str], length: int) -> Observation:
     """Run a model once, and note what each of its attention layers sees.
 
     Raises:
         UsageError: the model does not run on these inputs.
     """
-    found, masks = Observation(), _Masks()
-    names = {id(module): path for path, module in model.named_modules()}
+    found, masks = Observation(length), _Masks()
+    inputs = {name: torch.ones(1, length, dtype=torch.int64, device=model.device) for name in names}
+    paths = {id(module): path for path, module in model.named_modules()}
 
     def attention(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *_: Any, **given: Any
     ) -> tuple[Tensor, None]:
-        seen = Seen(names.get(id(module), "?"), local=given.get("sliding_window") is not None)
+        seen = Seen(paths.get(id(module), "?"), local=given.get("sliding_window") is not None)
         found.seen.append(seen)
         if query.shape[2] != key.shape[2]:
             seen.why = "it has other keys than its own sequence's"

@@ -70,7 +70,9 @@ def _shards(index: Path) -> list[str]:
     return names
 
 
-def load_model(kind: type[PreTrainedModel], config: Any, folder: Path, *, part: bool) -> tuple[PreTrainedModel, list[str]]:
+def load_model(
+    kind: type[PreTrainedModel], config: Any, folder: Path, *, part: bool
+) -> tuple[PreTrainedModel, list[str]]:
     """Load a model in fp32 with transformers, from safetensors alone; return it, and notes.
 
     Args:

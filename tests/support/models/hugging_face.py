@@ -56,7 +56,7 @@ def build(case: Case, seed: int = 0, **others: Any) -> Any:
             if parameter.ndim >= 2:
                 parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5)
             elif name.endswith(("q_norm.weight", "k_norm.weight")):
-                parameter.fill_(_NORM[case.name] if case.name in _NORM else 1)
+                parameter.fill_(_NORM.get(case.name, 1))
     return model
 
 
@@ -86,9 +86,13 @@ CASES = [
         {"sliding_window": WINDOW, "layer_types": _MIXED, "use_bidirectional_attention": True},
         ("±8", "all keys"),
     ),
-    Case("gemma3_text", "Gemma3TextConfig", "Gemma3ForCausalLM", {"sliding_window": WINDOW, "layer_types": _MIXED}, _MIX),
+    Case(
+        "gemma3_text", "Gemma3TextConfig", "Gemma3ForCausalLM", {"sliding_window": WINDOW, "layer_types": _MIXED}, _MIX
+    ),
     Case("mistral", "MistralConfig", "MistralForCausalLM", {"sliding_window": WINDOW}, (_BACK, _BACK)),
-    Case("ministral", "MinistralConfig", "MinistralForCausalLM", {"sliding_window": WINDOW, "layer_types": _MIXED}, _MIX),
+    Case(
+        "ministral", "MinistralConfig", "MinistralForCausalLM", {"sliding_window": WINDOW, "layer_types": _MIXED}, _MIX
+    ),
     Case(
         "qwen2",
         "Qwen2Config",
@@ -163,10 +167,28 @@ CASES = [
         {"sliding_window": WINDOW, "layer_types": _MIXED, "num_local_experts": 2, "num_experts_per_tok": 1},
         _MIX,
     ),
-    Case("starcoder2", "Starcoder2Config", "Starcoder2ForCausalLM", {"head_dim": None, "sliding_window": WINDOW}, (_BACK, _BACK)),
-    Case("mixtral", "MixtralConfig", "MixtralForCausalLM", {"sliding_window": WINDOW, "num_local_experts": 2}, (_BACK, _BACK)),
+    Case(
+        "starcoder2",
+        "Starcoder2Config",
+        "Starcoder2ForCausalLM",
+        {"head_dim": None, "sliding_window": WINDOW},
+        (_BACK, _BACK),
+    ),
+    Case(
+        "mixtral",
+        "MixtralConfig",
+        "MixtralForCausalLM",
+        {"sliding_window": WINDOW, "num_local_experts": 2},
+        (_BACK, _BACK),
+    ),
     Case("cohere2", "Cohere2Config", "Cohere2ForCausalLM", {"sliding_window": WINDOW, "layer_types": _MIXED}, _MIX),
-    Case("olmo3", "Olmo3Config", "Olmo3ForCausalLM", {"head_dim": None, "sliding_window": WINDOW, "layer_types": _MIXED}, _MIX),
+    Case(
+        "olmo3",
+        "Olmo3Config",
+        "Olmo3ForCausalLM",
+        {"head_dim": None, "sliding_window": WINDOW, "layer_types": _MIXED},
+        _MIX,
+    ),
     Case("exaone4", "Exaone4Config", "Exaone4ForCausalLM", {"sliding_window": WINDOW, "layer_types": _MIXED}, _MIX),
     Case(
         "smollm3",
@@ -182,7 +204,13 @@ CASES = [
         {"head_dim": None, "sliding_window": WINDOW, "layer_types": _MIXED},
         _MIX,
     ),
-    Case("ultrabert", "UltrabertConfig", "UltrabertModel", {"sliding_window": WINDOW, "layer_types": _MIXED}, ("±16", "all keys")),
+    Case(
+        "ultrabert",
+        "UltrabertConfig",
+        "UltrabertModel",
+        {"sliding_window": WINDOW, "layer_types": _MIXED},
+        ("±16", "all keys"),
+    ),
     Case(
         "openai_privacy_filter",
         "OpenAIPrivacyFilterConfig",
