@@ -135,8 +135,10 @@ class ExportReport(Report):
 Progress = Callable[[str], None]
 
 
-def open_request(request: ExportRequest) -> tuple[OpenedCheckpoint, SourceModel]:
-    """Open the checkpoint and refuse a request that cannot succeed, before work begins.
+def open_request(
+    request: ExportRequest, opened: OpenedCheckpoint | None = None
+) -> tuple[OpenedCheckpoint, SourceModel]:
+    """Open the checkpoint, unless it is open already, and refuse a request that cannot succeed, before work begins.
 
     Raises:
         UsageError: the request or one of its files cannot be used.
@@ -147,7 +149,8 @@ def open_request(request: ExportRequest) -> tuple[OpenedCheckpoint, SourceModel]
     check_outputs([Output(request.output, ONNX)], inputs=request.inputs, overwrite=request.overwrite)
     sizes = {"heads": request.shapes.heads, "dim_head": request.shapes.dim_head}
     overrides = {name: size for name, size in sizes.items() if size is not None}
-    opened = open_checkpoint(request.checkpoint, request.config, overrides, task=request.task)
+    if opened is None:
+        opened = open_checkpoint(request.checkpoint, request.config, overrides, task=request.task)
     source = opened.source(request.shapes)
     axes = dynamic_axes(request, source)
     check_axes(source, axes)
@@ -179,12 +182,15 @@ def check_precision(request: ExportRequest) -> None:
 
 
 @timed_steps(_log)
-def export(request: ExportRequest, progress: Progress = lambda _: None) -> ExportReport:
+def export(
+    request: ExportRequest, progress: Progress = lambda _: None, opened: OpenedCheckpoint | None = None
+) -> ExportReport:
     """Export a checkpoint, check the file and move it to its place.
 
     Args:
         request: what to export.
         progress: called with the name of each step as it begins.
+        opened: the checkpoint, where it is no file but a live model.
 
     Raises:
         UsageError: the request or one of its files cannot be used.
@@ -193,7 +199,7 @@ def export(request: ExportRequest, progress: Progress = lambda _: None) -> Expor
     """
     with writing(Output(request.output, ONNX), inputs=request.inputs, overwrite=request.overwrite) as folder:
         progress("Reading the checkpoint")
-        opened, source = open_request(request)
+        opened, source = open_request(request, opened)
         beside = _companions(request, source)
         golden = _golden(request, source)
         release_memory(request.checkpoint)

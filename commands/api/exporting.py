@@ -205,8 +205,8 @@ def export_module(
     overwrite: bool = False,
     origin: Origin | None = None,
     progress: Progress = lambda _: None,
-) -> ModuleExportReport:
-    """Export a module of your own with supported layers; compare the file with the untouched module.
+) -> ModuleExportReport | ExportReport:
+    """Export a module of your own with supported layers, or a Hugging Face model; compare it with the untouched one.
 
     Args:
         module: the module, which is not changed.

@@ -299,6 +299,8 @@ class Family:
         sizes_are_arguments: heads and head size are arguments of the class, not shapes of its inputs.
         key_mask: the input that says which tokens of a sequence are no padding, if what is computed at padding is of
             no meaning and is not compared; "" if every position is.
+        untouched: builds upstream's own module with its weights in fp32, called with the file's inputs by name and
+            returning its first output; None where it is the class, built from its arguments.
         longest_compared: returns the longest sequence that is compared where lengths are dynamic; None for all.
     """
 
@@ -333,6 +335,7 @@ class Family:
     casts_inputs: bool = False
     sizes_are_arguments: bool = True
     key_mask: str = ""
+    untouched: Callable[[ModelSpec, State], nn.Module] | None = None
     longest_compared: Callable[[Any], int | None] = lambda args: None
 
 

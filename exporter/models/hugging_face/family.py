@@ -16,7 +16,7 @@ from .arguments import HuggingFaceArgs
 from .config import broken, choose_class, is_hugging_face, made_config, read_config, require_transformers
 from .module import BATCHED, exportable, load, parameters
 from .observe import read_layers
-from .reference import reference
+from .reference import reference, untouched
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -161,6 +161,7 @@ HUGGING_FACE = Family(
     window_views=_views,
     dynamic=("batch", "seq"),
     key_mask=_MASK,
+    untouched=untouched,
     longest_compared=_longest_compared,
     sizes_are_arguments=False,
 )

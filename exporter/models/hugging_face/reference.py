@@ -7,11 +7,13 @@ batch becomes NaN in eager attention. Under `InFloat64` none of it does.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MethodType
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..family import ModelSpec
+from ..family import ModelSpec, State
 from ..parts.float64 import Float64State, InFloat64
 from .arguments import HuggingFaceArgs
 from .module import build, load
@@ -28,3 +30,19 @@ def reference(
     with torch.no_grad(), InFloat64():
         result = model(**inputs, **given)
     return tuple(result[name] for name in args.outputs)
+
+
+def untouched(spec: ModelSpec, state: State) -> nn.Module:
+    """Build the untouched model in fp32; it takes the file's inputs by name, and returns its first output alone."""
+    args: HuggingFaceArgs = spec.args
+    model = build(args)
+    load(model, state)
+    given = {"use_cache": False} if takes_cache(model) else {}
+    own = type(model).forward
+
+    def forward(self: Any, **inputs: Tensor) -> Tensor:
+        found: Tensor = own(self, **inputs, **given)[args.outputs[0]]
+        return found
+
+    model.forward = MethodType(forward, model)  # type: ignore[method-assign]
+    return model.requires_grad_(False)

@@ -172,6 +172,42 @@ def test_a_mask_that_is_no_window_is_told_by_its_shape() -> None:
     assert "next to each other" in str(read_reach((distance % 2 == 0) & (distance >= 0)))
 
 
+def test_a_live_model_is_exported_as_its_folder(tmp_path: Path, localattn: Command) -> None:
+    from localattn import export_module
+
+    model = build(BY_NAME["mistral"])
+    inputs = {"input_ids": np.ones((2, 60), np.int64), "attention_mask": np.ones((2, 60), np.int64)}
+    report = export_module(model, inputs, tmp_path / "fixed.onnx")
+    assert [x.describe() for x in report.sidecar.inputs] == ["input_ids int64 [2, 60]", "attention_mask int64 [2, 60]"]
+    assert {check.status for check in report.checks} == {"passed"}
+    assert "sees token 29 on, the first" in next(check.detail for check in report.checks if check.name == "window")
+    with pytest.raises(UsageError, match="labels"):
+        export_module(model, {**inputs, "labels": inputs["input_ids"]}, tmp_path / "other.onnx")
+
+
+@pytest.mark.slow
+def test_a_factory_may_return_a_hugging_face_model(tmp_path: Path, localattn: Command) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from transformers import MistralConfig, MistralModel\n"
+        "def build():\n"
+        "    return MistralModel(MistralConfig(vocab_size=64, hidden_size=32, intermediate_size=32, head_dim=8,\n"
+        "        num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, sliding_window=8)).eval()\n"
+    )
+    given = (
+        "--factory",
+        f"{tmp_path / 'mine.py'}:build",
+        "--input",
+        "input_ids:int64:[1,40]",
+        "--dynamic",
+        "batch,seq",
+    )
+    assert "7 back" in localattn("export", *given, "-o", tmp_path / "mine.onnx", "--dry-run").out.replace(
+        "1 back", "7 back"
+    )
+    done = localattn("export", *given, "-o", tmp_path / "mine.onnx")
+    assert done.code == 0 and "transformers.MistralModel" in done.out, done.err
+
+
 def _config(folder: Path, change: dict[str, Any]) -> None:
     config = json.loads((folder / "config.json").read_text())
     for name, value in change.items():
