@@ -209,9 +209,7 @@ def _body(variant: NodeVariant, facts: BodyFacts) -> Any:
     return trace
 
 
-def cut(
-    op: Any, span: Span, query: Any, parts: tuple[Part, ...], axis: int = 2
-) -> Iterator[tuple[Any, Any, bool]]:
+def cut(op: Any, span: Span, query: Any, parts: tuple[Part, ...], axis: int = 2) -> Iterator[tuple[Any, Any, bool]]:
     """Yield each part's queries `[B, H, blocks, block, D]`, its block starts `[blocks, 1]` and whether it is inside.
 
     `axis` is that of the blocks.

@@ -134,9 +134,7 @@ def _in_blocks(op: Any, sizes: _Sizes, query: Any, block: Any, rows: Any, facts:
     if not facts.aligned:
         query = op.Gather(query, op.Min(rows, op.Sub(sizes.length, op.Constant(value_int=1))), axis=2)
     block = op.Unsqueeze(block, integers(op, 0))
-    shape = op.Concat(
-        integers(op, 0), sizes.kv_heads, sizes.groups, integers(op, -1), block, sizes.head_dim, axis=0
-    )
+    shape = op.Concat(integers(op, 0), sizes.kv_heads, sizes.groups, integers(op, -1), block, sizes.head_dim, axis=0)
     return op.Reshape(query, shape)
 
 
