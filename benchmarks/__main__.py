@@ -1,4 +1,4 @@
-"""`python -m benchmarks {node,peers,model,export,generate,precision,startup,plot,all}`."""
+"""`python -m benchmarks {node,peers,model,export,generate,precision,startup,hugging-face,plot,all}`."""
 
 from __future__ import annotations
 
@@ -117,6 +117,17 @@ def run_startup(options: argparse.Namespace) -> bool:
     return all(target["met"] for target in result["targets"])
 
 
+def run_hugging_face(options: argparse.Namespace) -> bool:
+    from . import report
+    from .cases import hugging_face
+
+    options.folder.mkdir(parents=True, exist_ok=True)
+    result = hugging_face.measure(options.folder, options.lengths, options.only, _tell)
+    write_result(hugging_face.NAME, result)
+    report.print_hugging_face(result)
+    return all(target["met"] for target in result["targets"])
+
+
 def run_getting_started(options: argparse.Namespace) -> bool:
     from . import report
     from .cases import getting_started
@@ -170,8 +181,8 @@ def run_all(options: argparse.Namespace) -> bool:
 
 
 def parse_arguments() -> argparse.Namespace:
-    node, peers, of_model, export, generate, precision, startup, timed = (
-        argparse.ArgumentParser(add_help=False) for _ in range(8)
+    node, peers, of_model, export, generate, precision, startup, timed, hugging = (
+        argparse.ArgumentParser(add_help=False) for _ in range(9)
     )
     lengths = (1024, 2048, 4096, 8192, 16384)
     node.add_argument("--lengths", type=int, nargs="+", default=lengths, help="sequence lengths")
@@ -192,6 +203,9 @@ def parse_arguments() -> argparse.Namespace:
     peers.add_argument("--patience", type=float, default=6, help="seconds to wait for calm samples in a cell")
     precision.add_argument("--text", type=Path, help="bytes of held-out text [the demo's, for its checkpoint]")
     precision.add_argument("--rows", type=int, default=4, help="sequences of each kind")
+    hugging.add_argument("--folder", type=Path, required=True, help="where model and files are kept")
+    hugging.add_argument("--lengths", type=int, nargs="+", default=(1024, 4096), help="sequence lengths")
+    hugging.add_argument("--only", nargs="+", default=[], help="only these, the others keep their figures")
     startup.add_argument("--samples", type=int, default=15, help="samples of each command")
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
@@ -204,6 +218,7 @@ def parse_arguments() -> argparse.Namespace:
         ("generate", "generating: time of a token and memory", run_generate, [of_model, generate, timed]),
         ("precision", "errors of fp32, fp16, bf16 and int8 files", run_precision, [of_model, precision]),
         ("startup", "start of the command line", run_startup, [startup, timed]),
+        ("hugging-face", "a Hugging Face model beside other exporters", run_hugging_face, [hugging]),
         ("getting-started", "the ten commands of docs/getting-started.md", run_getting_started, []),
         ("plot", "draw node.png and peers.png of docs/images again", run_plot, []),
         ("all", "everything", run_all, [node, peers, of_model, export, generate, precision, startup, timed]),

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..models.parts.float64 import InFloat64
 from ..source.source_model import SourceModel
 
 Floats = NDArray[np.float64]
@@ -71,7 +70,7 @@ def record(source: SourceModel, inputs: Mapping[str, NDArray[Any]]) -> Recording
         for name, tensor in tensors.items()
     }
     watcher = _AttentionWatcher()
-    with _hooks(module, calls), torch.no_grad(), InFloat64(), watcher:
+    with _hooks(module, calls), torch.no_grad(), source.in_float64(), watcher:
         module(**arguments)
     return Recording(
         modules={path: found[0] for path, found in calls.items() if len(found) == 1},

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.storage.files import sha256
 from ...core.storage.reading import check_plain
-from ..models.family import FolderForm, ShapeRequest
-from ..models.registry import CLASSES, detect_family, detect_folder
+from ..models.family import FolderContents, FolderForm, ShapeRequest
+from ..models.registry import CLASSES, detect_family, detect_folder, read_live
 from ..source.source_model import SourceModel
 from .config import RawConfig, adds_residual_only, load_config
 from .infer_config import Resolved, infer_config
@@ -117,6 +119,24 @@ def open_checkpoint(
     return OpenedCheckpoint(loaded, infer_config(loaded.state, raw, overrides, loaded.settings), found)
 
 
+def open_live(module: nn.Module) -> OpenedCheckpoint | None:
+    """Open a live module as the folder that it would be saved to; None if it is of no family that has folders.
+
+    Raises:
+        UsageError: it is of such a family, and cannot be exported.
+    """
+    read = read_live(module)
+    if read is None:
+        return None
+    loaded = LoadedCheckpoint(dict(read.state), "", Path(type(module).__name__), list(read.notes))
+    return _opened(read, loaded)
+
+
+def _opened(read: FolderContents, loaded: LoadedCheckpoint) -> OpenedCheckpoint:
+    args = CLASSES[read.class_name].args(**read.arguments)
+    return OpenedCheckpoint(loaded, Resolved(read.class_name, args, None, loaded.state), None)
+
+
 def _refuse_hub_name(path: Path) -> None:
     """Refuse a name of the Hugging Face Hub.
 
@@ -149,5 +169,4 @@ def _open_folder(path: Path, form: FolderForm, given: Mapping[str, Any]) -> Open
     _log.info("%s: %s with %d tensors", path, read.class_name, len(read.state))
     digest = hashlib.sha256("".join(sha256(file) for file in files).encode()).hexdigest()
     loaded = LoadedCheckpoint(dict(read.state), digest, path, list(read.notes))
-    args = CLASSES[read.class_name].args(**read.arguments)
-    return OpenedCheckpoint(loaded, Resolved(read.class_name, args, None, loaded.state), None)
+    return _opened(read, loaded)

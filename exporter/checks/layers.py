@@ -38,7 +38,7 @@ def check_layer_windows(model: onnx.ModelProto, absent: Sequence[str]) -> CheckR
         check_node_window(_at_some_length(probe), one)
         findings.boundaries += one.boundaries
         findings.faults += one.faults
-        if not (one.back and one.ahead or probe.geometry.sees_all):
+        if not ((one.back and one.ahead) or probe.geometry.sees_all):
             small.append(f"{probe.node.name} has {probe.length} tokens, which one window of its covers")
     figures: dict[str, float | int | str] = {"boundaries": findings.boundaries, "nodes": len(different)}
     detail = f"{findings.boundaries} boundaries hold, {len(different)} different node(s)"

@@ -234,6 +234,7 @@ class FolderForm:
             is computed from theirs.
         read: reads these files: only tensors and plain data, and no code from the folder is run. Its second argument
             is what the user chooses beside them: `task`, None if not given.
+        live: reads a live module of this family; returns None for any other.
         companions: names of files in the folder that those who run the exported file need, a tokenizer for example.
     """
 
@@ -242,6 +243,7 @@ class FolderForm:
     files: Callable[[Path], list[Path]]
     read: Callable[[Path, Mapping[str, Any]], FolderContents]
     companions: tuple[str, ...] = ()
+    live: Callable[[nn.Module], FolderContents | None] = lambda module: None
 
 
 def load_strictly(module: nn.Module, state: State) -> None:

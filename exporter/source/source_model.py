@@ -25,7 +25,7 @@ from ...core.tensors import BATCH, SEQUENCE, TensorSpec
 from ..models.arguments import Arguments
 from ..models.family import TORCH_DTYPE, Arrays, Family, ModelSpec, ShapeRequest, Sizes
 from ..models.inference import bounded
-from ..models.parts.float64 import Float64State
+from ..models.parts.float64 import Float64State, InFloat64
 from ..models.registry import CLASSES
 
 
@@ -200,6 +200,10 @@ class SourceModel:
             why=f"The largest is {largest:.3g}, and {dtype} ends at {torch.finfo(TORCH_DTYPE[dtype]).max:.3g}.",
             fix="Export in bf16, which has the range of fp32, or in fp32.",
         )
+
+    def in_float64(self) -> InFloat64:
+        """Return a context in which its modules compute in float64 what they compute in fp32 on purpose."""
+        return InFloat64()
 
     def reference(self, inputs: Arrays, positions: NDArray[np.int64] | None = None) -> dict[str, NDArray[np.float64]]:
         """Compute the float64 reference's outputs on the file's inputs, by name.

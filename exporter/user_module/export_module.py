@@ -39,6 +39,7 @@ from ..artifact.form import WrittenForm, written_form
 from ..artifact.options import FileOptions
 from ..artifact.publish import export_headline, finish_export, output_specs, package_versions, written_files
 from ..artifact.serialize import read_message
+from ..checkpoint.open_checkpoint import open_live
 from ..checkpoint.tensors import check_finite
 from ..checks.golden import check_golden, open_golden
 from ..checks.layers import check_layer_memory, check_layer_windows
@@ -62,10 +63,10 @@ from .inputs import (
     parse_input,
     with_token_limits,
 )
+from .live_model import export_live
 from .module_runner import ModuleRunner
 from .observe import working_copy
 from .outputs import Entry
-from .pretrained import export_pretrained, is_pretrained
 from .replace import ReplacementReport, replace_local_attention
 
 _log = logging.getLogger(__name__)
@@ -176,8 +177,9 @@ def export_module(
         CheckFailed: a check found a fault; nothing was written.
     """
     options, output = options or ModuleOptions(), Path(output)
-    if is_pretrained(module):
-        return export_pretrained(module, _listed(inputs), output, options, progress)
+    live = open_live(module)
+    if live is not None:
+        return export_live(live, _listed(inputs), output, options, options.dynamic, options.max_seq_len, progress)
     read = [] if options.golden is None else [options.golden]
     with writing(Output(output, ONNX), inputs=read, overwrite=options.overwrite) as folder:
         progress("Running the module")

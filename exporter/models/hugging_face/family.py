@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from ....core.documents.window_view import WindowView, views
 from ....core.errors import UsageError
@@ -115,6 +117,18 @@ def _read(folder: Path, given: Mapping[str, Any]) -> FolderContents:
     return FolderContents(CLASS, args.model_dump(), weights.whole_state(model), notes)
 
 
+def _live(module: nn.Module) -> FolderContents | None:
+    """Read a live model; transformers is not imported to see that a module is none."""
+    bases = {(owner.__module__, owner.__name__) for owner in type(module).__mro__}
+    if ("transformers.modeling_utils", "PreTrainedModel") not in bases:
+        return None
+    model: Any = module
+    args = describe(type(model), json.loads(model.config.to_json_string()), type(model).__name__)
+    state = {name: tensor.cpu() for name, tensor in weights.whole_state(model).items()}
+    notes = [f"{type(model).__name__}: {args.describe()}, read off its own masks"]
+    return FolderContents(CLASS, args.model_dump(), state, notes)
+
+
 def _sizes(args: HuggingFaceArgs, request: ShapeRequest) -> Sizes:
     length = sequence_length(request, args.longest)
     if length > args.longest:
@@ -152,6 +166,7 @@ HUGGING_FACE = Family(
         files=weights.files,
         read=_read,
         companions=COMPANIONS,
+        live=_live,
     ),
     load=load,
     tokens=("input_ids",),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -236,4 +236,33 @@ CASES = [
     Case("mellum", "MellumConfig", "MellumForCausalLM", {"sliding_window": WINDOW, "layer_types": _MIXED}, _MIX),
 ]
 
-Maker = Callable[..., Any]
+# What the attention of a type has besides windows.
+_NEEDS = {
+    "gemma2": "softcap",
+    "gpt_oss": "sinks, experts",
+    "granite_swa": "sinks",
+    "openai_privacy_filter": "sinks, experts",
+    "mixtral": "experts",
+    "mellum": "experts",
+    "llama4_text": "chunks, experts",
+    "gemma4_text shared keys": "layers share keys",
+    "lfm3": "convolutions between",
+    "recurrent_gemma": "recurrences between",
+}
+# Types that are not exported, or with a limit.
+_LIMITS = {
+    "recurrent_gemma": "refused: its recurrence is written for one length",
+    "llama4_text": "refused: PyTorch does not export its complex numbers",
+}
+
+
+def table() -> str:
+    """The table of docs/models.md."""
+    rows = ["| type | class tried | its layers see | besides | result |", "|---|---|---|---|---|"]
+    for case in CASES:
+        seen = ", ".join(dict.fromkeys(case.windows))
+        values = {**_BASE, **case.values}
+        shared = values["num_key_value_heads"] not in (None, values["num_attention_heads"])
+        needs = ", ".join(filter(None, ("shared heads" if shared else "", _NEEDS.get(case.name, "")))) or "–"
+        rows.append(f"| {case.name} | `{case.model}` | {seen} | {needs} | {_LIMITS.get(case.name, 'equal')} |")
+    return "\n".join(rows)
