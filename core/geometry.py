@@ -12,8 +12,9 @@ block-local       `(i - b)·w`                causal `t + 1`, else `(i + 1 + f)�
 exact             `t - b·w`                  causal `t + 1`, else `t + f·w + 1`
 ================  =========================  =======================================
 
-both clipped to `[0, n]`. A window of `ALL_KEYS` holds any sequence, so its queries see all keys. Source: `local_attention.LocalAttention.forward` (the masks on `bq_t` and
-`bq_k`), local-attention 1.11.2.
+both clipped to `[0, n]`. A window of `ALL_KEYS` holds any sequence, so its queries see all keys.
+
+Source: `local_attention.LocalAttention.forward` (the masks on `bq_t` and `bq_k`), local-attention 1.11.2.
 """
 
 from __future__ import annotations

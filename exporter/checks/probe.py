@@ -74,12 +74,12 @@ class NodeProbe:
         return [body for body in self.model.functions if (body.domain, body.name) == (DOMAIN, self.node.op_type)]
 
     def inputs(self, heads: int = 1, head_dim: int | None = None) -> list[TensorSpec]:
-        """List the node's inputs for a batch of one; `heads` are those of keys, which two of queries share if any do."""
+        """List the node's inputs for a batch of one; a grouped node has twice the `heads` for its queries."""
         perm, geometry = self.attributes["perm"], self.geometry
         grouped = isinstance(self.variant, GroupedVariant)
         shapes: dict[str, tuple[str, tuple[int | str, ...]]] = {}
-        for name, count in (("query", heads * (2 if grouped else 1)), ("key", heads), ("value", heads)):
-            sizes = (1, count, self.length, head_dim or self.head_dim)
+        for name, number in (("query", heads * (2 if grouped else 1)), ("key", heads), ("value", heads)):
+            sizes = (1, number, self.length, head_dim or self.head_dim)
             shapes[name] = (self.dtype, tuple(sizes[axis] for axis in perm))  # the permutation is its own inverse
         if self.variant.has_mask:
             shapes["key_mask"] = ("bool", (1, self.length))
@@ -111,8 +111,8 @@ class NodeProbe:
     def measured_shapes(self, lengths: Collection[int] = ()) -> dict[str, tuple[int, ...]]:
         """Run the node, and return the shape of every tensor inside its ONNX function by name.
 
-        Of a tensor inside a Scan it is the shape in one round. It runs with one head whose size differs from the node's length and from `lengths`, so that no dimension equals
-        a length by chance.
+        Of a tensor inside a Scan it is the shape in one round. It runs with one head whose size differs from the node's
+        length and from `lengths`, so that no dimension equals a length by chance.
         """
         head_dim = next(size for size in count(8, 2) if size not in (self.length, *lengths))
         inputs = self.inputs(head_dim=head_dim)

@@ -271,6 +271,7 @@ class OwnSpans:
             self._by_head = op.Add(op.Unsqueeze(_given_bias(op, span, given), integers(op, 1)), self._window)
 
     def part(self, op: Any, start: Any, inside: bool) -> tuple[Any, Any, list[Any]]:
+        """Return what `Laid.part` says."""
         span = self._span
         index = position = op.Add(start, span.key_offset)  # [blocks, keys]
         if not inside:
@@ -298,6 +299,7 @@ class WholeSequence:
         self._masked = [] if mask is None else [mask_bias(op, mask, self._position)]
 
     def part(self, op: Any, start: Any, inside: bool) -> tuple[Any, Any, list[Any]]:
+        """Return what `Laid.part` says."""
         if not self._window_hides:
             return self._key, self._value, self._masked
         start = op.Unsqueeze(start, integers(op, 2))  # [blocks, 1, 1]

@@ -185,33 +185,34 @@ def _attend_to_all(
     blocks = op.Div(op.Sub(op.Add(sizes.length, block), one), block)
     rows = op.Range(zero, op.Mul(blocks, block), one)
     query = op.Mul(_in_blocks(op, sizes, query, block, rows, facts), scores.scale)
-    row_of = op.Reshape(rows, op.Concat(integers(op, -1), op.Unsqueeze(block, first), integers(op, 1), axis=0))
-    # Without a causal mask every row is as good as the last one.
+    offset = op.Unsqueeze(op.Range(zero, block, one), integers(op, 1))  # [block, 1]
+    # Without a causal mask every row is as good as one behind the last.
     causal = op.Cast(attribute(op, "causal"), to=ir.DataType.BOOL)
-    row_of = op.Where(causal, row_of, sizes.length)
     position = op.Unsqueeze(op.Range(zero, sizes.length, one), first)  # [1, N]
     group = integers(op, 2)
     turned = op.Transpose(op.Unsqueeze(key, group), perm=[0, 1, 2, 4, 3])
     value = op.Unsqueeze(value, group)
     masked = None if mask is None else mask_bias(op, mask, position)  # [B, 1, 1, 1, N]
+    # 32 bits hold any position; runtimes that compute int64 in as many need no proof that a state stays within them.
+    narrow = [op.Cast(x, to=ir.DataType.INT32) for x in (op.Where(causal, zero, sizes.length), block, offset, position)]
+    start, step, offset, position = narrow
     seen, unseen = real(op, 0.0), real(op, OUTSIDE_SCORE)
 
-    def attend(inner: Any, part: Any, row: Any) -> Any:
-        bias = inner.Where(inner.LessOrEqual(position, row), seen, unseen)  # [block, N]
+    def attend(inner: Any, start: Any, part: Any) -> Any:
+        bias = inner.Where(inner.LessOrEqual(position, inner.Add(start, offset)), seen, unseen)  # [block, N]
         bias = bias if masked is None else inner.Add(masked, bias)
-        return scores.attend(inner, part, turned, value, [bias], scores.sinks)
+        return inner.Add(start, step), scores.attend(inner, part, turned, value, [bias], scores.sinks)
 
     op.builder.push_module("block")  # for names of their own
-    part, row, output = (ir.Value(name=f"block.{name}") for name in ("query", "row", "output"))
-    part.type, row.type, output.type = (ir.TensorType(x) for x in (_FLOAT, ir.DataType.INT64, _FLOAT))
-    body = op.builder.subgraph(attend, [part, row], [output], name="block")
+    values = [ir.Value(name=f"block.{name}") for name in ("start", "query", "next", "output")]
+    for given, element in zip(values, (ir.DataType.INT32, ir.DataType.FLOAT) * 2, strict=True):
+        given.type = ir.TensorType(element)
+    body = op.builder.subgraph(attend, values[:2], values[2:], name="block")
     op.builder.pop_module()
-    # Not every runtime takes a Scan along another axis than the first.
-    parts = op.Scan(op.Transpose(query, perm=[3, 0, 1, 2, 4, 5]), row_of, body=body, num_scan_inputs=2)
+    # TensorRT takes no Scan without a state, and others none along another axis than the first.
+    query = op.Transpose(query, perm=[3, 0, 1, 2, 4, 5])
+    _, parts = op.Scan(start, query, body=body, num_scan_inputs=1, _outputs=2)
     return op.Transpose(parts, perm=[1, 2, 3, 0, 4, 5])
-
-
-_FLOAT = ir.DataType.FLOAT
 
 
 def build_grouped(op_type: str, opset: int, nodes: Sequence[ir.Node]) -> ir.Function:

@@ -44,8 +44,8 @@ struct Call {
   Window window;
   float scale;
   bool shared_qk;
-  float softcap;          // scores become softcap * tanh(score / softcap); 0 without a cap
-  float xpos_scale_base;  // of the decay by distance, 0 without
+  float softcap;            // scores become softcap * tanh(score / softcap); 0 without a cap
+  float xpos_scale_base;    // of the decay by distance, 0 without
   const uint8_t* key_mask;  // [batch, length], nonzero = keep; null without a mask
   const void* attn_bias;    // [heads, window_size, keys_per_window]; null without a bias
   Element bias_element;

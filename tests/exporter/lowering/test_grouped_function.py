@@ -184,3 +184,16 @@ def test_head_h_of_the_queries_has_head_h_over_g_of_the_keys(perm: tuple[int, ..
         np.moveaxis(feed["value"], axis, 0)[[0, 2]] = 0
         output = np.moveaxis(run(case.model(), feed), axis, 0)
         assert [bool(head.any()) for head in output] == [False, False, True, True, False, False]
+
+
+def test_tensorrt_rtx_builds_engines_of_the_functions() -> None:
+    """Its parser takes no Scan without a state, and wants every shape inside one."""
+    trt = pytest.importorskip("tensorrt_rtx", reason="tensorrt_rtx builds the engines")
+    for geometry in (WINDOWS[1], EVERYTHING[0]):
+        case = GroupedCase(geometry, 100, mask=True, softcap=30.0, sinks=True)
+        builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
+        network = builder.create_network(0)
+        parser = trt.OnnxParser(network, trt.Logger(trt.Logger.ERROR))
+        parsed = parser.parse(case.model().SerializeToString())
+        assert parsed, [parser.get_error(i).desc() for i in range(parser.num_errors)]
+        assert builder.build_serialized_network(network, builder.create_builder_config()) is not None
