@@ -122,8 +122,9 @@ def run_hugging_face(options: argparse.Namespace) -> bool:
     from .cases import hugging_face
 
     options.folder.mkdir(parents=True, exist_ok=True)
-    result = hugging_face.measure(options.folder, options.lengths, options.only, _tell)
-    write_result(hugging_face.NAME, result)
+    result = hugging_face.measure(
+        options.folder, options.lengths, options.only, _tell, lambda found: write_result(hugging_face.NAME, found)
+    )
     report.print_hugging_face(result)
     return all(target["met"] for target in result["targets"])
 

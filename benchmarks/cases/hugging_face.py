@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,13 @@ TIME, MEMORY = {1024: 0.55, 4096: 0.3}, {4096: 0.5}
 AGREEMENT = 1e-3
 
 
-def measure(folder: Path, lengths: Sequence[int], only: Sequence[str], tell: Callable[[str], None]) -> dict[str, Any]:
+def measure(
+    folder: Path,
+    lengths: Sequence[int],
+    only: Sequence[str],
+    tell: Callable[[str], None],
+    keep: Callable[[dict[str, Any]], object] = lambda result: None,
+) -> dict[str, Any]:
     """Measure, beside what `results/` has already, and return the whole document.
 
     Args:
@@ -51,6 +57,7 @@ def measure(folder: Path, lengths: Sequence[int], only: Sequence[str], tell: Cal
         lengths: tokens.
         only: candidates; the others keep their figures. Empty: all.
         tell: told each step.
+        keep: given the document after each candidate: a long sequence takes minutes.
     """
     known = read_result(NAME)["sizes"] if (RESULTS / f"{NAME}.json").exists() and only else []
     sizes = {size["length"]: size["candidates"] for size in known}
@@ -65,6 +72,11 @@ def measure(folder: Path, lengths: Sequence[int], only: Sequence[str], tell: Cal
             entry = sizes.setdefault(length, {})
             entry[name] = path if isinstance(path, dict) else _run(name, path, length, folder)
             tell(f"{length}: {LABELS[name]}: {entry[name]}")
+            keep(_document(sizes))
+    return _document(sizes)
+
+
+def _document(sizes: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     rows = [{"length": length, "candidates": sizes[length]} for length in sorted(sizes)]
     return {
         "model": "ModernBERT-base's shape, random weights",
