@@ -61,8 +61,8 @@ def load(model: nn.Module, state: State) -> None:
             path, _, own = name.rpartition(".")
             model.get_submodule(path).register_buffer(own, rest.pop(name), persistent=False)
     model.load_state_dict(rest, strict=True, assign=True)
-    if hasattr(model, "tie_weights"):
-        model.tie_weights()
+    tie: Any = model.tie_weights
+    tie()
 
 
 def exportable(spec: ModelSpec) -> nn.Module:
@@ -82,7 +82,8 @@ def exportable(spec: ModelSpec) -> nn.Module:
         return tuple(result[name] for name in args.outputs)
 
     model.forward = MethodType(forward, model)
-    return model
+    module: nn.Module = model
+    return module
 
 
 def replace_attention(model: PreTrainedModel, windows: Mapping[str, WindowGeometry]) -> None:

@@ -225,8 +225,8 @@ def observe(model: PreTrainedModel, names: Sequence[str], length: int) -> Observ
                 seen.why = reach
             else:
                 seen.layer = Layer(path=seen.path, back=reach.back, ahead=reach.ahead, chunk=reach.chunk)
-        batch, heads, length, _ = query.shape
-        return query.new_zeros((batch, length, heads, value.shape[-1])), None
+        batch, heads, tokens = query.shape[:3]
+        return query.new_zeros((batch, tokens, heads, value.shape[-1])), None
 
     with implementation(model, _NAME, attention, masks.build), torch.no_grad():
         try:

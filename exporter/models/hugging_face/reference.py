@@ -45,4 +45,5 @@ def untouched(spec: ModelSpec, state: State) -> nn.Module:
         return found
 
     model.forward = MethodType(forward, model)  # type: ignore[method-assign]
-    return model.requires_grad_(False)
+    module: nn.Module = model.requires_grad_(False)
+    return module
