@@ -133,7 +133,7 @@ def _file(name: str, model: Path, folder: Path, tell: Callable[[str], None]) -> 
 
 
 def _run(name: str, path: Path, length: int, folder: Path) -> dict[str, Any]:
-    """Seconds and memory of a candidate, and how far its outputs are from PyTorch's where those are known."""
+    """Seconds and memory of a candidate, and how far its outputs are from those of our file, if they are known."""
     output = folder / f"{name}-{length}.npy"
     words = ["-m", "benchmarks.hugging_face.run", name, str(path), str(length), str(output)]
     done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
