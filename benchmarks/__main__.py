@@ -1,4 +1,4 @@
-"""`python -m benchmarks {node,aft,peers,model,export,generate,precision,startup,serving,plot,all}`."""
+"""`python -m benchmarks NAME`: what takes how long; `--help` lists the names."""
 
 from __future__ import annotations
 
@@ -126,6 +126,18 @@ def run_startup(options: argparse.Namespace) -> bool:
     return all(target["met"] for target in result["targets"])
 
 
+def run_hugging_face(options: argparse.Namespace) -> bool:
+    from . import report
+    from .cases import hugging_face
+
+    options.folder.mkdir(parents=True, exist_ok=True)
+    result = hugging_face.measure(
+        options.folder, options.lengths, options.only, _tell, lambda found: write_result(hugging_face.NAME, found)
+    )
+    report.print_hugging_face(result)
+    return all(target["met"] for target in result["targets"])
+
+
 def run_getting_started(options: argparse.Namespace) -> bool:
     from . import report
     from .cases import getting_started
@@ -191,8 +203,8 @@ def run_all(options: argparse.Namespace) -> bool:
 
 
 def parse_arguments() -> argparse.Namespace:
-    node, peers, of_model, export, generate, precision, startup, timed, serving = (
-        argparse.ArgumentParser(add_help=False) for _ in range(9)
+    node, peers, of_model, export, generate, precision, startup, timed, serving, hugging = (
+        argparse.ArgumentParser(add_help=False) for _ in range(10)
     )
     lengths = (1024, 2048, 4096, 8192, 16384)
     node.add_argument("--lengths", type=int, nargs="+", default=lengths, help="sequence lengths")
@@ -216,6 +228,9 @@ def parse_arguments() -> argparse.Namespace:
     serving.add_argument("folder", type=Path, help="the bundles to serve; with --library they are made there")
     serving.add_argument("--library", type=Path, help="make the bundles, with this library of kernels; no timing")
     serving.add_argument("--seconds", type=float, default=3, help="of each figure")
+    hugging.add_argument("--folder", type=Path, required=True, help="where model and files are kept")
+    hugging.add_argument("--lengths", type=int, nargs="+", default=(1024, 4096), help="sequence lengths")
+    hugging.add_argument("--only", nargs="+", default=[], help="only these, the others keep their figures")
     startup.add_argument("--samples", type=int, default=15, help="samples of each command")
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
@@ -229,6 +244,7 @@ def parse_arguments() -> argparse.Namespace:
         ("generate", "generating: time of a token and memory", run_generate, [of_model, generate, timed]),
         ("precision", "errors of fp32, fp16, bf16 and int8 files", run_precision, [of_model, precision]),
         ("startup", "start of the command line", run_startup, [startup, timed]),
+        ("hugging-face", "a Hugging Face model beside other exporters", run_hugging_face, [hugging]),
         ("getting-started", "the ten commands of docs/getting-started.md", run_getting_started, []),
         ("serving", "a real Triton server: requests and tokens a second", run_serving, [serving]),
         ("plot", "draw node.png and peers.png of docs/images again", run_plot, []),

@@ -49,6 +49,25 @@ def _share(ratio: float) -> str:
     return f"1/{1 / ratio:.1f}" if ratio == ratio else "–"
 
 
+def print_hugging_face(result: dict[str, Any]) -> None:
+    """One row a candidate and length."""
+    table = _table(result["model"], "candidate", "length", "processor s", "seconds", "peak MiB", "differs by")
+    for size in result["sizes"]:
+        for name, label in result["labels"].items():
+            entry = size["candidates"].get(name, {"skipped": "not measured"})
+            if "cpu_s" not in entry:
+                table.add_row(label, f"{size['length']:,}", entry.get("skipped") or entry.get("failed"))
+                continue
+            figures = (f"{entry['cpu_s']:.2f}", f"{entry['wall_s']:.2f}", f"{entry['peak_mib']:,}")
+            table.add_row(label, f"{size['length']:,}", *figures, f"{entry.get('differs_by', 0):.1g}")
+        table.add_section()
+    console.print(table)
+    for target in result["targets"]:
+        console.print(
+            f"{'met' if target['met'] else 'not met'}: {target['what']}: {target['value']} ({target['limit']})"
+        )
+
+
 def print_export(result: dict[str, Any]) -> None:
     """One row a step."""
     title = f"Export of {result['checkpoint']} ({result['class_name']})"

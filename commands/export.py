@@ -52,6 +52,7 @@ CHECKPOINT_ONLY = {
     "weight_dtype",
     "mode",
     "chunk",
+    "task",
 }
 MODULE_ONLY = {"weights", "factory_args", "module_input", "load_inputs"}
 
@@ -73,6 +74,16 @@ class WeightDtype(str, Enum):
     """Element type of the weights of linear layers, where it differs from the file's."""
 
     int8 = "int8"
+
+
+class Task(str, Enum):
+    """What a Hugging Face model is for."""
+
+    feature_extraction = "feature-extraction"
+    fill_mask = "fill-mask"
+    text_classification = "text-classification"
+    token_classification = "token-classification"
+    text_generation = "text-generation"
 
 
 class Checks(str, Enum):
@@ -103,6 +114,10 @@ def export(
         Path | None,
         typer.Option(help="An .npz that localattn.record wrote from your own model: the file must match it."),
         INPUT,
+    ] = None,
+    task: Annotated[
+        Task | None,
+        typer.Option(help="What a Hugging Face folder is exported for. (Default: what it was saved for.)"),
     ] = None,
     seq_len: Annotated[
         int | None,
@@ -264,6 +279,7 @@ def export(
         "chunk": chunk,
         "seq_len": seq_len,
         "batch": batch,
+        "task": None if task is None else task.value,
         "heads": heads,
         "dim_head": dim_head,
         "mask": mask,

@@ -166,7 +166,7 @@ def _print_sidecar(facts: OnnxFacts) -> None:
         say("The sidecar was NOT written for this file: its SHA-256 differs. What it says is void.")
         return
     sidecar = facts.sidecar
-    say(f"Exported {sidecar.created} from {sidecar.checkpoint_name} as {sidecar.class_name}. Checks then:")
+    say(f"Exported {sidecar.created} from {sidecar.checkpoint_name} as {sidecar.title}. Checks then:")
     print_checks(sidecar.checks)
     for line in not_proven(sidecar.unproven, str(facts.path)):
         warn(line)

@@ -108,7 +108,7 @@ def _config(folder: Path) -> dict[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-def _read(folder: Path) -> FolderContents:
+def _read(folder: Path, given: Mapping[str, object]) -> FolderContents:
     from safetensors.torch import load_file
 
     config = _config(folder)

@@ -28,6 +28,7 @@ from ..core.tensors import SEQUENCE
 from ..runtime.inputs.arrays import check_drawable
 from ..runtime.parity.golden import Golden
 from ..runtime.parity.runner import SessionRunner
+from .artifact.companions import check_companions, copy_companions
 from .artifact.form import WrittenForm, written_form
 from .artifact.options import FileOptions
 from .artifact.publish import export_headline, finish_export, output_specs, package_versions, written_files
@@ -69,6 +70,7 @@ class ExportRequest(FileOptions):
         weights: "int8" for linear layers in dynamic int8, None for the dtype.
         dynamic: the dynamic axes, of "batch" and "seq"; the sequence length is then the longest one. None: the
             family's default, for most families no dynamic axes.
+        task: what a model in a folder is for; None for what it was saved for.
     """
 
     checkpoint: Path
@@ -78,6 +80,7 @@ class ExportRequest(FileOptions):
     dtype: str = "fp32"
     weights: str | None = None
     dynamic: tuple[str, ...] | None = None
+    task: str | None = None
 
     @property
     def inputs(self) -> list[Path]:
@@ -99,18 +102,20 @@ class ExportReport(Report):
         sidecar: the facts beside it, checks included.
         notes: what was assumed.
         companion: for a step file, the chunk file for prompts beside it.
+        copied: files of the model's folder that were copied beside it.
     """
 
     path: Path
     sidecar: Sidecar
     notes: list[str]
     companion: ExportReport | None = field(default=None, kw_only=True)
+    copied: list[Path] = field(default_factory=list, kw_only=True)
 
     @property
     def files(self) -> list[Path]:
-        """The written files: the model, its facts, its weights if they are separate, and those of its companion."""
+        """The written files: the model, its facts, its weights if separate, copies, and its companion's."""
         others = [] if self.companion is None else self.companion.files
-        return list(dict.fromkeys([*written_files(self.path, self.sidecar), *others]))
+        return list(dict.fromkeys([*written_files(self.path, self.sidecar), *self.copied, *others]))
 
     @property
     def checks(self) -> list[CheckRecord]:
@@ -130,8 +135,10 @@ class ExportReport(Report):
 Progress = Callable[[str], None]
 
 
-def open_request(request: ExportRequest) -> tuple[OpenedCheckpoint, SourceModel]:
-    """Open the checkpoint and refuse a request that cannot succeed, before work begins.
+def open_request(
+    request: ExportRequest, opened: OpenedCheckpoint | None = None
+) -> tuple[OpenedCheckpoint, SourceModel]:
+    """Open the checkpoint, unless it is open already, and refuse a request that cannot succeed, before work begins.
 
     Raises:
         UsageError: the request or one of its files cannot be used.
@@ -142,7 +149,8 @@ def open_request(request: ExportRequest) -> tuple[OpenedCheckpoint, SourceModel]
     check_outputs([Output(request.output, ONNX)], inputs=request.inputs, overwrite=request.overwrite)
     sizes = {"heads": request.shapes.heads, "dim_head": request.shapes.dim_head}
     overrides = {name: size for name, size in sizes.items() if size is not None}
-    opened = open_checkpoint(request.checkpoint, request.config, overrides)
+    if opened is None:
+        opened = open_checkpoint(request.checkpoint, request.config, overrides, task=request.task)
     source = opened.source(request.shapes)
     axes = dynamic_axes(request, source)
     check_axes(source, axes)
@@ -174,12 +182,15 @@ def check_precision(request: ExportRequest) -> None:
 
 
 @timed_steps(_log)
-def export(request: ExportRequest, progress: Progress = lambda _: None) -> ExportReport:
+def export(
+    request: ExportRequest, progress: Progress = lambda _: None, opened: OpenedCheckpoint | None = None
+) -> ExportReport:
     """Export a checkpoint, check the file and move it to its place.
 
     Args:
         request: what to export.
         progress: called with the name of each step as it begins.
+        opened: the checkpoint, where it is no file but a live model.
 
     Raises:
         UsageError: the request or one of its files cannot be used.
@@ -188,7 +199,8 @@ def export(request: ExportRequest, progress: Progress = lambda _: None) -> Expor
     """
     with writing(Output(request.output, ONNX), inputs=request.inputs, overwrite=request.overwrite) as folder:
         progress("Reading the checkpoint")
-        opened, source = open_request(request)
+        opened, source = open_request(request, opened)
+        beside = _companions(request, source)
         golden = _golden(request, source)
         release_memory(request.checkpoint)
         progress("Tracing the model")
@@ -211,7 +223,15 @@ def export(request: ExportRequest, progress: Progress = lambda _: None) -> Expor
             progress=progress,
             mapped=request.checkpoint,
         )
-    return ExportReport(request.output, sidecar, opened.notes)
+        copied = copy_companions(beside, request.output, folder)
+    return ExportReport(request.output, sidecar, opened.notes, copied=copied)
+
+
+def _companions(request: ExportRequest, source: SourceModel) -> list[Path]:
+    form = source.family.folder
+    if form is None or not request.checkpoint.is_dir():
+        return []
+    return check_companions(request.checkpoint, form.companions, request.output)
 
 
 def _golden(request: ExportRequest, source: SourceModel) -> Golden | None:

@@ -33,6 +33,7 @@ def export(
     chunk: int | None = None,
     seq_len: int | None = None,
     batch: int = 1,
+    task: str | None = None,
     heads: int | None = None,
     dim_head: int | None = None,
     mask: bool = False,
@@ -58,13 +59,16 @@ def export(
 
     Args:
         checkpoint: weights: .pt, .pth, .bin or .safetensors; never unpickled.
-        output: the ONNX file; by default the checkpoint's name with .onnx, or _step.onnx.
+        output: the ONNX file; by default the checkpoint's name with .onnx, or _step.onnx, and model.onnx in a folder of
+            Hugging Face.
         config: the configuration; by default the one beside the checkpoint.
         golden: an .npz that `record` wrote, which proves the configuration.
         mode: "full" takes whole sequences, "step" a token a call, "prefill" chunks of a prompt.
         chunk: tokens a call of the file for prompts; by default 64 or fewer.
         seq_len: sequence length; by default the model's longest.
         batch: sequences a call.
+        task: what a Hugging Face folder is exported for, `feature-extraction` for example; by default what it was
+            saved for.
         heads: number of heads, where the weights do not show it.
         dim_head: head size, where the weights do not show it.
         mask: add the input `mask`, bool `[B, N]`, True = keep.
@@ -108,6 +112,7 @@ def export_request(
     chunk: int | None,
     seq_len: int | None,
     batch: int,
+    task: str | None,
     heads: int | None,
     dim_head: int | None,
     mask: bool,
@@ -142,20 +147,32 @@ def export_request(
     if quick and mode != "full":
         why = "A step file is compared token by token, and has no other long check."
         raise UsageError(f"{argument('quick', True)} does not go with {argument('mode', mode)}.", why=why)
-    stem = checkpoint.name if checkpoint.is_dir() else checkpoint.stem
     length = max_seq_len if seq_len is None else seq_len
     request = ExportRequest(
         checkpoint=checkpoint,
-        output=checkpoint.with_name(stem + suffix) if output is None else Path(output),
+        output=_default_output(checkpoint, suffix) if output is None else Path(output),
         config=_path(config),
         golden=_path(golden),
         shapes=ShapeRequest(length, batch, heads, dim_head, mask, attn_bias, causal, full_mask),
         dynamic=None if dynamic is None else tuple(dynamic),
         weights=weight_dtype,
+        task=task,
         quick=quick,
         **file_options,
     )
     return request if mode == "full" else StepRequest(request, mode, chunk)
+
+
+def _default_output(checkpoint: Path, suffix: str) -> Path:
+    """Return a name after the checkpoint's, or for a model with a tokenizer one in its folder."""
+    from ...exporter.models.registry import detect_folder
+
+    if not checkpoint.is_dir():
+        return checkpoint.with_name(checkpoint.stem + suffix)
+    form = detect_folder(checkpoint)
+    if form is not None and form.companions:
+        return checkpoint / f"model{suffix}"
+    return checkpoint.with_name(checkpoint.name + suffix)
 
 
 def run_export(request: ExportRequest | StepRequest, progress: Progress) -> ExportReport:
@@ -188,8 +205,8 @@ def export_module(
     overwrite: bool = False,
     origin: Origin | None = None,
     progress: Progress = lambda _: None,
-) -> ModuleExportReport:
-    """Export a module of your own with supported layers; compare the file with the untouched module.
+) -> ModuleExportReport | ExportReport:
+    """Export a module of your own with supported layers, or a Hugging Face model; compare it with the untouched one.
 
     Args:
         module: the module, which is not changed.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .console import export_document, print_exported, print_json, say, warn
 
 if TYPE_CHECKING:
+    from ...exporter.export import ExportReport
     from ...exporter.user_module.export_module import Inputs, ModuleExportReport
     from ...exporter.user_module.replace import ReplacementReport
 
@@ -66,7 +67,7 @@ def refuse_options(given: Collection[str], refused: Collection[str], what: str) 
 
 def export_users_module(
     request: ModuleRequest, options: Mapping[str, Any], step: Callable[[str], None], *, dry_run: bool
-) -> tuple[Path, ModuleExportReport | ReplacementReport]:
+) -> tuple[Path, ModuleExportReport | ExportReport | ReplacementReport]:
     """Make the module and export it, or with `dry_run` only replace its layers.
 
     Return the path of the file, and the report.
@@ -74,6 +75,7 @@ def export_users_module(
     from ...core.errors import UsageError
     from ...exporter.user_module.export_module import ModuleOptions, open_module
     from ...exporter.user_module.factory import module_from_factory, module_from_pickle
+    from ...exporter.user_module.live_model import planned
     from ...runtime.inputs.arrays import load_arrays
     from ..api.exporting import export_module
 
@@ -96,6 +98,8 @@ def export_users_module(
         module, origin = module_from_pickle(request.weights)
     inputs: Inputs = request.inputs if request.load_inputs is None else load_arrays(request.load_inputs)
     output = request.output or _default_output(request)
+    if dry_run and (plan := planned(module)) is not None:
+        return output, plan
     if dry_run:
         return output, open_module(module, inputs, output, ModuleOptions(**options), origin).replacement
     return output, export_module(module, inputs, output, **options, origin=origin, progress=step)
@@ -107,11 +111,14 @@ def _default_output(request: ModuleRequest) -> Path:
     return Path(f"{(request.factory or 'model').rpartition(':')[2]}.onnx")
 
 
-def print_module(output: Path, outcome: ModuleExportReport | ReplacementReport, *, as_json: bool) -> None:
+def print_module(
+    output: Path, outcome: ModuleExportReport | ExportReport | ReplacementReport, *, as_json: bool
+) -> None:
     """Print the result of an export, or of a dry run."""
+    from ...exporter.export import ExportReport
     from ...exporter.user_module.export_module import ModuleExportReport
 
-    if isinstance(outcome, ModuleExportReport):
+    if isinstance(outcome, ModuleExportReport | ExportReport):
         _print_report(outcome, as_json=as_json)
         return
     say(f"Would export {type(outcome.module).__name__} to {output} (fp32):")
@@ -125,8 +132,10 @@ def _layers(replacement: ReplacementReport) -> list[str]:
     return replaced + [f"left      {layer.describe()}" for layer in replacement.left]
 
 
-def _print_report(report: ModuleExportReport, *, as_json: bool) -> None:
+def _print_report(report: ModuleExportReport | ExportReport, *, as_json: bool) -> None:
+    from ...exporter.export import ExportReport
+
     if as_json:
         print_json(export_document(report))
     else:
-        print_exported(report, _layers(report.replacement))
+        print_exported(report, [] if isinstance(report, ExportReport) else _layers(report.replacement))

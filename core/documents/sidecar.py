@@ -142,6 +142,12 @@ class Sidecar(BaseModel):
     checks: list[CheckRecord] = Field(default_factory=list)
     unproven: list[str] = Field(default_factory=list)
 
+    @property
+    def title(self) -> str:
+        """The class in words: of a Hugging Face model its architecture."""
+        architecture = self.kwargs.get("architecture")
+        return f"transformers.{architecture}" if isinstance(architecture, str) else self.class_name
+
     def to_dict(self) -> dict[str, Any]:
         """Return the facts as JSON types, under the names of the file."""
         return self.model_dump(mode="json", by_alias=True)

@@ -175,7 +175,7 @@ def written_files(output: Path, sidecar: Sidecar) -> list[Path]:
 
 def export_headline(output: Path, sidecar: Sidecar) -> str:
     """Describe a published model in one line."""
-    return f"{output}  {sidecar.class_name}, {sidecar.dtype}, opset {sidecar.opset}"
+    return f"{output}  {sidecar.title}, {sidecar.dtype}, opset {sidecar.opset}"
 
 
 def window_facts(node: ir.Node) -> WindowFacts:

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..source.source_model import SourceModel
@@ -71,7 +70,7 @@ def record(source: SourceModel, inputs: Mapping[str, NDArray[Any]]) -> Recording
         for name, tensor in tensors.items()
     }
     watcher = _AttentionWatcher()
-    with _hooks(module, calls), torch.no_grad(), _InFloat64(), watcher:
+    with _hooks(module, calls), torch.no_grad(), source.in_float64(), watcher:
         module(**arguments)
     return Recording(
         modules={path: found[0] for path, found in calls.items() if len(found) == 1},
@@ -112,24 +111,6 @@ def _floats(values: Any) -> tuple[Floats, ...]:
     values = values if isinstance(values, tuple | list) else (values,)
     found = (x for x in values if isinstance(x, Tensor) and x.is_floating_point())
     return tuple(x.detach().double().numpy().copy() for x in found)
-
-
-class _InFloat64(TorchFunctionMode):
-    """A torch mode that computes in float64 what the modules compute in fp32 on purpose."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.float:
-            return args[0].double()
-        kwargs = dict(kwargs or {})
-        if func is Tensor.to:
-            args = tuple(_widened(argument) for argument in args)
-        if "dtype" in kwargs:
-            kwargs["dtype"] = _widened(kwargs["dtype"])
-        return func(*args, **kwargs)
-
-
-def _widened(argument: Any) -> Any:
-    return torch.float64 if argument is torch.float32 else argument
 
 
 class _AttentionWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.storage.files import sha256
 from ...core.storage.reading import check_plain
-from ..models.family import FolderForm, ShapeRequest
-from ..models.registry import CLASSES, detect_family, detect_folder
+from ..models.family import FolderContents, FolderForm, ShapeRequest
+from ..models.registry import CLASSES, detect_family, detect_folder, read_live
 from ..source.source_model import SourceModel
 from .config import RawConfig, adds_residual_only, load_config
 from .infer_config import Resolved, infer_config
@@ -22,6 +25,10 @@ from .load import LoadedCheckpoint, find_config, load_state
 from .tensors import check_finite
 
 _log = logging.getLogger(__name__)
+
+# As the Hub writes a model's name: owner/model.
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".onnx", ".npz")
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,7 @@ def open_checkpoint(
     overrides: Mapping[str, Any] | None = None,
     known: RawConfig | None = None,
     key: str | None = None,
+    task: str | None = None,
 ) -> OpenedCheckpoint:
     """Load a checkpoint and complete its configuration.
 
@@ -82,6 +90,7 @@ def open_checkpoint(
         overrides: arguments that replace the configuration's.
         known: a configuration that is already known (from a sidecar); `config` takes precedence.
         key: the entry of the checkpoint that holds the weights, if its name is unusual.
+        task: what a model in a folder is for, where it is saved for something else.
 
     Raises:
         UsageError: a file that is broken, or a configuration that does not fit the weights.
@@ -92,7 +101,12 @@ def open_checkpoint(
             raise UsageError(
                 f"{path} needs no config.", why="The folder has its own.", fix=f"Leave {argument('config')} out."
             )
-        return _open_folder(path, form)
+        if task is None and known is not None:
+            task = known.kwargs.get("task")
+        return _open_folder(path, form, {"task": task})
+    _refuse_hub_name(path)
+    if task is not None:
+        raise UsageError(f"{argument('task')} does not apply to {path}.", why="It is for a folder of Hugging Face.")
     loaded = load_state(path, key)
     if not detect_family({name: tuple(x.shape) for name, x in loaded.state.items()})[0].sizes_are_arguments:
         # There heads and their size follow from the shapes of the inputs and are no arguments of the class.
@@ -105,7 +119,40 @@ def open_checkpoint(
     return OpenedCheckpoint(loaded, infer_config(loaded.state, raw, overrides, loaded.settings), found)
 
 
-def _open_folder(path: Path, form: FolderForm) -> OpenedCheckpoint:
+def open_live(module: nn.Module) -> OpenedCheckpoint | None:
+    """Open a live module as the folder that it would be saved to; None if it is of no family that has folders.
+
+    Raises:
+        UsageError: it is of such a family, and cannot be exported.
+    """
+    read = read_live(module)
+    if read is None:
+        return None
+    loaded = LoadedCheckpoint(dict(read.state), "", Path(type(module).__name__), list(read.notes))
+    return _opened(read, loaded)
+
+
+def _opened(read: FolderContents, loaded: LoadedCheckpoint) -> OpenedCheckpoint:
+    args = CLASSES[read.class_name].args(**read.arguments)
+    return OpenedCheckpoint(loaded, Resolved(read.class_name, args, None, loaded.state), None)
+
+
+def _refuse_hub_name(path: Path) -> None:
+    """Refuse a name of the Hugging Face Hub.
+
+    Raises:
+        UsageError: the path looks like one, and there is no such file.
+    """
+    name = path.as_posix()
+    if _HUB_NAME.fullmatch(name) and path.suffix.lower() not in _WEIGHTS and not path.parent.exists():
+        raise UsageError(
+            f"There is no folder {name}.",
+            why="Nothing is downloaded; a model of the Hugging Face Hub is exported from a folder.",
+            fix=f"hf download {name} --local-dir {path.name}, then export {path.name}.",
+        )
+
+
+def _open_folder(path: Path, form: FolderForm, given: Mapping[str, Any]) -> OpenedCheckpoint:
     """Read a checkpoint folder, whose configuration is complete.
 
     Its SHA-256 is that of its files' SHA-256 one after the other.
@@ -118,9 +165,8 @@ def _open_folder(path: Path, form: FolderForm) -> OpenedCheckpoint:
         check_plain(file)
         if not file.is_file():
             raise UsageError(f"{path} has no {file.name}.", why="A model of its family has one.", fix="Copy all of it.")
-    read = form.read(path)
+    read = form.read(path, given)
     _log.info("%s: %s with %d tensors", path, read.class_name, len(read.state))
     digest = hashlib.sha256("".join(sha256(file) for file in files).encode()).hexdigest()
     loaded = LoadedCheckpoint(dict(read.state), digest, path, list(read.notes))
-    args = CLASSES[read.class_name].args(**read.arguments)
-    return OpenedCheckpoint(loaded, Resolved(read.class_name, args, None, loaded.state), None)
+    return _opened(read, loaded)

@@ -69,11 +69,11 @@ def check_golden(
     """
     precision = golden.coarsened(precision)
     tolerance = tolerance_of(precision)
-    window = None if source is None else source.geometry
+    windows = [] if source is None else source.windows
     meter = None if source is None else baseline_meter(source, precision, tolerance)
-    compared = list(compare_golden(candidate, golden, tolerance, skip_masked=window is not None, meter=meter))
+    compared = list(compare_golden(candidate, golden, tolerance, skip_masked=bool(windows), meter=meter))
     found = [(sample.name, comparison) for sample, result in compared for comparison in result.comparisons]
-    record = golden_record(found, golden, tolerance, [] if window is None else [window], meter)
+    record = golden_record(found, golden, tolerance, windows, meter)
     if record.status == "failed":
         raise CheckFailed(
             f"The exported file does not compute what your model computed: {golden.path}.",

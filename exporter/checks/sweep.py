@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from ...core.documents.sidecar import CheckRecord
 from ...core.tensors import BATCH, SEQUENCE
@@ -83,8 +85,18 @@ def rows_of_checkpoint(
 def _input_sets(reference: ReferenceRunner, axes: Sequence[str]) -> Iterator[InputSet]:
     """Draw random inputs at every size of the sweep; the check leaves out sizes that the class refuses."""
     source = reference.source
-    windows = [] if source.geometry is None else [source.geometry]
-    now: Mapping[str, int] = {BATCH: source.shapes.batch, SEQUENCE: source.shapes.seq_len}
-    for sizes in sweep_sizes(axes, now, SEQUENCE, windows):
+    windows = [window for window in source.windows if not window.sees_all]
+    most = source.family.longest_compared(source.args) or source.shapes.seq_len
+    now: Mapping[str, int] = {BATCH: source.shapes.batch, SEQUENCE: min(source.shapes.seq_len, most)}
+    for place, sizes in enumerate(sweep_sizes(axes, now, SEQUENCE, windows)):
         drawn = random_inputs(reference.inputs, sum(sizes.values()), source.token_limit, sizes)
+        if source.family.key_mask in drawn:
+            _pad(drawn[source.family.key_mask], left=place % 2 == 1)
         yield InputSet(" ".join(f"{axis}={sizes[axis]}" for axis in axes), drawn)
+
+
+def _pad(mask: NDArray[np.int64], *, left: bool) -> None:
+    """Keep the first sequence whole, so that windows show, and put the padding of the others on one side."""
+    mask[0] = 1
+    if left:
+        mask[:] = mask[:, ::-1].copy()

@@ -231,14 +231,10 @@ def check_model_window(
 
 def _receptive_fields(source: SourceModel) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return, for every position, the first position that can change its output, and one past the last."""
-    assert source.geometry is not None
     length = source.shapes.seq_len
     low, last = np.arange(length), np.arange(length)
-    for _ in range(source.depth):
-        low, last = (
-            source.geometry.visible_interval(low, length)[0],
-            source.geometry.visible_interval(last, length)[1] - 1,
-        )
+    for window in reversed(source.layers):
+        low, last = window.visible_interval(low, length)[0], window.visible_interval(last, length)[1] - 1
     return low, last + 1
 
 

@@ -232,13 +232,18 @@ class FolderForm:
         recognised_by: what it is recognised by, in words, for an error that lists the families.
         files: lists the files that `read` reads, in a fixed order; each must be a plain file, and the model's SHA-256
             is computed from theirs.
-        read: reads these files: only tensors and plain data, and no code from the folder is run.
+        read: reads these files: only tensors and plain data, and no code from the folder is run. Its second argument
+            is what the user chooses beside them: `task`, None if not given.
+        live: reads a live module of this family; returns None for any other.
+        companions: names of files in the folder that those who run the exported file need, a tokenizer for example.
     """
 
     recognises: Callable[[Path], bool]
     recognised_by: str
     files: Callable[[Path], list[Path]]
-    read: Callable[[Path], FolderContents]
+    read: Callable[[Path, Mapping[str, Any]], FolderContents]
+    companions: tuple[str, ...] = ()
+    live: Callable[[nn.Module], FolderContents | None] = lambda module: None
 
 
 def load_strictly(module: nn.Module, state: State) -> None:
@@ -278,7 +283,9 @@ class Family:
         parameters: names of inputs in the module's `forward`, if they differ from those in the file.
         tokens: inputs with one row per token; changing a row changes that token for the queries that see it.
         token_limit: returns one more than the largest token; None if the inputs are embeddings.
-        geometry: returns the window of every attention layer; None if the sums go over the whole sequence.
+        geometry: returns the window of every attention layer, or the widest; None if the sums go over the whole
+            sequence.
+        layers: returns the window of each attention layer in order, where they differ; None: all have `geometry`.
         describe_window: describes the window in words.
         window_views: returns the windows for pictures, by class name and arguments; at the given sizes, or if these are
             None at the longest sequence that the model takes.
@@ -292,6 +299,11 @@ class Family:
         samples: the reference can compute single positions, which long sequences need.
         casts_inputs: whether the inputs themselves take the file's element type, because no matrix is applied to them.
         sizes_are_arguments: heads and head size are arguments of the class, not shapes of its inputs.
+        key_mask: the input that says which tokens of a sequence are no padding, if what is computed at padding is of
+            no meaning and is not compared; "" if every position is.
+        untouched: builds upstream's own module with its weights in fp32, called with the file's inputs by name and
+            returning its first output; None where it is the class, built from its arguments.
+        longest_compared: returns the longest sequence that is compared where lengths are dynamic; None for all.
     """
 
     name: str
@@ -311,6 +323,7 @@ class Family:
     tokens: tuple[str, ...] = ("x",)
     token_limit: Callable[[Any], int | None] = lambda args: None
     geometry: Callable[[Any], WindowGeometry | None] = lambda args: args.geometry()
+    layers: Callable[[Any], list[WindowGeometry]] | None = None
     describe_window: Callable[[Any], str] = lambda args: str(args.geometry().describe())
     window_views: Callable[[str, Any, Sizes | None], list[WindowView]] = _window_views
     adapters: Mapping[str, Adapter] = field(default_factory=dict)
@@ -323,6 +336,9 @@ class Family:
     samples: bool = False
     casts_inputs: bool = False
     sizes_are_arguments: bool = True
+    key_mask: str = ""
+    untouched: Callable[[ModelSpec, State], nn.Module] | None = None
+    longest_compared: Callable[[Any], int | None] = lambda args: None
 
 
 def needs_argument(name: str, why: str) -> UsageError:

@@ -11,14 +11,15 @@ from torch import nn
 from ...core.errors import UsageError
 from .aft_local.family import AFT_LOCAL
 from .arguments import Arguments
-from .family import Family, FolderForm, StateDictForm
+from .family import Family, FolderContents, FolderForm, StateDictForm
+from .hugging_face.family import HUGGING_FACE
 from .inference import TensorShapes, bounded
 from .local_attention.family import LOCAL_ATTENTION
 from .local_mha.family import LOCAL_MHA
 from .local_transformer.family import LOCAL_TRANSFORMER
 
 # In the order in which a state dict is tested, because a transformer has the names of the others too.
-FAMILIES: list[Family] = [LOCAL_TRANSFORMER, LOCAL_MHA, AFT_LOCAL, LOCAL_ATTENTION]
+FAMILIES: list[Family] = [LOCAL_TRANSFORMER, LOCAL_MHA, AFT_LOCAL, LOCAL_ATTENTION, HUGGING_FACE]
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,16 @@ def detect_family(shapes: TensorShapes) -> tuple[Family, StateDictForm]:
         why=f"{', '.join(form.recognised_by for _, form in forms)}.",
         fix="If the model is a part of a larger one, name the prefix of its weights.",
     )
+
+
+def read_live(module: nn.Module) -> FolderContents | None:
+    """Read a live module as the folder that it would be saved to; None if it is of no family that has folders.
+
+    Raises:
+        UsageError: it is of such a family, and cannot be exported.
+    """
+    forms = (family.folder for family in FAMILIES if family.folder is not None)
+    return next((found for form in forms if (found := form.live(module)) is not None), None)
 
 
 def detect_folder(path: Path) -> FolderForm | None:

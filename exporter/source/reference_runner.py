@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from ...core.errors import UsageError
 from ...core.machine.resident_memory import release_memory
 from ...core.tensors import BATCH, SEQUENCE
-from ...runtime.parity.runner import Runner, Sample
+from ...runtime.parity.golden import kept_rows
+from ...runtime.parity.runner import Runner, Sample, take_sample
 from ...runtime.session import Arrays
 from .dynamic_axes import at_sizes, dynamic_axes_of, dynamic_specs
 from .source_model import SourceModel
@@ -84,6 +85,13 @@ class ReferenceRunner(Runner):
         positions = sampled_positions(source) if self._samples else None
         return found if positions is None else found | {self.sequence_axis(): np.isin(np.arange(length), positions)}
 
+    def counted(self, inputs: Arrays, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
+        """Return the rows that are no padding, if what the model computes at padding has no meaning."""
+        name = self.source.family.key_mask
+        if name not in inputs:
+            return None
+        return kept_rows(take_sample(inputs[name] != 0, self.sample(inputs)), shape)
+
     def unsampled(self) -> ReferenceRunner:
         """Return the same reference without sampling."""
         return ReferenceRunner(self.source, self._dtype, self._axes)
@@ -133,10 +141,9 @@ def sampled_positions(source: SourceModel) -> NDArray[np.int64] | None:
 
 def _cost(source: SourceModel, first: int, end: int) -> int:
     """Count the positions to compute for the outputs at `[first, end)`, over all layers."""
-    assert source.geometry is not None
     length, total = source.shapes.seq_len, 0
-    for _ in range(source.depth):
-        first = source.geometry.receptive_interval(first, length)[0]
-        end = source.geometry.receptive_interval(end - 1, length)[1]
+    for window in reversed(source.layers):
+        first = window.receptive_interval(first, length)[0]
+        end = window.receptive_interval(end - 1, length)[1]
         total += end - first
     return total

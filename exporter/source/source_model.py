@@ -25,7 +25,7 @@ from ...core.tensors import BATCH, SEQUENCE, TensorSpec
 from ..models.arguments import Arguments
 from ..models.family import TORCH_DTYPE, Arrays, Family, ModelSpec, ShapeRequest, Sizes
 from ..models.inference import bounded
-from ..models.parts.float64 import Float64State
+from ..models.parts.float64 import Float64State, InFloat64
 from ..models.registry import CLASSES
 
 
@@ -92,8 +92,20 @@ class SourceModel:
 
     @property
     def geometry(self) -> WindowGeometry | None:
-        """The window of every attention layer; None for a model that sums over the whole sequence."""
+        """The window of every attention layer, or the widest; None for a model that sums over the whole sequence."""
         return self.family.geometry(self.args)
+
+    @property
+    def layers(self) -> list[WindowGeometry]:
+        """The windows of the attention layers, one after another; empty if they sum over the whole sequence."""
+        if self.family.layers is not None:
+            return self.family.layers(self.args)
+        return [] if self.geometry is None else [self.geometry] * self.depth
+
+    @property
+    def windows(self) -> list[WindowGeometry]:
+        """The different windows of the attention layers."""
+        return list(dict.fromkeys(self.layers))
 
     @property
     def window_size(self) -> int:
@@ -104,9 +116,12 @@ class SourceModel:
     def receptive_interval(self, query: int) -> tuple[int, int]:
         """Return the positions `[first, end)` that can change the output at `query`."""
         length = self.shapes.seq_len
-        if self.geometry is not None:
-            return self.geometry.receptive_interval(query, length, self.depth)
-        return 0, query + 1 if self.shapes.causal else length
+        if self.geometry is None:
+            return 0, query + 1 if self.shapes.causal else length
+        first, end = query, query + 1
+        for window in reversed(self.layers):
+            first, end = window.receptive_interval(first, length)[0], window.receptive_interval(end - 1, length)[1]
+        return first, end
 
     def describe_window(self) -> str:
         """Describe the window in words, for reports."""
@@ -185,6 +200,10 @@ class SourceModel:
             why=f"The largest is {largest:.3g}, and {dtype} ends at {torch.finfo(TORCH_DTYPE[dtype]).max:.3g}.",
             fix="Export in bf16, which has the range of fp32, or in fp32.",
         )
+
+    def in_float64(self) -> InFloat64:
+        """Return a context in which its modules compute in float64 what they compute in fp32 on purpose."""
+        return InFloat64()
 
     def reference(self, inputs: Arrays, positions: NDArray[np.int64] | None = None) -> dict[str, NDArray[np.float64]]:
         """Compute the float64 reference's outputs on the file's inputs, by name.

@@ -38,18 +38,19 @@ class UntouchedRunner(Runner):
         module: in fp32, with its weights.
         output: name of its output.
         dtype: "fp32", "fp16" or "bf16".
+        by_name: inputs are passed by the names of the file.
     """
 
-    def __init__(self, module: nn.Module, output: str, dtype: str) -> None:
+    def __init__(self, module: nn.Module, output: str, dtype: str, *, by_name: bool = False) -> None:
         self.name, self.outputs = f"{type(module).__name__} in {dtype}", [output]
-        self._module, self._dtype = module, dtype
+        self._module, self._dtype, self._by_name = module, dtype, by_name
 
     @torch.no_grad()
     def run(self, inputs: Arrays) -> Arrays:
         """Compute the output in fp32; errors of the module are not caught."""
         tensors = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in inputs.items()}
         tensors = {name: x.float() if x.is_floating_point() else x for name, x in tensors.items()}
-        options = {name: tensors.pop(name) for name in _OPTIONS if name in tensors}
+        options = {name: tensors.pop(name) for name in list(tensors) if self._by_name or name in _OPTIONS}
         enabled = self._dtype != "fp32"
         # Without its cache autocast keeps no second copy of the weights.
         with torch.autocast("cpu", TORCH_DTYPE[self._dtype] if enabled else None, enabled, cache_enabled=False):
@@ -68,6 +69,10 @@ def untouched_module(source: SourceModel, dtype: str) -> UntouchedModule | str:
     reason = CLASSES[source.class_name].why_not_run
     if not TOLERANCES[dtype].takes_baseline:
         return f"a file in {dtype} is not held against it"
+    if source.family.untouched is not None:
+        own = source.family.untouched(source.spec, source.state)
+        exact, rounded = (UntouchedRunner(own, source.outputs[0], each, by_name=True) for each in ("fp32", dtype))
+        return UntouchedModule(exact, rounded, f"{type(own).__name__} itself in {dtype} (torch.autocast)")
     if reason:
         return reason
     try:

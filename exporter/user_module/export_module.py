@@ -40,6 +40,7 @@ from ..artifact.form import WrittenForm, written_form
 from ..artifact.options import FileOptions
 from ..artifact.publish import export_headline, finish_export, output_specs, package_versions, written_files
 from ..artifact.serialize import read_message
+from ..checkpoint.open_checkpoint import open_live
 from ..checkpoint.tensors import check_finite
 from ..checks.golden import check_golden, open_golden
 from ..checks.layers import check_layer_memory, check_layer_windows
@@ -49,6 +50,7 @@ from ..checks.parity import check_input_sets
 from ..checks.quadratic_memory import Shape, Taken, allowed, freest, graph_shapes
 from ..checks.sweep import check_joined_rows
 from ..checks.wide_integers import check_wide_integers, open_sizes
+from ..export import ExportReport
 from ..lowering import functions, trace
 from .dynamic_axes import check_dynamic_axes
 from .inputs import (
@@ -63,6 +65,7 @@ from .inputs import (
     parse_input,
     with_token_limits,
 )
+from .live_model import export_live
 from .module_runner import ModuleRunner
 from .observe import working_copy
 from .outputs import Entry
@@ -157,8 +160,10 @@ def export_module(
     *,
     origin: Origin | None = None,
     progress: Progress = lambda _: None,
-) -> ModuleExportReport:
+) -> ModuleExportReport | ExportReport:
     """Replace upstream's layers in a module, export it, check the file and move it to its place.
+
+    A Hugging Face model is exported as its folder would be.
 
     Args:
         module: the user's module; it is not changed.
@@ -174,6 +179,9 @@ def export_module(
         CheckFailed: a check found a fault; nothing was written.
     """
     options, output = options or ModuleOptions(), Path(output)
+    live = open_live(module)
+    if live is not None:
+        return export_live(live, _listed(inputs), output, options, options.dynamic, options.max_seq_len, progress)
     read = [] if options.golden is None else [options.golden]
     with writing(Output(output, ONNX), inputs=read, overwrite=options.overwrite) as folder:
         progress("Running the module")
@@ -208,8 +216,7 @@ def open_module(
     check_outputs([Output(output, ONNX)], overwrite=options.overwrite)
     if not isinstance(module, nn.Module):
         raise UsageError(f"A {type(module).__name__} cannot be exported.", why="It is no torch.nn.Module.")
-    parsed = from_arrays(inputs) if isinstance(inputs, Mapping) else list(inputs)
-    written = [parse_input(x) if isinstance(x, str) else x for x in parsed]
+    written = _listed(inputs)
     listed = name_axes(written, options.dynamic)
     if not listed:
         raise UsageError(
@@ -222,6 +229,12 @@ def open_module(
     named = any(axis for x in written for axis in x.axes)
     check_dynamic_axes(untouched, limited, by_name, options.dynamic, guessed=not named)
     return ModuleJob(module, untouched, limited, by_name, options, origin, notes)
+
+
+def _listed(inputs: Inputs) -> list[ModuleInput]:
+    """Return the inputs, in whatever form they are given."""
+    parsed = from_arrays(inputs) if isinstance(inputs, Mapping) else list(inputs)
+    return [parse_input(x) if isinstance(x, str) else x for x in parsed]
 
 
 class ModuleJob:

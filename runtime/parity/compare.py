@@ -19,7 +19,7 @@ from ...core.tolerance import Baseline, Tolerance, coarsest, tolerance_for
 from ..session import Arrays
 from .baseline import BaselineMeter, UntouchedModule, beside, table_alone
 from .comparison import Comparison, compare_arrays
-from .golden import Golden, GoldenRunner, GoldenSample, check_type, kept_rows
+from .golden import Golden, GoldenRunner, GoldenSample, check_type, kept_rows, key_mask
 from .inputs import InputSets
 from .report import ParityReport, ParityRequest, Reference, not_finite, overall
 from .runner import FileRunner, Runner, Sample, take_sample
@@ -59,7 +59,7 @@ def compare(
     *,
     spread: bool = False,
     expected: Arrays | None = None,
-    rows: Rows = lambda name, actual, wanted: None,
+    rows: Rows | None = None,
 ) -> Compared:
     """Run a model and its reference on the same inputs, and compare the outputs by name.
 
@@ -70,7 +70,7 @@ def compare(
         tolerance: how far apart they may be; or a function that says so for an expected output.
         spread: record how the errors are distributed by size and along the sequence.
         expected: the reference's outputs on these inputs, where they are known.
-        rows: chooses the rows of an output that count.
+        rows: chooses the rows of an output that count; by default those that the reference counts.
 
     Raises:
         CheckFailed: the candidate lacks an output, or it has another shape than the reference's.
@@ -91,7 +91,7 @@ def compare(
         sequence = _sequence(candidate, reference, name, outputs[name].shape, inputs, sample) if spread else None
         sampled = take_sample(outputs[name], sample)
         criterion = tolerance(wanted) if callable(tolerance) else tolerance
-        kept = rows(name, sampled, wanted)
+        kept = reference.counted(inputs, wanted.shape) if rows is None else rows(name, sampled, wanted)
         comparisons.append(compare_arrays(name, sampled, wanted, criterion, kept, sequence))
     return Compared(outputs, expected, comparisons)
 
@@ -161,7 +161,7 @@ def compare_golden(
         for mode in candidate.modes():
             named = sample._replace(name=sample.name + mode.mode)
             progress(f"Comparing: {named.name}")
-            rows = partial(kept, sample.inputs.get("mask"))
+            rows = partial(kept, key_mask(sample.inputs))
             yield (
                 named,
                 compare(mode, reference, sample.inputs, tolerance, spread=True, expected=sample.outputs, rows=rows),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ...core.errors import UsageError
 from ...core.geometry import WindowGeometry
-from ...core.tensors import TensorSpec
+from ...core.tensors import INTEGER_MASKS, TensorSpec
 from ...core.tolerance import coarsest
 from ..inputs.arrays import load_arrays
 from ..inputs.vocabulary import check_tokens
@@ -144,6 +144,12 @@ class GoldenRunner(Runner):
     def run(self, inputs: Arrays) -> Arrays:
         """Refuse to run: there are only recorded outputs."""
         raise NotImplementedError(f"{self.name} are no model")
+
+
+def key_mask(inputs: Arrays) -> NDArray[np.bool_] | None:
+    """Return the input that says which tokens are kept, `[B, N]`; None without one."""
+    found = next((inputs[name] for name in ("mask", *sorted(INTEGER_MASKS)) if name in inputs), None)
+    return None if found is None else found != 0
 
 
 def kept_rows(mask: NDArray[Any] | None, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:

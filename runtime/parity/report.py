@@ -213,12 +213,14 @@ class ParityReport(Report):
         ]
 
     def spreads(self) -> dict[str, ErrorSpread]:
-        """Return how the errors of each output are distributed, over all sets of inputs."""
+        """Return how the errors of each output are distributed, over all sets of inputs of the longest sequence."""
         found: dict[str, ErrorSpread] = {}
         for _, comparison in self.comparisons:
-            if comparison.spread is not None:
-                known = found.get(comparison.name)
-                found[comparison.name] = comparison.spread if known is None else known.merge(comparison.spread)
+            spread, known = comparison.spread, found.get(comparison.name)
+            if spread is not None and (known is None or spread.positions > known.positions):
+                found[comparison.name] = spread
+            elif spread is not None and known is not None and spread.positions == known.positions:
+                found[comparison.name] = known.merge(spread)
         return found
 
     def to_dict(self) -> dict[str, Any]:

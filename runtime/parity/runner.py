@@ -87,6 +87,10 @@ class Runner(ABC):
         """Return the part of the outputs that `run` returns on these inputs; axes that are not listed are whole."""
         return {}
 
+    def counted(self, inputs: Arrays, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
+        """Return which rows of an output of this shape have a meaning; None for all."""
+        return None
+
     def unsampled(self) -> Runner:
         """Return the same model with a `run` that returns the outputs whole."""
         return self

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ....core.machine.resident_memory import release_memory_around
 
@@ -32,16 +34,22 @@ class Float64State(Mapping[str, Tensor]):
         self._state, self._read = state, 0
         self._module: nn.Module | None = None
 
-    def module(self, build: Callable[[], nn.Module]) -> nn.Module:
+    def module(
+        self, build: Callable[[], nn.Module], load: Callable[[nn.Module, State], None] | None = None
+    ) -> nn.Module:
         """Return upstream's own module with these weights in float64, for a family without a formula; built only once.
 
         Args:
             build: makes the module, with any weights.
+            load: loads them, where a state dict alone does not.
         """
         if self._module is None:
-            module = build().double()
-            module.load_state_dict(dict(self._state), strict=True)
-            self._module = module.requires_grad_(False).eval()
+            module = build()
+            if load is None:
+                module.double().load_state_dict(dict(self._state), strict=True)
+            else:
+                load(module, self._state)
+            self._module = module.double().requires_grad_(False).eval()
         return self._module
 
     def __getitem__(self, name: str) -> Tensor:
@@ -61,6 +69,21 @@ class Float64State(Mapping[str, Tensor]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._state
+
+
+class InFloat64(TorchFunctionMode):
+    """A torch mode that computes in float64 what modules compute in fp32 on purpose."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of PyTorch with float64 in place of float32 among its arguments."""
+        if func is Tensor.float:
+            return args[0].double()
+        given = {name: _widened(value) for name, value in (kwargs or {}).items()}
+        return func(*(_widened(value) for value in args), **given)
+
+
+def _widened(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def test_both_outputs_are_those_of_the_untouched_model(exported: Path, folder: P
         "input_ids": generator.integers(0, 31, (3, 23)),
         "attention_mask": (np.arange(23) < np.array([[23], [9], [2]])).astype(np.int64),
     }
-    contents = toy_family._read(folder)
+    contents = toy_family._read(folder, {})
     model = toy_family.Tagger(toy_family.TaggerArgs(**contents.arguments))
     model.load_state_dict(dict(contents.state))
     with torch.no_grad():

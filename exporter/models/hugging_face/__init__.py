@@ -1,0 +1,1 @@
+"""Hugging Face models: PreTrainedModels whose attention goes through transformers' AttentionInterface."""

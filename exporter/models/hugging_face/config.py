@@ -1,0 +1,206 @@
+"""Read the configuration in a Hugging Face folder, and choose the class that it is exported as."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ....core.error_texts import argument, close_match, shown
+from ....core.errors import MissingDependency, UsageError
+from ....core.storage.nesting import check_nesting
+from ....core.storage.reading import read_plain
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+CONFIG = "config.json"
+# A configuration may list the labels of a classifier.
+_MOST_BYTES = 8 << 20
+_MOST_LAYERS = 4096
+
+# Task → transformers' table of classes for it.
+TASKS: Mapping[str, str] = {
+    "feature-extraction": "MODEL_MAPPING",
+    "fill-mask": "MODEL_FOR_MASKED_LM_MAPPING",
+    "text-classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
+    "token-classification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
+    "text-generation": "MODEL_FOR_CAUSAL_LM_MAPPING",
+}
+_FIX = "Take the folder as `save_pretrained` writes it."
+
+
+def is_hugging_face(folder: Path) -> bool:
+    """Return whether a folder holds a Hugging Face configuration, or one that cannot be read."""
+    if not (folder / CONFIG).is_file():
+        return False
+    try:
+        config = read_config(folder)
+    except UsageError:
+        return True  # reading it says why
+    return not config.keys().isdisjoint(("architectures", "transformers_version"))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read `config.json`.
+
+    Raises:
+        UsageError: it cannot be read, or is no JSON object.
+    """
+    path = folder / CONFIG
+    try:
+        raw = read_plain(path, _MOST_BYTES)
+        if len(raw) > _MOST_BYTES:
+            raise ValueError(f"it has more than {_MOST_BYTES} bytes")
+        text = raw.decode("utf-8")
+        check_nesting(text)
+        found = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
+        raise UsageError(f"{path} cannot be read.", why=f"{reason}.", fix=_FIX) from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} is {shown(found)}.", why="A configuration is a JSON object.", fix=_FIX)
+    return found
+
+
+def require_transformers() -> None:
+    """Refuse to go on without transformers.
+
+    Raises:
+        MissingDependency: it is not installed, or is too old.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingDependency(
+            "A Hugging Face model needs transformers.", fix="pip install 'localattn[transformers]'"
+        ) from error
+    if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 23):
+        raise MissingDependency(
+            f"transformers {transformers.__version__} is too old.",
+            why="Masks and attention are read through interfaces of 5.23 and later.",
+            fix="pip install 'localattn[transformers]'",
+        )
+
+
+def choose_class(config: Mapping[str, Any], task: str | None, where: str) -> type[PreTrainedModel]:
+    """Return the class to export: that of a task, or the one that the configuration names.
+
+    No code of the folder is run: the class is one of transformers' own.
+
+    Raises:
+        UsageError: the configuration names no known class, or the model has none for the task.
+    """
+    import transformers
+    from transformers import PreTrainedModel
+
+    kind = type(made_config(config, where))
+    if task is not None:
+        if task not in TASKS:
+            raise UsageError(f"{argument('task')} is {shown(task)}.", fix=f"Known: {', '.join(TASKS)}.")
+        table = getattr(transformers.models.auto.modeling_auto, TASKS[task])
+        found = table.get(kind, None)
+        if found is None:
+            known = [name for name, of in TASKS.items() if kind in getattr(transformers.models.auto.modeling_auto, of)]
+            raise UsageError(
+                f"{config['model_type']} has no model for {task}.", fix=f"It has some for {', '.join(known) or 'none'}."
+            )
+        chosen: type[PreTrainedModel] = found[0] if isinstance(found, tuple) else found
+        return chosen
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise UsageError(
+            f"{where} does not say which class it is of.",
+            why=f"architectures is {shown(names)}.",
+            fix=f"Give {argument('task')}, one of {', '.join(TASKS)}.",
+        )
+    named = named_class(names[0], config)
+    if named is None or not (isinstance(named, type) and issubclass(named, PreTrainedModel)):
+        raise UsageError(
+            f"transformers {transformers.__version__} has no model class {shown(names[0])}.",
+            why="Only its own classes are exported; code of a folder is never run.",
+            fix=close_match(names[0], _classes_of(config)) if _classes_of(config) else "Update transformers.",
+        )
+    return named
+
+
+def named_class(name: str, config: Mapping[str, Any]) -> Any:
+    """Return a class of transformers by name, at its root or in the module of the model's type, or None."""
+    import importlib
+
+    import transformers
+
+    found = getattr(transformers, name, None) if name.isidentifier() else None
+    kind = str(config.get("model_type", "")).replace("-", "_")
+    if found is None and name.isidentifier():
+        for module in (kind, kind.removesuffix("_text"), kind.removesuffix("_encoder")):
+            if not module.isidentifier():
+                continue
+            try:
+                owner = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
+            except ImportError:
+                continue
+            found = getattr(owner, name, None)
+            if found is not None:
+                break
+    return found
+
+
+def _classes_of(config: Mapping[str, Any]) -> list[str]:
+    from transformers.models.auto import modeling_auto
+
+    kind = str(config.get("model_type", ""))
+    tables = (getattr(modeling_auto, f"{table}_NAMES") for table in TASKS.values())
+    return [table[kind] for table in tables if isinstance(table.get(kind), str)]
+
+
+def made_config(config: Mapping[str, Any], where: str) -> PreTrainedConfig:
+    """Make transformers' configuration from the values of `config.json`, without caches and tuples of outputs.
+
+    Raises:
+        UsageError: the type is unknown, or a value cannot be used; or the weights are quantised; or the folder brings
+            code of its own.
+    """
+    from transformers import CONFIG_MAPPING, __version__
+
+    kind = config.get("model_type")
+    quantised = config.get("quantization_config")
+    if quantised:
+        method = quantised.get("quant_method", "unknown") if isinstance(quantised, Mapping) else shown(quantised)
+        raise UsageError(
+            f"{where} is quantised with {shown(method)}.",
+            why="Its weights are no plain numbers; no other code than PyTorch's reads them here.",
+            fix=f"Export the original weights; {argument('weight_dtype', 'int8')} makes them small.",
+        )
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        if config.get("auto_map"):
+            raise UsageError(
+                f"{where} brings code of its own.",
+                why="Its configuration has an auto_map, and code of a folder is never run.",
+                fix="If the code is yours, build the model in a function, and name it with --factory.",
+            )
+        raise UsageError(
+            f"{where} is of the type {shown(kind)}, which transformers {__version__} does not have.",
+            why="model_type in config.json names the type.",
+            fix=close_match(kind, list(CONFIG_MAPPING)) if isinstance(kind, str) else _FIX,
+        )
+    layers = config.get("num_hidden_layers")
+    if isinstance(layers, int) and not 0 < layers <= _MOST_LAYERS:
+        raise UsageError(f"{where}: num_hidden_layers is {layers}.", why=f"It is from 1 to {_MOST_LAYERS}.")
+    values = {name: value for name, value in config.items() if name not in ("auto_map", "dtype", "torch_dtype")}
+    try:
+        made: PreTrainedConfig = CONFIG_MAPPING[kind].from_dict(dict(values))
+    except Exception as error:  # each type checks its values in its own way
+        raise broken(where, error) from error
+    return made
+
+
+def broken(where: str, error: Exception) -> UsageError:
+    """Make the error for a configuration that transformers refuses."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()] or [type(error).__name__]
+    return UsageError(
+        f"The configuration of {where} cannot be used.",
+        why=f"{type(error).__name__}: {' '.join(lines)[:250]}",
+        fix="Correct config.json, or copy the folder again.",
+    )

@@ -1,0 +1,182 @@
+"""The row of Hugging Face models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ....core.documents.window_view import WindowView, views
+from ....core.errors import UsageError
+from ..family import Family, FolderContents, FolderForm, Inputs, ShapeRequest, Sizes, UpstreamClass, sequence_length
+from . import weights
+from .arguments import HuggingFaceArgs
+from .config import broken, choose_class, is_hugging_face, made_config, read_config, require_transformers
+from .module import BATCHED, exportable, load, parameters
+from .observe import read_layers
+from .reference import reference, untouched
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+CLASS = "transformers.PreTrainedModel"
+_MASK = "attention_mask"
+# Outputs that a file has, of all that a model may return.
+_OUTPUTS = ("logits", "start_logits", "end_logits", "last_hidden_state")
+# Files beside the weights that those who run the file need.
+COMPANIONS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "preprocessor_config.json",
+)
+# Sequences up to this are compared in any case.
+_SHORT = 256
+# Positions where the configuration states none.
+_POSITIONS = 8192
+
+
+def describe(kind: type[PreTrainedModel], raw: Mapping[str, Any], where: str) -> HuggingFaceArgs:
+    """Read everything about a model that does not need its weights.
+
+    Raises:
+        UsageError: the configuration cannot be used, or a layer of the model cannot be exported.
+    """
+    config = made_config(raw, where)
+    model = _made(kind, config, where, "meta")
+    if "input_ids" not in parameters(model):
+        raise UsageError(
+            f"{kind.__name__} cannot be exported from a folder.",
+            why=f"It takes {model.main_input_name}; models of text take input_ids.",
+            fix="Export it as a module, with example inputs.",
+        )
+    text = config.get_text_config()
+    # Chunks begin after each sequence's padding, and those of the node at the first position: no padding then.
+    chunked = bool(getattr(text, "attention_chunk_size", None))
+    names = ["input_ids", *([_MASK] if _MASK in parameters(model) and not chunked else [])]
+    layers, run = read_layers(_made(kind, config, where, "cpu") if chunked else model, names)
+    outputs = [name for name in _OUTPUTS if name in run.outputs]
+    if not outputs:
+        raise UsageError(
+            f"{kind.__name__} returns {', '.join(run.outputs) or 'nothing'}.", why=f"Known: {', '.join(_OUTPUTS)}."
+        )
+    shape = run.outputs[outputs[0]]
+    return HuggingFaceArgs(
+        architecture=kind.__name__,
+        config=dict(raw),
+        inputs=tuple(names),
+        outputs=tuple(outputs),
+        per_token=len(shape) > 1 and shape[1] == run.length,
+        layers=tuple(layers),
+        vocab_size=text.vocab_size,
+        longest=getattr(text, "max_position_embeddings", None) or _POSITIONS,
+    )
+
+
+def _made(kind: type[PreTrainedModel], config: Any, where: str, device: str) -> PreTrainedModel:
+    """Build a model with weights of any value, or on the meta device with none.
+
+    Raises:
+        UsageError: the configuration cannot be used.
+    """
+    from transformers import initialization
+
+    made: Any = kind
+    try:
+        with torch.device(device), initialization.no_init_weights():
+            model: PreTrainedModel = made._from_config(config, dtype=torch.float32, experts_implementation=BATCHED)
+    except UsageError:
+        raise
+    except Exception as error:  # each class refuses values in its own way
+        raise broken(where, error) from error
+    return model.eval()
+
+
+def _read(folder: Path, given: Mapping[str, Any]) -> FolderContents:
+    require_transformers()
+    raw, task = read_config(folder), given.get("task")
+    kind = choose_class(raw, task, folder.name)
+    args = describe(kind, raw, folder.name)
+    saved = raw.get("architectures")
+    part = not isinstance(saved, list) or kind.__name__ not in saved
+    model, notes = weights.load_model(kind, made_config(raw, folder.name), folder, part=part)
+    notes.append(f"{kind.__name__}: {args.describe()}, read off its own masks")
+    return FolderContents(CLASS, args.model_dump(), weights.whole_state(model), notes)
+
+
+def _live(module: nn.Module) -> FolderContents | None:
+    """Read a live model; transformers is not imported to see that a module is none."""
+    bases = {(owner.__module__, owner.__name__) for owner in type(module).__mro__}
+    if ("transformers.modeling_utils", "PreTrainedModel") not in bases:
+        return None
+    model: Any = module
+    args = describe(type(model), json.loads(model.config.to_json_string()), type(model).__name__)
+    state = {name: tensor.cpu() for name, tensor in weights.whole_state(model).items()}
+    notes = [f"{type(model).__name__}: {args.describe()}, read off its own masks"]
+    return FolderContents(CLASS, args.model_dump(), state, notes)
+
+
+def _sizes(args: HuggingFaceArgs, request: ShapeRequest) -> Sizes:
+    length = sequence_length(request, args.longest)
+    if length > args.longest:
+        raise UsageError(f"The sequence length is {length}.", why=f"{args.architecture} has {args.longest} positions.")
+    return Sizes(length, request.batch, 1, 1, mask=False, attn_bias=False)
+
+
+def _inputs(args: HuggingFaceArgs, sizes: Sizes) -> Inputs:
+    return dict.fromkeys(args.inputs, ("int64", (sizes.batch, sizes.seq_len)))
+
+
+def _longest_compared(args: HuggingFaceArgs) -> int:
+    """Return a length over every window: the reference's time and memory grow with its square."""
+    return max(2 * args.window + 2, _SHORT)
+
+
+def _views(class_name: str, args: HuggingFaceArgs, sizes: Sizes | None) -> list[WindowView]:
+    length = args.longest if sizes is None else sizes.seq_len
+    return views([(layer.path, layer.geometry) for layer in args.layers if not layer.geometry.sees_all], length)
+
+
+HUGGING_FACE = Family(
+    name="hugging-face",
+    arguments=HuggingFaceArgs,
+    classes=(UpstreamClass(CLASS),),
+    window_argument="window",
+    sizes=_sizes,
+    inputs=_inputs,
+    outputs=lambda args: tuple(args.outputs),
+    module=exportable,
+    reference=reference,
+    folder=FolderForm(
+        recognises=is_hugging_face,
+        recognised_by="a Hugging Face model has architectures in config.json",
+        files=weights.files,
+        read=_read,
+        companions=COMPANIONS,
+        live=_live,
+    ),
+    load=load,
+    tokens=("input_ids",),
+    token_limit=lambda args: args.vocab_size,
+    layers=lambda args: [layer.geometry for layer in args.layers],
+    describe_window=lambda args: args.describe(),
+    window_views=_views,
+    dynamic=("batch", "seq"),
+    key_mask=_MASK,
+    untouched=untouched,
+    longest_compared=_longest_compared,
+    sizes_are_arguments=False,
+)

@@ -1,0 +1,154 @@
+"""Build a Hugging Face model for export: upstream's own module, with its attention as nodes and its masks left out.
+
+Nothing of the model is written again. Its attention functions are replaced through `AttentionInterface`, its mask
+functions through `AttentionMaskInterface`: the mask that reaches a layer is the 2-D mask of padding, or none, and the
+window is the layer's own (`arguments.Layer`). Norms, activations and sums between layers stay fp32 in a file of half
+precision; linear layers, embeddings and attention take its element type.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ....core.errors import UsageError
+from ....core.geometry import WindowGeometry
+from ..family import ModelSpec, State
+from ..parts.grouped_attention_op import grouped_attention_op
+from .arguments import HuggingFaceArgs
+from .config import made_config, named_class
+from .observe import install, takes_cache
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_NAME = "localattn"
+# How transformers computes experts: one after another, or all by products of batches.
+EAGER, BATCHED = "eager", "batched_mm"
+# Where an attention module keeps its window.
+_WINDOW = "localattn_window"
+
+
+def build(args: HuggingFaceArgs, experts: str = EAGER) -> PreTrainedModel:
+    """Build the untouched model on the CPU, with weights of any value.
+
+    Its non-persistent buffers, rotary frequencies for example, have their values.
+
+    Args:
+        args: what makes it.
+        experts: how experts are computed; `BATCHED` is the way that can be traced.
+    """
+    from transformers import initialization
+
+    config = made_config(args.config, "The model")
+    kind: Any = named_class(args.architecture, args.config)
+    with torch.device("cpu"), initialization.no_init_weights():
+        model: PreTrainedModel = kind._from_config(config, dtype=torch.float32, experts_implementation=experts)
+    return model.eval()
+
+
+def load(model: nn.Module, state: State) -> None:
+    """Load the weights and buffers of `weights.whole_state` into a model."""
+    rest = dict(state)
+    persistent = model.state_dict()
+    for name, _ in list(model.named_buffers()):
+        if name in rest and name not in persistent:
+            path, _, own = name.rpartition(".")
+            model.get_submodule(path).register_buffer(own, rest.pop(name), persistent=False)
+    model.load_state_dict(rest, strict=True, assign=True)
+    tie: Any = model.tie_weights
+    tie()
+
+
+def exportable(spec: ModelSpec) -> nn.Module:
+    """Build the model with its attention as nodes; it takes the file's inputs by name, and returns its outputs."""
+    args: HuggingFaceArgs = spec.args
+    model = build(args, BATCHED)
+    replace_attention(model, {layer.path: layer.geometry for layer in args.layers})
+    for part in model.modules():
+        if isinstance(part, (nn.Linear, nn.Embedding)):
+            part.register_forward_pre_hook(_take_weights_dtype)
+            part.register_forward_hook(_give_fp32)
+    given = {"use_cache": False} if takes_cache(model) else {}
+    own = type(model).forward
+
+    def forward(self: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
+        result = own(self, **inputs, **given)
+        return tuple(result[name] for name in args.outputs)
+
+    model.forward = MethodType(forward, model)
+    module: nn.Module = model
+    return module
+
+
+def replace_attention(model: PreTrainedModel, windows: Mapping[str, WindowGeometry]) -> None:
+    """Make the attention of a model nodes with these windows, by the paths of its layers."""
+    for path, window in windows.items():
+        setattr(model.get_submodule(path), _WINDOW, window)
+    install(model, _NAME, _attention, _padding_mask)
+
+
+def _take_weights_dtype(part: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    weight = part.weight
+    assert isinstance(weight, Tensor)
+    return tuple(x.to(weight.dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in given)
+
+
+def _give_fp32(part: nn.Module, given: tuple[Any, ...], output: Any) -> Any:
+    if isinstance(output, tuple):  # a router, for example
+        return tuple(_give_fp32(part, given, x) for x in output)
+    return output.to(torch.float32) if isinstance(output, Tensor) and output.is_floating_point() else output
+
+
+def _padding_mask(*_: Any, attention_mask: Tensor | None = None, **__: Any) -> Tensor | None:
+    """Return the mask of padding as `[B, 1, 1, N]`, True = keep, in place of a mask of every query and key."""
+    return None if attention_mask is None else attention_mask[:, None, None, :]
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Compute attention as `AttentionInterface` defines it: `[B, H, N, D]` and KV heads → `[B, N, H, D]`.
+
+    Raises:
+        UsageError: the layer was not seen when windows were read, or its mask is another than that of padding.
+    """
+    window = getattr(module, _WINDOW, None)
+    if window is None or (attention_mask is not None and tuple(attention_mask.shape[1:3]) != (1, 1)):
+        raise UsageError("An attention layer was not seen when the windows were read.")
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    dtype = next((part.weight.dtype for part in module.modules() if isinstance(part, nn.Linear)), query.dtype)
+    width = value.shape[-1]
+    if width < query.shape[-1]:
+        value = nn.functional.pad(value, (0, query.shape[-1] - width))
+    out = grouped_attention_op(
+        query.to(dtype),
+        key.to(dtype),
+        value.to(dtype),
+        window,
+        scale,
+        key_mask=None if attention_mask is None else attention_mask.flatten(1),
+        softcap=softcap or 0.0,
+        sinks=None if s_aux is None else s_aux.to(dtype),
+        sequence_first=False,
+    )
+    return out.to(query.dtype)[..., :width].transpose(1, 2), None
+
+
+def parameters(model: nn.Module) -> list[str]:
+    """List the arguments that the model's forward takes by name."""
+    return list(inspect.signature(type(model).forward).parameters)

@@ -1,0 +1,297 @@
+"""Hugging Face folders: from `save_pretrained` to a file that plain onnxruntime opens, equal to the untouched model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from localattn.core.documents.sidecar import read_sidecar
+from localattn.core.errors import CheckFailed, UsageError
+from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint
+from localattn.exporter.export import ExportRequest, export
+from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.models.hugging_face.arguments import words
+from localattn.exporter.models.hugging_face.family import describe
+from localattn.exporter.models.hugging_face.observe import Reach, read_reach
+from localattn.exporter.models.parts.float64 import InFloat64
+
+from ...conftest import Finished
+from ...support.models.hugging_face import CASES, WINDOW, Case, build
+
+transformers = pytest.importorskip("transformers")
+Command = Callable[..., Finished]
+BY_NAME = {case.name: case for case in CASES}
+# Types whose file is made by default; the others are slow tests.
+QUICK = ("modernbert", "gemma3_text")
+# Types whose layers are read, and whose own code cannot be exported.
+NOT_TRACED = {"recurrent_gemma": "cannot stay open", "llama4_text": "complex"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ModernBERT as its users have it: `save_pretrained` of the model and of a tokenizer."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    path = tmp_path_factory.mktemp("hub") / "tiny-modernbert"
+    build(BY_NAME["modernbert"]).save_pretrained(path)
+    words = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, **{f"w{n}": n for n in range(3, 128)}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[SEP]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]").save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def exported(folder: Path) -> Path:
+    """Its file, in a folder of its own."""
+    output = folder.with_name("exported") / "model.onnx"
+    output.parent.mkdir()
+    export(ExportRequest(folder, output))
+    return output
+
+
+def test_plain_onnxruntime_and_tokenizers_run_the_folder(exported: Path, folder: Path) -> None:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(exported.with_name("tokenizer.json")))
+    tokenizer.enable_padding(pad_id=0, pad_token="[PAD]")
+    texts = [" ".join(f"w{3 + n % 120}" for n in range(length)) for length in (90, 41, 7)]
+    encoded = tokenizer.encode_batch(texts)
+    inputs = {
+        "input_ids": np.array([x.ids for x in encoded]),
+        "attention_mask": np.array([x.attention_mask for x in encoded]),
+    }
+    session = onnxruntime.InferenceSession(exported, providers=["CPUExecutionProvider"])
+    assert [x.name for x in session.get_inputs()] == ["input_ids", "attention_mask"]
+    assert [x.name for x in session.get_outputs()] == ["logits"]
+    (logits,) = session.run(None, inputs)
+    model = transformers.AutoModelForMaskedLM.from_pretrained(folder).double().eval()
+    with torch.no_grad(), InFloat64():
+        wanted = model(**{name: torch.from_numpy(x) for name, x in inputs.items()}).logits.numpy()
+    kept = inputs["attention_mask"] != 0
+    assert np.abs(logits - wanted)[kept].max() < 5e-5 and np.abs(wanted[kept]).max() > 1
+
+
+def test_the_facts_say_what_was_read_and_checked(exported: Path) -> None:
+    sidecar = read_sidecar(exported)
+    assert sidecar is not None
+    assert (sidecar.kwargs["architecture"], sidecar.dynamic) == ("ModernBertForMaskedLM", ["batch", "seq"])
+    names = ("onnx checker", "onnxruntime loads", "parity", "window", "linear memory", "no wide integers")
+    assert {check.name: check.status for check in sidecar.checks} == dict.fromkeys(names, "passed")
+    assert {path.name for path in exported.parent.iterdir()} == {
+        *("model.onnx", "model.onnx.json", "config.json", "tokenizer.json", "tokenizer_config.json"),
+    }
+
+
+def test_the_command_line_takes_a_folder_and_a_task(folder: Path, tmp_path: Path, localattn: Command) -> None:
+    mine = tmp_path / "mine"
+    shutil.copytree(folder, mine)
+    done = localattn("export", mine, "--task", "feature-extraction", "--checks", "quick")
+    assert done.code == 0, done.err
+    sidecar = read_sidecar(mine / "model.onnx")  # beside its tokenizer
+    assert sidecar is not None and [x.name for x in sidecar.outputs] == ["last_hidden_state"]
+    assert "no part of ModernBertModel" in done.err
+
+
+def test_parity_and_golden_outputs_take_the_folder(
+    exported: Path, folder: Path, tmp_path: Path, localattn: Command
+) -> None:
+    assert localattn("parity", exported, "--against", folder, "--seq-len", "40").code == 0
+    model = transformers.AutoModelForMaskedLM.from_pretrained(folder)
+    ids = np.random.default_rng(0).integers(3, 128, (1, 80))
+    mask = np.ones_like(ids)
+    mask[:, 70:] = 0
+    with torch.no_grad():
+        logits = model(input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask)).logits.numpy()
+    np.savez(tmp_path / "golden.npz", input_ids=ids, attention_mask=mask, logits=logits)
+    done = localattn("parity", exported, "--against", folder, "--golden", tmp_path / "golden.npz", "--seq-len", "40")
+    assert done.code == 0, done.err
+    np.savez(tmp_path / "golden.npz", input_ids=ids, attention_mask=mask, logits=logits + mask[..., None] * 0.01)
+    assert localattn("parity", exported, "--against", folder, "--golden", tmp_path / "golden.npz").code == 1
+
+
+def test_a_file_whose_window_is_one_short_is_found(folder: Path, tmp_path: Path) -> None:
+    opened = open_checkpoint(folder)
+    args = opened.resolved.args
+    narrow = [layer.model_copy(update={"back": 7}) if layer.back else layer for layer in args.layers]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "localattn.exporter.models.hugging_face.family.read_layers",
+            lambda model, names: (narrow, _run(model, names)),
+        )
+        with pytest.raises(CheckFailed, match="parity"):
+            export(ExportRequest(folder, tmp_path / "model.onnx"))
+
+
+def _run(model: Any, names: list[str]) -> Any:
+    from localattn.exporter.models.hugging_face.observe import observe
+
+    return observe(model, names, 40)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_windows_are_read_off_the_models_own_masks(case: Case) -> None:
+    model = build(case)
+    args = describe(type(model), json.loads(model.config.to_json_string()), case.name)
+    assert tuple(words(layer) for layer in args.layers) == case.windows
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[] if case.name in QUICK[1:] else pytest.mark.slow) for case in CASES[1:]],
+    ids=lambda case: case.name,
+)
+def test_every_type_is_exported_and_equal(case: Case, tmp_path: Path) -> None:
+    build(case).save_pretrained(tmp_path / "model")
+    request = ExportRequest(tmp_path / "model", tmp_path / "model.onnx")
+    if case.name in NOT_TRACED:
+        with pytest.raises(Exception, match=NOT_TRACED[case.name]):
+            export(request)
+        return
+    report = export(request)
+    assert {check.status for check in report.checks} == {"passed"}
+
+
+def test_a_mask_that_is_no_window_is_told_by_its_shape() -> None:
+    distance = np.arange(40)[:, None] - np.arange(40)
+    assert read_reach((distance >= 0) & (distance < 8)) == Reach(7, 0)
+    assert read_reach((distance >= -3) & (distance <= 8)) == Reach(8, 3)
+    assert read_reach(distance >= 0) == Reach(None, 0)
+    chunk = np.arange(40) // 8
+    assert read_reach((distance >= 0) & (chunk[:, None] == chunk)) == Reach(None, 0, 8)
+    prefix = (distance >= 0) | (np.arange(40) < 5)
+    assert "differs" in str(read_reach(prefix))
+    assert "next to each other" in str(read_reach((distance % 2 == 0) & (distance >= 0)))
+
+
+def test_a_live_model_is_exported_as_its_folder(tmp_path: Path, localattn: Command) -> None:
+    from localattn import export_module
+
+    model = build(BY_NAME["mistral"])
+    inputs = {"input_ids": np.ones((2, 60), np.int64), "attention_mask": np.ones((2, 60), np.int64)}
+    report = export_module(model, inputs, tmp_path / "fixed.onnx")
+    assert [x.describe() for x in report.sidecar.inputs] == ["input_ids int64 [2, 60]", "attention_mask int64 [2, 60]"]
+    assert {check.status for check in report.checks} == {"passed"}
+    assert "sees token 29 on, the first" in next(check.detail for check in report.checks if check.name == "window")
+    with pytest.raises(UsageError, match="labels"):
+        export_module(model, {**inputs, "labels": inputs["input_ids"]}, tmp_path / "other.onnx")
+
+
+@pytest.mark.slow
+def test_a_factory_may_return_a_hugging_face_model(tmp_path: Path, localattn: Command) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from transformers import MistralConfig, MistralModel\n"
+        "def build():\n"
+        "    return MistralModel(MistralConfig(vocab_size=64, hidden_size=32, intermediate_size=32, head_dim=8,\n"
+        "        num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, sliding_window=8)).eval()\n"
+    )
+    given = (
+        "--factory",
+        f"{tmp_path / 'mine.py'}:build",
+        "--input",
+        "input_ids:int64:[1,40]",
+        "--dynamic",
+        "batch,seq",
+    )
+    planned = localattn("export", *given, "-o", tmp_path / "mine.onnx", "--dry-run")
+    assert "window 7, 1 back" in planned.out and not (tmp_path / "mine.onnx").exists()
+    done = localattn("export", *given, "-o", tmp_path / "mine.onnx")
+    assert done.code == 0 and "transformers.MistralModel" in done.out, done.err
+
+
+def _config(folder: Path, change: dict[str, Any]) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    for name, value in change.items():
+        config.pop(name, None)
+        if value is not None:
+            config[name] = value
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"architectures": ["MyOwnModel"]}, "MyOwnModel"),
+        ({"architectures": None}, "which class"),
+        ({"model_type": "mine", "auto_map": {"AutoModel": "mine.Model"}}, "brings code of its own"),
+        ({"model_type": "modernbart"}, "modernbart"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised with 'gptq'"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantised with 'awq'"),
+        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "'bitsandbytes'"),
+        ({"hidden_size": 60}, "hidden_size|shape|size"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
+        ({"hidden_size": "wide"}, "cannot be used"),
+        ({"local_attention": 10**6}, "window of 1000000"),
+        ({"num_attention_heads": 0}, "cannot be used"),
+        ({"layer_types": ["full_attention"] * 3}, "has no sliding window"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_broken_configuration_is_one_clear_error(
+    change: dict[str, Any], said: str, folder: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    _config(broken, change)
+    with pytest.raises(UsageError, match=said):
+        export(ExportRequest(broken, tmp_path / "model.onnx"))
+    assert not (tmp_path / "model.onnx").exists()
+
+
+def test_shards_are_read_and_damaged_ones_refused(tmp_path: Path) -> None:
+    path = tmp_path / "sharded"
+    build(BY_NAME["modernbert"]).save_pretrained(path, max_shard_size="60KB")
+    shards = sorted(path.glob("model-*.safetensors"))
+    assert len(shards) > 2
+    assert len(open_checkpoint(path).loaded.state) > 20
+    index = path / "model.safetensors.index.json"
+    table = json.loads(index.read_text())
+    outside = dict.fromkeys(table["weight_map"], "../elsewhere.safetensors")
+    index.write_text(json.dumps({**table, "weight_map": outside}))
+    with pytest.raises(UsageError, match="elsewhere"):
+        open_checkpoint(path)
+    index.write_text(json.dumps(table))
+    shards[0].write_bytes(shards[0].read_bytes()[:-100])
+    with pytest.raises(UsageError, match="cannot be loaded"):
+        open_checkpoint(path)
+    shards[0].unlink()
+    with pytest.raises(UsageError, match=shards[0].name):
+        open_checkpoint(path)
+
+
+def test_missing_and_pickled_weights_are_refused(folder: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    state = load_file(broken / "model.safetensors")
+    state.pop("model.layers.1.attn.Wqkv.weight")
+    save_file(state, broken / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UsageError, match="lacks 1 tensors"):
+        open_checkpoint(broken)
+    (broken / "model.safetensors").unlink()
+    torch.save(state, broken / "pytorch_model.bin")
+    with pytest.raises(UsageError, match="pickles are never opened"):
+        open_checkpoint(broken)
+
+
+def test_a_hub_name_is_not_downloaded(localattn: Command) -> None:
+    done = localattn("export", "answerdotai/ModernBERT-base", "-o", "model.onnx")
+    assert done.code != 0 and "hf download answerdotai/ModernBERT-base" in done.err
+
+
+def test_lengths_beyond_the_model_and_foreign_files_are_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="256 positions"):
+        export(ExportRequest(folder, tmp_path / "model.onnx", shapes=ShapeRequest(seq_len=512)))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"config\.json is not replaced"):
+        export(ExportRequest(folder, tmp_path / "model.onnx", overwrite=True))
+    assert (tmp_path / "config.json").read_text() == "{}" and WINDOW == 16

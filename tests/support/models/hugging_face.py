@@ -1,0 +1,268 @@
+"""Tiny Hugging Face models of random weights, one for each type that is exported: the ratios of the real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+WINDOW = 16
+_BASE: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "num_hidden_layers": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+# Of types that do not scale their scores: a saturated softmax would show no window, and double every rounding.
+_NORM = {"gemma4_text": 0.5, "gemma4_text shared keys": 0.5, "embedding_gemma2": 0.3}
+_MIXED = ["sliding_attention", "full_attention"]
+
+
+class Case(NamedTuple):
+    """A type of model.
+
+    Args:
+        name: of the type, as `model_type` or a variant of it.
+        config: name of its configuration class.
+        model: name of its model class.
+        values: of the configuration, besides the base; None takes one out of the base.
+        windows: in words, for each of its attention layers.
+    """
+
+    name: str
+    config: str
+    model: str
+    values: Mapping[str, Any]
+    windows: tuple[str, ...]
+
+
+def build(case: Case, seed: int = 0, **others: Any) -> Any:
+    """Build the model with random weights large enough for attention to matter."""
+    import transformers
+
+    values = {name: value for name, value in {**_BASE, **case.values, **others}.items() if value is not None}
+    torch.manual_seed(seed)
+    model = getattr(transformers, case.model)(getattr(transformers, case.config)(**values)).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim >= 2:
+                parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5)
+            elif name.endswith(("q_norm.weight", "k_norm.weight")):
+                parameter.fill_(_NORM.get(case.name, 1))
+    return model
+
+
+_BACK = f"{WINDOW - 1} back"
+_MIX = (_BACK, "all keys before")
+_SPECIAL = {"cls_token_id": 1, "sep_token_id": 2}
+
+CASES = [
+    Case(
+        "modernbert",
+        "ModernBertConfig",
+        "ModernBertForMaskedLM",
+        {"num_key_value_heads": None, "head_dim": None, "num_hidden_layers": 3, "local_attention": WINDOW, **_SPECIAL},
+        ("all keys", "±8", "±8"),
+    ),
+    Case(
+        "modernbert-decoder",
+        "ModernBertDecoderConfig",
+        "ModernBertDecoderForCausalLM",
+        {"num_key_value_heads": None, "head_dim": None, "num_hidden_layers": 3, "local_attention": WINDOW, **_SPECIAL},
+        ("all keys before", "7 back", "7 back"),
+    ),
+    Case(
+        "gemma3_text bidirectional",
+        "Gemma3TextConfig",
+        "Gemma3TextModel",
+        {"sliding_window": WINDOW, "layer_types": _MIXED, "use_bidirectional_attention": True},
+        ("±8", "all keys"),
+    ),
+    Case(
+        "gemma3_text", "Gemma3TextConfig", "Gemma3ForCausalLM", {"sliding_window": WINDOW, "layer_types": _MIXED}, _MIX
+    ),
+    Case("mistral", "MistralConfig", "MistralForCausalLM", {"sliding_window": WINDOW}, (_BACK, _BACK)),
+    Case(
+        "ministral", "MinistralConfig", "MinistralForCausalLM", {"sliding_window": WINDOW, "layer_types": _MIXED}, _MIX
+    ),
+    Case(
+        "qwen2",
+        "Qwen2Config",
+        "Qwen2ForCausalLM",
+        {"head_dim": None, "sliding_window": WINDOW, "use_sliding_window": True, "max_window_layers": 1},
+        _MIX[::-1],
+    ),
+    Case(
+        "qwen3",
+        "Qwen3Config",
+        "Qwen3ForCausalLM",
+        {"sliding_window": WINDOW, "use_sliding_window": True, "max_window_layers": 1},
+        _MIX[::-1],
+    ),
+    Case("phi3", "Phi3Config", "Phi3ForCausalLM", {"head_dim": None, "sliding_window": WINDOW}, (_BACK, _BACK)),
+    Case("gemma2", "Gemma2Config", "Gemma2ForCausalLM", {"sliding_window": WINDOW}, _MIX),
+    Case(
+        "gemma3n_text",
+        "Gemma3nTextConfig",
+        "Gemma3nForCausalLM",
+        {
+            "sliding_window": WINDOW,
+            "layer_types": _MIXED,
+            "num_kv_shared_layers": 0,
+            "vocab_size_per_layer_input": 128,
+            "hidden_size_per_layer_input": 16,
+            "laurel_rank": 8,
+            "activation_sparsity_pattern": [0.0, 0.0],
+        },
+        _MIX,
+    ),
+    Case(
+        "gemma4_text",
+        "Gemma4TextConfig",
+        "Gemma4ForCausalLM",
+        {
+            "sliding_window": WINDOW,
+            "layer_types": _MIXED,
+            "num_kv_shared_layers": 0,
+            "vocab_size_per_layer_input": 128,
+            "hidden_size_per_layer_input": 16,
+            "global_head_dim": 32,
+        },
+        _MIX,
+    ),
+    Case(
+        "gemma4_text shared keys",
+        "Gemma4TextConfig",
+        "Gemma4ForCausalLM",
+        {
+            "sliding_window": WINDOW,
+            "layer_types": [*_MIXED, *_MIXED],
+            "num_hidden_layers": 4,
+            "num_kv_shared_layers": 2,
+            "vocab_size_per_layer_input": 128,
+            "hidden_size_per_layer_input": 16,
+            "global_head_dim": 32,
+        },
+        (*_MIX, *_MIX),
+    ),
+    Case(
+        "embedding_gemma2",
+        "EmbeddingGemma2TextConfig",
+        "EmbeddingGemma2TextModel",
+        {"sliding_window": WINDOW, "layer_types": _MIXED},
+        ("±16", "all keys"),
+    ),
+    Case(
+        "gpt_oss",
+        "GptOssConfig",
+        "GptOssForCausalLM",
+        {"sliding_window": WINDOW, "layer_types": _MIXED, "num_local_experts": 2, "num_experts_per_tok": 1},
+        _MIX,
+    ),
+    Case(
+        "starcoder2",
+        "Starcoder2Config",
+        "Starcoder2ForCausalLM",
+        {"head_dim": None, "sliding_window": WINDOW},
+        (_BACK, _BACK),
+    ),
+    Case(
+        "mixtral",
+        "MixtralConfig",
+        "MixtralForCausalLM",
+        {"sliding_window": WINDOW, "num_local_experts": 2},
+        (_BACK, _BACK),
+    ),
+    Case("cohere2", "Cohere2Config", "Cohere2ForCausalLM", {"sliding_window": WINDOW, "layer_types": _MIXED}, _MIX),
+    Case(
+        "olmo3",
+        "Olmo3Config",
+        "Olmo3ForCausalLM",
+        {"head_dim": None, "sliding_window": WINDOW, "layer_types": _MIXED},
+        _MIX,
+    ),
+    Case("exaone4", "Exaone4Config", "Exaone4ForCausalLM", {"sliding_window": WINDOW, "layer_types": _MIXED}, _MIX),
+    Case(
+        "smollm3",
+        "SmolLM3Config",
+        "SmolLM3ForCausalLM",
+        {"head_dim": None, "sliding_window": WINDOW, "use_sliding_window": True, "layer_types": _MIXED},
+        _MIX,
+    ),
+    Case(
+        "granite_swa",
+        "GraniteSWAConfig",
+        "GraniteSWAForCausalLM",
+        {"head_dim": None, "sliding_window": WINDOW, "layer_types": _MIXED},
+        _MIX,
+    ),
+    Case(
+        "ultrabert",
+        "UltrabertConfig",
+        "UltrabertModel",
+        {"sliding_window": WINDOW, "layer_types": _MIXED},
+        ("±16", "all keys"),
+    ),
+    Case(
+        "openai_privacy_filter",
+        "OpenAIPrivacyFilterConfig",
+        "OpenAIPrivacyFilterModel",
+        {"sliding_window": WINDOW, "num_local_experts": 2, "num_experts_per_tok": 1},
+        ("±16", "±16"),
+    ),
+    Case("lfm3", "Lfm3Config", "Lfm3ForCausalLM", {"sliding_window": WINDOW, "layer_types": _MIXED}, _MIX),
+    Case(
+        "llama4_text",
+        "Llama4TextConfig",
+        "Llama4ForCausalLM",
+        {"num_hidden_layers": 4, "attention_chunk_size": WINDOW, "num_local_experts": 2, "intermediate_size_mlp": 64},
+        (f"causal chunks of {WINDOW}",) * 3 + ("all keys before",),
+    ),
+    Case(
+        "recurrent_gemma",
+        "RecurrentGemmaConfig",
+        "RecurrentGemmaForCausalLM",
+        {"num_hidden_layers": 3, "attention_window_size": WINDOW, "lru_width": 64},
+        (_BACK,),
+    ),
+    Case("mellum", "MellumConfig", "MellumForCausalLM", {"sliding_window": WINDOW, "layer_types": _MIXED}, _MIX),
+]
+
+# What the attention of a type has besides windows.
+_NEEDS = {
+    "gemma2": "softcap",
+    "gpt_oss": "sinks, experts",
+    "granite_swa": "sinks",
+    "openai_privacy_filter": "sinks, experts",
+    "mixtral": "experts",
+    "mellum": "experts",
+    "llama4_text": "chunks, experts",
+    "gemma4_text shared keys": "layers share keys",
+    "lfm3": "convolutions between",
+    "recurrent_gemma": "recurrences between",
+}
+# Types that are not exported, or with a limit.
+_LIMITS = {
+    "recurrent_gemma": "refused: its recurrence is written for one length",
+    "llama4_text": "refused: PyTorch does not export its complex numbers",
+}
+
+
+def table() -> str:
+    """The table of docs/models.md."""
+    rows = ["| type | class tried | its layers see | besides | result |", "|---|---|---|---|---|"]
+    for case in CASES:
+        seen = ", ".join(dict.fromkeys(case.windows))
+        values = {**_BASE, **case.values}
+        shared = values["num_key_value_heads"] not in (None, values["num_attention_heads"])
+        needs = ", ".join(filter(None, ("shared heads" if shared else "", _NEEDS.get(case.name, "")))) or "–"
+        rows.append(f"| {case.name} | `{case.model}` | {seen} | {needs} | {_LIMITS.get(case.name, 'equal')} |")
+    return "\n".join(rows)
