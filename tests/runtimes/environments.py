@@ -28,10 +28,10 @@ class Environment:
 
     Args:
         title: the column of the table.
-        packages: from PyPI; or from npm, with `node`.
+        packages: from PyPI as "name==version", or from npm as "name@version".
         script: the runner, and what it is given first.
-        program: "own" for the Python of the environment; "node"; or "tests" for the Python of the tests, which drives a
-            browser. The packages of the last two are from npm.
+        program: "own" for the Python of the environment; "node"; or "tests" for the Python of the tests, which has
+            PyTorch, and drives a browser.
         wrong: why it may be wrong without an error, which the page says; empty where that would be a fault here.
     """
 
@@ -44,7 +44,12 @@ class Environment:
     @property
     def npm(self) -> bool:
         """Whether the packages are from npm."""
-        return self.program != "own"
+        return any("@" in package for package in self.packages)
+
+    @property
+    def browser(self) -> bool:
+        """Whether it runs in a browser."""
+        return self.npm and self.program == "tests"
 
 
 _NODE = ("onnxruntime-node@1.30.0", "onnxruntime-web@1.30.0")
@@ -83,7 +88,8 @@ TOOLS = {
     "onnxslim": _tool("onnxslim", "onnxslim", "onnxslim==0.1.98"),
     "version_converter": _tool("onnx.version_converter to opset 21", "version_converter"),
     "quantize_dynamic": _tool("onnxruntime quantize_dynamic", "quantize_dynamic", "sympy"),
-    "optimizer": _tool("onnxruntime.transformers optimizer", "optimizer", "sympy"),
+    # It imports torch, whatever it is given.
+    "optimizer": Environment("onnxruntime.transformers optimizer", (), ("run_tool.py", "optimizer"), program="tests"),
     "polygraphy": _tool("polygraphy", "polygraphy", "polygraphy==0.53.6", "onnx-graphsurgeon==0.6.1"),
     "ort": _tool("ORT format", "ort"),
 }
@@ -102,7 +108,7 @@ def run(
         Absent: its environment cannot be made.
     """
     asked = (RUNTIMES | TOOLS)[name]
-    if asked.program == "tests" and BROWSER is None:
+    if asked.browser and BROWSER is None:
         raise Absent("Chromium is not installed")
     folder = _made(asked)
     script, *first = asked.script
@@ -140,7 +146,7 @@ def _made(asked: Environment) -> Path:
             (folder / "package.json").write_text('{"private": true}')
             # The scripts of onnxruntime-node fetch GPU libraries, which nothing here needs.
             _quietly(["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", *asked.packages], folder)
-        else:
+        elif asked.packages:
             venv.create(folder, with_pip=True)
             pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
             _quietly([*pip, *asked.packages], folder)
