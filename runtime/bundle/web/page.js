@@ -195,7 +195,7 @@ let files; // page.json: the addresses of the model's files
 
 async function begin() {
   try {
-    files = await (await fetch(new URL("page.json", import.meta.url), { cache: "no-cache" })).json();
+    files = await (await fetch(new URL("page.json", import.meta.url), { cache: "reload" })).json();
   } catch {
     return fail("page.json is missing or damaged, so the page does not know its model. Copy the whole folder.");
   }

@@ -7,14 +7,15 @@
 const PREFIX = `localattn ${registration.scope}`;
 const DIGEST = new URL(location.href).searchParams.get("bundle");
 const CACHE = `${PREFIX} ${DIGEST}`;
-// Ask the server whether its file is still the one that the browser keeps.
-const FRESH = { cache: "no-cache" };
+// A copy is of what the server has. Servers compare times, so a file of the same second, or an older one put in its
+// place, would pass for the one that the browser keeps.
+const FROM_SERVER = { cache: "reload" };
 
 async function keepAll() {
-  const { digest, files } = await (await fetch("page.json", FRESH)).json();
+  const { digest, files } = await (await fetch("page.json", FROM_SERVER)).json();
   if (digest !== DIGEST) throw new Error("Another bundle is served by now; its own worker keeps it.");
   const cache = await caches.open(CACHE);
-  await cache.addAll(["./", "page.json", ...files].map((address) => new Request(address, FRESH)));
+  await cache.addAll(["./", "page.json", ...files].map((address) => new Request(address, FROM_SERVER)));
 }
 
 async function removeOthers() {
@@ -24,7 +25,7 @@ async function removeOthers() {
 
 async function answer(request) {
   try {
-    return await fetch(request, FRESH);
+    return await fetch(request);
   } catch (error) {
     const kept = await (await caches.open(CACHE)).match(request, { ignoreSearch: true });
     if (kept) return kept;

@@ -139,7 +139,8 @@ def test_another_bundle_at_the_same_address_takes_the_place_of_the_first(
         for (_, folder), tokens in zip(bundles, wanted, strict=True):
             (tmp_path / "served").unlink()
             (tmp_path / "served").symlink_to(folder / "web")
-            assert written(page, address, **settings)["tokens"] == tokens
+            online = written(page, address, **settings)
+            assert (online["error"], online["tokens"]) == ("", tokens)
             page.wait_for("import('./page.js').then(({ state }) => state.offline)")
         kept = "caches.keys().then(all => all.filter(name => name.includes(location.origin)))"
         assert len(page.value(kept)) == 1
