@@ -211,7 +211,7 @@ def test_a_missing_file_is_named(demo: Demo, page: Page, tmp_path: Path, missing
 def test_opened_as_a_file_it_says_what_to_do(page: Page) -> None:
     page.open((ROOT / "runtime" / "bundle" / "web" / "index.html").as_uri())
     status = "document.getElementById('status')"
-    page.wait_for(f"{status} && getComputedStyle({status}).visibility === 'visible'")
+    page.wait_for(f"{status} && getComputedStyle({status}).visibility === 'visible' && {status}.innerText !== ''")
     assert "This page has to be served: run python3 -m http.server" in page.value(f"{status}.innerText")
 
 
