@@ -81,7 +81,7 @@ def build(
     builder_optimization_level: Annotated[
         int | None, typer.Option(min=0, max=5, help="Higher searches longer for faster kernels.")
     ] = None,
-    min_shapes: Annotated[str | None, typer.Option(help=f"Smallest sizes of open dimensions, {_SHAPES}")] = None,
+    min_shapes: Annotated[str | None, typer.Option(help=f"Smallest sizes of dynamic axes, {_SHAPES}")] = None,
     opt_shapes: Annotated[str | None, typer.Option(help="Sizes to be fastest at.")] = None,
     max_shapes: Annotated[str | None, typer.Option(help="Largest sizes.")] = None,
     force: ForceOption = False,

@@ -29,8 +29,8 @@ struct Operator : OrtCustomOp {
 
 const Operator& of(const OrtCustomOp* op) { return *static_cast<const Operator*>(op); }
 
-// The names are those of core/nodes/attention.py. The operators with xpos are missing: their function body computes
-// them.
+// The names are those of core/nodes/attention.py. The operators with xpos are missing: their function definition
+// computes them.
 std::vector<Operator> attention_operators() {
   const Signature signatures[] = {
       {"WindowedAttention", false, false, kSingle, kSingle},

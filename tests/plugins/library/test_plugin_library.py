@@ -108,13 +108,13 @@ def test_launch_has_the_arguments_of_the_contract(case: str, op_type: str, arch:
     }
     assert driven.launches == [expected, expected]
     assert len(driven.loads) == 1, "the second launch uses the loaded kernel"
-    assert driven.told["enqueue"] == [0, 0]
-    assert all(driven.told["supported"]) and driven.told["configure"] == 0
+    assert driven.shown["enqueue"] == [0, 0]
+    assert all(driven.shown["supported"]) and driven.shown["configure"] == 0
 
 
 def test_attributes_survive_serialisation(tmp_path: Path) -> None:
     attributes = CASES["block-local"]
-    fields = drive(tmp_path, fields=fields_of(attributes), shape=(1, 2, 50, HEAD_DIM)).told["fields"]
+    fields = drive(tmp_path, fields=fields_of(attributes), shape=(1, 2, 50, HEAD_DIM)).shown["fields"]
     expected = {name: value if isinstance(value, list) else [value] for name, value in attributes.as_onnx().items()}
     assert set(expected) - set(fields) == {"query_block", "xpos_scale_base", "plugin_namespace", "plugin_version"}
     for name, values in fields.items():
@@ -135,34 +135,34 @@ def test_kernel_fits_the_gpu(capability: int, refuse: str, loads: list[bool], tm
     driven = drive(tmp_path, capability=capability, refuse=refuse)
     assert [load["ptx"] for load in driven.loads] == loads
     assert [launch["ptx"] for launch in driven.launches] == loads[-1:] * 2
-    assert driven.told["enqueue"] == [0, 0]
+    assert driven.shown["enqueue"] == [0, 0]
 
 
 def test_older_gpu_is_told_how_to_build(tmp_path: Path) -> None:
     driven = drive(tmp_path, capability=80)
-    assert driven.told["enqueue"] == [-1, -1] and not driven.launches
+    assert driven.shown["enqueue"] == [-1, -1] and not driven.launches
     assert "compute capability 8.0" in driven.messages
     assert "localattn plugin build --target sm_80 --dtype fp16 --head-dim 64" in driven.messages
 
 
 def test_driver_that_takes_nothing_is_quoted(tmp_path: Path) -> None:
     driven = drive(tmp_path, refuse="all")
-    assert driven.told["enqueue"] == [-1, -1] and not driven.launches
+    assert driven.shown["enqueue"] == [-1, -1] and not driven.launches
     assert "CUDA_ERROR_NO_BINARY_FOR_GPU (209): no kernel image is available" in driven.messages
 
 
 def test_without_a_driver_it_loads_and_says_so_when_it_runs(tmp_path: Path) -> None:
     driven = drive(tmp_path, driver=False)
-    if driven.told["enqueue"] == [0, 0]:
+    if driven.shown["enqueue"] == [0, 0]:
         pytest.skip("this machine has a CUDA driver")
-    assert driven.told["created"] and driven.told["shape_change"] == 0
-    assert driven.told["enqueue"] == [-1, -1]
+    assert driven.shown["created"] and driven.shown["shape_change"] == 0
+    assert driven.shown["enqueue"] == [-1, -1]
     assert "libcuda.so.1" in driven.messages or "CUDA" in driven.messages
 
 
 def test_unaligned_tensor_is_refused(tmp_path: Path) -> None:
     driven = drive(tmp_path)
-    assert driven.told["unaligned"] == -1
+    assert driven.shown["unaligned"] == -1
     assert "does not start at a multiple of 16 bytes" in driven.messages
 
 
@@ -183,7 +183,7 @@ def test_unaligned_tensor_is_refused(tmp_path: Path) -> None:
 )
 def test_wrong_attribute_is_named(changed: dict[str, str], message: str, tmp_path: Path) -> None:
     driven = drive(tmp_path, fields=fields_of(WINDOW, **changed))
-    assert driven.told["created"] is False
+    assert driven.shown["created"] is False
     assert f"WindowedAttention of node node: {message}" in driven.messages
 
 
@@ -208,7 +208,7 @@ def test_logger_of_every_release(version: int, versioned: bool, logged: bool, ar
 
 def test_missing_kernel_is_named_with_the_command(tmp_path: Path) -> None:
     driven = drive(tmp_path, "WindowedAttentionMask", dtype="bf16")
-    assert driven.told["supported"][0] is False
+    assert driven.shown["supported"][0] is False
     assert "no kernel for bf16, head size 64, key mask in this plugin library" in driven.messages
     assert "localattn plugin build --dtype bf16 --head-dim 64" in driven.messages
 
@@ -223,7 +223,7 @@ def test_missing_kernel_is_named_with_the_command(tmp_path: Path) -> None:
 )
 def test_shapes_that_do_not_fit_are_refused(shape: tuple[int, ...], message: str, tmp_path: Path) -> None:
     driven = drive(tmp_path, shape=shape)
-    assert driven.told["shape_change"] == -1
+    assert driven.shown["shape_change"] == -1
     assert message in driven.messages
 
 

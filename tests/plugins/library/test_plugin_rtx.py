@@ -86,7 +86,7 @@ WINDOW = NodeAttributes(WindowGeometry(32, 1, 0, causal=True, exact_windowsize=T
 
 
 @cache
-def told() -> dict[str, Any]:
+def shown() -> dict[str, Any]:
     """What the child process found."""
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx-cu13 is the TensorRT of these tests")
     facts = library(host_arch())
@@ -120,9 +120,9 @@ def told() -> dict[str, Any]:
 
 
 def test_registry_lists_the_creators() -> None:
-    names = [name for name, *_ in told()["creators"]]
+    names = [name for name, *_ in shown()["creators"]]
     assert names == sorted(OP_TYPES)
-    for _, version, namespace, attributes in told()["creators"]:
+    for _, version, namespace, attributes in shown()["creators"]:
         assert (version, namespace) == ("1", "localattn")
         assert attributes.pop("scale") == ["FLOAT32", 1]
         assert attributes.pop("perm") == ["INT32", 4]
@@ -131,15 +131,15 @@ def test_registry_lists_the_creators() -> None:
 
 
 def test_registry_is_left_as_it_was() -> None:
-    assert told()["left"] == 0
+    assert shown()["left"] == 0
 
 
 @pytest.mark.parametrize("sizes", ["static", "open"])
 @pytest.mark.parametrize("op_type", OP_TYPES)
 def test_node_becomes_the_plugin_and_an_engine(op_type: str, sizes: str) -> None:
-    model = told()["models"][f"{op_type}-{sizes}"]
+    model = shown()["models"][f"{op_type}-{sizes}"]
     assert model["parsed"]
-    assert model["layers"] == ["PLUGIN_V3"], "the plugin, not the function body"
+    assert model["layers"] == ["PLUGIN_V3"], "the plugin, not the function definition"
     expected = [2, 256] if sizes == "static" else [-1, -1]
     assert model["output"] == [*expected, node_model.HEADS, HEAD_DIM]
     assert model["engine"] > 0 and model["named"]
@@ -147,7 +147,7 @@ def test_node_becomes_the_plugin_and_an_engine(op_type: str, sizes: str) -> None
 
 
 def test_engine_without_a_kernel_is_not_built_and_says_why() -> None:
-    model = told()["models"]["no_kernel"]
+    model = shown()["models"]["no_kernel"]
     assert model["engine"] == 0
     assert model["said"] == [
         "localattn: WindowedAttention: no kernel for fp16, head size 48 in this plugin library; "
@@ -156,7 +156,7 @@ def test_engine_without_a_kernel_is_not_built_and_says_why() -> None:
 
 
 def test_messages_go_through_the_logger_of_tensorrt() -> None:
-    assert told()["refused"]
-    [[severity, text]] = told()["message"]
+    assert shown()["refused"]
+    [[severity, text]] = shown()["message"]
     assert severity == "ERROR"
     assert text.startswith("localattn: WindowedAttention of node bad: attribute window_size is 0")
