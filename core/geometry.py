@@ -12,13 +12,15 @@ block-local       `(i - b)·w`                causal `t + 1`, else `(i + 1 + f)�
 exact             `t - b·w`                  causal `t + 1`, else `t + f·w + 1`
 ================  =========================  =======================================
 
-both clipped to `[0, n]`. Source: `local_attention.LocalAttention.forward` (the masks on `bq_t` and
-`bq_k`), local-attention 1.11.2.
+both clipped to `[0, n]`. A window of `ALL_KEYS` holds any sequence, so its queries see all keys.
+
+Source: `local_attention.LocalAttention.forward` (the masks on `bq_t` and `bq_k`), local-attention 1.11.2.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +28,9 @@ from numpy.typing import NDArray
 from .errors import UsageError
 
 IntArray = NDArray[np.int64]
+
+# The size of a window that holds any sequence: none is longer.
+ALL_KEYS = 2**31
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,28 @@ class WindowGeometry:
                 why="A causal query sees nothing after itself.",
                 fix="Set look_forward to 0 or causal to false.",
             )
+
+    @classmethod
+    def reaching(cls, backward: int, forward: int) -> WindowGeometry:
+        """Return the exact window in which a query sees so many positions back and so many ahead, ends included.
+
+        The two may differ: `window_size` is their greatest common divisor.
+
+        Raises:
+            UsageError: one of them is negative.
+        """
+        window = max(1, gcd(backward, forward))
+        return cls(window, backward // window, forward // window, causal=forward == 0, exact_windowsize=True)
+
+    @classmethod
+    def all_keys(cls, *, causal: bool) -> WindowGeometry:
+        """Return the geometry of a layer without a window: every key is seen, or every one up to the query."""
+        return cls(ALL_KEYS, 0, 0, causal=causal)
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether there is no window: a query sees every key, if causal every one up to itself."""
+        return self.window_size >= ALL_KEYS
 
     @property
     def keys_per_window(self) -> int:
@@ -119,6 +146,8 @@ class WindowGeometry:
 
     def describe(self) -> str:
         """Describe the window in words, for reports."""
+        if self.sees_all:
+            return f"{'causal' if self.causal else 'non-causal'}, all keys"
         kind = "exact" if self.exact_windowsize else "block-local"
         direction = "causal" if self.causal else "non-causal"
         return f"{direction} {kind}, window {self.window_size}, {self.look_backward} back, {self.look_forward} forward"

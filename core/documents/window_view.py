@@ -12,6 +12,8 @@ from ..geometry import WindowGeometry
 
 # Larger numbers, which another program's file may hold, are no real sizes, and would overflow 64 bits in a picture.
 _LARGEST = 1 << 31
+# Tokens that show the pattern of a layer without a window.
+_SHOWN = 64
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ class WindowView:
         """Number of tokens that show the pattern: the keys of one window, and one window on each side."""
         if self.biases:
             return 3 * self.geometry.keys_per_window
+        if self.geometry.sees_all:
+            return _SHOWN
         return self.geometry.keys_per_window + 2 * self.geometry.window_size
 
     def describe(self) -> str:

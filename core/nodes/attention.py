@@ -150,8 +150,14 @@ def geometry_attributes(geometry: WindowGeometry) -> dict[str, int]:
     }
 
 
+# What describes a window; nodes that see all keys have none of them.
+_WINDOW_NAMES = frozenset(("window_size", "look_backward", "look_forward", "exact_windowsize"))
+
+
 def geometry_of(attributes: Mapping[str, Any]) -> WindowGeometry:
     """Return the geometry that a node's attributes (as read from a file) describe."""
+    if _WINDOW_NAMES.isdisjoint(attributes):
+        return WindowGeometry.all_keys(causal=bool(attributes["causal"]))
     return WindowGeometry(
         window_size=int(attributes["window_size"]),
         look_backward=int(attributes["look_backward"]),

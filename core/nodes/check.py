@@ -9,9 +9,18 @@ from typing import Any
 
 from ..error_texts import shown
 from ..errors import UsageError
-from .attention import DOMAIN, HEADS_FIRST, SEQUENCE_FIRST, VARIANT_BY_OP_TYPE, geometry_of, xpos_problem
+from .attention import (
+    DOMAIN,
+    HEADS_FIRST,
+    SEQUENCE_FIRST,
+    VARIANT_BY_OP_TYPE,
+    NodeVariant,
+    geometry_of,
+    xpos_problem,
+)
 from .fused import FUSED_BY_OP_TYPE, FUSED_DOMAIN
-from .step import STEP_VARIANT_BY_OP_TYPE
+from .grouped import GROUPED_BY_OP_TYPE, GroupedVariant
+from .step import STEP_VARIANT_BY_OP_TYPE, StepVariant
 
 # No window is longer, and none gathers more keys: products of a few of these stay within 64 bits.
 LARGEST_SIZE = 2**31
@@ -53,6 +62,16 @@ _ATTENTION_RULES = {
     ),
     "query_block": _integer(1, LARGEST_SIZE),
 }
+_SOFTCAP = _Rule("a finite number above 0", lambda x: isinstance(x, float) and math.isfinite(x) and x > 0)
+
+
+def _rules(variant: NodeVariant | GroupedVariant | StepVariant) -> Mapping[str, _Rule]:
+    """Return the rules for the attributes of an op type."""
+    if isinstance(variant, GroupedVariant):
+        known = {**_ATTENTION_RULES, "softcap": _SOFTCAP}
+        return {name: known[name] for name in variant.attribute_names}
+    rules = _ATTENTION_RULES if isinstance(variant, NodeVariant) else _STEP_RULES
+    return rules | ({"xpos_scale_base": _XPOS_BASE} if variant.has_xpos else {})
 
 
 def check_attributes(domain: str, op_type: str, attributes: Mapping[str, Any], head_dim: int | None = None) -> None:
@@ -71,21 +90,24 @@ def check_attributes(domain: str, op_type: str, attributes: Mapping[str, Any], h
         if attributes:
             raise UsageError(f"{shown(min(attributes))} is no attribute of {op_type}, which has none.")
         return
-    variant = VARIANT_BY_OP_TYPE.get(op_type) or STEP_VARIANT_BY_OP_TYPE.get(op_type)
+    known: tuple[Mapping[str, NodeVariant | GroupedVariant | StepVariant], ...]
+    known = (VARIANT_BY_OP_TYPE, GROUPED_BY_OP_TYPE, STEP_VARIANT_BY_OP_TYPE)
+    variant = next((variants[op_type] for variants in known if op_type in variants), None)
     if domain != DOMAIN or variant is None:
         return
-    rules = _ATTENTION_RULES if op_type in VARIANT_BY_OP_TYPE else _STEP_RULES
-    for name, rule in (rules | ({"xpos_scale_base": _XPOS_BASE} if variant.has_xpos else {})).items():
+    for name, rule in _rules(variant).items():
         if name not in attributes:
             raise UsageError(f"Attribute {name} is missing; it must be {rule.wanted}.")
         if not rule.holds(attributes[name]):
             found = "neither number nor text" if attributes[name] is None else shown(attributes[name])
             raise UsageError(f"Attribute {name} is {found}; it must be {rule.wanted}.")
+    if isinstance(variant, GroupedVariant) and variant.sees_all:
+        return
     geometry = geometry_of(attributes)
     if geometry.keys_per_window > 2 * LARGEST_SIZE:
         raise UsageError(
             f"Attributes look_backward and look_forward count {shown(geometry.keys_per_window)} keys a window; "
             f"{2 * LARGEST_SIZE} is the most."
         )
-    if variant.has_xpos and head_dim is not None and xpos_problem(head_dim):
+    if not isinstance(variant, GroupedVariant) and variant.has_xpos and head_dim is not None and xpos_problem(head_dim):
         raise UsageError(f"Attribute xpos_scale_base: {xpos_problem(head_dim)}")

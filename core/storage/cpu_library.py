@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from ..nodes.attention import DOMAIN, VARIANTS
+from ..nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE
 from ..nodes.fused import FUSED_DOMAIN, FUSED_NODES
+from ..nodes.grouped import GROUPED_BY_OP_TYPE
 
-# The attention nodes it has kernels for, with fp32 or fp16 inputs; those with xpos run their ONNX function.
-ATTENTION = tuple(variant.op_type for variant in VARIANTS if not variant.has_xpos)
+# The attention nodes it has kernels for, with fp32 or fp16 inputs.
+ATTENTION = (*VARIANT_BY_OP_TYPE, *GROUPED_BY_OP_TYPE)
 ATTENTION_DTYPES = ("fp32", "fp16")
 # All of its kernels: the element types by domain and op type.
 KERNELS = {(DOMAIN, op_type): ATTENTION_DTYPES for op_type in ATTENTION} | {

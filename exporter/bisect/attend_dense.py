@@ -25,8 +25,12 @@ def attend_rows(evidence: Evidence, rows: NDArray[np.int64], *, half: bool = Fal
     assert call is not None and geometry is not None
     perm = list(evidence.attributes["perm"])
     query, key, value = (np.transpose(x, perm) for x in (call.query, call.key, call.value))
-    length = key.shape[2]
+    length, groups = key.shape[2], query.shape[1] // key.shape[1]
+    key, value = (np.repeat(x, groups, axis=1) for x in (key, value))
     scores = np.einsum("bhid,bhjd->bhij", query[:, :, rows], key) * float(evidence.attributes["scale"])
+    softcap = float(evidence.attributes.get("softcap", 0.0))
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
     columns = np.arange(length)
     if "attn_bias" in evidence.inputs:
         window = geometry.window_size

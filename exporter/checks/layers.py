@@ -38,7 +38,7 @@ def check_layer_windows(model: onnx.ModelProto, absent: Sequence[str]) -> CheckR
         check_node_window(_at_some_length(probe), one)
         findings.boundaries += one.boundaries
         findings.faults += one.faults
-        if not (one.back and one.ahead):
+        if not ((one.back and one.ahead) or probe.geometry.sees_all):
             small.append(f"{probe.node.name} has {probe.length} tokens, which one window of its covers")
     figures: dict[str, float | int | str] = {"boundaries": findings.boundaries, "nodes": len(different)}
     detail = f"{findings.boundaries} boundaries hold, {len(different)} different node(s)"
@@ -97,6 +97,8 @@ def _at_some_length(probe: NodeProbe) -> NodeProbe:
     geometry = probe.geometry
     if probe.length:
         return probe
+    if geometry.sees_all:
+        return replace(probe, length=2 * int(probe.attributes["query_block"]) + 1)
     return replace(probe, length=geometry.keys_per_window + 2 * geometry.window_size + 1)
 
 
@@ -108,6 +110,8 @@ def _superlinear(probe: NodeProbe) -> list[str]:
     block reaches, with an allowance for padding.
     """
     block, geometry = int(probe.attributes["query_block"]), probe.geometry
+    if geometry.sees_all:
+        return _grown(probe, block)
     reached = geometry.backward_reach + geometry.forward_reach + block
     if probe.length > 0 and (probe.length <= reached or probe.for_one_length):
         # Scores take one number per query and key, gathered keys one per channel; the probe has at most 16 channels.
@@ -115,7 +119,11 @@ def _superlinear(probe: NodeProbe) -> list[str]:
         return [
             f"{probe.node.name}: {name}" for name, shape in probe.measured_shapes().items() if elements(shape) > most
         ]
-    span = -(-probe.geometry.keys_per_window // block) * block  # an ONNX function may rely on whole blocks
+    return _grown(probe, -(-geometry.keys_per_window // block) * block)  # an ONNX function may rely on whole blocks
+
+
+def _grown(probe: NodeProbe, span: int) -> list[str]:
+    """List the tensors that are much more than twice as large at twice the length, of 4 and 8 `span`."""
     once, twice = (replace(probe, length=n * span).measured_shapes() for n in (4, 8))
     return [
         f"{probe.node.name}: {name}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ...core.geometry import WindowGeometry
 from ...core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE, NodeVariant, geometry_of
+from ...core.nodes.grouped import GROUPED_BY_OP_TYPE, GroupedVariant
 from ...core.tensors import TensorSpec
 from ...runtime.ort.session import open_bytes
 from ...runtime.session import Session
@@ -25,6 +26,9 @@ _ELEMENT = {
     "bfloat16": onnx.TensorProto.BFLOAT16,
     "bool": onnx.TensorProto.BOOL,
 }
+
+
+_VARIANTS: Mapping[str, NodeVariant | GroupedVariant] = {**VARIANT_BY_OP_TYPE, **GROUPED_BY_OP_TYPE}
 
 
 @dataclass(frozen=True)
@@ -56,9 +60,9 @@ class NodeProbe:
         return geometry_of(self.attributes)
 
     @property
-    def variant(self) -> NodeVariant:
+    def variant(self) -> NodeVariant | GroupedVariant:
         """The node's op type."""
-        return VARIANT_BY_OP_TYPE[self.node.op_type]
+        return _VARIANTS[self.node.op_type]
 
     @property
     def for_one_length(self) -> bool:
@@ -70,18 +74,20 @@ class NodeProbe:
         return [body for body in self.model.functions if (body.domain, body.name) == (DOMAIN, self.node.op_type)]
 
     def inputs(self, heads: int = 1, head_dim: int | None = None) -> list[TensorSpec]:
-        """List the node's inputs for a batch of one."""
+        """List the node's inputs for a batch of one; a grouped node has twice the `heads` for its queries."""
         perm, geometry = self.attributes["perm"], self.geometry
-        sizes = (1, heads, self.length, head_dim or self.head_dim)
-        data = tuple(sizes[axis] for axis in perm)  # the permutation is its own inverse
-        shapes: dict[str, tuple[str, tuple[int | str, ...]]] = dict.fromkeys(
-            ("query", "key", "value"), (self.dtype, data)
-        )
+        grouped = isinstance(self.variant, GroupedVariant)
+        shapes: dict[str, tuple[str, tuple[int | str, ...]]] = {}
+        for name, number in (("query", heads * (2 if grouped else 1)), ("key", heads), ("value", heads)):
+            sizes = (1, number, self.length, head_dim or self.head_dim)
+            shapes[name] = (self.dtype, tuple(sizes[axis] for axis in perm))  # the permutation is its own inverse
         if self.variant.has_mask:
             shapes["key_mask"] = ("bool", (1, self.length))
         if self.variant.has_bias:
             bias = (heads, geometry.window_size, geometry.keys_per_window)
             shapes["attn_bias"] = (self.dtype, bias)
+        if isinstance(self.variant, GroupedVariant) and self.variant.has_sinks:
+            shapes["sinks"] = (self.dtype, (2 * heads,))
         return [TensorSpec(name, dtype, shape) for name, (dtype, shape) in shapes.items()]
 
     def proto(self, inputs: Sequence[TensorSpec]) -> onnx.ModelProto:
@@ -105,13 +111,14 @@ class NodeProbe:
     def measured_shapes(self, lengths: Collection[int] = ()) -> dict[str, tuple[int, ...]]:
         """Run the node, and return the shape of every tensor inside its ONNX function by name.
 
-        It runs with one head whose size differs from the node's length and from `lengths`, so that no dimension equals
-        a length by chance.
+        Of a tensor inside a Scan it is the shape in one round. It runs with one head whose size differs from the node's
+        length and from `lengths`, so that no dimension equals a length by chance.
         """
         head_dim = next(size for size in count(8, 2) if size not in (self.length, *lengths))
         inputs = self.inputs(head_dim=head_dim)
         inlined = onnx.inliner.inline_local_functions(self.proto(inputs))
         known = {value.name for value in inlined.graph.output}
+        rounds = _show_rounds(inlined.graph)
         for node in inlined.graph.node:
             if node.op_type != "Constant":
                 extra = [name for name in node.output if name and name not in known]
@@ -120,7 +127,20 @@ class NodeProbe:
         # The session's own element types, because it takes bf16 as float32.
         arrays = {x.name: np.ones([int(size) for size in x.shape], dtype=x.dtype) for x in session.inputs}
         outputs: dict[str, NDArray[Any]] = session.run(arrays)
-        return {name: value.shape for name, value in outputs.items()}
+        return {name: value.shape[1:] if name in rounds else value.shape for name, value in outputs.items()}
+
+
+def _show_rounds(graph: onnx.GraphProto) -> set[str]:
+    """Make every tensor of a Scan's subgraph an output of the Scan, stacked over its rounds; return their names."""
+    shown: set[str] = set()
+    for node in graph.node:
+        for body in (a.g for a in node.attribute if node.op_type == "Scan" and a.name == "body"):
+            known = {value.name for value in body.output}
+            inner = [name for x in body.node if x.op_type != "Constant" for name in x.output if name not in known]
+            body.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in inner)
+            node.output.extend(f"{node.name}/{name}" for name in inner)
+            shown |= set(node.output)
+    return shown
 
 
 def probes(model: onnx.ModelProto) -> list[NodeProbe]:
@@ -132,7 +152,7 @@ def probes(model: onnx.ModelProto) -> list[NodeProbe]:
     found: dict[str, NodeProbe] = {}
     values = {v.name: v for v in (*model.graph.value_info, *model.graph.input)}
     for node in model.graph.node:
-        if node.domain != DOMAIN or node.op_type not in VARIANT_BY_OP_TYPE:
+        if node.domain != DOMAIN or node.op_type not in _VARIANTS:
             continue
         query = values.get(node.input[0])
         if query is None:

@@ -143,7 +143,7 @@ def check_node_window(probe: NodeProbe, findings: Findings) -> None:
                 not changes(query, outside), f"{probe.node.name}: query {query} sees outside [{first}, {end})"
             )
         for key in {first, end - 1}:
-            if probe.attributes["shared_qk"] and key == query:
+            if probe.attributes.get("shared_qk") and key == query:
                 continue  # a token's own weight is close to 0 by design
             findings.expect(changes(query, np.array([key])), f"{probe.node.name}: query {query} does not see key {key}")
 

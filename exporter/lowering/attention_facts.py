@@ -10,6 +10,7 @@ import numpy as np
 
 from ...core.geometry import WindowGeometry
 from ...core.nodes.attention import HEADS_FIRST, NodeVariant, geometry_of
+from ...core.nodes.grouped import GroupedVariant
 
 # Bytes of scores that one part computes at a time, and the most parts of an ONNX function.
 PART_BYTES, MOST_PARTS = 16 << 20, 32
@@ -52,7 +53,10 @@ class BodyFacts:
 
 
 def facts_of(
-    variant: NodeVariant, attributes: Mapping[str, Any], length: int | None, sequences: int | None = None
+    variant: NodeVariant | GroupedVariant,
+    attributes: Mapping[str, Any],
+    length: int | None,
+    sequences: int | None = None,
 ) -> BodyFacts:
     """Return the facts of one node.
 
@@ -67,13 +71,15 @@ def facts_of(
         return BodyFacts(heads_first=heads_first)
     geometry, block = geometry_of(attributes), int(attributes["query_block"])
     aligned = length % block == 0
+    if geometry.sees_all:
+        return BodyFacts(aligned, heads_first)
     keys = geometry.backward_reach + geometry.forward_reach + block
     # A given bias and xpos' decay are stored by distance from the block, so they need the block's own span.
     free = not (variant.has_bias or variant.has_xpos)
     # In one block, or in blocks of one query, the scores would be N × N.
     whole = aligned and free and length <= keys and 1 < block < length
     first, end = geometry.visible_interval(np.array([0, length - 1]), length)
-    all_seen = whole and not attributes["shared_qk"] and first[1] == 0 and end[0] == length
+    all_seen = whole and not attributes.get("shared_qk") and first[1] == 0 and end[0] == length
     most = None if sequences is None else PART_BYTES // (4 * sequences * block * (length if whole else keys))
     parts = () if most is None else _parts(geometry, block, length, most)
     return BodyFacts(aligned, heads_first, whole, bool(all_seen), parts)

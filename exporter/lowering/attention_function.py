@@ -54,47 +54,53 @@ ATTRIBUTE_TYPES: Mapping[str, ir.AttributeType] = {
 }
 
 
-def _attribute(op: Any, name: str) -> Any:
-    """Return one of the node's numeric attributes as a scalar tensor."""
-    kind = ATTRIBUTE_TYPES[name]
+def attribute(op: Any, name: str, kind: ir.AttributeType | None = None) -> Any:
+    """Return one of the node's numeric attributes as a scalar tensor; its kind is that of `ATTRIBUTE_TYPES`."""
+    kind = kind or ATTRIBUTE_TYPES[name]
     field = "value_int" if kind == ir.AttributeType.INT else "value_float"
     return op.Constant(**{field: ir.RefAttr(field, name, kind)})
 
 
-def _integers(op: Any, *values: int) -> Any:
+def integers(op: Any, *values: int) -> Any:
     """Build an int64 vector."""
     return op.Constant(value_ints=list(values))
 
 
-def _real(op: Any, value: float) -> Any:
+def real(op: Any, value: float) -> Any:
     """Build an fp32 scalar."""
     return op.Constant(value_float=value)
 
 
-class _Span:
-    """The sizes of a block and its span of keys, as scalar int64 tensors of the graph."""
+class Span:
+    """The sizes of a block and its span of keys, as scalar int64 tensors of the graph.
 
-    def __init__(self, op: Any, length: Any) -> None:
+    For a grouped node (`core.nodes.grouped`) a block is no longer than the sequence.
+    """
+
+    def __init__(self, op: Any, length: Any, *, grouped: bool = False) -> None:
         self.zero, self.one = op.Constant(value_int=0), op.Constant(value_int=1)
         self.length = length
-        self.window = _attribute(op, "window_size")
-        self.block = _attribute(op, "query_block")
-        self.backward = op.Mul(_attribute(op, "look_backward"), self.window)
-        self.forward = op.Mul(_attribute(op, "look_forward"), self.window)
+        self.grouped = grouped
+        self.window = attribute(op, "window_size")
+        self.block = attribute(op, "query_block")
+        if grouped:
+            self.block = op.Max(op.Min(self.block, length), self.one)
+        self.backward = op.Mul(attribute(op, "look_backward"), self.window)
+        self.forward = op.Mul(attribute(op, "look_forward"), self.window)
         self.keys = op.Add(op.Add(self.backward, self.forward), self.block)
         self.blocks = op.Div(op.Sub(op.Add(length, self.block), self.one), self.block)
         # Positions relative to the block's first query: [block, 1] and [1, keys].
-        self.query_offset = op.Unsqueeze(self.range(op, self.block), _integers(op, 1))
-        self.key_offset = op.Unsqueeze(op.Sub(self.range(op, self.keys), self.backward), _integers(op, 0))
+        self.query_offset = op.Unsqueeze(self.range(op, self.block), integers(op, 1))
+        self.key_offset = op.Unsqueeze(op.Sub(self.range(op, self.keys), self.backward), integers(op, 0))
         # Where each block starts: [blocks, 1].
-        self.block_start = op.Unsqueeze(op.Mul(self.range(op, self.blocks), self.block), _integers(op, 1))
+        self.block_start = op.Unsqueeze(op.Mul(self.range(op, self.blocks), self.block), integers(op, 1))
 
     def range(self, op: Any, end: Any) -> Any:
         """Build the vector `0, 1, … end - 1`."""
         return op.Range(self.zero, end, self.one)
 
 
-def _window_bias(op: Any, span: _Span, query: Any, key: Any, start: Any) -> Any:
+def _window_bias(op: Any, span: Span, query: Any, key: Any, start: Any) -> Any:
     """Build the window's bias in fp32: 0 where a query sees a key, by the interval of `core.geometry`.
 
     Args:
@@ -104,53 +110,55 @@ def _window_bias(op: Any, span: _Span, query: Any, key: Any, start: Any) -> Any:
         key: positions of keys, broadcast against the queries.
         start: positions where the queries' blocks start, counted from the same origin.
     """
-    causal, exact = (op.Cast(_attribute(op, name), to=ir.DataType.BOOL) for name in ("causal", "exact_windowsize"))
+    causal, exact = (op.Cast(attribute(op, name), to=ir.DataType.BOOL) for name in ("causal", "exact_windowsize"))
     first = op.Sub(op.Where(exact, query, start), span.backward)
     window_end = op.Add(start, op.Sub(op.Add(span.window, span.forward), span.one))
     last = op.Where(exact, op.Add(query, span.forward), window_end)
     last = op.Where(causal, query, last)
     visible = op.And(op.GreaterOrEqual(key, first), op.LessOrEqual(key, last))
-    self_score = op.Mul(op.Cast(_attribute(op, "shared_qk"), to=ir.DataType.FLOAT), _real(op, SELF_SCORE))
-    seen = op.Where(op.Equal(key, query), self_score, _real(op, 0.0))
-    return op.Where(visible, seen, _real(op, OUTSIDE_SCORE))
+    if span.grouped:
+        return op.Where(visible, real(op, 0.0), real(op, OUTSIDE_SCORE))
+    self_score = op.Mul(op.Cast(attribute(op, "shared_qk"), to=ir.DataType.FLOAT), real(op, SELF_SCORE))
+    seen = op.Where(op.Equal(key, query), self_score, real(op, 0.0))
+    return op.Where(visible, seen, real(op, OUTSIDE_SCORE))
 
 
-def _given_bias(op: Any, span: _Span, bias: Any) -> Any:
+def _given_bias(op: Any, span: Span, bias: Any) -> Any:
     """Return the additive bias as fp32 `[H, block, keys]`, 0 for a token's score with itself under shared_qk."""
-    shared = op.Cast(_attribute(op, "shared_qk"), to=ir.DataType.BOOL)
+    shared = op.Cast(attribute(op, "shared_qk"), to=ir.DataType.BOOL)
     itself = op.And(op.Equal(span.key_offset, span.query_offset), shared)
-    bias = op.Max(op.Cast(bias, to=ir.DataType.FLOAT), _real(op, LOWEST_BIAS))
-    return op.Where(itself, _real(op, 0.0), bias)
+    bias = op.Max(op.Cast(bias, to=ir.DataType.FLOAT), real(op, LOWEST_BIAS))
+    return op.Where(itself, real(op, 0.0), bias)
 
 
-def _outside_bias(op: Any, span: _Span, position: Any) -> Any:
+def _outside_bias(op: Any, span: Span, position: Any) -> Any:
     """Build the bias that hides positions outside the sequence, fp32 `[blocks, 1, keys]`."""
     inside = op.And(op.GreaterOrEqual(position, span.zero), op.Less(position, span.length))
-    return op.Unsqueeze(op.Where(inside, _real(op, 0.0), _real(op, OUTSIDE_SCORE)), _integers(op, 1))
+    return op.Unsqueeze(op.Where(inside, real(op, 0.0), real(op, OUTSIDE_SCORE)), integers(op, 1))
 
 
-def _mask_bias(op: Any, key_mask: Any, index: Any) -> Any:
+def mask_bias(op: Any, key_mask: Any, index: Any) -> Any:
     """Build the bias that hides masked keys, fp32 `[B, 1, blocks, 1, keys]`; `index` is `[blocks, keys]`."""
     kept = op.Gather(key_mask, index, axis=1)
-    return op.Unsqueeze(op.Where(kept, _real(op, 0.0), _real(op, MASKED_SCORE)), _integers(op, 1, 3))
+    return op.Unsqueeze(op.Where(kept, real(op, 0.0), real(op, MASKED_SCORE)), integers(op, 1, 3))
 
 
-def _xpos_scale(op: Any, span: _Span, head_dim: Any, offset: Any, sign: float) -> Any:
+def _xpos_scale(op: Any, span: Span, head_dim: Any, offset: Any, sign: float) -> Any:
     """Build `ζ^(±(offset - centre) / base)`, `[len(offset), D]` fp32; local to the block, so it cannot overflow."""
     dim = op.Cast(head_dim, to=ir.DataType.FLOAT)
     half = op.Div(head_dim, op.Add(span.one, span.one))
     channel = op.Cast(span.range(op, half), to=ir.DataType.FLOAT)
     twice = op.Add(channel, channel)
-    zeta = op.Div(op.Add(twice, op.Mul(dim, _real(op, 0.4))), op.Mul(dim, _real(op, 1.4)))
+    zeta = op.Div(op.Add(twice, op.Mul(dim, real(op, 0.4))), op.Mul(dim, real(op, 1.4)))
     # The same for both halves of a head. Heads of an odd width make Gather read a missing channel and fail. Otherwise a
     # width of one channel would count as none, and onnxruntime leaves sums of nothing uninitialised.
     both = span.range(op, head_dim)
     second = op.Cast(op.GreaterOrEqual(both, half), to=ir.DataType.INT64)
-    zeta = op.Unsqueeze(op.Gather(zeta, op.Sub(both, op.Mul(second, half))), _integers(op, 0))
+    zeta = op.Unsqueeze(op.Gather(zeta, op.Sub(both, op.Mul(second, half))), integers(op, 0))
     centre = op.Cast(op.Sub(op.Add(span.block, span.forward), span.backward), to=ir.DataType.FLOAT)
-    centre = op.Mul(centre, _real(op, 0.5))
-    distance = op.Mul(op.Sub(op.Cast(offset, to=ir.DataType.FLOAT), centre), _real(op, sign))
-    return op.Pow(zeta, op.Div(distance, _attribute(op, "xpos_scale_base")))
+    centre = op.Mul(centre, real(op, 0.5))
+    distance = op.Mul(op.Sub(op.Cast(offset, to=ir.DataType.FLOAT), centre), real(op, sign))
+    return op.Pow(zeta, op.Div(distance, attribute(op, "xpos_scale_base")))
 
 
 def _body(variant: NodeVariant, facts: BodyFacts) -> Any:
@@ -164,64 +172,67 @@ def _body(variant: NodeVariant, facts: BodyFacts) -> Any:
         extra = dict(zip(variant.input_names[3:], optional, strict=True))
         given, mask = query, extra.get("key_mask")
         query, key, value = (op.Cast(to_heads_first(op, x), to=ir.DataType.FLOAT) for x in (query, key, value))
-        length = op.Squeeze(op.Shape(query, start=2, end=3), _integers(op, 0))
+        length = op.Squeeze(op.Shape(query, start=2, end=3), integers(op, 0))
         head_dim = op.Shape(query, start=3, end=4)
-        span = _Span(op, length)
+        span = Span(op, length)
         if mask is not None:
             # Replaced, not multiplied by 0, because masked values may be infinite or NaN.
-            kept, hidden = op.Unsqueeze(mask, _integers(op, 1, 3)), _real(op, 0.0)
+            kept, hidden = op.Unsqueeze(mask, integers(op, 1, 3)), real(op, 0.0)
             key, value = (op.Where(kept, x, hidden) for x in (key, value))
 
         if not facts.aligned:  # the last block repeats the last query; its extra rows are cut off below
             rows = span.range(op, op.Mul(span.blocks, span.block))
             query = op.Gather(query, op.Min(rows, op.Sub(length, span.one)), axis=2)
-        same, rest = _integers(op, 0, 0), _integers(op, -1)
-        block_shape = op.Concat(same, rest, op.Unsqueeze(span.block, _integers(op, 0)), head_dim, axis=0)
+        same, rest = integers(op, 0, 0), integers(op, -1)
+        block_shape = op.Concat(same, rest, op.Unsqueeze(span.block, integers(op, 0)), head_dim, axis=0)
         query = op.Reshape(query, block_shape)  # [B, H, blocks, block, D]
         key_scale = None
         if variant.has_xpos:
-            scalar_dim = op.Squeeze(head_dim, _integers(op, 0))
+            scalar_dim = op.Squeeze(head_dim, integers(op, 0))
             ahead = op.Add(span.query_offset, span.forward)
             query = op.Mul(query, _xpos_scale(op, span, scalar_dim, ahead, 1.0))
             key_scale = _xpos_scale(op, span, scalar_dim, op.Transpose(span.key_offset, perm=[1, 0]), -1.0)
-        laid: _Laid
+        laid: Laid
         if facts.whole:
-            laid = _WholeSequence(op, span, key, value, mask, window_hides=not facts.all_seen)
+            laid = WholeSequence(op, span, key, value, mask, window_hides=not facts.all_seen)
         else:
-            laid = _OwnSpans(op, span, key, value, mask, extra.get("attn_bias"), key_scale, in_parts=bool(facts.parts))
+            laid = OwnSpans(op, span, key, value, mask, extra.get("attn_bias"), key_scale, in_parts=bool(facts.parts))
 
-        outputs = [_attend(op, rows, *laid.part(op, *where)) for rows, *where in _cut(op, span, query, facts.parts)]
+        outputs = [_attend(op, rows, *laid.part(op, *where)) for rows, *where in cut(op, span, query, facts.parts)]
         output = outputs[0] if len(outputs) == 1 else op.Concat(*outputs, axis=2)
         output = op.Reshape(op.CastLike(output, given), op.Concat(same, rest, head_dim, axis=0))
         if not facts.aligned:
-            end = op.Unsqueeze(length, _integers(op, 0))
-            output = op.Slice(output, _integers(op, 0), end, _integers(op, 2))
+            end = op.Unsqueeze(length, integers(op, 0))
+            output = op.Slice(output, integers(op, 0), end, integers(op, 2))
         return to_heads_first(op, output)
 
     return trace
 
 
-def _cut(op: Any, span: _Span, query: Any, parts: tuple[Part, ...]) -> Iterator[tuple[Any, Any, bool]]:
-    """Yield each part's queries `[B, H, blocks, block, D]`, its block starts `[blocks, 1]` and whether it is inside."""
+def cut(op: Any, span: Span, query: Any, parts: tuple[Part, ...], axis: int = 2) -> Iterator[tuple[Any, Any, bool]]:
+    """Yield each part's queries `[B, H, blocks, block, D]`, its block starts `[blocks, 1]` and whether it is inside.
+
+    `axis` is that of the blocks.
+    """
     if not parts:
         yield query, span.block_start, False
         return
-    sizes = _integers(op, *(part.blocks for part in parts))
-    queries = op.Split(query, sizes, axis=2, _outputs=len(parts))
+    sizes = integers(op, *(part.blocks for part in parts))
+    queries = op.Split(query, sizes, axis=axis, _outputs=len(parts))
     starts = op.Split(span.block_start, sizes, axis=0, _outputs=len(parts))
     yield from zip(queries, starts, (part.inside for part in parts), strict=True)
 
 
 def _attend(op: Any, query: Any, key: Any, value: Any, biases: Sequence[Any]) -> Any:
     """Compute `softmax(scale·q·kᵀ + biases)·v`, `[B, H, blocks, block, D]`."""
-    query = op.Mul(query, _attribute(op, "scale"))
+    query = op.Mul(query, attribute(op, "scale"))
     scores = op.MatMul(query, op.Transpose(key, perm=[0, 1, 2, 4, 3]))
     for bias in biases:
         scores = op.Add(scores, bias)
     return op.MatMul(op.Softmax(scores, axis=-1), value)
 
 
-class _Laid(Protocol):
+class Laid(Protocol):
     """The keys and values that blocks of queries attend to."""
 
     def part(self, op: Any, start: Any, inside: bool) -> tuple[Any, Any, list[Any]]:
@@ -234,13 +245,13 @@ class _Laid(Protocol):
         """
 
 
-class _OwnSpans:
+class OwnSpans:
     """The spans of keys and values if every block has its own."""
 
     def __init__(
         self,
         op: Any,
-        span: _Span,
+        span: Span,
         key: Any,
         value: Any,
         mask: Any | None,
@@ -257,9 +268,10 @@ class _OwnSpans:
         # A given bias has every head, so it is not added to biases that differ between blocks.
         self._by_head = None
         if given is not None:
-            self._by_head = op.Add(op.Unsqueeze(_given_bias(op, span, given), _integers(op, 1)), self._window)
+            self._by_head = op.Add(op.Unsqueeze(_given_bias(op, span, given), integers(op, 1)), self._window)
 
     def part(self, op: Any, start: Any, inside: bool) -> tuple[Any, Any, list[Any]]:
+        """Return what `Laid.part` says."""
         span = self._span
         index = position = op.Add(start, span.key_offset)  # [blocks, keys]
         if not inside:
@@ -267,7 +279,7 @@ class _OwnSpans:
         key, value = op.Gather(self._key, index, axis=2), op.Gather(self._value, index, axis=2)
         if self._key_scale is not None:
             key = op.Mul(key, self._key_scale)
-        own = [] if self._mask is None else [_mask_bias(op, self._mask, index)]
+        own = [] if self._mask is None else [mask_bias(op, self._mask, index)]
         own += [] if inside else [_outside_bias(op, span, position)]
         if self._by_head is not None:
             return key, value, [self._by_head, *_sum(op, own)]
@@ -276,20 +288,21 @@ class _OwnSpans:
         return key, value, _sum(op, [*own, self._window])
 
 
-class _WholeSequence:
+class WholeSequence:
     """The keys and values of a short sequence: one set for all blocks, `[B, H, 1, N, D]`."""
 
-    def __init__(self, op: Any, span: _Span, key: Any, value: Any, mask: Any | None, *, window_hides: bool) -> None:
-        axis = _integers(op, 2)
+    def __init__(self, op: Any, span: Span, key: Any, value: Any, mask: Any | None, *, window_hides: bool) -> None:
+        axis = integers(op, 2)
         self._span, self._window_hides = span, window_hides
         self._key, self._value = op.Unsqueeze(key, axis), op.Unsqueeze(value, axis)
-        self._position = op.Unsqueeze(span.range(op, span.length), _integers(op, 0))  # [1, N]
-        self._masked = [] if mask is None else [_mask_bias(op, mask, self._position)]
+        self._position = op.Unsqueeze(span.range(op, span.length), integers(op, 0))  # [1, N]
+        self._masked = [] if mask is None else [mask_bias(op, mask, self._position)]
 
     def part(self, op: Any, start: Any, inside: bool) -> tuple[Any, Any, list[Any]]:
+        """Return what `Laid.part` says."""
         if not self._window_hides:
             return self._key, self._value, self._masked
-        start = op.Unsqueeze(start, _integers(op, 2))  # [blocks, 1, 1]
+        start = op.Unsqueeze(start, integers(op, 2))  # [blocks, 1, 1]
         query = op.Add(start, self._span.query_offset)  # [blocks, block, 1]
         window = _window_bias(op, self._span, query, self._position, start)  # [blocks, block, N]
         return self._key, self._value, _sum(op, [window, *self._masked])

@@ -10,9 +10,11 @@ import onnx_ir as ir
 
 from ...core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE
 from ...core.nodes.fused import FUSED_BY_OP_TYPE, FUSED_DOMAIN
+from ...core.nodes.grouped import GROUPED_BY_OP_TYPE
 from ...core.nodes.step import STEP_VARIANT_BY_OP_TYPE
 from .attention_function import build_attention
 from .fused_functions import build_fused
+from .grouped_function import build_grouped
 from .step_function import build_step
 
 _log = logging.getLogger(__name__)
@@ -34,6 +36,7 @@ class Builder(Protocol):
 # Domain and op type → builder of the function.
 BUILDERS: Mapping[tuple[str, str], Builder] = {
     **{(DOMAIN, op_type): build_attention for op_type in VARIANT_BY_OP_TYPE},
+    **{(DOMAIN, op_type): build_grouped for op_type in GROUPED_BY_OP_TYPE},
     **{(DOMAIN, op_type): build_step for op_type in STEP_VARIANT_BY_OP_TYPE},
     **{(FUSED_DOMAIN, op_type): build_fused for op_type in sorted(FUSED_BY_OP_TYPE)},
 }

@@ -20,6 +20,7 @@ from ...core.error_texts import argument
 from ...core.errors import ExportFailed, LocalAttnError, UsageError
 from ...core.machine.process import quiet_loggers
 from ...core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE
+from ...core.nodes.grouped import GROUPED_BY_OP_TYPE
 from ...core.tensors import TensorSpec
 from ...core.versions import DEFAULT_OPSET, IR_VERSION, OPSETS
 from ..models.family import TORCH_DTYPE
@@ -223,5 +224,6 @@ def _module_path(scopes: str) -> str:
 
 
 def attention_nodes(model: ir.Model) -> list[ir.Node]:
-    """List the windowed attention nodes, in order."""
-    return [node for node in model.graph if node.domain == DOMAIN and node.op_type in VARIANT_BY_OP_TYPE]
+    """List the attention nodes, in order."""
+    known = VARIANT_BY_OP_TYPE.keys() | GROUPED_BY_OP_TYPE.keys()
+    return [node for node in model.graph if node.domain == DOMAIN and node.op_type in known]

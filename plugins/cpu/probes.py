@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ...core.geometry import WindowGeometry
 from ...core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE, NodeAttributes
 from ...core.nodes.fused import FUSED_BY_OP_TYPE
+from ...core.nodes.grouped import GROUPED_BY_OP_TYPE, GroupedAttributes
 from ...core.storage.cpu_library import KERNELS
 
 Arrays = dict[str, NDArray[Any]]
@@ -49,8 +50,9 @@ def probes() -> Iterator[Probe]:
         for dtype in dtypes:
             element = _NUMPY[dtype]
             if domain == DOMAIN:
-                feed, expected = _attention(op_type, element)
-                yield Probe(domain, op_type, dtype, feed, {"output": expected}, _WINDOW.as_onnx())
+                make = _grouped if op_type in GROUPED_BY_OP_TYPE else _attention
+                feed, expected, attributes = make(op_type, element)
+                yield Probe(domain, op_type, dtype, feed, {"output": expected}, attributes)
             else:
                 arrays, results = _FUSED[op_type](element)
                 node = FUSED_BY_OP_TYPE[op_type]
@@ -58,21 +60,54 @@ def probes() -> Iterator[Probe]:
                 yield Probe(domain, op_type, dtype, dict(zip(node.inputs, arrays, strict=True)), named)
 
 
-def _attention(op_type: str, element: Any) -> tuple[Arrays, NDArray[Any]]:
-    """Make attention inputs with equal scores: every query's output is the mean of the values it sees."""
+def _attention(op_type: str, element: Any) -> tuple[Arrays, NDArray[Any], dict[str, Any]]:
+    """Make attention inputs with equal scores: every query's output is the mean of the values it sees.
+
+    With xpos keys are zeros, because scores of 0 are equal at any distance.
+    """
+    variant = VARIANT_BY_OP_TYPE[op_type]
     shape = (_BATCH, _LENGTH, _HEADS, _HEAD_DIM)
     geometry, value = _WINDOW.geometry, _random(element, *shape)
     given = {
         "query": np.ones(shape, element),
-        "key": np.ones(shape, element),
+        "key": np.full(shape, 0 if variant.has_xpos else 1, element),
         "value": value,
         "key_mask": np.ones((_BATCH, _LENGTH), bool),
         "attn_bias": np.zeros((_HEADS, geometry.window_size, geometry.keys_per_window), element),
     }
+    attributes = replace(_WINDOW, xpos_scale_base=4.0 if variant.has_xpos else 0.0)
+    return {name: given[name] for name in variant.input_names}, _means(geometry, value), attributes.as_onnx()
+
+
+def _grouped(op_type: str, element: Any) -> tuple[Arrays, NDArray[Any], dict[str, Any]]:
+    """Make grouped inputs with equal scores: a head's output is the mean of what its head of values has.
+
+    A sink of the same score takes one part of as many as there are keys, and itself.
+    """
+    variant = GROUPED_BY_OP_TYPE[op_type]
+    geometry = WindowGeometry.all_keys(causal=True) if variant.sees_all else _WINDOW.geometry
+    attributes = GroupedAttributes(geometry, _WINDOW.scale, 1e4 if variant.has_softcap else 0.0)
+    value = _random(element, _BATCH, _LENGTH, _HEADS, _HEAD_DIM)
+    shape = (_BATCH, _LENGTH, 2 * _HEADS, _HEAD_DIM)
+    given = {
+        "query": np.ones(shape, element),
+        "key": np.ones(value.shape, element),
+        "value": value,
+        "key_mask": np.ones((_BATCH, _LENGTH), bool),
+        "sinks": np.full(2 * _HEADS, _HEAD_DIM * _WINDOW.scale, element),
+    }
+    expected = np.repeat(_means(geometry, value), 2, axis=2)
+    if variant.has_sinks:
+        first, end = geometry.visible_interval(np.arange(_LENGTH), _LENGTH)
+        expected *= ((end - first) / (end - first + 1))[:, None, None]
+    return {name: given[name] for name in variant.input_names}, expected, attributes.as_onnx()
+
+
+def _means(geometry: WindowGeometry, value: NDArray[Any]) -> NDArray[Any]:
+    """Return the mean of the values that each query sees."""
     first, end = geometry.visible_interval(np.arange(_LENGTH), _LENGTH)
     wide = value.astype(np.float64)
-    expected = np.stack([wide[:, a:b].mean(axis=1) for a, b in zip(first, end, strict=True)], axis=1)
-    return {name: given[name] for name in VARIANT_BY_OP_TYPE[op_type].input_names}, expected
+    return np.stack([wide[:, a:b].mean(axis=1) for a, b in zip(first, end, strict=True)], axis=1)
 
 
 def _random(element: Any, *shape: int, seed: int = 0) -> NDArray[Any]:

@@ -15,6 +15,7 @@ from localattn.core.geometry import WindowGeometry
 from localattn.core.machine.processor import host_arch
 from localattn.core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE, NodeAttributes
 from localattn.core.nodes.fused import FUSED_BY_OP_TYPE, FUSED_DOMAIN
+from localattn.core.nodes.grouped import GROUPED_BY_OP_TYPE, GroupedAttributes
 from localattn.plugins.compilers import find_compiler
 from localattn.plugins.cpu.probes import probes
 from localattn.plugins.shared_library import compile_library
@@ -41,7 +42,21 @@ def attention(op_type: str, *sizes: int, dtype: str = "fp32", geometry: WindowGe
         "attn_bias": [heads, geometry.window_size, geometry.keys_per_window],
     }
     inputs = {name: every[name] for name in VARIANT_BY_OP_TYPE[op_type].input_names}
-    return [DOMAIN, op_type, dtype, inputs, {"output": list(sizes)}, NodeAttributes(geometry, 1.0).as_onnx()]
+    base = 32.0 if op_type.endswith("Xpos") else 0.0
+    attributes = NodeAttributes(geometry, 1.0, xpos_scale_base=base).as_onnx()
+    return [DOMAIN, op_type, dtype, inputs, {"output": list(sizes)}, attributes]
+
+
+def grouped(op_type: str, *sizes: int, kv_heads: int = 1, dtype: str = "fp32") -> Case:
+    """A node on `[B, N, H, D]` whose heads share heads of keys."""
+    variant = GROUPED_BY_OP_TYPE[op_type]
+    batch, length, heads, width = sizes
+    keys = [batch, length, kv_heads, width]
+    every: Shapes = {"query": list(sizes), "key": keys, "value": keys, "key_mask": [batch, length], "sinks": [heads]}
+    inputs = {name: every[name] for name in variant.input_names}
+    geometry = WindowGeometry.all_keys(causal=True) if variant.sees_all else WINDOW
+    attributes = GroupedAttributes(geometry, 1.0, 30.0 if variant.has_softcap else 0.0).as_onnx()
+    return [DOMAIN, op_type, dtype, inputs, {"output": list(sizes)}, attributes]
 
 
 def fused(op_type: str, *sizes: int, dtype: str = "fp32") -> Case:
@@ -51,7 +66,8 @@ def fused(op_type: str, *sizes: int, dtype: str = "fp32") -> Case:
 
 
 ORDINARY = [
-    *(attention(op_type, 1, 512, 2, 64) for op_type in VARIANT_BY_OP_TYPE if not op_type.endswith("Xpos")),
+    *(attention(op_type, 1, 512, 2, 64) for op_type in VARIANT_BY_OP_TYPE),
+    *(grouped(op_type, 1, 512, 4, 64, kv_heads=2) for op_type in GROUPED_BY_OP_TYPE),
     attention("WindowedAttention", 2, 1024, 4, 80, dtype="fp16"),
     attention("WindowedAttentionMask", 1, 2048, 1, 256, geometry=WindowGeometry(256, 1, 1)),
     *(fused(op_type, 1, 512, 4, 64, 2) for op_type in FUSED_BY_OP_TYPE),
@@ -64,6 +80,8 @@ HOSTILE = [
     attention("WindowedAttention", 1, 64, 1, 1 << 14),
     attention("WindowedAttentionMaskBias", 1, 65, 1, 1 << 14, dtype="fp16"),
     attention("WindowedAttention", 1, 1 << 18, 1, 1),
+    *(attention(op_type, 1, 64, 1, 1 << 13) for op_type in VARIANT_BY_OP_TYPE if op_type.endswith("Xpos")),
+    *(grouped(op_type, 1, 64, 4, 1 << 13) for op_type in GROUPED_BY_OP_TYPE),
     fused("ReadStreams", 1, 2, 1024, 1, 1),
     fused("ReadStreams", 1, 2, 1, 1 << 20, 1),
     fused("MixStreams", 1, 2, 1024, 8, 1),

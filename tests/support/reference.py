@@ -86,6 +86,38 @@ def windowed_attention(
     return output if attributes.perm == HEADS_FIRST else output.transpose(0, 2, 1, 3)
 
 
+def grouped_attention(
+    geometry: WindowGeometry,
+    scale: float,
+    softcap: float,
+    perm: tuple[int, ...],
+    query: NDArray[Any],
+    key: NDArray[Any],
+    value: NDArray[Any],
+    key_mask: NDArray[np.bool_] | None = None,
+    sinks: NDArray[Any] | None = None,
+) -> Floats:
+    """The mathematics of the grouped nodes, head by head, with the sink as one more column of the softmax."""
+    q, k, v = (x.astype(np.float64).transpose(perm) for x in (query, key, value))
+    (batch, heads, length, _), groups = q.shape, q.shape[1] // k.shape[1]
+    visible = np.tril(np.ones((length, length), bool)) if geometry.causal else np.ones((length, length), bool)
+    if geometry.window_size < 2**31:
+        visible = upstream_visibility(geometry, length)
+    output = np.zeros_like(q)
+    for b, h in np.ndindex(batch, heads):
+        scores = scale * (q[b, h] @ k[b, h // groups].T)
+        scores = softcap * np.tanh(scores / softcap) if softcap else scores
+        seen = visible if key_mask is None else visible & key_mask[b]
+        scores = np.where(seen, scores, -np.inf)
+        sink = -np.inf if sinks is None else float(sinks[h])
+        scores = np.concatenate((scores, np.full((length, 1), sink)), axis=1)
+        top = scores.max(1, keepdims=True)
+        weights = np.exp(scores - np.where(np.isinf(top), 0, top))
+        total = weights.sum(1, keepdims=True)
+        output[b, h] = (weights / np.where(total == 0, 1, total))[:, :-1] @ v[b, h // groups]
+    return output if perm == HEADS_FIRST else output.transpose(0, 2, 1, 3)
+
+
 def rows_without_keys(geometry: WindowGeometry, key_mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """`[B, N]`: queries none of whose visible keys are kept."""
     visible = upstream_visibility(geometry, key_mask.shape[1])

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ....core.errors import UsageError
+from ..drop_in import install
 from ..family import LayerCall
-from ..parts.drop_in import install
 from .arguments import AFTLocalArgs
 from .module import AFTLocal
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from ....core.errors import UsageError
 from ....core.geometry import WindowGeometry
+from ..drop_in import install
 from ..family import LayerCall
-from ..parts.drop_in import install
 from .arguments import LocalAttentionArgs
 from .fully_masked_rows import fill_fully_masked_rows
 from .module import LocalAttention

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from ....core.errors import UsageError
 from ....core.geometry import WindowGeometry
+from ..drop_in import install
 from ..family import LayerCall
 from ..local_attention.adapter import WindowedCore, attention_args, bias_with_heads, is_upstream, windowed_core
-from ..parts.drop_in import install
 from ..parts.norms import unit_norm
 
 

@@ -33,18 +33,23 @@ struct Call {
   const void* key;
   const void* value;
   void* output;
-  Element element;  // of query, key, value and output
-  Layout layout;    // of all four
+  Element element;    // of query, key, value and output
+  Layout layout;      // of query and output
+  Layout key_layout;  // of key and value
   int64_t batch;
   int64_t heads;
+  int64_t kv_heads;  // of keys and values; every one serves heads / kv_heads heads of queries, side by side
   int64_t length;
   int64_t head_dim;
   Window window;
   float scale;
   bool shared_qk;
+  float softcap;            // scores become softcap * tanh(score / softcap); 0 without a cap
+  float xpos_scale_base;    // of the decay by distance, 0 without
   const uint8_t* key_mask;  // [batch, length], nonzero = keep; null without a mask
   const void* attn_bias;    // [heads, window_size, keys_per_window]; null without a bias
   Element bias_element;
+  const float* sinks;  // [heads], a logit that joins the sum of a row's weights; null without sinks
 };
 
 // How many tasks a call consists of; at least one unless the output is empty. It suits `threads` threads.

@@ -32,12 +32,16 @@ double score(const Call& call, const Rows& rows, int64_t query, int64_t key) {
   if (call.key_mask && !call.key_mask[rows.batch * call.length + key]) return -INFINITY;
   if (call.shared_qk && key == query) return kSelfScore;
   const int64_t query_row = rows.origin(call) + query * call.layout.row;
-  const int64_t key_row = rows.origin(call) + key * call.layout.row;
+  const int64_t key_row = rows.key_origin(call) + key * call.key_layout.row;
+  const double ahead = static_cast<double>(query - key + forward_reach(call.window));
   double product = 0;
   for (int64_t c = 0; c < call.head_dim; ++c) {
-    product += element(call.query, call.element, query_row + c) * element(call.key, call.element, key_row + c);
+    double one = element(call.query, call.element, query_row + c) * element(call.key, call.element, key_row + c);
+    if (call.xpos_scale_base != 0) one *= std::exp2(ahead * decay_rate(call, c));
+    product += one;
   }
   product *= call.scale;
+  if (call.softcap > 0) product = call.softcap * std::tanh(product / call.softcap);
   if (!call.attn_bias) return product;
   const int64_t bias = bias_row(call.window, rows.head, query) + key;
   const double given = element(call.attn_bias, call.bias_element, bias);
@@ -49,7 +53,8 @@ double score(const Call& call, const Rows& rows, int64_t query, int64_t key) {
 void attend_rows_naive(const Call& call, const Rows& rows) {
   for (int64_t query = rows.first; query < rows.end; ++query) {
     const Interval seen = visible_interval(call.window, query, call.length);
-    double top = -INFINITY;
+    const double sink = call.sinks ? call.sinks[rows.head] : -INFINITY;
+    double top = sink;
     for (int64_t key = seen.first; key < seen.end; ++key) top = std::fmax(top, score(call, rows, query, key));
     const auto compute_weight = [&](int64_t key) {
       const double reached = score(call, rows, query, key);
@@ -61,11 +66,11 @@ void attend_rows_naive(const Call& call, const Rows& rows) {
     for (int64_t from = 0; from < call.head_dim; from += kChannels) {
       const int64_t channels = std::min(kChannels, call.head_dim - from);
       double sums[kChannels] = {};
-      double total = 0;
+      double total = sink == -INFINITY ? 0 : std::exp(sink - top);
       for (int64_t key = seen.first; key < seen.end; ++key) {
         const double weight = once ? weights[key - seen.first] : compute_weight(key);
         if (weight == kNoWeight) continue;
-        const int64_t row = rows.origin(call) + key * call.layout.row + from;
+        const int64_t row = rows.key_origin(call) + key * call.key_layout.row + from;
         total += weight;
         for (int64_t c = 0; c < channels; ++c) sums[c] += weight * element(call.value, call.element, row + c);
       }

@@ -1,5 +1,7 @@
 #include "attention_node.h"
 
+#include "half.h"
+
 #include <cmath>
 
 namespace localattn {
@@ -24,6 +26,26 @@ int64_t integer(const OrtApi* api, const Signature& op, const OrtKernelInfo* inf
   return value;
 }
 
+float number(const OrtApi* api, const Signature& op, const OrtKernelInfo* info, const char* name) {
+  float value = 0;
+  demand(api, op, ort::KernelInfoGetAttribute_float(api, info, name, &value), name, "a number");
+  if (!std::isfinite(value)) refuse(op.op_type, ": attribute ", name, " is not finite");
+  return value;
+}
+
+Window window_of(const OrtApi* api, const Signature& op, const OrtKernelInfo* info) {
+  Window window{};
+  window.causal = integer(api, op, info, "causal", 0, 1) != 0;
+  window.window_size = kLongest;
+  if (op.sees_all) return window;
+  window.window_size = integer(api, op, info, "window_size", 1, kLongest);
+  const int64_t most_windows = kLongest / window.window_size;
+  window.look_backward = integer(api, op, info, "look_backward", 0, most_windows);
+  window.look_forward = integer(api, op, info, "look_forward", 0, most_windows);
+  window.exact_windowsize = integer(api, op, info, "exact_windowsize", 0, 1) != 0;
+  return window;
+}
+
 bool is_heads_first(const OrtApi* api, const Signature& op, const OrtKernelInfo* info) {
   size_t count = 0;
   demand(api, op, ort::KernelInfoGetAttributeArray_int64(api, info, "perm", nullptr, &count), "perm",
@@ -35,28 +57,48 @@ bool is_heads_first(const OrtApi* api, const Signature& op, const OrtKernelInfo*
   return false;
 }
 
+std::vector<float> as_floats(const Tensor& tensor, Element element) {
+  std::vector<float> floats(static_cast<size_t>(elements(tensor.dims)));
+  for (size_t i = 0; i < floats.size(); ++i) {
+    floats[i] = element == Element::fp32 ? tensor.floats()[i] : widen(static_cast<const uint16_t*>(tensor.data)[i]);
+  }
+  return floats;
+}
+
 }  // namespace
 
 AttentionNode::AttentionNode(const OrtApi* api, const Signature& signature, const OrtKernelInfo* info)
     : Node(api), signature_(signature) {
-  window_.window_size = integer(api, signature, info, "window_size", 1, kLongest);
-  const int64_t most_windows = kLongest / window_.window_size;
-  window_.look_backward = integer(api, signature, info, "look_backward", 0, most_windows);
-  window_.look_forward = integer(api, signature, info, "look_forward", 0, most_windows);
-  window_.causal = integer(api, signature, info, "causal", 0, 1) != 0;
-  window_.exact_windowsize = integer(api, signature, info, "exact_windowsize", 0, 1) != 0;
-  shared_qk_ = integer(api, signature, info, "shared_qk", 0, 1) != 0;
-  demand(api, signature, ort::KernelInfoGetAttribute_float(api, info, "scale", &scale_), "scale", "a number");
-  if (!std::isfinite(scale_)) refuse(signature.op_type, ": attribute scale is not finite");
+  window_ = window_of(api, signature, info);
+  if (!signature.is_grouped) shared_qk_ = integer(api, signature, info, "shared_qk", 0, 1) != 0;
+  scale_ = number(api, signature, info, "scale");
+  if (signature.has_softcap) {
+    softcap_ = number(api, signature, info, "softcap");
+    if (softcap_ <= 0) refuse(signature.op_type, ": attribute softcap is ", softcap_, "; it must be above 0");
+  }
+  if (signature.has_xpos) {
+    xpos_scale_base_ = number(api, signature, info, "xpos_scale_base");
+    if (xpos_scale_base_ == 0) refuse(signature.op_type, ": attribute xpos_scale_base is 0");
+  }
   heads_first_ = is_heads_first(api, signature, info);
+}
+
+Layout AttentionNode::layout_of(const Call& call, int64_t heads) const {
+  const int64_t row = heads * call.head_dim;
+  if (heads_first_) return {row * call.length, call.length * call.head_dim, call.head_dim};
+  return {row * call.length, call.head_dim, row};
 }
 
 void AttentionNode::compute(OrtKernelContext* context) const {
   const Tensor query = input(api(), context, 0), key = input(api(), context, 1), value = input(api(), context, 2);
   if (query.dims.size() != 4)
     refuse(signature_.op_type, ": query has shape ", text(query.dims), "; it has 4 dimensions");
-  require(signature_.op_type, "key", key.dims, query.dims);
-  require(signature_.op_type, "value", value.dims, query.dims);
+  const char* name = signature_.op_type.c_str();
+  const size_t head_axis = heads_first_ ? 1 : 2;
+  Dims keys = query.dims;
+  if (signature_.is_grouped && key.dims.size() == 4) keys[head_axis] = key.dims[head_axis];
+  require(name, "key", key.dims, keys);
+  require(name, "value", value.dims, keys);
 
   Call call{};
   call.query = query.data;
@@ -64,34 +106,47 @@ void AttentionNode::compute(OrtKernelContext* context) const {
   call.value = value.data;
   call.element = signature_.element;
   call.batch = query.dims[0];
-  call.heads = query.dims[heads_first_ ? 1 : 2];
+  call.heads = query.dims[head_axis];
+  call.kv_heads = keys[head_axis];
+  if (call.heads != 0 && (call.kv_heads == 0 || call.heads % call.kv_heads != 0))
+    refuse(name, ": key has ", call.kv_heads, " heads; they must divide the ", call.heads, " of query");
   call.length = query.dims[heads_first_ ? 2 : 1];
   call.head_dim = query.dims[3];
+  if (signature_.has_xpos && call.head_dim % 2 != 0)
+    refuse(name, ": heads are ", call.head_dim, " wide; xpos scales channels in pairs");
   if (call.length > kLongest) refuse(signature_.op_type, ": ", call.length, " tokens are too many");
   call.window = window_;
   call.scale = scale_;
   call.shared_qk = shared_qk_;
+  call.softcap = softcap_;
+  call.xpos_scale_base = xpos_scale_base_;
   call.bias_element = signature_.bias_element;
   size_t next = 3;
   if (signature_.has_mask) {
     const Tensor mask = input(api(), context, next++);
-    require(signature_.op_type, "key_mask", mask.dims, {call.batch, call.length});
+    require(name, "key_mask", mask.dims, {call.batch, call.length});
     call.key_mask = static_cast<const uint8_t*>(mask.data);
   }
   if (signature_.has_bias) {
     const Tensor bias = input(api(), context, next++);
     const int64_t keys = (window_.look_backward + 1 + window_.look_forward) * window_.window_size;
-    require(signature_.op_type, "attn_bias", bias.dims, {call.heads, window_.window_size, keys});
+    require(name, "attn_bias", bias.dims, {call.heads, window_.window_size, keys});
     call.attn_bias = bias.data;
+  }
+  std::vector<float> sinks;
+  if (signature_.has_sinks) {
+    const Tensor given = input(api(), context, next++);
+    require(name, "sinks", given.dims, {call.heads});
+    sinks = as_floats(given, signature_.element);
+    call.sinks = sinks.data();
   }
 
   call.output = output(api(), context, 0, query.dims);
   if (is_empty(query.dims)) return;
-  const int64_t rows = call.heads * call.head_dim;
-  call.layout = heads_first_ ? Layout{rows * call.length, call.length * call.head_dim, call.head_dim}
-                             : Layout{rows * call.length, call.head_dim, rows};
+  call.layout = layout_of(call, call.heads);
+  call.key_layout = layout_of(call, call.kv_heads);
   const int64_t tasks = count_tasks(call, processors());
-  run_on_threads(api(), context, signature_.op_type, tasks, [&](int64_t task) {
+  run_on_threads(api(), context, name, tasks, [&](int64_t task) {
     run_task(call, task, tasks);
     return true;
   });

@@ -21,22 +21,22 @@ inline void prefetch_rows(const void* tensor, const Call& call, const Rows& rows
 // Values that are not finite become zeros: a weight of zero would not hide them. `add_not_finite` looks them up.
 template <typename Number>
 void copy_block(const Call& call, const Rows& rows, Block& block) {
-  const Number* keys = static_cast<const Number*>(call.key) + rows.origin(call);
-  const Number* values = static_cast<const Number*>(call.value) + rows.origin(call);
+  const Number* keys = static_cast<const Number*>(call.key) + rows.key_origin(call);
+  const Number* values = static_cast<const Number*>(call.value) + rows.key_origin(call);
   const uint8_t* mask = call.key_mask ? call.key_mask + rows.batch * call.length : nullptr;
   int32_t kept = 0;
   for (int64_t at = block.first; at < block.end; ++at) {
     block.rank[at - block.first] = kept;
-    const int64_t soon = least(at + kAhead, call.length - 1) * call.layout.row;
+    const int64_t soon = least(at + kAhead, call.length - 1) * call.key_layout.row;
     prefetch_row(keys + soon, call.head_dim);
     prefetch_row(values + soon, call.head_dim);
     if (mask && !mask[at]) continue;
     block.position[kept] = static_cast<int32_t>(at - block.first);
     for (int64_t c = 0; c < call.head_dim; c += kDepth) {
-      copy_row(block.keys + c / kDepth * block.panel + kept * kDepth, keys + at * call.layout.row + c,
+      copy_row(block.keys + c / kDepth * block.panel + kept * kDepth, keys + at * call.key_layout.row + c,
                least(kDepth, call.head_dim - c), 0);
     }
-    copy_row(block.values + kept * block.width, values + at * call.layout.row, call.head_dim, block.width);
+    copy_row(block.values + kept * block.width, values + at * call.key_layout.row, call.head_dim, block.width);
     ++kept;
   }
   block.rank[block.end - block.first] = kept;
@@ -56,7 +56,7 @@ template <int kVectors, typename Number>
 void begin_tile(const Call& call, const Rows& rows, Tile& tile, int64_t width) {
   constexpr int kRows = kVectors * kLanes;
   const Number* queries = static_cast<const Number*>(call.query) + rows.origin(call) + tile.first * call.layout.row;
-  const float factor = call.scale * kLog2e;
+  const float factor = call.softcap > 0 ? call.scale / call.softcap : call.scale * kLog2e;
   for (int64_t c = 0; c < call.head_dim; c += kLanes) {
     const int64_t channels = least(kLanes, call.head_dim - c);
     for (int v = 0; v < kVectors; ++v) {
@@ -76,13 +76,16 @@ void begin_tile(const Call& call, const Rows& rows, Tile& tile, int64_t width) {
     }
   }
   for (int64_t i = 0; i < width * kRows; i += kLanes) store(tile.sums + i, Vector{});
+  // A sink is a score that was seen before all keys; NaN stays NaN.
+  float sink = call.sinks ? call.sinks[rows.head] * kLog2e : kBelowScores;
+  if (sink < kBelowScores) sink = kBelowScores;
   for (int64_t lane = 0; lane < kRows; ++lane) {
     const int64_t query = tile.first + least(lane, tile.count - 1);
     const Interval seen = visible_interval(call.window, query, call.length);
     tile.seen[lane] = seen.first;
     tile.seen[kRows + lane] = seen.end;
-    tile.top[lane] = kBelowScores;
-    tile.total[lane] = 0;
+    tile.top[lane] = sink;
+    tile.total[lane] = call.sinks ? 1 : 0;
   }
 }
 

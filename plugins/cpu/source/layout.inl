@@ -39,6 +39,12 @@ struct Tile {
   int64_t* seen;  // [2][tile]: first visible key, and one past the last
 };
 
+// Rows of a block of keys under xpos: at its ends the decay is at most 2^±30, whatever the base (ζ ≥ 2/7).
+inline int64_t decayed_rows(float base) {
+  const float rows = (base < 0 ? -base : base) * 32;
+  return rows < kLargestBlock ? most(static_cast<int64_t>(rows) / kGroup * kGroup, kGroup) : kLargestBlock;
+}
+
 // How a task's scratch memory is divided; sizes in floats.
 struct Plan {
   int64_t tile_rows;   // queries of a tile
@@ -49,12 +55,18 @@ struct Plan {
   int64_t width;  // of a row of values
   int64_t query;  // of a tile: its queries, and all it keeps
   int64_t tile;
+  int64_t decay;  // for xpos
 
   Plan(const Call& call, int64_t span, int64_t rows) {
     panels = (call.head_dim + kDepth - 1) / kDepth;
     width = align(align(call.head_dim, kGroup), 16);
     const int64_t fitting = kBlockFloats / (panels * kDepth + width) / kSmallestBlock * kSmallestBlock;
     block_rows = least(most(fitting, kFewestRows), kLargestBlock);
+    decay = 0;
+    if (call.xpos_scale_base != 0) {
+      block_rows = least(block_rows, decayed_rows(call.xpos_scale_base));
+      decay = align(call.head_dim, kLanes) * (1 + rows);  // rates, and the queries of a tile
+    }
     most_rows = least(block_rows, span);
     panel = (most_rows + kGroup) * kDepth;
     tile_rows = rows;
@@ -65,7 +77,7 @@ struct Plan {
   int64_t keys() const { return panels * panel; }
   int64_t values() const { return most_rows * width; }
   int64_t integers() const { return align(most_rows + 1, 16); }
-  int64_t floats(int64_t tiles) const { return scores() + keys() + values() + 2 * integers() + tiles * tile; }
+  int64_t floats(int64_t tiles) const { return scores() + keys() + values() + 2 * integers() + tiles * tile + decay; }
 };
 
 inline Tile tile_at(const Plan& plan, float* state, const Rows& rows, int64_t index) {

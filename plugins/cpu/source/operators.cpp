@@ -20,7 +20,7 @@ OrtElement onnx_element(Element element) { return element == kHalf ? kFloat16 : 
 
 // One operator of a domain for one set of element types.
 struct Operator : OrtCustomOp {
-  const char* op_type;
+  std::string op_type;
   Elements inputs, outputs;
   bool first_shape;  // its only output has the shape of its first input
   std::function<Node*(const OrtApi*, const OrtKernelInfo*)> make;
@@ -29,35 +29,65 @@ struct Operator : OrtCustomOp {
 
 const Operator& of(const OrtCustomOp* op) { return *static_cast<const Operator*>(op); }
 
-// The names are those of core/nodes/attention.py. The operators with xpos are missing: their function definition
-// computes them.
-std::vector<Operator> attention_operators() {
-  const Signature signatures[] = {
-      {"WindowedAttention", false, false, kSingle, kSingle},
-      {"WindowedAttention", false, false, kHalf, kHalf},
-      {"WindowedAttentionMask", true, false, kSingle, kSingle},
-      {"WindowedAttentionMask", true, false, kHalf, kHalf},
-      {"WindowedAttentionBias", false, true, kSingle, kSingle},
-      {"WindowedAttentionBias", false, true, kHalf, kHalf},
-      {"WindowedAttentionBias", false, true, kHalf, kSingle},
-      {"WindowedAttentionMaskBias", true, true, kSingle, kSingle},
-      {"WindowedAttentionMaskBias", true, true, kHalf, kHalf},
-      {"WindowedAttentionMaskBias", true, true, kHalf, kSingle},
-  };
-  std::vector<Operator> operators;
-  for (const Signature& signature : signatures) {
-    Operator op{};
-    op.op_type = signature.op_type;
-    op.inputs = Elements(3, onnx_element(signature.element));
-    if (signature.has_mask) op.inputs.push_back(kBool);
-    if (signature.has_bias) op.inputs.push_back(onnx_element(signature.bias_element));
-    op.outputs = {onnx_element(signature.element)};
-    op.first_shape = true;
-    op.make = [signature](const OrtApi* api, const OrtKernelInfo* info) {
-      return new AttentionNode(api, signature, info);
-    };
-    operators.push_back(op);
+// The names are those of core/nodes/attention.py.
+std::vector<Signature> windowed_signatures() {
+  std::vector<Signature> signatures;
+  for (int i = 0; i < 8; ++i) {
+    Signature op{};
+    op.has_mask = i & 1;
+    op.has_bias = i & 2;
+    op.has_xpos = i & 4;
+    op.op_type = std::string("WindowedAttention") + (op.has_mask ? "Mask" : "") + (op.has_bias ? "Bias" : "") +
+                 (op.has_xpos ? "Xpos" : "");
+    signatures.push_back(op);
   }
+  return signatures;
+}
+
+// The names are those of core/nodes/grouped.py.
+std::vector<Signature> grouped_signatures() {
+  std::vector<Signature> signatures;
+  for (int i = 0; i < 16; ++i) {
+    Signature op{};
+    op.is_grouped = true;
+    op.has_mask = i & 1;
+    op.has_softcap = i & 2;
+    op.has_sinks = i & 4;
+    op.sees_all = i & 8;
+    op.op_type = std::string(op.sees_all ? "GlobalAttention" : "GroupedWindowedAttention") +
+                 (op.has_mask ? "Mask" : "") + (op.has_softcap ? "Softcap" : "") + (op.has_sinks ? "Sinks" : "");
+    signatures.push_back(op);
+  }
+  return signatures;
+}
+
+// An operator for each pair of element types: of halves with a bias, the bias may be single.
+void add_operators(std::vector<Operator>& operators, Signature signature) {
+  for (const Element element : {kSingle, kHalf}) {
+    for (const Element bias_element : {element, kSingle}) {
+      signature.element = element;
+      signature.bias_element = bias_element;
+      Operator op{};
+      op.op_type = signature.op_type;
+      op.inputs = Elements(3, onnx_element(element));
+      if (signature.has_mask) op.inputs.push_back(kBool);
+      if (signature.has_bias) op.inputs.push_back(onnx_element(bias_element));
+      if (signature.has_sinks) op.inputs.push_back(onnx_element(element));
+      op.outputs = {onnx_element(element)};
+      op.first_shape = true;
+      op.make = [signature](const OrtApi* api, const OrtKernelInfo* info) {
+        return new AttentionNode(api, signature, info);
+      };
+      operators.push_back(op);
+      if (!signature.has_bias || element == kSingle) break;
+    }
+  }
+}
+
+std::vector<Operator> attention_operators() {
+  std::vector<Operator> operators;
+  for (const Signature& signature : windowed_signatures()) add_operators(operators, signature);
+  for (const Signature& signature : grouped_signatures()) add_operators(operators, signature);
   return operators;
 }
 
@@ -119,7 +149,7 @@ OrtStatus* infer_shape(const OrtCustomOp* op, OrtShapeInferContext* context) {
 void complete(Operator& op, const OrtApi* api) {
   op.version = kApiVersion;
   op.api = api;
-  op.GetName = [](const OrtCustomOp* self) { return of(self).op_type; };
+  op.GetName = [](const OrtCustomOp* self) { return of(self).op_type.c_str(); };
   op.GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };  // the CPU
   op.GetInputType = [](const OrtCustomOp* self, size_t index) { return of(self).inputs[index]; };
   op.GetInputTypeCount = [](const OrtCustomOp* self) { return of(self).inputs.size(); };

@@ -12,8 +12,11 @@ struct Rows {
   int64_t first;
   int64_t end;
 
-  // In elements, where the head's row 0 lies in query, key, value and output.
+  // In elements, where row 0 of the head lies in query and output, and that of its keys in key and value.
   int64_t origin(const Call& call) const { return batch * call.layout.batch + head * call.layout.head; }
+  int64_t key_origin(const Call& call) const {
+    return batch * call.key_layout.batch + head / (call.heads / call.kv_heads) * call.key_layout.head;
+  }
 };
 
 // By the definition, in double. Allocates nothing.

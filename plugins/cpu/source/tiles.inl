@@ -13,6 +13,8 @@
 
 #include "copies.inl"
 
+#include "decay.inl"
+
 constexpr int64_t kNarrowReach = 128;  // exact windows up to this are faster with narrow tiles
 
 // Scores of kGroup keys, from row `key` of the block on: [kGroup][kVectors].
@@ -97,6 +99,14 @@ inline void hide(float* scores, int64_t at, int64_t from, int64_t to, const int3
   }
 }
 
+// Scores that come divided by the cap are capped.
+template <int kVectors>
+inline void cap_scores(float cap, float* scores, int64_t count) {
+  for (int64_t i = 0; i < count * kVectors * kLanes; i += kLanes) {
+    store(scores + i, relative_tanh_of(load(scores + i)) * (cap * kLog2e));
+  }
+}
+
 // Biases as they are added to scores; NaN stays NaN.
 inline float raised(float bias) { return (bias < kLowestBias ? kLowestBias : bias) * kLog2e; }
 inline Vector raised(Vector bias) { return larger(splat(kLowestBias), bias) * kLog2e; }
@@ -155,9 +165,9 @@ inline void set_own_scores(const Block& block, const Tile& tile, float* scores, 
 template <int kVectors, typename Number>
 void add_not_finite(const Call& call, const Rows& rows, const Block& block, const Tile& tile, const float* weights,
                     int64_t at, int64_t count, const int32_t* first, const int32_t* end) {
-  const Number* values = static_cast<const Number*>(call.value) + rows.origin(call);
+  const Number* values = static_cast<const Number*>(call.value) + rows.key_origin(call);
   for (int64_t k = 0; k < count; ++k, weights += kVectors * kLanes) {
-    const Number* row = values + (block.first + block.position[at + k]) * call.layout.row;
+    const Number* row = values + (block.first + block.position[at + k]) * call.key_layout.row;
     const Integers key = static_cast<int32_t>(at + k) - Integers{};
     for (int64_t c = 0; c < call.head_dim; ++c) {
       const float value = widen_element(row[c]);
@@ -189,6 +199,7 @@ void attend(const Call& call, const Rows& task, const Block& block, Tile& tile, 
     for (int64_t k = 0; k < count; k += kGroup) {
       score_group<kVectors>(block, at + k, tile, call.head_dim, scores + k * kRows);
     }
+    if (call.softcap > 0) cap_scores<kVectors>(call.softcap, scores, count);
     if (call.attn_bias) {
       for (int v = 0; v < kVectors; ++v) {
         if (call.bias_element == Element::fp32) {
@@ -234,11 +245,14 @@ bool attend_rows_by(const Call& call, const Rows& rows, int64_t most_floats) {
   block.rank = reinterpret_cast<int32_t*>(block.values + plan.values());
   block.position = block.rank + plan.integers();
   float* state = reinterpret_cast<float*>(block.position + plan.integers());
+  const Decay decay(call, state + tiles * plan.tile);
 
   for (int64_t from = span.first / plan.block_rows * plan.block_rows; from < span.end; from += plan.block_rows) {
     block.first = most(from, span.first);
     block.end = least(from + plan.block_rows, span.end);
     copy_block<Number>(call, rows, block);
+    const int64_t centre = from + plan.block_rows / 2;  // the same however the sequence is cut into tasks
+    if (decay.rates) decay.scale_keys(block, centre);
     for (int64_t i = 0; i < tiles; ++i) {
       Tile tile = tile_at(plan, state, rows, i);
       const int64_t first = visible_interval(call.window, tile.first, call.length).first;
@@ -248,7 +262,9 @@ bool attend_rows_by(const Call& call, const Rows& rows, int64_t most_floats) {
       if (first >= block.first) begin_tile<kVectors, Number>(call, rows, tile, plan.width);
       prefetch_rows<Number>(call.query, call, rows, tile.first + kRows, kRows);
       if (end <= block.end) prefetch_rows<Number>(call.output, call, rows, tile.first, tile.count);
-      attend<kVectors, Number>(call, rows, block, tile, scores);
+      Tile seen = tile;
+      if (decay.rates) seen.query = decay.scaled<kVectors>(tile, centre);
+      attend<kVectors, Number>(call, rows, block, seen, scores);
       if (end <= block.end) end_tile<kVectors, Number>(call, rows, tile);
     }
   }

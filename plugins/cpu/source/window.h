@@ -4,6 +4,7 @@
 #include "attention.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace localattn {
 
@@ -21,6 +22,13 @@ inline int64_t backward_reach(const Window& window) { return window.look_backwar
 inline int64_t forward_reach(const Window& window) { return window.look_forward * window.window_size; }
 inline int64_t keys_per_window(const Window& window) {
   return backward_reach(window) + window.window_size + forward_reach(window);
+}
+
+// Channel c of a product of the query at t with the key at s is multiplied by 2^(rate_c (t - s + f w)): xpos' decay.
+inline double decay_rate(const Call& call, int64_t channel) {
+  const double width = static_cast<double>(call.head_dim);
+  const double twice = static_cast<double>(2 * (channel % (call.head_dim / 2)));
+  return std::log2((twice + 0.4 * width) / (1.4 * width)) / call.xpos_scale_base;
 }
 
 inline Interval visible_interval(const Window& window, int64_t query, int64_t length) {

@@ -97,7 +97,19 @@ _NO_KERNEL = "Could not find an implementation"  # onnxruntime's message for an 
 
 # The operators of the libraries of kernels for the CPU. Without such a library a model uses its ONNX functions.
 KERNELS = (
-    *("WindowedAttention", "WindowedAttentionMask", "WindowedAttentionBias", "WindowedAttentionMaskBias"),
+    *(
+        f"WindowedAttention{mask}{bias}{xpos}"
+        for mask in ("", "Mask")
+        for bias in ("", "Bias")
+        for xpos in ("", "Xpos")
+    ),
+    *(
+        f"{base}{mask}{cap}{sinks}"
+        for base in ("GroupedWindowedAttention", "GlobalAttention")
+        for mask in ("", "Mask")
+        for cap in ("", "Softcap")
+        for sinks in ("", "Sinks")
+    ),
     *("ReadStreams", "MixStreams", "AddToStreams", "BeginStreams", "EndStreams", "RotateHeads", "GatedGelu"),
 )
 

@@ -8,6 +8,7 @@ import pytest
 
 from localattn.core.nodes.attention import DOMAIN, VARIANTS
 from localattn.core.nodes.fused import FUSED_DOMAIN, FUSED_NODES
+from localattn.core.nodes.grouped import GROUPED_VARIANTS
 from localattn.core.nodes.step import STEP_VARIANTS
 from localattn.exporter.lowering.functions import BUILDERS, attach_functions
 
@@ -18,7 +19,7 @@ CONSTANT += [(FUSED_DOMAIN, node.op_type) for node in FUSED_NODES]
 
 
 def test_every_node_has_a_builder() -> None:
-    assert set(BUILDERS) == {*CONSTANT, *((DOMAIN, variant.op_type) for variant in VARIANTS)}
+    assert set(BUILDERS) == {*CONSTANT, *((DOMAIN, variant.op_type) for variant in (*VARIANTS, *GROUPED_VARIANTS))}
 
 
 @pytest.mark.parametrize(("domain", "op_type"), CONSTANT)

@@ -34,6 +34,17 @@ EVERY_KERNEL = {
     "WindowedAttentionMask": ["fp32", "fp16"],
     "WindowedAttentionBias": ["fp32", "fp16"],
     "WindowedAttentionMaskBias": ["fp32", "fp16"],
+    "WindowedAttentionXpos": ["fp32", "fp16"],
+    "WindowedAttentionMaskXpos": ["fp32", "fp16"],
+    "WindowedAttentionBiasXpos": ["fp32", "fp16"],
+    "WindowedAttentionMaskBiasXpos": ["fp32", "fp16"],
+    **{
+        f"{base}{mask}{cap}{sinks}": ["fp32", "fp16"]
+        for base in ("GroupedWindowedAttention", "GlobalAttention")
+        for mask in ("", "Mask")
+        for cap in ("", "Softcap")
+        for sinks in ("", "Sinks")
+    },
     "ReadStreams": ["fp32"],
     "MixStreams": ["fp32"],
     "AddToStreams": ["fp32"],
@@ -188,7 +199,7 @@ def test_auto_takes_a_sound_library_only(copy: Path, capsys: pytest.CaptureFixtu
     chosen = custom_ops.choose("auto", NODES)
     assert chosen is not None and chosen.library.path == copy and not chosen.asked
     assert custom_ops.choose("none", NODES) is None
-    for foreign in (("localattn", "WindowedAttentionXpos"), ("", "WindowedAttention"), ("localattn", "RotateHeads")):
+    for foreign in (("localattn", "WindowedAttentionStep"), ("", "WindowedAttention"), ("localattn", "RotateHeads")):
         assert custom_ops.choose("auto", [foreign]) is None
     assert custom_ops.choose("auto", []) is None
     assert custom_ops.choose("auto", [("localattn.fused", "RotateHeads")]) == chosen, "one without attention nodes"

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from localattn.core.nodes.attention import (
     NodeVariant,
     variant_for,
 )
+from localattn.core.nodes.grouped import GROUPED_VARIANTS, GroupedVariant
 from localattn.core.storage import cpu_library
 from localattn.runtime.ort import custom_ops
 from localattn.runtime.ort.session import open_bytes
@@ -33,12 +35,12 @@ from localattn.runtime.session import Session, load
 from ...conftest import TINY, Finished, save_upstream
 from ...support import reference
 from ...support.models import node_model
+from ...support.models.grouped_model import LAYOUTS, GroupedCase
 from ...support.native.cpu_build import library, operators_run, put_into_cache
 
 pytest.importorskip("onnxruntime", reason="onnxruntime opens the library")
 
 Call = Callable[..., Finished]
-COMPILED = [variant for variant in VARIANTS if not variant.has_xpos]
 PLAIN, MASKED, BIASED = VARIANTS[0], VARIANTS[1], variant_for(has_mask=False, has_bias=True, has_xpos=False)
 XPOS = variant_for(has_mask=False, has_bias=False, has_xpos=True)
 WINDOW = NodeAttributes(WindowGeometry(8, 1, 0, causal=True), 0.35, query_block=8)
@@ -50,6 +52,11 @@ ATTRIBUTES = {
     "shared_qk": NodeAttributes(WindowGeometry(8, 2, 0, causal=True), 0.35, shared_qk=True, query_block=8),
 }
 TOLERANCE = {"fp32": 1e-5, "fp16": 2e-3}
+
+
+def for_variant(variant: NodeVariant, attributes: NodeAttributes) -> NodeAttributes:
+    """The attributes with a base if the op type scales by xpos."""
+    return replace(attributes, xpos_scale_base=6.0 if variant.has_xpos else 0.0)
 
 
 def without_body(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -66,9 +73,9 @@ def opened(model: onnx.ModelProto, plugin: str, threads: int = 2) -> Session:
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 @pytest.mark.parametrize("case", ATTRIBUTES)
-@pytest.mark.parametrize("variant", COMPILED, ids=lambda variant: variant.op_type)
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.op_type)
 def test_kernel_equals_reference_and_body(variant: NodeVariant, case: str, dtype: str) -> None:
-    attributes = ATTRIBUTES[case]
+    attributes = for_variant(variant, ATTRIBUTES[case])
     for length in (50, "n"):
         model = node_model.one_node(variant, attributes, length, dtype=dtype)
         with_kernel, with_body = opened(model, library()), opened(model, "none")
@@ -86,36 +93,97 @@ def test_kernel_equals_reference_and_body(variant: NodeVariant, case: str, dtype
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 @pytest.mark.parametrize("length", [50, "n"])
-@pytest.mark.parametrize("variant", COMPILED, ids=lambda variant: variant.op_type)
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.op_type)
 def test_the_operator_runs_and_not_the_body(
     variant: NodeVariant, length: int | str, dtype: str, tmp_path: Path
 ) -> None:
-    model = node_model.one_node(variant, WINDOW, length, dtype=dtype)
+    model = node_model.one_node(variant, for_variant(variant, WINDOW), length, dtype=dtype)
     feed = node_model.feed_for(variant, WINDOW, 50, dtype=dtype)
     assert operators_run(model.SerializeToString(), tmp_path, feed) == [variant.op_type]
 
 
-def mixed() -> onnx.ModelProto:
-    """A kernel's node whose output is the query of a node with xpos."""
-    xpos = NodeAttributes(WINDOW.geometry, 0.35, query_block=8, xpos_scale_base=4.0)
-    model, other = (node_model.one_node(v, a, 50) for v, a in ((PLAIN, WINDOW), (XPOS, xpos)))
-    model.functions.extend(other.functions)
-    second = model.graph.node.add()
-    second.CopyFrom(other.graph.node[0])
-    model.graph.node[0].output[0], second.input[0] = "first", "first"
-    onnx.checker.check_model(model, full_check=True)
-    return model
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("variant", GROUPED_VARIANTS, ids=lambda variant: variant.op_type)
+def test_grouped_kernel_equals_reference_and_function(variant: GroupedVariant, dtype: str, tmp_path: Path) -> None:
+    windows = (WindowGeometry.reaching(9, 4), WindowGeometry(8, 0, 0, causal=True))
+    everything = (WindowGeometry.all_keys(causal=True), WindowGeometry.all_keys(causal=False))
+    for geometry, perm in zip(everything if variant.sees_all else windows, LAYOUTS, strict=True):
+        case = GroupedCase(
+            geometry,
+            45,
+            heads=6,
+            kv_heads=2,
+            mask=variant.has_mask,
+            softcap=3.0 if variant.has_softcap else 0.0,
+            sinks=variant.has_sinks,
+            perm=perm,
+            dtype=dtype,
+        )
+        model, feed, tolerance = case.model(), case.feed(), TOLERANCE[dtype]
+        assert operators_run(model.SerializeToString(), tmp_path, feed) == [variant.op_type]
+        output = opened(model, library()).run(feed)["out"]
+        np.testing.assert_allclose(output, case.expected(feed), atol=tolerance, rtol=tolerance)
+        np.testing.assert_allclose(output, opened(model, "none").run(feed)["out"], atol=tolerance, rtol=tolerance)
+        assert np.array_equal(output, opened(case.model(body=False), library()).run(feed)["out"])
 
 
-def test_xpos_stays_with_its_body(tmp_path: Path) -> None:
-    model = mixed()
-    feed = node_model.feed_for(PLAIN, WINDOW, 50)
-    run = operators_run(model.SerializeToString(), tmp_path, feed)
-    assert run.count("WindowedAttention") == 1 and "Softmax" in run and "WindowedAttentionXpos" not in run
-    results = [opened(model, plugin).run(feed)["out"] for plugin in (library(), "none")]
-    np.testing.assert_allclose(*results, atol=1e-5)
-    only_xpos = node_model.one_node(XPOS, NodeAttributes(WINDOW.geometry, 1.0, xpos_scale_base=4.0), 50)
-    assert opened(only_xpos, library()).plugin is None, "nothing of this file ran in the kernel"
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("key", (2, 45, 4, 8), "key has 4 heads; they must divide the 6 of query"),
+        ("key", (2, 45, 0, 8), "key has 0 heads; they must divide the 6 of query"),
+        ("key", (2, 44, 2, 8), "key has shape [2, 44, 2, 8]; it must be [2, 45, 2, 8]"),
+        ("value", (2, 45, 3, 8), "value has shape [2, 45, 3, 8]; it must be [2, 45, 2, 8]"),
+        ("key_mask", (2, 44), "key_mask has shape [2, 44]; it must be [2, 45]"),
+        ("sinks", (2,), "sinks has shape [2]; it must be [6]"),
+        ("sinks", (), "sinks has shape []"),
+    ],
+)
+def test_grouped_inputs_that_do_not_fit_are_refused(name: str, shape: tuple[int, ...], message: str) -> None:
+    import onnxruntime as ort
+
+    case = GroupedCase(WindowGeometry.all_keys(causal=True), 45, heads=6, kv_heads=2, mask=True, sinks=True)
+    model = case.model(body=False)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.ClearField("shape")
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.register_custom_ops_library(library())
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    feed = case.feed()
+    assert session.run(None, feed)[0].shape == (2, 45, 6, 8)
+    if name == "key" and shape[2] != 2:
+        feed["value"] = np.zeros(shape, np.float32)
+    with pytest.raises(Exception, match="GlobalAttentionMaskSinks") as caught:
+        session.run(None, {**feed, name: np.zeros(shape, feed[name].dtype)})
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("softcap", 0.0, "attribute softcap is 0; it must be above 0"),
+        ("softcap", float("inf"), "attribute softcap is not finite"),
+        ("causal", 2, "attribute causal is 2"),
+    ],
+)
+def test_grouped_attributes_that_are_none_of_ours_are_refused(name: str, value: Any, message: str) -> None:
+    model = GroupedCase(WindowGeometry.all_keys(causal=True), 45, softcap=3.0).model(body=False)
+    for change in (changed(name, value), dropped(name)):
+        broken_one = onnx.ModelProto()
+        broken_one.CopyFrom(model)
+        change(broken_one.graph.node[0])
+        with pytest.raises(UsageError, match="cannot be loaded") as caught:
+            opened(broken_one, library())
+        assert f"attribute {name} is missing" in caught.value.why or message in caught.value.why
+
+
+def test_xpos_without_a_base_is_refused() -> None:
+    model = without_body(node_model.one_node(XPOS, for_variant(XPOS, WINDOW), "n"))
+    changed("xpos_scale_base", 0.0)(model.graph.node[0])
+    with pytest.raises(UsageError, match="cannot be loaded") as caught:
+        opened(model, library())
+    assert "xpos_scale_base is 0" in caught.value.why
 
 
 @pytest.mark.parametrize("perm", [SEQUENCE_FIRST, HEADS_FIRST])

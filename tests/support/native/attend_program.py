@@ -28,6 +28,8 @@ from .cpu_program import ELEMENTS, NUMPY, Program
 SOURCE = "attend.cpp"
 # Outputs are averages of values of size 1; fp16 rounds them once.
 TOLERANCE = {"fp32": 4e-6, "fp16": 2e-3}
+# How much larger the scores of a case with a cap are, and with them what rounding makes of them.
+LARGE = 4
 
 Arrays = tuple["NDArray[Any] | None", ...]
 
@@ -42,9 +44,13 @@ class Case:
     element: str = "fp32"
     batch: int = 1
     heads: int = 2
+    groups: int = 1  # heads of queries for each of keys
     mask: bool = False
     bias: str = ""
     shared_qk: bool = False
+    softcap: float = 0.0
+    sinks: bool = False
+    xpos: float = 0.0
     perm: tuple[int, ...] = SEQUENCE_FIRST
     scale: float | None = None
     threads: int = 1
@@ -53,16 +59,22 @@ class Case:
     @property
     def attributes(self) -> NodeAttributes:
         scale = self.head_dim**-0.5 if self.scale is None else self.scale
-        return NodeAttributes(self.geometry, scale, shared_qk=self.shared_qk, perm=self.perm)
+        return NodeAttributes(self.geometry, scale, shared_qk=self.shared_qk, perm=self.perm, xpos_scale_base=self.xpos)
 
     @property
     def shape(self) -> list[int]:
-        return [(self.batch, self.heads, self.length, self.head_dim)[axis] for axis in self.perm]
+        return self.shape_with(self.heads)
+
+    def shape_with(self, heads: int) -> list[int]:
+        return [(self.batch, heads, self.length, self.head_dim)[axis] for axis in self.perm]
 
     def arrays(self) -> Arrays:
-        """Query, key, value, a mask that hides half of the first sequence, and a bias with -inf and a row of it."""
+        """Query, key, value, a mask that hides half of the first sequence, a bias with -inf and a row of it, sinks."""
         rng = np.random.default_rng(zlib.crc32(repr(replace(self, threads=1, naive=False)).encode()))
-        data = [rng.standard_normal(self.shape).astype(NUMPY[self.element]) for _ in range(3)]
+        heads = (self.heads, self.heads // self.groups, self.heads // self.groups)
+        data = [rng.standard_normal(self.shape_with(count)).astype(NUMPY[self.element]) for count in heads]
+        if self.softcap:
+            data[0] *= LARGE  # scores that the cap changes
         mask = bias = None
         if self.mask:
             mask = rng.random((self.batch, self.length)) > 0.3
@@ -73,17 +85,18 @@ class Case:
             bias[rng.random(bias.shape) < 0.1] = -np.inf
             bias[0, 0] = -np.inf
             bias = bias.astype(NUMPY[self.bias])
-        return *data, mask, bias
+        sinks = rng.standard_normal(self.heads).astype(np.float32) * 3 if self.sinks else None
+        return (*data, mask, bias) if sinks is None else (*data, mask, bias, sinks)
 
     def header(self) -> bytes:
         """As attend.cpp reads it."""
         g = self.geometry
-        sizes = [self.batch, self.heads, self.length, self.head_dim]
+        sizes = [self.batch, self.heads, self.heads // self.groups, self.length, self.head_dim]
         window = [g.window_size, g.look_backward, g.look_forward, g.causal, g.exact_windowsize]
         bias = [bool(self.bias), ELEMENTS.index(self.bias or "fp32")]
-        rest = [self.shared_qk, self.mask, *bias, self.threads, self.naive]
+        rest = [self.shared_qk, self.mask, *bias, self.sinks, self.threads, self.naive]
         integers = [ELEMENTS.index(self.element), self.perm == SEQUENCE_FIRST, *sizes, *window, *rest]
-        return struct.pack(f"{len(integers)}qd", *integers, self.attributes.scale)
+        return struct.pack(f"{len(integers)}q3d", *integers, self.attributes.scale, self.softcap, self.xpos)
 
 
 def named(case: Case) -> str:
@@ -91,6 +104,7 @@ def named(case: Case) -> str:
     kind = f"{'causal' if g.causal else 'open'}-{'exact' if g.exact_windowsize else 'block'}"
     flags = "".join(f"-{name}" for name in ("mask", "bias", "shared_qk") if getattr(case, name))
     window = f"w{g.window_size}-b{g.look_backward}-f{g.look_forward}"
+    flags += f"-g{case.groups}-cap{case.softcap:g}-xpos{case.xpos:g}" + "-sinks" * case.sinks
     return f"{kind}-{window}-n{case.length}-d{case.head_dim}-{case.element}{flags}"
 
 
@@ -118,8 +132,14 @@ class Runner(Program):
 
 
 def expected(case: Case, arrays: Arrays) -> NDArray[np.float64]:
-    query, key, value, mask, bias = arrays
+    query, key, value, mask, bias, *sinks = arrays
     assert query is not None and key is not None and value is not None
+    if sinks or case.groups > 1 or case.softcap or case.geometry.sees_all:
+        assert bias is None and not case.shared_qk and not case.xpos
+        scale = case.attributes.scale
+        return reference.grouped_attention(
+            case.geometry, scale, case.softcap, case.perm, query, key, value, mask, *sinks
+        )
     if bias is not None:
         bias = np.maximum(bias.astype(np.float64), LOWEST_BIAS)
     return reference.windowed_attention(case.attributes, query, key, value, mask, bias)
@@ -137,9 +157,13 @@ def check(runner: Runner, tmp_path: Path, cases: list[Case], **environment: str)
     for case, output in zip(cases, outputs, strict=True):
         arrays, right = call_of(case)
         assert np.isfinite(output).all(), named(case)
-        np.testing.assert_allclose(output, right, rtol=0, atol=TOLERANCE[case.element], err_msg=named(case))
+        atol = TOLERANCE[case.element] * (LARGE if case.softcap else 1)
+        np.testing.assert_allclose(output, right, rtol=0, atol=atol, err_msg=named(case))
         if arrays[3] is not None:
-            dead = reference.rows_without_keys(case.geometry, arrays[3])
+            geometry = case.geometry
+            if geometry.sees_all:  # as a window as long as the sequence
+                geometry = replace(geometry, window_size=case.length)
+            dead = reference.rows_without_keys(geometry, arrays[3])
             rows = output if case.perm == SEQUENCE_FIRST else output.transpose(0, 2, 1, 3)
             assert not rows[dead].any(), named(case)
     return said

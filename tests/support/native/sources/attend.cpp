@@ -1,6 +1,6 @@
 // Runs the CPU kernel on the cases of a file, on threads of its own, and writes what it made.
 //
-//   attend CASES OUTPUTS    every case: a Header, then query, key, value, mask and bias as it has them
+//   attend CASES OUTPUTS    every case: a Header, then query, key, value, mask, bias and sinks as it has them
 //   attend --half IN OUT    all halves as floats, and then the floats of a file as halves
 //
 // Outputs begin as NaN. What it prints, `runCases` says.
@@ -13,13 +13,21 @@
 namespace {
 
 struct Header {
-  int64_t element, sequenceFirst, batch, heads, length, headDim;
+  int64_t element, sequenceFirst, batch, heads, kvHeads, length, headDim;
   int64_t window, backward, forward, causal, exact;
-  int64_t shared, mask, bias, biasElement, threads, naive;
-  double scale;
+  int64_t shared, mask, bias, biasElement, sinks, threads, naive;
+  double scale, softcap, xposBase;
 };
 
 size_t sizeOf(int64_t element) { return element == 0 ? 4 : 2; }
+
+localattn::Layout layoutOf(Header const& h, int64_t heads) {
+  int64_t const head = h.headDim;
+  if (h.sequenceFirst) {
+    return {heads * h.length * head, head, heads * head};
+  }
+  return {heads * h.length * head, h.length * head, head};
+}
 
 int64_t run(localattn::Call const& call, int64_t threads) {
   int64_t const tasks = localattn::count_tasks(call, threads);
@@ -32,10 +40,12 @@ int64_t attend(Header const& h, std::ifstream& in, std::ofstream& out) {
   size_t const bytes = count * sizeOf(h.element);
   int64_t const width = (h.backward + 1 + h.forward) * h.window;
   auto const query = read(in, bytes);
-  auto const key = read(in, bytes);
-  auto const value = read(in, bytes);
+  size_t const keyBytes = static_cast<size_t>(h.batch * h.kvHeads * h.length * h.headDim) * sizeOf(h.element);
+  auto const key = read(in, keyBytes);
+  auto const value = read(in, keyBytes);
   auto const mask = read(in, h.mask ? static_cast<size_t>(h.batch * h.length) : 0);
   auto const bias = read(in, h.bias ? static_cast<size_t>(h.heads * h.window * width) * sizeOf(h.biasElement) : 0);
+  auto const sinks = read(in, h.sinks ? static_cast<size_t>(h.heads) * sizeof(float) : 0);
   auto const output = nothing(bytes);
 
   localattn::Call call{};
@@ -44,12 +54,11 @@ int64_t attend(Header const& h, std::ifstream& in, std::ofstream& out) {
   call.value = value.get();
   call.output = output.get();
   call.element = static_cast<localattn::Element>(h.element);
-  int64_t const head = h.headDim;
-  call.layout.batch = h.heads * h.length * head;
-  call.layout.head = h.sequenceFirst ? head : h.length * head;
-  call.layout.row = h.sequenceFirst ? h.heads * head : head;
+  call.layout = layoutOf(h, h.heads);
+  call.key_layout = layoutOf(h, h.kvHeads);
   call.batch = h.batch;
   call.heads = h.heads;
+  call.kv_heads = h.kvHeads;
   call.length = h.length;
   call.head_dim = h.headDim;
   call.window = {h.window, h.backward, h.forward, h.causal != 0, h.exact != 0};
@@ -57,6 +66,9 @@ int64_t attend(Header const& h, std::ifstream& in, std::ofstream& out) {
   call.shared_qk = h.shared != 0;
   call.key_mask = h.mask ? reinterpret_cast<uint8_t const*>(mask.get()) : nullptr;
   call.attn_bias = h.bias ? bias.get() : nullptr;
+  call.sinks = h.sinks ? reinterpret_cast<float const*>(sinks.get()) : nullptr;
+  call.softcap = static_cast<float>(h.softcap);
+  call.xpos_scale_base = static_cast<float>(h.xposBase);
   call.bias_element = static_cast<localattn::Element>(h.biasElement);
   int64_t tasks = 0;
   if (h.naive) {

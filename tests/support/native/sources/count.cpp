@@ -21,8 +21,8 @@ int main(int count, char** arguments) {
   call.value = data[2].data();
   call.output = data[3].data();
   call.element = localattn::Element::fp32;
-  call.layout = {length * channels, length * channels, channels};
-  call.batch = call.heads = 1;
+  call.layout = call.key_layout = {length * channels, length * channels, channels};
+  call.batch = call.heads = call.kv_heads = 1;
   call.length = length;
   call.head_dim = channels;
   call.window = {window, 1, 0, true, std::atoi(arguments[3]) != 0};

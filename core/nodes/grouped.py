@@ -1,0 +1,144 @@
+"""The contract of the grouped nodes: attention whose query heads share heads of keys and values.
+
+`GroupedWindowedAttention` sees a window, like `WindowedAttention`; `GlobalAttention` sees all keys, if causal those up
+to the query. Both may cap their scores and have sinks. What differs in inputs or in the function's operators is an op
+type of its own: after the base name comes `Mask`, `Softcap` and `Sinks`, in this order.
+
+Shapes, with `B` batch, `N` sequence length, `H` heads, `G` of them for each of the `H/G` heads of keys, `D` head size:
+
+=================  ============================  ===================================================
+`query`            `[B, N, H, D]` or             fp32, fp16 or bf16; `perm` says which layout;
+                   `[B, H, N, D]`                already rotated
+`key, value`       `[B, N, H/G, D]` or           as `query`; head `h` of the queries has head `h // G`
+                   `[B, H/G, N, D]`              of them
+`key_mask`         `[B, N]` bool                 True = keep; a query none of whose visible keys is
+                                                 kept gives zeros
+`sinks`            `[H]`                         type of `query`; a logit that joins the softmax's sum
+                                                 and has no value
+output             as `query`                    `Σ_s e^(x_s)·v_s / (Σ_s e^(x_s) + e^sink)` over the
+                                                 visible keys, `x = scale·q·kᵀ`, capped:
+                                                 `softcap·tanh(scale·q·kᵀ / softcap)`
+=================  ============================  ===================================================
+
+Softcap: Gemma 2 (arXiv 2408.00118). Sinks: gpt-oss, after "Efficient Streaming Language Models with Attention Sinks"
+(arXiv 2309.17453).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..geometry import WindowGeometry
+from .attention import PLUGIN_NAMESPACE, PLUGIN_VERSION, SEQUENCE_FIRST, choose_query_block, geometry_attributes
+
+WINDOWED, GLOBAL = "GroupedWindowedAttention", "GlobalAttention"
+
+
+@dataclass(frozen=True)
+class GroupedVariant:
+    """One op type: what it sees, which optional inputs it has, and whether it caps its scores."""
+
+    op_type: str
+    sees_all: bool = False
+    has_mask: bool = False
+    has_softcap: bool = False
+    has_sinks: bool = False
+
+    # What only WindowedAttention has.
+    has_bias = has_xpos = False
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Inputs in order."""
+        optional = (("key_mask", self.has_mask), ("sinks", self.has_sinks))
+        return ("query", "key", "value", *(name for name, present in optional if present))
+
+    @property
+    def attribute_names(self) -> tuple[str, ...]:
+        """Attributes, in order."""
+        window = ("window_size", "look_backward", "look_forward", "causal", "exact_windowsize")
+        return (
+            *(("causal",) if self.sees_all else window),
+            *("scale", "perm", "query_block"),
+            *(("softcap",) if self.has_softcap else ()),
+            *("plugin_namespace", "plugin_version"),
+        )
+
+
+GROUPED_VARIANTS: tuple[GroupedVariant, ...] = tuple(
+    GroupedVariant(
+        (GLOBAL if sees_all else WINDOWED) + "Mask" * mask + "Softcap" * softcap + "Sinks" * sinks,
+        sees_all=bool(sees_all),
+        has_mask=bool(mask),
+        has_softcap=bool(softcap),
+        has_sinks=bool(sinks),
+    )
+    for sees_all in (0, 1)
+    for sinks in (0, 1)
+    for softcap in (0, 1)
+    for mask in (0, 1)
+)
+
+GROUPED_BY_OP_TYPE = {variant.op_type: variant for variant in GROUPED_VARIANTS}
+
+
+def grouped_variant_for(*, sees_all: bool, has_mask: bool, has_softcap: bool, has_sinks: bool) -> GroupedVariant:
+    """Return the op type with exactly these properties."""
+    wanted = (sees_all, has_mask, has_softcap, has_sinks)
+    return next(v for v in GROUPED_VARIANTS if (v.sees_all, v.has_mask, v.has_softcap, v.has_sinks) == wanted)
+
+
+@dataclass(frozen=True)
+class GroupedAttributes:
+    """Attributes of one node.
+
+    Args:
+        geometry: which keys a query sees; `WindowGeometry.all_keys` for `GlobalAttention`.
+        scale: factor of the scores.
+        softcap: most that a score can be, 0 without a cap.
+        perm: permutation from the inputs' layout to `[B, H, N, D]`.
+        query_block: how many queries the ONNX function takes at a time; kernels ignore it.
+    """
+
+    geometry: WindowGeometry
+    scale: float
+    softcap: float = 0.0
+    perm: tuple[int, ...] = SEQUENCE_FIRST
+    query_block: int = 64
+
+    def variant(self, *, has_mask: bool, has_sinks: bool) -> GroupedVariant:
+        """Return the op type of a node with these attributes and inputs."""
+        return grouped_variant_for(
+            sees_all=self.geometry.sees_all, has_mask=has_mask, has_softcap=bool(self.softcap), has_sinks=has_sinks
+        )
+
+    def as_onnx(self) -> dict[str, Any]:
+        """Return names and values as the node stores them."""
+        geometry = geometry_attributes(self.geometry)
+        return {
+            **({"causal": geometry["causal"]} if self.geometry.sees_all else geometry),
+            "scale": float(self.scale),
+            "perm": list(self.perm),
+            "query_block": self.query_block,
+            **({"softcap": float(self.softcap)} if self.softcap else {}),
+            "plugin_namespace": PLUGIN_NAMESPACE,
+            "plugin_version": PLUGIN_VERSION,
+        }
+
+
+# Queries that GlobalAttention's function takes at a time: more make larger products, and larger scores.
+_GLOBAL_BLOCK = 64
+# Blocks that a short sequence is cut into, so that its scores are not the length squared.
+_FEWEST_BLOCKS = 4
+
+
+def choose_grouped_block(geometry: WindowGeometry, length: int | None) -> int:
+    """Choose how many queries the ONNX function takes per block; `length` is None if it is dynamic."""
+    if not geometry.sees_all:
+        block = choose_query_block(geometry, length, has_bias=False)
+        # A block-local window is one block, and a short sequence only a part of one.
+        return block if length is None else max(1, min(block, length))
+    if length is None or length >= _FEWEST_BLOCKS * _GLOBAL_BLOCK:
+        return _GLOBAL_BLOCK
+    return max(1, length // _FEWEST_BLOCKS)

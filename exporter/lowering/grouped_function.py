@@ -1,0 +1,246 @@
+"""Build the ONNX functions of the grouped nodes (`core.nodes.grouped`): their definition in standard operators.
+
+Heads are grouped by a reshape to `[B, KV, G, …]`, with one dimension of size 1 for keys and values, over which products
+broadcast: nothing is repeated in memory.
+
+`GroupedWindowedAttention` lays blocks and spans of keys out as `WindowedAttention` does (`attention_function.py`).
+
+`GlobalAttention` has no span to gather. A Scan over blocks of queries attends to all keys, so that one block's scores
+are in memory at a time: linear in the length, whatever the length is.
+
+A cap needs one pass more over the scores, sinks two that only read. With the softmax `p` of the scores `x` alone, the
+sum of `e^x` is `e^max(x) / max(p)`, so the output with a sink is `σ(max(x) - log max(p) - sink)·p·v`: no column is
+added to the scores, and nothing overflows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import and_
+from typing import Any
+
+import onnx_ir as ir
+from onnxscript import build_function
+
+from ...core.nodes.attention import DOMAIN, OUTSIDE_SCORE
+from ...core.nodes.grouped import GROUPED_BY_OP_TYPE, GroupedVariant
+from .attention_facts import BodyFacts, facts_of
+from .attention_function import (
+    ATTRIBUTE_TYPES,
+    Laid,
+    OwnSpans,
+    Span,
+    WholeSequence,
+    attribute,
+    cut,
+    integers,
+    length_of,
+    mask_bias,
+    real,
+    sequences_of,
+)
+
+GROUPED_ATTRIBUTE_TYPES: Mapping[str, ir.AttributeType] = {**ATTRIBUTE_TYPES, "softcap": ir.AttributeType.FLOAT}
+# The axis of the blocks in queries [B, KV, G, blocks, block, D].
+_BLOCKS = 3
+
+
+class _Sizes:
+    """Sizes of a node's inputs as tensors of the graph."""
+
+    def __init__(self, op: Any, query: Any, key: Any) -> None:
+        self.length = op.Squeeze(op.Shape(query, start=2, end=3), integers(op, 0))
+        self.heads, self.kv_heads = op.Shape(query, start=1, end=2), op.Shape(key, start=1, end=2)
+        self.groups = op.Div(self.heads, self.kv_heads)
+        self.head_dim = op.Shape(query, start=3, end=4)
+
+
+class _Scores:
+    """How a variant makes weights of products: its scale, cap and sinks.
+
+    Args:
+        op: the builder of the function's own graph; what it makes here is used in subgraphs too.
+        variant: the op type.
+        sizes: those of the inputs.
+        sinks: the input, or None.
+    """
+
+    def __init__(self, op: Any, variant: GroupedVariant, sizes: _Sizes, sinks: Any | None) -> None:
+        self.scale, self.cap, self.sinks = attribute(op, "scale"), None, None
+        if variant.has_softcap:
+            self.cap = attribute(op, "softcap", ir.AttributeType.FLOAT)
+            self.scale = op.Div(self.scale, self.cap)
+        if sinks is not None:
+            shape = op.Concat(sizes.kv_heads, sizes.groups, integers(op, 1, 1), axis=0)
+            self.sinks = op.Reshape(op.Cast(sinks, to=ir.DataType.FLOAT), shape)
+
+    def attend(self, op: Any, query: Any, turned: Any, value: Any, biases: Sequence[Any], sinks: Any | None) -> Any:
+        """Compute the outputs of some queries.
+
+        Args:
+            op: the builder.
+            query: queries times `scale`, `[…, queries, D]`.
+            turned: keys, `[…, D, keys]`.
+            value: values, `[…, keys, D]`.
+            biases: added to the scores.
+            sinks: broadcast against `[…, queries, 1]`, or None.
+        """
+        scores = op.MatMul(query, turned)
+        if self.cap is not None:
+            scores = op.Mul(op.Tanh(scores), self.cap)
+        for bias in biases:
+            scores = op.Add(scores, bias)
+        weights = op.Softmax(scores, axis=-1)
+        output = op.MatMul(weights, value)
+        if sinks is None:
+            return output
+        last = integers(op, -1)
+        top, most = (op.ReduceMax(x, last, keepdims=1) for x in (scores, weights))
+        return op.Mul(output, op.Sigmoid(op.Sub(op.Sub(top, op.Log(most)), sinks)))
+
+
+def _body(variant: GroupedVariant, facts: BodyFacts) -> Any:
+    """Return the Python function that traces the ONNX function of one op type."""
+
+    def to_heads_first(op: Any, x: Any) -> Any:
+        """Transpose to `[B, H, N, D]`, or back."""
+        return x if facts.heads_first else op.Transpose(x, perm=ir.RefAttr("perm", "perm", ir.AttributeType.INTS))
+
+    def trace(op: Any, query: Any, key: Any, value: Any, *optional: Any) -> Any:
+        extra = dict(zip(variant.input_names[3:], optional, strict=True))
+        given, mask = query, extra.get("key_mask")
+        query, key, value = (op.Cast(to_heads_first(op, x), to=ir.DataType.FLOAT) for x in (query, key, value))
+        sizes = _Sizes(op, query, key)
+        scores = _Scores(op, variant, sizes, extra.get("sinks"))
+        if mask is not None:
+            # Replaced, not multiplied by 0, because masked values may be infinite or NaN.
+            kept, hidden = op.Unsqueeze(mask, integers(op, 1, 3)), real(op, 0.0)
+            key, value = (op.Where(kept, x, hidden) for x in (key, value))
+        attend = _attend_to_all if variant.sees_all else _attend_to_windows
+        output = attend(op, sizes, scores, query, key, value, mask, facts)
+        rows = op.Concat(integers(op, 0), sizes.heads, integers(op, -1), sizes.head_dim, axis=0)
+        output = op.Reshape(op.CastLike(output, given), rows)
+        if not facts.aligned:
+            end = op.Unsqueeze(sizes.length, integers(op, 0))
+            output = op.Slice(output, integers(op, 0), end, integers(op, 2))
+        return to_heads_first(op, output)
+
+    return trace
+
+
+def _in_blocks(op: Any, sizes: _Sizes, query: Any, block: Any, rows: Any, facts: BodyFacts) -> Any:
+    """Reshape queries to `[B, KV, G, blocks, block, D]`; the last block repeats the last query where it is short."""
+    if not facts.aligned:
+        query = op.Gather(query, op.Min(rows, op.Sub(sizes.length, op.Constant(value_int=1))), axis=2)
+    block = op.Unsqueeze(block, integers(op, 0))
+    shape = op.Concat(integers(op, 0), sizes.kv_heads, sizes.groups, integers(op, -1), block, sizes.head_dim, axis=0)
+    return op.Reshape(query, shape)
+
+
+def _attend_to_windows(
+    op: Any,
+    sizes: _Sizes,
+    scores: _Scores,
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any | None,
+    facts: BodyFacts,
+) -> Any:
+    """Attend to the spans of blocks; `[B, KV, G, blocks, block, D]`."""
+    span = Span(op, sizes.length, grouped=True)
+    rows = None if facts.aligned else span.range(op, op.Mul(span.blocks, span.block))
+    query = op.Mul(_in_blocks(op, sizes, query, span.block, rows, facts), scores.scale)
+    laid: Laid
+    if facts.whole:
+        laid = WholeSequence(op, span, key, value, mask, window_hides=not facts.all_seen)
+    else:
+        laid = OwnSpans(op, span, key, value, mask, None, None, in_parts=bool(facts.parts))
+    group = integers(op, 2)
+    sinks = None if scores.sinks is None else op.Unsqueeze(scores.sinks, group)
+    outputs = []
+    for part, *where in cut(op, span, query, facts.parts, _BLOCKS):
+        keys, values, biases = laid.part(op, *where)
+        if mask is not None:  # a bias that differs between batch entries has five dimensions
+            biases = [op.Unsqueeze(bias, group) for bias in biases]
+        turned = op.Transpose(op.Unsqueeze(keys, group), perm=[0, 1, 2, 3, 5, 4])
+        outputs.append(scores.attend(op, part, turned, op.Unsqueeze(values, group), biases, sinks))
+    return outputs[0] if len(outputs) == 1 else op.Concat(*outputs, axis=_BLOCKS)
+
+
+def _attend_to_all(
+    op: Any,
+    sizes: _Sizes,
+    scores: _Scores,
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any | None,
+    facts: BodyFacts,
+) -> Any:
+    """Attend to all keys, one block of queries after the other; `[B, KV, G, blocks, block, D]`."""
+    zero, one, first = op.Constant(value_int=0), op.Constant(value_int=1), integers(op, 0)
+    block = op.Max(op.Min(attribute(op, "query_block"), sizes.length), one)
+    blocks = op.Div(op.Sub(op.Add(sizes.length, block), one), block)
+    rows = op.Range(zero, op.Mul(blocks, block), one)
+    query = op.Mul(_in_blocks(op, sizes, query, block, rows, facts), scores.scale)
+    offset = op.Unsqueeze(op.Range(zero, block, one), integers(op, 1))  # [block, 1]
+    # Without a causal mask every row is as good as one behind the last.
+    causal = op.Cast(attribute(op, "causal"), to=ir.DataType.BOOL)
+    position = op.Unsqueeze(op.Range(zero, sizes.length, one), first)  # [1, N]
+    group = integers(op, 2)
+    turned = op.Transpose(op.Unsqueeze(key, group), perm=[0, 1, 2, 4, 3])
+    value = op.Unsqueeze(value, group)
+    masked = None if mask is None else mask_bias(op, mask, position)  # [B, 1, 1, 1, N]
+    # 32 bits hold any position; runtimes that compute int64 in as many need no proof that a state stays within them.
+    narrow = [op.Cast(x, to=ir.DataType.INT32) for x in (op.Where(causal, zero, sizes.length), block, offset, position)]
+    start, step, offset, position = narrow
+    seen, unseen = real(op, 0.0), real(op, OUTSIDE_SCORE)
+
+    def attend(inner: Any, start: Any, part: Any) -> Any:
+        bias = inner.Where(inner.LessOrEqual(position, inner.Add(start, offset)), seen, unseen)  # [block, N]
+        bias = bias if masked is None else inner.Add(masked, bias)
+        return inner.Add(start, step), scores.attend(inner, part, turned, value, [bias], scores.sinks)
+
+    op.builder.push_module("block")  # for names of their own
+    values = [ir.Value(name=f"block.{name}") for name in ("start", "query", "next", "output")]
+    for given, element in zip(values, (ir.DataType.INT32, ir.DataType.FLOAT) * 2, strict=True):
+        given.type = ir.TensorType(element)
+    body = op.builder.subgraph(attend, values[:2], values[2:], name="block")
+    op.builder.pop_module()
+    # TensorRT takes no Scan without a state, and others none along another axis than the first.
+    query = op.Transpose(query, perm=[3, 0, 1, 2, 4, 5])
+    _, parts = op.Scan(start, query, body=body, num_scan_inputs=1, _outputs=2)
+    return op.Transpose(parts, perm=[1, 2, 3, 0, 4, 5])
+
+
+def build_grouped(op_type: str, opset: int, nodes: Sequence[ir.Node]) -> ir.Function:
+    """Build the ONNX function for all nodes of an op type of `core.nodes.grouped`; see `functions.Builder`."""
+    variant = GROUPED_BY_OP_TYPE[op_type]
+    facts = [
+        facts_of(variant, {name: x.value for name, x in node.attributes.items()}, length_of(node), sequences_of(node))
+        for node in nodes
+    ]
+    return grouped_function(variant, opset, reduce(and_, facts))
+
+
+def grouped_function(variant: GroupedVariant, opset: int, facts: BodyFacts | None = None) -> ir.Function:
+    """Build the model-local ONNX function of one op type.
+
+    Args:
+        variant: the op type.
+        opset: opset of the function; it must be the model's.
+        facts: facts that hold for every node of that type; by default none, and the function serves all nodes.
+    """
+    function = build_function(
+        _body(variant, facts or BodyFacts()),
+        [ir.Value(name=name) for name in variant.input_names],
+        domain=DOMAIN,
+        name=variant.op_type,
+        attributes=[ir.Attr(name, GROUPED_ATTRIBUTE_TYPES[name], None) for name in variant.attribute_names],
+        opset_imports={"": opset},
+    )
+    for node in function.all_nodes():
+        node.metadata_props.clear()  # the builder notes that it could not infer a Scan's shapes
+    return function

@@ -1,0 +1,109 @@
+"""Attention with shared heads of keys for modules: one node while exporting, the PyTorch operator otherwise."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ....core.error_texts import argument
+from ....core.errors import UsageError
+from ....core.geometry import WindowGeometry
+from ....core.nodes.attention import DOMAIN, DOMAIN_VERSION, HEADS_FIRST, SEQUENCE_FIRST
+from ....core.nodes.grouped import GroupedAttributes, choose_grouped_block
+from ....plugins import grouped_op
+from .windowed_attention_op import windowed_attention_op
+
+
+def grouped_attention_op(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    geometry: WindowGeometry,
+    scale: float,
+    *,
+    key_mask: Tensor | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    sequence_first: bool = True,
+) -> Tensor:
+    """Compute attention; the mathematics is that of `core.nodes.grouped`.
+
+    It becomes a plain `WindowedAttention` node where nothing needs more: that one has a kernel for GPUs too.
+
+    Args:
+        query: `[B, N, H, D]` if `sequence_first`, else `[B, H, N, D]`.
+        key: as query, with any number of heads that divides `H`.
+        value: as key.
+        geometry: which keys a query sees; `WindowGeometry.all_keys` for a layer without a window.
+        scale: factor of the scores.
+        key_mask: bool `[B, N]`, True = keep.
+        softcap: most that a score can be, 0 without a cap.
+        sinks: `[H]`, a logit a head that joins the softmax's sum and has no value.
+        sequence_first: layout, see query.
+
+    Raises:
+        UsageError: sizes that do not fit together, or a softcap that is no cap.
+    """
+    axis = 2 if sequence_first else 1
+    heads, kv_heads = query.shape[axis], key.shape[axis]
+    _check_sizes(query, key, value, heads, kv_heads)
+    if not (math.isfinite(softcap) and softcap >= 0):
+        raise UsageError(f"{argument('softcap', softcap)} is no cap.", why="It is a positive number, or 0 for none.")
+    if sinks is not None:
+        if tuple(sinks.shape) != (heads,):
+            raise UsageError(f"sinks has shape {list(sinks.shape)}; it must be [{heads}], one a head.")
+        sinks = sinks.to(query.dtype)
+    if heads == kv_heads and not softcap and sinks is None and not geometry.sees_all:
+        return windowed_attention_op(
+            query, key, value, geometry, scale, key_mask=key_mask, sequence_first=sequence_first
+        )
+    if not torch.onnx.is_in_onnx_export():
+        output: Tensor = grouped_op.grouped_attention(
+            query,
+            key,
+            value,
+            key_mask,
+            sinks,
+            geometry.window_size,
+            geometry.look_backward,
+            geometry.look_forward,
+            geometry.causal,
+            geometry.exact_windowsize,
+            scale,
+            softcap,
+            sequence_first,
+        )
+        return output
+    length = query.shape[1 if sequence_first else 2]
+    attributes = GroupedAttributes(
+        geometry,
+        scale,
+        softcap,
+        perm=SEQUENCE_FIRST if sequence_first else HEADS_FIRST,
+        query_block=choose_grouped_block(geometry, length if isinstance(length, int) else None),
+    )
+    variant = attributes.variant(has_mask=key_mask is not None, has_sinks=sinks is not None)
+    return torch.onnx.ops.symbolic(
+        f"{DOMAIN}::{variant.op_type}",
+        [query, key, value, *(x for x in (key_mask, sinks) if x is not None)],
+        attributes.as_onnx(),
+        dtype=query.dtype,
+        shape=query.shape,
+        version=DOMAIN_VERSION,
+    )
+
+
+def _check_sizes(query: Tensor, key: Tensor, value: Tensor, heads: int, kv_heads: int) -> None:
+    """Refuse heads of keys that do not divide those of queries, and values of another width."""
+    if kv_heads == 0 or heads % kv_heads:
+        raise UsageError(
+            f"{heads} heads of queries cannot share {kv_heads} of keys.", why="Every head of keys serves as many."
+        )
+    if key.shape != value.shape or key.shape[-1] != query.shape[-1]:
+        raise UsageError(
+            f"Keys are {list(key.shape)} and values {list(value.shape)}, queries {query.shape[-1]} wide.",
+            why="The node takes one width for all three.",
+            fix="Append channels of zeros to the narrower ones, and cut the output.",
+        )
