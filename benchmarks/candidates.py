@@ -107,7 +107,7 @@ def in_onnxruntime(
 
 
 def _node(feed: dict[str, Array], kernels: Path | None = None) -> Run:
-    """The exported node, its function body inlined by onnxruntime, as `localattn export` writes it."""
+    """The exported node, its function definition inlined by onnxruntime, as `localattn export` writes it."""
     inputs = [value_of(name, list(x.shape)) for name, x in feed.items()]
     node = attention_node(inputs, GEOMETRY, masked=False)
     return in_onnxruntime(inputs, [node], feed, opset=DEFAULT_OPSET, kernels=kernels)

@@ -30,10 +30,10 @@ def bench(
         INPUT,
     ] = None,
     seq_len: Annotated[
-        str | None, typer.Option(help="Lengths to measure at (512,1024), for files with an open axis.")
+        str | None, typer.Option(help="Lengths to measure at (512,1024), for files with a dynamic axis.")
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, max=LARGEST_SIZE, help="Sequences a call, for files with an open axis.")
+        int | None, typer.Option(min=1, max=LARGEST_SIZE, help="Sequences a call, for files with a dynamic axis.")
     ] = None,
     duration: Annotated[
         float,

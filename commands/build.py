@@ -90,7 +90,7 @@ def build(
     ] = None,
     min_shapes: Annotated[
         list[str] | None,
-        typer.Option(help=f"Smallest sizes of open dimensions, {_SHAPES} Each time it is given is one more profile."),
+        typer.Option(help=f"Smallest sizes of dynamic axes, {_SHAPES} Each time it is given is one more profile."),
     ] = None,
     opt_shapes: Annotated[list[str] | None, typer.Option(help="Sizes to be fastest at, of each profile.")] = None,
     max_shapes: Annotated[list[str] | None, typer.Option(help="Largest sizes, of each profile.")] = None,

@@ -222,7 +222,7 @@ def _cpu_library_probe() -> Probe:
         found = tuple(str(stored.path) for stored in candidates(CPU_KERNELS))
         none = "There is none installed or in your cache; one built with --output is used when it is named."
         why = "Those here are of another release, or for another processor." if found else none
-        return "missing", "", f"{why} The function body serves.", found
+        return "missing", "", f"{why} The function definition serves.", found
 
     ask = () if library is None else ("library", for_child(library.image), str(library.path))
     return Probe(

@@ -27,7 +27,7 @@ from .parts.console import (
     say,
     suggest,
 )
-from .parts.export_module import ModuleRequest, export_users_module, open_axes, print_module, refuse_options
+from .parts.export_module import ModuleRequest, export_users_module, parse_axes, print_module, refuse_options
 from .parts.export_steps import Mode, print_step_files, print_step_plan
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.terminal.panels import MODULE
@@ -241,7 +241,7 @@ def export(
     """
     if standard_ops and no_function_body:
         raise typer.BadParameter("it contradicts --no-function-body", param_hint="--standard-ops")
-    axes, source = open_axes(dynamic), weights if checkpoint is None else checkpoint
+    axes, source = parse_axes(dynamic), weights if checkpoint is None else checkpoint
     common: dict[str, Any] = {
         "opset": opset,
         "function_body": not no_function_body,

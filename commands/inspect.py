@@ -180,7 +180,7 @@ def _print_checkpoint(description: dict[str, Any], writes_config: bool) -> None:
     for line in description["notes"]:
         say(f"  note    {line}")
     say(f"Class: {description['class'] or 'cannot be told'}   Configuration: {description['config'] or 'none'}")
-    for title, entries in (("Told by the weights", "inferred"), ("Configured", "given")):
+    for title, entries in (("Given by the weights", "inferred"), ("Configured", "given")):
         if description[entries]:
             say(f"{title}:")
             width = max(map(len, description[entries]))

@@ -74,7 +74,7 @@ def parity(
     ] = None,
     seq_len: Annotated[
         str | None,
-        typer.Option(help="Lengths to compare at (512,1024), for an open axis. (Default: around the window.)"),
+        typer.Option(help="Lengths to compare at (512,1024), for a dynamic axis. (Default: around the window.)"),
     ] = None,
     causal: Annotated[
         bool | None,
@@ -189,7 +189,7 @@ def _print_reports(reports: list[ParityReport]) -> None:
         judge = f" ({report.reference.provider}, {report.reference.backend})" if report.reference.provider else ""
         say(f"{report.model}{how} and {report.against}{judge} are {verdict} within {report.tolerance.describe()}.")
         for side in report.compared_windows:
-            say(f"  window of {side['whose']:<13}  {'; '.join(side['windows']) or 'not told'}")
+            say(f"  window of {side['whose']:<13}  {'; '.join(side['windows']) or 'not given'}")
         for line in report.beside_baseline():
             say(f"{line}.")
         if not report.passed:

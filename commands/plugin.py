@@ -263,7 +263,7 @@ def rewrite(
         return
     say(f"{output}  {len(rewritten.nodes)} attention node(s) in the domain trt.plugins")
     for name in rewritten.kept:
-        say(f"  kept    {name}: its xpos is not in the kernel; its function body stands in its place")
+        say(f"  kept    {name}: its xpos is not in the kernel; its function definition stands in its place")
     say("Before onnxruntime opens it, load the plugin library into TensorRT in the same process:")
     say("  tensorrt.get_plugin_registry().load_library(PATH), with the PATH that `localattn plugin path` prints")
 

@@ -40,7 +40,7 @@ from .checks.loads import check_loads, check_model
 from .checks.parity import check_parity
 from .checks.quadratic_memory import Shape, Taken, allowed, check_quadratic_memory, freest, graph_shapes
 from .checks.sweep import check_sweep, dynamic_node_checks, rows_of_checkpoint
-from .checks.wide_integers import check_wide_integers, open_sizes, token_limits
+from .checks.wide_integers import check_wide_integers, dynamic_sizes, token_limits
 from .checks.window import check_window
 from .lowering import functions, trace
 from .lowering.quantize import quantize_weights
@@ -293,7 +293,7 @@ def _run_checks(
 
 def _wide_integers(written: onnx.ModelProto, path: Path, source: SourceModel, request: ExportRequest) -> CheckRecord:
     limits = token_limits(source.inputs(request.dtype), source.token_limit)
-    sizes = open_sizes(request.dynamic or (), SEQUENCE, source.shapes.seq_len)
+    sizes = dynamic_sizes(request.dynamic or (), SEQUENCE, source.shapes.seq_len)
     return allowed(check_wide_integers(written, path.parent, limits, sizes), request.allow_wide_integers)
 
 
@@ -347,6 +347,6 @@ def sidecar_of(
         "model_sha256": sha256(staged),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "checks": checks,
-        "unproven": [] if proven_by_golden(checks) else list(source.untold),
+        "unproven": [] if proven_by_golden(checks) else list(source.not_in_weights),
     }
     return Sidecar(**(facts | others))

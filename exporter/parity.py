@@ -51,15 +51,15 @@ def run_parity(request: ParityRequest, progress: Callable[[str], None] = lambda 
         check_signature(candidate, source, step.inputs(candidate.dtype))
         reference = ReferenceRunner(whole_sequence(step), candidate.dtype, few_sequences=True)
     else:
-        reference = ReferenceRunner(source, candidate.dtype, _open_axes(candidate), samples=True)
+        reference = ReferenceRunner(source, candidate.dtype, _dynamic_axes(candidate), samples=True)
         check_signature(candidate, source, reference.inputs)
     notes += [*altered(candidate.file), *candidate.notes]
-    unproven = () if was_proven(candidate) else source.untold
+    unproven = () if was_proven(candidate) else source.not_in_weights
     module, windows = untouched_module(reference.source, candidate.precision), reference.source.window_views()
     return compare_models(request, candidate, reference, FLOAT64, windows, notes, progress, module, unproven)
 
 
-def _open_axes(candidate: FileRunner) -> list[str]:
+def _dynamic_axes(candidate: FileRunner) -> list[str]:
     sizes = {size for spec in candidate.inputs for size in spec.shape}
     return [name for name in (BATCH, SEQUENCE) if name in sizes]
 

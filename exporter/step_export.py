@@ -26,7 +26,7 @@ from ..runtime.parity.golden import Golden
 from ..runtime.parity.runner import StepRunner
 from ..runtime.session import Session
 from .artifact.form import WrittenForm, written_form
-from .artifact.publish import companion_path, demand, drop_attention_bodies, output_specs, publish_models, save_model
+from .artifact.publish import companion_path, demand, drop_attention_functions, output_specs, publish_models, save_model
 from .artifact.serialize import read_message
 from .checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
 from .checks.golden import check_golden, open_golden
@@ -153,8 +153,8 @@ def export_steps(request: StepRequest, progress: Progress = lambda _: None) -> l
                 ir.save(part.form.model, part.staged)
         _check(parts, asked, progress, golden)
         if not asked.function_body:
-            progress("Removing the function body")
-            _remove_bodies(parts, asked, shared)
+            progress("Removing the function definition")
+            _remove_functions(parts, asked, shared)
         progress("Writing")
         reports = [
             ExportReport(part.path, _sidecar(part, parts, asked, opened), opened.notes if part is parts[0] else [])
@@ -214,9 +214,9 @@ def _fed(part: _Part, session: Session, step: Session | None, dtype: str) -> Ste
     return StepRunner(ArrayStep(own.facts(dtype, mode="step", prefill=None), sessions), singles=0)
 
 
-def _remove_bodies(parts: list[_Part], asked: ExportRequest, shared: str | None) -> None:
+def _remove_functions(parts: list[_Part], asked: ExportRequest, shared: str | None) -> None:
     for part in parts:
-        drop_attention_bodies(part.form.model)
+        drop_attention_functions(part.form.model)
         if shared is None:
             part.data = save_model(part.form.model, part.staged, asked.external_data_from)
         else:

@@ -117,8 +117,8 @@ class _Runs:
         count, goes_on = (*node.input, "", "")[:2]
         # The subgraph gets the flag of the first round; if it then continues again, it always does.
         first = scope.value(goes_on) if goes_on else True
-        told = {body.input[1].name: first} if len(body.input) > 1 else {}
-        inside = _Scope(body, scope, told)
+        fed = {body.input[1].name: first} if len(body.input) > 1 else {}
+        inside = _Scope(body, scope, fed)
         rounds = 1
         if first and body.output and inside.value(body.output[0].name):
             most = scope.value(count) if count else _ENDLESS

@@ -90,10 +90,10 @@ def _trie(data: bytes, begin: int, size: int) -> set[str]:
     nodes = [(begin, "")] if size else []
     while nodes:
         at, name = nodes.pop()
-        told, at = number(at)
-        if told:
+        length, at = number(at)
+        if length:
             found.add(name.removeprefix("_"))
-        at += told
+        at += length
         children, at = data[at], at + 1
         for _ in range(children):
             edge = _text(data, at)

@@ -36,7 +36,7 @@ def onnx_page(document: Document) -> Page:
     doubts = [] if sidecar is None else not_proven(sidecar.get("unproven", ()), document["path"])
     verdict, mark = _verdict(checks, bool(warnings), doubts)
     kind = "ONNX" if sidecar is None else sidecar["class"]
-    told = (
+    summary = (
         "No sidecar tells of its checkpoint or its checks." if sidecar is None else f"At export {checks_text(checks)}."
     )
     sections = [Section("Inputs and outputs", tables=(signature_table(document),)), *_windows(document)]
@@ -48,7 +48,7 @@ def onnx_page(document: Document) -> Page:
     weights = f"{document['weight_dtype'] or 'no'} weights of {size(document['initializer_bytes'])}"
     return Page(
         title=PurePath(document["path"]).name,
-        lead=f"{kind}, {size(document['file_bytes'])}, {weights}. {told}",
+        lead=f"{kind}, {size(document['file_bytes'])}, {weights}. {summary}",
         verdict=verdict,
         mark=mark,
         warnings=(*warnings, *doubts),
@@ -97,7 +97,7 @@ def checkpoint_page(document: Document) -> Page:
         for how, group in (("the weights", document["inferred"]), ("the configuration", document["given"]))
         for name, entry in group.items()
     ]
-    columns = (Column("argument", False), Column("value", False, True), Column("told by", False, True))
+    columns = (Column("argument", False), Column("value", False, True), Column("given by", False, True))
     sections = [Section("Arguments", tables=(Table("", columns, tuple(entries)),))] if entries else []
     for title, column, listed in (
         ("In the checkpoint, not used", "why", [(x["from"], x["value"], x["why"]) for x in document["unused"]]),
@@ -111,11 +111,11 @@ def checkpoint_page(document: Document) -> Page:
         if document[key]:
             rows = tuple((name,) for name in document[key])
             sections.append(Section(title, tables=(Table("", (Column("tensor", False, True),), rows),)))
-    told = document["class"] or "A class that cannot be told"
+    summary = document["class"] or "A class that cannot be told"
     counts = f"{document['tensors']:,} tensors, {document['parameters']:,} parameters"
     return Page(
         title=PurePath(document["path"]).name,
-        lead=f"{told}: {counts}, {size(document['bytes'])}.",
+        lead=f"{summary}: {counts}, {size(document['bytes'])}.",
         verdict="More is needed" if needed else "Ready to export",
         mark="unsure" if needed else "good",
         warnings=(*document["notes"], *needed.splitlines()),
@@ -170,7 +170,7 @@ def _graph(document: Document) -> Section:
     ]
     return Section(
         "Graph",
-        (f"{sum(document['nodes'].values()):,} nodes; what stands in function bodies is not counted.",),
+        (f"{sum(document['nodes'].values()):,} nodes; what stands in function definitions is not counted.",),
         tables=(
             Table("", (_KEY, _VALUE), tuple(facts)),
             Table("Operators", (Column("operator", False), Column("nodes")), tuple(rows)),

@@ -26,7 +26,7 @@ _SIDECAR = (
     ("dtype", "Element type"),
     ("seq_len", "Tokens a sequence"),
     ("batch", "Sequences a call"),
-    ("dynamic", "Open axes"),
+    ("dynamic", "Dynamic axes"),
     ("opset", "Opset"),
     ("function_body", "Attention in standard operators"),
     ("standard_ops", "Standard operators alone"),

@@ -181,14 +181,14 @@ def _times(own: Any, other: float) -> str:
 def _compared_windows(sides: Sequence[Document], before: str) -> Section:
     """Show the windows of both sides of a comparison that failed."""
     rows = [
-        (PurePath(side["of"]).name, side["whose"], line) for side in sides for line in side["windows"] or ["not told"]
+        (PurePath(side["of"]).name, side["whose"], line) for side in sides for line in side["windows"] or ["not given"]
     ]
     columns = (Column("of", False), Column("which", False), Column("window", False, True))
-    told = [side["windows"] for side in sides if side["windows"]]
-    differ = len(told) > 1 and any(windows != told[0] for windows in told)
+    listed = [side["windows"] for side in sides if side["windows"]]
+    differ = len(listed) > 1 and any(windows != listed[0] for windows in listed)
     text = "They differ: that alone makes the outputs differ." if differ else "They are the same."
     return Section(
-        f"{before}Windows of both", (text,) if len(told) > 1 else (), tables=(Table("", columns, tuple(rows)),)
+        f"{before}Windows of both", (text,) if len(listed) > 1 else (), tables=(Table("", columns, tuple(rows)),)
     )
 
 

@@ -10,8 +10,8 @@ from .svg.window import chosen_query, reach_picture, shown, single_positions, wi
 
 def window_charts(view: WindowView) -> tuple[Chart, ...]:
     """Draw which keys queries see, and how far the last (or the middle) one sees through the layers."""
-    told = example_text(view.example(chosen_query(view)))
-    charts = [Chart(window_picture(view), f"{_filled(view)} ({_part(view)}). Pointed out: {told}.")]
+    pointed = example_text(view.example(chosen_query(view)))
+    charts = [Chart(window_picture(view), f"{_filled(view)} ({_part(view)}). Pointed out: {pointed}.")]
     if view.depth > 1 and not view.biases:
         query = view.sequence - 1 if view.geometry.causal else view.sequence // 2
         charts.append(Chart(reach_picture(view, query), f"Inputs that query {query:,} sees through the layers."))

@@ -297,26 +297,26 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, NDArray[Any]]
             why=" ".join(wrong),
             fix=f"The model takes: {'; '.join(spec.describe() for spec in specs) or 'nothing'}.",
         )
-    open_sizes: dict[str, int] = {}
+    dynamic_sizes: dict[str, int] = {}
     ready: Arrays = {}
     for spec in specs:
         array = inputs[spec.name]
         if not isinstance(array, np.ndarray):
             raise _misfit(spec, f"a {type(array).__name__}, not a numpy array")
-        _check_shape(spec, array, open_sizes)
+        _check_shape(spec, array, dynamic_sizes)
         ready[spec.name] = _exact(spec, array)
     return ready
 
 
-def _check_shape(spec: TensorSpec, array: NDArray[Any], open_sizes: dict[str, int]) -> None:
-    """Compare sizes; `open_sizes` stores the first size seen of each named dimension."""
+def _check_shape(spec: TensorSpec, array: NDArray[Any], dynamic_sizes: dict[str, int]) -> None:
+    """Compare sizes; `dynamic_sizes` stores the first size seen of each named dimension."""
     fits = len(array.shape) == len(spec.shape)
     for wanted, size in zip(spec.shape, array.shape, strict=False):
         if isinstance(wanted, str) and wanted != UNNAMED_DIMENSION:
-            wanted = open_sizes.setdefault(wanted, size)
+            wanted = dynamic_sizes.setdefault(wanted, size)
         fits = fits and wanted in (size, UNNAMED_DIMENSION)
     if not fits:
-        sizes = ", ".join(f"{name} = {size}" for name, size in open_sizes.items())
+        sizes = ", ".join(f"{name} = {size}" for name, size in dynamic_sizes.items())
         raise _misfit(spec, f"shape {format_shape(array.shape)}" + (f" (with {sizes})" if sizes else ""))
 
 

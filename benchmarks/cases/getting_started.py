@@ -51,7 +51,7 @@ def follow(folder: Path, tell: Callable[[str], None] = lambda _: None) -> Iterat
     Raises:
         AssertionError: one failed.
     """
-    programs, told = folder / "programs", folder / "told"
+    programs, place = folder / "programs", folder / "told"
     programs.mkdir()
     for name in ("python3", "python"):
         (programs / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
@@ -72,11 +72,11 @@ def follow(folder: Path, tell: Callable[[str], None] = lambda _: None) -> Iterat
         tell(command)
         begin = time.perf_counter()
         # The folder that a command leaves the shell in is that of the next one.
-        line = f"{command.replace(ADDRESS, shlex.quote(str(ROOT)))}\npwd > {shlex.quote(str(told))}"
+        line = f"{command.replace(ADDRESS, shlex.quote(str(ROOT)))}\npwd > {shlex.quote(str(place))}"
         ended = subprocess.run(["sh", "-ec", line], cwd=here, env=environment, capture_output=True, text=True)
         seconds = time.perf_counter() - begin
         assert ended.returncode == 0, f"{command}\n{ended.stdout}{ended.stderr}"
-        here = Path(told.read_text(encoding="utf-8").strip())
+        here = Path(place.read_text(encoding="utf-8").strip())
         yield command, seconds, ended.stdout
 
 

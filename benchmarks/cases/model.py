@@ -28,7 +28,7 @@ from .model_profile import Parts, profile
 
 LIMIT = 1.15
 _SAMPLES, _LEAST = 15, 5
-KERNELS, BODIES = "compiled kernels", "function bodies"
+KERNELS, BODIES = "compiled kernels", "function definitions"
 
 
 def measure(checkpoint: Path, seconds: float, tell: Callable[[str], None]) -> dict[str, Any]:

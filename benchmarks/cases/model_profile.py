@@ -29,7 +29,7 @@ class Parts:
     Args:
         linear: in products with the model's matrices.
         streams: in the residual streams' products, where they are operators of their own.
-        attention: in attention nodes, or in what their function bodies became.
+        attention: in attention nodes, or in what their function definitions became.
         others: in the rest, by operator.
     """
 
@@ -56,7 +56,7 @@ def profile(path: Path, feed: dict[str, Any], folder: Path, library: Path | None
         path: the file.
         feed: its inputs.
         folder: for the profiler's own file.
-        library: of compiled kernels; None for function bodies.
+        library: of compiled kernels; None for function definitions.
     """
     session = open_session(str(path), library, folder / "profile")
     for _ in range(_CALLS):

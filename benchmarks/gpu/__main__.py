@@ -67,8 +67,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return int(error.exit_code)
     store = Store(options.output, facts(name, device))
-    if not options.fresh and (told := store.read()):
-        print(told)
+    if not options.fresh and (report := store.read()):
+        print(report)
     return run(options, grid, device, store)
 
 

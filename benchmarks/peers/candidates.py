@@ -45,7 +45,7 @@ def _typed(cell: Cell, feed: dict[str, Array]) -> list[ir.Value]:
 
 
 def node(cell: Cell, feed: dict[str, Array]) -> Run:
-    """The exported node, its function body inlined by onnxruntime."""
+    """The exported node, its function definition inlined by onnxruntime."""
     inputs = _typed(cell, feed)
     made = attention_node(inputs, cell.geometry, masked=cell.masked)
     return in_onnxruntime(inputs, [made], feed, opset=DEFAULT_OPSET)

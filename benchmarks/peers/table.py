@@ -10,7 +10,7 @@ from . import candidates as ways
 from .candidates import Run
 from .grid import MAIN_WINDOW, SOME_LENGTHS, Array, Cell
 
-# The node's function body and its compiled kernel.
+# The node's function definition and its compiled kernel.
 OURS = ("node", "kernel")
 _ALL_SCORES_AT_MOST = 2 << 30
 

@@ -38,7 +38,7 @@ class ModuleRequest:
     output: Path | None
 
 
-def open_axes(text: str | None) -> tuple[str, ...]:
+def parse_axes(text: str | None) -> tuple[str, ...]:
     """Read the names of dynamic axes from `batch,seq`; `none` means no axis.
 
     Raises:

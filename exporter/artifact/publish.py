@@ -125,8 +125,8 @@ def finish_export(
     release_memory(mapped)
     checks = demand(check(staged), mapped)
     if not function_body:
-        progress("Removing the function body")
-        drop_attention_bodies(model)
+        progress("Removing the function definition")
+        drop_attention_functions(model)
         data = save_model(model, staged, external_data_from)
         bare = {"name": "onnx checker, no body", "detail": "checked above with the body attached"}
         checks.append(check_model(staged).model_copy(update=bare))
@@ -136,7 +136,7 @@ def finish_export(
     return sidecar
 
 
-def drop_attention_bodies(model: ir.Model) -> None:
+def drop_attention_functions(model: ir.Model) -> None:
     """Remove the ONNX functions of the attention nodes in place, so that a plugin must compute these nodes.
 
     The functions of other nodes stay: no plugin computes those.

@@ -51,7 +51,7 @@ def run_bisect(request: BisectRequest, progress: Callable[[str], None] = lambda 
     session = load(file, provider="cpu", plugin="none", verify=False)  # an altered file is what bisect looks for
     candidate = SessionRunner(session, file, facts)
     if not all(isinstance(size, int) for spec in session.inputs for size in spec.shape):
-        raise UsageError(f"{path} has open dimensions.", why="This needs a file with static shapes.")
+        raise UsageError(f"{path} has dynamic axes.", why="This needs a file with static shapes.")
     source, notes = source_of_file(ParityRequest(path, request.checkpoint, config=request.config), candidate)
     dtype = candidate.dtype
     check_signature(candidate, source, source.inputs(dtype))

@@ -20,9 +20,9 @@ from ..models.family import StateDictForm
 from ..models.inference import INV_FREQ, Findings, TensorShapes, bounded
 from ..models.registry import CLASSES, ClassEntry, detect_family
 from .config import RawConfig, adds_residual_only, check_names, resolve_class
+from .not_in_weights import not_in_weights
 from .settings import Settings, contradiction, read_settings, reconciled, stated_classes
 from .traceless import traceless_arguments
-from .untold import untold
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +49,7 @@ class Resolved:
         notes: what was assumed or renamed, one line each.
         missing: names the class has and the checkpoint lacks; never rotary frequencies, which have a formula.
         unexpected: names the checkpoint has and the class lacks.
-        untold: arguments that change the outputs and that no tensor shows, given or not.
+        not_in_weights: arguments that change the outputs and that no tensor shows, given or not.
     """
 
     class_name: str
@@ -61,7 +61,7 @@ class Resolved:
     notes: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
-    untold: list[str] = field(default_factory=list)
+    not_in_weights: list[str] = field(default_factory=list)
 
     def check_keys(self) -> None:
         """Refuse a checkpoint that does not hold exactly the class' tensors.
@@ -221,7 +221,7 @@ def infer_config(
         ],
         missing=missing,
         unexpected=[name for name in shapes if name not in expected],
-        untold=untold(entry, args, findings),
+        not_in_weights=not_in_weights(entry, args, findings),
     )
 
 
@@ -273,17 +273,17 @@ def _check_given(
     window = entry.family.window_argument
     has_default = not entry.args.model_fields[window].is_required()
     if window not in {**findings, **given} and not (has_default and relies_on_defaults):
-        raise _untold(entry, window)
+        raise _not_shown(entry, window)
     if "heads" not in entry.args.model_fields or "heads" in {**findings, **given}:
         return
     to_qkv = next(name for name in shapes if name.endswith("to_qkv.weight"))
     fields = entry.args.model_fields
     default_width = fields["heads"].default * fields["dim_head"].default
     if not relies_on_defaults or shapes[to_qkv][0] != 3 * default_width:
-        raise _untold(entry, "heads")
+        raise _not_shown(entry, "heads")
 
 
-def _untold(entry: ClassEntry, name: str) -> UsageError:
+def _not_shown(entry: ClassEntry, name: str) -> UsageError:
     return UsageError(
         f"{entry.name} needs {name}, and the weights do not tell it.",
         why="It leaves no trace in the tensors' shapes; guessed wrong, the model would run and be wrong.",

@@ -51,10 +51,10 @@ class OpenedCheckpoint:
         return [*self.loaded.notes, *self.resolved.notes]
 
     @property
-    def untold(self) -> list[str]:
+    def not_in_weights(self) -> list[str]:
         """Arguments and ways to call the model that change its outputs and that no tensor shows."""
         called = CLASSES[self.resolved.class_name].family.extra_inputs & {"causal"}
-        return [*self.resolved.untold, *sorted(called)]
+        return [*self.resolved.not_in_weights, *sorted(called)]
 
     def source(self, request: ShapeRequest) -> SourceModel:
         """Build the model at the requested shapes.
@@ -70,7 +70,7 @@ class OpenedCheckpoint:
             self.resolved.state,
             not adds_residual_only(self.resolved.hyper_connections),
             request,
-            self.untold,
+            self.not_in_weights,
         )
 
 

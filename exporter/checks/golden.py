@@ -78,6 +78,6 @@ def check_golden(
         raise CheckFailed(
             f"The exported file does not compute what your model computed: {golden.path}.",
             why=f"{record.detail[:1].upper()}{record.detail[1:]}.",
-            fix=likely(() if source is None else source.untold),
+            fix=likely(() if source is None else source.not_in_weights),
         )
     return record

@@ -56,7 +56,7 @@ def check_layer_windows(model: onnx.ModelProto, absent: Sequence[str]) -> CheckR
 def check_layer_memory(
     model: onnx.ModelProto,
     lengths: set[int],
-    open_axis: str,
+    dynamic_axis: str,
     retrace: Callable[[Taken], tuple[set[int], dict[str, Shape]] | None],
 ) -> CheckRecord:
     """Check that no attention node and no other tensor takes memory quadratic in the sequence length.
@@ -64,7 +64,7 @@ def check_layer_memory(
     Args:
         model: the written file, weights may be absent.
         lengths: lengths of the sequences, if they are static.
-        open_axis: name of the sequence axis if it is dynamic, else "".
+        dynamic_axis: name of the sequence axis if it is dynamic, else "".
         retrace: traces the module so that every layer sees other lengths; returns those lengths and the shapes by
             name, or None if the module accepts no other lengths.
     """
@@ -73,9 +73,9 @@ def check_layer_memory(
     if suspects:
         return CheckRecord(name=MEMORY, status="failed", detail=f"not linear in the length: {', '.join(suspects[:5])}")
     shapes = _shapes(model)
-    square = {name: shape for name, shape in shapes.items() if _is_square(shape, lengths, open_axis)}
+    square = {name: shape for name, shape in shapes.items() if _is_square(shape, lengths, dynamic_axis)}
     faults = list(square)
-    if square and not open_axis:
+    if square and not dynamic_axis:
         taken = taken_sizes(shapes, square)
         elsewhere = retrace(taken)
         if elsewhere is not None:
@@ -159,10 +159,10 @@ def _scores(
     return found
 
 
-def _is_square(shape: tuple[int | str, ...], lengths: set[int], open_axis: str) -> bool:
-    if open_axis:
+def _is_square(shape: tuple[int | str, ...], lengths: set[int], dynamic_axis: str) -> bool:
+    if dynamic_axis:
         # `Min(32, seq)` does not grow with the sequence, because it is bounded by its number.
-        growing = [size for size in shape if isinstance(size, str) and open_axis in size]
+        growing = [size for size in shape if isinstance(size, str) and dynamic_axis in size]
         return sum(not size.startswith("Min(") for size in growing) >= 2
     sizes = [size for size in shape if isinstance(size, int)]
     return sum(size in lengths for size in sizes) >= 2 and math.prod(sizes) > 1

@@ -39,8 +39,8 @@ def check_sweep(
 def dynamic_node_checks(model: onnx.ModelProto, source: SourceModel, axes: Sequence[str]) -> Iterator[CheckRecord]:
     """Run each check of a model's attention nodes; its weights may be absent."""
     yield check_layer_windows(model, [])
-    open_axis = SEQUENCE if SEQUENCE in axes else ""
-    yield check_layer_memory(model, {source.shapes.seq_len}, open_axis, lambda _: None)
+    dynamic_axis = SEQUENCE if SEQUENCE in axes else ""
+    yield check_layer_memory(model, {source.shapes.seq_len}, dynamic_axis, lambda _: None)
 
 
 def check_joined_rows(

@@ -42,7 +42,7 @@ def check_wide_integers(
     return CheckRecord(name=_NAME, status="passed", detail=detail, figures={"largest": found.largest})
 
 
-def open_sizes(axes: Sequence[str], sequence: str, longest: int) -> dict[str, int]:
+def dynamic_sizes(axes: Sequence[str], sequence: str, longest: int) -> dict[str, int]:
     """Return the sizes of dynamic axes to check: the longest sequence, and a large batch."""
     return {axis: longest if axis == sequence else _LARGEST_BATCH for axis in axes}
 

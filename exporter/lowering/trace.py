@@ -46,7 +46,7 @@ def check_opset(opset: int) -> None:
 
 
 def trace(
-    source: SourceModel, dtype: str, opset: int, open_axes: Sequence[Mapping[int, object]] | None = None
+    source: SourceModel, dtype: str, opset: int, dynamic_axes: Sequence[Mapping[int, object]] | None = None
 ) -> ir.Model:
     """Trace the model to ONNX, with windowed attention nodes but without their ONNX functions.
 
@@ -54,7 +54,7 @@ def trace(
         source: the model and its shapes.
         dtype: "fp32", "fp16" or "bf16".
         opset: ONNX opset of the file.
-        open_axes: the dynamic axes, see `trace_module`.
+        dynamic_axes: the dynamic axes, see `trace_module`.
 
     Raises:
         UsageError: an opset out of range.
@@ -72,7 +72,7 @@ def trace(
         [spec.name for spec in specs],
         source.outputs,
         opset,
-        open_axes,
+        dynamic_axes,
     )
 
 
@@ -82,7 +82,7 @@ def trace_module(
     input_names: Sequence[str],
     output_names: Sequence[str],
     opset: int,
-    open_axes: Sequence[Mapping[int, object]] | None = None,
+    dynamic_axes: Sequence[Mapping[int, object]] | None = None,
 ) -> ir.Model:
     """Trace a module to ONNX, with windowed attention nodes but without their ONNX functions.
 
@@ -92,7 +92,7 @@ def trace_module(
         input_names: names of the inputs.
         output_names: names of the outputs.
         opset: ONNX opset of the file.
-        open_axes: for each input the `torch.export.Dim` of its dynamic axes; by default none is dynamic.
+        dynamic_axes: for each input the `torch.export.Dim` of its dynamic axes; by default none is dynamic.
 
     Raises:
         UsageError: an opset out of range.
@@ -108,7 +108,7 @@ def trace_module(
                 opset_version=opset,
                 input_names=list(input_names),
                 output_names=list(output_names),
-                dynamic_shapes=None if open_axes is None else (tuple(dict(axes) for axes in open_axes),),
+                dynamic_shapes=None if dynamic_axes is None else (tuple(dict(axes) for axes in dynamic_axes),),
                 verbose=False,
             )
         except Exception as error:
@@ -116,12 +116,12 @@ def trace_module(
     if program is None:
         raise ExportFailed("PyTorch could not export the model.", why="It returned no program.")
     model = _finish(program.model)
-    if open_axes is not None:
-        _check_open(model, open_axes)
+    if dynamic_axes is not None:
+        _check_dynamic(model, dynamic_axes)
     return model
 
 
-def _check_open(model: ir.Model, open_axes: Sequence[Mapping[int, object]]) -> None:
+def _check_dynamic(model: ir.Model, dynamic_axes: Sequence[Mapping[int, object]]) -> None:
     """Check that dynamic axes stayed dynamic.
 
     The exporter makes an axis static without an error if the module's own code fixes its size.
@@ -129,7 +129,7 @@ def _check_open(model: ir.Model, open_axes: Sequence[Mapping[int, object]]) -> N
     Raises:
         ExportFailed: an axis that should be dynamic is static.
     """
-    for value, axes in zip(model.graph.inputs, open_axes, strict=True):
+    for value, axes in zip(model.graph.inputs, dynamic_axes, strict=True):
         for axis in axes:
             if value.shape is not None and isinstance(value.shape[axis], int):
                 raise ExportFailed(

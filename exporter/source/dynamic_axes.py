@@ -33,7 +33,7 @@ def check_axes(source: SourceModel, axes: Sequence[str]) -> None:
             f"{argument('dynamic')} does not apply to {source.class_name.split('.')[1]}.", why=source.family.why_static
         )
     if SEQUENCE in axes and source.shapes.seq_len < 2:
-        raise UsageError("The longest sequence is 1 token.", why="An open length needs 2 or more.")
+        raise UsageError("The longest sequence is 1 token.", why="A dynamic length needs 2 or more.")
 
 
 def at_dynamic_sizes(source: SourceModel, request: ShapeRequest, axes: Sequence[str]) -> SourceModel:

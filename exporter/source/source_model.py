@@ -48,7 +48,7 @@ class SourceModel:
         state: its state dict, upstream's names, fp32.
         mixes_residuals: which hyper-connections the weights were trained with.
         request: the requested shapes.
-        untold: arguments that change the outputs and that no tensor shows.
+        not_in_weights: arguments that change the outputs and that no tensor shows.
     """
 
     class_name: str
@@ -65,9 +65,9 @@ class SourceModel:
         state: Mapping[str, Tensor],
         mixes_residuals: bool,
         request: ShapeRequest,
-        untold: Sequence[str] = (),
+        not_in_weights: Sequence[str] = (),
     ) -> None:
-        self.class_name, self.args, self.state, self.untold = class_name, args, state, tuple(untold)
+        self.class_name, self.args, self.state, self.not_in_weights = class_name, args, state, tuple(not_in_weights)
         self.mixes_residuals = mixes_residuals
         self.family = CLASSES[class_name].family
         self._float64 = Float64State(state)
@@ -81,7 +81,7 @@ class SourceModel:
 
     def at(self, request: ShapeRequest) -> SourceModel:
         """Return the same model at other shapes."""
-        other = SourceModel(self.class_name, self.args, self.state, self.mixes_residuals, request, self.untold)
+        other = SourceModel(self.class_name, self.args, self.state, self.mixes_residuals, request, self.not_in_weights)
         other._float64 = self._float64  # so that a reference that is a module is built only once
         return other
 

@@ -49,7 +49,7 @@ from ..checks.loads import check_loads, check_model
 from ..checks.parity import check_input_sets
 from ..checks.quadratic_memory import Shape, Taken, allowed, freest, graph_shapes
 from ..checks.sweep import check_joined_rows
-from ..checks.wide_integers import check_wide_integers, open_sizes
+from ..checks.wide_integers import check_wide_integers, dynamic_sizes
 from ..export import ExportReport
 from ..lowering import functions, trace
 from .dynamic_axes import check_dynamic_axes
@@ -287,7 +287,7 @@ class ModuleJob:
                     why="The length of the file is fixed.",
                 )
             if longest < 2:
-                raise UsageError(f"{argument('max_seq_len')} is {longest}.", why="An open length needs 2 or more.")
+                raise UsageError(f"{argument('max_seq_len')} is {longest}.", why="A dynamic length needs 2 or more.")
             sizes[SEQUENCE] = longest
         for name in self.options.dynamic:
             sizes[name] = max(sizes[name], 2)
@@ -303,13 +303,13 @@ class ModuleJob:
             ExportFailed: PyTorch's exporter could not export it.
         """
         arrays = self._draw(0, self.sizes) if arrays is None else arrays
-        open_axes = None
+        dimensions = None
         if self.options.dynamic:
             dims = {name: torch.export.Dim(name, min=1, max=self._largest(name)) for name in self.options.dynamic}
-            open_axes = [{i: dims[axis] for i, axis in enumerate(x.axes) if axis in dims} for x in self.inputs]
+            dimensions = [{i: dims[axis] for i, axis in enumerate(x.axes) if axis in dims} for x in self.inputs]
         examples = tuple(torch.from_numpy(array) for array in arrays.values())
         entry = Entry(module, self.names, self.by_name)
-        return trace.trace_module(entry, examples, self.names, self.output_names, self.options.opset, open_axes)
+        return trace.trace_module(entry, examples, self.names, self.output_names, self.options.opset, dimensions)
 
     def _largest(self, axis: str) -> int:
         return self.sizes[axis] if axis == SEQUENCE else _LARGEST_BATCH
@@ -339,8 +339,8 @@ class ModuleJob:
         yield form.seen(check_layer_windows(nodes, self._absent(form)))
         progress("Checking: linear memory")
         lengths = {n for layer in self.replacement.replaced for n in layer.lengths}
-        open_axis = SEQUENCE if SEQUENCE in self.options.dynamic else ""
-        memory = form.seen(check_layer_memory(nodes, lengths, open_axis, self._retrace))
+        dynamic_axis = SEQUENCE if SEQUENCE in self.options.dynamic else ""
+        memory = form.seen(check_layer_memory(nodes, lengths, dynamic_axis, self._retrace))
         yield allowed(memory, self.options.allow_quadratic)
         yield self._wide_integers(written, path)
 
@@ -357,7 +357,7 @@ class ModuleJob:
 
     def _wide_integers(self, written: onnx.ModelProto, path: Path) -> CheckRecord:
         limits = {x.name: x.limit for x in self.inputs}
-        sizes = open_sizes(self.options.dynamic, SEQUENCE, self.sizes.get(SEQUENCE, 1))
+        sizes = dynamic_sizes(self.options.dynamic, SEQUENCE, self.sizes.get(SEQUENCE, 1))
         return allowed(check_wide_integers(written, path.parent, limits, sizes), self.options.allow_wide_integers)
 
     def _input_sets(self) -> Iterator[InputSet]:

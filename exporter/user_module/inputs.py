@@ -57,10 +57,10 @@ class ModuleInput:
     limit: int | None = None
     example: NDArray[Any] | None = None
 
-    def spec(self, open_axes: Sequence[str] = ()) -> TensorSpec:
+    def spec(self, dynamic_axes: Sequence[str] = ()) -> TensorSpec:
         """Return its name, element type and shape in the file, with dynamic axes by name."""
         named = zip(self.shape, self.axes, strict=True)
-        return TensorSpec(self.name, self.dtype, tuple(axis if axis in open_axes else size for size, axis in named))
+        return TensorSpec(self.name, self.dtype, tuple(axis if axis in dynamic_axes else size for size, axis in named))
 
     def draw(self, seed: int, sizes: Mapping[str, int]) -> NDArray[Any]:
         """Draw random numbers that fit, at the given sizes of the named axes."""

@@ -77,7 +77,7 @@ class KernelSpec:
             raise UsageError(
                 f"There is no attention kernel for heads {self.head_dim} wide.",
                 why=f"It takes {SMALLEST_HEAD_DIM} to {LARGEST_HEAD_DIM}: a tile holds whole rows in shared memory.",
-                fix="Leave the attention node to its function body, which takes any width.",
+                fix="Leave the attention node to its function definition, which takes any width.",
             )
 
     @property

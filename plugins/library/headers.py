@@ -75,9 +75,9 @@ def find_tensorrt_headers(arch: Arch, root: Path = Path("/")) -> HeaderFolder:
     Raises:
         MissingDependency: there are none, or only too old ones.
     """
-    told = os.environ.get("TENSORRT_ROOT")
+    given = os.environ.get("TENSORRT_ROOT")
     passed_over = []
-    for folder, origin in _places(told, "TENSORRT_ROOT", _SYSTEM_TENSORRT, _WHEELS_TENSORRT, arch, root):
+    for folder, origin in _places(given, "TENSORRT_ROOT", _SYSTEM_TENSORRT, _WHEELS_TENSORRT, arch, root):
         if not (folder / TENSORRT_HEADER).is_file():
             continue
         version = tensorrt_version(folder)
@@ -86,8 +86,8 @@ def find_tensorrt_headers(arch: Arch, root: Path = Path("/")) -> HeaderFolder:
         passed_over.append(f"{folder} is of {'.'.join(map(str, version)) or 'an unknown release'}")
     if passed_over:
         why = f"{'; '.join(passed_over)}; {'.'.join(map(str, OLDEST_TENSORRT))} is the oldest that works."
-    elif told:
-        why = f"TENSORRT_ROOT is {told}, and neither it nor its folder include has {TENSORRT_HEADER}."
+    elif given:
+        why = f"TENSORRT_ROOT is {given}, and neither it nor its folder include has {TENSORRT_HEADER}."
     else:
         why = "They are in no folder of the system, and the wheel kernel-lens is not installed."
     raise MissingDependency(
@@ -110,11 +110,11 @@ def find_cuda_headers(arch: Arch, root: Path = Path("/")) -> HeaderFolder:
     Raises:
         MissingDependency: there is none.
     """
-    told = os.environ.get("CUDA_HOME")
-    for folder, origin in _places(told, "CUDA_HOME", _SYSTEM_CUDA, _WHEELS_CUDA, arch, root):
+    given = os.environ.get("CUDA_HOME")
+    for folder, origin in _places(given, "CUDA_HOME", _SYSTEM_CUDA, _WHEELS_CUDA, arch, root):
         if (folder / CUDA_HEADER).is_file():
             return HeaderFolder(folder, cuda_version(folder), origin)
-    why = f"CUDA_HOME is {told}, and its folder include has none." if told else "No CUDA toolkit and no wheel has it."
+    why = f"CUDA_HOME is {given}, and its folder include has none." if given else "No CUDA toolkit and no wheel has it."
     raise MissingDependency(
         f"CUDA's header {CUDA_HEADER} is missing.",
         why=why,
@@ -123,7 +123,7 @@ def find_cuda_headers(arch: Arch, root: Path = Path("/")) -> HeaderFolder:
 
 
 def _places(
-    told: str | None,
+    given: str | None,
     variable: str,
     system: tuple[str, ...],
     wheels: tuple[tuple[str, str], ...],
@@ -131,8 +131,8 @@ def _places(
     root: Path,
 ) -> Iterator[tuple[Path, str]]:
     """Yield the folders to search, in order, with their origin."""
-    if told:
-        for folder in (Path(told, "include"), Path(told), Path(told, "include", f"{arch}-linux-gnu")):
+    if given:
+        for folder in (Path(given, "include"), Path(given), Path(given, "include", f"{arch}-linux-gnu")):
             yield folder, variable
         return
     for pattern in system:

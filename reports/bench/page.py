@@ -59,12 +59,12 @@ def _lead(report: BenchReport) -> str:
     first = report.rows[0]
     fastest = _fastest(report)
     name, value = _middle(fastest)
-    told = f"{fastest.label} takes {digits(value, 'ms')} a call ({name})"
+    sentence = f"{fastest.label} takes {digits(value, 'ms')} a call ({name})"
     if fastest.tokens_per_s is not None:
-        told += f", {digits(fastest.tokens_per_s)} tokens a second"
+        sentence += f", {digits(fastest.tokens_per_s)} tokens a second"
     if fastest is first or fastest.ratio is None:
-        return told + "."
-    return f"{told}. {comparison_text(fastest.label, fastest.ratio)}"
+        return sentence + "."
+    return f"{sentence}. {comparison_text(fastest.label, fastest.ratio)}"
 
 
 def _middle(row: BenchRow) -> tuple[str, float]:
@@ -110,9 +110,9 @@ def _comparison(report: BenchReport) -> Section:
         for row in report.rows
         if row.ratio is not None
     ]
-    told = [comparison_text(row.label, row.ratio) for row in report.rows if row.ratio is not None]
+    sentences = [comparison_text(row.label, row.ratio) for row in report.rows if row.ratio is not None]
     chart = Chart(intervals(drawn, "Time relative to the other"), "Time relative to what each is compared with.")
-    return Section("Compared", tuple(told), (chart,), (untitled(comparison_table(report)),))
+    return Section("Compared", tuple(sentences), (chart,), (untitled(comparison_table(report)),))
 
 
 def _cost(report: BenchReport) -> Section:

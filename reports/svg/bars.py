@@ -101,8 +101,8 @@ def histogram(edges: Sequence[float], counts: Sequence[int], title: str, x_label
     for left, right, count in zip(edges, edges[1:], counts, strict=False):
         x0, x1 = frame.x(left), frame.x(right)
         width = max(0.5, x1 - x0 - 0.7)
-        told = f"{digits(left)} to {digits(right)}: {count}"
-        parts.append(draw.rect(x0, frame.y(count), width, frame.y(0) - frame.y(count), f"c{colour % COLOURS}", told))
+        tooltip = f"{digits(left)} to {digits(right)}: {count}"
+        parts.append(draw.rect(x0, frame.y(count), width, frame.y(0) - frame.y(count), f"c{colour % COLOURS}", tooltip))
     return draw.svg(parts, frame.height, title)
 
 

@@ -82,23 +82,23 @@ class Frame:
         """Draw grid, ticks and labels."""
         parts = []
         bottom = self.top + PLOT
-        for value, told in self._upward.marks():
+        for value, shown in self._upward.marks():
             y = self.y(value)
             parts.append(path(f"M{LEFT} {y:.1f}H{WIDTH - RIGHT}", "grid"))
-            parts.append(text(LEFT - 6, y + 4, told, "tick", "end"))
-        for value, told in self._across.marks():
-            parts.append(text(self.x(value), bottom + 16, told, "tick", "middle"))
+            parts.append(text(LEFT - 6, y + 4, shown, "tick", "end"))
+        for value, shown in self._across.marks():
+            parts.append(text(self.x(value), bottom + 16, shown, "tick", "middle"))
         parts.append(path(f"M{LEFT} {bottom}H{WIDTH - RIGHT}", "axis"))
         parts.append(text((LEFT + WIDTH - RIGHT) / 2, self.height - 6, self._across.label, "axis-label", "middle"))
         parts.append(upright(12, self.top + PLOT / 2, self._upward.label))
         return parts
 
-    def line_across(self, value: float, told: str) -> list[Markup]:
+    def line_across(self, value: float, shown: str) -> list[Markup]:
         """Draw a dashed line at a height, with its text above its right end."""
         y = self.y(value)
         return [
             path(f"M{LEFT} {y:.1f}H{WIDTH - RIGHT}", "reference"),
-            text(WIDTH - RIGHT, y - 5, told, "tick", "end"),
+            text(WIDTH - RIGHT, y - 5, shown, "tick", "end"),
         ]
 
 
@@ -134,29 +134,29 @@ def svg(parts: Sequence[Markup], height: float, title: str) -> Markup:
     return Markup('<svg viewBox="0 0 {} {:.0f}" role="img" aria-label="{}">{}</svg>').format(WIDTH, height, title, body)
 
 
-def text(x: float, y: float, told: str, kind: str, anchor: str = "start") -> Markup:
+def text(x: float, y: float, shown: str, kind: str, anchor: str = "start") -> Markup:
     """Draw a text on its baseline."""
-    return Markup('<text class="{}" x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>').format(kind, x, y, anchor, told)
+    return Markup('<text class="{}" x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>').format(kind, x, y, anchor, shown)
 
 
-def upright(x: float, y: float, told: str) -> Markup:
+def upright(x: float, y: float, shown: str) -> Markup:
     """Draw a label beside a vertical axis."""
     return Markup(
         '<text class="axis-label" text-anchor="middle" transform="translate({} {:.1f}) rotate(-90)">{}</text>'
-    ).format(x, y, told)
+    ).format(x, y, shown)
 
 
-def rect(x: float, y: float, width: float, height: float, kind: str, told: str = "") -> Markup:
-    """Draw a rectangle, at least half a unit wide; `told` appears under the pointer."""
-    title = Markup("<title>{}</title>").format(told) if told else Markup("")
+def rect(x: float, y: float, width: float, height: float, kind: str, shown: str = "") -> Markup:
+    """Draw a rectangle, at least half a unit wide; `shown` appears under the pointer."""
+    title = Markup("<title>{}</title>").format(shown) if shown else Markup("")
     return Markup('<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}">{}</rect>').format(
         kind, x, y, max(width, 0.5), height, title
     )
 
 
-def dot(x: float, y: float, radius: float, kind: str, told: str = "") -> Markup:
-    """Draw a filled circle; `told` appears under the pointer."""
-    title = Markup("<title>{}</title>").format(told) if told else Markup("")
+def dot(x: float, y: float, radius: float, kind: str, shown: str = "") -> Markup:
+    """Draw a filled circle; `shown` appears under the pointer."""
+    title = Markup("<title>{}</title>").format(shown) if shown else Markup("")
     return Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{}">{}</circle>').format(kind, x, y, radius, title)
 
 

@@ -38,8 +38,8 @@ def error_histogram(spread: ErrorSpread, atol: float) -> Markup:
     for left, right, count in bins:
         if count:
             x, y = frame.x(left), frame.y(math.log10(count))
-            told = f"{figure(10**left)} to {figure(10**right)}: {count:,}"
-            parts.append(draw.rect(x, y, frame.x(right) - x - 0.7, floor - y, "c0", told))
+            shown = f"{figure(10**left)} to {figure(10**right)}: {count:,}"
+            parts.append(draw.rect(x, y, frame.x(right) - x - 0.7, floor - y, "c0", shown))
     if spread.zero:
         x, y = frame.x(low - room), frame.y(math.log10(spread.zero))
         parts.append(draw.rect(x, y, frame.x(low - 0.15) - x, floor - y, "c3", f"no error: {spread.zero:,}"))
@@ -80,8 +80,8 @@ def error_positions(spread: ErrorSpread, atol: float, window: int | None) -> Mar
     ]
     parts += [draw.path(corners, "line s0") for corners in _runs(spread, points)]
     for (x, y), position, value, count in zip(points, spread.positions, spread.largest, spread.beyond, strict=True):
-        told = f"{_stretch(position, spread.width)}: {figure(value)}" + (f", {count:,} out of tolerance" * bool(count))
-        parts.append(draw.dot(x, y, 3.2 if count else 1.4, "bad" if count else "c0", told))
+        shown = f"{_stretch(position, spread.width)}: {figure(value)}" + (f", {count:,} out of tolerance" * bool(count))
+        parts.append(draw.dot(x, y, 3.2 if count else 1.4, "bad" if count else "c0", shown))
     return draw.svg(parts, frame.height, "Largest error by position")
 
 
@@ -110,8 +110,8 @@ def error_steps(steps: Sequence[Step], fault: int | None) -> Markup:
     points = [(frame.x(n), frame.y(_log(step.error, low))) for n, step in enumerate(steps, 1)]
     parts.append(draw.path("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points), "line s0"))
     for n, (step, (x, y)) in enumerate(zip(steps, points, strict=True), 1):
-        told = f"{n}: {step.label}: {figure(step.error)}"
-        parts.append(draw.dot(x, y, 2 if step.passed else 3.2, "c0" if step.passed else "bad", told))
+        shown = f"{n}: {step.label}: {figure(step.error)}"
+        parts.append(draw.dot(x, y, 2 if step.passed else 3.2, "c0" if step.passed else "bad", shown))
     if fault is not None:
         x, y = points[fault]
         anchor = "start" if x < WIDTH / 3 else "end" if x > 2 * WIDTH / 3 else "middle"

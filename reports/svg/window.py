@@ -48,9 +48,9 @@ def window_picture(view: WindowView) -> Markup:
     height = max(unit, 3.0)
     y = _TOP + (query + 0.5) * unit
     end = min(example.end, size)
-    told = f"query {query} sees keys {example.first} to {example.end - 1}"
+    tooltip = f"query {query} sees keys {example.first} to {example.end - 1}"
     width = (end - example.first) * unit
-    parts.append(draw.rect(_LEFT + example.first * unit, y - height / 2, width, height, "c1", told))
+    parts.append(draw.rect(_LEFT + example.first * unit, y - height / 2, width, height, "c1", tooltip))
     parts.append(draw.dot(_LEFT + (query + 0.5) * unit, y, max(2.6, unit / 4), "mark", f"query {query} itself"))
     for value, label in _marks(view, size):
         place = value * unit + (unit / 2 if single_positions(view) else 0)

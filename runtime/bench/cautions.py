@@ -27,23 +27,23 @@ def find_warnings(rows: Sequence[BenchRow], percentiles: Sequence[float]) -> lis
     )
     found = _unequal(rows)
     for what, measure, fix in dangers:
-        told = [f"{row.label} {figure}" for row in rows if (figure := measure(row))]
-        if told:
-            found.append(f"{what} ({'; '.join(told)}). {fix}")
+        figures = [f"{row.label} {figure}" for row in rows if (figure := measure(row))]
+        if figures:
+            found.append(f"{what} ({'; '.join(figures)}). {fix}")
     return found
 
 
 def _unequal(rows: Sequence[BenchRow]) -> list[str]:
     """Warn of models compared at different sizes; one model at several lengths is intended."""
     by_label = {row.label: row for row in rows}
-    told = []
+    figures = []
     for row in rows:
         other = None if row.ratio is None else by_label[row.ratio.against]
         if other is not None and row.model != other.model and (row.batch, row.seq_len) != (other.batch, other.seq_len):
-            told.append(f"{row.label} {row.batch}×{row.seq_len}; {other.label} {other.batch}×{other.seq_len}")
-    if not told:
+            figures.append(f"{row.label} {row.batch}×{row.seq_len}; {other.label} {other.batch}×{other.seq_len}")
+    if not figures:
         return []
-    return [f"Models were compared at different sizes ({'; '.join(told)}). Give --batch and --seq-len."]
+    return [f"Models were compared at different sizes ({'; '.join(figures)}). Give --batch and --seq-len."]
 
 
 def _others(row: BenchRow) -> str:

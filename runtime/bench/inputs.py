@@ -66,7 +66,7 @@ def sizes_of(
             fixed = "its sizes are fixed" if known is None else f"it is fixed to {known}"
             raise UsageError(
                 f"{argument(name, asked)} does not fit {model}.",
-                why=f"The file has no open axis for it: {fixed}.",
+                why=f"The file has no dynamic axis for it: {fixed}.",
                 fix=f"Export it for that size, or with {argument('dynamic', ('batch', 'seq'))}.",
             )
         if name == "seq_len" and asked is not None and known is not None and asked > known:

@@ -110,7 +110,7 @@ def open_tuned(
             raise
         raise UsageError(
             f"No CUDA graph can be recorded of {path}.",
-            why=f"Part of it runs on the CPU, as what is computed from open sizes does: {one_line(error)}",
+            why=f"Part of it runs on the CPU, as what is computed from dynamic sizes does: {one_line(error)}",
             fix=f"Export it with fixed sizes, or leave {argument('cuda_graph')} out.",
         ) from error
     return TunedSession(native, started, str(path), time.perf_counter() - begin, opened.notes, opened.kernel)

@@ -246,6 +246,10 @@ class _Layout:
         target.write_bytes(content)
         self._roles[path] = role
 
+    def digest(self, path: str) -> str:
+        """Return the SHA-256 of a file of the bundle."""
+        return sha256(self.folder / path)
+
     def _take_model(self, part: ModelPart, home: str) -> None:
         roles = {part.path: "model", **dict.fromkeys(part.data, "data")}
         for source in part.files:

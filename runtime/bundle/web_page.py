@@ -5,8 +5,9 @@ The page's own files are in the folder `web` beside this module; onnxruntime-web
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -35,6 +36,9 @@ class Files(Protocol):
 
     def take(self, source: Path, path: str, role: str) -> None:
         """Copy a file into the bundle."""
+
+    def digest(self, path: str) -> str:
+        """Return the SHA-256 of a file of the bundle."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,7 @@ class WebPage:
         self._files, self._runtime, self._models = files, runtime, models
 
     def write(self) -> None:
-        """Write the page's files, the runtime, and `page.json`, which lists what the page loads and caches."""
+        """Write the page's files, the runtime, and `page.json`: what the page loads and keeps, and its digest."""
         paths = []
         for source in sorted(PAGE_FILES.iterdir()):
             self._files.take(source, f"{HOME}/{source.name}", "web")
@@ -126,7 +130,9 @@ class WebPage:
         for name in RUNTIME_FILES:
             self._files.take(self._runtime.folder / "dist" / name, f"{HOME}/onnxruntime-web/{name}", "runtime")
             paths.append(f"onnxruntime-web/{name}")
-        paths += sorted({_address(path.name) for model in self._models for path in model.files})
+        models = sorted({path.name for model in self._models for path in model.files})
+        written = [f"{HOME}/{path}" for path in paths] + [f"{self.home}/{name}" for name in models]
+        paths += sorted(map(_address, models))
         step, *prefill = (_address(model.path.name) for model in self._models)
         page = {
             "name": self._models[0].path.stem,
@@ -134,10 +140,16 @@ class WebPage:
             "step": step,
             "prefill": prefill[0] if prefill else None,
             "onnxruntime_web": self._runtime.version,
+            "digest": _digest({path: self._files.digest(path) for path in written}),
             "files": paths,
         }
         text = json.dumps(page, indent=1, ensure_ascii=False) + "\n"
         self._files.add(f"{HOME}/page.json", text.encode(), "web")
+
+
+def _digest(files: Mapping[str, str]) -> str:
+    """Return the digest of files by that of each: a browser's copy is of one bundle alone."""
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
 def _vocabulary(model: ModelPart) -> int:

@@ -78,8 +78,8 @@ class Messages:
 
     def reason(self, error: Exception | None = None) -> str:
         """Return why something failed, in one line: the last error logged, else the exception's text."""
-        told = [line for line in self.errors if _NO_DRIVER not in line] or self.errors
-        words = told[-1:] or [str(error or "")]
+        lines = [line for line in self.errors if _NO_DRIVER not in line] or self.errors
+        words = lines[-1:] or [str(error or "")]
         return words[0].strip().split("\n")[0] or "It logged no error."
 
     def clear(self) -> None:

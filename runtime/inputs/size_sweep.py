@@ -24,13 +24,13 @@ def sweep(windows: Sequence[WindowGeometry], longest: int) -> list[int]:
 
 
 def sweep_sizes(
-    open_axes: Sequence[str], sizes: Mapping[str, int], sequence: str, windows: Sequence[WindowGeometry]
+    dynamic_axes: Sequence[str], sizes: Mapping[str, int], sequence: str, windows: Sequence[WindowGeometry]
 ) -> list[dict[str, int]]:
     """List sizes of the dynamic axes to try: each length of the sweep, then other batch sizes."""
     trials = [dict(sizes)]
-    if sequence in open_axes:
+    if sequence in dynamic_axes:
         trials += [{**sizes, sequence: n} for n in sweep(windows, sizes[sequence])]
-    for axis in open_axes:
+    for axis in dynamic_axes:
         if axis != sequence:
             trials += [{**trial, axis: n} for n in (1, 3) for trial in (trials[0], trials[len(trials) // 2])]
     return [dict(x) for x in dict.fromkeys(tuple(sorted(trial.items())) for trial in trials)]

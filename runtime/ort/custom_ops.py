@@ -97,8 +97,8 @@ def lacking(source: str, reason: str) -> MissingDependency | None:
         return None
     return MissingDependency(
         f"{source} cannot be loaded: it needs the compiled attention kernel.",
-        why=f"Its node {node} has no function body, and no library with a kernel for it was loaded.",
-        fix=f"Build one: {CPU_KERNELS.how_to_build}. Or export the model with its function body.",
+        why=f"Its node {node} has no function definition, and no library with a kernel for it was loaded.",
+        fix=f"Build one: {CPU_KERNELS.how_to_build}. Or export the model with its function definition.",
     )
 
 

@@ -48,7 +48,7 @@ REFUSED = "Export the model again; localattn does not write such a node."
 _REMEDIES = (
     ("rotobuf parsing failed", "The file is cut or is not ONNX: copy it again, or export it again."),
     ("No graph was found", "The file holds no model: copy it again, or export it again."),
-    ("not a registered function/op", "Export with the function body, or register a kernel for that node."),
+    ("not a registered function/op", "Export with the function definition, or register a kernel for that node."),
     ("External data path", "Keep the external data file beside the model, under its original name."),
     ("External initializer", "The external data file is cut: copy it again, or export the model again."),
     ("Unsupported model IR version", "Update onnxruntime, or export with an older opset."),

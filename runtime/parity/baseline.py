@@ -121,14 +121,14 @@ def recorded_baseline(sidecar: Sidecar | None, dtype: str, name: str) -> Baselin
 
 def both_errors(comparison: Comparison, baseline: Baseline) -> str:
     """Describe a file's error over all inputs beside the unmodified module's, in words."""
-    told = []
+    parts = []
     for what, own, modules, factor in (
         ("rms", comparison.relative_rms, baseline.relative_rms, BASELINE_FACTOR),
         ("largest", comparison.relative_max, baseline.relative_max, LARGEST_FACTOR),
     ):
         times = f"{own / modules:.2f} times it, " if modules else ""
-        told.append(f"{what} {own:.2g} and {modules:.2g} ({times}at most {factor:g})")
-    return f"its error and that of {baseline.source}, relative to the outputs' rms: {', '.join(told)}"
+        parts.append(f"{what} {own:.2g} and {modules:.2g} ({times}at most {factor:g})")
+    return f"its error and that of {baseline.source}, relative to the outputs' rms: {', '.join(parts)}"
 
 
 def table_alone(why_none: str) -> str:

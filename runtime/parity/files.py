@@ -148,8 +148,8 @@ def _open_reference(request: ParityRequest) -> FileRunner:
             raise
         raise UsageError(
             f"{path} cannot be the reference.",
-            why="It was exported without its function body, and a reference is run without compiled kernels.",
-            fix="Give the same model exported with its function body.",
+            why="It was exported without its function definition, and a reference is run without compiled kernels.",
+            fix="Give the same model exported with its function definition.",
         ) from error
 
 

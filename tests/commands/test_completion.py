@@ -68,8 +68,8 @@ def with_program(folder: Path) -> dict[str, str]:
 
 def of_shell(option: str, shell: str, environment: dict[str, str]) -> str:
     """What `--show-completion` or `--install-completion` says in this shell; the shell is told, not detected."""
-    told = {**environment, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    return subprocess.run([*CALL, option, shell], env=told, capture_output=True, text=True, check=True).stdout
+    shown = {**environment, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    return subprocess.run([*CALL, option, shell], env=shown, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_each_shell_gets_a_script(shell: str, registers: str, tmp_path: Path) ->
     environment = {**os.environ, "HOME": str(tmp_path)}
     script = of_shell("--show-completion", shell, environment)
     assert registers in script and f"_LOCALATTN_COMPLETE=complete_{shell}" in script
-    told = of_shell("--install-completion", shell, environment)
-    assert f"{shell} completion installed" in told
+    shown = of_shell("--install-completion", shell, environment)
+    assert f"{shell} completion installed" in shown
     written = [path.read_text() for path in tmp_path.rglob("*localattn*") if path.is_file()]
     assert [text.strip() for text in written] == [script.strip()]
 

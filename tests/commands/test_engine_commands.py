@@ -26,7 +26,7 @@ no_gpu = pytest.mark.skipif(find_device_or_none() is not None, reason="this mach
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An engine of the small model for RTX 40, from its function body."""
+    """An engine of the small model for RTX 40, from its function definition."""
     path = tmp_path_factory.mktemp("engine") / "small.engine"
     build_engine(BuildRequest(small_model(), path, "tensorrt-rtx", targets=("rtx40",)))
     return path

@@ -81,8 +81,8 @@ def test_examples_are_understood(line: str) -> None:
         node = node.commands[rest.pop(0)]
     node.make_context(node.name, rest)
     for shell in filter(shutil.which, ("bash", "zsh")):
-        told = subprocess.run([shell, "-c", f"printf '%s\\n' {line}"], capture_output=True, text=True, check=True)
-        assert told.stdout.splitlines() == words
+        answer = subprocess.run([shell, "-c", f"printf '%s\\n' {line}"], capture_output=True, text=True, check=True)
+        assert answer.stdout.splitlines() == words
 
 
 def test_bundle_shows_the_options_of_create(localattn: Command) -> None:

@@ -208,9 +208,9 @@ def test_models_say_what_they_need(model: Path, tmp_path: Path, monkeypatch: pyt
     [spec] = needed_by(model)
     assert (spec.dtype, spec.head_dim, spec.op_type) == ("fp16", 32, "WindowedAttentionMask")
     monkeypatch.setattr(node_model, "HEAD_DIM", 64)
-    open_sizes = tmp_path / "open.onnx"
-    onnx.save(node_model.one_node(VARIANTS[0], WINDOW, "n", "b"), str(open_sizes))
-    [spec] = needed_by(open_sizes)
+    dynamic_sizes = tmp_path / "open.onnx"
+    onnx.save(node_model.one_node(VARIANTS[0], WINDOW, "n", "b"), str(dynamic_sizes))
+    [spec] = needed_by(dynamic_sizes)
     assert (spec.dtype, spec.head_dim, spec.has_mask, spec.has_bias) == ("fp32", 64, False, False)
 
 
@@ -234,10 +234,10 @@ def test_rewrite_for_onnxruntimes_provider(localattn: Call, model: Path, tmp_pat
     output = tmp_path / "provider.onnx"
     finished = localattn("plugin", "rewrite", model, "-o", output, "--format", "json")
     assert finished.code == 0, finished.err
-    told = json.loads(finished.out)
+    answer = json.loads(finished.out)
     before, after = onnx.load(str(model)), onnx.load(str(output))
     [old], [new] = before.graph.node, after.graph.node
-    assert told["nodes"] == [new.name or new.output[0]] and told["kept"] == []
+    assert answer["nodes"] == [new.name or new.output[0]] and answer["kept"] == []
     assert (new.domain, new.op_type) == ("trt.plugins", old.op_type)
     assert list(new.input) == list(old.input) and list(new.attribute) == list(old.attribute)
     assert len(before.functions) == 1 and not after.functions

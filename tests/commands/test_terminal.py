@@ -122,5 +122,5 @@ def test_words_are_quoted_for_every_shell(shell: str, tmp_path: Path) -> None:
         pytest.skip(f"{shell} is not installed")
     words = ["a b.onnx", "tokens:int64:[1,128]", "x=1,128", "=ls.onnx", "it's", "~/m.pt", "m*.pt", "$HOME", "plain.pt"]
     pasted = f"printf '%s\\n' {' '.join(map(quoted, words))}"
-    told = subprocess.run([shell, "-c", pasted], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert told.stdout.splitlines() == words
+    answer = subprocess.run([shell, "-c", pasted], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert answer.stdout.splitlines() == words

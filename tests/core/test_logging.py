@@ -60,7 +60,7 @@ def test_a_candidate_that_does_not_open_says_why(
 
 
 def test_steps_are_logged_with_their_time_and_a_failure(caplog: pytest.LogCaptureFixture) -> None:
-    told: list[str] = []
+    shown: list[str] = []
 
     @timed_steps(logging.getLogger("localattn.test"))
     def work(count: int, progress: Progress = lambda _: None) -> int:
@@ -71,11 +71,11 @@ def test_steps_are_logged_with_their_time_and_a_failure(caplog: pytest.LogCaptur
         return count
 
     with caplog.at_level(logging.INFO, logger="localattn.test"):
-        assert work(2, told.append) == 2
+        assert work(2, shown.append) == 2
         assert work(count=1) == 1
         with pytest.raises(ValueError, match="too many"):
             work(3)
-    assert told == ["step 0", "step 1"]
+    assert shown == ["step 0", "step 1"]
     found = [re.sub(r"\d+\.\d\d", "T", record.getMessage()) for record in caplog.records]
     assert found == [
         *("step 0: took T s", "step 1: took T s"),

@@ -26,7 +26,7 @@ MHA = {"dim": 16, "window_size": 4, "heads": 2, "dim_head": 8, "causal": True}
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a small transformer, its file with open sizes and its step files."""
+    """A folder with a small transformer, its file with dynamic sizes and its step files."""
     folder = tmp_path_factory.mktemp("made")
     open_and_steps(folder)
     return folder
@@ -67,7 +67,7 @@ def double_a_weight(model: Path) -> None:
     onnx.save(proto, model)
 
 
-def test_open_axes_are_compared_around_the_window(open_file: Path, tiny: Path, localattn: Command) -> None:
+def test_dynamic_axes_are_compared_around_the_window(open_file: Path, tiny: Path, localattn: Command) -> None:
     finished = localattn("parity", open_file, "--against", tiny, "--seeds", 2, "--format", "json")
     assert finished.code == 0, finished.err
     called = [row["inputs"] for row in rows(finished)]

@@ -151,8 +151,8 @@ def test_the_commands_know_it(localattn: Run, wide: Path, written: Path) -> None
     assert ran.code == 0, ran.err
     assert json.loads(ran.out)["notes"] == [EMULATED]
     assert np.load(wide.with_name("o.npz"))["logits"].dtype == np.float32
-    told = json.loads(localattn("inspect", written, "--format", "json").out)
-    assert told["weight_dtype"] == "bfloat16"
+    shown = json.loads(localattn("inspect", written, "--format", "json").out)
+    assert shown["weight_dtype"] == "bfloat16"
     measured = localattn("bench", written, "--duration", "0.05", "--iterations", "2", "--warmup", "0", "--profile")
     assert measured.code == 0, measured.err
     assert EMULATED in " ".join((measured.out + measured.err).split())

@@ -136,8 +136,8 @@ def test_a_library_is_read_as_readelf_reads_it(arch: Arch) -> None:
     assert (found.machine, found.exports) == (arch, EXPORTS)
     if shutil.which("readelf") is None:
         pytest.skip("needs readelf")
-    told = subprocess.run(["readelf", "-dW", str(path)], capture_output=True, text=True, check=True).stdout
-    assert found.needs == {line.split("[")[1].rstrip("]") for line in told.splitlines() if "(NEEDED)" in line}
+    read = subprocess.run(["readelf", "-dW", str(path)], capture_output=True, text=True, check=True).stdout
+    assert found.needs == {line.split("[")[1].rstrip("]") for line in read.splitlines() if "(NEEDED)" in line}
     with pytest.raises(ValueError, match="no shared library"):
         examine(b"text")
 
@@ -203,9 +203,9 @@ def test_the_wheel_for_arm_uses_its_kernels_on_an_arm_machine(
         *("--find-links", str(released["aarch64"].parent), "--target", str(site), "localattn"),
     )
     arm.environment["PYTHONPATH"] = f"{site}{os.pathsep}{arm.environment['PYTHONPATH']}"
-    told = arm.localattn("plugin", "check", "--backend", "onnxruntime", "--format", "json")
-    assert told.code == 0, told.err
-    found = json.loads(told.out)
+    answer = arm.localattn("plugin", "check", "--backend", "onnxruntime", "--format", "json")
+    assert answer.code == 0, answer.err
+    found = json.loads(answer.out)
     assert Path(found["path"]).is_relative_to(site) and found["instruction_set"] == "neon"
     from ..support.models.engine_models import small_model
 

@@ -208,8 +208,8 @@ def test_names_in_charts_are_whole():
     name = "a_model_with_a_very_long_name_" * 3 + "and_an_end.onnx, plugin auto"
     items = [bars.Bar(name, 2.0), bars.Bar("b", 1.0)]
     for drawing in (bars.bars(items, "t", "ms"), bars.intervals(items, "t")):
-        told = [text.text for text in elements(drawing, "text") if text.get("class") == "label"]
-        assert "".join(told).replace(" ", "") == name.replace(" ", "") + "b" and len(told) > 3
+        shown = [text.text for text in elements(drawing, "text") if text.get("class") == "label"]
+        assert "".join(shown).replace(" ", "") == name.replace(" ", "") + "b" and len(shown) > 3
         heights = [float(text.get("y")) for text in elements(drawing, "text") if text.get("class") == "label"]
         assert heights == sorted(set(heights)), "no line lies on another"
     legend = bars.lines([bars.Series(name, ((0, 0), (1, 1))), bars.Series("b", ((0, 1), (1, 0)))], "t", "x", "y")

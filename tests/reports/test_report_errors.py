@@ -111,8 +111,8 @@ def drawn(drawing, kind):
 
 def test_a_histogram_has_a_bar_for_every_bin_with_errors():
     spread = ErrorSpread(zero=5, first_bin=-6 * BINS_PER_DECADE, counts=(100, 0, 10, 1))
-    told = [next(rect.iter("title")).text for rect in drawn(error_histogram(spread, 1e-4), "rect")]
-    assert told == ["1e-06 to 1.78e-06: 100", "3.16e-06 to 5.62e-06: 10", "5.62e-06 to 1e-05: 1", "no error: 5"]
+    answer = [next(rect.iter("title")).text for rect in drawn(error_histogram(spread, 1e-4), "rect")]
+    assert answer == ["1e-06 to 1.78e-06: 100", "3.16e-06 to 5.62e-06: 10", "5.62e-06 to 1e-05: 1", "no error: 5"]
     tall, middle, short, _ = (float(rect.get("height")) for rect in drawn(error_histogram(spread, 1e-4), "rect"))
     assert tall - middle == pytest.approx(middle - short, abs=0.3), "equal steps are equal factors"
 
@@ -143,9 +143,9 @@ def test_steps_mark_the_fault():
     assert "fault" not in str(error_steps(steps[:1], None))
 
 
-@pytest.mark.parametrize(("exponent", "told"), [(-6, "10⁻⁶"), (0, "1"), (2, "100"), (3, "10³"), (-12.0, "10⁻¹²")])
-def test_powers_of_ten(exponent, told):
-    assert power(exponent) == told
+@pytest.mark.parametrize(("exponent", "answer"), [(-6, "10⁻⁶"), (0, "1"), (2, "100"), (3, "10³"), (-12.0, "10⁻¹²")])
+def test_powers_of_ten(exponent, answer):
+    assert power(exponent) == answer
 
 
 @given(st.integers(-30, 30), st.integers(1, 40))
@@ -195,8 +195,8 @@ def test_examples_are_what_the_geometry_says(geometry):
         deeper = np.flatnonzero(geometry.visibility(seen, np.arange(40), 40).any(0))
         assert (example.deep_first, example.deep_end) == (deeper[0], deeper[-1] + 1)
     assert WindowView.from_dict(json.loads(json.dumps(view.to_dict()))) == view
-    told = [next(rect.iter("title"), None) for rect in drawn(reach_picture(view, 39), "rect")]
-    assert [title.text for title in told if title is not None][-1].startswith("2 layers: ")
+    answer = [next(rect.iter("title"), None) for rect in drawn(reach_picture(view, 39), "rect")]
+    assert [title.text for title in answer if title is not None][-1].startswith("2 layers: ")
 
 
 def test_layers_with_the_same_window_share_a_picture():

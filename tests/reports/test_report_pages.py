@@ -144,11 +144,11 @@ def test_parity_says_the_same_three_times(pair: tuple[Path, Path], faulty: Path,
     worst = max(range(LENGTH), key=lambda i: (spread.beyond[i], spread.largest[i]))
     assert [str(worst), figure(spread.largest[worst]), str(spread.beyond[worst])] in rows
     for example in document["windows"][0]["examples"]:
-        told = [
+        answer = [
             f"{first} to {end - 1}" if end - first > 1 else str(first)
             for first, end in ((example["first"], example["end"]), (example["deep_first"], example["deep_end"]))
         ]
-        assert [str(example["query"]), told[0], str(example["end"] - example["first"]), told[1]] in rows
+        assert [str(example["query"]), answer[0], str(example["end"] - example["first"]), answer[1]] in rows
     for check in document["sidecar"]["checks"]:
         assert [check["name"], check["status"], check["detail"]] in [row[:3] for row in rows]
     assert ["SHA-256 of the file", sha256(model)] in rows
@@ -181,10 +181,10 @@ def test_inspect_says_the_same_three_times(pair: tuple[Path, Path], localattn: R
     assert ["input", "tokens", "int64", f"[1, {LENGTH}]"] in rows
     assert [view["length"] for view in document["windows"]] == [LENGTH]
     assert len(document["windows"][0]["layers"]) == TINY["depth"]
-    told = {row[0]: row[1] for row in rows if len(row) == 2}
+    answer = {row[0]: row[1] for row in rows if len(row) == 2}
     for name, count in sorted(document["nodes"].items(), key=lambda item: (-item[1], item[0]))[:12]:
-        assert told[name] == str(count)
-    assert "num_tokens = 23" in told["Arguments"] and told["Opset"] == "20"
+        assert answer[name] == str(count)
+    assert "num_tokens = 23" in answer["Arguments"] and answer["Opset"] == "20"
     check = next(c for c in document["sidecar"]["checks"] if c["name"] == "window")
     deep = document["windows"][0]["examples"][-1]
     assert f"query {deep['query']} sees token {deep['deep_first']} on" in check["detail"]

@@ -153,11 +153,11 @@ KINDS = [kind for kind in vars(file_kinds).values() if isinstance(kind, Kind) an
 
 
 def test_contents_are_told_apart(samples: dict[str, bytes], tmp_path: Path) -> None:
-    told = {}
+    shown = {}
     for name, content in samples.items():
         (tmp_path / name).write_bytes(content)
-        told[name] = contents_of(tmp_path / name)
-    assert told == {
+        shown[name] = contents_of(tmp_path / name)
+    assert shown == {
         "checkpoint.pt": file_kinds.CHECKPOINT,
         "checkpoint.json": file_kinds.CONFIG,
         "old.bin": file_kinds.CHECKPOINT,

@@ -27,15 +27,15 @@ from .kinds import exported
 FORMS = {"as exported": "model.onnx", "standard ops": "plain.onnx"}
 _SIZES = {"batch": 2, "seq": 29}
 _FIRST = {"endless": 1_000_000}
-_CALLS = {"step": 20, "endless": 20, "prefill": 4}
+_CALLS = dict.fromkeys(("step", "step fp16", "step int8", "endless"), 20) | {"prefill": 4}
 _TOKENS = 23
 
 Arrays = dict[str, NDArray[Any]]
 
 
 def write_case(folder: Path, kind: str) -> Path:
-    """The case of a kind, in a folder of its name."""
-    place = folder / kind
+    """The case of a kind, in a folder of its name with hyphens."""
+    place = folder / kind.replace(" ", "-")
     place.mkdir(parents=True)
     source = exported(kind)
     for path in source.parent.glob("*.data"):

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..support.browser import BROWSER
+
 _RUNNERS = Path(__file__).parent / "runners"
 _LONGEST = 900.0  # seconds
 
@@ -26,34 +28,55 @@ class Environment:
 
     Args:
         title: the column of the table.
-        packages: from PyPI; or from npm, with `node`.
-        script: the runner, and what it is told first.
-        node: packages and script are of node.js.
+        packages: from PyPI as "name==version", or from npm as "name@version".
+        script: the runner, and what it is given first.
+        program: "own" for the Python of the environment; "node"; or "tests" for the Python of the tests, which has
+            PyTorch, and drives a browser.
+        wrong: why it may be wrong without an error, which the page says; empty where that would be a fault here.
     """
 
     title: str
     packages: tuple[str, ...]
     script: tuple[str, ...]
-    node: bool = False
+    program: str = "own"
+    wrong: str = ""
+
+    @property
+    def npm(self) -> bool:
+        """Whether the packages are from npm."""
+        return any("@" in package for package in self.packages)
+
+    @property
+    def browser(self) -> bool:
+        """Whether it runs in a browser."""
+        return self.npm and self.program == "tests"
 
 
 _NODE = ("onnxruntime-node@1.30.0", "onnxruntime-web@1.30.0")
 RUNTIMES = {
     "onnxruntime-1.20": Environment("onnxruntime 1.20", ("onnxruntime==1.20.0", "numpy<2.3"), ("run_onnxruntime.py",)),
-    "onnxruntime": Environment("onnxruntime", ("onnxruntime==1.31.1", "numpy"), ("run_onnxruntime.py",)),
-    "node": Environment("onnxruntime-node", _NODE, ("run.cjs", "onnxruntime-node"), node=True),
-    "web": Environment("onnxruntime-web (wasm)", _NODE, ("run.cjs", "onnxruntime-web"), node=True),
+    "onnxruntime": Environment("onnxruntime", ("onnxruntime==1.32.0", "numpy"), ("run_onnxruntime.py",)),
+    "node": Environment("onnxruntime-node", _NODE, ("run.cjs", "onnxruntime-node"), program="node"),
+    "web": Environment("onnxruntime-web (wasm, node)", _NODE, ("run.cjs", "onnxruntime-web"), program="node"),
+    "browser": Environment("onnxruntime-web (wasm, Chromium)", _NODE, ("run_browser.py", "wasm"), program="tests"),
+    "webgpu": Environment("onnxruntime-web (WebGPU, Chromium)", _NODE, ("run_browser.py", "webgpu"), program="tests"),
     "openvino": Environment("OpenVINO", ("openvino==2026.4.1", "numpy"), ("run_openvino.py",)),
     "openvino-provider": Environment(
         "onnxruntime + OpenVINO",
-        ("onnxruntime==1.31.1", "onnxruntime-ep-openvino==1.8.1"),
+        ("onnxruntime==1.32.0", "onnxruntime-ep-openvino==1.8.1"),
         ("run_openvino_provider.py",),
     ),
     "tract": Environment("tract", ("tract==0.23.9", "numpy"), ("run_tract.py",)),
     "iree": Environment("IREE", ("iree-base-compiler[onnx]==3.13.0", "iree-base-runtime==3.13.0"), ("run_iree.py",)),
+    "mnn": Environment(
+        "MNN",
+        ("MNN==3.6.1", "numpy"),
+        ("run_mnn.py",),
+        wrong="it takes ReduceL2 over all axes, whichever are given, and Gelu as its approximation with tanh",
+    ),
     "reference": Environment("onnx.reference", ("onnx==1.23.2",), ("run_reference.py",)),
 }
-_ORT = ("onnxruntime==1.31.1", "onnx==1.23.2", "numpy")
+_ORT = ("onnxruntime==1.32.0", "onnx==1.23.2", "numpy")
 
 
 def _tool(title: str, name: str, *packages: str) -> Environment:
@@ -65,6 +88,9 @@ TOOLS = {
     "onnxslim": _tool("onnxslim", "onnxslim", "onnxslim==0.1.98"),
     "version_converter": _tool("onnx.version_converter to opset 21", "version_converter"),
     "quantize_dynamic": _tool("onnxruntime quantize_dynamic", "quantize_dynamic", "sympy"),
+    # It imports torch, whatever it is given.
+    "optimizer": Environment("onnxruntime.transformers optimizer", (), ("run_tool.py", "optimizer"), program="tests"),
+    "polygraphy": _tool("polygraphy", "polygraphy", "polygraphy==0.53.6", "onnx-graphsurgeon==0.6.1"),
     "ort": _tool("ORT format", "ort"),
 }
 
@@ -82,11 +108,14 @@ def run(
         Absent: its environment cannot be made.
     """
     asked = (RUNTIMES | TOOLS)[name]
+    if asked.browser and BROWSER is None:
+        raise Absent("Chromium is not installed")
     folder = made(asked)
     script, *first = asked.script
-    program = ["node"] if asked.node else [str(folder / "bin" / "python"), "-W", "ignore"]
+    programs = {"own": str(folder / "bin" / "python"), "tests": sys.executable}
+    program = ["node"] if asked.program == "node" else [programs[asked.program], "-W", "ignore"]
     finished = subprocess.run(
-        [*program, str(_RUNNERS / script), *first, str(cases), *kinds],
+        [*program, str(_RUNNERS / script), *first, str(cases.resolve()), *kinds],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -105,19 +134,19 @@ def made(asked: Environment) -> Path:
     """The folder of an environment, made where it is not there yet."""
     cache = Path(os.environ.get("LOCALATTN_RUNTIMES") or Path.home() / ".cache" / "localattn-runtimes")
     digest = hashlib.sha256("\n".join((*asked.packages, sys.version)).encode()).hexdigest()[:8]
-    folder = cache / f"{'npm' if asked.node else 'python'}-{digest}"
+    folder = cache / f"{'npm' if asked.npm else 'python'}-{digest}"
     if (folder / "complete").exists():
         return folder
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:
-        if asked.node:
+        if asked.npm:
             if shutil.which("node") is None or shutil.which("npm") is None:
                 raise Absent("node and npm are not installed")
             (folder / "package.json").write_text('{"private": true}')
             # The scripts of onnxruntime-node fetch GPU libraries, which nothing here needs.
             _quietly(["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", *asked.packages], folder)
-        else:
+        elif asked.packages:
             venv.create(folder, with_pip=True)
             pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
             _quietly([*pip, *asked.packages], folder)

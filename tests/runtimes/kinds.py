@@ -37,8 +37,8 @@ def _bias(folder: Path) -> Path:
     return folder / "model.onnx"
 
 
-def _steps(folder: Path, class_name: str, kwargs: dict[str, Any], chunk: int) -> Path:
-    request = ExportRequest(save_upstream(folder, class_name, kwargs), folder / "model.onnx")
+def _steps(folder: Path, class_name: str, kwargs: dict[str, Any], chunk: int, **options: Any) -> Path:
+    request = ExportRequest(save_upstream(folder, class_name, kwargs), folder / "model.onnx", **options)
     export_steps(StepRequest(request, chunk=chunk))
     return folder / "model.onnx"
 
@@ -88,6 +88,8 @@ KINDS: dict[str, Callable[[Path], Path]] = {
     "bias": _bias,
     "xpos": lambda folder: _transformer(folder, {"use_xpos": True}),
     "step": lambda folder: _steps(folder, _TRANSFORMER, _MODEL, 8),
+    "step fp16": lambda folder: _steps(folder, _TRANSFORMER, _MODEL, 1, dtype="fp16"),
+    "step int8": lambda folder: _steps(folder, _TRANSFORMER, _MODEL, 1, weights="int8"),
     "endless": lambda folder: _steps(folder, _LAYER, _MHA, 1),
     "prefill": lambda folder: exported("step").with_name("model.prefill.onnx"),
     "AFT": _aft,

@@ -30,8 +30,8 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
     hold(asked["stand_ins"])
     sys.path.insert(0, asked["onnxruntime"])
     folder = Path(asked["folder"])
-    told = {name: seen(Path(path), graph, folder / name) for name, (path, graph) in asked["models"].items()}
-    return told | {"steps": steps(Path(asked["step"]))}
+    shown = {name: seen(Path(path), graph, folder / name) for name, (path, graph) in asked["models"].items()}
+    return shown | {"steps": steps(Path(asked["step"]))}
 
 
 def seen(path: Path, cuda_graph: bool, folder: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def adapt(layer: Any, calls: Sequence[LayerCall], dynamic_length: bool) -> None:
         UsageError: the layer cannot be replaced; the text says why.
     """
     if dynamic_length:
-        raise UsageError("AFT-local has no export with an open length.")
+        raise UsageError("AFT-local has no export with a dynamic length.")
     lengths = {call.shapes["query"][0] for call in calls}
     kinds = {_mask_kind(call) for call in calls}
     if len(lengths) > 1 or len(kinds) > 1:

@@ -230,8 +230,8 @@ def _for_tensorrt(path: Path) -> tuple[bytes, tuple[str, dict[str, str]]]:
 
     model = onnx.inliner.inline_local_functions(onnx.load(os.fspath(path)))
     types = {tensor.data_type for tensor in model.graph.initializer}
-    told = {"trt_fp16_enable": onnx.TensorProto.FLOAT16, "trt_bf16_enable": onnx.TensorProto.BFLOAT16}
-    return model.SerializeToString(), (TENSORRT, {option: "True" for option, kind in told.items() if kind in types})
+    by_name = {"trt_fp16_enable": onnx.TensorProto.FLOAT16, "trt_bf16_enable": onnx.TensorProto.BFLOAT16}
+    return model.SerializeToString(), (TENSORRT, {option: "True" for option, kind in by_name.items() if kind in types})
 
 
 def open_engine(path: Path, model: Report, plugins: list[Report]) -> tuple[str, Run, Report]:

@@ -195,7 +195,7 @@ let files; // page.json: the addresses of the model's files
 
 async function begin() {
   try {
-    files = await (await fetch(new URL("page.json", import.meta.url))).json();
+    files = await (await fetch(new URL("page.json", import.meta.url), { cache: "reload" })).json();
   } catch {
     return fail("page.json is missing or damaged, so the page does not know its model. Copy the whole folder.");
   }
@@ -204,16 +204,29 @@ async function begin() {
   write();
   show();
   worker.postMessage({ kind: "open", files });
+  keepCopy().catch(() => {}); // the page works without a copy, and does not say that it has one
 }
 
 /** Keep a copy of everything; browsers allow it on `localhost` and over https. */
 async function keepCopy() {
   if (!navigator.serviceWorker) return;
-  await navigator.serviceWorker.register(new URL("service-worker.js", import.meta.url));
-  await navigator.serviceWorker.ready;
+  const address = new URL(`service-worker.js?bundle=${files.digest}`, import.meta.url);
+  const { installing, waiting, active } = await navigator.serviceWorker.register(address);
+  await activated(installing ?? waiting ?? active);
   state.offline = true;
   element("offline").textContent = "The page works offline now.";
 }
 
+/** Wait until a service worker answers for the page; fails if it is given up. */
+function activated(worker) {
+  return new Promise((resolve, reject) => {
+    const look = () => {
+      if (worker.state === "activated") resolve();
+      if (worker.state === "redundant") reject(new Error("The copy could not be made."));
+    };
+    worker.addEventListener("statechange", look);
+    look();
+  });
+}
+
 begin();
-keepCopy().catch(() => {}); // the page works without a copy, and does not say that it has one

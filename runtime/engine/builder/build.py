@@ -200,7 +200,7 @@ def _served(opened: TensorRTLibrary, request: BuildRequest, source: Source) -> t
         raise UsageError(
             f"No plugin serves a node of {source.path}.",
             why=f"Its attention nodes: {there}. Plugins: {', '.join(known)}.",
-            fix=f"Build with {argument('plugin', 'none')}: the function body in the file computes the node.",
+            fix=f"Build with {argument('plugin', 'none')}: the function definition in the file computes the node.",
         )
     return nodes, list(known)
 

@@ -45,17 +45,17 @@ def check_kind(opened: TensorRTLibrary, request: BuildRequest) -> None:
 
 def options(opened: TensorRTLibrary, request: BuildRequest) -> dict[str, Any]:
     """Return the options of Polygraphy's configuration for the kind of engine."""
-    told: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if request.version_compatible:
-        told["version_compatible"] = True
+        settings["version_compatible"] = True
     if request.hardware_compatible:
         level = LEVELS[request.hardware_compatible]
-        told["hardware_compatibility_level"] = getattr(opened.trt.HardwareCompatibilityLevel, level)
+        settings["hardware_compatibility_level"] = getattr(opened.trt.HardwareCompatibilityLevel, level)
     if request.refit:
-        told["refittable"] = True
+        settings["refittable"] = True
     if request.strip_weights:
-        told["strip_plan"] = True
-    return told
+        settings["strip_plan"] = True
+    return settings
 
 
 def apply(request: BuildRequest, config: Any) -> None:

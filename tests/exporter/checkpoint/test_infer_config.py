@@ -361,8 +361,8 @@ def test_the_real_checkpoint():
         pytest.skip("shared checkpoint not here")
     config = load_config(find_config(path))
     state = load_state(path).state
-    told = infer_config(state, None, {"local_attn_window_size": 128})
+    shown = infer_config(state, None, {"local_attn_window_size": 128})
     resolved = infer_config(state, config)
-    assert told.args == resolved.args == parse_args(config.class_name, config.kwargs)
-    told.check_keys()
-    assert resolve_class(told.class_name).family is LOCAL_TRANSFORMER
+    assert shown.args == resolved.args == parse_args(config.class_name, config.kwargs)
+    shown.check_keys()
+    assert resolve_class(shown.class_name).family is LOCAL_TRANSFORMER

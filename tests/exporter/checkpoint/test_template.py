@@ -38,12 +38,12 @@ def checkpoint(tmp_path) -> Path:
 def test_every_argument_is_shown_by_the_weights_or_asked_for(name):
     entry = CLASSES[name]
     shapes = {key: tuple(tensor.shape) for key, tensor in STATES[name]().state_dict().items()}
-    told = set(detect_family(shapes)[1].infer_arguments(shapes, {}))
+    shown = set(detect_family(shapes)[1].infer_arguments(shapes, {}))
     asked = set(traceless_arguments(entry, {"qk_rmsnorm": True, "use_xpos": True}))
-    unknown = set(entry.args.model_fields) - told - asked - NO_EFFECT
+    unknown = set(entry.args.model_fields) - shown - asked - NO_EFFECT
     assert unknown == set()
-    assert all(MEANINGS[argument] and (default_in_words(entry, argument) or argument == "window_size" or "dim" in told)
-               for argument in asked - told)  # fmt: skip
+    assert all(MEANINGS[argument] and (default_in_words(entry, argument) or argument == "window_size" or "dim" in shown)
+               for argument in asked - shown)  # fmt: skip
 
 
 def test_the_template_lists_what_no_tensor_shows(checkpoint):

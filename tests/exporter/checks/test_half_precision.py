@@ -154,8 +154,8 @@ def test_the_shipped_demo_passes_and_shows_both_errors(
     target = tmp_path / "demo" / "pybytes.onnx"
     done = localattn("demo", "-o", target.parent, "--dtype", dtype, "--rows", 1, "--length", 0)
     assert done.code == 0, done.err
-    told = " ".join(done.out.split())
-    assert f"itself in {dtype} (torch.autocast)" in told and "times it, at most 1.5" in told
+    shown = " ".join(done.out.split())
+    assert f"itself in {dtype} (torch.autocast)" in shown and "times it, at most 1.5" in shown
     sidecar = read_sidecar(target)
     assert sidecar is not None
     parity = next(check for check in sidecar.checks if check.name == "parity")

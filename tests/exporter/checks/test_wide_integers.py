@@ -136,7 +136,7 @@ def test_an_input_without_a_limit_is_not_computed_with_in_silence(tmp_path: Path
     assert judged(tmp_path, adds, limit=None).status == "not proven"
 
 
-def test_open_axes_are_taken_at_their_largest(tmp_path: Path) -> None:
+def test_dynamic_axes_are_taken_at_their_largest(tmp_path: Path) -> None:
     nodes = [node("Shape", "position"), node("Mul", "shape", "k")]
     found = model(nodes, ("seq",), k=1 << 20)
     assert judged(tmp_path, found, seq=1024).status == "passed"

@@ -68,8 +68,8 @@ def test_the_command_states_its_parity(localattn: Callable[..., Finished], wide:
     assert 0 < parity["figures"]["divergence"] < 1e-2
     again = localattn("parity", target, "--against", wide, "--format", "json")
     assert again.code == 0, again.err
-    told = json.loads(again.out)
-    assert told["dtype"] == "int8" and told["overall"][0]["agreement"] > 0.9
+    shown = json.loads(again.out)
+    assert shown["dtype"] == "int8" and shown["overall"][0]["agreement"] > 0.9
     assert "largest logit at 70% of positions" in localattn("parity", target, "--against", wide).out
 
 

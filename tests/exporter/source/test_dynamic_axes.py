@@ -76,7 +76,7 @@ def test_open_sizes_equal_upstream(tmp_path: Path, causal: bool) -> None:
 
 
 @pytest.mark.parametrize("axes", [("batch",), ("seq",)])
-def test_one_open_axis(tiny: Path, axes: tuple[str, ...]) -> None:
+def test_one_dynamic_axis(tiny: Path, axes: tuple[str, ...]) -> None:
     report = export(ExportRequest(tiny, tiny.with_name("m.onnx"), dynamic=axes))
     assert report.sidecar.inputs[0].shape == (("batch", 64) if axes == ("batch",) else (1, "seq"))
     assert report.sidecar.dynamic == list(axes)

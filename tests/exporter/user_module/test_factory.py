@@ -76,7 +76,7 @@ def test_factory(net: Path, localattn: Command) -> None:
     assert localattn("inspect", "w.onnx").code == 0
 
 
-def test_factory_in_a_file_with_arguments_and_open_axes(net: Path, localattn: Command) -> None:
+def test_factory_in_a_file_with_arguments_and_dynamic_axes(net: Path, localattn: Command) -> None:
     arguments = ("--factory", f"{net}:make", "--factory-args", '{"window": 6}', "--dynamic", "batch,seq")
     done = localattn("export", *arguments, *TOKENS, "--max-seq-len", 30, "--format", "json")
     assert done.code == 0, done

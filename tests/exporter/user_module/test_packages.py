@@ -1,4 +1,4 @@
-"""Models that nobody here wrote: two published packages, exported, checked, and run at open lengths.
+"""Models that nobody here wrote: two published packages, exported, checked, and run at dynamic lengths.
 
 The factories are those of `examples/packages`, whose `table.py` does the same for all packages of docs/packages.md.
 """

@@ -327,7 +327,7 @@ def test_aft_local(kind: str) -> None:
     report = replaced(model, x)
     assert [layer.path for layer in report.replaced] == ["layer"]
     torch.testing.assert_close(report.module(x), model(x), atol=1e-5, rtol=1e-5)
-    assert "open length" in replaced(model, x, dynamic_length=True).left[0].why
+    assert "dynamic length" in replaced(model, x, dynamic_length=True).left[0].why
 
 
 def test_a_failing_example_is_a_usage_error() -> None:

@@ -134,7 +134,7 @@ def each(*releases: Release) -> pytest.MarkDecorator:
 
 
 @pytest.fixture
-def told(release: Release, request: pytest.FixtureRequest) -> dict[str, Any]:
+def shown(release: Release, request: pytest.FixtureRequest) -> dict[str, Any]:
     cache = request.config.cache
     assert cache is not None
     return told_by(release, None if release == HERE else cache.mkdir("tensorrt"))
@@ -142,25 +142,25 @@ def told(release: Release, request: pytest.FixtureRequest) -> dict[str, Any]:
 
 @needs_plugin_tools
 @each(HERE, *SERVING, *EXCHANGED)
-def test_tensorrt_registers_it(told: dict[str, Any]) -> None:
-    assert told["why_not"] == ""
-    assert told["creators"] == {variant.op_type: True for variant in SERVED}
+def test_tensorrt_registers_it(shown: dict[str, Any]) -> None:
+    assert shown["why_not"] == ""
+    assert shown["creators"] == {variant.op_type: True for variant in SERVED}
     expected = [[name, "FLOAT32" if name == "scale" else "INT32"] for name in register.ATTRIBUTES]
-    assert told["fields"] == {variant.op_type: expected for variant in SERVED}
-    assert told["types"] == {variant.op_type: ["HALF"] for variant in SERVED}
+    assert shown["fields"] == {variant.op_type: expected for variant in SERVED}
+    assert shown["types"] == {variant.op_type: ["HALF"] for variant in SERVED}
 
 
 @needs_plugin_tools
 @each(HERE, *SERVING)
-def test_registers_once_and_for_one_gpu(told: dict[str, Any]) -> None:
-    assert told["again"] == ["", "Ahead-of-time plugins for sm_90 cannot be registered."]
+def test_registers_once_and_for_one_gpu(shown: dict[str, Any]) -> None:
+    assert shown["again"] == ["", "Ahead-of-time plugins for sm_90 cannot be registered."]
 
 
 @needs_plugin_tools
 @each(HERE, *NEW, *EXCHANGED)
 @pytest.mark.parametrize("name", CASES)
-def test_hands_over_the_kernel_of_the_contract(name: str, told: dict[str, Any]) -> None:
-    case, model = CASES[name], told["models"][name]
+def test_hands_over_the_kernel_of_the_contract(name: str, shown: dict[str, Any]) -> None:
+    case, model = CASES[name], shown["models"][name]
     assert (model["errors"], model["layers"]) == ([], ["PLUGIN_V3"])
     written = case.attributes.as_onnx()
     assert model["parsed"] == {field: np.atleast_1d(written[field]).tolist() for field in register.ATTRIBUTES}
@@ -186,8 +186,8 @@ def test_hands_over_the_kernel_of_the_contract(name: str, told: dict[str, Any]) 
 @needs_plugin_tools
 @each(HERE, *NEW, *EXCHANGED)
 @pytest.mark.parametrize("name", CASES)
-def test_output_is_like_the_query(name: str, told: dict[str, Any]) -> None:
-    case, model = CASES[name], told["models"][name]
+def test_output_is_like_the_query(name: str, shown: dict[str, Any]) -> None:
+    case, model = CASES[name], shown["models"][name]
     axes = (0, 1, 2, 3) if case.attributes.perm == SEQUENCE_FIRST else (0, 2, 1, 3)
     expected = [(batch, length, node_model.HEADS, case.head_dim) for batch, length in case.sizes()]
     assert model["shapes"] == [[sizes[axis] for axis in axes] for sizes in expected]
@@ -206,16 +206,16 @@ def test_output_is_like_the_query(name: str, told: dict[str, Any]) -> None:
         ("too many", "The kernel does not compute an attention node of this size."),
     ],
 )
-def test_what_the_kernel_cannot_do_is_refused(name: str, what: str, told: dict[str, Any]) -> None:
-    model = told["models"][name]
+def test_what_the_kernel_cannot_do_is_refused(name: str, what: str, shown: dict[str, Any]) -> None:
+    model = shown["models"][name]
     assert model["refused"] == what
     assert model["errors"] and "layers" not in model
 
 
 @needs_plugin_tools
 @each(*(release for release in OTHERS if release not in SERVING))
-def test_releases_that_cannot_say_so(release: Release, told: dict[str, Any]) -> None:
-    assert told["why_not"] == why_not_release(release.version) != ""
+def test_releases_that_cannot_say_so(release: Release, shown: dict[str, Any]) -> None:
+    assert shown["why_not"] == why_not_release(release.version) != ""
 
 
 def test_attributes_are_arrays_to_every_release() -> None:

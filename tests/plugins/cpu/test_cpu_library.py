@@ -142,8 +142,8 @@ def test_from_build_to_check(localattn: Call, own_cache: Path, tmp_path: Path) -
         shown = localattn("plugin", "check", *arguments)
         assert shown.code == 0 and "WindowedAttentionMask  ran in fp32, fp16" in shown.out
         assert "EndStreams  ran in fp32\n" in shown.out and "GatedGelu  ran in fp32, fp16\n" in shown.out
-    told = json.loads(localattn("plugin", "check", there, "--format", "json").out)
-    assert told["backend"] == "onnxruntime" and told["kernels"] == EVERY_KERNEL
+    answer = json.loads(localattn("plugin", "check", there, "--format", "json").out)
+    assert answer["backend"] == "onnxruntime" and answer["kernels"] == EVERY_KERNEL
 
     with mock.patch.object(fingerprint, "fingerprint", lambda: "another release"):
         assert find(CPU_KERNELS) is None, "sessions take this release's only"

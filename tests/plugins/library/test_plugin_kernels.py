@@ -26,12 +26,12 @@ from localattn.core.documents.engine_facts import KernelName
 from localattn.runtime.engine.device import primary_context
 from localattn.runtime.engine.kernels import load_kernels, loaded_kernels
 library = ctypes.CDLL(sys.argv[1])
-told = {"before": loaded_kernels(library)}
+shown = {"before": loaded_kernels(library)}
 wanted = [KernelName(**kernel) for kernel in json.loads(sys.argv[2])]
 with primary_context():
-    told["loaded"] = load_kernels(library, wanted)
-told["after"] = loaded_kernels(library)
-print(json.dumps(told))
+    shown["loaded"] = load_kernels(library, wanted)
+shown["after"] = loaded_kernels(library)
+print(json.dumps(shown))
 """
 
 
@@ -62,21 +62,21 @@ def ask(capability: int, *kernels: KernelName) -> dict[str, Any]:
 
 def test_machine_code_and_ptx_are_told_apart() -> None:
     kernels = [KernelName(dtype=DTYPE, head_dim=HEAD_DIM), KernelName(dtype=DTYPE, head_dim=HEAD_DIM, has_mask=True)]
-    told = ask(90, *kernels)
-    assert told["before"] == []
-    assert told["loaded"] == [
+    shown = ask(90, *kernels)
+    assert shown["before"] == []
+    assert shown["loaded"] == [
         "fp16, head size 64: machine code of sm_90",
         "fp16, head size 64, key mask: machine code of sm_90",
     ]
-    assert sorted(told["after"]) == sorted(told["loaded"])
+    assert sorted(shown["after"]) == sorted(shown["loaded"])
     (line,) = ask(89, kernels[0])["loaded"]
     assert line.startswith("fp16, head size 64: PTX of sm_86, compiled by the driver for compute capability 8.9")
 
 
 def test_kernel_that_cannot_be_loaded_says_why() -> None:
-    told = ask(90, KernelName(dtype="bf16", head_dim=HEAD_DIM))
-    assert told["after"] == []
-    (line,) = told["loaded"]
+    shown = ask(90, KernelName(dtype="bf16", head_dim=HEAD_DIM))
+    assert shown["after"] == []
+    (line,) = shown["loaded"]
     assert line.startswith("not loaded: no kernel for bf16, head size 64 on compute capability 9.0")
 
 

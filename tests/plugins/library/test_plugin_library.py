@@ -111,13 +111,13 @@ def test_launch_has_the_arguments_of_the_contract(case: str, op_type: str, arch:
     }
     assert driven.launches == [expected, expected]
     assert len(driven.loads) == 1, "the second launch uses the loaded kernel"
-    assert driven.told["enqueue"] == [0, 0]
-    assert all(driven.told["supported"]) and driven.told["configure"] == 0
+    assert driven.shown["enqueue"] == [0, 0]
+    assert all(driven.shown["supported"]) and driven.shown["configure"] == 0
 
 
 def test_attributes_survive_serialisation(tmp_path: Path) -> None:
     attributes = CASES["block-local"]
-    fields = drive(tmp_path, fields=fields_of(attributes), shape=(1, 2, 50, HEAD_DIM)).told["fields"]
+    fields = drive(tmp_path, fields=fields_of(attributes), shape=(1, 2, 50, HEAD_DIM)).shown["fields"]
     expected = {name: value if isinstance(value, list) else [value] for name, value in attributes.as_onnx().items()}
     assert set(expected) - set(fields) == {"query_block", "xpos_scale_base", "plugin_namespace", "plugin_version"}
     for name, values in fields.items():
@@ -138,28 +138,28 @@ def test_kernel_fits_the_gpu(capability: int, refuse: str, loads: list[bool], tm
     driven = drive(tmp_path, capability=capability, refuse=refuse)
     assert [load["ptx"] for load in driven.loads] == loads
     assert [launch["ptx"] for launch in driven.launches] == loads[-1:] * 2
-    assert driven.told["enqueue"] == [0, 0]
+    assert driven.shown["enqueue"] == [0, 0]
 
 
 def test_older_gpu_is_told_how_to_build(tmp_path: Path) -> None:
     driven = drive(tmp_path, capability=80)
-    assert driven.told["enqueue"] == [-1, -1] and not driven.launches
+    assert driven.shown["enqueue"] == [-1, -1] and not driven.launches
     assert "compute capability 8.0" in driven.messages
     assert "localattn plugin build --target sm_80 --dtype fp16 --head-dim 64" in driven.messages
 
 
 def test_driver_that_takes_nothing_is_quoted(tmp_path: Path) -> None:
     driven = drive(tmp_path, refuse="all")
-    assert driven.told["enqueue"] == [-1, -1] and not driven.launches
+    assert driven.shown["enqueue"] == [-1, -1] and not driven.launches
     assert "CUDA_ERROR_NO_BINARY_FOR_GPU (209): no kernel image is available" in driven.messages
 
 
 def test_without_a_driver_it_loads_and_says_so_when_it_runs(tmp_path: Path) -> None:
     driven = drive(tmp_path, driver=False)
-    if driven.told["enqueue"] == [0, 0]:
+    if driven.shown["enqueue"] == [0, 0]:
         pytest.skip("this machine has a CUDA driver")
-    assert driven.told["created"] and driven.told["shape_change"] == 0
-    assert driven.told["enqueue"] == [-1, -1]
+    assert driven.shown["created"] and driven.shown["shape_change"] == 0
+    assert driven.shown["enqueue"] == [-1, -1]
     assert "libcuda.so.1" in driven.messages or "CUDA" in driven.messages
 
 
@@ -167,7 +167,7 @@ def test_without_a_driver_it_loads_and_says_so_when_it_runs(tmp_path: Path) -> N
 def test_unaligned_tensor_is_copied(tensor: str, place: int, tmp_path: Path) -> None:
     """The kernels read whole vectors: what does not start at one goes through memory in the order of the stream."""
     driven = drive(tmp_path, drive_shift=f"{tensor}=8")
-    assert driven.told["shifted"] == 0
+    assert driven.shown["shifted"] == 0
     before, launched = driven.launches[-2:]
     own, used = ([*call["inputs"], call["output"]] for call in (before, launched))
     size = 2 * BATCH * LENGTH * HEADS * HEAD_DIM
@@ -189,20 +189,20 @@ def test_unaligned_tensor_is_copied(tensor: str, place: int, tmp_path: Path) -> 
 
 def test_unaligned_tensor_that_cannot_be_copied_is_refused(tmp_path: Path) -> None:
     driven = drive(tmp_path, drive_shift="key=4", fake_cuda_memory="none")
-    assert driven.told["enqueue"] == [0, 0] and driven.told["shifted"] == -1 and len(driven.launches) == 2
+    assert driven.shown["enqueue"] == [0, 0] and driven.shown["shifted"] == -1 and len(driven.launches) == 2
     assert "key does not start at a multiple of 16 bytes, and it cannot be copied: CUDA_ERROR_NOT_" in driven.messages
 
 
 def test_a_kernel_is_loaded_while_a_graph_is_recorded(tmp_path: Path) -> None:
     driven = drive(tmp_path, fake_cuda_capturing="1")
-    assert driven.told["enqueue"] == [0, 0] and len(driven.loads) == 1
+    assert driven.shown["enqueue"] == [0, 0] and len(driven.loads) == 1
     assert [call["call"] for call in driven.calls if call["call"] == "function_load"] == ["function_load"]
     assert [launch["capture_mode"] for launch in driven.launches] == [0, 0], "as the host left it"
 
 
 def test_a_thread_without_a_context_takes_that_of_the_stream(tmp_path: Path) -> None:
     driven = drive(tmp_path, fake_cuda_context="none", drive_thread="1")
-    assert driven.told["shape_change"] == 0 and driven.told["enqueue"] == [0, 0]
+    assert driven.shown["shape_change"] == 0 and driven.shown["enqueue"] == [0, 0]
     assert "no kernel is loaded yet: no CUDA context is current on this thread" in driven.messages
     assert [launch["context"] for launch in driven.launches] == [0x2000, 0x2000]
     assert [call["call"] for call in driven.calls if call["call"] in ("push", "load", "launch", "pop")] == [
@@ -214,13 +214,13 @@ def test_a_thread_without_a_context_takes_that_of_the_stream(tmp_path: Path) -> 
 
 def test_a_thread_and_a_stream_without_a_context_are_told(tmp_path: Path) -> None:
     driven = drive(tmp_path, fake_cuda_context="lost")
-    assert driven.told["enqueue"] == [-1, -1] and not driven.launches
+    assert driven.shown["enqueue"] == [-1, -1] and not driven.launches
     assert "WindowedAttention: asking for the CUDA context: CUDA_ERROR_INVALID_CONTEXT (201)" in driven.messages
 
 
 def test_sizes_beyond_the_grid_are_refused_with_the_profile(tmp_path: Path) -> None:
     driven = drive(tmp_path, drive_profile=f"40000,{LENGTH},{HEADS},{HEAD_DIM}")
-    assert driven.told["configure"] == -1 and driven.told["enqueue"] == [0, 0]
+    assert driven.shown["configure"] == -1 and driven.shown["enqueue"] == [0, 0]
     assert "batch times heads is 120000, above 65535" in driven.messages
 
 
@@ -234,7 +234,7 @@ def test_sizes_beyond_the_grid_are_refused_with_the_profile(tmp_path: Path) -> N
 )
 def test_what_was_loaded_is_told(capability: int, refuse: str, code: str, why: str, tmp_path: Path) -> None:
     driven = drive(tmp_path, capability=capability, refuse=refuse)
-    (line,) = driven.told["kernels"].splitlines()
+    (line,) = driven.shown["kernels"].splitlines()
     assert line.startswith(f"fp16, head size 64: {code}") and why in line
     warned = [text for text in driven.messages.splitlines() if "PTX of sm_86, compiled" in text]
     assert len(warned) == bool(why), "a fall back to PTX is a warning, said once"
@@ -257,7 +257,7 @@ def test_what_was_loaded_is_told(capability: int, refuse: str, code: str, why: s
 )
 def test_wrong_attribute_is_named(changed: dict[str, str], message: str, tmp_path: Path) -> None:
     driven = drive(tmp_path, fields=fields_of(WINDOW, **changed))
-    assert driven.told["created"] is False
+    assert driven.shown["created"] is False
     assert f"WindowedAttention of node node: {message}" in driven.messages
 
 
@@ -282,7 +282,7 @@ def test_logger_of_every_release(version: int, versioned: bool, logged: bool, ar
 
 def test_missing_kernel_is_named_with_the_command(tmp_path: Path) -> None:
     driven = drive(tmp_path, "WindowedAttentionMask", dtype="bf16")
-    assert driven.told["supported"][0] is False
+    assert driven.shown["supported"][0] is False
     assert "no kernel for bf16, head size 64, key mask in this plugin library" in driven.messages
     assert "localattn plugin build --dtype bf16 --head-dim 64" in driven.messages
 
@@ -297,7 +297,7 @@ def test_missing_kernel_is_named_with_the_command(tmp_path: Path) -> None:
 )
 def test_shapes_that_do_not_fit_are_refused(shape: tuple[int, ...], message: str, tmp_path: Path) -> None:
     driven = drive(tmp_path, shape=shape)
-    assert driven.told["shape_change"] == -1
+    assert driven.shown["shape_change"] == -1
     assert message in driven.messages
 
 

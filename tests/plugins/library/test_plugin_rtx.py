@@ -45,16 +45,16 @@ logger = Logger()
 builder = trt.Builder(logger)
 facts = load_into_registry(read_named(TENSORRT_PLUGIN, Path(library)), ["tensorrt-rtx"])
 registry = trt.get_plugin_registry()
-told = {"version": facts.version, "left": len([c for c in registry.all_creators if c.plugin_namespace == "localattn"])}
-told["creators"] = [
+shown = {"version": facts.version, "left": len([c for c in registry.all_creators if c.plugin_namespace == "localattn"])}
+shown["creators"] = [
     [c.name, c.version, c.namespace, {a.name: [a.type, a.length] for a in c.attributes}] for c in facts.creators
 ]
 registry.load_library(library)
-told["models"] = {}
+shown["models"] = {}
 for path in models:
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
-    told["models"][Path(path).stem] = model = {"parsed": parser.parse(Path(path).read_bytes())}
+    shown["models"][Path(path).stem] = model = {"parsed": parser.parse(Path(path).read_bytes())}
     model["layers"] = [str(network.get_layer(i).type).rpartition(".")[2] for i in range(network.num_layers)]
     model["output"] = list(network.get_output(0).shape)
     config = builder.create_builder_config()
@@ -77,16 +77,16 @@ for path in models:
     model["said"] = [text for _, text in logger.lines[before:] if text.startswith("localattn: ")]
 creator = registry.get_creator("WindowedAttention", "1", "localattn")
 bad = trt.PluginField("window_size", np.array([0], dtype=np.int32), trt.PluginFieldType.INT32)
-told["refused"] = creator.create_plugin("bad", trt.PluginFieldCollection([bad]), trt.TensorRTPhase.BUILD) is None
-told["message"] = [line for line in logger.lines if "of node bad" in line[1]]
-print(json.dumps(told))
+shown["refused"] = creator.create_plugin("bad", trt.PluginFieldCollection([bad]), trt.TensorRTPhase.BUILD) is None
+shown["message"] = [line for line in logger.lines if "of node bad" in line[1]]
+print(json.dumps(shown))
 """
 
 WINDOW = NodeAttributes(WindowGeometry(32, 1, 0, causal=True, exact_windowsize=True), 0.125, query_block=32)
 
 
 @cache
-def told() -> dict[str, Any]:
+def shown() -> dict[str, Any]:
     """What the child process found."""
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx-cu13 is the TensorRT of these tests")
     facts = library(host_arch())
@@ -120,9 +120,9 @@ def told() -> dict[str, Any]:
 
 
 def test_registry_lists_the_creators() -> None:
-    names = [name for name, *_ in told()["creators"]]
+    names = [name for name, *_ in shown()["creators"]]
     assert names == sorted(OP_TYPES)
-    for _, version, namespace, attributes in told()["creators"]:
+    for _, version, namespace, attributes in shown()["creators"]:
         assert (version, namespace) == ("1", "localattn")
         assert attributes.pop("scale") == ["FLOAT32", 1]
         assert attributes.pop("perm") == ["INT32", 4]
@@ -131,15 +131,15 @@ def test_registry_lists_the_creators() -> None:
 
 
 def test_registry_is_left_as_it_was() -> None:
-    assert told()["left"] == 0
+    assert shown()["left"] == 0
 
 
 @pytest.mark.parametrize("sizes", ["static", "open"])
 @pytest.mark.parametrize("op_type", OP_TYPES)
 def test_node_becomes_the_plugin_and_an_engine(op_type: str, sizes: str) -> None:
-    model = told()["models"][f"{op_type}-{sizes}"]
+    model = shown()["models"][f"{op_type}-{sizes}"]
     assert model["parsed"]
-    assert model["layers"] == ["PLUGIN_V3"], "the plugin, not the function body"
+    assert model["layers"] == ["PLUGIN_V3"], "the plugin, not the function definition"
     expected = [2, 256] if sizes == "static" else [-1, -1]
     assert model["output"] == [*expected, node_model.HEADS, HEAD_DIM]
     assert model["engine"] > 0 and model["named"]
@@ -147,7 +147,7 @@ def test_node_becomes_the_plugin_and_an_engine(op_type: str, sizes: str) -> None
 
 
 def test_engine_without_a_kernel_is_not_built_and_says_why() -> None:
-    model = told()["models"]["no_kernel"]
+    model = shown()["models"]["no_kernel"]
     assert model["engine"] == 0
     assert model["said"] == [
         "localattn: WindowedAttention: no kernel for fp16, head size 48 in this plugin library; "
@@ -156,7 +156,7 @@ def test_engine_without_a_kernel_is_not_built_and_says_why() -> None:
 
 
 def test_messages_go_through_the_logger_of_tensorrt() -> None:
-    assert told()["refused"]
-    [[severity, text]] = told()["message"]
+    assert shown()["refused"]
+    [[severity, text]] = shown()["message"]
     assert severity == "ERROR"
     assert text.startswith("localattn: WindowedAttention of node bad: attribute window_size is 0")

@@ -164,7 +164,7 @@ def test_sizes_of_open_and_fixed_axes():
         sizes_of(Path("m"), opened, None, None, 128)
     fixed = [TensorSpec("tokens", "int64", (1, 64))]
     assert sizes_of(Path("m"), fixed, None, None, None).tokens is None
-    with pytest.raises(UsageError, match="no open axis"):
+    with pytest.raises(UsageError, match="no dynamic axis"):
         sizes_of(Path("m"), fixed, None, None, 128)
 
 
@@ -267,7 +267,7 @@ def test_values_the_engine_refuses_are_an_error_with_a_reason(tmp_path, localatt
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory) -> Path:
-    """A tiny LocalTransformer, exported with open axes."""
+    """A tiny LocalTransformer, exported with dynamic axes."""
     from localattn.exporter.export import ExportRequest, export
 
     from ...conftest import TINY, save_upstream

@@ -178,7 +178,7 @@ def test_own_inputs_become_samples(tiny_model: Path, tmp_path: Path, localattn: 
     assert "outside the vocabulary" in bad.err
 
 
-def test_open_axes_are_sampled_at_two_lengths(open_model: Path, tmp_path: Path) -> None:
+def test_dynamic_axes_are_sampled_at_two_lengths(open_model: Path, tmp_path: Path) -> None:
     create_bundle(BundleRequest(open_model, tmp_path / "b"))
     shapes = [np.load(tmp_path / f"b/samples/open.{index}.inputs.npz")["tokens"].shape for index in (0, 1)]
     assert len(set(shapes)) == 2

@@ -123,6 +123,36 @@ def test_the_page_writes_the_tokens_of_generate(demo: Demo, page: Page) -> None:
 
 
 @needs_browser
+def test_another_bundle_at_the_same_address_takes_the_place_of_the_first(
+    numbers: Path, onnxruntime_web: Path, page: Page, tmp_path: Path
+) -> None:
+    """The browser then keeps the second alone: online and offline its tokens, and no file of the first in any cache."""
+    bundles = [(numbers, tmp_path / "first"), (small(tmp_path / "new", vocabulary=19, chunk=1), tmp_path / "second")]
+    wanted = []
+    for model, folder in bundles:
+        create_bundle(BundleRequest(model, folder, onnxruntime_web=onnxruntime_web, samples=0))
+        wanted.append(generated(model, [1, 2, 3], 20, temperature=0.9, seed=1))
+    assert wanted[0] != wanted[1]
+    settings = {"text": "1, 2, 3", "temperature": 0.9, "seed": 1, "count": 20}
+    (tmp_path / "served").symlink_to(tmp_path / "first" / "web")
+    with served(tmp_path / "served") as address:
+        for (_, folder), tokens in zip(bundles, wanted, strict=True):
+            (tmp_path / "served").unlink()
+            (tmp_path / "served").symlink_to(folder / "web")
+            online = written(page, address, **settings)
+            assert (online["error"], online["tokens"]) == ("", tokens)
+            page.wait_for("import('./page.js').then(({ state }) => state.offline)")
+        kept = "caches.keys().then(all => all.filter(name => name.includes(location.origin)))"
+        assert len(page.value(kept)) == 1
+        listed = f"{kept}.then(([name]) => caches.open(name)).then(cache => cache.keys())"
+        addresses = page.value(f"{listed}.then(all => all.map(({{ url }}) => url))")
+        names = json.loads((tmp_path / "second/web/page.json").read_text())["files"]
+        assert sorted(addresses) == sorted([address, address + "page.json", *(address + name for name in names)])
+    offline = written(page, address, **settings)
+    assert (offline["error"], offline["tokens"]) == ("", wanted[1])
+
+
+@needs_browser
 def test_it_follows_what_is_typed_and_stops(demo: Demo, page: Page) -> None:
     with served(demo.web) as address:
         written(page, address, text=TEXT, temperature=0, count=20)

@@ -38,7 +38,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "plugin", [pytest.param("library", marks=needs_plugin_tools), "none"], ids=["plugin library", "function body"]
+    "plugin", [pytest.param("library", marks=needs_plugin_tools), "none"], ids=["plugin library", "function definition"]
 )
 @pytest.mark.parametrize(("name", "dtype"), [("demo", "fp32"), ("trained", "fp16")])
 def test_it_builds_for_rtx_30_40_and_50(

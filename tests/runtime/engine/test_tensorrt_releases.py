@@ -54,7 +54,7 @@ def library() -> Path:
 
 @cache
 def models() -> dict[str, Path]:
-    """ONNX files: a small model, the same with its weights beside it, a node of open sizes, an unknown operator."""
+    """ONNX files: a small model, the same with its weights beside it, a node of dynamic sizes, an unknown operator."""
     path = folder() / "models"
     path.mkdir()
     export(ExportRequest(small_checkpoint("fp16"), path / "beside.onnx", dtype="fp16", external_data_from=0))
@@ -96,25 +96,25 @@ def release(request: pytest.FixtureRequest) -> Release:
 
 
 @pytest.fixture
-def told(release: Release, request: pytest.FixtureRequest) -> dict[str, Any]:
+def shown(release: Release, request: pytest.FixtureRequest) -> dict[str, Any]:
     installed()
     cache = request.config.cache
     assert cache is not None
     return told_by(release, cache.mkdir("tensorrt") if release.package else None)
 
 
-def test_the_release_is_opened(release: Release, told: dict[str, Any]) -> None:
-    assert (told["version"], told["is_rtx"]) == (release.version, False)
-    assert "tensorrt" in told["backends"]
-    assert told["doctor"] == {"version": release.version}
-    kind, what, why = told["other"]
+def test_the_release_is_opened(release: Release, shown: dict[str, Any]) -> None:
+    assert (shown["version"], shown["is_rtx"]) == (release.version, False)
+    assert "tensorrt" in shown["backends"]
+    assert shown["doctor"] == {"version": release.version}
+    kind, what, why = shown["other"]
     assert (kind, what) == ("UsageError", "This process cannot use tensorrt-rtx.")
     assert "already uses tensorrt" in why
 
 
-def test_the_table_of_features_is_true(release: Release, told: dict[str, Any]) -> None:
+def test_the_table_of_features_is_true(release: Release, shown: dict[str, Any]) -> None:
     """As far as the Python API tells; which comes first, plugin or function, is the business of a release's parser."""
-    features, api = told["features"], told["api"]
+    features, api = shown["features"], shown["api"]
     assert features == {feature: has(feature, "tensorrt", release.version) for feature in features}
     assert features["supported"]
     assert "STRONGLY_TYPED" in api["flags"]
@@ -126,9 +126,9 @@ def test_the_table_of_features_is_true(release: Release, told: dict[str, Any]) -
     assert api["aliases"] == (release.numbers >= ALIASES_SINCE)
 
 
-def test_every_name_that_is_used_is_there(release: Release, told: dict[str, Any]) -> None:
+def test_every_name_that_is_used_is_there(release: Release, shown: dict[str, Any]) -> None:
     expected = [] if release.numbers >= AOT_SINCE else [f"NetworkDefinitionCreationFlag.{PREFER_AOT}"]
-    assert told["missing"] == expected
+    assert shown["missing"] == expected
 
 
 def test_names_are_found_in_the_source() -> None:
@@ -139,18 +139,18 @@ def test_names_are_found_in_the_source() -> None:
     assert {"get_creator", "load_library", "deregister_library"} <= used["IPluginRegistry"]
 
 
-def test_the_registry_takes_the_library(told: dict[str, Any]) -> None:
-    assert told["creators"] == [[name, "1", "localattn", 8] for name in OP_TYPES]
-    code, out, _ = told["check"]
+def test_the_registry_takes_the_library(shown: dict[str, Any]) -> None:
+    assert shown["creators"] == [[name, "1", "localattn", 8] for name in OP_TYPES]
+    code, out, _ = shown["check"]
     assert code == 0
     assert [creator["name"] for creator in json.loads(out)["creators"]] == OP_TYPES
 
 
 @pytest.mark.parametrize("name", ["none", "open", "library"])
-def test_files_become_networks_and_engines(name: str, release: Release, told: dict[str, Any]) -> None:
+def test_files_become_networks_and_engines(name: str, release: Release, shown: dict[str, Any]) -> None:
     if name == "library" and not takes_plugins(release):
         pytest.skip("the parser of TensorRT-RTX 1.4.0, which stands below TensorRT 10, takes no plugins")
-    model = told["models"][name]
+    model = shown["models"][name]
     plugins = NODES if name == "library" else 0
     assert (model["nodes"], model["plugins"], model["named"]) == (plugins, plugins, bool(plugins))
     expected = ["plugin in network", "precision of network", "products of network"]
@@ -161,8 +161,8 @@ def test_files_become_networks_and_engines(name: str, release: Release, told: di
 
 
 @pytest.mark.parametrize("name", ["none", "open"])
-def test_every_option_reaches_the_builder(name: str, told: dict[str, Any]) -> None:
-    model = told["models"][name]
+def test_every_option_reaches_the_builder(name: str, shown: dict[str, Any]) -> None:
+    model = shown["models"][name]
     assert model["config"] == {
         "workspace": WORKSPACE,
         "level": LEVEL,
@@ -176,50 +176,50 @@ def test_every_option_reaches_the_builder(name: str, told: dict[str, Any]) -> No
     assert model["again"] == model["engine"], "and read"
 
 
-def test_options_for_special_engines_reach_the_builder(told: dict[str, Any]) -> None:
+def test_options_for_special_engines_reach_the_builder(shown: dict[str, Any]) -> None:
     """For later releases, other GPUs, other weights, and with the plugin inside. Building them needs a GPU."""
-    assert told["kinds"] == {
+    assert shown["kinds"] == {
         "flags": ["VERSION_COMPATIBLE", "REFIT", "STRIP_PLAN"],
         "levels": ["AMPERE_PLUS"],
         "plugins": [True],
     }
 
 
-def test_progress_is_told_and_ends_on_an_interrupt(told: dict[str, Any]) -> None:
-    model = told["models"]["none"]
+def test_progress_is_told_and_ends_on_an_interrupt(shown: dict[str, Any]) -> None:
+    model = shown["models"]["none"]
     assert model["lines"][0].startswith("Building: ")
     steps = [line.rpartition(" ")[2].split("/") for line in model["lines"] if "/" in line]
     assert steps and all(0 < int(done) <= int(of) for done, of in steps)
     assert model["cancelled"]
 
 
-def test_a_file_without_functions(release: Release, told: dict[str, Any]) -> None:
+def test_a_file_without_functions(release: Release, shown: dict[str, Any]) -> None:
     """What `plugin_before_function` does not hold for is parsed without them, weights beside the file."""
     if takes_plugins(release):
-        assert told["stripped"] == ["passed"] * 3
+        assert shown["stripped"] == ["passed"] * 3
     else:  # the function is really left out: nobody here knows the node
-        kind, why = told["stripped"]
+        kind, why = shown["stripped"]
         assert kind == "BuildFailed" and "Op type WindowedAttention is not supported" in why
 
 
-def test_the_parsers_errors_are_told(told: dict[str, Any]) -> None:
-    kind, what, why = told["unknown"]
+def test_the_parsers_errors_are_told(shown: dict[str, Any]) -> None:
+    kind, what, why = shown["unknown"]
     assert kind == "BuildFailed" and what.startswith("tensorrt cannot read ")
     assert why.endswith("(node a_node, Nothing)")
 
 
-def test_a_network_that_is_not_made_is_told(release: Release, told: dict[str, Any]) -> None:
+def test_a_network_that_is_not_made_is_told(release: Release, shown: dict[str, Any]) -> None:
     """TensorRT-RTX knows no ahead-of-time plugins: their flag, which the bindings have, is refused by what is below."""
     if release.numbers < AOT_SINCE:
-        assert told["aot"] == []
+        assert shown["aot"] == []
         return
-    kind, what, why = told["aot"]
+    kind, what, why = shown["aot"]
     assert (kind, what) == ("BuildFailed", f"tensorrt {release.version} makes no network for ahead-of-time plugins.")
     assert "Parameter check failed" in why, "the error itself, not what follows it"
 
 
 @pytest.mark.skipif(find_device_or_none() is not None, reason="this machine has a GPU")
-def test_the_command_wants_a_gpu(told: dict[str, Any]) -> None:
-    code, out, said = told["build"]
-    assert (code, out, told["files"]) == (MissingDependency.exit_code, "", [])
+def test_the_command_wants_a_gpu(shown: dict[str, Any]) -> None:
+    code, out, said = shown["build"]
+    assert (code, out, shown["files"]) == (MissingDependency.exit_code, "", [])
     assert "tensorrt builds on a GPU only." in said

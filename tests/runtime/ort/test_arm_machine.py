@@ -50,11 +50,11 @@ def document(finished: Finished) -> dict:
 
 
 def test_every_kernel_runs_in_onnxruntime_for_arm(arm: ArmMachine, library: Path) -> None:
-    told = document(arm.localattn("plugin", "check", "--backend", "onnxruntime", library, "--format", "json"))
-    assert told["onnxruntime"] == ONNXRUNTIME and told["instruction_set"] == "neon"
-    assert set(told["kernels"]) == {probe.op_type for probe in probes()}
+    shown = document(arm.localattn("plugin", "check", "--backend", "onnxruntime", library, "--format", "json"))
+    assert shown["onnxruntime"] == ONNXRUNTIME and shown["instruction_set"] == "neon"
+    assert set(shown["kernels"]) == {probe.op_type for probe in probes()}
     for probe in probes():
-        assert probe.dtype in told["kernels"][probe.op_type]
+        assert probe.dtype in shown["kernels"][probe.op_type]
 
 
 @pytest.mark.parametrize(
@@ -66,11 +66,11 @@ def test_a_model_computes_the_same(arm: ArmMachine, library: Path, dtype: str, p
     save_arrays(given, {"tokens": TOKENS})
     expected = load(path, "cpu", plugin="none").run({"tokens": TOKENS})["logits"]
     chosen = ("--plugin-library", library) if plugin == "kernels" else ("--plugin", "none")
-    told = document(arm.localattn(
+    shown = document(arm.localattn(
         "run", path, "--load-inputs", given, "--save-outputs", saved, *chosen, "--format", "json"
     ))  # fmt: skip
-    assert told["plugin"] == (str(library) if plugin == "kernels" else None)
-    assert (SUMMED in told["notes"]) is (dtype == "fp16" and SUMS_HALVES)
+    assert shown["plugin"] == (str(library) if plugin == "kernels" else None)
+    assert (SUMMED in shown["notes"]) is (dtype == "fp16" and SUMS_HALVES)
     tolerance = TOLERANCES[dtype]
     np.testing.assert_allclose(load_arrays(saved)["logits"], expected, tolerance.rtol, tolerance.atol)
 

@@ -339,11 +339,11 @@ def test_a_file_without_body_needs_the_kernel(tmp_path: Path, localattn: Call) -
 def test_commands_use_it_and_say_so(in_cache: Path, tiny: Path, localattn: Call, tmp_path: Path) -> None:
     model = tmp_path / "tiny.onnx"
     exported = localattn("export", tiny, "-o", model, "--mask")
-    assert exported.code == 0 and "provider cpu\n" in exported.out, "the export judges the function body"
+    assert exported.code == 0 and "provider cpu\n" in exported.out, "the export judges the function definition"
     ways = ((("--plugin", "auto"), str(in_cache)), (("--plugin", "none"), None))
     for plugin, expected in (*ways, (("--plugin-library", in_cache), str(in_cache))):
-        told = json.loads(localattn("run", model, *plugin, "--format", "json").out)
-        assert (told["provider"], told["plugin"]) == ("cpu", expected)
+        answer = json.loads(localattn("run", model, *plugin, "--format", "json").out)
+        assert (answer["provider"], answer["plugin"]) == ("cpu", expected)
         judged = json.loads(localattn("parity", model, "--against", tiny, *plugin, "--format", "json").out)
         assert (judged["passed"], judged["provider"], judged["plugin"]) == (True, "cpu", expected)
     assert "tiny.onnx (compiled kernel) and" in localattn("parity", model, "--against", tiny).out
@@ -354,15 +354,15 @@ def test_commands_use_it_and_say_so(in_cache: Path, tiny: Path, localattn: Call,
     quick = ["--duration", "0", "--iterations", "2", "--rounds", "2", "--warmup", "0", "--top", "200", "--profile"]
     measured = localattn("bench", model, "--plugin", "none,auto", "--threads", "1", "--format", "json", *quick)
     assert measured.code == 0, measured.err
-    told = json.loads(measured.out)
-    assert [(row["label"], row["plugin"]) for row in told["rows"]] == [
+    answer = json.loads(measured.out)
+    assert [(row["label"], row["plugin"]) for row in answer["rows"]] == [
         ("tiny.onnx, plugin none", None),
         ("tiny.onnx, plugin auto", in_cache.name),
     ]
-    assert told["rows"][1]["ratio"]["against"] == "tiny.onnx, plugin none"
-    body, kernel = ({row["name"]: row for row in profile["operators"]} for profile in told["profiles"])
+    assert answer["rows"][1]["ratio"]["against"] == "tiny.onnx, plugin none"
+    body, kernel = ({row["name"]: row for row in profile["operators"]} for profile in answer["profiles"])
     assert "WindowedAttentionMask" not in body and kernel["WindowedAttentionMask"]["nodes"] == TINY["depth"]
-    nodes = [node for node in told["profiles"][1]["nodes"] if node["operator"] == "WindowedAttentionMask"]
+    nodes = [node for node in answer["profiles"][1]["nodes"] if node["operator"] == "WindowedAttentionMask"]
     assert {node["module"] for node in nodes} == {f"layers.{i}.0.branch.attn_fn" for i in range(TINY["depth"])}
     shown = localattn("bench", model, "--threads", "1", *quick[:-1])
     assert "onnxruntime cpu, compiled kernel" in shown.out

@@ -87,7 +87,7 @@ def at_the_door(model: Path, store: Path, scratch: Path, with_plugin: Path | Non
     door = program(host_arch(), "door.cpp", "-shared", "-fPIC", "-Wl,-soname=libnvonnxparser.so.10")
     for name in ("kept", "child"):
         (scratch / name).mkdir()
-    told = child(
+    shown = child(
         "tests.simulators.tensorrt_releases.provider",
         scratch / "child",
         parts=asdict(parts_of(TENSORRT_10, store, scratch / "child")),
@@ -98,7 +98,7 @@ def at_the_door(model: Path, store: Path, scratch: Path, with_plugin: Path | Non
         library=None if with_plugin is None else str(with_plugin),
         model=str(model),
     )
-    assert told["file"].startswith(str(onnxruntime))
+    assert shown["file"].startswith(str(onnxruntime))
     return scratch / "kept" / "asked.onnx", scratch / "kept" / "wanted.onnx"
 
 
@@ -115,10 +115,10 @@ def test_tensorrt_gets_the_whole_graph(name: str, store: Path, tmp_path: Path) -
     given = nodes(wanted)
     assert len(given) > 10 and {node.domain for node in given} == {""}
     assert len(given) == len(nodes(asked))
-    told = run("taken", installed(), library=None, asked=str(asked), wanted=str(wanted))
-    assert told["errors"] == []
-    assert (told["supported"], told["subgraphs"], told["parsed"], told["plugins"]) == (True, 1, True, 0)
-    assert told["engine"] > 10_000
+    shown = run("taken", installed(), library=None, asked=str(asked), wanted=str(wanted))
+    assert shown["errors"] == []
+    assert (shown["supported"], shown["subgraphs"], shown["parsed"], shown["plugins"]) == (True, 1, True, 0)
+    assert shown["engine"] > 10_000
 
 
 @pytest.mark.parametrize("name", ["fp16", "open"])
@@ -130,10 +130,10 @@ def test_tensorrt_gets_the_plugin(name: str, store: Path, tmp_path: Path) -> Non
     asked, wanted = at_the_door(rewritten, store, tmp_path, library())
     plugins = [node for node in nodes(wanted) if node.domain]
     assert [(node.domain, node.op_type) for node in plugins] == [("trt.plugins", "WindowedAttention")] * NODES
-    told = run("taken", installed(), library=str(library()), asked=str(asked), wanted=str(wanted))
-    assert told["errors"] == []
-    assert (told["supported"], told["subgraphs"], told["plugins"]) == (True, 1, NODES)
-    assert told["engine"] > 10_000
+    shown = run("taken", installed(), library=str(library()), asked=str(asked), wanted=str(wanted))
+    assert shown["errors"] == []
+    assert (shown["supported"], shown["subgraphs"], shown["plugins"]) == (True, 1, NODES)
+    assert shown["engine"] > 10_000
 
 
 def release() -> tuple[int, ...]:

@@ -168,7 +168,7 @@ HOSTILE = {
     "text": b"this is no model\n" * 20,
     "zeros": bytes(500),
     "external data": external_data_model(),
-    "no function body": bodiless_model(),
+    "no function definition": bodiless_model(),
     "newer format": newer_format(),
 }
 
@@ -177,7 +177,7 @@ HOSTILE = {
 def test_a_broken_file_is_one_line_of_reason_and_no_log(case, tmp_path, capfd):
     path = tmp_path / "broken.onnx"
     path.write_bytes(HOSTILE[case])
-    kind = MissingDependency if case == "no function body" else UsageError
+    kind = MissingDependency if case == "no function definition" else UsageError
     with pytest.raises(kind, match=r"broken\.onnx cannot be loaded") as caught:
         load(path, "cpu")
     assert caught.value.why and "\n" not in caught.value.why and len(caught.value.why) <= 300
@@ -189,7 +189,7 @@ def test_a_broken_file_is_one_line_of_reason_and_no_log(case, tmp_path, capfd):
 def test_the_reason_is_what_is_wrong(tmp_path):
     path = tmp_path / "m.onnx"
     for case, kind, reason in (
-        ("no function body", MissingDependency, "localattn:WindowedAttention"),
+        ("no function definition", MissingDependency, "localattn:WindowedAttention"),
         ("external data", UsageError, "gone.bin"),
     ):
         path.write_bytes(HOSTILE[case])

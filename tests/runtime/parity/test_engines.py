@@ -114,7 +114,7 @@ def spoil(engine: Path, name: str | None = None) -> None:
     change_facts(engine, engine_sha256=sha256(engine), engine_bytes=engine.stat().st_size)
 
 
-def told(finished: Finished, code: int = 0) -> dict[str, Any]:
+def shown(finished: Finished, code: int = 0) -> dict[str, Any]:
     assert finished.code == code, finished.err + finished.out
     found: dict[str, Any] = json.loads(finished.out)
     return found
@@ -124,7 +124,7 @@ def test_an_engine_is_judged_by_its_onnx_file(folder: Path, stand_in: None, loca
     engine = as_engine(folder / "model.onnx")
     other = "model.engine was built from model.onnx, which is another file than open.onnx"
     for judge, notes in (("model.onnx", []), ("open.onnx", [other])):
-        report = told(localattn("parity", engine, "--against", folder / judge, "--format", "json"))
+        report = shown(localattn("parity", engine, "--against", folder / judge, "--format", "json"))
         assert (report["provider"], report["reference"]["provider"], report["dtype"]) == ("cuda", "cpu", "fp32")
         assert report["reference"]["checked"].startswith(f"{judge} was checked when it was exported: max error")
         assert report["notes"] == notes
@@ -137,7 +137,7 @@ def test_an_engine_is_judged_by_its_onnx_file(folder: Path, stand_in: None, loca
 
 def test_an_engine_as_judge_is_not_taken_for_proven(folder: Path, stand_in: None, localattn: Command) -> None:
     engine = as_engine(folder / "model.onnx")
-    report = told(localattn("parity", folder / "open.onnx", "--against", engine, "--seeds", 1, "--format", "json"))
+    report = shown(localattn("parity", folder / "open.onnx", "--against", engine, "--seeds", 1, "--format", "json"))
     assert report["reference"] == {
         "kind": "file", "dtype": "fp32", "backend": "tensorrt-rtx", "provider": "cuda", "checked": None
     }  # fmt: skip
@@ -146,7 +146,7 @@ def test_an_engine_as_judge_is_not_taken_for_proven(folder: Path, stand_in: None
 
 def test_an_engine_with_fixed_sizes_beside_an_open_file(folder: Path, stand_in: None, localattn: Command) -> None:
     engine = as_engine(folder / "model.onnx")
-    report = told(localattn("parity", engine, "--against", folder / "open.onnx", "--seeds", 1, "--format", "json"))
+    report = shown(localattn("parity", engine, "--against", folder / "open.onnx", "--seeds", 1, "--format", "json"))
     assert [row["inputs"] for row in report["comparisons"]] == ["seed 0"]
     assert report["errors"]["logits"]["positions"] == list(range(LENGTH))
 
@@ -155,7 +155,7 @@ def test_sizes_stay_in_the_engines_profile(folder: Path, stand_in: None, localat
     engine = as_engine(folder / "open.onnx")
     profile = ProfileFacts(input="tokens", min=(1, 5), opt=(1, 16), max=(2, 20))
     change_facts(engine, options=BuildOptions(plugin="none", profiles=[profile]))
-    report = told(localattn("parity", engine, "--against", folder / "open.onnx", "--seeds", 1, "--format", "json"))
+    report = shown(localattn("parity", engine, "--against", folder / "open.onnx", "--seeds", 1, "--format", "json"))
     sizes = [
         tuple(int(part.split("=")[1]) for part in row["inputs"].split(", ")[1].split()) for row in report["comparisons"]
     ]
@@ -177,7 +177,7 @@ def test_an_engine_that_was_replaced_is_told(folder: Path, stand_in: None, local
 def test_step_engines_are_fed_beside_their_onnx_files(bench: Bench, localattn: Command) -> None:
     engine = bench.write()
     judge = engine.with_suffix(".onnx")
-    report = told(localattn("parity", engine, "--against", judge, "--seeds", 2, "--format", "json"))
+    report = shown(localattn("parity", engine, "--against", judge, "--seeds", 2, "--format", "json"))
     fed = int(next(line for line in report["notes"] if "tokens were fed" in line).split()[0])
     called = [row["inputs"] for row in report["comparisons"]]
     assert called == [f"seed {n}, seq={fed}{how}" for n in (0, 1) for how in ("", f", {CHUNK} a call first")]
@@ -194,13 +194,13 @@ def test_a_wrong_step_engine_is_found(bench: Bench, wrong: str, localattn: Comma
     engine = bench.write()
     spoil(engine.with_name(wrong), "W")
     judge = engine.with_suffix(".onnx")
-    report = told(localattn("parity", engine, "--against", judge, "--seeds", 1, "--format", "json"), code=1)
+    report = shown(localattn("parity", engine, "--against", judge, "--seeds", 1, "--format", "json"), code=1)
     assert [row["passed"] for row in report["comparisons"]] == [wrong != engine.name, False]
 
 
 def test_a_step_engine_ends_with_its_positions(bench: Bench, localattn: Command) -> None:
     engine = bench.write(max_positions=10)
-    report = told(localattn("parity", engine, "--against", engine.with_suffix(".onnx"), "--format", "json"))
+    report = shown(localattn("parity", engine, "--against", engine.with_suffix(".onnx"), "--format", "json"))
     assert {row["inputs"].split(", ")[1] for row in report["comparisons"]} == {"seq=10"}
     np.savez(engine.parent / "in.npz", tokens=np.zeros((1, 11), np.int64))
     given = ("--load-inputs", engine.parent / "in.npz")
@@ -222,7 +222,7 @@ def test_an_engine_equals_the_float64_reference_around_the_window(folder: Path, 
 def test_an_engine_beside_its_checkpoint(folder: Path, stand_in: None, localattn: Command) -> None:
     engine = as_engine(folder / "model.onnx")
     pair = (engine, folder / "model.onnx", "--against", folder / "model.pt", "--seeds", 1)
-    report = told(localattn("parity", *pair, "--format", "json"))
+    report = shown(localattn("parity", *pair, "--format", "json"))
     assert [file["provider"] for file in report["files"]] == ["cuda", "cpu"]
     spoil(engine)
     assert localattn("parity", *pair).code == 1

@@ -1,4 +1,4 @@
-"""What two files take alike: sizes of open axes, types to draw in, and differences by name."""
+"""What two files take alike: sizes of dynamic axes, types to draw in, and differences by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def spec(name: str, *shape: int | str, dtype: str = "float32") -> TensorSpec:
     return TensorSpec(name, dtype, shape)
 
 
-def test_open_axes_that_are_tied_get_one_size() -> None:
+def test_dynamic_axes_that_are_tied_get_one_size() -> None:
     first = [spec("x", "b", "n", 4), spec("mask", "b", "n", dtype="bool"), spec("z", "?", 2)]
     second = [
         spec("mask", "batch", "seq", dtype="bool"),
@@ -27,7 +27,7 @@ def test_open_axes_that_are_tied_get_one_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "told"),
+    ("first", "second", "shown"),
     [
         ([spec("x", 1)], [spec("y", 1)], ["Only a takes x float32 [1].", "Only b takes y float32 [1]."]),
         ([spec("x", 1)], [spec("x", 1, 1)], ["'x' is float32 [1] in a and float32 [1, 1] in b"]),
@@ -40,10 +40,10 @@ def test_open_axes_that_are_tied_get_one_size() -> None:
         ),
     ],
 )
-def test_differences_are_told(first: list[TensorSpec], second: list[TensorSpec], told: list[str]) -> None:
+def test_differences_are_told(first: list[TensorSpec], second: list[TensorSpec], shown: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         shared_specs(first, second, ("a", "b"))
-    assert all(part in caught.value.why for part in told), caught.value.why
+    assert all(part in caught.value.why for part in shown), caught.value.why
 
 
 def test_the_coarser_tolerance_decides() -> None:

@@ -15,18 +15,19 @@ async function open(place, file, data) {
 
 (async () => {
   const results = {};
-  for (const kind of fs.readdirSync(folder).sort()) {
-    const place = path.join(folder, kind), described = path.join(place, "case.json");
-    if (!fs.existsSync(described) || (kinds.length && !kinds.includes(kind))) continue;
+  for (const entry of fs.readdirSync(folder).sort()) {
+    const place = path.join(folder, entry), described = path.join(place, "case.json");
+    if (!fs.existsSync(described)) continue;
     const document = JSON.parse(fs.readFileSync(described));
+    if (kinds.length && !kinds.includes(document.kind)) continue;
     const blob = new Uint8Array(fs.readFileSync(path.join(place, "arrays.bin")));
-    results[kind] = {};
+    results[document.kind] = {};
     for (const [form, file] of Object.entries(document.forms)) {
       try {
         const session = await open(place, file, document.data);
-        results[kind][form] = { error: await largestError(ort, session, document, blob) };
+        results[document.kind][form] = { error: await largestError(ort, session, document, blob) };
       } catch (error) {
-        results[kind][form] = { failed: String(error.message || error).slice(0, 400) };
+        results[document.kind][form] = { failed: String(error.message || error).slice(0, 400) };
       }
     }
   }

@@ -36,6 +36,19 @@ def quantize_dynamic(source, target):
     quantize_dynamic(source, target)
 
 
+def optimizer(source, target):
+    from onnxruntime.transformers import optimizer
+
+    # 0 heads and sizes: it looks for them itself. "bert" is its widest set of fusions.
+    optimizer.optimize_model(str(source), model_type="bert", num_heads=0, hidden_size=0).save_model_to_file(target)
+
+
+def polygraphy(source, target):
+    from polygraphy.backend.onnx import fold_constants
+
+    onnx.save(fold_constants(onnx.load(str(source))), target)
+
+
 def ort_format(source, target):
     options = ort.SessionOptions()
     options.optimized_model_filepath = target
@@ -48,6 +61,8 @@ TOOLS = {
     "onnxslim": (onnxslim, "onnxslim"),
     "version_converter": (version_converter, "onnx"),
     "quantize_dynamic": (quantize_dynamic, "onnxruntime"),
+    "optimizer": (optimizer, "onnxruntime"),
+    "polygraphy": (polygraphy, "polygraphy"),
     "ort": (ort_format, "onnxruntime"),
 }
 apply, package = TOOLS[sys.argv.pop(1)]

@@ -108,7 +108,7 @@ def model(opened: TensorRTLibrary, path: Path, library: Library | None, times: P
         parsed = network.parse(opened, source, plugin.kind, op_types)
         checks = check_network(opened, parsed.definition, source, nodes)
         kinds = [str(parsed.definition.get_layer(i).type) for i in range(parsed.definition.num_layers)]
-        told: dict[str, Any] = {
+        shown: dict[str, Any] = {
             "op_types": op_types,
             "nodes": len(nodes),
             "plugins": sum(kind.endswith("PLUGIN_V3") for kind in kinds),
@@ -117,22 +117,22 @@ def model(opened: TensorRTLibrary, path: Path, library: Library | None, times: P
         lines: list[str] = []
         with configurations(opened, parsed.definition) as made:
             engine = network.build(opened, parsed, asked, [], profiles, lines.append, times)
-        told |= {
+        shown |= {
             "engine": memoryview(engine).nbytes,
             "lines": list(lines),
             "config": made,
             "times": times.stat().st_size,
         }
-        told["sizes"] = made.pop("sizes")
-        told["named"] = b"localattn" in bytes(engine)
-        told["again"] = memoryview(network.build(opened, parsed, asked, [], profiles, lines.append)).nbytes
-        told["cancelled"] = cancelled(opened, parsed, asked, profiles)
-    told["left"] = registered_op_types(opened)
-    return told
+        shown["sizes"] = made.pop("sizes")
+        shown["named"] = b"localattn" in bytes(engine)
+        shown["again"] = memoryview(network.build(opened, parsed, asked, [], profiles, lines.append)).nbytes
+        shown["cancelled"] = cancelled(opened, parsed, asked, profiles)
+    shown["left"] = registered_op_types(opened)
+    return shown
 
 
 def given(source: Any) -> list[ProfileFacts]:
-    """Sizes for the file's open axes: batches of 1 to 4, lengths of 16 to 64."""
+    """Sizes for the file's dynamic axes: batches of 1 to 4, lengths of 16 to 64."""
     sizes = {"batch": (1, 2, 4), "seq": (16, 32, 64)}
 
     def profile(spec: Any) -> ProfileFacts:
@@ -146,13 +146,13 @@ def given(source: Any) -> list[ProfileFacts]:
 @contextlib.contextmanager
 def configurations(opened: TensorRTLibrary, definition: Any) -> Iterator[dict[str, Any]]:
     """What the builder was really told: read from the configuration that it gets."""
-    trt, told = opened.trt, {"sizes": []}
+    trt, shown = opened.trt, {"sizes": []}
     recipe, add = network._configuration, trt.IBuilderConfig.add_optimization_profile
 
     def added(config: Any, profile: Any) -> int:
         """Batch and length, smallest, best and largest; nothing for fixed sizes."""
         shapes = profile.get_shape(definition.get_input(0).name)
-        told["sizes"] = [list(shape)[:2] for shape in shapes] if -1 in definition.get_input(0).shape else []
+        shown["sizes"] = [list(shape)[:2] for shape in shapes] if -1 in definition.get_input(0).shape else []
         return add(config, profile)
 
     def watched(*arguments: Any) -> Any:
@@ -160,7 +160,7 @@ def configurations(opened: TensorRTLibrary, definition: Any) -> Iterator[dict[st
 
         def made(builder: Any, definition: Any) -> Any:
             config = make(builder, definition)
-            told.update(
+            shown.update(
                 workspace=config.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE),
                 level=config.builder_optimization_level,
                 profiles=config.num_optimization_profiles,
@@ -174,7 +174,7 @@ def configurations(opened: TensorRTLibrary, definition: Any) -> Iterator[dict[st
 
     watching = mock.patch.object(network, "_configuration", watched)
     with watching, mock.patch.object(trt.IBuilderConfig, "add_optimization_profile", added):
-        yield told
+        yield shown
 
 
 def cancelled(opened: TensorRTLibrary, parsed: Any, asked: BuildRequest, profiles: list[ProfileFacts]) -> bool:
@@ -203,10 +203,10 @@ def kinds(opened: TensorRTLibrary, path: Path, library: Library) -> dict[str, An
     kept = property(lambda config: levels[-1], lambda config, level: levels.append(level))
     with mock.patch.object(trt.IBuilderConfig, "hardware_compatibility_level", kept):
         config = network._configuration(opened, asked, [], [], None, None)(parsed.builder, parsed.definition)
-    told = ("VERSION_COMPATIBLE", "REFIT", "STRIP_PLAN")
+    flags = ("VERSION_COMPATIBLE", "REFIT", "STRIP_PLAN")
     library_bytes = Path(library.image).read_bytes()
     return {
-        "flags": [name for name in told if config.get_flag(getattr(trt.BuilderFlag, name))],
+        "flags": [name for name in flags if config.get_flag(getattr(trt.BuilderFlag, name))],
         "levels": [str(level).rpartition(".")[2] for level in levels],
         "plugins": [Path(name).read_bytes() == library_bytes for name in config.plugins_to_serialize],
     }

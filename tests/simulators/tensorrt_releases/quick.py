@@ -29,7 +29,7 @@ from localattn.plugins.kernel.targets import TARGETS
 
 from .bind import Parts, bind
 
-SIZES = (("batch", (1, 2, 4)), ("length", (64, 256, 512)))  # of open axes: smallest, best and largest
+SIZES = (("batch", (1, 2, 4)), ("length", (64, 256, 512)))  # of dynamic axes: smallest, best and largest
 LAUNCH = "launch"
 SERVED = [variant for variant in VARIANTS if not variant.has_xpos]
 
@@ -37,23 +37,23 @@ SERVED = [variant for variant in VARIANTS if not variant.has_xpos]
 def main(asked: dict[str, Any]) -> dict[str, Any]:
     trt = bind(Parts(**asked["parts"]))
     builder = trt.Builder(trt.Logger(trt.Logger.ERROR))  # with this logger, before anything else makes one
-    told: dict[str, Any] = {"version": trt.__version__, "why_not": why_not()}
-    if told["why_not"]:
-        return told
+    shown: dict[str, Any] = {"version": trt.__version__, "why_not": why_not()}
+    if shown["why_not"]:
+        return shown
     register_plugins(TARGETS[asked["target"]])
     namespace = getattr(importlib.import_module("tensorrt.plugin").op, PLUGIN_NAMESPACE)
     registry = trt.get_plugin_registry()
     creators = {v.op_type: registry.get_creator(v.op_type, PLUGIN_VERSION, PLUGIN_NAMESPACE) for v in SERVED}
-    told["creators"] = {op: creator is not None and hasattr(namespace, op) for op, creator in creators.items()}
-    told["fields"] = {
+    shown["creators"] = {op: creator is not None and hasattr(namespace, op) for op, creator in creators.items()}
+    shown["fields"] = {
         op: [[field.name, field.type.name] for field in creator.field_names] for op, creator in creators.items()
     }
-    told["types"] = {variant.op_type: types(trt, creators[variant.op_type], variant) for variant in SERVED}
-    told["again"] = [refused(asked[which]) for which in ("target", "other")]
+    shown["types"] = {variant.op_type: types(trt, creators[variant.op_type], variant) for variant in SERVED}
+    shown["again"] = [refused(asked[which]) for which in ("target", "other")]
     bridges = [bridge(trt, creator) for creator in creators.values() if asked["models"]]
-    told["models"] = {name: built(trt, builder, path) for name, path in asked["models"].items()}
+    shown["models"] = {name: built(trt, builder, path) for name, path in asked["models"].items()}
     assert all(registry.deregister_creator(one) for one in bridges)
-    return told
+    return shown
 
 
 def refused(target: str) -> str:
@@ -219,17 +219,17 @@ def built(trt: Any, builder: Any, path: str) -> dict[str, Any]:
     network = builder.create_network(0)
     parser = trt.OnnxParser(network, trt.Logger(trt.Logger.ERROR))
     understood = parser.parse_from_file(path)
-    told: dict[str, Any] = {"errors": [parser.get_error(index).desc() for index in range(parser.num_errors)]}
+    shown: dict[str, Any] = {"errors": [parser.get_error(index).desc() for index in range(parser.num_errors)]}
     if not understood:
-        return told | seen
+        return shown | seen
     layer = network.get_layer(0)
     size = engine_bytes(builder, network)
-    told |= {"layers": [network.get_layer(index).type.name for index in range(network.num_layers)], **seen}
-    return told | {"engine": size, "output": list(layer.get_output(0).shape)}
+    shown |= {"layers": [network.get_layer(index).type.name for index in range(network.num_layers)], **seen}
+    return shown | {"engine": size, "output": list(layer.get_output(0).shape)}
 
 
 def engine_bytes(builder: Any, network: Any) -> int:
-    """How large an engine of a network is, of open axes for `SIZES`; 0 if none is built."""
+    """How large an engine of a network is, of dynamic axes for `SIZES`; 0 if none is built."""
     config = builder.create_builder_config()
     profile = builder.create_optimization_profile()
     for index in range(network.num_inputs):
@@ -241,7 +241,7 @@ def engine_bytes(builder: Any, network: Any) -> int:
 
 
 def sized(shape: Any, which: int) -> list[int]:
-    """A shape whose open axes have sizes: the first is the batch, any other the length."""
+    """A shape whose dynamic axes have sizes: the first is the batch, any other the length."""
     sizes = [values[which] for _, values in SIZES]
     return [size if size >= 0 else sizes[min(axis, 1)] for axis, size in enumerate(shape)]
 

@@ -25,14 +25,14 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
     judge, parser = trt.OnnxParser(unused, logger), trt.OnnxParser(network, logger)
     supported = judge.supports_model_v2(Path(asked["asked"]).read_bytes())
     parsed = parser.parse(Path(asked["wanted"]).read_bytes())
-    told = {
+    shown = {
         "supported": supported,
         "subgraphs": judge.num_subgraphs,
         "parsed": parsed,
         "errors": [parser.get_error(index).desc() for index in range(parser.num_errors)],
         "plugins": sum(network.get_layer(i).type.name == "PLUGIN_V3" for i in range(network.num_layers)),
     }
-    return {**told, "engine": engine_bytes(builder, network)} if parsed else told
+    return {**shown, "engine": engine_bytes(builder, network)} if parsed else shown
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Files of one small transformer, for tests of parity: with open sizes, and step by step."""
+"""Files of one small transformer, for tests of parity: with dynamic sizes, and step by step."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Driven:
 
     def __init__(self, finished: subprocess.CompletedProcess[str], log: Path) -> None:
         assert finished.returncode == 0, finished.stderr
-        self.told: dict[str, Any] = json.loads(finished.stdout)
+        self.shown: dict[str, Any] = json.loads(finished.stdout)
         self.messages = finished.stderr
         calls = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
         self.loads = [call for call in calls if call["call"] == "load"]

@@ -12,7 +12,7 @@ from .traceless import traceless_arguments
 _WITHOUT_EFFECT = {"autopad"}
 
 
-def untold(entry: ClassEntry, args: Arguments, inferred: Collection[str]) -> list[str]:
+def not_in_weights(entry: ClassEntry, args: Arguments, inferred: Collection[str]) -> list[str]:
     """List the arguments that no tensor shows, wherever their values came from.
 
     Args:
