@@ -72,7 +72,7 @@ def _install(out: Path, *, with_plugin_library: bool) -> None:
         environment = Environment.create(Path(scratch, "venv"))
         environment.install("--find-links", str(out), "localattn[cpu]")
         found = check_kernels(environment)
-        times = {row["plugin"] or "none": row["latency"]["median"] for row in found["bench"]["rows"]}
+        times = {row["plugin"] or "none": row["latency"]["percentiles"]["p50"] for row in found["bench"]["rows"]}
         _tell(f"installed with [cpu] and no compiler: {found['checked']['instruction_set']}, {times}")
         if with_plugin_library:
             environment.install("--find-links", str(out), "localattn[plugin-library]")

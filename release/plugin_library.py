@@ -15,6 +15,7 @@ from localattn.plugins.kernel.spec import KernelSpec
 from localattn.plugins.kernel.targets import TARGETS, Target
 from localattn.plugins.library.build import build_library
 from localattn.plugins.library.embed import targets_to_compile
+from localattn.plugins.library.facts import companion_path
 from localattn.plugins.library.selection import full_set
 
 from .compiled_in import parts
@@ -70,7 +71,7 @@ def _library(
         path = Path(folder, TENSORRT_PLUGIN.file_name)
         compiler = zig_compiler(arch)
         build_library(path, specs=specs, targets=targets, arch=arch, compiler=compiler, kernels=kernels)
-        found = (path, sidecar_path(path))
+        found = (path, companion_path(path), sidecar_path(path))
         return {f"{PACKAGE}/{arch}/{file.name}": file.read_bytes() for file in found}
 
 
