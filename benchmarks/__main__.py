@@ -128,11 +128,11 @@ def run_startup(options: argparse.Namespace) -> bool:
 
 def run_hugging_face(options: argparse.Namespace) -> bool:
     from . import report
-    from .cases import hugging_face
+    from .hugging_face import case
 
     options.folder.mkdir(parents=True, exist_ok=True)
-    result = hugging_face.measure(
-        options.folder, options.lengths, options.only, _tell, lambda found: write_result(hugging_face.NAME, found)
+    result = case.measure(
+        options.folder, options.lengths, options.only, _tell, lambda found: write_result(case.NAME, found)
     )
     report.print_hugging_face(result)
     return all(target["met"] for target in result["targets"])

@@ -14,7 +14,7 @@ from ..core.limits import LARGEST_SEED, MOST_ITERATIONS
 from ..core.storage.file_kinds import NPZ
 from .parts.console import Format, FormatOption, QuietOption, RuntimeOption, VerboseOption, say, suggest, warn
 from .parts.paths import INPUT, ForceOption, OutputPath
-from .parts.plugins.kernels_in_use import kernels_in_use
+from .parts.plugins.kernels_in_use import has_nodes, kernels_in_use
 from .parts.plugins.options import PluginLibraryOption, PluginOption, PluginUse, plugin_asked
 
 if TYPE_CHECKING:
@@ -52,10 +52,13 @@ def run(
     from ..core.documents.engine_facts import read_model_facts
     from ..runtime.inputs.arrays import load_arrays, save_arrays
     from ..runtime.inputs.example_inputs import check_call, draw_call
-    from ..runtime.session import load
+    from ..runtime.session import find_model, load
 
     asked = plugin_asked(plugin, plugin_library)
-    session = load(model, provider, threads, plugin=asked, runtime=runtime)
+    file = find_model(model)
+    has_kernels = has_nodes(file)
+    session = load(file, provider, threads, plugin=asked, runtime=runtime)
+    del file  # the session has what it needs
     facts = read_model_facts(model)
     if load_inputs is None:
         inputs, source = draw_call(session.inputs, seed, facts), f"random, seed {seed}"
@@ -84,7 +87,7 @@ def run(
         say(json.dumps(report, allow_nan=False))
         return
     say(_as_text(report))
-    if line := kernels_in_use(model, session.backend, session.provider, session.plugin, asked):
+    if line := kernels_in_use(has_kernels, session.backend, session.provider, session.plugin, asked):
         say(line)
     named = () if plugin_library is None else ("--plugin-library", plugin_library)
     suggest("localattn", "bench", model, *named)

@@ -29,7 +29,8 @@ OWN = {
 }
 # A text may tell a whole command, with its options.
 COMMAND = re.compile(
-    r"localattn (?!\{)|how_to_build|trtexec|pip install|--system-site-packages|git lfs|npm install|http\.server"
+    r"localattn (?!\{)|hf download|how_to_build|trtexec|pip install|--system-site-packages|git lfs|npm install"
+    r"|http\.server"
 )
 Command = Callable[..., Finished]
 

@@ -13,6 +13,7 @@ import pytest
 
 from localattn.core.geometry import WindowGeometry
 from localattn.core.machine.processor import host_arch
+from localattn.core.nodes.aft import AFT_VARIANT_BY_OP_TYPE
 from localattn.core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE, NodeAttributes
 from localattn.core.nodes.fused import FUSED_BY_OP_TYPE, FUSED_DOMAIN
 from localattn.core.nodes.grouped import GROUPED_BY_OP_TYPE, GroupedAttributes
@@ -59,6 +60,18 @@ def grouped(op_type: str, *sizes: int, kv_heads: int = 1, dtype: str = "fp32") -
     return [DOMAIN, op_type, dtype, inputs, {"output": list(sizes)}, attributes]
 
 
+def aft(op_type: str, *sizes: int, reach: int = 8) -> Case:
+    """A node on `[T, B, D]` whose biases reach so far."""
+    variant = AFT_VARIANT_BY_OP_TYPE[op_type]
+    length, batch, _ = sizes
+    every: Shapes = {name: list(sizes) for name in ("gate", "key", "value")} | {
+        "position_bias": [length, reach + 1 if variant.causal else 2 * reach + 1],
+        "key_mask": [batch, length],
+    }
+    inputs = {name: every[name] for name in variant.input_names}
+    return [DOMAIN, op_type, "fp32", inputs, {"output": list(sizes)}, {}]
+
+
 def fused(op_type: str, *sizes: int, dtype: str = "fp32") -> Case:
     """A node on `batch, length, streams, dim, heads`."""
     inputs = shapes(op_type, *sizes)
@@ -68,6 +81,7 @@ def fused(op_type: str, *sizes: int, dtype: str = "fp32") -> Case:
 ORDINARY = [
     *(attention(op_type, 1, 512, 2, 64) for op_type in VARIANT_BY_OP_TYPE),
     *(grouped(op_type, 1, 512, 4, 64, kv_heads=2) for op_type in GROUPED_BY_OP_TYPE),
+    *(aft(op_type, 512, 2, 64) for op_type in AFT_VARIANT_BY_OP_TYPE),
     attention("WindowedAttention", 2, 1024, 4, 80, dtype="fp16"),
     attention("WindowedAttentionMask", 1, 2048, 1, 256, geometry=WindowGeometry(256, 1, 1)),
     *(fused(op_type, 1, 512, 4, 64, 2) for op_type in FUSED_BY_OP_TYPE),
@@ -82,6 +96,8 @@ HOSTILE = [
     attention("WindowedAttention", 1, 1 << 18, 1, 1),
     *(attention(op_type, 1, 64, 1, 1 << 13) for op_type in VARIANT_BY_OP_TYPE if op_type.endswith("Xpos")),
     *(grouped(op_type, 1, 64, 4, 1 << 13) for op_type in GROUPED_BY_OP_TYPE),
+    *(aft(op_type, 8, 1, 1 << 20) for op_type in AFT_VARIANT_BY_OP_TYPE),
+    aft("AFTLocal", 1 << 17, 1, 1),
     fused("ReadStreams", 1, 2, 1024, 1, 1),
     fused("ReadStreams", 1, 2, 1, 1 << 20, 1),
     fused("MixStreams", 1, 2, 1024, 8, 1),

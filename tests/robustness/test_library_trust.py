@@ -405,8 +405,8 @@ from pathlib import Path
 from localattn.runtime.engine import open as engine_open
 from localattn.runtime.engine.device import Device
 from localattn.core.errors import LocalAttnError
-engine_open.find_device = lambda: None
-engine_open.check_device = lambda *arguments: None
+engine_open.find_device = lambda gpu: None
+engine_open.check_device = engine_open.use_device = lambda *arguments: None
 engine_open.check_library = lambda *arguments: None
 engine_open._start_cuda_runtime = lambda: None
 try:

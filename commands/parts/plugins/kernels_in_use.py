@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .options import PluginUse
 
+if TYPE_CHECKING:
+    from ....onnx_graph.onnx_file import OnnxFile
 
-def kernels_in_use(model: Path, backend: str, provider: str, plugin: str | None, asked: str) -> str:
+
+def has_nodes(model: Path | OnnxFile) -> bool:
+    """Return whether compiled kernels for the CPU exist for any node of a model; an engine has none."""
+    from ....core.storage.cpu_library import computes
+    from ....onnx_graph.onnx_file import OnnxFile
+
+    if isinstance(model, Path):
+        if model.suffix.lower() != ".onnx":
+            return False
+        model = OnnxFile.read(model)
+    operators: Iterable[tuple[str, str]] = model.scan.operators
+    return any(computes(domain, op_type) for domain, op_type in operators)
+
+
+def kernels_in_use(model: Path | bool, backend: str, provider: str, plugin: str | None, asked: str) -> str:
     """Return the line; empty where it would say nothing: no node for such kernels, another provider, `--plugin none`.
 
     Args:
-        model: the file.
+        model: the file, or what `has_nodes` said of it.
         backend: name of the engine that ran it.
         provider: where it ran.
         plugin: the library that computed its nodes; None for none.
         asked: what was asked for, as `plugin` of `localattn.load`.
     """
-    from ....core.storage.cpu_library import computes
-    from ....onnx_graph.onnx_file import OnnxFile
-
     if plugin is not None:
         return f"Kernels: compiled, {plugin}"
     if (backend, provider, asked) != ("onnxruntime", "cpu", PluginUse.auto.value):
         return ""
-    if not any(computes(domain, op_type) for domain, op_type in OnnxFile.read(model).scan.operators):
+    if not (has_nodes(model) if isinstance(model, Path) else model):
         return ""
     command = how_to_add()
     return (

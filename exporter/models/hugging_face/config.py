@@ -178,7 +178,7 @@ def made_config(config: Mapping[str, Any], where: str) -> PreTrainedConfig:
             raise UsageError(
                 f"{where} brings code of its own.",
                 why="Its configuration has an auto_map, and code of a folder is never run.",
-                fix="If the code is yours, build the model in a function, and name it with --factory.",
+                fix="If the code is yours, build the model in Python and export it with localattn.export_module.",
             )
         raise UsageError(
             f"{where} is of the type {shown(kind)}, which transformers {__version__} does not have.",

@@ -7,7 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-from ....core.error_texts import argument
 from ....core.errors import UsageError
 from ....core.geometry import WindowGeometry
 from ....core.nodes.attention import DOMAIN, DOMAIN_VERSION, HEADS_FIRST, SEQUENCE_FIRST
@@ -50,7 +49,7 @@ def grouped_attention_op(
     heads, kv_heads = query.shape[axis], key.shape[axis]
     _check_sizes(query, key, value, heads, kv_heads)
     if not (math.isfinite(softcap) and softcap >= 0):
-        raise UsageError(f"{argument('softcap', softcap)} is no cap.", why="It is a positive number, or 0 for none.")
+        raise UsageError(f"softcap {softcap} is no cap.", why="It is a positive number, or 0 for none.")
     if sinks is not None:
         if tuple(sinks.shape) != (heads,):
             raise UsageError(f"sinks has shape {list(sinks.shape)}; it must be [{heads}], one a head.")

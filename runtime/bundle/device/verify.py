@@ -110,6 +110,7 @@ KERNELS = (
         for cap in ("", "Softcap")
         for sinks in ("", "Sinks")
     ),
+    *(f"AFTLocal{causal}{mask}" for causal in ("", "Causal") for mask in ("", "Mask")),
     *("ReadStreams", "MixStreams", "AddToStreams", "BeginStreams", "EndStreams", "RotateHeads", "GatedGelu"),
 )
 

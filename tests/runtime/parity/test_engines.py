@@ -63,7 +63,7 @@ class Runner:
         return dict(zip(names, self.session.run(None, feed_dict), strict=True))
 
 
-def opened(path: Path, plugin: str = "auto") -> OpenEngine:
+def opened(path: Path, plugin: str = "auto", gpu: int = 0) -> OpenEngine:
     find_library(read_engine_facts(path).plugin, path, plugin)
     library: Any = SimpleNamespace(messages=Messages())
     return OpenEngine(read_engine_facts(path), library, Device("Orin", 87, "12.6"), path)

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from ..candidates import THREADS
-from ..hugging_face.run import COMPILED, EAGER
+from ..cases.compiled import why_no_library
 from ..machine import RESULTS, ROOT, read_result
 from ..target import Target
-from .compiled import why_no_library
+from .run import COMPILED, EAGER
 
 NAME = "hugging_face"
 LENGTHS = (1024, 4096)
