@@ -237,6 +237,7 @@ def test_the_command_line_starts_as_a_file_too(command: list[str]) -> None:
     assert finished.stdout.startswith("localattn ")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not REAL.exists(), reason=f"{REAL.name} is not beside this checkout")
 def test_the_real_checkpoint_keeps_its_bits_per_byte(tmp_path: Path, localattn: Command) -> None:
     model, inputs, outputs = (tmp_path / name for name in ("m.onnx", "in.npz", "out.npz"))

@@ -63,6 +63,7 @@ def test_a_published_model_exports_and_passes_every_check(
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.slow
 def test_a_performer_with_an_open_length_pads_by_itself(table: ModuleType, tmp_path: Path) -> None:
     """Also where PyTorch's own exporter gives a file that fails: it traces upstream's padding once."""
     pytest.importorskip("performer_pytorch", reason=WHY)

@@ -128,6 +128,7 @@ def demo_step(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_the_demo_model_predicts_as_upstream_does(demo_step):
     """Bits per byte of held-out text, fed a byte at a time, against the full forward pass of the upstream package."""
     import local_attention
