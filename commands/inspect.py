@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from ..runtime.engine.inspect import EngineReport
 
 
+_LONGEST_VALUE = 150  # characters of an argument that are printed
+
+
 def inspect(
     file: Annotated[
         Path, typer.Argument(help="A checkpoint, a model.onnx, or a model.engine.", show_default=False), INPUT
@@ -186,7 +189,7 @@ def _print_checkpoint(description: dict[str, Any], writes_config: bool) -> None:
             width = max(map(len, description[entries]))
             for name, entry in description[entries].items():
                 origin = f"  ({entry['from']})" if entry["from"] else ""
-                say(f"  {name:<{width}}  {entry['value']}{origin}")
+                say(f"  {name:<{width}}  {_short(entry['value'])}{origin}")
     if description["unused"]:
         say("In the checkpoint, not used:")
         for entry in description["unused"]:
@@ -206,6 +209,12 @@ def _print_checkpoint(description: dict[str, Any], writes_config: bool) -> None:
         and (description["needed"] or not description["config"])
     ):
         _print_template(description)
+
+
+def _short(value: object) -> str:
+    """Return a value as one line; JSON has all of a long one."""
+    text = str(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]} …"
 
 
 def _print_template(description: dict[str, Any]) -> None:

@@ -101,9 +101,7 @@ def open_checkpoint(
             raise UsageError(
                 f"{path} needs no config.", why="The folder has its own.", fix=f"Leave {argument('config')} out."
             )
-        if task is None and known is not None:
-            task = known.kwargs.get("task")
-        return _open_folder(path, form, {"task": task})
+        return _open_folder(path, form, {"task": task, "known": {} if known is None else known.kwargs})
     _refuse_hub_name(path)
     if task is not None:
         raise UsageError(f"{argument('task')} does not apply to {path}.", why="It is for a folder of Hugging Face.")

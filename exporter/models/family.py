@@ -233,7 +233,8 @@ class FolderForm:
         files: lists the files that `read` reads, in a fixed order; each must be a plain file, and the model's SHA-256
             is computed from theirs.
         read: reads these files: only tensors and plain data, and no code from the folder is run. Its second argument
-            is what the user chooses beside them: `task`, None if not given.
+            is what the user chooses beside them: `task`, None if not given, and `known`, the
+            arguments in the facts of the file that the folder is compared with.
         live: reads a live module of this family; returns None for any other.
         companions: names of files in the folder that those who run the exported file need, a tokenizer for example.
     """

@@ -108,7 +108,11 @@ def _made(kind: type[PreTrainedModel], config: Any, where: str, device: str) -> 
 def _read(folder: Path, given: Mapping[str, Any]) -> FolderContents:
     require_transformers()
     raw, task = read_config(folder), given.get("task")
-    kind = choose_class(raw, task, folder.name)
+    exported = given.get("known", {}).get("architecture")
+    if task is None and exported is not None:  # a file that was exported for another task than the folder's
+        kind = choose_class({**raw, "architectures": [exported]}, None, folder.name)
+    else:
+        kind = choose_class(raw, task, folder.name)
     args = describe(kind, raw, folder.name)
     saved = raw.get("architectures")
     part = not isinstance(saved, list) or kind.__name__ not in saved

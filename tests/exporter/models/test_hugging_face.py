@@ -80,6 +80,16 @@ def test_plain_onnxruntime_and_tokenizers_run_the_folder(exported: Path, folder:
     assert np.abs(logits - wanted)[kept].max() < 5e-5 and np.abs(wanted[kept]).max() > 1
 
 
+def test_a_file_for_another_task_is_compared_with_that_class(
+    folder: Path, tmp_path: Path, localattn: Callable[..., Finished]
+) -> None:
+    output = tmp_path / "model.onnx"
+    export(ExportRequest(folder, output, task="feature-extraction"))
+    finished = localattn("parity", output, "--against", folder, "--seeds", 1, "--format", "json")
+    assert finished.code == 0, finished.err
+    assert [row["output"] for row in json.loads(finished.out)["overall"]] == ["last_hidden_state"]
+
+
 def test_the_facts_say_what_was_read_and_checked(exported: Path) -> None:
     sidecar = read_sidecar(exported)
     assert sidecar is not None
