@@ -98,7 +98,7 @@ def test_a_module_becomes_nodes_with_functions(dynamic: bool, tmp_path: Path) ->
     [
         ({"key": torch.zeros(1, 9, 3, 8), "value": torch.zeros(1, 9, 3, 8)}, "4 heads of queries cannot share 3"),
         ({"value": torch.zeros(1, 9, 2, 6)}, "values"),
-        ({"softcap": -1.0}, "`softcap=-1.0` is no cap"),
+        ({"softcap": -1.0}, "softcap -1.0 is no cap"),
         ({"softcap": float("nan")}, "is no cap"),
         ({"sinks": torch.zeros(2)}, r"sinks has shape \[2\]; it must be \[4\]"),
     ],

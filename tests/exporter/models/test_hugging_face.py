@@ -18,6 +18,7 @@ from localattn.core.errors import CheckFailed, UsageError
 from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.models.hugging_face import family
 from localattn.exporter.models.hugging_face.arguments import words
 from localattn.exporter.models.hugging_face.family import describe
 from localattn.exporter.models.hugging_face.observe import Reach, read_reach
@@ -134,10 +135,7 @@ def test_a_file_whose_window_is_one_short_is_found(folder: Path, tmp_path: Path)
     args = opened.resolved.args
     narrow = [layer.model_copy(update={"back": 7}) if layer.back else layer for layer in args.layers]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "localattn.exporter.models.hugging_face.family.read_layers",
-            lambda model, names: (narrow, _run(model, names)),
-        )
+        patch.setattr(family, "read_layers", lambda model, names: (narrow, _run(model, names)))
         with pytest.raises(CheckFailed, match="parity"):
             export(ExportRequest(folder, tmp_path / "model.onnx"))
 
