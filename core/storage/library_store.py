@@ -235,7 +235,7 @@ def candidates(kind: LibraryKind) -> Iterator[StoredLibrary]:
     for path, facts in reversed(_entries(folder, kind)) if folder else ():
         if path.exists():
             yield StoredLibrary(kind, path, facts)
-    for path in (path for installed in _installed() for path in sorted(installed.glob(f"*/{kind.file_name}"))):
+    for path in (path for installed in _installed() for path in _lying_in(installed, kind)):
         try:
             yield StoredLibrary(kind, path, read_facts(kind, path), packaged=True)
         except LocalAttnError as error:
@@ -252,6 +252,15 @@ def _installed() -> Iterator[Path]:
     user = [sysconfig.get_preferred_scheme("user")] if site.ENABLE_USER_SITE else []
     schemes = [sysconfig.get_default_scheme(), *user]
     yield from dict.fromkeys(Path(sysconfig.get_path("platlib", scheme)) / _BESIDE for scheme in schemes)
+
+
+def _lying_in(folder: Path, kind: LibraryKind) -> list[Path]:
+    """List the libraries of a kind in a folder of libraries; a folder that this user cannot read has none."""
+    try:
+        return sorted(folder.glob(f"*/{kind.file_name}"))
+    except OSError as error:
+        _log.debug("%s: %s", folder, error)
+        return []
 
 
 def read_facts(kind: LibraryKind, library: Path) -> dict[str, Any]:

@@ -83,6 +83,7 @@ from localattn.core.storage.library_store import CPU_KERNELS, prepare_cache
 model, home, cache = sys.argv[1:]
 os.environ |= {"XDG_CACHE_HOME": os.path.dirname(model) + "/before"}
 load(model)
+library_store._PACKAGED = library_store.Path(os.path.dirname(model)) / "closed/libraries"
 prepare_cache("x86_64")
 CPU_KERNELS.fingerprint()
 os.setgroups([])
@@ -246,7 +247,11 @@ def test_a_relative_cache_is_ignored(place: Path, evil: Path) -> None:
 
 @as_root
 def test_without_a_home_nothing_is_found_and_nothing_is_written(place: Path) -> None:
-    """A user that the system does not know, without HOME; and one whose HOME cannot be written."""
+    """A user that the system does not know, without HOME; and one whose HOME cannot be written.
+
+    Neither can read the folder of the package itself.
+    """
+    (place / "closed").mkdir(mode=0o700)
     home = place / "home"
     home.mkdir(mode=0o555)
     for given, why in (("", "HOME and XDG_CACHE_HOME are not set."), (home, f"{home}/.cache: Permission denied.")):
