@@ -12,14 +12,24 @@ from torch import nn
 
 from ....core.documents.window_view import WindowView, views
 from ....core.errors import UsageError
-from ..family import Family, FolderContents, FolderForm, Inputs, ShapeRequest, Sizes, StepForm, UpstreamClass, sequence_length
+from ..family import (
+    Family,
+    FolderContents,
+    FolderForm,
+    Inputs,
+    ShapeRequest,
+    Sizes,
+    StepForm,
+    UpstreamClass,
+    sequence_length,
+)
 from . import weights
 from .arguments import HuggingFaceArgs
 from .config import broken, choose_class, is_hugging_face, made_config, read_config, require_transformers
 from .module import BATCHED, MASK, exportable, load, parameters
 from .observe import read_layers
 from .reference import reference, untouched
-from .step_module import step_arguments, step_call, step_caches, step_module
+from .step_module import step_arguments, step_caches, step_call, step_module
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

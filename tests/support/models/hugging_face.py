@@ -236,6 +236,10 @@ CASES = [
     Case("mellum", "MellumConfig", "MellumForCausalLM", {"sliding_window": WINDOW, "layer_types": _MIXED}, _MIX),
 ]
 
+_NOT_CAUSAL = ("modernbert", "gemma3_text bidirectional", "embedding_gemma2", "ultrabert", "openai_privacy_filter")
+# Types that take a token at a time too.
+STEPS = [case for case in CASES if case.name not in (*_NOT_CAUSAL, "llama4_text", "recurrent_gemma")]
+
 # What the attention of a type has besides windows.
 _NEEDS = {
     "gemma2": "softcap",
