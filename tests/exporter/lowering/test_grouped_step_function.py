@@ -34,9 +34,9 @@ def model(
     seen = SLOTS + chunk * variant.chunked
     shapes: dict[str, list[int]] = {
         "query": [BATCH, HEADS, chunk, HEAD_DIM],
-        **dict.fromkeys(("key", "value"), [BATCH, kv_heads, chunk, HEAD_DIM]),
-        **dict.fromkeys(("key_cache", "value_cache"), [BATCH, kv_heads, SLOTS, HEAD_DIM]),
-        "score_bias": [BATCH, 1, chunk, seen][4 - rank :] if rank == 2 else [BATCH, 1, chunk, seen],
+        **{name: [BATCH, kv_heads, chunk, HEAD_DIM] for name in ("key", "value")},
+        **{name: [BATCH, kv_heads, SLOTS, HEAD_DIM] for name in ("key_cache", "value_cache")},
+        "score_bias": [BATCH, 1, chunk, seen][4 - rank :],
         "write_index": [SLOTS] if variant.chunked else [BATCH, kv_heads, 1, 3],
         "sinks": [HEADS],
     }

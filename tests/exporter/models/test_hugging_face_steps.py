@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import UsageError
 from localattn.exporter.export import ExportRequest
 from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.models.hugging_face.step_module import RotaryTable
 from localattn.exporter.models.parts.float64 import InFloat64
 from localattn.exporter.step_export import StepRequest, export_steps
 from localattn.runtime.generation.generator import Generator
@@ -29,6 +29,7 @@ from ...support.models.hugging_face import STEPS, WINDOW, build
 transformers = pytest.importorskip("transformers")
 BY_NAME = {case.name: case for case in STEPS}
 CHUNK, POSITIONS = 24, 640
+JSON, GREEDY = ("--format", "json"), ("--temperature", 0)
 # Types that the default run tries: both kinds of layers, and padding.
 QUICK = ("gemma3_text",)
 EACH = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in BY_NAME]
@@ -39,7 +40,7 @@ class Files:
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder = folder / "saved"
-        self.model = build(BY_NAME[name], max_position_embeddings=POSITIONS)
+        self.model = build(BY_NAME[name], max_position_embeddings=POSITIONS, tie_word_embeddings=False)
         self.model.save_pretrained(self.folder)
         self._made: dict[int, Path] = {}
 
@@ -100,11 +101,10 @@ def test_greedy_tokens_are_those_of_transformers(files: Callable[[str], Files], 
     made, ids = files(name), prompt(3 * WINDOW + 5, 1)
     options: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "max_new_tokens": count}
     made.model.generation_config.eos_token_id = None
+    given = torch.from_numpy(ids)
     with torch.no_grad():
-        given = torch.from_numpy(ids)
-        wanted = made.model.generate(given, attention_mask=torch.ones_like(given), **options)[
-            0, ids.shape[1] :
-        ].tolist()
+        whole = made.model.generate(given, attention_mask=torch.ones_like(given), **options)
+    wanted = whole[0, ids.shape[1] :].tolist()
     assert greedy(Generator.open(made.step(), "cpu", 1), ids, count) == wanted
     assert len(set(wanted)) > 3
 
@@ -175,16 +175,12 @@ def test_layers_that_share_keys_share_a_ring(files: Callable[[str], Files]) -> N
 def test_the_commands_take_the_file(files: Callable[[str], Files], localattn: Callable[..., Finished]) -> None:
     made = files("gemma3_text")
     ids = prompt(10, 4)
-    done = localattn(
-        "generate", made.step(), "--prompt-ids", ",".join(map(str, ids[0])), "--max-tokens", 40, *JSON, *GREEDY
-    )
+    given = ("--prompt-ids", ",".join(map(str, ids[0])), "--max-tokens", 40)
+    done = localattn("generate", made.step(), *given, *JSON, *GREEDY)
     assert done.code == 0, done.err
     assert json.loads(done.out)["tokens"] == [greedy(Generator.open(made.step(), "cpu", 1), ids, 40)]
     compared = localattn("parity", made.step(), "--against", made.folder, "--seeds", 1, *JSON)
     assert compared.code == 0, compared.err
-
-
-JSON, GREEDY = ("--format", "json"), ("--temperature", 0)
 
 
 @pytest.mark.slow
@@ -208,14 +204,25 @@ def test_what_cannot_be_is_refused(
     ):
         refused = localattn("export", folder, *options, "-o", tmp_path / "model.onnx")
         assert refused.code == 2 and words in refused.err, (options, refused.err)
-    mine = tmp_path / "mine"
-    shutil.copytree(folder, mine)
-    config = json.loads((mine / "config.json").read_text())
-    scaled = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    config["rope_parameters"] = {**config["rope_parameters"], "full_attention": scaled}
-    (mine / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 64}))
-    with pytest.raises(UsageError, match="64 positions"):
-        export_steps(StepRequest(ExportRequest(mine, tmp_path / "m.onnx", shapes=ShapeRequest(max_length=65))))
+
+
+def test_a_rotation_that_changes_with_the_length_is_refused() -> None:
+    config = transformers.Phi3Config(
+        hidden_size=64,
+        num_attention_heads=4,
+        max_position_embeddings=256,
+        original_max_position_embeddings=64,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0] * 8,
+            "long_factor": [2.0] * 8,
+        },
+    )
+    rotary = transformers.models.phi3.modeling_phi3.Phi3RotaryEmbedding(config)
+    RotaryTable(rotary, None, 64).prepare()
+    with pytest.raises(UsageError, match="changes within 65 positions"):
+        RotaryTable(rotary, None, 65).prepare()
 
 
 @needs_rtx
