@@ -262,11 +262,12 @@ _LIMITS = {
 
 def table() -> str:
     """The table of docs/models.md."""
-    rows = ["| type | class tried | its layers see | besides | result |", "|---|---|---|---|---|"]
+    rows = ["| type | class tried | its layers see | besides | result | by steps |", "|---|---|---|---|---|---|"]
     for case in CASES:
         seen = ", ".join(dict.fromkeys(case.windows))
         values = {**_BASE, **case.values}
         shared = values["num_key_value_heads"] not in (None, values["num_attention_heads"])
         needs = ", ".join(filter(None, ("shared heads" if shared else "", _NEEDS.get(case.name, "")))) or "–"
-        rows.append(f"| {case.name} | `{case.model}` | {seen} | {needs} | {_LIMITS.get(case.name, 'equal')} |")
+        by_steps = "equal" if case in STEPS else "–"
+        rows.append(f"| {case.name} | `{case.model}` | {seen} | {needs} | {_LIMITS.get(case.name, 'equal')} | {by_steps} |")
     return "\n".join(rows)
