@@ -269,5 +269,7 @@ def table() -> str:
         shared = values["num_key_value_heads"] not in (None, values["num_attention_heads"])
         needs = ", ".join(filter(None, ("shared heads" if shared else "", _NEEDS.get(case.name, "")))) or "–"
         by_steps = "equal" if case in STEPS else "–"
-        rows.append(f"| {case.name} | `{case.model}` | {seen} | {needs} | {_LIMITS.get(case.name, 'equal')} | {by_steps} |")
+        rows.append(
+            f"| {case.name} | `{case.model}` | {seen} | {needs} | {_LIMITS.get(case.name, 'equal')} | {by_steps} |"
+        )
     return "\n".join(rows)
