@@ -55,7 +55,9 @@ class Files:
 
     def logits(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
         """The untouched model's whole pass in float64."""
-        model = transformers.AutoModelForCausalLM.from_pretrained(self.folder).double().eval()
+        # Experts one by one: products of batches have no kernel for float64.
+        read = transformers.AutoModelForCausalLM.from_pretrained
+        model = read(self.folder, experts_implementation="eager").double().eval()
         with torch.no_grad(), InFloat64():
             found: NDArray[np.float64] = model(input_ids=torch.from_numpy(ids), use_cache=False).logits.numpy()
         return found
