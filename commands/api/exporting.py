@@ -162,9 +162,7 @@ def export_request(
         output=_default_output(checkpoint, suffix) if output is None else Path(output),
         config=_path(config),
         golden=_path(golden),
-        shapes=ShapeRequest(
-            length, batch, heads, dim_head, mask, attn_bias, causal, full_mask, max_length=max_length
-        ),
+        shapes=ShapeRequest(length, batch, heads, dim_head, mask, attn_bias, causal, full_mask, max_length=max_length),
         dynamic=None if dynamic is None else tuple(dynamic),
         weights=weight_dtype,
         task=task,

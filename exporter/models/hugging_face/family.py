@@ -12,7 +12,17 @@ from torch import nn
 
 from ....core.documents.window_view import WindowView, views
 from ....core.errors import UsageError
-from ..family import Family, FolderContents, FolderForm, Inputs, ShapeRequest, Sizes, StepForm, UpstreamClass, sequence_length
+from ..family import (
+    Family,
+    FolderContents,
+    FolderForm,
+    Inputs,
+    ShapeRequest,
+    Sizes,
+    StepForm,
+    UpstreamClass,
+    sequence_length,
+)
 from . import weights
 from .arguments import HuggingFaceArgs
 from .config import broken, choose_class, is_hugging_face, made_config, read_config, require_transformers

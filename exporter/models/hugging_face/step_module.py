@@ -121,9 +121,7 @@ def step_module(spec: ModelSpec, chunk: int) -> nn.Module:
         set_step(model.get_submodule(layer.path), state.attend)
     own = model.forward
 
-    def forward(
-        self: Any, data: Sequence[Tensor], position: Tensor, caches: Sequence[Tensor]
-    ) -> tuple[Tensor, ...]:
+    def forward(self: Any, data: Sequence[Tensor], position: Tensor, caches: Sequence[Tensor]) -> tuple[Tensor, ...]:
         given = dict(zip(args.inputs, data, strict=True))
         mask = given.pop(MASK, None)
         positions = state.begin(position, given["input_ids"].shape[0], mask, caches)

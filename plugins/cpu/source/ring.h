@@ -7,8 +7,8 @@
 namespace localattn {
 
 struct Ring {
-  const void* query;      // [batch, heads, rows, dim], as the output
-  const void* key;        // [batch, kv_heads, rows, dim], as the value
+  const void* query;  // [batch, heads, rows, dim], as the output
+  const void* key;    // [batch, kv_heads, rows, dim], as the value
   const void* value;
   const void* key_cache;  // [batch, kv_heads, slots, dim], as the other caches
   const void* value_cache;
@@ -36,9 +36,7 @@ struct Ring {
   int64_t keys() const { return chunked ? slots + rows : slots; }
   int64_t group() const { return heads / kv_heads; }
   // Which of the biases a head has.
-  int64_t bias_of(int64_t sequence, int64_t head) const {
-    return bias_by_batch ? sequence : bias_by_head ? head : 0;
-  }
+  int64_t bias_of(int64_t sequence, int64_t head) const { return bias_by_batch ? sequence : bias_by_head ? head : 0; }
   int64_t biases() const { return bias_by_batch ? batch : bias_by_head ? heads : 1; }
 };
 

@@ -17,26 +17,37 @@ struct Run {
 template <typename Number>
 inline void scaled_query(const Ring& call, const Number* query, float* to) {
   const float factor = call.softcap > 0 ? call.scale / call.softcap : call.scale * kLog2e;
-  for (int64_t c = 0; c < call.dim; c += kLanes) store(to + c, load_some(query + c, least(kLanes, call.dim - c)) * factor);
+  for (int64_t c = 0; c < call.dim; c += kLanes)
+    store(to + c, load_some(query + c, least(kLanes, call.dim - c)) * factor);
 }
 
-// The product of a query with a key, a vector that is still to be added up.
+// The products of a query with kLanes keys, a vector each that is still to be added up.
 template <typename Number>
-inline Vector multiply_row(const float* query, const Number* key, const float* scale, int64_t dim) {
-  Vector sums[2] = {};
+inline void multiply_keys(const float* query, const Number* keys, int64_t dim, Vector* parts) {
+  Vector sums[kLanes] = {};
   int64_t c = 0;
-  if (scale) {
-    for (; c + kLanes <= dim; c += kLanes) sums[0] += load(query + c) * (load_elements(key + c) * load_elements(scale + c));
-    if (c < dim) sums[1] += load(query + c) * (load_some(key + c, dim - c) * load_some(scale + c, dim - c));
-    return sums[0] + sums[1];
+  for (; c + kLanes <= dim; c += kLanes) {
+    const Vector x = load(query + c);
+    LOCALATTN_UNROLL
+    for (int j = 0; j < kLanes; ++j) sums[j] += x * load_elements(keys + j * dim + c);
   }
-  for (; c + 2 * kLanes <= dim; c += 2 * kLanes) {
-    sums[0] += load(query + c) * load_elements(key + c);
-    sums[1] += load(query + c + kLanes) * load_elements(key + c + kLanes);
+  if (c < dim) {
+    for (int j = 0; j < kLanes; ++j) sums[j] += load(query + c) * load_some(keys + j * dim + c, dim - c);
   }
-  for (; c + kLanes <= dim; c += kLanes) sums[0] += load(query + c) * load_elements(key + c);
-  if (c < dim) sums[1] += load(query + c) * load_some(key + c, dim - c);
-  return sums[0] + sums[1];
+  LOCALATTN_UNROLL
+  for (int j = 0; j < kLanes; ++j) parts[j] = sums[j];
+}
+
+// The same of one key, which may have a scale.
+template <typename Number>
+inline Vector multiply_key(const float* query, const Number* key, const float* scale, int64_t dim) {
+  Vector sum = {};
+  for (int64_t c = 0; c < dim; c += kLanes) {
+    const int64_t some = least(kLanes, dim - c);
+    const Vector x = load_some(key + c, some);
+    sum += load(query + c) * (scale ? x * load_some(scale + c, some) : x);
+  }
+  return sum;
 }
 
 // Scores, capped where there is a cap, become those of the softmax: in units of log 2, with their biases.
@@ -132,10 +143,14 @@ inline void step_head(const Ring& call, int64_t sequence, int64_t head, const Ru
       const int64_t some = least(kLanes, runs[i].to - k);
       Vector parts[kLanes];
       alignas(64) float sums[kLanes];
-      for (int64_t j = 0; j < kLanes; ++j) {
-        const int64_t at = k + least(j, some - 1);
-        parts[j] = multiply_row(query, keys + at * call.dim, call.key_scale ? call.key_scale + at * call.dim : nullptr,
-                                call.dim);
+      if (some == kLanes && !call.key_scale) {
+        multiply_keys(query, keys + k * call.dim, call.dim, parts);
+      } else {
+        for (int64_t j = 0; j < kLanes; ++j) {
+          const int64_t at = k + least(j, some - 1);
+          const float* scale = call.key_scale ? call.key_scale + at * call.dim : nullptr;
+          parts[j] = multiply_key(query, keys + at * call.dim, scale, call.dim);
+        }
       }
       add_lanes(parts, sums);
       const Vector biases = some == kLanes ? load_elements(bias + k) : load_some(bias + k, some);
@@ -151,7 +166,8 @@ inline void step_head(const Ring& call, int64_t sequence, int64_t head, const Ru
 template <typename Number>
 bool ring_step_by(const Ring& call, Range heads) {
   const int64_t runs_floats = align((call.slots / 2 + 1) * 4, 16);
-  const Scratch scratch(static_cast<size_t>(runs_floats + align(call.dim, kLanes) + align(call.slots, kLanes) + kLanes));
+  const Scratch scratch(
+      static_cast<size_t>(runs_floats + align(call.dim, kLanes) + align(call.slots, kLanes) + kLanes));
   if (!scratch.data()) return false;
   Run* runs = reinterpret_cast<Run*>(scratch.data());
   const int64_t size = call.slots * call.dim;
@@ -271,7 +287,8 @@ inline const Number* ring_row(const Ring& call, const void* ring, const void* gi
 template <typename Number>
 inline void begin_ring_tile(const Ring& call, int64_t sequence, int64_t head, int64_t first, const RingTile& tile,
                             int64_t width) {
-  const Number* queries = static_cast<const Number*>(call.query) + (sequence * call.heads + head) * call.rows * call.dim;
+  const Number* queries =
+      static_cast<const Number*>(call.query) + (sequence * call.heads + head) * call.rows * call.dim;
   const float factor = call.softcap > 0 ? call.scale / call.softcap : call.scale * kLog2e;
   for (int64_t c = 0; c < call.dim; c += kLanes) {
     const int64_t some = least(kLanes, call.dim - c);
@@ -344,9 +361,7 @@ bool ring_chunk_by(const Ring& call, const RingBiases& biases, const RingPart& p
     float* top = sums + kRingRows * plan.width;
     return RingTile{query, sums, top, top + kRingRows};
   };
-  const auto bias_of = [&](int64_t i) {
-    return biases.of(call, call.bias_of(part.sequence, head_of(i)), tile_of(i));
-  };
+  const auto bias_of = [&](int64_t i) { return biases.of(call, call.bias_of(part.sequence, head_of(i)), tile_of(i)); };
   for (int64_t i = 0; i < tiles; ++i) {
     begin_ring_tile<Number>(call, part.sequence, head_of(i), tile_of(i) * kRingRows, state(i), plan.width);
   }
@@ -368,8 +383,7 @@ bool ring_chunk_by(const Ring& call, const RingBiases& biases, const RingPart& p
     for (int64_t i = 0; i < tiles; ++i) {
       const float* bias = bias_of(i) + first * kRingRows;
       const bool all = sees_nothing(bias_of(i), keys);
-      const int64_t count =
-          find_runs(rows, runs, [&](int64_t k) { return all || is_seen(bias + k * kRingRows); });
+      const int64_t count = find_runs(rows, runs, [&](int64_t k) { return all || is_seen(bias + k * kRingRows); });
       // Without a visible key `find_runs` gives all, which are hidden here: the rest of the keys has some.
       if (!all && count == 1 && !is_seen(bias + runs[0].from * kRingRows)) continue;
       for (int64_t r = 0; r < count; ++r) attend_run(call, block, runs[r], state(i), bias, scores);
@@ -378,8 +392,8 @@ bool ring_chunk_by(const Ring& call, const RingBiases& biases, const RingPart& p
   for (int64_t i = 0; i < tiles; ++i) {
     const RingTile tile = state(i);
     const int64_t first = tile_of(i) * kRingRows, count = least(kRingRows, call.rows - first);
-    Number* output = static_cast<Number*>(call.output) +
-                     ((part.sequence * call.heads + head_of(i)) * call.rows + first) * call.dim;
+    Number* output =
+        static_cast<Number*>(call.output) + ((part.sequence * call.heads + head_of(i)) * call.rows + first) * call.dim;
     for (int64_t row = 0; row < count; ++row, output += call.dim) {
       const float factor = 1.0f / tile.total[row];
       for (int64_t c = 0; c < call.dim; c += kLanes) {

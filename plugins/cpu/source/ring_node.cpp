@@ -154,8 +154,8 @@ void RingNode::compute(OrtKernelContext* context) const {
     const int64_t size = divide_up(all, parts), each = divide_up(all, size);
     run_on_threads(api(), context, op, heads * each, [&](int64_t task) {
       const int64_t at = task / each, first = task % each * size;
-      return instructions().ring_chunk(
-          call, biases, {at / call.kv_heads, at % call.kv_heads, {first, std::min(first + size, all)}});
+      return instructions().ring_chunk(call, biases,
+                                       {at / call.kv_heads, at % call.kv_heads, {first, std::min(first + size, all)}});
     });
   }
   run_on_threads(api(), context, op, heads, [&](int64_t at) {

@@ -146,7 +146,9 @@ class Case:
         attributes = self.attributes.as_onnx(self.variant)
         node = ir.node(self.variant.op_type, inputs, attributes, outputs=outputs, domain=DOMAIN, name="node")
         opsets = {"": DEFAULT_OPSET, DOMAIN: DOMAIN_VERSION}
-        model = ir.Model(ir.Graph(inputs, outputs, nodes=[node], opset_imports=opsets, name="ring"), ir_version=IR_VERSION)
+        model = ir.Model(
+            ir.Graph(inputs, outputs, nodes=[node], opset_imports=opsets, name="ring"), ir_version=IR_VERSION
+        )
         if function:
             attach_functions(model)
         serialized: bytes = ir.serde.serialize_model(model).SerializeToString()
