@@ -30,8 +30,8 @@ _CHATTY = ("onnxscript.optimizer._constant_folding", "onnx_ir.passes.common")
 def apply(model: Any) -> Any:
     """Return the `onnx_ir.Model` in standard operators alone; the given one must not be used afterwards.
 
-    Its opset stays. A model with Scans is returned as another object; weights are neither read nor copied, but for those of
-    4 bits.
+    Its opset stays. A model with Scans is returned as another object. Weights are neither read nor copied, except
+    those of 4 bits.
     """
     import onnx_ir as ir
     from onnx_ir.passes import common

@@ -88,5 +88,3 @@ def _replace(node: ir.Node, stored: list[ir.Value], matrix: ir.Value, *, transpo
     )
     assert node.graph is not None
     ir.convenience.replace_nodes_and_values(node.graph, node, [node], [made], node.outputs, made.outputs)
-
-
