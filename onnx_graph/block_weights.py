@@ -94,7 +94,9 @@ def _initializers(graph: Any, node: Any) -> list[Any]:
     for (array, dtype), given in zip(arrays, node.inputs[1:], strict=True):
         turned = np.ascontiguousarray(array.T)
         tensor = ir.tensor(turned, dtype=dtype, name=f"{given.name}.by_row")
-        value = ir.Value(name=tensor.name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+        value = ir.Value(
+            name=tensor.name, shape=ir.Shape(turned.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
+        )
         graph.register_initializer(value)
         values.append(value)
     return values

@@ -66,8 +66,11 @@ def _stored(model: ir.Model, matrix: ir.Value, *, transposed: bool) -> list[ir.V
     values = []
     for part, array in (("levels", packed(blocks.levels)), ("scales", blocks.scales), ("zeros", packed(blocks.zeros))):
         # The scales in one dimension, as every release reads them.
-        tensor = ir.tensor(array if part == "levels" else array.reshape(-1), name=f"{name}.{part}")
-        value = ir.Value(name=tensor.name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+        stored = array if part == "levels" else array.reshape(-1)
+        tensor = ir.tensor(stored, name=f"{name}.{part}")
+        value = ir.Value(
+            name=tensor.name, shape=ir.Shape(stored.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
+        )
         model.graph.register_initializer(value)
         values.append(value)
     return values
