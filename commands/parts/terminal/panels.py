@@ -19,7 +19,7 @@ OPTIONS = {
     ),
     "Precision": ("dtype", "weight_dtype"),
     MODULE: ("factory", "factory_args", "weights", "module_input", "allow_pickle"),
-    "Step files": ("mode", "chunk"),
+    "Step files": ("mode", "chunk", "max_length"),
     "Generation": (
         *("chat", "system", "max_tokens", "length", "do_sample", "temperature", "top_k", "top_p"),
         *("repetition_penalty", "echo"),
