@@ -19,7 +19,13 @@ _COMPANION = companion_path(Path(TENSORRT_PLUGIN.file_name)).name
 LARGEST = 100_000_000  # bytes of a wheel, which package indexes take
 _EXPORTS = {
     CPU_KERNELS.file_name: {"RegisterCustomOps", "localattn_instruction_set"},
-    TENSORRT_PLUGIN.file_name: {"getCreators", "setLoggerFinder"},
+    TENSORRT_PLUGIN.file_name: {
+        "getCreators",
+        "setLoggerFinder",
+        "localattn_load_kernel",
+        "localattn_loaded_kernels",
+        "localattn_registrations",
+    },
     _COMPANION: {"getPluginRegistry", "createInferRuntime_INTERNAL", "createInferBuilder_INTERNAL"},
 }
 # Libraries that every Linux, macOS or Windows has.

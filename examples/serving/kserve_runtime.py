@@ -7,6 +7,7 @@ import argparse
 from pathlib import Path
 
 from kserve import InferOutput, InferRequest, InferResponse, Model, ModelServer, model_server
+from kserve.utils.utils import generate_uuid
 
 from localattn import load
 
@@ -37,7 +38,7 @@ class LocalAttention(Model):
         for name, array in found.items():
             outputs.append(InferOutput(name, list(array.shape), _NAMES[str(array.dtype)]))
             outputs[-1].set_data_from_numpy(array, binary_data=False)
-        return InferResponse(payload.id, self.name, outputs)
+        return InferResponse(payload.id or generate_uuid(), self.name, outputs)
 
 
 def _described(spec) -> dict:

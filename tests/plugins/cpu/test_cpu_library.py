@@ -24,6 +24,7 @@ from localattn.plugins.cpu.facts import parse_facts
 from localattn.runtime.ort import custom_ops
 
 from ...conftest import Finished
+from ...support.models.engine_models import small_model
 from ...support.native.cpu_build import built, library, put_into_cache
 from ...support.native.plugin_build import failing_compiler, without_zig
 
@@ -187,6 +188,29 @@ def test_a_failed_build_leaves_nothing(localattn: Call, monkeypatch: pytest.Monk
     monkeypatch.delenv("CXX")
     without_zig(monkeypatch)
     assert localattn("plugin", "build", "--backend", "onnxruntime").code == 3
+
+
+def test_commands_say_in_one_line_which_kernels_are_in_use(localattn: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime opens the library")
+    model = small_model()
+    quickly = ("--iterations", 2, "--rounds", 3, "--duration", 0, "--warmup", 1)
+
+    def said(*command: object) -> str:
+        finished = localattn(*command)
+        assert finished.code == 0, finished.err
+        (line,) = (line for line in (finished.out + finished.err).splitlines() if line.startswith("Kernels: "))
+        return line
+
+    adding = "Kernels: none, ONNX functions compute the attention. To add them: "
+    assert said("run", model) == f"{adding}localattn plugin build --backend onnxruntime"
+    assert said("bench", model, *quickly) == f"{adding}localattn plugin build --backend onnxruntime"
+    with monkeypatch.context() as bare:
+        bare.setenv("PATH", "/nowhere")
+        without_zig(bare)
+        line = said("run", model)
+        assert "[compiler]" in line and line.endswith("&& localattn plugin build --backend onnxruntime")
+    there = put_into_cache()
+    assert said("run", model) == said("bench", model, *quickly) == f"Kernels: compiled, {there}"
 
 
 def test_a_compiler_that_makes_nothing(localattn: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
