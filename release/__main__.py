@@ -53,6 +53,7 @@ def main() -> None:
 def build_pure(tree: Path, out: Path) -> tuple[Path, Path]:
     """Build the source distribution and from it the wheel without libraries, with the tools that are installed."""
     from localattn.release.sbom import with_sbom
+    from localattn.release.source_file import repeatable
     from localattn.release.wheel_file import read, write
 
     with TemporaryDirectory() as scratch:
@@ -61,7 +62,7 @@ def build_pure(tree: Path, out: Path) -> tuple[Path, Path]:
         if ended.returncode:
             sys.exit(f"The build failed:\n{ended.stdout[-3000:]}{ended.stderr[-3000:]}")
         (wheel,), (source,) = Path(scratch).glob("*.whl"), Path(scratch).glob("*.tar.gz")
-        (out / source.name).write_bytes(source.read_bytes())
+        (out / source.name).write_bytes(repeatable(source.read_bytes()))
         return write(with_sbom(read(wheel), ()), out, "py3-none-any"), out / source.name
 
 

@@ -7,10 +7,12 @@ import csv
 import hashlib
 import importlib.metadata
 import importlib.util
+import io
 import json
 import os
 import shutil
 import subprocess
+import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -29,6 +31,7 @@ from localattn.release.checks import Wrong, check_library, check_wheel
 from localattn.release.examine import examine
 from localattn.release.installed import Environment, NotRight, check_kernels, check_plugin_library
 from localattn.release.sbom import with_sbom
+from localattn.release.source_file import repeatable
 from localattn.release.wheel_file import information, metadata, platform_tag, read, write
 
 from ..simulators.arm_machine import PYTHON, arm_machine
@@ -96,6 +99,23 @@ def test_a_wheel_lists_its_files_and_is_written_the_same_twice(with_kernels: Pat
     head = files[f"{information(files)}/WHEEL"].decode()
     assert "Root-Is-Purelib: false" in head and f"Tag: py3-none-manylinux2014_{host_arch()}\n" in head
     assert set(read(pure)) < set(files) and metadata(files, "Name") == "localattn"
+
+
+def test_a_source_distribution_is_written_the_same_twice() -> None:
+    def archive(names: list[str], moment: int) -> bytes:
+        written = io.BytesIO()
+        with tarfile.open(fileobj=written, mode="w:gz") as made:
+            for name in names:
+                member = tarfile.TarInfo(f"localattn-0/{name}")
+                member.size, member.mtime, member.uname = len(name), moment, "somebody"
+                made.addfile(member, io.BytesIO(name.encode()))
+        return written.getvalue()
+
+    first, second = archive(["a", "b.py"], 1_700_000_000), archive(["b.py", "a"], 1_800_000_000)
+    assert first != second and repeatable(first) == repeatable(second)
+    with tarfile.open(fileobj=io.BytesIO(repeatable(first))) as read_again:
+        found = {member.name: read_again.extractfile(member).read() for member in read_again.getmembers()}  # type: ignore[union-attr]
+    assert found == {"localattn-0/a": b"a", "localattn-0/b.py": b"b.py"}
 
 
 def test_the_document_of_a_wheel_names_what_it_carries(with_kernels: Path) -> None:
