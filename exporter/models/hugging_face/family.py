@@ -18,7 +18,7 @@ from .arguments import HuggingFaceArgs
 from .config import broken, choose_class, is_hugging_face, made_config, read_config, require_transformers
 from .module import BATCHED, exportable, load, parameters
 from .observe import read_layers
-from .reference import reference, untouched
+from .reference import reference, undecided, untouched
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -108,11 +108,7 @@ def _made(kind: type[PreTrainedModel], config: Any, where: str, device: str) -> 
 def _read(folder: Path, given: Mapping[str, Any]) -> FolderContents:
     require_transformers()
     raw, task = read_config(folder), given.get("task")
-    exported = given.get("known", {}).get("architecture")
-    if task is None and exported is not None:  # a file that was exported for another task than the folder's
-        kind = choose_class({**raw, "architectures": [exported]}, None, folder.name)
-    else:
-        kind = choose_class(raw, task, folder.name)
+    kind = choose_class(raw, task, folder.name, given.get("known", {}).get("architecture"))
     args = describe(kind, raw, folder.name)
     saved = raw.get("architectures")
     part = not isinstance(saved, list) or kind.__name__ not in saved
@@ -180,6 +176,7 @@ HUGGING_FACE = Family(
     window_views=_views,
     dynamic=("batch", "seq"),
     key_mask=_MASK,
+    undecided=undecided,
     untouched=untouched,
     longest_compared=_longest_compared,
     sizes_are_arguments=False,
