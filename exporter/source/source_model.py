@@ -206,7 +206,7 @@ class SourceModel:
         return InFloat64()
 
     def undecided(self, inputs: Arrays, dtype: str) -> NDArray[np.bool_] | None:
-        """Return the tokens `[B, N]` whose experts rounding decides in a file of half precision; None if there are none.
+        """Return the tokens `[B, N]` whose experts rounding decides in half precision; None if there are none.
 
         Args:
             inputs: the file's, without NaN or Inf.
