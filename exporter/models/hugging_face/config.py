@@ -175,7 +175,7 @@ def made_config(config: Mapping[str, Any], where: str) -> PreTrainedConfig:
 
     kind = config.get("model_type")
     quantised = config.get("quantization_config")
-    if quantised:
+    if quantised is not None:
         method = quantised.get("quant_method", "unknown") if isinstance(quantised, Mapping) else shown(quantised)
         raise UsageError(
             f"{where} is quantised with {shown(method)}.",

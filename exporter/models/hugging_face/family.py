@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ....core.documents.window_view import WindowView, views
+from ....core.error_texts import shown
 from ....core.errors import UsageError
 from ..family import Family, FolderContents, FolderForm, Inputs, ShapeRequest, Sizes, UpstreamClass, sequence_length
 from . import weights
@@ -82,8 +83,22 @@ def describe(kind: type[PreTrainedModel], raw: Mapping[str, Any], where: str) ->
         per_token=len(shape) > 1 and shape[1] == run.length,
         layers=tuple(layers),
         vocab_size=text.vocab_size,
-        longest=getattr(text, "max_position_embeddings", None) or _POSITIONS,
+        longest=_positions(text, where),
     )
+
+
+def _positions(config: Any, where: str) -> int:
+    """Return the number of positions that a configuration states.
+
+    Raises:
+        UsageError: it states none at all.
+    """
+    stated = getattr(config, "max_position_embeddings", None)
+    if stated is None:
+        return _POSITIONS
+    if not isinstance(stated, int) or stated < 1:
+        raise UsageError(f"{where}: max_position_embeddings is {shown(stated)}.", why="It is at least 1.")
+    return stated
 
 
 def _made(kind: type[PreTrainedModel], config: Any, where: str, device: str) -> PreTrainedModel:
@@ -114,6 +129,8 @@ def _read(folder: Path, given: Mapping[str, Any]) -> FolderContents:
     part = not isinstance(saved, list) or kind.__name__ not in saved
     model, notes = weights.load_model(kind, made_config(raw, folder.name), folder, part=part)
     notes.append(f"{kind.__name__}: {args.describe()}, read off its own masks")
+    if raw.get("auto_map"):
+        notes.append(f"code of {folder.name} (auto_map) did not run; the model is transformers' own {kind.__name__}")
     return FolderContents(CLASS, args.model_dump(), weights.whole_state(model), notes)
 
 

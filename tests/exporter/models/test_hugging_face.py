@@ -260,7 +260,10 @@ def _config(folder: Path, change: dict[str, Any]) -> None:
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised with 'gptq'"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantised with 'awq'"),
         ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "'bitsandbytes'"),
+        ({"quantization_config": {}}, "quantised with 'unknown'"),
         ({"hidden_size": 60}, "hidden_size|shape|size"),
+        ({"intermediate_size": 32}, "Of another shape: model.layers.0.mlp"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
         ({"hidden_size": "wide"}, "cannot be used"),
         ({"local_attention": 10**6}, "window of 1000000"),
@@ -278,6 +281,15 @@ def test_a_broken_configuration_is_one_clear_error(
     with pytest.raises(UsageError, match=said):
         export(ExportRequest(broken, tmp_path / "model.onnx"))
     assert not (tmp_path / "model.onnx").exists()
+
+
+def test_code_of_a_folder_does_not_run(folder: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    shutil.copytree(folder, mine)
+    _config(mine, {"auto_map": {"AutoModel": "modeling.Mine"}})
+    (mine / "modeling.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    assert any("did not run" in note for note in open_checkpoint(mine).notes)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_shards_are_read_and_damaged_ones_refused(tmp_path: Path) -> None:
