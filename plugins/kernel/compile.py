@@ -145,9 +145,11 @@ def _to_ptx(spec: KernelSpec, target: Target, tile: Tile) -> tuple[str, str, int
         "PADDED": spec.padded_head_dim,
         "BLOCK_QUERIES": tile.block_queries,
         "BLOCK_KEYS": tile.block_keys,
+        "HAS_XPOS": spec.has_xpos,
+        "HAS_SOFTCAP": spec.has_softcap,
     }
     types = dict.fromkeys(spec.arguments, pointer) | {"key_mask": "*u8"} | dict.fromkeys(SCALARS, "i32")
-    for name in ("key_mask", "attn_bias"):
+    for name in ("key_mask", "attn_bias", "sinks"):
         if name not in spec.arguments:
             constants[name] = None
     types |= dict.fromkeys(constants, "constexpr")

@@ -36,6 +36,16 @@ _FP32 = {
 _FP32_BIAS = _FP32 | dict.fromkeys((16, 32, 64), Tile(32, 16, 4, 2))
 
 # (matrix unit, bytes an element, has a bias) → padded head size → tile
+# xpos scales keys in registers and lays them out anew for the product, as fp32.
+_XPOS = {
+    16: Tile(64, 32, 4, 2),
+    32: Tile(64, 32, 4, 2),
+    64: Tile(64, 32, 4, 2),
+    128: Tile(64, 16, 4, 1),
+    256: Tile(16, 16, 4, 1),
+}
+_XPOS_FP32 = dict.fromkeys((16, 32, 64), Tile(32, 16, 4, 2)) | dict.fromkeys((128, 256), Tile(16, 16, 4, 1))
+
 TABLE: dict[tuple[MatrixUnit, int, bool], dict[int, Tile]] = {
     ("mma", 2, False): _MMA,
     ("wgmma", 2, False): _WGMMA,
@@ -54,4 +64,6 @@ TABLE: dict[tuple[MatrixUnit, int, bool], dict[int, Tile]] = {
 
 def tile_for(spec: KernelSpec, target: Target) -> Tile:
     """The tile this kernel is compiled with for this target."""
+    if spec.has_xpos:
+        return (_XPOS_FP32 if spec.element_size == 4 else _XPOS)[spec.padded_head_dim]
     return TABLE[target.matrix_unit, spec.element_size, spec.has_bias][spec.padded_head_dim]
