@@ -21,6 +21,7 @@ from ...core.nodes.grouped import GroupedAttributes, GroupedVariant
 from ..kernel.compile import CompiledKernel, compile_kernel
 from ..kernel.spec import KernelSpec, name_scalars, spec_for, why_unsupported
 from ..kernel.targets import Target
+from ..kernel.tiles import tile_for
 from .availability import why_not
 
 # The types of the node's attributes as the ONNX parser passes them: numpy arrays. They are written out because
@@ -96,7 +97,7 @@ def _register(trtp: Any, variant: KernelNode, target: Target) -> None:
         query, key = arguments[:2]
         spec = spec_for(variant, _DTYPES[query.dtype.name], _known(query.shape_expr[3]))
         if spec not in kernels:
-            kernels[spec] = compile_kernel(spec, target)
+            kernels[spec] = compile_kernel(spec, target, tile_for(spec, target, opt_in=False))
         return launch_of(trtp, kernels[spec], _attributes(variant, given), query.shape_expr, key.shape_expr)
 
     tensors = dict.fromkeys(variant.input_names, trtp.TensorDesc)

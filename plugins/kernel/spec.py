@@ -30,6 +30,7 @@ The launch grid is `(⌈N / block_queries⌉, B·H, 1)`.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -162,6 +163,36 @@ def spec_for(node: KernelNode, dtype: str, head_dim: int) -> KernelSpec:
 
 # Every combination of options that some node has.
 OPTIONS = tuple(dict.fromkeys(options_of(node) for node in SERVED))
+
+# Head sizes of the full set; others are built when they are asked for or when a model has them.
+HEAD_DIMS = (16, 32, 64, 128, 256)
+# What few models have is in the full set with the head sizes of those models: local-attention's default, Gemma 2's,
+# gpt-oss's.
+RARE_HEAD_DIMS = {"has_xpos": (64,), "has_softcap": (128, 256), "has_sinks": (64,)}
+
+
+def full_set(dtypes: Iterable[str] = (), head_dims: Iterable[int] = ()) -> list[KernelSpec]:
+    """Return the kernels of every op type in these element types and head sizes.
+
+    Without head sizes those of the full set: what is rare has fewer.
+
+    Raises:
+        UsageError: an element type or head size without a kernel.
+    """
+    asked = tuple(head_dims)
+    every = [
+        KernelSpec(dtype, head_dim, *options)
+        for dtype in (tuple(dtypes) or tuple(ELEMENT_TYPES))
+        for head_dim in (asked or HEAD_DIMS)
+        for options in OPTIONS
+        if not (options[2] and head_dim % 2)  # xpos scales channels in pairs
+    ]
+    return [spec for spec in every if asked or _in_full_set(spec)]
+
+
+def _in_full_set(spec: KernelSpec) -> bool:
+    rare = (sizes for option, sizes in RARE_HEAD_DIMS.items() if getattr(spec, option))
+    return all(spec.head_dim in sizes for sizes in rare)
 
 
 @dataclass(frozen=True)

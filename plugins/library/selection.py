@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,18 +10,13 @@ from ...core.errors import UsageError
 from ...core.nodes.attention import DOMAIN
 from ...core.nodes.gpu import SERVED_BY_OP_TYPE, SMALLEST_XPOS_BASE
 from ...onnx_graph.onnx_file import OnnxFile
-from ..kernel.spec import ELEMENT_TYPES, OPTIONS, KernelSpec, spec_for
+from ..kernel.spec import KernelSpec, spec_for
+from ..kernel.spec import full_set as full_set
 from ..kernel.targets import TARGETS, Target
 from .facts import Arch
 
 if TYPE_CHECKING:
     import onnx
-
-# Head sizes of the full set; others are built when they are asked for or when a model has them.
-HEAD_DIMS = (16, 32, 64, 128, 256)
-# What few models have is in the full set with the head sizes of those models: local-attention's default, Gemma 2's,
-# gpt-oss's.
-RARE_HEAD_DIMS = {"has_xpos": (64,), "has_softcap": (128, 256), "has_sinks": (64,)}
 
 # Every library has PTX that runs on all of them. Machine code is added where that PTX cannot use the matrix units (9.0,
 # 10.0, 11.0) and for the most common device of a kind, where it saves the driver's compilation at first use.
@@ -37,30 +31,6 @@ _ONNX_ELEMENT = {1: "fp32", 10: "fp16", 16: "bf16"}  # onnx.TensorProto.DataType
 def default_targets(arch: Arch) -> list[Target]:
     """Return the GPUs a library is built for when none is named."""
     return [TARGETS[name] for name in DEFAULT_TARGETS[arch]]
-
-
-def full_set(dtypes: Iterable[str] = (), head_dims: Iterable[int] = ()) -> list[KernelSpec]:
-    """Return the kernels of every op type in these element types and head sizes.
-
-    Without head sizes those of the full set: what is rare has fewer.
-
-    Raises:
-        UsageError: an element type or head size without a kernel.
-    """
-    asked = tuple(head_dims)
-    every = [
-        KernelSpec(dtype, head_dim, *options)
-        for dtype in (tuple(dtypes) or tuple(ELEMENT_TYPES))
-        for head_dim in (asked or HEAD_DIMS)
-        for options in OPTIONS
-        if not (options[2] and head_dim % 2)  # xpos scales channels in pairs
-    ]
-    return [spec for spec in every if asked or _in_full_set(spec)]
-
-
-def _in_full_set(spec: KernelSpec) -> bool:
-    rare = (sizes for option, sizes in RARE_HEAD_DIMS.items() if getattr(spec, option))
-    return all(spec.head_dim in sizes for sizes in rare)
 
 
 def needed_by(model: Path | OnnxFile) -> list[KernelSpec]:
