@@ -21,7 +21,7 @@ from localattn.core.nodes.attention import DOMAIN, VARIANTS, NodeAttributes
 
 from ...support.models import node_model
 from ...support.native.plugin_build import HEAD_DIM, folder, host_arch, library
-from ...support.native.plugin_drive import GROUP, GROUPED, OP_TYPES, attributes_for
+from ...support.native.plugin_drive import GROUP, GROUPED, OP_TYPES, WINDOWED, attributes_for
 
 # Loads the library, and for each model: parses it, lists the layers, builds an engine for compute capability 8.6.
 PROGRAM = """
@@ -155,7 +155,7 @@ def test_registry_lists_the_creators() -> None:
         assert (version, namespace) == ("1", "localattn")
         written = attributes_for(name, WINDOW).as_onnx()
         left_out = {"query_block", "plugin_namespace", "plugin_version"}
-        left_out |= set() if "Xpos" in name else {"xpos_scale_base"}
+        left_out |= {"xpos_scale_base"} if name in WINDOWED and "Xpos" not in name else set()
         assert set(written) - set(attributes) == left_out
         for field, (kind, length) in attributes.items():
             assert kind == ("FLOAT32" if field in ("scale", "softcap", "xpos_scale_base") else "INT32")
