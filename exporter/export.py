@@ -200,7 +200,7 @@ def export(
     with writing(Output(request.output, ONNX), inputs=request.inputs, overwrite=request.overwrite) as folder:
         progress("Reading the checkpoint")
         opened, source = open_request(request, opened)
-        beside = _companions(request, source)
+        beside = folder_companions(request, source)
         golden = _golden(request, source)
         release_memory(request.checkpoint)
         progress("Tracing the model")
@@ -227,7 +227,12 @@ def export(
     return ExportReport(request.output, sidecar, opened.notes, copied=copied)
 
 
-def _companions(request: ExportRequest, source: SourceModel) -> list[Path]:
+def folder_companions(request: ExportRequest, source: SourceModel) -> list[Path]:
+    """Return the files of a model's folder that will be copied beside its file.
+
+    Raises:
+        UsageError: another file of one of these names lies there.
+    """
     form = source.family.folder
     if form is None or not request.checkpoint.is_dir():
         return []
