@@ -49,9 +49,7 @@ TARGETS = {
         Target(90, 80, "wgmma", "H100, H200, GH200"),
         Target(100, 86, "tcgen05", "B200, GB200"),
         Target(110, 90, "tcgen05", "Jetson Thor"),
-        Target(103, 88, "tcgen05", "B300, GB300"),
         Target(120, 87, "mma", "RTX 50 series, RTX PRO Blackwell"),
-        Target(121, 88, "mma", "DGX Spark"),
     )
 }
 
