@@ -111,7 +111,12 @@ def _hooks(module: nn.Module, calls: dict[str, list[ModuleCall]]) -> Iterator[No
 def _floats(values: Any) -> tuple[Floats, ...]:
     values = values if isinstance(values, tuple | list) else (values,)
     found = (x for x in values if isinstance(x, Tensor) and x.is_floating_point())
-    return tuple(x.detach().double().numpy().copy() for x in found)
+    return tuple(_copied(x) for x in found)
+
+
+def _copied(x: Tensor) -> Floats:
+    values: Floats = x.detach().double().numpy().copy()
+    return values
 
 
 class _AttentionWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -125,7 +130,7 @@ class _AttentionWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         output = func(*args, **(kwargs or {}))
         grouped = func is torch.ops.localattn.grouped_attention.default
         if grouped or func is torch.ops.localattn.windowed_attention.default:
+            query, key, value, out = (_copied(x) for x in (*args[:3], output))
             sinks = args[4] if grouped else None
-            given = [None if x is None else x.detach().double().numpy().copy() for x in (*args[:3], output, sinks)]
-            self.calls.append(AttentionCall(*given))
+            self.calls.append(AttentionCall(query, key, value, out, None if sinks is None else _copied(sinks)))
         return output

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from ..local_attention.step_module import Caches, StepAttention
 from ..local_mha.step_module import StepMHA
-from ..parts.step_streams import StepHyperConnection, StepResidual
 from .arguments import LocalTransformerArgs
 from .module import DynamicPositionBias, FeedForward
+from .streams.step_streams import StepHyperConnection, StepResidual
 
 Connection = StepHyperConnection | StepResidual
 

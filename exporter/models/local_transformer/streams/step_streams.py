@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .fused_calls import read_streams, write_streams
+from ...parts.fused_calls import read_streams, write_streams
 from .hyper_connections import HyperConnection
 
 # What `write` needs: the streams or the residual, and mix and β of a hyper-connection.
