@@ -126,3 +126,34 @@ def test_a_prompt_that_is_no_text_and_a_folder_that_is_not_the_models(model: Pat
     done = localattn("generate", small, "--prompt-ids", "1,2", "--max-tokens", 3)
     assert done.code == 0 and "is not used: it has 260 tokens, and the model 23" in done.err
     assert done.out.count(",") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", [None, "int8", "int4"])
+def test_an_exported_decoder_writes_what_transformers_writes(weights: str | None, tmp_path: Path, localattn) -> None:
+    """From the folder to text; with rounded weights as far as the first tokens agree."""
+    import torch
+
+    from localattn.exporter.export import ExportRequest
+    from localattn.exporter.step_export import StepRequest, export_steps
+
+    from ..support.models.hugging_face import CASES, build
+
+    model = build(next(case for case in CASES if case.name == "mistral"), vocab_size=VOCABULARY)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():  # layers that add little, as those of trained models do
+            parameter.mul_({"embed_tokens": 8.0, "o_proj": 0.3, "down_proj": 0.3}.get(name.split(".")[-2], 1.0))
+    folder, output = tmp_path / "hub", tmp_path / "out" / "model_step.onnx"
+    model.save_pretrained(folder)
+    tokenizer_folder.write(folder, {"do_sample": False, "eos_token_id": EOS})
+    output.parent.mkdir()
+    export_steps(StepRequest(ExportRequest(folder, output, weights=weights)))
+    for options in ([], ["--chat"]):
+        done = localattn("generate", output, "--prompt", "Hé", "--max-tokens", 60, "--format", "json", *options)
+        assert done.code == 0, done.err
+        document = json.loads(done.out)
+        ids = torch.tensor([document["prompt"]])
+        wanted = model.generate(ids, max_new_tokens=60, do_sample=False, eos_token_id=EOS, pad_token_id=0)
+        exact = 60 if weights is None else 1
+        assert document["tokens"][0][:exact] == wanted[0, ids.shape[1] :].tolist()[:exact]
+        assert document["text"] is not None

@@ -25,7 +25,7 @@ from localattn.onnx_graph.block_weights import in_standard_operators, packed, un
 from localattn.onnx_graph.onnx_file import OnnxFile
 from localattn.runtime.parity.runner import open_runner
 
-from ...conftest import TINY, Finished, save_upstream
+from ....conftest import TINY, Finished, save_upstream
 
 # Its feed-forward is 170 wide: five blocks and ten rows of a sixth.
 WIDE = TINY | {"dim": 64, "dim_head": 32, "num_tokens": 64, "depth": 1}

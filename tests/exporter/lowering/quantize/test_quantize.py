@@ -18,7 +18,7 @@ from localattn.core.tolerance import TOLERANCES
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.lowering.quantize.linear_layers import NARROWEST
 
-from ...conftest import TINY, Finished, save_upstream
+from ....conftest import TINY, Finished, save_upstream
 
 WIDE = TINY | {"dim": 64, "dim_head": 32, "num_tokens": 64}
 
