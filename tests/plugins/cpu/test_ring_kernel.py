@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ...support.models.ring_node import OUTPUTS, Case
 from ...support.native.cpu_build import library
 from ...support.native.cpu_program import INSTRUCTION_SETS
+from ...support.native.ring_node import OUTPUTS, Case
 
 TOLERANCE = {"float32": 3e-6, "float16": 2e-3}
 # Before the ring is full, in its first round and later; steps and chunks of less than a tile, of several.
