@@ -40,8 +40,6 @@ from .lowering.quantize import quantize_weights
 from .lowering.shared_weights import share_weights
 from .lowering.trace import check_opset
 from .lowering.trace_step import step_nodes, trace_step
-from .models.family import ShapeRequest
-from .models.registry import CLASSES
 from .source.step_source import StepSource, largest_chunk
 
 _log = logging.getLogger(__name__)
@@ -99,7 +97,7 @@ def open_steps(request: StepRequest) -> tuple[OpenedCheckpoint, dict[Path, StepS
     sizes = {"heads": asked.shapes.heads, "dim_head": asked.shapes.dim_head}
     overrides = {k: v for k, v in sizes.items() if v is not None}
     opened = open_checkpoint(asked.checkpoint, asked.config, overrides, task=asked.task)
-    opened = _with_step_arguments(opened, asked.shapes)
+    opened = opened.for_steps(asked.shapes)
     # Any length the class accepts, because the files do not depend on it.
     some_length = getattr(opened.resolved.args, "window_size", 1)
     source = opened.source(replace(asked.shapes, seq_len=some_length))
@@ -115,26 +113,6 @@ def open_steps(request: StepRequest) -> tuple[OpenedCheckpoint, dict[Path, StepS
         files = {asked.output: step} | ({companion_path(asked.output): chunked} if chunk > 1 else {})
     check_outputs(_outputs(files), inputs=asked.inputs, overwrite=asked.overwrite)
     return opened, files
-
-
-def _with_step_arguments(opened: OpenedCheckpoint, shapes: ShapeRequest) -> OpenedCheckpoint:
-    """Return a checkpoint with the arguments of a step file, where its family has others for it.
-
-    Raises:
-        UsageError: a longest sequence was asked for, and the model's arguments state it already.
-    """
-    resolved = opened.resolved
-    form = CLASSES[resolved.class_name].family.step
-    if form is not None and form.arguments is not None:
-        args = form.arguments(resolved.args, shapes.batch, shapes.max_length)
-        return replace(opened, resolved=replace(resolved, args=args))
-    if shapes.max_length is not None:
-        raise UsageError(
-            f"{argument('max_length')} does not apply to {resolved.class_name}.",
-            why="Its caches have the size of its window, and its positions are those that it learned.",
-            fix=f"Leave {argument('max_length')} out.",
-        )
-    return opened
 
 
 def _outputs(files: Iterable[Path]) -> list[Output]:

@@ -19,7 +19,7 @@ OPTIONS = {
     ),
     "Precision": ("dtype", "weight_dtype"),
     MODULE: ("factory", "factory_args", "weights", "module_input", "allow_pickle"),
-    "Step files": ("mode", "chunk"),
+    "Step files": ("mode", "chunk", "max_length"),
     "Generation": ("max_tokens", "length", "temperature", "top_k", "top_p", "echo"),
     "Where it runs": (
         *("backend", "runtime", "target", "arch", "provider", "threads", "plugin", "plugin_library", "cuda_graph"),

@@ -29,7 +29,7 @@ from .config import broken, choose_class, is_hugging_face, made_config, read_con
 from .module import BATCHED, MASK, exportable, load, parameters
 from .observe import read_layers
 from .reference import reference, untouched
-from .step_module import step_arguments, step_call, step_caches, step_module
+from .step_module import step_arguments, step_caches, step_call, step_module
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

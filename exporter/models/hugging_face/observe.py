@@ -230,7 +230,7 @@ def observe(model: PreTrainedModel, names: Sequence[str], length: int) -> Observ
             if isinstance(reach, str):
                 seen.why = reach
             else:
-                window = {"back": reach.back, "ahead": reach.ahead, "chunk": reach.chunk}
+                window: dict[str, Any] = {"back": reach.back, "ahead": reach.ahead, "chunk": reach.chunk}
                 seen.layer = Layer(path=seen.path, **window, **own)
         batch, heads, tokens = query.shape[:3]
         return query.new_zeros((batch, tokens, heads, value.shape[-1])), None
