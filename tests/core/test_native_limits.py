@@ -17,6 +17,7 @@ from localattn.core.nodes.aft import AFT_VARIANT_BY_OP_TYPE
 from localattn.core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE, NodeAttributes
 from localattn.core.nodes.fused import FUSED_BY_OP_TYPE, FUSED_DOMAIN
 from localattn.core.nodes.grouped import GROUPED_BY_OP_TYPE, GroupedAttributes
+from localattn.core.nodes.step import STEP_VARIANT_BY_OP_TYPE, StepAttributes
 from localattn.plugins.compilers import find_compiler
 from localattn.plugins.cpu.probes import probes
 from localattn.plugins.shared_library import compile_library
@@ -72,6 +73,28 @@ def aft(op_type: str, *sizes: int, reach: int = 8) -> Case:
     return [DOMAIN, op_type, "fp32", inputs, {"output": list(sizes)}, {}]
 
 
+def ring(op_type: str, slots: int, width: int, dtype: str = "fp32") -> Case:
+    """A step or chunk node of one head of keys."""
+    variant = STEP_VARIANT_BY_OP_TYPE[op_type]
+    heads, rows = 2 if variant.grouped else 1, 3 if variant.chunked else 1
+    keys, cache = slots + rows if variant.chunked else slots, [1, 1, slots, width]
+    every: Shapes = {
+        "query": [1, heads, rows, width],
+        **{name: [1, 1, rows, width] for name in ("key", "value")},
+        **dict.fromkeys(("key_cache", "value_cache"), cache),
+        "score_bias": [rows, keys],
+        "write_index": [slots] if variant.chunked else [1, 1, 1, 3],
+        "query_scale": [rows, width],
+        "key_scale": [keys, width],
+        "sinks": [heads],
+    }
+    inputs = {name: every[name] for name in variant.input_names}
+    outputs = {"output": every["query"], "next_key_cache": cache, "next_value_cache": cache}
+    base, softcap = 32.0 * variant.has_xpos, 30.0 * variant.has_softcap
+    attributes = StepAttributes(WINDOW, 1.0, xpos_scale_base=base, softcap=softcap).as_onnx(variant)
+    return [DOMAIN, op_type, dtype, inputs, outputs, attributes]
+
+
 def fused(op_type: str, *sizes: int, dtype: str = "fp32") -> Case:
     """A node on `batch, length, streams, dim, heads`."""
     inputs = shapes(op_type, *sizes)
@@ -82,6 +105,7 @@ ORDINARY = [
     *(attention(op_type, 1, 512, 2, 64) for op_type in VARIANT_BY_OP_TYPE),
     *(grouped(op_type, 1, 512, 4, 64, kv_heads=2) for op_type in GROUPED_BY_OP_TYPE),
     *(aft(op_type, 512, 2, 64) for op_type in AFT_VARIANT_BY_OP_TYPE),
+    *(ring(op_type, 129, 64) for op_type in STEP_VARIANT_BY_OP_TYPE),
     attention("WindowedAttention", 2, 1024, 4, 80, dtype="fp16"),
     attention("WindowedAttentionMask", 1, 2048, 1, 256, geometry=WindowGeometry(256, 1, 1)),
     *(fused(op_type, 1, 512, 4, 64, 2) for op_type in FUSED_BY_OP_TYPE),
@@ -98,6 +122,8 @@ HOSTILE = [
     *(grouped(op_type, 1, 64, 4, 1 << 13) for op_type in GROUPED_BY_OP_TYPE),
     *(aft(op_type, 8, 1, 1 << 20) for op_type in AFT_VARIANT_BY_OP_TYPE),
     aft("AFTLocal", 1 << 17, 1, 1),
+    *(ring(op_type, 65, 1 << 13) for op_type in STEP_VARIANT_BY_OP_TYPE),
+    *(ring(op_type, 1 << 17, 16, "fp16") for op_type in STEP_VARIANT_BY_OP_TYPE),
     fused("ReadStreams", 1, 2, 1024, 1, 1),
     fused("ReadStreams", 1, 2, 1, 1 << 20, 1),
     fused("MixStreams", 1, 2, 1024, 8, 1),
@@ -153,6 +179,19 @@ EMPTY = [
     attention("WindowedAttention", 1 << 30, 0, 1 << 29, 1),
     attention("WindowedAttentionMask", 1 << 30, 1 << 29, 0, 1),
     attention("WindowedAttention", 1, 1 << 30, 1 << 30, 0),
+    [
+        DOMAIN,
+        "WindowedAttentionStep",
+        "fp32",
+        {
+            **{name: [0, 1 << 29, 1, 64] for name in ("query", "key", "value")},
+            **{name: [0, 1 << 29, 1 << 30, 64] for name in ("key_cache", "value_cache")},
+            "score_bias": [1, 8],
+            "write_index": [0, 1 << 29, 1, 3],
+        },
+        {"output": None, "next_key_cache": None, "next_value_cache": None},
+        StepAttributes(WINDOW, 1.0).as_onnx(),
+    ],
     fused("ReadStreams", 0, 1 << 40, 4, 16, 1),
     fused("MixStreams", 1 << 40, 0, 4, 16, 1),
     fused("RotateHeads", 0, 1, 1, 16, 1 << 30),

@@ -21,6 +21,12 @@ import numpy as np
 THREADS = 2
 _OPSET, _IR_VERSION = 20, 9
 _NUMPY = {"fp32": np.float32, "fp16": np.float16}
+# Inputs whose type is the same in every file.
+_OWN_TYPE: dict[str, Any] = {
+    "key_mask": bool,
+    "write_index": np.int64,
+    **dict.fromkeys(("score_bias", "query_scale", "key_scale"), np.float32),
+}
 
 
 def _status(field: str) -> int:
@@ -36,7 +42,8 @@ def _model(domain: str, op_type: str, dtype: str, inputs: Any, outputs: Any, att
     element = {"fp32": TensorProto.FLOAT, "fp16": TensorProto.FLOAT16}[dtype]
 
     def described(names: Any) -> list[Any]:
-        kinds = {name: TensorProto.BOOL if name == "key_mask" else element for name in names}
+        own = {name: helper.np_dtype_to_tensor_dtype(np.dtype(kind)) for name, kind in _OWN_TYPE.items()}
+        kinds = {name: own.get(name, element) for name in names}
         return [helper.make_tensor_value_info(name, kind, None) for name, kind in kinds.items()]
 
     node = helper.make_node(op_type, [*inputs], [*outputs], domain=domain, **attributes)
@@ -47,8 +54,8 @@ def _model(domain: str, op_type: str, dtype: str, inputs: Any, outputs: Any, att
 
 
 def _filled(name: str, shape: list[int], dtype: str) -> np.ndarray[Any, Any]:
-    """Ones: every page of them is in memory, and no number overflows."""
-    return np.ones(shape, bool if name == "key_mask" else _NUMPY[dtype])
+    """Ones: every page of them is in memory, and no number overflows. Where keys are written, the first place."""
+    return np.full(shape, 0 if name == "write_index" else 1, _OWN_TYPE.get(name, _NUMPY[dtype]))
 
 
 def measure(ort: Any, options: Any, case: list[Any]) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def _product_means(
     for i in torch.split(rows, max(1, _LARGEST_STEP // len(key))):
         bias, visible = _window(args, pos_bias, i, len(key), full_mask, causal)
         sums = (torch.exp(bias) * visible) @ both
-        over, under = sums.view(len(i), key.shape[1], -1).chunk(2, dim=-1)
+        over, under = sums.reshape(len(i), key.shape[1], -1).chunk(2, dim=-1)
         found.append((over / under).nan_to_num(0.0))
     return torch.cat(found)
 

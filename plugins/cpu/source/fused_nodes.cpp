@@ -15,6 +15,8 @@ namespace {
 constexpr int64_t kSmallestTask = 16384;
 // Neither are there more streams, nor are they wider; products of these stay within 64 bits.
 constexpr int64_t kMost = int64_t{1} << 20;
+// Numbers of a matrix that a node keeps from one call to the next.
+constexpr int64_t kMostKept = int64_t{1} << 16;
 
 // Hands `rows` of so many elements each to the session's threads.
 void for_all(const OrtApi* api, const OrtKernelContext* context, const char* op, int64_t rows, int64_t elements,
@@ -101,6 +103,7 @@ class Columns {
 };
 
 std::shared_ptr<const Columns> ReadStreamsNode::columns_of(const float* matrix, int64_t rows, int64_t columns) const {
+  if (rows * columns > kMostKept) return std::make_shared<const Columns>(matrix, rows, columns);
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!columns_ || !columns_->are_of(matrix, rows * columns)) {
     columns_ = std::make_shared<const Columns>(matrix, rows, columns);

@@ -18,6 +18,7 @@ from localattn.core.errors import CheckFailed
 from localattn.core.machine.processor import host_arch
 from localattn.core.nodes.fused import FUSED_BY_OP_TYPE, FUSED_DOMAIN, FUSED_NODES, FUSED_VERSION
 from localattn.core.storage.library_store import CPU_KERNELS, read_named
+from localattn.exporter.lowering.functions import attach_functions
 from localattn.exporter.lowering.fused_functions import build_fused
 from localattn.exporter.models.parts import fused_calls
 from localattn.plugins.cpu import build
@@ -120,6 +121,24 @@ def test_all_that_compute_it_agree(op_type: str, dtype: str, opset: int) -> None
                 assert all(array.dtype == NUMPY[dtype] for array in made.values())
                 alone = answer(bare, library(), feed)
                 assert all(np.array_equal(made[name], alone[name]) for name in made)
+
+
+@pytest.mark.parametrize("op_type", ["ReadStreams", "MixStreams", "AddToStreams"])
+def test_one_token_may_have_no_axes_but_its_streams(op_type: str) -> None:
+    """Kernel, eager function and a body of its own, of fewer operators."""
+    feed = random_inputs(shapes(op_type, 1, 1, 4, 16), np.float32)
+    right = {name: array[0] if array.ndim == 3 else array[0, 0] for name, array in expected(op_type, feed).items()}
+    bare = {name: array[0] if array.ndim == 3 else array.reshape(array.shape[-2:]) for name, array in feed.items()}
+    close(eager(op_type, bare), right, 1e-5)
+    made = one_node(op_type, {name: list(array.shape) for name, array in bare.items()}, body=False)
+    for value in made.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    close(answer(made, library(), bare), right, 1e-5)
+    model = ir.from_proto(made)
+    attach_functions(model)
+    general = build_fused(op_type, 20)
+    assert sum(1 for _ in next(iter(model.functions.values()))) < sum(1 for _ in general)
+    close(answer(ir.to_proto(model), "none", bare), right, 1e-5)
 
 
 @pytest.mark.parametrize("op_type", FUSED_BY_OP_TYPE)
