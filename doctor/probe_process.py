@@ -194,8 +194,8 @@ def kernels(image: str, path: str, *wanted: str) -> dict[str, Any]:
     lines, failed = [], 0
     for name in wanted:
         element, _, head_dim = name.partition(":")
-        arguments = (("fp16", "bf16", "fp32").index(element), int(head_dim), 0, 0)
-        bad = library.localattn_load_kernel(*arguments, text, ctypes.c_size_t(len(text)))
+        arguments = (("fp16", "bf16", "fp32").index(element), int(head_dim), 0)
+        bad = library.localattn_load_kernel_with(*arguments, text, ctypes.c_size_t(len(text)))
         line = text.value.decode(errors="replace").replace(image, path)
         lines.append(f"{name.replace(':', ', head size ')}: {line}" if bad else line)
         failed += bool(bad)

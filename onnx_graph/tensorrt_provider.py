@@ -15,6 +15,8 @@ from typing import Any
 from ..core.errors import UsageError
 from ..core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE
 from ..core.nodes.fused import FUSED_DOMAIN
+from ..core.nodes.gpu import SERVED_BY_OP_TYPE
+from ..core.nodes.grouped import GROUPED_BY_OP_TYPE
 from ..core.storage.file_kinds import REWRITTEN
 from ..core.storage.files import publish, sha256
 from ..core.storage.outputs import Output, writing
@@ -90,8 +92,7 @@ def apply(model: Any) -> Any:
 
 
 def attention_nodes(model: Any) -> Iterator[tuple[Any, bool]]:
-    """Yield the attention nodes of the graph, and whether a kernel computes them: none does with xpos."""
+    """Yield the attention nodes of the graph, and whether a kernel computes them: none has sinks and a softcap."""
     for node in model.graph.node:
-        variant = VARIANT_BY_OP_TYPE.get(node.op_type) if node.domain == DOMAIN else None
-        if variant is not None:
-            yield node, not variant.has_xpos
+        if node.domain == DOMAIN and (node.op_type in VARIANT_BY_OP_TYPE or node.op_type in GROUPED_BY_OP_TYPE):
+            yield node, node.op_type in SERVED_BY_OP_TYPE

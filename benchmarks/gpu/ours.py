@@ -53,7 +53,9 @@ def by_driver(image: str) -> Callable[[Call], Run]:
 
     def prepare(call: Call) -> Run:
         driver, kernel, function = _loaded(
-            image, spec_of(call.query, call.key_mask, call.attn_bias), device_target(call.query.device)
+            image,
+            spec_of(call.query, call.key_mask, call.attn_bias, call.attributes),
+            device_target(call.query.device),
         )
         output = torch.empty_like(call.query)
         given = (call.query, call.key, call.value, call.key_mask, call.attn_bias)

@@ -74,7 +74,15 @@ def choose_plugin(
     if found is None:
         return PluginChoice(asked="auto"), ["the model has no attention node that a plugin serves"]
     kernels = tuple(
-        KernelName(dtype=spec.dtype, head_dim=spec.head_dim, has_mask=spec.has_mask, has_bias=spec.has_bias)
+        KernelName(
+            dtype=spec.dtype,
+            head_dim=spec.head_dim,
+            has_mask=spec.has_mask,
+            has_bias=spec.has_bias,
+            has_xpos=spec.has_xpos,
+            has_softcap=spec.has_softcap,
+            has_sinks=spec.has_sinks,
+        )
         for spec in specs
     )
     return PluginChoice("library", library=found, kernels=kernels, asked=kind.value), []
@@ -145,7 +153,7 @@ def _build(specs: list[KernelSpec], targets: list[Target], progress: Callable[[s
 def _inside_engine(backend: str, capabilities: Sequence[int]) -> PluginChoice:
     """Put kernels inside the engine, by TensorRT's ahead-of-time plugins."""
     from ...core.errors import MissingDependency, UsageError
-    from ...core.nodes.attention import VARIANTS
+    from ...core.nodes.gpu import SERVED
     from ...plugins.aot.availability import why_not
     from ...plugins.aot.register import register_plugins
     from ...plugins.kernel.targets import target
@@ -163,5 +171,5 @@ def _inside_engine(backend: str, capabilities: Sequence[int]) -> PluginChoice:
             "The kernels cannot be put into the engine.", why=f"{reason}.", fix="Use --plugin library."
         )
     gpu = target(f"sm_{capabilities[0]}")
-    served = tuple(variant.op_type for variant in VARIANTS if not variant.has_xpos)
+    served = tuple(node.op_type for node in SERVED)
     return PluginChoice("aot", register=lambda: register_plugins(gpu), op_types=served, asked="aot")

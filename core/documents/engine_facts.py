@@ -32,6 +32,9 @@ class KernelName(BaseModel):
     head_dim: int
     has_mask: bool = False
     has_bias: bool = False
+    has_xpos: bool = False
+    has_softcap: bool = False
+    has_sinks: bool = False
 
 
 class PluginFacts(BaseModel):

@@ -32,12 +32,13 @@ class ModuleCall:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One call of the attention operator: `query, key, value` as the node receives them, and its output."""
+    """One call of an attention operator: `query, key, value` as the node receives them, its output, and its sinks."""
 
     query: Floats
     key: Floats
     value: Floats
     output: Floats
+    sinks: Floats | None = None
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def _floats(values: Any) -> tuple[Floats, ...]:
 
 
 class _AttentionWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A torch mode that records what the attention operator is called with."""
+    """A torch mode that records what the attention operators are called with."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -122,7 +123,9 @@ class _AttentionWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        if func is torch.ops.localattn.windowed_attention.default:
-            given = [x.detach().double().numpy().copy() for x in (*args[:3], output)]
+        grouped = func is torch.ops.localattn.grouped_attention.default
+        if grouped or func is torch.ops.localattn.windowed_attention.default:
+            sinks = args[4] if grouped else None
+            given = [None if x is None else x.detach().double().numpy().copy() for x in (*args[:3], output, sinks)]
             self.calls.append(AttentionCall(*given))
         return output

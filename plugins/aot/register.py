@@ -15,26 +15,19 @@ import numpy as np
 
 from ...core.error_texts import argument
 from ...core.errors import MissingDependency, UsageError
-from ...core.geometry import WindowGeometry
-from ...core.nodes.attention import PLUGIN_NAMESPACE, SEQUENCE_FIRST, VARIANTS, NodeAttributes, NodeVariant
+from ...core.nodes.attention import PLUGIN_NAMESPACE, SEQUENCE_FIRST, NodeAttributes, geometry_of
+from ...core.nodes.gpu import SERVED, KernelAttributes, KernelNode
+from ...core.nodes.grouped import GroupedAttributes, GroupedVariant
 from ..kernel.compile import CompiledKernel, compile_kernel
-from ..kernel.spec import KernelSpec, pack_scalars, why_unsupported
+from ..kernel.spec import KernelSpec, name_scalars, spec_for, why_unsupported
 from ..kernel.targets import Target
+from ..kernel.tiles import tile_for
 from .availability import why_not
 
 # The types of the node's attributes as the ONNX parser passes them: numpy arrays. They are written out because
 # `tensorrt.plugin` before TensorRT 11.3 does not know numpy 2.5's NDArray.
 _INTEGERS, _FLOATS = np.ndarray[tuple[Any, ...], np.dtype[np.int32]], np.ndarray[tuple[Any, ...], np.dtype[np.float32]]
-ATTRIBUTES: dict[str, Any] = {
-    "window_size": _INTEGERS,
-    "look_backward": _INTEGERS,
-    "look_forward": _INTEGERS,
-    "causal": _INTEGERS,
-    "exact_windowsize": _INTEGERS,
-    "scale": _FLOATS,
-    "shared_qk": _INTEGERS,
-    "perm": _INTEGERS,
-}
+_WINDOW: dict[str, Any] = dict.fromkeys(("window_size", "look_backward", "look_forward"), _INTEGERS)
 _DTYPES = {"HALF": "fp16", "BF16": "bf16", "FLOAT": "fp32"}  # names of tensorrt.DataType
 
 _registered: list[Target] = []
@@ -66,15 +59,32 @@ def register_plugins(target: Target) -> None:
             fix=f"Or take the library: {argument('plugin', 'library')}.",
         )
     trtp = importlib.import_module("tensorrt.plugin")
-    for variant in VARIANTS:
-        if not variant.has_xpos:
-            _register(trtp, variant, target)
+    for variant in SERVED:
+        _register(trtp, variant, target)
     _registered.append(target)
 
 
-def _register(trtp: Any, variant: NodeVariant, target: Target) -> None:
+def attributes_of(variant: KernelNode) -> dict[str, Any]:
+    """Return the attributes that an op type's kernel needs, by name, with the types TensorRT passes."""
+    grouped = isinstance(variant, GroupedVariant)
+    sees_all = isinstance(variant, GroupedVariant) and variant.sees_all
+    softcap = isinstance(variant, GroupedVariant) and variant.has_softcap
+    return {
+        **({} if sees_all else _WINDOW),
+        "causal": _INTEGERS,
+        **({} if sees_all else {"exact_windowsize": _INTEGERS}),
+        "scale": _FLOATS,
+        **({} if grouped else {"shared_qk": _INTEGERS}),
+        "perm": _INTEGERS,
+        **({"softcap": _FLOATS} if softcap else {}),
+        **({"xpos_scale_base": _FLOATS} if variant.has_xpos else {}),
+    }
+
+
+def _register(trtp: Any, variant: KernelNode, target: Target) -> None:
     """Register one op type of the node."""
     name = f"{PLUGIN_NAMESPACE}::{variant.op_type}"
+    declared = attributes_of(variant)
     inputs = len(variant.input_names)
     kernels: dict[KernelSpec, CompiledKernel] = {}
 
@@ -83,23 +93,25 @@ def _register(trtp: Any, variant: NodeVariant, target: Target) -> None:
 
     def implementation(*arguments: Any) -> Any:
         # Inputs, attributes, outputs and the tactic all come by position here; a description gets attributes by name.
-        attributes = _attributes(arguments[inputs : inputs + len(ATTRIBUTES)])
-        query = arguments[0]
-        spec = KernelSpec(_DTYPES[query.dtype.name], _known(query.shape_expr[3]), variant.has_mask, variant.has_bias)
+        given = dict(zip(declared, arguments[inputs : inputs + len(declared)], strict=True))
+        query, key = arguments[:2]
+        spec = spec_for(variant, _DTYPES[query.dtype.name], _known(query.shape_expr[3]))
         if spec not in kernels:
-            kernels[spec] = compile_kernel(spec, target)
-        return launch_of(trtp, kernels[spec], attributes, query.shape_expr)
+            kernels[spec] = compile_kernel(spec, target, tile_for(spec, target, opt_in=False))
+        return launch_of(trtp, kernels[spec], _attributes(variant, given), query.shape_expr, key.shape_expr)
 
     tensors = dict.fromkeys(variant.input_names, trtp.TensorDesc)
-    _sign(description, tensors | ATTRIBUTES, tuple[trtp.TensorDesc])
+    _sign(description, tensors | declared, tuple[trtp.TensorDesc])
     outputs = {"outputs": tuple[trtp.TensorDesc], "tactic": int}
     returned = tuple[str | bytes, str | bytes, trtp.KernelLaunchParams, trtp.SymIntExprs]
-    _sign(implementation, tensors | ATTRIBUTES | outputs, returned)
+    _sign(implementation, tensors | declared | outputs, returned)
     trtp.register(name)(description)
     trtp.aot_impl(name)(implementation)
 
 
-def launch_of(trtp: Any, kernel: CompiledKernel, attributes: NodeAttributes, shape: Any) -> tuple[Any, ...]:
+def launch_of(
+    trtp: Any, kernel: CompiledKernel, attributes: KernelAttributes, shape: Any, key_shape: Any
+) -> tuple[Any, ...]:
     """Return what TensorRT stores of a kernel: name, PTX, launch parameters and int32 arguments.
 
     Args:
@@ -107,36 +119,34 @@ def launch_of(trtp: Any, kernel: CompiledKernel, attributes: NodeAttributes, sha
         kernel: for the query's type and head size.
         attributes: of the node.
         shape: expressions of the query's four sizes.
+        key_shape: those of the key.
 
     Raises:
         UsageError: the kernel cannot be launched for a node of this size.
     """
     length_axis = 1 if tuple(attributes.perm) == SEQUENCE_FIRST else 2
     batch, length, heads = shape[0], shape[length_axis], shape[3 - length_axis]
+    kv_heads = key_shape[3 - length_axis]
     _refuse_sizes(attributes, batch=batch, heads=heads, length=length)
     launch = trtp.KernelLaunchParams()
     launch.grid_x = trtp.cdiv(length, kernel.tile.block_queries)
     launch.grid_y = batch * heads
     launch.block_x = kernel.threads
     launch.shared_mem = kernel.shared_bytes
-    constants = pack_scalars(attributes, 0, 0)[2:]
-    scalars = trtp.SymIntExprs.from_tuple([trtp.SymInt32(value) for value in (length, heads, *constants)])
+    values = name_scalars(attributes, length, heads, kv_heads).values()
+    scalars = trtp.SymIntExprs.from_tuple([trtp.SymInt32(value) for value in values])
     return kernel.entry, kernel.ptx, launch, scalars
 
 
-def _attributes(values: tuple[Any, ...]) -> NodeAttributes:
-    """Return the node's attributes from the arrays TensorRT passes, in the order of `ATTRIBUTES`."""
-    arrays = dict(zip(ATTRIBUTES, values, strict=True))
+def _attributes(variant: KernelNode, arrays: dict[str, Any]) -> KernelAttributes:
+    """Return the node's attributes from the arrays TensorRT passes, by name."""
     number = {name: array.reshape(-1)[0].item() for name, array in arrays.items() if name != "perm"}
-    geometry = WindowGeometry(
-        number["window_size"],
-        number["look_backward"],
-        number["look_forward"],
-        bool(number["causal"]),
-        bool(number["exact_windowsize"]),
-    )
+    geometry = geometry_of(number)
     perm = tuple(int(axis) for axis in arrays["perm"])
-    return NodeAttributes(geometry, number["scale"], bool(number["shared_qk"]), perm)
+    if isinstance(variant, GroupedVariant):
+        return GroupedAttributes(geometry, number["scale"], number.get("softcap", 0.0), perm)
+    base = number.get("xpos_scale_base", 0.0)
+    return NodeAttributes(geometry, number["scale"], bool(number["shared_qk"]), perm, xpos_scale_base=base)
 
 
 def _known(size: Any) -> int:
@@ -146,7 +156,7 @@ def _known(size: Any) -> int:
     return int(size.constant_value())
 
 
-def _refuse_sizes(attributes: NodeAttributes, **sizes: Any) -> None:
+def _refuse_sizes(attributes: KernelAttributes, **sizes: Any) -> None:
     """Refuse sizes that no kernel computes; a size known only at launch counts as 1."""
     known = {name: int(size.constant_value()) if size.is_constant else 1 for name, size in sizes.items()}
     reason = why_unsupported(attributes, **known)

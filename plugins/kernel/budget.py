@@ -1,6 +1,6 @@
 """What every kernel uses on every target: `budget.json`, and the limits it is held to.
 
-python -m localattn.plugins.kernel.budget --write     compile all and write the table
+python -m localattn.plugins.kernel.budget --write     compile all and write the table; with --target its part of it
 python -m localattn.plugins.kernel.budget             compile all and compare
 """
 
@@ -10,24 +10,30 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 from typing import Any
 
-from .compile import CompiledKernel, compile_many
-from .spec import ELEMENT_TYPES, KernelSpec
-from .targets import TARGETS, target
+from .compile import CompiledKernel, compile_tiles
+from .spec import KernelSpec, Tile, full_set
+from .targets import TARGETS, Target, target
+from .tiles import FREE_SHARED_BYTES, OPT_IN_SHARED_BYTES, tile_for
 
 TABLE = Path(__file__).with_name("budget.json")
-# A launch may ask for this much dynamic shared memory without opting in.
-LARGEST_SHARED_BYTES = 48 << 10
-HEAD_DIMS = (16, 32, 64, 128, 256)
+# What the name of a kernel ends with where ahead-of-time plugins have a tile of their own.
+AHEAD_OF_TIME = "@48KB"
 
 
-def specs() -> Iterator[KernelSpec]:
-    """The kernels of the table."""
-    for dtype, head_dim, mask, bias in product(ELEMENT_TYPES, HEAD_DIMS, (False, True), (False, True)):
-        yield KernelSpec(dtype, head_dim, mask, bias)
+def entries(target: Target) -> Iterator[tuple[KernelSpec, Tile]]:
+    """List the kernels of the table for one target: the full set of the library, and other tiles of it."""
+    for spec in full_set():
+        for tile in dict.fromkeys((tile_for(spec, target), tile_for(spec, target, opt_in=False))):
+            yield spec, tile
+
+
+def entry_name(kernel: CompiledKernel) -> str:
+    """Return the name of a kernel's entry in the table."""
+    own = kernel.tile == tile_for(kernel.spec, kernel.target)
+    return kernel.spec.name if own else kernel.spec.name + AHEAD_OF_TIME
 
 
 def figures(kernel: CompiledKernel) -> dict[str, Any]:
@@ -41,13 +47,20 @@ def figures(kernel: CompiledKernel) -> dict[str, Any]:
     }
 
 
+def largest_shared_bytes(kernel: CompiledKernel) -> int:
+    """Return the shared memory that a kernel may take."""
+    free = kernel.tile == tile_for(kernel.spec, kernel.target, opt_in=False)
+    return FREE_SHARED_BYTES if free else OPT_IN_SHARED_BYTES[kernel.target.matrix_unit]
+
+
 def beyond_limits(kernel: CompiledKernel) -> str:
     """Which limit a kernel breaks; empty if none."""
     broken = []
     if kernel.spills:
         broken.append(f"spills {kernel.spills} bytes")
-    if kernel.shared_bytes > LARGEST_SHARED_BYTES:
-        broken.append(f"takes {kernel.shared_bytes} bytes of shared memory, above {LARGEST_SHARED_BYTES}")
+    limit = largest_shared_bytes(kernel)
+    if kernel.shared_bytes > limit:
+        broken.append(f"takes {kernel.shared_bytes} bytes of shared memory, above {limit}")
     return f"{kernel.spec.name} for {kernel.target.name} {' and '.join(broken)}" if broken else ""
 
 
@@ -82,19 +95,22 @@ def main() -> int:
         line = f"{kernel.target.name} {kernel.spec.name} {figures(kernel)} {beyond_limits(kernel)}"
         print(line, file=sys.stderr, flush=True)
 
-    kernels = compile_many(specs(), map(target, options.target), options.jobs, show)
+    targets = [target(name) for name in options.target]
+    wanted = [(spec, chosen, tile) for chosen in targets for spec, tile in entries(chosen)]
+    kernels = compile_tiles(wanted, options.jobs, show)
     complaints = [complaint for kernel in kernels if (complaint := beyond_limits(kernel))]
     if options.write:
         table: dict[str, dict[str, dict[str, Any]]] = {}
         for kernel in kernels:
-            table.setdefault(kernel.target.name, {})[kernel.spec.name] = figures(kernel)
-        write_table(table)
+            table.setdefault(kernel.target.name, {})[entry_name(kernel)] = figures(kernel)
+        kept = read_table()["kernels"] | table
+        write_table({name: kept[name] for name in TARGETS if name in kept})
     else:
         written = read_table()["kernels"]
         complaints += [
-            f"{kernel.spec.name} for {kernel.target.name}: {figures(kernel)}, the table says {entry}"
+            f"{entry_name(kernel)} for {kernel.target.name}: {figures(kernel)}, the table says {entry}"
             for kernel in kernels
-            if figures(kernel) != (entry := written.get(kernel.target.name, {}).get(kernel.spec.name))
+            if figures(kernel) != (entry := written.get(kernel.target.name, {}).get(entry_name(kernel)))
         ]
     print("\n".join(complaints) or f"{len(kernels)} kernels within the limits.")
     return bool(complaints)

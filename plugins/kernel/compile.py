@@ -12,7 +12,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -22,7 +22,7 @@ from typing import Any
 from ...core.errors import BuildFailed, MissingDependency
 from ...core.machine.process import end_with_parent
 from .spec import ELEMENT_TYPES, SCALARS, KernelSpec, Tile
-from .targets import Target
+from .targets import OLDEST, Target
 from .tiles import tile_for
 
 
@@ -92,19 +92,33 @@ def compile_many(
         BuildFailed: the compiler failed.
     """
     specs = list(specs)
-    pairs = [(spec, target) for target in targets for spec in specs]
-    jobs = min(jobs or os.cpu_count() or 1, len(pairs))
+    wanted = [(spec, target, tile_for(spec, target)) for target in targets for spec in specs]
+    return compile_tiles(wanted, jobs, progress)
+
+
+def compile_tiles(
+    wanted: Sequence[tuple[KernelSpec, Target, Tile]],
+    jobs: int | None = None,
+    progress: Callable[[CompiledKernel], None] | None = None,
+) -> list[CompiledKernel]:
+    """Compile kernels with given tiles, in `jobs` processes; as `compile_many` else.
+
+    Raises:
+        MissingDependency: Triton is not installed, or was imported as interpreter.
+        BuildFailed: the compiler failed.
+    """
+    jobs = min(jobs or os.cpu_count() or 1, len(wanted))
     results: list[CompiledKernel] = []
     with contextlib.ExitStack() as stack:
         compiled: Iterable[CompiledKernel]
         if jobs <= 1:
-            compiled = (compile_kernel(spec, target) for spec, target in pairs)
+            compiled = (compile_kernel(*each) for each in wanted)
         else:
             _triton()  # a clear error here, before any process is started
             pool = stack.enter_context(
                 ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=end_with_parent)
             )
-            compiled = pool.map(compile_kernel, *zip(*pairs, strict=True))
+            compiled = pool.map(compile_kernel, *zip(*wanted, strict=True))
         for kernel in compiled:
             results.append(kernel)
             if progress is not None:
@@ -145,13 +159,17 @@ def _to_ptx(spec: KernelSpec, target: Target, tile: Tile) -> tuple[str, str, int
         "PADDED": spec.padded_head_dim,
         "BLOCK_QUERIES": tile.block_queries,
         "BLOCK_KEYS": tile.block_keys,
+        "HAS_XPOS": spec.has_xpos,
+        "HAS_SOFTCAP": spec.has_softcap,
     }
     types = dict.fromkeys(spec.arguments, pointer) | {"key_mask": "*u8"} | dict.fromkeys(SCALARS, "i32")
-    for name in ("key_mask", "attn_bias"):
+    for name in ("key_mask", "attn_bias", "sinks"):
         if name not in spec.arguments:
             constants[name] = None
     types |= dict.fromkeys(constants, "constexpr")
     kernel = source.windowed_attention
+    # Targets whose PTX is portable have the same text: Triton's cache then makes it once for all of them.
+    text_of = OLDEST if target.portable_ptx else target
     # Tensors start at multiples of 16 bytes everywhere; said so, their loads are 16 bytes wide and asynchronous.
     aligned = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in types if types[name][0] == "*"}
     options = {"num_warps": tile.warps, "num_stages": tile.stages, "ptx_version": target.ptx_version}
@@ -162,7 +180,7 @@ def _to_ptx(spec: KernelSpec, target: Target, tile: Tile) -> tuple[str, str, int
             triton.knobs.compilation.disable_line_info = True
             compiled = triton.compile(
                 ASTSource(fn=kernel, signature=types, constexprs=constants, attrs=aligned),
-                target=GPUTarget("cuda", target.capability, 32),
+                target=GPUTarget("cuda", text_of.capability, 32),
                 options=options,
             )
     except Exception as error:  # a Triton failure has no common base class
@@ -177,7 +195,8 @@ def _to_ptx(spec: KernelSpec, target: Target, tile: Tile) -> tuple[str, str, int
             why="Plugins launch it without any.",
             fix="Choose another tile.",
         )
-    return compiled.asm["ptx"], facts.name, facts.shared, 32 * facts.num_warps
+    ptx = compiled.asm["ptx"].replace(f".target {text_of.name}", f".target {target.name}")
+    return ptx, facts.name, facts.shared, 32 * facts.num_warps
 
 
 def _own_parameters_only(ptx: str, entry: str, arguments: int) -> str:

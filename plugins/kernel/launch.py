@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...core.errors import UsageError
-from ...core.nodes.attention import NodeAttributes
+from ...core.nodes.gpu import KernelAttributes
 from . import windowed_attention as source
 from .spec import KernelSpec, Tile, grid, pack_scalars, why_unsupported
 from .targets import TARGETS, Target
@@ -21,19 +21,21 @@ def launch(
     value: Tensor,
     key_mask: Tensor | None,
     attn_bias: Tensor | None,
-    attributes: NodeAttributes,
+    attributes: KernelAttributes,
     tile: Tile | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """Windowed attention; shapes and meaning as in `core.node`.
+    """Windowed attention; shapes and meaning as in `core.nodes.attention` and `core.nodes.grouped`.
 
     Args:
         query: fp16, bf16 or fp32 in the layout of `attributes.perm`; copied if not contiguous.
-        key: as query.
-        value: as query.
+        key: as query, with heads that divide those of the queries.
+        value: as key.
         key_mask: bool or uint8 `[B, N]`.
         attn_bias: `[H, window_size, K]`; converted to the query's type.
         attributes: window, scale and layout.
         tile: how to cut the work; by default as the table says for the tensors' device.
+        sinks: `[H]`; converted to the query's type.
 
     Returns:
         A contiguous tensor of the query's shape and type.
@@ -41,9 +43,10 @@ def launch(
     Raises:
         UsageError: the kernel does not compute this case.
     """
-    spec = spec_of(query, key_mask, attn_bias)
+    spec = spec_of(query, key_mask, attn_bias, attributes, sinks)
     batch, heads, length, head_dim = (query.shape[axis] for axis in attributes.perm)
-    reason = why_unsupported(attributes, batch=batch, heads=heads, length=length)
+    kv_heads = key.shape[attributes.perm[1]]
+    reason = why_unsupported(attributes, batch=batch, heads=heads, length=length, kv_heads=kv_heads)
     if reason:
         raise UsageError("The attention kernel does not compute this case.", why=f"{reason[0].upper()}{reason[1:]}.")
     query, key, value = (x.contiguous() for x in (query, key, value))
@@ -52,7 +55,7 @@ def launch(
         return output
     tile = tile or tile_for(spec, device_target(query.device))
     mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
-    bias = None if attn_bias is None else attn_bias.to(query.dtype).contiguous()
+    bias, sinks = (None if x is None else x.to(query.dtype).contiguous() for x in (attn_bias, sinks))
     with torch.cuda.device_of(query):  # type: ignore[no-untyped-call]
         source.windowed_attention[grid(tile, length, batch * heads)](
             query,
@@ -60,26 +63,43 @@ def launch(
             value,
             mask,
             bias,
-            *pack_scalars(attributes, length, heads),
+            sinks,
+            *pack_scalars(attributes, length, heads, kv_heads),
             output,
             HEAD_DIM=head_dim,
             PADDED=spec.padded_head_dim,
             BLOCK_QUERIES=tile.block_queries,
             BLOCK_KEYS=tile.block_keys,
+            HAS_XPOS=spec.has_xpos,
+            HAS_SOFTCAP=spec.has_softcap,
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
     return output
 
 
-def spec_of(query: Tensor, key_mask: Tensor | None, attn_bias: Tensor | None) -> KernelSpec:
-    """The kernel that serves these inputs.
+def spec_of(
+    query: Tensor,
+    key_mask: Tensor | None,
+    attn_bias: Tensor | None,
+    attributes: KernelAttributes,
+    sinks: Tensor | None = None,
+) -> KernelSpec:
+    """The kernel that serves a node with these inputs.
 
     Raises:
         UsageError: no kernel has this element type or head size.
     """
     dtype = DTYPES.get(query.dtype, str(query.dtype).removeprefix("torch."))
-    return KernelSpec(dtype, query.shape[-1], has_mask=key_mask is not None, has_bias=attn_bias is not None)
+    return KernelSpec(
+        dtype,
+        query.shape[-1],
+        has_mask=key_mask is not None,
+        has_bias=attn_bias is not None,
+        has_xpos=bool(getattr(attributes, "xpos_scale_base", 0.0)),
+        has_softcap=bool(getattr(attributes, "softcap", 0.0)),
+        has_sinks=sinks is not None,
+    )
 
 
 def device_target(device: torch.device) -> Target:

@@ -1,19 +1,26 @@
 """Which compiled kernels there are, and the arguments every one of them takes.
 
 One compiled kernel serves every window geometry, scale, layout, length, batch and number of heads: those are
-arguments at run time. Compiled in are the element type, the head size and which optional inputs there are.
+arguments at run time. Compiled in are the element type, the head size, which optional inputs there are, xpos
+and softcap.
+So the kernels of `WindowedAttention` also serve the grouped nodes with neither softcap nor sinks.
 All arguments but the tensors are int32, because TensorRT's ahead-of-time plugins can pass nothing else.
 The order is inputs, scalars, output:
 
 ===================  =========================================================================
-`query, key, value`  pointers, contiguous `[B, H, N, D]`, or `[B, N, H, D]` if `SEQUENCE_FIRST_FLAG`
+`query, key, value`  pointers, contiguous `[B, H, N, D]`, or `[B, N, H, D]` if `SEQUENCE_FIRST_FLAG`;
+                     key and value with `kv_heads` instead of H
 `key_mask`           pointer, uint8 or bool `[B, N]`, 0 = hidden; only if `has_mask`
 `attn_bias`          pointer, `[H, window_size, K]` of the query's type; only if `has_bias`
+`sinks`              pointer, `[H]` of the query's type; only if `has_sinks`
 `length`             N
 `heads`              H
-`window_size`        w; then `look_backward`, `look_forward` in windows
+`kv_heads`           heads of key and value, a divisor of H
+`window_size`        w, for nodes that see all keys N; then `look_backward`, `look_forward` in windows
 `flags`              sum of the flags below
 `scale_bits`         the bits of the fp32 factor of the scores
+`softcap_bits`       the bits of the fp32 cap of the scores, 0 without
+`xpos_base_bits`     the bits of the fp32 base of the xpos decay; only read if `has_xpos`
 `output`             pointer, as query
 ===================  =========================================================================
 
@@ -23,13 +30,22 @@ The launch grid is `(⌈N / block_queries⌉, B·H, 1)`.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ...core.errors import UsageError
-from ...core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST, NodeAttributes, NodeVariant, variant_for
+from ...core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST, check_xpos
+from ...core.nodes.gpu import SERVED, SMALLEST_XPOS_BASE, KernelAttributes, KernelNode
 
 CAUSAL_FLAG, EXACT_FLAG, SHARED_QK_FLAG, SEQUENCE_FIRST_FLAG = 1, 2, 4, 8
-SCALARS = ("length", "heads", "window_size", "look_backward", "look_forward", "flags", "scale_bits")
+SCALARS = (
+    *("length", "heads", "kv_heads", "window_size", "look_backward", "look_forward", "flags"),
+    *("scale_bits", "softcap_bits", "xpos_base_bits"),
+)
+
+# Mask, bias, xpos, softcap, sinks.
+Options = tuple[bool, bool, bool, bool, bool]
 
 # The launch grid's second axis holds at most this many programs: B·H.
 MAX_BATCH_HEADS = 65535
@@ -57,15 +73,21 @@ class KernelSpec:
         head_dim: `D`, 16 to 256; within the kernel it is padded to a power of two.
         has_mask: there is a key mask.
         has_bias: there is an additive bias.
+        has_xpos: scores are scaled by the xpos decay.
+        has_softcap: scores are capped.
+        has_sinks: there is a sink for each head.
 
     Raises:
-        UsageError: another element type or head size.
+        UsageError: another element type or head size, or inputs that no node has together.
     """
 
     dtype: str
     head_dim: int
     has_mask: bool = False
     has_bias: bool = False
+    has_xpos: bool = False
+    has_softcap: bool = False
+    has_sinks: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in ELEMENT_TYPES:
@@ -79,6 +101,12 @@ class KernelSpec:
                 why=f"It takes {SMALLEST_HEAD_DIM} to {LARGEST_HEAD_DIM}: a tile holds whole rows in shared memory.",
                 fix="Leave the attention node to its function definition, which takes any width.",
             )
+        if self.has_xpos:
+            check_xpos(self.head_dim)
+        if not self.op_types:
+            raise UsageError(
+                "There is no attention kernel with these inputs.", why="No node that is served has them together."
+            )
 
     @property
     def padded_head_dim(self) -> int:
@@ -91,24 +119,80 @@ class KernelSpec:
         return ELEMENT_TYPES[self.dtype].size
 
     @property
-    def variant(self) -> NodeVariant:
-        """The node it serves."""
-        return variant_for(has_mask=self.has_mask, has_bias=self.has_bias, has_xpos=False)
+    def op_types(self) -> tuple[str, ...]:
+        """The op types of the nodes it serves."""
+        return tuple(node.op_type for node in SERVED if options_of(node) == self.options)
 
     @property
-    def op_type(self) -> str:
-        """The node's op type."""
-        return self.variant.op_type
+    def options(self) -> Options:
+        """What is compiled in besides element type and head size: mask, bias, xpos, softcap, sinks."""
+        return self.has_mask, self.has_bias, self.has_xpos, self.has_softcap, self.has_sinks
 
     @property
     def name(self) -> str:
         """Name of the compiled kernel: a C identifier, unique among specs."""
-        return f"localattn_{self.dtype}_d{self.head_dim}" + "_mask" * self.has_mask + "_bias" * self.has_bias
+        options = zip(("_mask", "_bias", "_xpos", "_softcap", "_sinks"), self.options, strict=True)
+        return f"localattn_{self.dtype}_d{self.head_dim}" + "".join(name for name, there in options if there)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the tensors it reads, in order."""
+        optional = (("key_mask", self.has_mask), ("attn_bias", self.has_bias), ("sinks", self.has_sinks))
+        return ("query", "key", "value", *(name for name, present in optional if present))
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """Names of the arguments in order."""
-        return (*self.variant.input_names, *SCALARS, "output")
+        return (*self.inputs, *SCALARS, "output")
+
+
+def options_of(node: KernelNode) -> Options:
+    """Return `KernelSpec.options` of the kernels that serve an op type."""
+    softcap, sinks = getattr(node, "has_softcap", False), getattr(node, "has_sinks", False)
+    return node.has_mask, node.has_bias, node.has_xpos, softcap, sinks
+
+
+def spec_for(node: KernelNode, dtype: str, head_dim: int) -> KernelSpec:
+    """Return the kernel that serves an op type.
+
+    Raises:
+        UsageError: no kernel has this element type or head size.
+    """
+    return KernelSpec(dtype, head_dim, *options_of(node))
+
+
+# Every combination of options that some node has.
+OPTIONS = tuple(dict.fromkeys(options_of(node) for node in SERVED))
+
+# Head sizes of the full set; others are built when they are asked for or when a model has them.
+HEAD_DIMS = (16, 32, 64, 128, 256)
+# What few models have is in the full set with the head sizes of those models: local-attention's default, Gemma 2's,
+# gpt-oss's.
+RARE_HEAD_DIMS = {"has_xpos": (64,), "has_softcap": (128, 256), "has_sinks": (64,)}
+
+
+def full_set(dtypes: Iterable[str] = (), head_dims: Iterable[int] = ()) -> list[KernelSpec]:
+    """Return the kernels of every op type in these element types and head sizes.
+
+    Without head sizes those of the full set: what is rare has fewer.
+
+    Raises:
+        UsageError: an element type or head size without a kernel.
+    """
+    asked = tuple(head_dims)
+    every = [
+        KernelSpec(dtype, head_dim, *options)
+        for dtype in (tuple(dtypes) or tuple(ELEMENT_TYPES))
+        for head_dim in (asked or HEAD_DIMS)
+        for options in OPTIONS
+        if not (options[2] and head_dim % 2)  # xpos scales channels in pairs
+    ]
+    return [spec for spec in every if asked or _in_full_set(spec)]
+
+
+def _in_full_set(spec: KernelSpec) -> bool:
+    rare = (sizes for option, sizes in RARE_HEAD_DIMS.items() if getattr(spec, option))
+    return all(spec.head_dim in sizes for sizes in rare)
 
 
 @dataclass(frozen=True)
@@ -133,48 +217,66 @@ def grid(tile: Tile, length: int, batch_heads: int) -> tuple[int, int, int]:
     return (-(-length // tile.block_queries), batch_heads, 1)
 
 
-def pack_flags(attributes: NodeAttributes) -> int:
+def pack_flags(attributes: KernelAttributes) -> int:
     """The argument `flags`."""
     return (
         CAUSAL_FLAG * attributes.geometry.causal
         + EXACT_FLAG * attributes.geometry.exact_windowsize
-        + SHARED_QK_FLAG * attributes.shared_qk
+        + SHARED_QK_FLAG * getattr(attributes, "shared_qk", False)
         + SEQUENCE_FIRST_FLAG * (tuple(attributes.perm) == SEQUENCE_FIRST)
     )
 
 
-def scale_bits(scale: float) -> int:
-    """The argument `scale_bits`: the fp32 value's bits as a signed integer."""
-    bits: int = struct.unpack("<i", struct.pack("<f", scale))[0]
+def float_bits(value: float) -> int:
+    """Return the bits of an fp32 number as a signed integer."""
+    bits: int = struct.unpack("<i", struct.pack("<f", value))[0]
     return bits
 
 
-def pack_scalars(attributes: NodeAttributes, length: int, heads: int) -> tuple[int, ...]:
-    """The int32 arguments, in the order of `SCALARS`."""
+Size = TypeVar("Size")
+
+
+def name_scalars(attributes: KernelAttributes, length: Size, heads: Size, kv_heads: Size) -> dict[str, Size | int]:
+    """Return the int32 arguments by name, in the order of `SCALARS`; sizes are numbers, or expressions of them."""
     g = attributes.geometry
-    return (
-        length,
-        heads,
-        g.window_size,
-        g.look_backward,
-        g.look_forward,
-        pack_flags(attributes),
-        scale_bits(attributes.scale),
-    )
+    return {
+        "length": length,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "window_size": length if g.sees_all else g.window_size,
+        "look_backward": g.look_backward,
+        "look_forward": g.look_forward,
+        "flags": pack_flags(attributes),
+        "scale_bits": float_bits(attributes.scale),
+        "softcap_bits": float_bits(getattr(attributes, "softcap", 0.0)),
+        "xpos_base_bits": float_bits(getattr(attributes, "xpos_scale_base", 0.0)),
+    }
 
 
-def why_unsupported(attributes: NodeAttributes, *, batch: int, heads: int, length: int) -> str:
+def pack_scalars(attributes: KernelAttributes, length: int, heads: int, kv_heads: int | None = None) -> tuple[int, ...]:
+    """Return the int32 arguments, in the order of `SCALARS`; as many heads of keys as of queries by default."""
+    return tuple(name_scalars(attributes, length, heads, heads if kv_heads is None else kv_heads).values())
+
+
+def why_unsupported(
+    attributes: KernelAttributes, *, batch: int, heads: int, length: int, kv_heads: int | None = None
+) -> str:
     """Why no compiled kernel computes this node at this size; empty if one does.
 
     The element type and the head size are `KernelSpec`'s to judge.
     """
     g = attributes.geometry
-    if attributes.xpos_scale_base:
-        return "xpos is not in the kernel"
+    xpos_base = getattr(attributes, "xpos_scale_base", 0.0)
+    if xpos_base and xpos_base < SMALLEST_XPOS_BASE:
+        return f"the base of xpos is {xpos_base:g}, below {SMALLEST_XPOS_BASE:g}"
+    if kv_heads is not None and (kv_heads < 1 or heads % kv_heads):
+        return f"{heads} heads of queries cannot share {kv_heads} of keys"
     if tuple(attributes.perm) not in (SEQUENCE_FIRST, HEADS_FIRST):
         return f"the layout {list(attributes.perm)} is neither [B, N, H, D] nor [B, H, N, D]"
     if batch * heads > MAX_BATCH_HEADS:
         return f"batch times heads is {batch * heads}, above {MAX_BATCH_HEADS}"
+    if g.sees_all:
+        return f"length {length} overflows 32-bit positions" if 2 * length >= _INT32_END else ""
     if length + g.keys_per_window + g.window_size >= _INT32_END or g.keys_per_window * g.window_size >= _INT32_END:
         return f"length {length} and {g.keys_per_window} keys a window overflow 32-bit positions"
     return ""

@@ -53,6 +53,9 @@ TARGETS = {
     )
 }
 
+# The oldest: its PTX runs on all later devices.
+OLDEST = min(TARGETS.values(), key=lambda target: target.capability)
+
 # Left out, with the reason.
 REFUSED = {
     "sm_75": "Triton has no tensor core path for it: the kernel takes all 255 registers and spills 1 to 4 kB a thread.",

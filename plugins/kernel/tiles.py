@@ -1,7 +1,11 @@
-"""The tile of each kernel on each target: one table.
+"""The tile of each kernel on each target: one table, and a second one of tiles that take more shared memory.
 
-It goes by the tensor core instructions, bytes an element, bias and padded head size. `budget` holds every entry to no
-spills and at most 48 KB of shared memory, which needs no opt-in at launch (TensorRT's ahead-of-time plugins have none).
+It goes by the tensor core instructions, bytes an element, bias and padded head size. More than 48 KB of shared memory a
+launch must ask for. TensorRT's ahead-of-time plugins cannot, so they have the first table alone. `budget` holds every
+entry to no spills and to the shared memory that there is.
+
+Three stages: Triton's loop waits for the tile that it needs while the next one is on its way. With two it waits for all
+that it asked for (the waits in the machine code show it), so nothing overlaps within a block.
 """
 
 from __future__ import annotations
@@ -13,18 +17,20 @@ from .targets import MatrixUnit, Target
 # Triton splits the warps of a product along its longer side: with fewer queries than the head is wide the two products
 # would be split differently and the weights would travel between warps. Hence 128 queries for heads of 128.
 _MMA = {
-    16: Tile(64, 64, 4, 2),
-    32: Tile(64, 64, 4, 2),
-    64: Tile(64, 64, 4, 2),
+    16: Tile(64, 64, 4, 3),
+    32: Tile(64, 64, 4, 3),
+    64: Tile(64, 64, 4, 3),
     128: Tile(128, 32, 8, 2),
     256: Tile(32, 16, 4, 2),
 }
-_WGMMA = _MMA | {128: Tile(64, 32, 4, 2)}
-_TCGEN05 = _MMA | {128: Tile(64, 32, 4, 1)}
+_WGMMA = _MMA | {64: Tile(64, 64, 4, 2), 128: Tile(64, 32, 4, 2)}
+# Three stages take 100 registers more there than two.
+_TCGEN05 = _MMA | dict.fromkeys((16, 32, 64), Tile(64, 64, 4, 2)) | {128: Tile(64, 32, 4, 1)}
 # An additive bias takes registers for its addresses and shared memory for its tile.
-_NARROW = dict.fromkeys((16, 32, 64), Tile(64, 32, 4, 2))
+_NARROW = dict.fromkeys((16, 32, 64), Tile(64, 32, 4, 3))
 _MMA_BIAS = _MMA | _NARROW | {128: Tile(128, 16, 8, 2)}
 _WGMMA_BIAS = _MMA | _NARROW | {128: Tile(64, 16, 4, 2)}
+_TCGEN05_BIAS = _WGMMA_BIAS | dict.fromkeys((16, 32, 64), Tile(64, 32, 4, 2))
 # fp32 goes through ordinary multiply-adds: larger tiles do not fit the registers.
 _FP32 = {
     16: Tile(32, 32, 4, 2),
@@ -36,13 +42,23 @@ _FP32 = {
 _FP32_BIAS = _FP32 | dict.fromkeys((16, 32, 64), Tile(32, 16, 4, 2))
 
 # (matrix unit, bytes an element, has a bias) → padded head size → tile
+# xpos scales keys in registers and lays them out anew for the product, as fp32.
+_XPOS = {
+    16: Tile(64, 32, 4, 2),
+    32: Tile(64, 32, 4, 2),
+    64: Tile(64, 32, 4, 2),
+    128: Tile(64, 16, 4, 1),
+    256: Tile(16, 16, 4, 1),
+}
+_XPOS_FP32 = dict.fromkeys((16, 32, 64), Tile(32, 16, 4, 2)) | dict.fromkeys((128, 256), Tile(16, 16, 4, 1))
+
 TABLE: dict[tuple[MatrixUnit, int, bool], dict[int, Tile]] = {
     ("mma", 2, False): _MMA,
     ("wgmma", 2, False): _WGMMA,
     ("tcgen05", 2, False): _TCGEN05,
     ("mma", 2, True): _MMA_BIAS,
     ("wgmma", 2, True): _WGMMA_BIAS,
-    ("tcgen05", 2, True): _WGMMA_BIAS,
+    ("tcgen05", 2, True): _TCGEN05_BIAS,
     ("mma", 4, False): _FP32,
     ("wgmma", 4, False): _FP32,
     ("tcgen05", 4, False): _FP32,
@@ -52,6 +68,27 @@ TABLE: dict[tuple[MatrixUnit, int, bool], dict[int, Tile]] = {
 }
 
 
-def tile_for(spec: KernelSpec, target: Target) -> Tile:
-    """The tile this kernel is compiled with for this target."""
-    return TABLE[target.matrix_unit, spec.element_size, spec.has_bias][spec.padded_head_dim]
+# Where more shared memory gives a third stage, or wider products.
+OPT_IN: dict[tuple[MatrixUnit, int, bool], dict[int, Tile]] = {
+    ("mma", 2, False): {128: Tile(128, 32, 8, 3)},
+    ("wgmma", 2, False): {64: Tile(64, 64, 4, 3), 128: Tile(128, 64, 8, 3)},
+}
+# Bytes that a launch has without asking, and bytes that it may ask for: of the smallest device with the instructions.
+# PTX of sm_80 runs on all later devices.
+FREE_SHARED_BYTES = 48 << 10
+OPT_IN_SHARED_BYTES: dict[MatrixUnit, int] = {"mma": 99 << 10, "wgmma": 227 << 10, "tcgen05": 227 << 10}
+
+
+def tile_for(spec: KernelSpec, target: Target, *, opt_in: bool = True) -> Tile:
+    """The tile this kernel is compiled with for this target.
+
+    Args:
+        spec: the kernel.
+        target: the GPU.
+        opt_in: whether the launch can ask for more than `FREE_SHARED_BYTES` of shared memory.
+    """
+    row = target.matrix_unit, spec.element_size, spec.has_bias
+    if spec.has_xpos:
+        return (_XPOS_FP32 if spec.element_size == 4 else _XPOS)[spec.padded_head_dim]
+    large = OPT_IN.get(row, {}) if opt_in else {}
+    return large.get(spec.padded_head_dim) or TABLE[row][spec.padded_head_dim]

@@ -14,6 +14,15 @@ ever `inf - inf`. The exponent `unit·x - unit·max` is one multiply-add: it rou
 so the largest score's own exponent is not 0 but up to 2⁻²⁴ of it. Rows beyond `_EXACT_UP_TO`, where this would be no
 small number, take the power of two below `unit` instead: then both products are exact, and scores of that size that
 differ do so by so much that only the largest counts, under either factor.
+
+What only some kernels have:
+
+- Shared heads: head `h` of the queries reads head `h·kv_heads // heads` of keys and values.
+- Softcap: scores become `softcap·tanh(score / softcap)`, with `tanh u = 1 - 2 / (1 + e^(2u))`.
+- Sinks: a logit of each head joins the row totals after the last tile.
+- xpos: channel `c` of a product is scaled by `ζ_c^((t - s + f·w) / base)`. The factor is split at the middle of the
+  block of queries: half of it goes into the queries, half into the keys. Each half alone may leave fp16's range, so
+  16-bit inputs are multiplied as TF32, which has the digits of fp16 and the range of fp32.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -42,6 +51,11 @@ _SMALLEST_SCALE = tl.constexpr(1e-30)
 _EXACT_UP_TO = tl.constexpr(2.0**28)
 # The bits of an fp32 number's exponent.
 _POWER_OF_TWO = tl.constexpr(0x7F800000)
+# Half of TF32's last bit, and the bits of fp32 that TF32 has: products cut the others off.
+_HALF_A_BIT = tl.constexpr(0x1000)
+_TF32_BITS = tl.constexpr(-0x2000)
+# The largest exponent of a sink's weight beside the row's own: with it, everything else vanishes.
+_LARGEST_SINK = tl.constexpr(126.0)
 
 
 @triton.jit
@@ -81,6 +95,22 @@ def _load_rows(
 
 
 @triton.jit
+def _decay_rates(xpos_base, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr):
+    """`log₂ ζ_c / base` of every channel, `[PADDED]`; both halves of a head alike."""
+    channel = (tl.arange(0, PADDED) % (HEAD_DIM // 2)).to(tl.float32)
+    return tl.math.log2((2.0 * channel + 0.4 * HEAD_DIM) * (1.0 / (1.4 * HEAD_DIM))) / xpos_base
+
+
+@triton.jit
+def _decayed(x, distance, rates, ROUNDED: tl.constexpr):
+    """Rows scaled by `2^(rate·distance)` in fp32, rounded to TF32 if their product is one."""
+    scaled = x.to(tl.float32) * tl.math.exp2(distance.to(tl.float32)[:, None] * rates[None, :])
+    if ROUNDED:
+        scaled = ((scaled.to(tl.int32, bitcast=True) + _HALF_A_BIT) & _TF32_BITS).to(tl.float32, bitcast=True)
+    return scaled
+
+
+@triton.jit
 def _attend(
     acc,
     total,
@@ -99,23 +129,32 @@ def _attend(
     stride,
     unit,
     coarse,
+    cap,
+    middle,
+    rates,
     HEAD_DIM: tl.constexpr,
     PADDED: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
     HAS_MASK: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_XPOS: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
     COMPARE: tl.constexpr,
 ):
     """One tile of keys, from position `s` on: the new sums, row totals and row maxima.
 
     Without `COMPARE` every row sees the whole tile. Scores and their maxima are raw until the exponential multiplies
     them by `unit`: there the factor costs nothing, being one operation with the subtraction of the maximum. `coarse` is
-    the factor of rows with huge scores.
+    the factor of rows with huge scores, `cap` the softcap in the units of raw scores, or 0. With xpos, `middle` is the
+    position that the decay is split at, and `rates` are those of the channels.
     """
     position = s + tl.arange(0, BLOCK_KEYS)
     raw = (1.0 / unit) * _LOG2E
     k = _load_rows(key, s, stride, key_end, HEAD_DIM, PADDED, BLOCK_KEYS, COMPARE)
     v = _load_rows(value, s, stride, key_end, HEAD_DIM, PADDED, BLOCK_KEYS, COMPARE)
+    PRECISION: tl.constexpr = "tf32" if HAS_XPOS and v.dtype != tl.float32 else "ieee"
+    if HAS_XPOS:
+        k = _decayed(k, middle - position, rates, PRECISION == "tf32")
     if HAS_BIAS:
         address = attn_bias + (bias_row[:, None] + position[None, :])
         if COMPARE:
@@ -125,9 +164,11 @@ def _attend(
             bias = tl.load(address)
         # In the units of raw scores, so that the product with the keys is added to it.
         bias = tl.maximum(bias.to(tl.float32) * raw, tl.maximum(raw * _LOWEST_BIAS, _LOWEST_RAW_BIAS))
-        x = tl.dot(query, tl.trans(k), bias, input_precision="ieee")
+        x = tl.dot(query, tl.trans(k), bias, input_precision=PRECISION)
     else:
-        x = tl.dot(query, tl.trans(k), input_precision="ieee")
+        x = tl.dot(query, tl.trans(k), input_precision=PRECISION)
+    if HAS_SOFTCAP:
+        x = cap - 2.0 * cap / (1.0 + tl.math.exp2(x * (2.0 * _LOG2E / cap)))
     if HAS_MASK:
         if COMPARE:
             kept = tl.load(key_mask + position, mask=position < key_end, other=0)
@@ -155,22 +196,29 @@ def windowed_attention(
     value,
     key_mask,
     attn_bias,
+    sinks,
     length,
     heads,
+    kv_heads,
     window_size,
     look_backward,
     look_forward,
     flags,
     scale_bits,
+    softcap_bits,
+    xpos_base_bits,
     output,
     HEAD_DIM: tl.constexpr,
     PADDED: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
+    HAS_XPOS: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
 ):
     """Queries `[x·BLOCK_QUERIES, …)` of batch and head `y`; arguments as in `spec`."""
     HAS_MASK: tl.constexpr = key_mask is not None
     HAS_BIAS: tl.constexpr = attn_bias is not None
+    HAS_SINKS: tl.constexpr = sinks is not None
     t0 = tl.program_id(0) * BLOCK_QUERIES
     batch = tl.program_id(1) // heads
     head = tl.program_id(1) % heads
@@ -178,6 +226,10 @@ def windowed_attention(
     stride = tl.where(sequence_first, heads * HEAD_DIM, HEAD_DIM)
     size = batch.to(tl.int64) * length * heads
     base = (size + tl.where(sequence_first, head, head.to(tl.int64) * length)) * HEAD_DIM
+    kv_head = head * kv_heads // heads
+    kv_stride = tl.where(sequence_first, kv_heads * HEAD_DIM, HEAD_DIM)
+    kv_size = batch.to(tl.int64) * length * kv_heads
+    kv_base = (kv_size + tl.where(sequence_first, kv_head, kv_head.to(tl.int64) * length)) * HEAD_DIM
 
     # Rows past the end repeat the last query, and are not stored.
     row = t0 + tl.arange(0, BLOCK_QUERIES)
@@ -192,6 +244,13 @@ def windowed_attention(
     scale = scale_bits.to(tl.float32, bitcast=True)
     q = (q.to(tl.float32) * tl.where(scale < 0.0, -1.0, 1.0)).to(q.dtype)
     factor = tl.maximum(tl.abs(scale) * _LOG2E, _SMALLEST_SCALE)
+    cap = softcap_bits.to(tl.float32, bitcast=True) * _LOG2E / factor
+    middle = t0 + BLOCK_QUERIES // 2
+    rates = d
+    if HAS_XPOS:
+        rates = _decay_rates(xpos_base_bits.to(tl.float32, bitcast=True), HEAD_DIM, PADDED)
+        q = _decayed(q, t - middle, rates, output.dtype.element_ty != tl.float32)
+        middle += look_forward * window_size
 
     first, end = _visible_interval(t, length, window_size, look_backward, look_forward, flags)
     last = tl.minimum(t0 + BLOCK_QUERIES, length) - 1
@@ -224,16 +283,20 @@ def windowed_attention(
         tile = step + tl.where(step < plain, 0, own - plain)
         tile += tl.where(tile < own_end, 0, plain_end - own_end)
         acc, total, top = _attend(
-            acc, total, top, q, key + base, value + base, key_mask, attn_bias, low + tile * BLOCK_KEYS, first, end,
-            itself, bias_row, high_end, stride, factor, coarse, HEAD_DIM, PADDED, BLOCK_KEYS, HAS_MASK, HAS_BIAS,
-            COMPARE=True,
+            acc, total, top, q, key + kv_base, value + kv_base, key_mask, attn_bias, low + tile * BLOCK_KEYS, first,
+            end, itself, bias_row, high_end, kv_stride, factor, coarse, cap, middle, rates, HEAD_DIM, PADDED,
+            BLOCK_KEYS, HAS_MASK, HAS_BIAS, HAS_XPOS, HAS_SOFTCAP, COMPARE=True,
         )  # fmt: skip
     for step in tl.range(plain, plain_end - own_end + own):
         s = low + (step + tl.where(step < own, 0, own_end - own)) * BLOCK_KEYS
         acc, total, top = _attend(
-            acc, total, top, q, key + base, value + base, key_mask, attn_bias, s, first, end, itself, bias_row,
-            high_end, stride, factor, coarse, HEAD_DIM, PADDED, BLOCK_KEYS, HAS_MASK, HAS_BIAS, COMPARE=False,
+            acc, total, top, q, key + kv_base, value + kv_base, key_mask, attn_bias, s, first, end, itself, bias_row,
+            high_end, kv_stride, factor, coarse, cap, middle, rates, HEAD_DIM, PADDED, BLOCK_KEYS, HAS_MASK, HAS_BIAS,
+            HAS_XPOS, HAS_SOFTCAP, COMPARE=False,
         )  # fmt: skip
+    if HAS_SINKS:
+        sink = tl.load(sinks + head).to(tl.float32) * _LOG2E
+        total += tl.math.exp2(tl.minimum(sink - top * factor, _LARGEST_SINK))
     out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     stored = (row < length)[:, None]
     if HEAD_DIM != PADDED:

@@ -59,7 +59,8 @@ def write_sources(images: Sequence[Image], version: str, folder: Path) -> None:
         assembly.append(f'    .incbin "{name}.bin"')
         declarations.append(f'extern "C" __attribute__((visibility("hidden"))) unsigned char const {name}[];')
         spec = kernel.spec
-        key = f"{{{_ELEMENT[spec.dtype]}, {spec.head_dim}, {_flag(spec.has_mask)}, {_flag(spec.has_bias)}}}"
+        options = ", ".join(_flag(there) for there in spec.options)
+        key = f"{{{_ELEMENT[spec.dtype]}, {spec.head_dim}, {{{options}}}}}"
         rows.append(
             f'    {{{key}, {kernel.target.capability}, {_flag(image.is_ptx)}, "{kernel.entry}", '
             f"{kernel.tile.block_queries}, {kernel.threads}, {kernel.shared_bytes}, {name}, {len(content)}}},"
@@ -84,11 +85,15 @@ def kernel_facts(images: Sequence[Image]) -> list[KernelFacts]:
         facts = by_spec.setdefault(
             spec,
             KernelFacts(
-                op_type=spec.op_type,
+                op_type=spec.op_types[0],
+                op_types=list(spec.op_types),
                 dtype=spec.dtype,
                 head_dim=spec.head_dim,
                 has_mask=spec.has_mask,
                 has_bias=spec.has_bias,
+                has_xpos=spec.has_xpos,
+                has_softcap=spec.has_softcap,
+                has_sinks=spec.has_sinks,
                 machine_code=[],
                 ptx=[],
             ),

@@ -24,25 +24,30 @@ _SCHEMA = ConfigDict(extra="allow", protected_namespaces=())
 
 
 class KernelFacts(BaseModel):
-    """One kernel: the variant, and the GPUs it has code for.
+    """One kernel: what it computes, and the GPUs it has code for.
 
-    `machine_code` and `ptx` are target names ("sm_87"); PTX also runs on every later GPU.
+    `op_types` are the nodes it serves, and `op_type` is the first of them. `machine_code` and `ptx` are target names
+    ("sm_87"); PTX also runs on every later GPU.
     """
 
     model_config = _SCHEMA
 
     op_type: str
+    op_types: list[str] = Field(default_factory=list)
     dtype: str
     head_dim: int
     has_mask: bool
     has_bias: bool
+    has_xpos: bool = False
+    has_softcap: bool = False
+    has_sinks: bool = False
     machine_code: list[str]
     ptx: list[str]
 
     def is_of(self, spec: KernelSpec) -> bool:
-        """Return whether it is the kernel of this variant."""
-        mine = (self.dtype, self.head_dim, self.has_mask, self.has_bias)
-        return mine == (spec.dtype, spec.head_dim, spec.has_mask, spec.has_bias)
+        """Return whether it is the kernel that this describes."""
+        options = (self.has_mask, self.has_bias, self.has_xpos, self.has_softcap, self.has_sinks)
+        return (self.dtype, self.head_dim, options) == (spec.dtype, spec.head_dim, spec.options)
 
     def runs_on(self, capability: int) -> bool:
         """Return whether a GPU of this compute capability (87 for 8.7) takes its machine code or its PTX."""

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.error_texts import argument
 from ...core.errors import UsageError
-from ...core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE, VARIANTS
+from ...core.nodes.attention import DOMAIN
+from ...core.nodes.gpu import SERVED_BY_OP_TYPE, SMALLEST_XPOS_BASE
 from ...onnx_graph.onnx_file import OnnxFile
-from ..kernel.spec import ELEMENT_TYPES, KernelSpec
+from ..kernel.spec import KernelSpec, spec_for
+from ..kernel.spec import full_set as full_set
 from ..kernel.targets import TARGETS, Target
 from .facts import Arch
 
 if TYPE_CHECKING:
     import onnx
-
-# Head sizes of the full set; others are built when they are asked for or when a model has them.
-HEAD_DIMS = (16, 32, 64, 128, 256)
 
 # Every library has PTX that runs on all of them. Machine code is added where that PTX cannot use the matrix units (9.0,
 # 10.0, 11.0) and for the most common device of a kind, where it saves the driver's compilation at first use.
@@ -35,42 +33,24 @@ def default_targets(arch: Arch) -> list[Target]:
     return [TARGETS[name] for name in DEFAULT_TARGETS[arch]]
 
 
-def full_set(dtypes: Iterable[str] = (), head_dims: Iterable[int] = ()) -> list[KernelSpec]:
-    """Return every op type in these element types and head sizes; by default in all of them.
-
-    Raises:
-        UsageError: an element type or head size without a kernel.
-    """
-    return [
-        KernelSpec(dtype, head_dim, variant.has_mask, variant.has_bias)
-        for dtype in (tuple(dtypes) or tuple(ELEMENT_TYPES))
-        for head_dim in (tuple(head_dims) or HEAD_DIMS)
-        for variant in VARIANTS
-        if not variant.has_xpos
-    ]
-
-
 def needed_by(model: Path | OnnxFile) -> list[KernelSpec]:
     """Return the kernels that the attention nodes of an ONNX file need, each once.
 
-    Nodes with xpos need none: their ONNX function computes them.
-
     Raises:
-        UsageError: the file cannot be read, or a node's element type or head size cannot be found in it.
+        UsageError: the file cannot be read, a node's element type or head size cannot be found in it, or no kernel
+            computes it.
     """
     import onnx
 
     file = OnnxFile.read(model)
     graph = file.parse()
-    nodes = [node for node in graph.graph.node if node.domain == DOMAIN and node.op_type in VARIANT_BY_OP_TYPE]
+    nodes = [node for node in graph.graph.node if node.domain == DOMAIN and node.op_type in SERVED_BY_OP_TYPE]
     types = _tensor_types(graph)
     if any(node.input[0] not in types for node in nodes):
         types = _tensor_types(onnx.shape_inference.infer_shapes(graph))
     specs: dict[KernelSpec, None] = {}
     for node in nodes:
-        variant = VARIANT_BY_OP_TYPE[node.op_type]
-        if variant.has_xpos:
-            continue
+        variant = SERVED_BY_OP_TYPE[node.op_type]
         element, shape = types.get(node.input[0], (0, []))
         if element not in _ONNX_ELEMENT or len(shape) != 4 or not isinstance(shape[3], int):
             raise UsageError(
@@ -78,7 +58,14 @@ def needed_by(model: Path | OnnxFile) -> list[KernelSpec]:
                 why=f"Its query {node.input[0]} has element type {element} and shape {shape}.",
                 fix=f"Give {argument('dtype')} and {argument('head_dim')} instead of the model.",
             )
-        specs[KernelSpec(_ONNX_ELEMENT[element], shape[3], variant.has_mask, variant.has_bias)] = None
+        base = next((a.f for a in node.attribute if a.name == "xpos_scale_base"), 0.0)
+        if variant.has_xpos and base < SMALLEST_XPOS_BASE:
+            raise UsageError(
+                f"No kernel computes {node.name or node.op_type} of {file.name}.",
+                why=f"The base of its xpos is {base:g}; kernels take {SMALLEST_XPOS_BASE:g} and above.",
+                fix=f"Leave the node to its ONNX function: {argument('plugin', 'none')}.",
+            )
+        specs[spec_for(variant, _ONNX_ELEMENT[element], shape[3])] = None
     return list(specs)
 
 

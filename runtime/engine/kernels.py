@@ -27,14 +27,15 @@ def loaded_kernels(library: ctypes.CDLL) -> tuple[str, ...]:
 
 def load_kernels(library: ctypes.CDLL, kernels: Iterable[KernelName]) -> tuple[str, ...]:
     """Load kernels into the current CUDA context; return a line for each, which says what was loaded or why not."""
-    if not hasattr(library, "localattn_load_kernel"):
+    if not hasattr(library, "localattn_load_kernel_with"):
         return ()
     lines = []
     for kernel in kernels:
         text = ctypes.create_string_buffer(_ROOM)
         element = ELEMENTS.get(kernel.dtype, -1)
-        flags = (int(kernel.has_mask), int(kernel.has_bias))
-        failed = library.localattn_load_kernel(element, kernel.head_dim, *flags, text, ctypes.c_size_t(_ROOM))
+        options = (kernel.has_mask, kernel.has_bias, kernel.has_xpos, kernel.has_softcap, kernel.has_sinks)
+        bits = sum(1 << bit for bit, there in enumerate(options) if there)
+        failed = library.localattn_load_kernel_with(element, kernel.head_dim, bits, text, ctypes.c_size_t(_ROOM))
         line = text.value.decode("utf-8", "replace")
         lines.append(f"not loaded: {line}" if failed else line)
     return tuple(lines)

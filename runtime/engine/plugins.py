@@ -15,7 +15,8 @@ from pathlib import Path
 from ...core.documents.engine_facts import PluginFacts
 from ...core.error_texts import argument
 from ...core.errors import CheckFailed, MissingDependency, UsageError
-from ...core.nodes.attention import PLUGIN_NAMESPACE, PLUGIN_VERSION, VARIANTS
+from ...core.nodes.attention import PLUGIN_NAMESPACE, PLUGIN_VERSION
+from ...core.nodes.gpu import SERVED
 from ...core.storage.library_store import AUTO, NONE, TENSORRT_PLUGIN, Library, find, read_named
 from .library import TensorRTLibrary
 
@@ -90,7 +91,7 @@ def registered_op_types(opened: TensorRTLibrary) -> list[str]:
     registry = opened.trt.get_plugin_registry()
     return [
         variant.op_type
-        for variant in VARIANTS
+        for variant in SERVED
         if registry.get_creator(variant.op_type, PLUGIN_VERSION, PLUGIN_NAMESPACE) is not None
     ]
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ import pytest
 from localattn.core.extras import as_installed
 from localattn.core.geometry import WindowGeometry
 from localattn.core.nodes.attention import VARIANTS, NodeAttributes, variant_for
+from localattn.core.nodes.gpu import SERVED
 from localattn.onnx_graph.tensorrt_provider import rewrite_for_provider
 from localattn.plugins.kernel.targets import TARGETS
 from localattn.plugins.library import fingerprint
@@ -118,9 +120,7 @@ def test_check_shows_what_tensorrt_sees(localattn: Call, model: Path, tmp_path: 
         assert finished.returncode == 0, finished.stderr
         if options:
             found = json.loads(finished.stdout)
-            assert [creator["name"] for creator in found["creators"]] == sorted(
-                variant.op_type for variant in VARIANTS if not variant.has_xpos
-            )
+            assert [creator["name"] for creator in found["creators"]] == sorted(node.op_type for node in SERVED)
         else:
             assert "WindowedAttentionMaskBias  version 1, namespace localattn" in finished.stdout
             assert "window_size INT32" in finished.stdout and "perm INT32[4]" in finished.stdout
@@ -214,20 +214,23 @@ def test_models_say_what_they_need(model: Path, tmp_path: Path, monkeypatch: pyt
     assert (spec.dtype, spec.head_dim, spec.has_mask, spec.has_bias) == ("fp32", 64, False, False)
 
 
-def test_xpos_needs_no_plugin(localattn: Call, tmp_path: Path) -> None:
+def test_xpos_needs_a_kernel_of_its_own(localattn: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_model, "HEAD_DIM", 64)
     attributes = NodeAttributes(WindowGeometry(32, 1, 0, causal=True), 0.25, query_block=32, xpos_scale_base=16)
     path = tmp_path / "xpos.onnx"
     onnx.save(node_model.one_node(XPOS, attributes, 64), str(path))
-    assert needed_by(path) == []
-    for verb in (["build", path], ["rewrite", path, "-o", tmp_path / "out.onnx"]):
-        finished = localattn("plugin", *verb)
-        assert finished.code == 2, finished.err
+    assert [spec.name for spec in needed_by(path)] == ["localattn_fp32_d64_xpos"]
+    small = tmp_path / "small.onnx"
+    onnx.save(node_model.one_node(XPOS, replace(attributes, xpos_scale_base=0.5), 64), str(small))
+    finished = localattn("plugin", "build", small)
+    assert finished.code == 2 and "The base of its xpos is 0.5" in finished.err
 
 
 def test_full_set() -> None:
     specs = full_set()
-    assert len(specs) == len(set(specs)) == 3 * 5 * 4
-    assert {spec.op_type for spec in full_set(["bf16"], [80])} == {v.op_type for v in VARIANTS if not v.has_xpos}
+    assert len(specs) == len(set(specs)) == 90
+    served = {name for spec in full_set(["bf16"], [80]) for name in spec.op_types}
+    assert served == {node.op_type for node in SERVED}
 
 
 def test_rewrite_for_onnxruntimes_provider(localattn: Call, model: Path, tmp_path: Path) -> None:

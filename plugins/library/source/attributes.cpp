@@ -8,6 +8,9 @@
 namespace localattn {
 namespace {
 
+// Below, the kernels' two halves of the decay could leave the range of fp32.
+constexpr float kSMALLEST_XPOS_BASE = 1.F;
+
 using nvinfer1::PluginField;
 using nvinfer1::PluginFieldType;
 
@@ -74,15 +77,53 @@ bool readFloat(nvinfer1::PluginFieldCollection const& fields, char const* name, 
 
 }  // namespace
 
-bool Attributes::read(nvinfer1::PluginFieldCollection const& fields, std::string& why) {
+std::vector<OpType> const& opTypes() {
+  // Mask, bias, xpos, softcap, sinks; grouped; sees all keys.
+  static std::vector<OpType> const all{
+      {"WindowedAttention", {false, false, false, false, false}, false, false},
+      {"WindowedAttentionMask", {true, false, false, false, false}, false, false},
+      {"WindowedAttentionBias", {false, true, false, false, false}, false, false},
+      {"WindowedAttentionMaskBias", {true, true, false, false, false}, false, false},
+      {"WindowedAttentionXpos", {false, false, true, false, false}, false, false},
+      {"WindowedAttentionMaskXpos", {true, false, true, false, false}, false, false},
+      {"WindowedAttentionBiasXpos", {false, true, true, false, false}, false, false},
+      {"WindowedAttentionMaskBiasXpos", {true, true, true, false, false}, false, false},
+      {"GroupedWindowedAttention", {false, false, false, false, false}, true, false},
+      {"GroupedWindowedAttentionMask", {true, false, false, false, false}, true, false},
+      {"GroupedWindowedAttentionSoftcap", {false, false, false, true, false}, true, false},
+      {"GroupedWindowedAttentionMaskSoftcap", {true, false, false, true, false}, true, false},
+      {"GroupedWindowedAttentionSinks", {false, false, false, false, true}, true, false},
+      {"GroupedWindowedAttentionMaskSinks", {true, false, false, false, true}, true, false},
+      {"GlobalAttention", {false, false, false, false, false}, true, true},
+      {"GlobalAttentionMask", {true, false, false, false, false}, true, true},
+      {"GlobalAttentionSoftcap", {false, false, false, true, false}, true, true},
+      {"GlobalAttentionMaskSoftcap", {true, false, false, true, false}, true, true},
+      {"GlobalAttentionSinks", {false, false, false, false, true}, true, true},
+      {"GlobalAttentionMaskSinks", {true, false, false, false, true}, true, true},
+  };
+  return all;
+}
+
+bool Attributes::read(OpType const& opType, nvinfer1::PluginFieldCollection const& fields, std::string& why) {
   constexpr int32_t kMOST = std::numeric_limits<int32_t>::max();
-  if (!readIntegers(fields, "window_size", 1, 1, kMOST, &windowSize, why) ||
-      !readIntegers(fields, "look_backward", 1, 0, kMOST, &lookBackward, why) ||
-      !readIntegers(fields, "look_forward", 1, 0, kMOST, &lookForward, why) ||
-      !readIntegers(fields, "causal", 1, 0, 1, &causal, why) ||
-      !readIntegers(fields, "exact_windowsize", 1, 0, 1, &exactWindowsize, why) ||
-      !readFloat(fields, "scale", scale, why) || !readIntegers(fields, "shared_qk", 1, 0, 1, &sharedQk, why) ||
-      !readIntegers(fields, "perm", 4, 0, 3, perm.data(), why)) {
+  bool const windowed = opType.seesAll || (readIntegers(fields, "window_size", 1, 1, kMOST, &windowSize, why) &&
+                                           readIntegers(fields, "look_backward", 1, 0, kMOST, &lookBackward, why) &&
+                                           readIntegers(fields, "look_forward", 1, 0, kMOST, &lookForward, why));
+  if (!windowed || !readIntegers(fields, "causal", 1, 0, 1, &causal, why) ||
+      (!opType.seesAll && !readIntegers(fields, "exact_windowsize", 1, 0, 1, &exactWindowsize, why)) ||
+      !readFloat(fields, "scale", scale, why) ||
+      (!opType.grouped && !readIntegers(fields, "shared_qk", 1, 0, 1, &sharedQk, why)) ||
+      !readIntegers(fields, "perm", 4, 0, 3, perm.data(), why) ||
+      (opType.options.softcap && !readFloat(fields, "softcap", softcap, why)) ||
+      (opType.options.xpos && !readFloat(fields, "xpos_scale_base", xposScaleBase, why))) {
+    return false;
+  }
+  if (opType.options.softcap && softcap <= 0) {
+    why = "attribute softcap is " + std::to_string(softcap) + "; it must be above 0";
+    return false;
+  }
+  if (opType.options.xpos && xposScaleBase < kSMALLEST_XPOS_BASE) {
+    why = "attribute xpos_scale_base is " + std::to_string(xposScaleBase) + "; the kernels take 1 and above";
     return false;
   }
   if (causal != 0 && lookForward != 0) {
@@ -100,17 +141,32 @@ bool Attributes::read(nvinfer1::PluginFieldCollection const& fields, std::string
   return true;
 }
 
-std::array<PluginField, kFIELD_COUNT> Attributes::fields() const {
-  return {{
-      {"window_size", &windowSize, PluginFieldType::kINT32, 1},
-      {"look_backward", &lookBackward, PluginFieldType::kINT32, 1},
-      {"look_forward", &lookForward, PluginFieldType::kINT32, 1},
-      {"causal", &causal, PluginFieldType::kINT32, 1},
-      {"exact_windowsize", &exactWindowsize, PluginFieldType::kINT32, 1},
-      {"scale", &scale, PluginFieldType::kFLOAT32, 1},
-      {"shared_qk", &sharedQk, PluginFieldType::kINT32, 1},
-      {"perm", perm.data(), PluginFieldType::kINT32, 4},
-  }};
+std::vector<PluginField> Attributes::fields(OpType const& opType) const {
+  std::vector<PluginField> all;
+  auto const integer = [&](char const* name, int32_t const* value, int32_t count = 1) {
+    all.emplace_back(name, value, PluginFieldType::kINT32, count);
+  };
+  if (!opType.seesAll) {
+    integer("window_size", &windowSize);
+    integer("look_backward", &lookBackward);
+    integer("look_forward", &lookForward);
+  }
+  integer("causal", &causal);
+  if (!opType.seesAll) {
+    integer("exact_windowsize", &exactWindowsize);
+  }
+  all.emplace_back("scale", &scale, PluginFieldType::kFLOAT32, 1);
+  if (!opType.grouped) {
+    integer("shared_qk", &sharedQk);
+  }
+  integer("perm", perm.data(), 4);
+  if (opType.options.softcap) {
+    all.emplace_back("softcap", &softcap, PluginFieldType::kFLOAT32, 1);
+  }
+  if (opType.options.xpos) {
+    all.emplace_back("xpos_scale_base", &xposScaleBase, PluginFieldType::kFLOAT32, 1);
+  }
+  return all;
 }
 
 int32_t Attributes::flags() const {
@@ -121,10 +177,20 @@ int32_t Attributes::flags() const {
 int64_t Attributes::keysPerWindow() const { return (int64_t{lookBackward} + 1 + lookForward) * windowSize; }
 
 std::string Attributes::describe() const {
-  char text[256];
-  std::snprintf(text, sizeof(text), "%s %s, window %d, %d back, %d forward, scale %.9g%s, %s",
-                causal != 0 ? "causal" : "non-causal", exactWindowsize != 0 ? "exact" : "block-local", windowSize,
-                lookBackward, lookForward, static_cast<double>(scale), sharedQk != 0 ? ", shared_qk" : "",
+  char window[128] = "all keys";
+  if (!seesAll()) {
+    std::snprintf(window, sizeof(window), "%s, window %d, %d back, %d forward",
+                  exactWindowsize != 0 ? "exact" : "block-local", windowSize, lookBackward, lookForward);
+  }
+  char extra[96] = "";
+  if (softcap != 0) {
+    std::snprintf(extra, sizeof(extra), ", softcap %.9g", static_cast<double>(softcap));
+  } else if (xposScaleBase != 0) {
+    std::snprintf(extra, sizeof(extra), ", xpos base %.9g", static_cast<double>(xposScaleBase));
+  }
+  char text[384];
+  std::snprintf(text, sizeof(text), "%s %s, scale %.9g%s%s, %s", causal != 0 ? "causal" : "non-causal", window,
+                static_cast<double>(scale), sharedQk != 0 ? ", shared_qk" : "", extra,
                 sequenceFirst() ? "[B, N, H, D]" : "[B, H, N, D]");
   return text;
 }

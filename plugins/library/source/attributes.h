@@ -1,15 +1,29 @@
-// The attributes of a node, read from TensorRT's plugin fields, checked, and written back as fields.
+// The op types, and the attributes of a node: read from TensorRT's plugin fields, checked, and written back as fields.
 #pragma once
+
+#include "kernels.h"
 
 #include <NvInferRuntime.h>
 
 #include <array>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace localattn {
 
-constexpr int32_t kFIELD_COUNT = 8;
+// One op type. Those of grouped nodes have no shared_qk; those that see all keys have no window.
+struct OpType {
+  char const* name;
+  Options options;
+  bool grouped;
+  bool seesAll;
+
+  int32_t inputs() const { return options.inputs(); }
+};
+
+// Every op type that the kernels compute.
+std::vector<OpType> const& opTypes();
 
 // Bits of the kernel's argument `flags`.
 constexpr int32_t kCAUSAL = 1;
@@ -19,7 +33,7 @@ constexpr int32_t kSEQUENCE_FIRST = 8;
 
 // Kept in the types that the fields have, so that serialising hands out pointers to them.
 struct Attributes {
-  int32_t windowSize{0};
+  int32_t windowSize{0};  // 0: as long as the sequence
   int32_t lookBackward{0};
   int32_t lookForward{0};
   int32_t causal{0};
@@ -27,14 +41,17 @@ struct Attributes {
   float scale{0.F};
   int32_t sharedQk{0};
   std::array<int32_t, 4> perm{{0, 2, 1, 3}};  // to [B, H, N, D]
+  float softcap{0.F};
+  float xposScaleBase{0.F};
 
-  // Reads all fields; fields of other names are passed over. False, with the reason in `why`, if one is missing or
-  // has a value that the node's definition does not allow.
-  bool read(nvinfer1::PluginFieldCollection const& fields, std::string& why);
+  // Reads the fields of an op type; fields of other names are passed over. False, with the reason in `why`, if one is
+  // missing or has a value that the node's definition does not allow.
+  bool read(OpType const& opType, nvinfer1::PluginFieldCollection const& fields, std::string& why);
 
-  // Fields that point into this object.
-  std::array<nvinfer1::PluginField, kFIELD_COUNT> fields() const;
+  // The fields of an op type; they point into this object.
+  std::vector<nvinfer1::PluginField> fields(OpType const& opType) const;
 
+  bool seesAll() const { return windowSize == 0; }
   bool sequenceFirst() const { return perm[1] == 2; }
   int32_t flags() const;
   int64_t keysPerWindow() const;

@@ -4,26 +4,30 @@
 #include "plugin.h"
 #include "report.h"
 
+#include <deque>
 #include <exception>
+#include <vector>
 
 namespace localattn {
 namespace {
 
 class Creator final : public nvinfer1::IPluginCreatorV3One {
  public:
-  explicit Creator(OpType const& opType) : mOpType(opType), mFields(kNAMES_ONLY.fields()) {
+  explicit Creator(OpType const& opType) : mOpType(opType), mFields(kNAMES_ONLY.fields(opType)) {
     for (nvinfer1::PluginField& field : mFields) {
       field.data = nullptr;
     }
-    mCollection = {kFIELD_COUNT, mFields.data()};
+    mCollection = {static_cast<int32_t>(mFields.size()), mFields.data()};
   }
+  Creator(Creator const&) = delete;
+  Creator& operator=(Creator const&) = delete;
 
   nvinfer1::IPluginV3* createPlugin(nvinfer1::AsciiChar const* name, nvinfer1::PluginFieldCollection const* fields,
                                     nvinfer1::TensorRTPhase) noexcept override {
     try {
       Attributes attributes;
       std::string why = "no attributes";
-      if (fields == nullptr || !attributes.read(*fields, why)) {
+      if (fields == nullptr || !attributes.read(mOpType, *fields, why)) {
         std::string const node = name != nullptr && name[0] != '\0' ? std::string(" of node ") + name : "";
         say(Severity::kERROR, std::string(mOpType.name) + node + ": " + why);
         return nullptr;
@@ -47,7 +51,7 @@ class Creator final : public nvinfer1::IPluginCreatorV3One {
   static Attributes const kNAMES_ONLY;
 
   OpType const& mOpType;
-  std::array<nvinfer1::PluginField, kFIELD_COUNT> mFields;
+  std::vector<nvinfer1::PluginField> mFields;
   nvinfer1::PluginFieldCollection mCollection{};
 };
 
@@ -59,18 +63,17 @@ Attributes const Creator::kNAMES_ONLY{};
 extern "C" __attribute__((visibility("default"))) nvinfer1::IPluginCreatorInterface* const* getCreators(
     int32_t& nbCreators) {
   using localattn::Creator;
-  static constexpr localattn::OpType kOP_TYPES[] = {
-      {"WindowedAttention", false, false},
-      {"WindowedAttentionMask", true, false},
-      {"WindowedAttentionBias", false, true},
-      {"WindowedAttentionMaskBias", true, true},
-  };
-  static Creator creators[] = {Creator(kOP_TYPES[0]), Creator(kOP_TYPES[1]), Creator(kOP_TYPES[2]),
-                               Creator(kOP_TYPES[3])};
-  static nvinfer1::IPluginCreatorInterface* const list[] = {&creators[0], &creators[1], &creators[2], &creators[3]};
-  nbCreators = 4;
+  static std::deque<Creator> creators;
+  static std::vector<nvinfer1::IPluginCreatorInterface*> const list = [] {
+    std::vector<nvinfer1::IPluginCreatorInterface*> all;
+    for (localattn::OpType const& opType : localattn::opTypes()) {
+      all.push_back(&creators.emplace_back(opType));
+    }
+    return all;
+  }();
+  nbCreators = static_cast<int32_t>(list.size());
   localattn::noteRegistration();
-  return list;
+  return list.data();
 }
 
 extern "C" __attribute__((visibility("default"))) void setLoggerFinder(nvinfer1::ILoggerFinder* finder) {

@@ -36,11 +36,10 @@ Kernel const* chooseKernel(KernelKey const& key, int32_t capability, int32_t ran
   return nullptr;
 }
 
-bool haveKernel(Element element, int32_t headDim, bool hasMask, bool hasBias) {
+bool haveKernel(KernelKey const& key) {
   for (size_t i = 0; i < kKERNEL_COUNT; ++i) {
-    KernelKey const& key = kKERNELS[i].key;
-    if (key.element == element && (headDim < 0 || key.headDim == headDim) && key.hasMask == hasMask &&
-        key.hasBias == hasBias) {
+    KernelKey const& own = kKERNELS[i].key;
+    if (own == KernelKey{key.element, key.headDim < 0 ? own.headDim : key.headDim, key.options}) {
       return true;
     }
   }
@@ -48,8 +47,10 @@ bool haveKernel(Element element, int32_t headDim, bool hasMask, bool hasBias) {
 }
 
 std::string describeKey(KernelKey const& key) {
+  Options const& has = key.options;
   return std::string(elementName(key.element)) + ", head size " + std::to_string(key.headDim) +
-         (key.hasMask ? ", key mask" : "") + (key.hasBias ? ", additive bias" : "");
+         (has.mask ? ", key mask" : "") + (has.bias ? ", additive bias" : "") + (has.xpos ? ", xpos" : "") +
+         (has.softcap ? ", softcap" : "") + (has.sinks ? ", sinks" : "");
 }
 
 std::string howToBuild(KernelKey const& key, int32_t capability) {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <tuple>
 
 namespace localattn {
 
@@ -11,16 +12,30 @@ enum class Element : int32_t { kFP16 = 0, kBF16 = 1, kFP32 = 2 };
 
 char const* elementName(Element element);
 
+// What is compiled in besides element type and head size.
+struct Options {
+  bool mask;
+  bool bias;
+  bool xpos;
+  bool softcap;
+  bool sinks;
+
+  auto tied() const { return std::tie(mask, bias, xpos, softcap, sinks); }
+  bool operator==(Options const& other) const { return tied() == other.tied(); }
+  bool operator<(Options const& other) const { return tied() < other.tied(); }
+  // Of tensors that a kernel with them reads.
+  int32_t inputs() const { return 3 + (mask ? 1 : 0) + (bias ? 1 : 0) + (sinks ? 1 : 0); }
+};
+
 // What a kernel was compiled for.
 struct KernelKey {
   Element element;
   int32_t headDim;
-  bool hasMask;
-  bool hasBias;
+  Options options;
 
-  bool operator==(KernelKey const& other) const {
-    return element == other.element && headDim == other.headDim && hasMask == other.hasMask && hasBias == other.hasBias;
-  }
+  auto tied() const { return std::tie(element, headDim, options); }
+  bool operator==(KernelKey const& other) const { return tied() == other.tied(); }
+  bool operator<(KernelKey const& other) const { return tied() < other.tied(); }
 };
 
 // One kernel for one GPU: machine code (a cubin) or PTX text, ended by a zero byte, that the driver compiles.
@@ -45,8 +60,8 @@ extern char const kVERSION[];  // of localattn
 // no other. Machine code of exactly this compute capability comes first, then PTX, newest first, not above it.
 Kernel const* chooseKernel(KernelKey const& key, int32_t capability, int32_t rank);
 
-// Whether there is a kernel for some GPU, of this element type at least (`headDim` < 0: of any head size).
-bool haveKernel(Element element, int32_t headDim, bool hasMask, bool hasBias);
+// Whether there is a kernel for some GPU, with a head size below 0 of any head size.
+bool haveKernel(KernelKey const& key);
 
 // "fp16 with heads of 64 …", and the command that builds a library with the kernel.
 std::string describeKey(KernelKey const& key);

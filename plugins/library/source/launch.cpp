@@ -8,7 +8,7 @@
 #include <limits>
 #include <map>
 #include <mutex>
-#include <tuple>
+#include <utility>
 
 namespace localattn {
 namespace {
@@ -24,7 +24,10 @@ constexpr int64_t kMAX_BATCH_HEADS = 65535;
 // What the kernels' loads assume of every tensor's address, in bytes.
 constexpr uintptr_t kALIGNMENT = 16;
 
-constexpr char const* kTENSORS[] = {"query", "key", "value"};
+struct Tensor {
+  char const* name;
+  size_t bytes;
+};
 
 bool isAligned(Address address) { return address % kALIGNMENT == 0; }
 
@@ -93,7 +96,7 @@ bool loadBest(Driver const& cuda, KernelKey const& key, int32_t capability, Load
   }
 }
 
-using Place = std::tuple<unsigned long long, Element, int32_t, bool, bool>;
+using Place = std::pair<unsigned long long, KernelKey>;
 
 std::mutex gGuard;
 
@@ -108,7 +111,7 @@ bool loadHere(Driver const& cuda, InContext const& here, KernelKey const& key, L
   if (!here.identify(context, why)) {
     return false;
   }
-  Place const place{context, key.element, key.headDim, key.hasMask, key.hasBias};
+  Place const place{context, key};
   std::lock_guard<std::mutex> const lock(gGuard);
   auto const found = loadedAt().find(place);
   if (found != loadedAt().end()) {
@@ -177,7 +180,32 @@ class Aligned {
   Address mUsed;
 };
 
-size_t bytesOf(Element element) { return element == Element::kFP32 ? 4 : 2; }
+// What a kernel reads, in order.
+std::vector<Tensor> inputsOf(KernelKey const& key, Attributes const& attributes, Sizes const& sizes) {
+  size_t const element = key.element == Element::kFP32 ? 4 : 2;
+  auto const bytes = [&](int64_t count) { return static_cast<size_t>(count) * element; };
+  int64_t const shared = sizes.batch * sizes.length * sizes.kvHeads * key.headDim;
+  std::vector<Tensor> all{{"query", bytes(sizes.batch * sizes.length * sizes.heads * key.headDim)},
+                          {"key", bytes(shared)},
+                          {"value", bytes(shared)}};
+  if (key.options.mask) {
+    all.push_back({"key_mask", static_cast<size_t>(sizes.batch * sizes.length)});
+  }
+  if (key.options.bias) {
+    all.push_back({"attn_bias", bytes(sizes.heads * attributes.windowSize * attributes.keysPerWindow())});
+  }
+  if (key.options.sinks) {
+    all.push_back({"sinks", bytes(sizes.heads)});
+  }
+  return all;
+}
+
+int32_t bitsOf(float value) {
+  int32_t bits = 0;
+  static_assert(sizeof(bits) == sizeof(value), "floats travel as their bits");
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
 
 }  // namespace
 
@@ -196,6 +224,9 @@ std::string whyTooLarge(Attributes const& attributes, Sizes const& sizes) {
            std::to_string(kMAX_BATCH_HEADS);
   }
   int64_t const most = std::numeric_limits<int32_t>::max();
+  if (attributes.seesAll()) {
+    return sizes.length <= most / 2 ? "" : "length " + std::to_string(sizes.length) + " overflows 32-bit positions";
+  }
   if (sizes.length > most - attributes.keysPerWindow() - attributes.windowSize) {
     return "length " + std::to_string(sizes.length) + " and " + std::to_string(attributes.keysPerWindow()) +
            " keys a window overflow 32-bit positions";
@@ -224,49 +255,44 @@ bool run(KernelKey const& key, Attributes const& attributes, Sizes const& sizes,
     return false;
   }
 
-  size_t const tensor = static_cast<size_t>(sizes.batch * sizes.length * sizes.heads * key.headDim);
-  size_t const bias = static_cast<size_t>(sizes.heads * attributes.windowSize * attributes.keysPerWindow());
+  std::vector<Tensor> const wanted = inputsOf(key, attributes, sizes);
   std::deque<Aligned> tensors;
-  for (int32_t i = 0; i < 3 + (key.hasMask ? 1 : 0) + (key.hasBias ? 1 : 0); ++i) {
-    bool const isMask = i == 3 && key.hasMask;
-    size_t const bytes =
-        isMask ? static_cast<size_t>(sizes.batch * sizes.length) : (i < 3 ? tensor : bias) * bytesOf(key.element);
-    tensors.emplace_back(*cuda, stream, reinterpret_cast<Address>(inputs[i]), bytes);
-    std::string const name = i < 3 ? kTENSORS[i] : isMask ? "key_mask" : "attn_bias";
-    if (!tensors.back().prepare(name, true, why)) {
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    tensors.emplace_back(*cuda, stream, reinterpret_cast<Address>(inputs[i]), wanted[i].bytes);
+    if (!tensors.back().prepare(wanted[i].name, true, why)) {
       return false;
     }
   }
-  Aligned result(*cuda, stream, reinterpret_cast<Address>(output), tensor * bytesOf(key.element));
+  Aligned result(*cuda, stream, reinterpret_cast<Address>(output), wanted[0].bytes);
   if (!result.prepare("output", false, why)) {
     return false;
   }
 
-  int32_t scaleBits = 0;
-  static_assert(sizeof(scaleBits) == sizeof(attributes.scale), "the scale travels as its bits");
-  std::memcpy(&scaleBits, &attributes.scale, sizeof(scaleBits));
-  int32_t scalars[] = {static_cast<int32_t>(sizes.length),
+  int32_t const length = static_cast<int32_t>(sizes.length);
+  int32_t scalars[] = {length,
                        static_cast<int32_t>(sizes.heads),
-                       attributes.windowSize,
+                       static_cast<int32_t>(sizes.kvHeads),
+                       attributes.seesAll() ? length : attributes.windowSize,
                        attributes.lookBackward,
                        attributes.lookForward,
                        attributes.flags(),
-                       scaleBits};
-  void* arguments[5 + 7 + 1];
-  int32_t count = 0;
+                       bitsOf(attributes.scale),
+                       bitsOf(attributes.softcap),
+                       bitsOf(attributes.xposScaleBase)};
+  std::vector<void*> arguments;
   for (Aligned& input : tensors) {
-    arguments[count++] = input.address();
+    arguments.push_back(input.address());
   }
   for (int32_t& scalar : scalars) {
-    arguments[count++] = &scalar;
+    arguments.push_back(&scalar);
   }
-  arguments[count++] = result.address();
+  arguments.push_back(result.address());
 
   Kernel const& kernel = *loaded.kernel;
   unsigned const blocks = static_cast<unsigned>((sizes.length + kernel.blockQueries - 1) / kernel.blockQueries);
   Result const launched = cuda->launch(loaded.function, blocks, static_cast<unsigned>(sizes.batch * sizes.heads), 1,
                                        static_cast<unsigned>(kernel.threads), 1, 1,
-                                       static_cast<unsigned>(kernel.sharedBytes), stream, arguments, nullptr);
+                                       static_cast<unsigned>(kernel.sharedBytes), stream, arguments.data(), nullptr);
   if (launched != 0) {
     why = std::string("launching kernel ") + kernel.entry + ": " + cuda->describe(launched);
     return false;

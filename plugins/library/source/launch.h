@@ -1,5 +1,5 @@
 // Loading a kernel into a CUDA context, and launching it with the arguments that every kernel takes: pointers of the
-// inputs, seven int32, the pointer of the output.
+// inputs, ten int32, the pointer of the output.
 #pragma once
 
 #include "attributes.h"
@@ -17,6 +17,7 @@ struct Sizes {
   int64_t batch;
   int64_t length;
   int64_t heads;
+  int64_t kvHeads;
 };
 
 // A kernel, ready in a CUDA context.
@@ -35,8 +36,8 @@ std::string whyTooLarge(Attributes const& attributes, Sizes const& sizes);
 // is captured.
 bool load(KernelKey const& key, Stream stream, Loaded& loaded, std::string& why);
 
-// Runs it on `stream`, loading it if need be. `inputs` are query, key, value, then key mask and bias if the kernel has
-// them. Tensors that do not start where the kernel's loads need it are copied.
+// Runs it on `stream`, loading it if need be. `inputs` are query, key, value, then those of key mask, bias and sinks
+// that the kernel has. Tensors that do not start where the kernel's loads need it are copied.
 bool run(KernelKey const& key, Attributes const& attributes, Sizes const& sizes, void const* const* inputs,
          void* output, Stream stream, std::string& why);
 

@@ -51,8 +51,8 @@ WindowedAttention::WindowedAttention(OpType const& opType, Attributes const& att
     : mOpType(opType),
       mAttributes(attributes),
       mDescription(attributes.describe() + "; localattn " + kVERSION),
-      mFields(mAttributes.fields()),
-      mCollection{kFIELD_COUNT, mFields.data()} {}
+      mFields(mAttributes.fields(opType)),
+      mCollection{static_cast<int32_t>(mFields.size()), mFields.data()} {}
 
 nvinfer1::IPluginCapability* WindowedAttention::getCapabilityInterface(nvinfer1::PluginCapabilityType type) noexcept {
   switch (type) {
@@ -108,7 +108,7 @@ bool WindowedAttention::supportsFormatCombination(int32_t pos, DynamicPluginTens
   }
   PluginTensorDesc const& query = inOut[0].desc;
   if (pos != 0) {
-    bool const isMask = mOpType.hasMask && pos == 3;
+    bool const isMask = mOpType.options.mask && pos == 3;
     return inOut[pos].desc.type == (isMask ? DataType::kBOOL : query.type);
   }
   Element element{};
@@ -122,12 +122,11 @@ bool WindowedAttention::supportsFormatCombination(int32_t pos, DynamicPluginTens
     }
     return false;
   }
-  int32_t const headDim = query.dims.nbDims == 4 ? static_cast<int32_t>(query.dims.d[3]) : -1;
-  if (haveKernel(element, headDim, mOpType.hasMask, mOpType.hasBias)) {
+  KernelKey const key = keyOf(element, query.dims);
+  if (haveKernel(key)) {
     return true;
   }
   try {
-    KernelKey const key{element, headDim, mOpType.hasMask, mOpType.hasBias};
     sayOnce(Severity::kWARNING, std::string(mOpType.name) + ": no kernel for " + describeKey(key) +
                                     " in this plugin library; build one that has it with: " + howToBuild(key, 0));
   } catch (std::exception const&) {
@@ -148,7 +147,7 @@ int32_t WindowedAttention::configurePlugin(DynamicPluginTensorDesc const* in, in
     }
     std::string why = whyUnfit(shapes.data(), nbInputs);
     if (why.empty() && in[0].max.nbDims == 4) {
-      why = whyTooLarge(mAttributes, sizesOf(in[0].max));  // of the profile: better now than when it runs
+      why = whyTooLarge(mAttributes, sizesOf(in[0].max, in[1].max));  // of the profile: better now than when it runs
     }
     return why.empty() ? 0 : fail(why);
   } catch (std::exception const& error) {
@@ -172,7 +171,7 @@ int32_t WindowedAttention::onShapeChange(PluginTensorDesc const* in, int32_t nbI
     }
     std::string why = whyUnfit(shapes.data(), nbInputs);
     if (why.empty()) {
-      why = whyTooLarge(mAttributes, sizesOf(in[0].dims));
+      why = whyTooLarge(mAttributes, sizesOf(in[0].dims, in[1].dims));
     }
     if (!why.empty()) {
       return fail(why);
@@ -195,7 +194,7 @@ int32_t WindowedAttention::enqueue(PluginTensorDesc const* inputDesc, PluginTens
                                    void const* const* inputs, void* const* outputs, void*,
                                    cudaStream_t stream) noexcept {
   try {
-    Sizes const sizes = sizesOf(inputDesc[0].dims);
+    Sizes const sizes = sizesOf(inputDesc[0].dims, inputDesc[1].dims);
     if (sizes.batch == 0 || sizes.length == 0 || sizes.heads == 0) {
       return 0;
     }
@@ -217,12 +216,16 @@ nvinfer1::PluginFieldCollection const* WindowedAttention::getFieldsToSerialize()
 KernelKey WindowedAttention::keyOf(PluginTensorDesc const& query) const {
   Element element = Element::kFP32;
   elementOf(query.type, element);
-  return {element, static_cast<int32_t>(query.dims.d[3]), mOpType.hasMask, mOpType.hasBias};
+  return keyOf(element, query.dims);
 }
 
-Sizes WindowedAttention::sizesOf(Dims const& query) const {
+KernelKey WindowedAttention::keyOf(Element element, Dims const& query) const {
+  return {element, query.nbDims == 4 ? static_cast<int32_t>(query.d[3]) : -1, mOpType.options};
+}
+
+Sizes WindowedAttention::sizesOf(Dims const& query, Dims const& key) const {
   int32_t const lengthAxis = mAttributes.sequenceFirst() ? 1 : 2;
-  return {query.d[0], query.d[lengthAxis], query.d[3 - lengthAxis]};
+  return {query.d[0], query.d[lengthAxis], query.d[3 - lengthAxis], key.d[3 - lengthAxis]};
 }
 
 std::string WindowedAttention::whyUnfit(Dims const* shapes, int32_t nbInputs) const {
@@ -231,21 +234,31 @@ std::string WindowedAttention::whyUnfit(Dims const* shapes, int32_t nbInputs) co
   if (query.nbDims != 4) {
     return "query is " + shapeText(query) + "; it must have 4 dimensions";
   }
-  std::vector<int64_t> const same(query.d, query.d + 4);
-  for (int32_t i = 1; i < 3; ++i) {
-    if (!fits(shapes[i], same)) {
-      return std::string(kNAMES[i]) + " is " + shapeText(shapes[i]) + " and query " + shapeText(query) +
-             "; they must be equal";
-    }
-  }
   int32_t const lengthAxis = mAttributes.sequenceFirst() ? 1 : 2;
   int64_t const length = query.d[lengthAxis];
   int64_t const heads = query.d[3 - lengthAxis];
+  // Grouped nodes have fewer heads of keys and values, in equal groups.
+  bool const shared = mOpType.grouped && shapes[1].nbDims == 4;
+  int64_t const kvHeads = shared ? shapes[1].d[3 - lengthAxis] : heads;
+  std::vector<int64_t> same(query.d, query.d + 4);
+  same[3 - lengthAxis] = kvHeads;
+  for (int32_t i = 1; i < 3; ++i) {
+    if (!fits(shapes[i], same)) {
+      return std::string(kNAMES[i]) + " is " + shapeText(shapes[i]) + " and query " + shapeText(query) +
+             "; they must be equal" + (mOpType.grouped ? " but for the heads, and key and value alike" : "");
+    }
+  }
+  if (kvHeads == 0 || (kvHeads > 0 && heads > 0 && heads % kvHeads != 0)) {
+    return std::to_string(heads) + " heads of queries cannot share " + std::to_string(kvHeads) + " of keys";
+  }
   int32_t next = 3;
-  if (mOpType.hasMask && !fits(shapes[next++], {query.d[0], length})) {
+  if (mOpType.options.mask && !fits(shapes[next++], {query.d[0], length})) {
     return "key_mask is " + shapeText(shapes[next - 1]) + "; it must be [batch, length] of query " + shapeText(query);
   }
-  if (mOpType.hasBias && !fits(shapes[next++], {heads, mAttributes.windowSize, mAttributes.keysPerWindow()})) {
+  if (mOpType.options.sinks && !fits(shapes[next++], {heads})) {
+    return "sinks is " + shapeText(shapes[next - 1]) + "; it must be [heads] = [" + std::to_string(heads) + "]";
+  }
+  if (mOpType.options.bias && !fits(shapes[next++], {heads, mAttributes.windowSize, mAttributes.keysPerWindow()})) {
     return "attn_bias is " + shapeText(shapes[next - 1]) + "; it must be [heads, window_size, keys] = [" +
            std::to_string(heads) + ", " + std::to_string(mAttributes.windowSize) + ", " +
            std::to_string(mAttributes.keysPerWindow()) + "]";

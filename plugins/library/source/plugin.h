@@ -8,20 +8,12 @@
 #include <NvInferRuntime.h>
 
 #include <string>
+#include <vector>
 
 namespace localattn {
 
 constexpr char const* kNAMESPACE = "localattn";
 constexpr char const* kPLUGIN_VERSION = "1";
-
-// One op type.
-struct OpType {
-  char const* name;
-  bool hasMask;
-  bool hasBias;
-
-  int32_t inputs() const { return 3 + (hasMask ? 1 : 0) + (hasBias ? 1 : 0); }
-};
 
 class WindowedAttention final : public nvinfer1::IPluginV3,
                                 public nvinfer1::IPluginV3OneCore,
@@ -64,7 +56,9 @@ class WindowedAttention final : public nvinfer1::IPluginV3,
 
  private:
   KernelKey keyOf(nvinfer1::PluginTensorDesc const& query) const;
-  Sizes sizesOf(nvinfer1::Dims const& query) const;
+  // What is the head size of the first input, with the options of this op type.
+  KernelKey keyOf(Element element, nvinfer1::Dims const& query) const;
+  Sizes sizesOf(nvinfer1::Dims const& query, nvinfer1::Dims const& key) const;
   // Why shapes do not fit together; sizes not known yet (-1) fit. Empty if they do.
   std::string whyUnfit(nvinfer1::Dims const* shapes, int32_t nbInputs) const;
   int32_t fail(std::string const& why) const noexcept;
@@ -72,7 +66,7 @@ class WindowedAttention final : public nvinfer1::IPluginV3,
   OpType const& mOpType;
   Attributes mAttributes;
   std::string mDescription;
-  std::array<nvinfer1::PluginField, kFIELD_COUNT> mFields;
+  std::vector<nvinfer1::PluginField> mFields;
   nvinfer1::PluginFieldCollection mCollection;
 };
 

@@ -46,11 +46,13 @@ __attribute__((visibility("default"))) size_t localattn_loaded_kernels(char* tex
   }
 }
 
-__attribute__((visibility("default"))) int32_t localattn_load_kernel(int32_t element, int32_t headDim, int32_t hasMask,
-                                                                     int32_t hasBias, char* text,
-                                                                     size_t capacity) noexcept {
+__attribute__((visibility("default"))) int32_t localattn_load_kernel_with(int32_t element, int32_t headDim,
+                                                                          int32_t options, char* text,
+                                                                          size_t capacity) noexcept {
   try {
-    localattn::KernelKey const key{static_cast<localattn::Element>(element), headDim, hasMask != 0, hasBias != 0};
+    auto const has = [options](int32_t bit) { return (options >> bit & 1) != 0; };
+    localattn::KernelKey const key{
+        static_cast<localattn::Element>(element), headDim, {has(0), has(1), has(2), has(3), has(4)}};
     localattn::Loaded loaded;
     std::string why;
     bool const good = localattn::load(key, nullptr, loaded, why);

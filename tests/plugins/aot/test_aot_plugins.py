@@ -23,12 +23,14 @@ import pytest
 from localattn.core.errors import MissingDependency
 from localattn.core.geometry import WindowGeometry
 from localattn.core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST, VARIANTS, NodeAttributes, NodeVariant
+from localattn.core.nodes.gpu import SERVED
 from localattn.core.tensorrt_versions import has
 from localattn.plugins.aot import register
 from localattn.plugins.aot.availability import why_not, why_not_release
 from localattn.plugins.kernel.compile import compile_kernel
-from localattn.plugins.kernel.spec import KernelSpec, grid, pack_scalars
+from localattn.plugins.kernel.spec import grid, pack_scalars, spec_for
 from localattn.plugins.kernel.targets import TARGETS
+from localattn.plugins.kernel.tiles import tile_for
 
 from ...simulators.tensorrt_releases.quick import LAUNCH, SIZES
 from ...simulators.tensorrt_releases.releases import OTHERS, Release, installed, run
@@ -37,7 +39,6 @@ from ...support.models.engine_models import needs_plugin_tools
 from ...support.native.plugin_build import folder
 
 TARGET, OTHER = "sm_86", "sm_90"
-SERVED = [variant for variant in VARIANTS if not variant.has_xpos]
 HERE = Release("")  # what is installed
 
 # Releases that serve, each with its own bindings, and each one's `tensorrt.plugin` in the bindings that are installed.
@@ -80,13 +81,14 @@ class Case:
         return path
 
 
-def attributes(perm: tuple[int, ...], **geometry: Any) -> NodeAttributes:
-    return NodeAttributes(WindowGeometry(32, 1, 0, **{"causal": True, **geometry}), -0.125, perm=perm, query_block=32)
+def attributes(perm: tuple[int, ...], xpos: bool = False) -> NodeAttributes:
+    geometry = WindowGeometry(32, 1, 0, causal=True)
+    return NodeAttributes(geometry, -0.125, perm=perm, query_block=32, xpos_scale_base=16.0 * xpos)
 
 
-PLAIN, *_, ALL = SERVED
+PLAIN, ALL = VARIANTS[0], VARIANTS[3]
 CASES = {
-    **{v.op_type: Case(v, attributes((SEQUENCE_FIRST, HEADS_FIRST)[v.has_mask])) for v in SERVED},
+    **{v.op_type: Case(v, attributes((SEQUENCE_FIRST, HEADS_FIRST)[v.has_mask], v.has_xpos)) for v in VARIANTS[:6]},
     "exact": Case(PLAIN, NodeAttributes(WindowGeometry(48, 2, 3, exact_windowsize=True), 1.5, shared_qk=True)),
     "wide fp32": Case(PLAIN, attributes(HEADS_FIRST), length=7, dtype="fp32", head_dim=80),
     "bf16": Case(PLAIN, attributes(SEQUENCE_FIRST), dtype="bf16", head_dim=16),
@@ -145,8 +147,12 @@ def shown(release: Release, request: pytest.FixtureRequest) -> dict[str, Any]:
 def test_tensorrt_registers_it(shown: dict[str, Any]) -> None:
     assert shown["why_not"] == ""
     assert shown["creators"] == {variant.op_type: True for variant in SERVED}
-    expected = [[name, "FLOAT32" if name == "scale" else "INT32"] for name in register.ATTRIBUTES]
-    assert shown["fields"] == {variant.op_type: expected for variant in SERVED}
+    floats = ("scale", "softcap", "xpos_scale_base")
+    expected = {
+        variant.op_type: [[name, "FLOAT32" if name in floats else "INT32"] for name in register.attributes_of(variant)]
+        for variant in SERVED
+    }
+    assert shown["fields"] == expected
     assert shown["types"] == {variant.op_type: ["HALF"] for variant in SERVED}
 
 
@@ -163,10 +169,11 @@ def test_hands_over_the_kernel_of_the_contract(name: str, shown: dict[str, Any])
     case, model = CASES[name], shown["models"][name]
     assert (model["errors"], model["layers"]) == ([], ["PLUGIN_V3"])
     written = case.attributes.as_onnx()
-    assert model["parsed"] == {field: np.atleast_1d(written[field]).tolist() for field in register.ATTRIBUTES}
-    assert list(model["parsed"]) == list(register.ATTRIBUTES)
-    spec = KernelSpec(case.dtype, case.head_dim, case.variant.has_mask, case.variant.has_bias)
-    kernel = compile_kernel(spec, TARGETS[TARGET])
+    declared = register.attributes_of(case.variant)
+    assert model["parsed"] == {field: np.atleast_1d(written[field]).tolist() for field in declared}
+    assert list(model["parsed"]) == list(declared)
+    spec = spec_for(case.variant, case.dtype, case.head_dim)
+    kernel = compile_kernel(spec, TARGETS[TARGET], tile_for(spec, TARGETS[TARGET], opt_in=False))
     ptx = kernel.ptx.encode()
     assert model["kernel"] == [kernel.entry, hashlib.sha256(ptx).hexdigest(), len(ptx)]
     # What TensorRT's builder makes of the expressions, at every size.
@@ -220,7 +227,7 @@ def test_releases_that_cannot_say_so(release: Release, shown: dict[str, Any]) ->
 
 def test_attributes_are_arrays_to_every_release() -> None:
     """NDArray of numpy 2.5 is an alias without bases, which `tensorrt.plugin` before 11.3 does not know."""
-    for annotation in register.ATTRIBUTES.values():
+    for annotation in {name: kind for node in SERVED for name, kind in register.attributes_of(node).items()}.values():
         assert typing.get_origin(annotation) is np.ndarray
         assert not issubclass(annotation, inspect.Signature)
 

@@ -228,7 +228,7 @@ def test_auto_takes_a_sound_library_only(copy: Path, capsys: pytest.CaptureFixtu
     chosen = custom_ops.choose("auto", NODES)
     assert chosen is not None and chosen.library.path == copy and not chosen.asked
     assert custom_ops.choose("none", NODES) is None
-    for foreign in (("localattn", "WindowedAttentionStep"), ("", "WindowedAttention"), ("localattn", "RotateHeads")):
+    for foreign in (("localattn", "AFTLocalStep"), ("", "WindowedAttention"), ("localattn", "RotateHeads")):
         assert custom_ops.choose("auto", [foreign]) is None
     assert custom_ops.choose("auto", []) is None
     assert custom_ops.choose("auto", [("localattn.fused", "RotateHeads")]) == chosen, "one without attention nodes"

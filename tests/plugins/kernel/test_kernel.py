@@ -28,7 +28,7 @@ pytest.importorskip("triton", reason="Triton interprets the kernel: pip install 
 
 def check(worker: Worker, case: Case, size: float = 1.0) -> None:
     tensors = case.tensors(size)
-    actual = worker("launch", *tensors, case.attributes, case.tile)
+    actual = worker("launch", *tensors[:5], case.attributes, case.tile, *tensors[5:])
     assert actual.dtype == DTYPES[case.dtype] and actual.is_contiguous()
     judge(actual, case, tensors)
 
@@ -62,6 +62,42 @@ def test_every_geometry_type_and_head_size(worker: Worker, case: Case) -> None:
 
 CAUSAL = WindowGeometry(20, 1, 0, causal=True, exact_windowsize=True)
 OPEN = WindowGeometry(20, 1, 1)
+
+
+ALL, ALL_CAUSAL = WindowGeometry.all_keys(causal=False), WindowGeometry.all_keys(causal=True)
+SHARED_HEADS = [
+    Case(CAUSAL, 50, heads=4, group=2, batch=2),
+    Case(OPEN, 70, heads=6, group=3, mask=True, perm=HEADS_FIRST, dtype="fp16"),
+    Case(CAUSAL, 90, heads=4, group=4, softcap=2.0, scale=-0.3),
+    Case(OPEN, 50, heads=2, softcap=5.0, mask=True, dtype="bf16"),
+    Case(CAUSAL, 90, heads=4, group=2, sinks=True, mask=True, batch=2),
+    Case(OPEN, 50, heads=3, group=3, sinks=True, dtype="fp16"),
+    Case(ALL_CAUSAL, 75, heads=4, group=2, mask=True),
+    Case(ALL, 75, heads=2, softcap=3.0, perm=HEADS_FIRST),
+    Case(ALL, 40, heads=2, sinks=True, mask=True, batch=2),
+]
+XPOS = [
+    Case(CAUSAL, 90, xpos=10.0, batch=2),
+    Case(OPEN, 90, xpos=10.0, mask=True, perm=HEADS_FIRST),
+    Case(OPEN, 90, 64, "fp16", heads=1, xpos=10.0, bias=True, tile=Tile(64, 32, 4, 2)),
+    Case(CAUSAL, 70, 24, "bf16", heads=1, xpos=512.0, mask=True, bias=True, shared_qk=True),
+    Case(WindowGeometry(2, 1, 0, causal=True), 150, 16, "fp16", xpos=1.0, tile=Tile(64, 64, 4, 2)),
+    Case(WindowGeometry(4, 1, 1, exact_windowsize=True), 150, 16, xpos=2.0, tile=Tile(128, 32, 8, 2)),
+]
+
+
+@pytest.mark.parametrize("case", [*SHARED_HEADS, *XPOS], ids=named)
+def test_shared_heads_softcap_sinks_all_keys_and_xpos(worker: Worker, case: Case) -> None:
+    check(worker, case)
+
+
+def test_a_sink_that_outweighs_every_key(worker: Worker) -> None:
+    case = Case(CAUSAL, 50, sinks=True)
+    *tensors, sinks = case.tensors()
+    for sink, weight in ((3e4, 0.0), (-torch.inf, 1.0)):
+        output = worker("launch", *tensors, case.attributes, case.tile, torch.full_like(sinks, sink))
+        ordinary = worker("launch", *tensors, case.attributes, case.tile)
+        torch.testing.assert_close(output, weight * ordinary, rtol=0, atol=1e-30)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -191,9 +227,10 @@ def operator_arguments(case: Case, xpos_scale_base: float = 0.0) -> list[object]
         (Case(OPEN, 30, mask=True, bias=True, shared_qk=True), 0.0),
         (Case(CAUSAL, 50, dtype="fp16", perm=HEADS_FIRST), 0.0),
         (Case(CAUSAL, 50), 8.0),
+        (Case(CAUSAL, 50), 0.5),
         (Case(CAUSAL, 50, head_dim=8), 0.0),
     ],
-    ids=["kernel", "kernel_fp16", "xpos_by_reference", "small_head_by_reference"],
+    ids=["kernel", "kernel_fp16", "kernel_xpos", "small_base_by_reference", "small_head_by_reference"],
 )
 def test_what_the_operator_runs_on_a_gpu(worker: Worker, case: Case, base: float) -> None:
     arguments = operator_arguments(case, base)
@@ -209,13 +246,13 @@ def test_the_operator_is_registered_for_gpus() -> None:
 @pytest.mark.parametrize(
     ("case", "change", "message"),
     [
-        (Case(OPEN, 40), {"xpos_scale_base": 8.0}, "Xpos"),
+        (Case(OPEN, 40), {"xpos_scale_base": 0.5}, "base of xpos is 0.5, below 1"),
         (Case(OPEN, 1, heads=70000), {}, "70000"),
         (Case(OPEN, 40), {"geometry": WindowGeometry(2**20, 2048)}, "overflow"),
         (Case(OPEN, 40, head_dim=8), {}, "heads 8 wide"),
         (Case(OPEN, 40), {"perm": (0, 3, 1, 2)}, "layout"),
     ],
-    ids=["xpos", "many_heads", "huge_window", "small_head", "layout"],
+    ids=["small_xpos_base", "many_heads", "huge_window", "small_head", "layout"],
 )
 def test_what_the_kernel_refuses(worker: Worker, case: Case, change: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):

@@ -127,8 +127,8 @@ def test_arguments_as_the_driver_reads_them() -> None:
     read = [ctypes.cast(packed.pointers[i], ctypes.POINTER(type(v)))[0] for i, v in enumerate(packed.values)]
     assert read[:3] + read[-1:] == [0x1000, 0x2000, 0x7FFF_FFFF_F000, 0x4000]
     sizes = [ctypes.sizeof(type(v)) for v in packed.values]
-    assert sizes == [8, 8, 8, *[4] * 7, 8]
-    assert read[3:-1] == list(scalars) and scalars[-1] < 0
+    assert sizes == [8, 8, 8, *[4] * 10, 8]
+    assert read[3:-1] == list(scalars) and scalars[7] < 0
 
 
 class PtxDriver:

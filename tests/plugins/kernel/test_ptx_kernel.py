@@ -13,9 +13,11 @@ import torch
 
 from localattn.core.geometry import WindowGeometry
 from localattn.core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST
+from localattn.plugins.kernel import compile
 from localattn.plugins.kernel.compile import CompiledKernel, compile_kernel
 from localattn.plugins.kernel.spec import KernelSpec, grid, pack_scalars
 from localattn.plugins.kernel.targets import TARGETS
+from localattn.plugins.kernel.tiles import tile_for
 
 from ...simulators.ptx.launch import launch
 from ...simulators.ptx.memory import GlobalMemory
@@ -50,7 +52,7 @@ def compiled(spec: KernelSpec, target: str) -> tuple[CompiledKernel, Program]:
 
 def run(target: str, case: Case, tensors: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
     """The output of a target's kernel."""
-    return launched(*compiled(KernelSpec(case.dtype, case.head_dim, case.mask, case.bias), target), case, tensors)[0]
+    return launched(*compiled(case.spec, target), case, tensors)[0]
 
 
 def launched(
@@ -62,7 +64,7 @@ def launched(
     output = torch.full_like(query, torch.nan)
     memory = GlobalMemory()
     inputs = [memory.put(x.contiguous().view(torch.uint8).numpy()) for x in tensors if x is not None]
-    scalars = pack_scalars(case.attributes, case.length, case.heads)
+    scalars = pack_scalars(case.attributes, case.length, case.heads, case.heads // case.group)
     executed = launch(
         program,
         memory,
@@ -101,6 +103,32 @@ def test_numbers(target: str, case: Case) -> None:
     judge(run(target, case, tensors), case, tensors)
 
 
+ALL_KEYS = WindowGeometry.all_keys(causal=True)
+RARE = [
+    Case(KINDS[0], 150, 64, "fp16", heads=4, group=2, batch=2),
+    Case(ALL_KEYS, 150, 64, "fp16", heads=2, group=2),
+    Case(KINDS[3], 90, 40, "bf16", heads=4, group=4, mask=True, softcap=2.0),
+    Case(KINDS[2], 90, 64, "fp16", heads=2, mask=True, sinks=True, perm=HEADS_FIRST),
+    Case(KINDS[0], 90, 64, "fp16", xpos=20.0, mask=True, bias=True, shared_qk=True),
+    Case(KINDS[2], 90, 128, "bf16", heads=1, xpos=12.0, perm=HEADS_FIRST),
+    Case(WindowGeometry(2, 1, 0, causal=True), 90, 64, "fp16", heads=1, xpos=1.0),
+    Case(KINDS[1], 70, 16, "fp32", heads=1, xpos=12.0, mask=True),
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "target"),
+    [
+        pytest.param(case, target, id=f"{named(case)}-{target}", marks=[pytest.mark.slow] * (index % 5 != place))
+        for index, case in enumerate(RARE)
+        for place, target in enumerate(DISTINCT)
+    ],
+)
+def test_shared_heads_all_keys_softcap_sinks_and_xpos(case: Case, target: str) -> None:
+    tensors = case.tensors()
+    judge(run(target, case, tensors), case, tensors)
+
+
 @pytest.mark.parametrize("target", DISTINCT)
 @pytest.mark.parametrize(("head_dim", "dtype", "perm"), [(17, "fp16", SEQUENCE_FIRST), (250, "bf16", HEADS_FIRST)])
 def test_heads_whose_rows_align_with_nothing(head_dim: int, dtype: str, perm: tuple[int, ...], target: str) -> None:
@@ -118,9 +146,12 @@ def test_every_kernel(target: str, case: Case) -> None:
 
 
 @pytest.mark.parametrize(("target", "other"), SAME_TEXT.items())
-def test_other_targets_have_the_same_text(target: str, other: str) -> None:
+def test_other_targets_have_the_same_text(target: str, other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it is made once. Here it is made for the target itself."""
+    monkeypatch.setattr(compile, "OLDEST", TARGETS[target])
     for spec in SPECS[:2]:
-        mine, theirs = (compiled(spec, name)[0].ptx for name in (target, other))
+        theirs, tile = compiled(spec, other)[0].ptx, tile_for(spec, TARGETS[target])
+        mine = compile.compile_kernel(spec, TARGETS[target], tile).ptx
         assert mine == theirs.replace(f".target {other}", f".target {target}")
 
 

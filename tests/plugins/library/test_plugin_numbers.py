@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localattn.core.nodes.attention import NodeAttributes
+from localattn.core.nodes.gpu import KernelAttributes
+from localattn.core.nodes.grouped import GroupedAttributes
 from localattn.plugins.library.facts import ARCHITECTURES, Arch, host_arch
 
 from ...simulators.ptx.launch import launch
@@ -20,31 +21,52 @@ from ...simulators.ptx.memory import GlobalMemory
 from ...simulators.ptx.program import read_program
 from ...support import reference
 from ...support.native.plugin_build import HEAD_DIM
-from ...support.native.plugin_drive import BATCH, CASES, HEADS, LENGTH, OP_TYPES, drive, fields_of
+from ...support.native.plugin_drive import (
+    BATCH,
+    CASES,
+    GROUP,
+    GROUPED,
+    HEADS,
+    LENGTH,
+    OP_TYPES,
+    attributes_for,
+    drive,
+    fields_of,
+)
 
 Array = np.ndarray[Any, Any]
 
 
-def inputs_of(attributes: NodeAttributes, op_type: str) -> list[Array | None]:
-    """Query, key, value, mask and bias, in the plugin's types."""
+def inputs_of(attributes: KernelAttributes, op_type: str) -> list[Array | None]:
+    """Query, key, value, mask, bias and sinks, in the plugin's types."""
     rng = np.random.default_rng(3)
-    sizes = (BATCH, HEADS, LENGTH, HEAD_DIM)
-    shape = tuple(sizes[axis] for axis in attributes.perm)
+    shared = HEADS // GROUP if op_type in GROUPED else HEADS
+    sizes = ((BATCH, heads, LENGTH, HEAD_DIM) for heads in (HEADS, shared, shared))
+    shapes = [tuple(size[axis] for axis in attributes.perm) for size in sizes]
     g = attributes.geometry
-    bias = rng.standard_normal((HEADS, g.window_size, g.keys_per_window)).astype(np.float16)
+    bias = rng.standard_normal((HEADS, g.window_size, g.keys_per_window)).astype(np.float16) if "Bias" in op_type else 0
     return [
-        *(rng.standard_normal(shape).astype(np.float16) for _ in range(3)),
+        *(rng.standard_normal(shape).astype(np.float16) for shape in shapes),
         rng.random((BATCH, LENGTH)) < 0.7 if "Mask" in op_type else None,
         bias if "Bias" in op_type else None,
+        rng.standard_normal(HEADS).astype(np.float16) if "Sinks" in op_type else None,
     ]
 
 
 def check(case: str, op_type: str, arch: Arch, tmp_path: Path) -> None:
-    attributes = CASES[case]
+    attributes = attributes_for(op_type, CASES[case])
     inputs = inputs_of(attributes, op_type)
     query = inputs[0]
     assert query is not None
-    driven = drive(tmp_path, op_type, fields_of(attributes), arch=arch, shape=query.shape, capability=87)
+    driven = drive(
+        tmp_path,
+        op_type,
+        fields_of(attributes),
+        arch=arch,
+        shape=query.shape,
+        capability=87,
+        drive_kv_heads=str(HEADS // GROUP if op_type in GROUPED else HEADS),
+    )
     call = driven.launches[0]
     assert call["ptx"]
     memory, output = GlobalMemory(), np.full_like(query, np.nan)
@@ -54,12 +76,19 @@ def check(case: str, op_type: str, arch: Arch, tmp_path: Path) -> None:
     arguments = [*call["inputs"], *call["scalars"], call["output"]]
     launch(read_program(driven.ptx), memory, call["grid"], call["block"], call["shared"], arguments)
     exact = [None if x is None else x.astype(np.float64) if x.dtype == np.float16 else x for x in inputs]
-    expected = reference.windowed_attention(attributes, *exact)  # type: ignore[arg-type]
+    if isinstance(attributes, GroupedAttributes):
+        a, (q, k, v, mask, _, sinks) = attributes, exact
+        expected = reference.grouped_attention(a.geometry, a.scale, a.softcap, a.perm, q, k, v, mask, sinks)  # type: ignore[arg-type]
+    else:
+        expected = reference.windowed_attention(attributes, *exact[:5])  # type: ignore[arg-type]
     np.testing.assert_allclose(output.astype(np.float64), expected, rtol=0, atol=3e-3)
 
 
-@pytest.mark.parametrize("op_type", OP_TYPES)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("op_type", "case"),
+    [(name, case) for name in OP_TYPES[:4] for case in CASES]
+    + [(name, list(CASES)[index % len(CASES)]) for index, name in enumerate(OP_TYPES[4:])],
+)
 def test_a_launch_repeated(case: str, op_type: str, tmp_path: Path) -> None:
     check(case, op_type, host_arch(), tmp_path)
 

@@ -13,14 +13,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from localattn.core.geometry import WindowGeometry
-from localattn.core.nodes.attention import VARIANTS, NodeAttributes
+from localattn.core.nodes.attention import DOMAIN, VARIANTS, NodeAttributes
 
 from ...support.models import node_model
 from ...support.native.plugin_build import HEAD_DIM, folder, host_arch, library
-from .test_plugin_library import OP_TYPES
+from ...support.native.plugin_drive import GROUP, GROUPED, OP_TYPES, WINDOWED, attributes_for
 
 # Loads the library, and for each model: parses it, lists the layers, builds an engine for compute capability 8.6.
 PROGRAM = """
@@ -85,6 +86,31 @@ print(json.dumps(shown))
 WINDOW = NodeAttributes(WindowGeometry(32, 1, 0, causal=True, exact_windowsize=True), 0.125, query_block=32)
 
 
+SIZES: dict[str, tuple[int | str, int | str]] = {"static": (256, 2), "open": ("n", "b")}
+GROUPED_HEADS = 6
+KV_HEADS = GROUPED_HEADS // GROUP
+
+
+def grouped_node(op_type: str, length: int | str, batch: int | str) -> onnx.ModelProto:
+    """A grouped node without its function: TensorRT-RTX reads it as the plugin or not at all."""
+    data, half = [batch, length], onnx.TensorProto.FLOAT16
+    inputs = [
+        onnx.helper.make_tensor_value_info(name, half, [*data, heads, HEAD_DIM])
+        for name, heads in (("query", GROUPED_HEADS), ("key", KV_HEADS), ("value", KV_HEADS))
+    ]
+    if "Mask" in op_type:
+        inputs.append(onnx.helper.make_tensor_value_info("key_mask", onnx.TensorProto.BOOL, data))
+    if "Sinks" in op_type:
+        inputs.append(onnx.helper.make_tensor_value_info("sinks", half, [GROUPED_HEADS]))
+    output = onnx.helper.make_tensor_value_info("out", half, [*data, GROUPED_HEADS, HEAD_DIM])
+    names = [value.name for value in inputs]
+    attributes = attributes_for(op_type, WINDOW).as_onnx()
+    node = onnx.helper.make_node(op_type, names, ["out"], domain=DOMAIN, **attributes)
+    graph = onnx.helper.make_graph([node], "one_node", inputs, [output])
+    opsets = [onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid(DOMAIN, 1)]
+    return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
 @cache
 def shown() -> dict[str, Any]:
     """What the child process found."""
@@ -93,12 +119,15 @@ def shown() -> dict[str, Any]:
     models = []
     with pytest.MonkeyPatch.context() as patch:
         for variant in VARIANTS:
-            for name, sizes, head_dim in (("static", (256, 2), HEAD_DIM), ("open", ("n", "b"), HEAD_DIM)):
-                if not variant.has_xpos:
-                    patch.setattr(node_model, "HEAD_DIM", head_dim)
-                    model = node_model.one_node(variant, WINDOW, *sizes, dtype="fp16")
-                    models.append(folder() / f"{variant.op_type}-{name}.onnx")
-                    models[-1].write_bytes(model.SerializeToString())
+            for name, sizes in SIZES.items():
+                patch.setattr(node_model, "HEAD_DIM", HEAD_DIM)
+                model = node_model.one_node(variant, attributes_for(variant.op_type, WINDOW), *sizes, dtype="fp16")
+                models.append(folder() / f"{variant.op_type}-{name}.onnx")
+                models[-1].write_bytes(model.SerializeToString())
+        for op_type in GROUPED:
+            for name, sizes in SIZES.items():
+                models.append(folder() / f"{op_type}-{name}.onnx")
+                models[-1].write_bytes(grouped_node(op_type, *sizes).SerializeToString())
         patch.setattr(node_model, "HEAD_DIM", 48)
         models.append(folder() / "no_kernel.onnx")
         models[-1].write_bytes(node_model.one_node(VARIANTS[0], WINDOW, 256, dtype="fp16").SerializeToString())
@@ -122,12 +151,15 @@ def shown() -> dict[str, Any]:
 def test_registry_lists_the_creators() -> None:
     names = [name for name, *_ in shown()["creators"]]
     assert names == sorted(OP_TYPES)
-    for _, version, namespace, attributes in shown()["creators"]:
+    for name, version, namespace, attributes in shown()["creators"]:
         assert (version, namespace) == ("1", "localattn")
-        assert attributes.pop("scale") == ["FLOAT32", 1]
-        assert attributes.pop("perm") == ["INT32", 4]
-        integers = ["window_size", "look_backward", "look_forward", "causal", "exact_windowsize", "shared_qk"]
-        assert attributes == {name: ["INT32", 1] for name in integers}
+        written = attributes_for(name, WINDOW).as_onnx()
+        left_out = {"query_block", "plugin_namespace", "plugin_version"}
+        left_out |= {"xpos_scale_base"} if name in WINDOWED and "Xpos" not in name else set()
+        assert set(written) - set(attributes) == left_out
+        for field, (kind, length) in attributes.items():
+            assert kind == ("FLOAT32" if field in ("scale", "softcap", "xpos_scale_base") else "INT32")
+            assert length == (4 if field == "perm" else 1)
 
 
 def test_registry_is_left_as_it_was() -> None:
@@ -141,7 +173,7 @@ def test_node_becomes_the_plugin_and_an_engine(op_type: str, sizes: str) -> None
     assert model["parsed"]
     assert model["layers"] == ["PLUGIN_V3"], "the plugin, not the function definition"
     expected = [2, 256] if sizes == "static" else [-1, -1]
-    assert model["output"] == [*expected, node_model.HEADS, HEAD_DIM]
+    assert model["output"] == [*expected, GROUPED_HEADS if op_type in GROUPED else node_model.HEADS, HEAD_DIM]
     assert model["engine"] > 0 and model["named"]
     assert model["said"] == []
 

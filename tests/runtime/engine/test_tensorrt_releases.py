@@ -17,9 +17,10 @@ import onnx
 import pytest
 
 from localattn.core.errors import MissingDependency
-from localattn.core.nodes.attention import VARIANTS
+from localattn.core.nodes.gpu import SERVED, SERVED_BY_OP_TYPE
 from localattn.core.tensorrt_versions import FEATURES, has
 from localattn.exporter.export import ExportRequest, export
+from localattn.plugins.aot.register import attributes_of
 from localattn.plugins.kernel.spec import KernelSpec
 from localattn.plugins.kernel.targets import TARGETS
 from localattn.plugins.library.build import build_library
@@ -37,7 +38,7 @@ pytestmark = needs_plugin_tools
 HERE = "installed"
 EVERY = [HERE, *(pytest.param(release, marks=pytest.mark.slow, id=str(release)) for release in OTHERS)]
 
-OP_TYPES = sorted(variant.op_type for variant in VARIANTS if not variant.has_xpos)
+OP_TYPES = sorted(node.op_type for node in SERVED)
 AOT_SINCE = FEATURES["aot_plugins"]["tensorrt"].at_least
 ALIASES_SINCE = (10, 15)
 PREFER_AOT = "PREFER_AOT_PYTHON_PLUGINS"
@@ -140,7 +141,8 @@ def test_names_are_found_in_the_source() -> None:
 
 
 def test_the_registry_takes_the_library(shown: dict[str, Any]) -> None:
-    assert shown["creators"] == [[name, "1", "localattn", 8] for name in OP_TYPES]
+    fields = [len(attributes_of(SERVED_BY_OP_TYPE[name])) for name in OP_TYPES]
+    assert shown["creators"] == [[name, "1", "localattn", count] for name, count in zip(OP_TYPES, fields, strict=True)]
     code, out, _ = shown["check"]
     assert code == 0
     assert [creator["name"] for creator in json.loads(out)["creators"]] == OP_TYPES

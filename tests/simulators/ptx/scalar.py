@@ -189,6 +189,8 @@ def _bits(value: Array, kind: str) -> Array:
 
 
 def numbers(bits: Array, kind: str) -> Array:
-    """Bits of a half type as fp32 numbers."""
+    """Bits of a half type as fp32 numbers; of TF32, 32 bits of which the last 13 do not count."""
+    if kind == "tf32":
+        return (np.ascontiguousarray(bits).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
     dtype: np.dtype[Any] = NUMPY["f16"] if kind == "f16" else BFLOAT16
     return np.ascontiguousarray(bits).view(dtype).astype(np.float32)

@@ -18,11 +18,12 @@ from .memory import Array
 from .program import Address, Instruction, PtxFault, Vector
 from .scalar import numbers
 from .warp import by_thread, by_warp, halves
-from .wgmma import DEPTH, read_matrix, uniform
+from .wgmma import DEPTH, DEPTH_TF32, read_matrix, uniform
 
 LANES, COLUMNS = 128, 512
 _WIDTHS = {2: 128, 4: 64, 6: 32}
-_KINDS = {0: "f16", 1: "bf16"}
+# Of the factors, by the kind of the product.
+_KINDS = {"f16": {0: "f16", 1: "bf16"}, "tf32": {2: "tf32"}}
 _FP32_SUMS = 1
 
 
@@ -160,7 +161,7 @@ def _lanes(rows: int) -> Array:
     return row // 16 * 32 + row % 16 if rows == 64 else row
 
 
-@handles("tcgen05.mma.cta_group::1.kind::f16")
+@handles("tcgen05.mma.cta_group::1.kind::f16", "tcgen05.mma.cta_group::1.kind::tf32")
 def _multiply(blocks: Blocks, instruction: Instruction) -> None:
     """`d = a·b + d`, or `a·b`: d in tensor memory, a there or in shared memory, b in shared memory."""
     thread = _one_thread(blocks)
@@ -170,15 +171,19 @@ def _multiply(blocks: Blocks, instruction: Instruction) -> None:
     memory = _memory(blocks)
     form = int(blocks.read(shape, NUMPY["u32"])[0, thread])
     rows, size = (form >> 24 & 31) * 16, (form >> 17 & 63) * 8
-    kinds = [_KINDS[form >> shift & 7] for shift in (7, 10)]
+    kind = instruction.opcode.rpartition("::")[2]
+    depth = DEPTH_TF32 if kind == "tf32" else DEPTH
+    kinds = [_KINDS[kind][form >> shift & 7] for shift in (7, 10)]
     if form >> 4 & 3 != _FP32_SUMS or form >> 13 & 3:
         raise PtxFault("a product of another form")
     lanes = _lanes(rows)
     if isinstance(a, Address):
+        if kind != "f16":
+            raise PtxFault("a factor of TF32 in tensor memory")
         left = _from_tensor_memory(blocks, int(blocks.address(a)[0, thread]), lanes)
     else:
-        left = _from_shared(blocks, blocks.read(a, NUMPY["b64"])[:, thread], rows, form >> 15 & 1)
-    right = _from_shared(blocks, blocks.read(b, NUMPY["b64"])[:, thread], size, form >> 16 & 1)
+        left = _from_shared(blocks, blocks.read(a, NUMPY["b64"])[:, thread], rows, form >> 15 & 1, depth)
+    right = _from_shared(blocks, blocks.read(b, NUMPY["b64"])[:, thread], size, form >> 16 & 1, depth)
     product = numbers(left, kinds[0]) @ numbers(right, kinds[1]).swapaxes(1, 2)
     address = int(blocks.address(result)[0, thread])
     columns = _columns(address, size)
@@ -199,9 +204,9 @@ def _from_tensor_memory(blocks: Blocks, address: int, lanes: Array) -> Array:
     return halves(words).reshape(blocks.count, len(lanes), DEPTH)
 
 
-def _from_shared(blocks: Blocks, descriptor: Array, size: int, along_outer: int) -> Array:
+def _from_shared(blocks: Blocks, descriptor: Array, size: int, along_outer: int, depth: int) -> Array:
     width = _WIDTHS[int(descriptor[0] >> np.uint64(61))]
-    return read_matrix(blocks, descriptor, size, width, not along_outer)
+    return read_matrix(blocks, descriptor, size, width, not along_outer, depth)
 
 
 @handles("tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64")

@@ -12,7 +12,7 @@ import numpy as np
 
 from .blocks import NUMPY, Blocks, handles
 from .memory import Array
-from .program import Instruction, PtxFault
+from .program import Instruction, Operand, PtxFault
 from .scalar import numbers
 
 LANES = np.arange(32)
@@ -53,6 +53,35 @@ def _right_factor(registers: Array, kind: str) -> Array:
     return matrix
 
 
+def left_factor_tf32(registers: Array) -> Array:
+    """The 16 × 8 matrix of four registers a thread, one number each ("Matrix Fragments for mma.m16n8k8")."""
+    matrix = np.empty((*registers.shape[:2], 16, 8), np.float32)
+    for part, (row, column) in enumerate(((0, 0), (8, 0), (0, 4), (8, 4))):
+        matrix[:, :, row + ROW, column + LANES % 4] = numbers(registers[:, :, :, part], "tf32")
+    return matrix
+
+
+@handles("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32")
+def _multiply_tf32(blocks: Blocks, instruction: Instruction) -> None:
+    """`d = a·b + c` for 16 × 8 and 8 × 8 numbers of TF32, sums in fp32."""
+    blocks.taking_part()
+    result, a, b, c = instruction.operands
+    left = left_factor_tf32(by_warp(blocks.read_all(a, NUMPY["b32"])))
+    registers = by_warp(blocks.read_all(b, NUMPY["b32"]))
+    right = np.empty((*registers.shape[:2], 8, 8), np.float32)
+    for part in range(2):
+        right[:, :, 4 * part + LANES % 4, ROW] = numbers(registers[:, :, :, part], "tf32")
+    _add_product(blocks, result, left @ right, c)
+
+
+def _add_product(blocks: Blocks, result: Operand, product: Array, c: Operand) -> None:
+    """Write a 16 × 8 product and what it is added to."""
+    sums = by_warp(blocks.read_all(c, NUMPY["f32"])).copy()
+    for part in range(2):
+        sums[..., 2 * part : 2 * part + 2] += product[:, :, 8 * part + ROW[:, None], COLUMNS]
+    blocks.write_all(result, by_thread(sums))
+
+
 @handles("mma.sync.aligned.m16n8k16.row.col.f32")
 def _multiply(blocks: Blocks, instruction: Instruction) -> None:
     """`d = a·b + c` for 16 × 16 and 16 × 8 halves, sums in fp32."""
@@ -61,11 +90,7 @@ def _multiply(blocks: Blocks, instruction: Instruction) -> None:
     result, a, b, c = instruction.operands
     left = left_factor(by_warp(blocks.read_all(a, NUMPY["b32"])), kind)
     right = _right_factor(by_warp(blocks.read_all(b, NUMPY["b32"])), kind)
-    product = left @ right
-    sums = by_warp(blocks.read_all(c, NUMPY["f32"])).copy()
-    for part in range(2):
-        sums[..., 2 * part : 2 * part + 2] += product[:, :, 8 * part + ROW[:, None], COLUMNS]
-    blocks.write_all(result, by_thread(sums))
+    _add_product(blocks, result, left @ right, c)
 
 
 @handles("ldmatrix.sync.aligned.m8n8.x4")

@@ -18,9 +18,10 @@ from .groups import Groups
 from .memory import Array
 from .program import Immediate, Instruction, Operand, PtxFault, Register, Vector
 from .scalar import numbers
-from .warp import COLUMNS, ROW, by_thread, by_warp, left_factor
+from .warp import COLUMNS, ROW, by_thread, by_warp, left_factor, left_factor_tf32
 
 DEPTH = 16  # of a product of halves, in elements
+DEPTH_TF32 = 8
 # Swizzle of a descriptor → bytes of a row.
 _WIDTHS = {1: 128, 2: 64, 3: 32}
 
@@ -30,7 +31,9 @@ def swizzled(address: Array, width: int) -> Array:
     return address ^ ((address >> 7) & (width // 16 - 1)) << 4
 
 
-def offsets(outer: Array, inner: Array, width: int, leading: int, stride: int, inner_is_contiguous: bool) -> Array:
+def offsets(
+    outer: Array, inner: Array, width: int, leading: int, stride: int, inner_is_contiguous: bool, size: int = 2
+) -> Array:
     """Offsets in bytes of elements `(outer, inner)`; inner is the axis that products sum over.
 
     Args:
@@ -40,27 +43,33 @@ def offsets(outer: Array, inner: Array, width: int, leading: int, stride: int, i
         leading: the descriptor's leading offset, in bytes.
         stride: its stride offset.
         inner_is_contiguous: rows in memory run along the inner axis ("K-major"), not the outer one.
+        size: bytes an element; those of four lie only so.
     """
     if inner_is_contiguous:
-        return outer // 8 * stride + outer % 8 * width + 2 * inner
+        return outer // 8 * stride + outer % 8 * width + size * inner
+    if size != 2:
+        raise PtxFault("a matrix of TF32 whose rows do not run along the sum")
     row = width // 2
     return outer // row * leading + inner // 8 * stride + inner % 8 * width + outer % row * 2
 
 
-def read_matrix(blocks: Blocks, descriptor: Array, size: int, width: int, inner_is_contiguous: bool) -> Array:
-    """The matrix `[blocks, size, DEPTH]` of bits that a descriptor a block names."""
-    outer, inner = np.meshgrid(np.arange(size), np.arange(DEPTH), indexing="ij")
+def read_matrix(
+    blocks: Blocks, descriptor: Array, size: int, width: int, inner_is_contiguous: bool, depth: int = DEPTH
+) -> Array:
+    """The matrix `[blocks, size, depth]` of bits that a descriptor a block names; elements fill 32 bytes of a row."""
+    outer, inner = np.meshgrid(np.arange(size), np.arange(depth), indexing="ij")
+    element = 2 * DEPTH // depth
     start, leading, stride = ((descriptor >> shift & 0x3FFF).astype(np.int64) << 4 for shift in (0, 16, 32))
     address = np.stack(
         [
-            swizzled(base + offsets(outer, inner, width, int(lead), int(step), inner_is_contiguous), width)
+            swizzled(base + offsets(outer, inner, width, int(lead), int(step), inner_is_contiguous, element), width)
             for base, lead, step in zip(start, leading, stride, strict=True)
         ]
     )
     block = np.broadcast_to(np.arange(blocks.count)[:, None, None], address.shape)
     # Read by no warp: what any warp wrote must have been made visible by a barrier.
     warp = np.full(address.size, -2, np.int16)
-    return blocks.shared.load(block.ravel(), address.ravel(), 2, warp).reshape(address.shape)
+    return blocks.shared.load(block.ravel(), address.ravel(), element, warp).reshape(address.shape)
 
 
 def uniform(values: Array, what: str) -> Any:
@@ -72,17 +81,20 @@ def uniform(values: Array, what: str) -> Any:
 
 @handles("wgmma.mma_async.sync.aligned")
 def _multiply(blocks: Blocks, instruction: Instruction) -> None:
-    """`d = a·b + d`, or `a·b`: 64 × 16 halves from registers, 16 × n from shared memory; sums in fp32."""
+    """`d = a·b + d`, or `a·b`: 64 × 16 halves from registers, 16 × n from shared memory, or 8 of TF32; sums in fp32."""
     blocks.taking_part()
-    result, a, b, add, scale_a, scale_b, transposed = instruction.operands
+    result, a, b, add, scale_a, scale_b, *transposed = instruction.operands
     if not isinstance(a, Vector) or [scale_a, scale_b] != [Immediate("1")] * 2:
         raise PtxFault("a product of another form")
     kind = instruction.type
-    size = int(re.findall(r"m64n(\d+)k16", instruction.opcode)[0])
-    left = left_factor(by_warp(blocks.read_all(a, NUMPY["b32"])), kind)
+    depth = DEPTH_TF32 if kind == "tf32" else DEPTH
+    size = int(re.findall(rf"m64n(\d+)k{depth}\b", instruction.opcode)[0])
+    registers = by_warp(blocks.read_all(a, NUMPY["b32"]))
+    left = left_factor_tf32(registers) if kind == "tf32" else left_factor(registers, kind)
     descriptor = uniform(blocks.read(b, NUMPY["b64"]), "a matrix")
     width = _WIDTHS[int(descriptor[0] >> np.uint64(62))]
-    right = numbers(read_matrix(blocks, descriptor, size, width, transposed == Immediate("0")), kind)
+    along_sum = transposed in ([], [Immediate("0")])
+    right = numbers(read_matrix(blocks, descriptor, size, width, along_sum, depth), kind)
     product = left @ right.swapaxes(1, 2)[:, None]
     sums = np.zeros((*product.shape[:2], 32, size // 2), np.float32)
     blocks.unready = blocks.unready - _names(result)  # one product may follow another into the same sums

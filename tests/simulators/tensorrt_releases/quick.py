@@ -16,22 +16,23 @@ import hashlib
 import importlib
 import json
 import sys
+import typing
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from localattn.core.errors import UsageError
-from localattn.core.nodes.attention import PLUGIN_NAMESPACE, PLUGIN_VERSION, VARIANTS
+from localattn.core.nodes.attention import PLUGIN_NAMESPACE, PLUGIN_VERSION
+from localattn.core.nodes.gpu import SERVED
 from localattn.plugins.aot.availability import why_not
-from localattn.plugins.aot.register import ATTRIBUTES, register_plugins
+from localattn.plugins.aot.register import attributes_of, register_plugins
 from localattn.plugins.kernel.targets import TARGETS
 
 from .bind import Parts, bind
 
 SIZES = (("batch", (1, 2, 4)), ("length", (64, 256, 512)))  # of dynamic axes: smallest, best and largest
 LAUNCH = "launch"
-SERVED = [variant for variant in VARIANTS if not variant.has_xpos]
 
 
 def main(asked: dict[str, Any]) -> dict[str, Any]:
@@ -67,10 +68,12 @@ def refused(target: str) -> str:
 
 def types(trt: Any, creator: Any, variant: Any) -> list[str]:
     """The type of the output for fp16 inputs, asked as TensorRT asks a plugin that it just made."""
+    declared = attributes_of(variant)
     values = {
-        name: np.ones(4 if name == "perm" else 1, np.float32 if name == "scale" else np.int32) for name in ATTRIBUTES
+        name: np.ones(4 if name == "perm" else 1, typing.get_args(typing.get_args(kind)[1])[0])
+        for name, kind in declared.items()
     }
-    fields = [trt.PluginField(name, values[name], field_type(trt, values[name])) for name in ATTRIBUTES]
+    fields = [trt.PluginField(name, values[name], field_type(trt, values[name])) for name in declared]
     plugin = creator.create_plugin(
         variant.op_type,
         PLUGIN_NAMESPACE,
@@ -79,7 +82,7 @@ def types(trt: Any, creator: Any, variant: Any) -> list[str]:
         trt.QuickPluginCreationRequest.PREFER_AOT,
     )
     kinds = [trt.bool if name == "key_mask" else trt.float16 for name in variant.input_names]
-    ranks = [{"key_mask": 2, "attn_bias": 3}.get(name, 4) for name in variant.input_names]
+    ranks = [{"key_mask": 2, "attn_bias": 3, "sinks": 1}.get(name, 4) for name in variant.input_names]
     return [kind.name for kind in plugin.get_output_data_types(kinds, ranks)]
 
 

@@ -6,16 +6,22 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from localattn.core.geometry import WindowGeometry
-from localattn.core.nodes.attention import HEADS_FIRST, VARIANTS, NodeAttributes
+from localattn.core.nodes.attention import HEADS_FIRST, NodeAttributes
+from localattn.core.nodes.gpu import SERVED, SERVED_BY_OP_TYPE, KernelAttributes
+from localattn.core.nodes.grouped import GroupedAttributes
+from localattn.plugins.kernel.spec import KernelSpec, spec_for
 from localattn.plugins.library.facts import Arch, host_arch
 
 from .plugin_build import DTYPE, HEAD_DIM, emulator, library, program, stand_in_driver
 
-OP_TYPES = [variant.op_type for variant in VARIANTS if not variant.has_xpos]
+OP_TYPES = [node.op_type for node in SERVED]
+GROUPED = [name for name in OP_TYPES if name.startswith(("Grouped", "Global"))]
+WINDOWED = [name for name in OP_TYPES if name not in GROUPED]
 BATCH, LENGTH, HEADS = 2, 100, 3
 WINDOW = NodeAttributes(WindowGeometry(32, 1, 0, causal=True, exact_windowsize=True), 0.125)
 # Where the program says its inputs and its output lie.
@@ -28,7 +34,27 @@ CASES = {
 }
 
 
-def fields_of(attributes: NodeAttributes, **changed: str) -> list[str]:
+# Of a grouped node: heads of queries for each of keys.
+GROUP = 3
+
+
+def attributes_for(op_type: str, attributes: NodeAttributes) -> KernelAttributes:
+    """The attributes of a node of this op type: its window, scale and layout, and what only this op type has."""
+    node = SERVED_BY_OP_TYPE[op_type]
+    if op_type in WINDOWED:
+        return replace(attributes, xpos_scale_base=16.0 if node.has_xpos else 0.0)
+    geometry = attributes.geometry
+    if op_type.startswith("Global"):
+        geometry = WindowGeometry.all_keys(causal=geometry.causal)
+    return GroupedAttributes(geometry, attributes.scale, 2.5 if "Softcap" in op_type else 0.0, attributes.perm)
+
+
+def spec_of(op_type: str) -> KernelSpec:
+    """The kernel in the library for an op type."""
+    return spec_for(SERVED_BY_OP_TYPE[op_type], DTYPE, HEAD_DIM)
+
+
+def fields_of(attributes: KernelAttributes, **changed: str) -> list[str]:
     """The attributes as `drive` takes them; the empty text leaves one out."""
     values = {
         name: f"{value!r}f" if isinstance(value, float) else ",".join(map(str, value if name == "perm" else [value]))

@@ -6,6 +6,7 @@
 //
 // DRIVE_THREAD: it is launched by a thread of its own.
 // DRIVE_SHIFT: "name=bytes": where the last launch finds "query", "key", "value" or the output too late by that much.
+// DRIVE_KV_HEADS: heads of key and value.
 // DRIVE_PROFILE: the largest shape of query, key and value in the profile.
 // DRIVE_TENSORRT: a library whose function `finder` returns the ILoggerFinder to give to the plugin library.
 #include <NvInferRuntime.h>
@@ -108,6 +109,9 @@ std::vector<PluginTensorDesc> inputsOf(std::string const& opType, DataType type,
                                        Fields const& fields) {
   std::vector<PluginTensorDesc> inputs(3, describe(type, shape));
   bool const sequenceFirst = of(fields, "perm", 1) == 2;
+  if (char const* heads = std::getenv("DRIVE_KV_HEADS")) {
+    inputs[1].dims.d[sequenceFirst ? 2 : 1] = inputs[2].dims.d[sequenceFirst ? 2 : 1] = std::atoi(heads);
+  }
   if (opType.find("Mask") != std::string::npos) {
     inputs.push_back(describe(DataType::kBOOL, {shape[0], shape[sequenceFirst ? 1 : 2]}));
   }
@@ -115,6 +119,9 @@ std::vector<PluginTensorDesc> inputsOf(std::string const& opType, DataType type,
     int64_t const window = of(fields, "window_size");
     int64_t const keys = window * (of(fields, "look_backward") + 1 + of(fields, "look_forward"));
     inputs.push_back(describe(type, {shape[sequenceFirst ? 2 : 1], window, keys}));
+  }
+  if (opType.find("Sinks") != std::string::npos) {
+    inputs.push_back(describe(type, {shape[sequenceFirst ? 2 : 1]}));
   }
   return inputs;
 }

@@ -1,0 +1,54 @@
+"""Whole models whose attention nodes TensorRT-RTX builds as plugins: Hugging Face's with shared heads and layers that
+see all keys, and local-attention's with xpos."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from localattn.core.documents.engine_facts import read_engine_facts
+
+from ...conftest import Finished, save_upstream
+from ...support.models.engine_models import SMALL, needs_plugin_tools, needs_rtx
+from ...support.models.hugging_face import CASES, build
+
+pytestmark = [needs_plugin_tools, needs_rtx, pytest.mark.slow]
+
+BY_NAME = {case.name: case for case in CASES}
+
+
+def engine_of(localattn: Callable[..., Finished], model: Path) -> tuple[int, list[str]]:
+    """How many attention layers of its engine are plugins, all of them, and which kernels they take."""
+    engine = model.with_suffix(".engine")
+    options = ("--backend", "tensorrt-rtx", "--target", "rtx40", "--plugin", "library")
+    finished = localattn("build", model, "-o", engine, *options)
+    assert finished.code == 0, finished.err
+    facts = read_engine_facts(engine)
+    checks = {check.name: check for check in facts.checks}
+    assert checks["plugin in network"].status == "passed"
+    assert facts.plugin is not None
+    kernels = facts.plugin.kernels
+    return int(checks["plugin in network"].detail.split()[1]), [kernel.model_dump_json() for kernel in kernels]
+
+
+@pytest.mark.parametrize("name", ["modernbert", "mistral", "gemma2", "gemma3_text", "gpt_oss"])
+def test_hugging_face(name: str, localattn: Callable[..., Finished], tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="transformers makes the models")
+    case = BY_NAME[name]
+    build(case).save_pretrained(tmp_path / "folder")
+    exported = localattn("export", tmp_path / "folder", "-o", tmp_path / "out" / "model.onnx")
+    assert exported.code == 0, exported.err
+    layers, kernels = engine_of(localattn, tmp_path / "out" / "model.onnx")
+    assert layers == len(case.windows)
+    assert len(kernels) == 1, "one kernel for windows and for all keys"
+
+
+def test_xpos(localattn: Callable[..., Finished], tmp_path: Path) -> None:
+    arguments = {**SMALL, "use_xpos": True, "xpos_scale_base": 8}
+    checkpoint = save_upstream(tmp_path, "local_attention.LocalTransformer", arguments, "model.pt")
+    exported = localattn("export", checkpoint, "-o", tmp_path / "model.onnx")
+    assert exported.code == 0, exported.err
+    layers, kernels = engine_of(localattn, tmp_path / "model.onnx")
+    assert layers == 2 and len(kernels) == 1 and '"has_xpos":true' in kernels[0]
