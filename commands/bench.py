@@ -124,11 +124,11 @@ def bench(
 
 def _say_kernels(report: BenchReport, request: BenchRequest) -> None:
     """Say once which kernels computed the first model on the CPU; nothing where several ways were measured."""
-    from .parts.plugins.kernels_in_use import kernels_in_use
+    from .parts.plugins.kernels_in_use import has_nodes, kernels_in_use
 
     if len(request.plugins) == 1 and report.rows:
         row, asked = report.rows[0], request.plugins[0]
-        if line := kernels_in_use(request.models[0], row.backend, row.provider, row.plugin, asked):
+        if line := kernels_in_use(lambda: has_nodes(request.models[0]), row.backend, row.provider, row.plugin, asked):
             say(line)
 
 

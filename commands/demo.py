@@ -25,7 +25,7 @@ from .parts.console import (
     suggest,
 )
 from .parts.paths import ForceOption, OutputPath
-from .parts.plugins.kernels_in_use import kernels_in_use
+from .parts.plugins.kernels_in_use import has_nodes, kernels_in_use
 
 
 def demo(
@@ -79,6 +79,6 @@ def demo(
         say(bytes([byte]).decode("latin-1"), end="")
     say("\n")
     session = result.session
-    if line := kernels_in_use(model, session.backend, session.provider, session.plugin, "auto"):
+    if line := kernels_in_use(lambda: has_nodes(model), session.backend, session.provider, session.plugin, "auto"):
         say(line)
     suggest("localattn", "inspect", model)

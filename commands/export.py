@@ -52,6 +52,7 @@ CHECKPOINT_ONLY = {
     "weight_dtype",
     "mode",
     "chunk",
+    "max_length",
     "task",
 }
 MODULE_ONLY = {"weights", "factory_args", "module_input", "load_inputs"}
@@ -74,6 +75,7 @@ class WeightDtype(str, Enum):
     """Element type of the weights of linear layers, where it differs from the file's."""
 
     int8 = "int8"
+    int4 = "int4"
 
 
 class Task(str, Enum):
@@ -145,9 +147,20 @@ def export(
         int | None,
         typer.Option(max=LARGEST_SIZE, help="Tokens a call of the file for prompts; 1: none. (Default: 64 or fewer.)"),
     ] = None,
+    max_length: Annotated[
+        int | None,
+        typer.Option(
+            max=LARGEST_SIZE,
+            help="Most positions of a step file of a Hugging Face model. (Default: 4096, or what it has.)",
+        ),
+    ] = None,
     dtype: Annotated[Dtype, typer.Option(help="Element type of the file.")] = Dtype.fp32,
     weight_dtype: Annotated[
-        WeightDtype | None, typer.Option(help="int8: linear layers with dynamic int8 products. (Default: as --dtype.)")
+        WeightDtype | None,
+        typer.Option(
+            help="int8: linear layers with dynamic int8 products. int4: their weights in 4 bits, in blocks of 32. "
+            "(Default: as --dtype.)"
+        ),
     ] = None,
     opset: Annotated[
         int,
@@ -277,6 +290,7 @@ def export(
         "config": config,
         "mode": mode.value,
         "chunk": chunk,
+        "max_length": max_length,
         "seq_len": seq_len,
         "batch": batch,
         "task": None if task is None else task.value,
@@ -320,7 +334,7 @@ def _without_dry_run() -> list[str]:
 def _next(report: ExportReport, checkpoint: Path, config: Path | None, *, quick: bool) -> Sequence[object]:
     """Return the command to type after an export: use the file, or compare it more after quick checks."""
     step = report.sidecar.step
-    if step is not None and step.mode == "step" and step.token_input == "tokens":
+    if step is not None and step.mode == "step" and step.token_input in ("tokens", "input_ids"):
         return ("localattn", "generate", report.path, "--prompt-ids", "1,2,3")
     if quick:
         given = () if config is None else ("--config", config)

@@ -87,7 +87,7 @@ def run(
         say(json.dumps(report, allow_nan=False))
         return
     say(_as_text(report))
-    if line := kernels_in_use(has_kernels, session.backend, session.provider, session.plugin, asked):
+    if line := kernels_in_use(lambda: has_kernels, session.backend, session.provider, session.plugin, asked):
         say(line)
     named = () if plugin_library is None else ("--plugin-library", plugin_library)
     suggest("localattn", "bench", model, *named)

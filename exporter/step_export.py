@@ -25,6 +25,7 @@ from ..runtime.generation.array_step import ArrayStep
 from ..runtime.parity.golden import Golden
 from ..runtime.parity.runner import StepRunner
 from ..runtime.session import Session
+from .artifact.companions import copy_companions
 from .artifact.form import WrittenForm, written_form
 from .artifact.publish import companion_path, demand, drop_attention_functions, output_specs, publish_models, save_model
 from .artifact.serialize import read_message
@@ -34,8 +35,8 @@ from .checks.loads import check_loads, check_model
 from .checks.quadratic_memory import allowed
 from .checks.steps import check_step_parity
 from .checks.wide_integers import check_wide_integers
-from .export import ExportReport, ExportRequest, Progress, check_precision, sidecar_of
-from .lowering.quantize import quantize_weights
+from .export import ExportReport, ExportRequest, Progress, check_precision, folder_companions, sidecar_of
+from .lowering.quantize.weights import quantize_weights
 from .lowering.shared_weights import share_weights
 from .lowering.trace import check_opset
 from .lowering.trace_step import step_nodes, trace_step
@@ -94,7 +95,9 @@ def open_steps(request: StepRequest) -> tuple[OpenedCheckpoint, dict[Path, StepS
                 fix=f"Leave {argument(option)} out.",
             )
     sizes = {"heads": asked.shapes.heads, "dim_head": asked.shapes.dim_head}
-    opened = open_checkpoint(asked.checkpoint, asked.config, {k: v for k, v in sizes.items() if v is not None})
+    overrides = {k: v for k, v in sizes.items() if v is not None}
+    opened = open_checkpoint(asked.checkpoint, asked.config, overrides, task=asked.task)
+    opened = opened.for_steps(asked.shapes)
     # Any length the class accepts, because the files do not depend on it.
     some_length = getattr(opened.resolved.args, "window_size", 1)
     source = opened.source(replace(asked.shapes, seq_len=some_length))
@@ -134,6 +137,7 @@ def export_steps(request: StepRequest, progress: Progress = lambda _: None) -> l
     opened, files = open_steps(request)
     asked = request.export
     with writing(*_outputs(files), inputs=asked.inputs, overwrite=asked.overwrite) as folder:
+        beside = folder_companions(asked, files[asked.output].source)
         golden = _golden(asked, files)
         parts = []
         for path, source in files.items():
@@ -141,7 +145,7 @@ def export_steps(request: StepRequest, progress: Progress = lambda _: None) -> l
             progress(f"Tracing the model, {source.chunk} token(s) a call")
             model = trace_step(source, asked.dtype, asked.opset)
             if asked.weights is not None:
-                model = quantize_weights(model)
+                model = quantize_weights(model, asked.weights)
             parts.append(_Part(mode, source, path, written_form(model, step_nodes(model), asked)))
         shared = (
             share_weights([part.form.model for part in parts], folder, asked.output.name) if len(parts) > 1 else None
@@ -165,6 +169,7 @@ def export_steps(request: StepRequest, progress: Progress = lambda _: None) -> l
             for part, report in zip(reversed(parts), reversed(reports), strict=True)
         ]
         publish_models(finished, sorted({part.data for part in parts if part.data is not None}))
+        reports[0].copied.extend(copy_companions(beside, asked.output, folder))
     return reports
 
 

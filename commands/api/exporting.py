@@ -53,6 +53,7 @@ def export(
     allow_wide_integers: bool = False,
     quick: bool = False,
     overwrite: bool = False,
+    max_length: int | None = None,
     progress: Progress = lambda _: None,
 ) -> ExportReport:
     """Export a checkpoint of a supported class; the file appears only after it passed its checks.
@@ -78,7 +79,7 @@ def export(
         dynamic: axes that stay dynamic, "batch" or "seq" or both; by default those of the model's family.
         max_seq_len: longest sequence where "seq" is dynamic.
         dtype: "fp32", "fp16" or "bf16".
-        weight_dtype: "int8" for linear layers with dynamic int8 products.
+        weight_dtype: "int8" for linear layers with dynamic int8 products, "int4" for their weights in blocks of 4 bits.
         opset: ONNX opset, 18 to 24.
         function_body: carry the attention node's function; without it only a plugin runs the file.
         standard_ops: write standard operators alone, no functions, for other runtimes.
@@ -88,6 +89,8 @@ def export(
         allow_wide_integers: accept integers beyond 32 bits, which some engines do not have.
         quick: compare on one set of inputs, and leave out the checks of the window and of memory.
         overwrite: replace an existing file.
+        max_length: for step files of Hugging Face models: the most positions of a sequence; by default 4096, or as many
+            as the model has.
         progress: called with each step as it begins.
 
     Raises:
@@ -123,6 +126,7 @@ def export_request(
     max_seq_len: int | None,
     weight_dtype: str | None,
     quick: bool,
+    max_length: int | None,
     **file_options: Any,
 ) -> ExportRequest | StepRequest:
     """Turn the arguments of `export` into the request that the exporter takes.
@@ -142,6 +146,11 @@ def export_request(
         )
     if chunk is not None and mode == "full":
         raise UsageError(f"{argument('chunk')} goes with {argument('mode', 'step')} or {argument('mode', 'prefill')}.")
+    if max_length is not None and mode == "full":
+        raise UsageError(
+            f"{argument('max_length')} goes with {argument('mode', 'step')}.",
+            fix=f"For whole sequences: {argument('seq_len')}, or {argument('max_seq_len')}.",
+        )
     checkpoint = Path(checkpoint)
     suffix = ".onnx" if mode == "full" else f"_{mode}.onnx"
     if quick and mode != "full":
@@ -153,7 +162,7 @@ def export_request(
         output=_default_output(checkpoint, suffix) if output is None else Path(output),
         config=_path(config),
         golden=_path(golden),
-        shapes=ShapeRequest(length, batch, heads, dim_head, mask, attn_bias, causal, full_mask),
+        shapes=ShapeRequest(length, batch, heads, dim_head, mask, attn_bias, causal, full_mask, max_length=max_length),
         dynamic=None if dynamic is None else tuple(dynamic),
         weights=weight_dtype,
         task=task,

@@ -71,7 +71,11 @@ def _rules(variant: NodeVariant | GroupedVariant | StepVariant) -> Mapping[str, 
     if isinstance(variant, GroupedVariant):
         known = {**_ATTENTION_RULES, "softcap": _SOFTCAP}
         return {name: known[name] for name in variant.attribute_names}
-    rules = _ATTENTION_RULES if isinstance(variant, NodeVariant) else _STEP_RULES
+    if isinstance(variant, StepVariant):
+        known = {**_STEP_RULES, "softcap": _SOFTCAP}
+        rules = {name: known[name] for name in variant.attribute_names}
+    else:
+        rules = _ATTENTION_RULES
     return rules | ({"xpos_scale_base": _XPOS_BASE} if variant.has_xpos else {})
 
 

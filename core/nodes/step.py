@@ -35,47 +35,88 @@ key_scale`               `[V, D]`           where neither overflows; a step has 
 `next_key_cache,         `[B, H, R, D]`     the ring with the new keys and values
 next_value_cache`
 =======================  =================  =========================================================
+
+`GroupedWindowedAttentionStep` and `…Chunk` share heads of keys, as `core.nodes.grouped` does; after the name comes
+`Softcap` and `Sinks`. They differ in these:
+
+=======================  =================  =========================================================
+`key, value`, caches     `[B, KV, …, D]`    `H / KV` heads of queries share a head of keys
+`score_bias`             `[C, V]` or        the second where padding hides other keys in each sequence
+                         `[B, 1, C, V]`
+`write_index`            int64              as above, with `KV` heads: `[B, KV, 1, 3]` or `[R]`
+`sinks`                  `[H]`              type of `query`; a logit that joins the softmax's sum
+=======================  =================  =========================================================
+
+A layer without a window has a ring of as many slots as the file has positions.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..geometry import WindowGeometry
 from .attention import PLUGIN_NAMESPACE, PLUGIN_VERSION, geometry_attributes
 
 STEP, CHUNK = "WindowedAttentionStep", "WindowedAttentionChunk"
+GROUPED = "Grouped"
 
 
 @dataclass(frozen=True)
 class StepVariant:
-    """One op type: whether it takes chunks, and whether it scales by xpos."""
+    """One op type: whether it takes chunks, scales by xpos, shares heads of keys, caps its scores or has sinks."""
 
     op_type: str
     chunked: bool
-    has_xpos: bool
+    has_xpos: bool = False
+    grouped: bool = False
+    has_softcap: bool = False
+    has_sinks: bool = False
 
     @property
     def input_names(self) -> tuple[str, ...]:
         """Inputs in order."""
         names = ("query", "key", "value", "key_cache", "value_cache", "score_bias", "write_index")
         scales = ("query_scale", "key_scale") if self.chunked else ("key_scale",)
-        return (*names, *scales) if self.has_xpos else names
+        return (*names, *(scales if self.has_xpos else ()), *(("sinks",) if self.has_sinks else ()))
+
+    @property
+    def attribute_names(self) -> tuple[str, ...]:
+        """Attributes, in order."""
+        window = ("window_size", "look_backward", "look_forward", "causal", "exact_windowsize", "scale")
+        own = (("softcap",) if self.has_softcap else ()) if self.grouped else ("shared_qk", "xpos_scale_base")
+        return (*window, *own, "plugin_namespace", "plugin_version")
 
 
-STEP_VARIANTS: tuple[StepVariant, ...] = tuple(
-    StepVariant((CHUNK if chunked else STEP) + "Xpos" * xpos, bool(chunked), bool(xpos))
-    for chunked in (0, 1)
-    for xpos in (0, 1)
+STEP_VARIANTS: tuple[StepVariant, ...] = (
+    *(
+        StepVariant((CHUNK if chunked else STEP) + "Xpos" * xpos, bool(chunked), bool(xpos))
+        for chunked in (0, 1)
+        for xpos in (0, 1)
+    ),
+    *(
+        StepVariant(
+            GROUPED + (CHUNK if chunked else STEP) + "Softcap" * softcap + "Sinks" * sinks,
+            bool(chunked),
+            grouped=True,
+            has_softcap=bool(softcap),
+            has_sinks=bool(sinks),
+        )
+        for chunked in (0, 1)
+        for sinks in (0, 1)
+        for softcap in (0, 1)
+    ),
 )
 
 STEP_VARIANT_BY_OP_TYPE = {variant.op_type: variant for variant in STEP_VARIANTS}
 
 
-def step_variant_for(*, chunked: bool, has_xpos: bool) -> StepVariant:
+def step_variant_for(
+    *, chunked: bool, has_xpos: bool = False, grouped: bool = False, has_softcap: bool = False, has_sinks: bool = False
+) -> StepVariant:
     """Return the op type with exactly these properties."""
-    return next(v for v in STEP_VARIANTS if (v.chunked, v.has_xpos) == (chunked, has_xpos))
+    wanted = StepVariant("", chunked, has_xpos, grouped, has_softcap, has_sinks)
+    return next(v for v in STEP_VARIANTS if replace(v, op_type="") == wanted)
 
 
 def ring_slots(geometry: WindowGeometry) -> int:
@@ -93,20 +134,24 @@ class StepAttributes:
         scale: factor of the scores.
         shared_qk: a token's score with itself becomes `SELF_SCORE`.
         xpos_scale_base: base of the xpos decay, 0 without.
+        softcap: most that a score can be, 0 without a cap; of grouped nodes only.
     """
 
     geometry: WindowGeometry
     scale: float
     shared_qk: bool = False
     xpos_scale_base: float = 0.0
+    softcap: float = 0.0
 
-    def as_onnx(self) -> dict[str, Any]:
-        """Return names and values as the node stores them."""
-        return {
+    def as_onnx(self, variant: StepVariant | None = None) -> dict[str, Any]:
+        """Return names and values as the node stores them; by default of a node that shares no heads."""
+        values = {
             **geometry_attributes(self.geometry),
             "scale": float(self.scale),
             "shared_qk": int(self.shared_qk),
             "xpos_scale_base": float(self.xpos_scale_base),
+            "softcap": float(self.softcap),
             "plugin_namespace": PLUGIN_NAMESPACE,
             "plugin_version": PLUGIN_VERSION,
         }
+        return {name: values[name] for name in (variant or STEP_VARIANTS[0]).attribute_names}

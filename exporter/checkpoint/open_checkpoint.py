@@ -6,7 +6,7 @@ import hashlib
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,25 @@ class OpenedCheckpoint:
         """Arguments and ways to call the model that change its outputs and that no tensor shows."""
         called = CLASSES[self.resolved.class_name].family.extra_inputs & {"causal"}
         return [*self.resolved.not_in_weights, *sorted(called)]
+
+    def for_steps(self, request: ShapeRequest) -> OpenedCheckpoint:
+        """Return it with the arguments of a step file, where its family has others for it.
+
+        Raises:
+            UsageError: a longest sequence was asked for, and the model's arguments state it already.
+        """
+        resolved = self.resolved
+        form = CLASSES[resolved.class_name].family.step
+        if form is not None and form.arguments is not None:
+            args = form.arguments(resolved.args, request.batch, request.max_length)
+            return replace(self, resolved=replace(resolved, args=args))
+        if request.max_length is not None:
+            raise UsageError(
+                f"{argument('max_length')} does not apply to {resolved.class_name}.",
+                why="Its caches have the size of its window, and its positions are those that it learned.",
+                fix=f"Leave {argument('max_length')} out.",
+            )
+        return self
 
     def source(self, request: ShapeRequest) -> SourceModel:
         """Build the model at the requested shapes.

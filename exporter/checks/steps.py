@@ -7,6 +7,9 @@ way, followed by single tokens through the step file, which needs the same cache
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ...core.documents.sidecar import CheckRecord
 from ...core.tolerance import Tolerance
 from ...runtime.generation.array_step import ArrayStep
@@ -45,6 +48,8 @@ def check_step_parity(
     candidate = StepRunner(ArrayStep(own.facts(dtype, mode="step", prefill=None), sessions), singles=singles)
     reference = ReferenceRunner(whole, dtype, few_sequences=True)
     inputs = random_inputs(whole.inputs(dtype), 0, token_limit=whole.token_limit)
+    if whole.family.key_mask in inputs:
+        inputs[whole.family.key_mask] = _padded(inputs[whole.family.key_mask].shape)
     compared = compare(candidate, reference, inputs, tolerance)
     meter = baseline_meter(whole, dtype, tolerance)
     if meter is not None:
@@ -62,6 +67,13 @@ def check_step_parity(
     return record.model_copy(update={"status": "not proven"}) if record.status == "passed" else record
 
 
+def _padded(shape: tuple[int, ...]) -> NDArray[np.int64]:
+    """Return a mask `[B, N]` of padding on the left: more with each sequence, up to half, and none in the first."""
+    batch, length = shape
+    first = np.arange(batch) * (length // 2) // max(1, batch - 1)
+    return (np.arange(length) >= first[:, None]).astype(np.int64)
+
+
 def whole_sequence(source: StepSource, goes_on: bool = False) -> SourceModel:
     """Return the model at the length to check: some windows beyond a full ring, or as many positions as it has.
 
@@ -71,6 +83,9 @@ def whole_sequence(source: StepSource, goes_on: bool = False) -> SourceModel:
     """
     own = source.source
     length = max(source.slots + WINDOWS_BEYOND * own.window_size, 2 * source.chunk)
+    most = own.family.longest_compared(own.args)
+    if most is not None:  # the reference's time and memory grow with the square of the length
+        length = min(length, max(most, source.slots + 2 * source.chunk))
     length += _AFTER_CHUNKS if goes_on else source.chunk - 1
     length = min(length, source.max_positions)
     if not goes_on:

@@ -161,24 +161,29 @@ def _xpos_scale(op: Any, span: Span, head_dim: Any, offset: Any, sign: float) ->
     return op.Pow(zeta, op.Div(distance, attribute(op, "xpos_scale_base")))
 
 
+def heads_first(op: Any, x: Any, facts: BodyFacts) -> Any:
+    """Transpose a tensor in the node's layout to `[B, H, N, D]`, or back."""
+    return x if facts.heads_first else op.Transpose(x, perm=ir.RefAttr("perm", "perm", ir.AttributeType.INTS))
+
+
+def without_masked(op: Any, mask: Any, key: Any, value: Any) -> tuple[Any, Any]:
+    """Replace masked keys and values by 0; not multiply them by 0, because they may be infinite or NaN."""
+    kept, hidden = op.Unsqueeze(mask, integers(op, 1, 3)), real(op, 0.0)
+    return op.Where(kept, key, hidden), op.Where(kept, value, hidden)
+
+
 def _body(variant: NodeVariant, facts: BodyFacts) -> Any:
     """Return the Python function that traces the ONNX function of one op type."""
-
-    def to_heads_first(op: Any, x: Any) -> Any:
-        """Transpose to `[B, H, N, D]`, or back."""
-        return x if facts.heads_first else op.Transpose(x, perm=ir.RefAttr("perm", "perm", ir.AttributeType.INTS))
 
     def trace(op: Any, query: Any, key: Any, value: Any, *optional: Any) -> Any:
         extra = dict(zip(variant.input_names[3:], optional, strict=True))
         given, mask = query, extra.get("key_mask")
-        query, key, value = (op.Cast(to_heads_first(op, x), to=ir.DataType.FLOAT) for x in (query, key, value))
+        query, key, value = (op.Cast(heads_first(op, x, facts), to=ir.DataType.FLOAT) for x in (query, key, value))
         length = op.Squeeze(op.Shape(query, start=2, end=3), integers(op, 0))
         head_dim = op.Shape(query, start=3, end=4)
         span = Span(op, length)
         if mask is not None:
-            # Replaced, not multiplied by 0, because masked values may be infinite or NaN.
-            kept, hidden = op.Unsqueeze(mask, integers(op, 1, 3)), real(op, 0.0)
-            key, value = (op.Where(kept, x, hidden) for x in (key, value))
+            key, value = without_masked(op, mask, key, value)
 
         if not facts.aligned:  # the last block repeats the last query; its extra rows are cut off below
             rows = span.range(op, op.Mul(span.blocks, span.block))
@@ -204,7 +209,7 @@ def _body(variant: NodeVariant, facts: BodyFacts) -> Any:
         if not facts.aligned:
             end = op.Unsqueeze(length, integers(op, 0))
             output = op.Slice(output, integers(op, 0), end, integers(op, 2))
-        return to_heads_first(op, output)
+        return heads_first(op, output, facts)
 
     return trace
 

@@ -34,11 +34,13 @@ from .attention_function import (
     WholeSequence,
     attribute,
     cut,
+    heads_first,
     integers,
     length_of,
     mask_bias,
     real,
     sequences_of,
+    without_masked,
 )
 
 GROUPED_ATTRIBUTE_TYPES: Mapping[str, ir.AttributeType] = {**ATTRIBUTE_TYPES, "softcap": ir.AttributeType.FLOAT}
@@ -103,20 +105,14 @@ class _Scores:
 def _body(variant: GroupedVariant, facts: BodyFacts) -> Any:
     """Return the Python function that traces the ONNX function of one op type."""
 
-    def to_heads_first(op: Any, x: Any) -> Any:
-        """Transpose to `[B, H, N, D]`, or back."""
-        return x if facts.heads_first else op.Transpose(x, perm=ir.RefAttr("perm", "perm", ir.AttributeType.INTS))
-
     def trace(op: Any, query: Any, key: Any, value: Any, *optional: Any) -> Any:
         extra = dict(zip(variant.input_names[3:], optional, strict=True))
         given, mask = query, extra.get("key_mask")
-        query, key, value = (op.Cast(to_heads_first(op, x), to=ir.DataType.FLOAT) for x in (query, key, value))
+        query, key, value = (op.Cast(heads_first(op, x, facts), to=ir.DataType.FLOAT) for x in (query, key, value))
         sizes = _Sizes(op, query, key)
         scores = _Scores(op, variant, sizes, extra.get("sinks"))
         if mask is not None:
-            # Replaced, not multiplied by 0, because masked values may be infinite or NaN.
-            kept, hidden = op.Unsqueeze(mask, integers(op, 1, 3)), real(op, 0.0)
-            key, value = (op.Where(kept, x, hidden) for x in (key, value))
+            key, value = without_masked(op, mask, key, value)
         attend = _attend_to_all if variant.sees_all else _attend_to_windows
         output = attend(op, sizes, scores, query, key, value, mask, facts)
         rows = op.Concat(integers(op, 0), sizes.heads, integers(op, -1), sizes.head_dim, axis=0)
@@ -124,7 +120,7 @@ def _body(variant: GroupedVariant, facts: BodyFacts) -> Any:
         if not facts.aligned:
             end = op.Unsqueeze(sizes.length, integers(op, 0))
             output = op.Slice(output, integers(op, 0), end, integers(op, 2))
-        return to_heads_first(op, output)
+        return heads_first(op, output, facts)
 
     return trace
 

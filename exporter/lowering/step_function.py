@@ -13,7 +13,8 @@ import onnx_ir as ir
 from onnxscript import build_function
 
 from ...core.nodes.attention import DOMAIN
-from ...core.nodes.step import STEP_VARIANT_BY_OP_TYPE
+from ...core.nodes.step import STEP_VARIANT_BY_OP_TYPE, StepVariant
+from .attention_function import integers
 
 STEP_ATTRIBUTE_TYPES: Mapping[str, ir.AttributeType] = {
     "window_size": ir.AttributeType.INT,
@@ -24,6 +25,7 @@ STEP_ATTRIBUTE_TYPES: Mapping[str, ir.AttributeType] = {
     "scale": ir.AttributeType.FLOAT,
     "shared_qk": ir.AttributeType.INT,
     "xpos_scale_base": ir.AttributeType.FLOAT,
+    "softcap": ir.AttributeType.FLOAT,
     "plugin_namespace": ir.AttributeType.STRING,
     "plugin_version": ir.AttributeType.STRING,
 }
@@ -36,8 +38,7 @@ def _attend(op: Any, query: Any, keys: Any, values: Any, score_bias: Any, scales
         keys = op.Mul(keys, scales[-1])
     if len(scales) > 1:
         precise = op.Mul(precise, scales[0])
-    scale = op.Constant(value_float=ir.RefAttr("value_float", "scale", ir.AttributeType.FLOAT))
-    scores = op.MatMul(op.Mul(precise, scale), op.Transpose(keys, perm=[0, 1, 3, 2]))
+    scores = op.MatMul(op.Mul(precise, _number(op, "scale")), op.Transpose(keys, perm=[0, 1, 3, 2]))
     weights = op.Softmax(op.Add(scores, score_bias), axis=-1)
     return op.CastLike(op.MatMul(weights, values), query)
 
@@ -58,14 +59,76 @@ def _chunk(op: Any, *inputs: Any) -> Any:
     return output, op.Gather(keys, write_index, axis=2), op.Gather(values, write_index, axis=2)
 
 
+class _Grouped:
+    """The bodies of an op type that shares heads of keys: queries of a group are rows of one product.
+
+    Args:
+        variant: the op type.
+    """
+
+    def __init__(self, variant: StepVariant) -> None:
+        self.variant = variant
+
+    def step(self, op: Any, *inputs: Any) -> Any:
+        """Compute one token; the scores `[B, KV, G, R]` have a row for each head of a group."""
+        query, key, value, key_cache, value_cache, score_bias, write_index, *sinks = inputs
+        keys = op.ScatterND(key_cache, write_index, key)
+        values = op.ScatterND(value_cache, write_index, value)
+        rows = [op.Shape(key, start=1, end=2), integers(op, -1, 1)]
+        return self._attend(op, query, keys, values, score_bias, sinks, rows), keys, values
+
+    def chunk(self, op: Any, *inputs: Any) -> Any:
+        """Compute several tokens; the scores `[B, KV, G·C, V]` are those of all heads, `[B, H, C, V]`."""
+        query, key, value, key_cache, value_cache, score_bias, write_index, *sinks = inputs
+        keys, values = op.Concat(key_cache, key, axis=2), op.Concat(value_cache, value, axis=2)
+        output = self._attend(op, query, keys, values, score_bias, sinks, [integers(op, -1, 1, 1)])
+        return output, op.Gather(keys, write_index, axis=2), op.Gather(values, write_index, axis=2)
+
+    def _attend(self, op: Any, query: Any, keys: Any, values: Any, bias: Any, sinks: Sequence[Any], rows: Any) -> Any:
+        """Compute the formula of `core.nodes.grouped`; sinks take the shape `rows` beside the scores."""
+        precise, keys, values = (op.Cast(x, to=ir.DataType.FLOAT) for x in (query, keys, values))
+        scale = _number(op, "scale")
+        if self.variant.has_softcap:
+            cap = _number(op, "softcap")
+            scale = op.Div(scale, cap)
+        grouped = op.Concat(op.Shape(keys, start=0, end=2), integers(op, -1), op.Shape(keys, start=3, end=4), axis=0)
+        turned = op.Transpose(keys, perm=[0, 1, 3, 2])
+        scores = op.MatMul(op.Reshape(op.Mul(precise, scale), grouped), turned)
+        if self.variant.has_softcap:
+            scores = op.Mul(op.Tanh(scores), cap)
+        together = op.Shape(scores)
+        if self.variant.chunked:
+            scores = op.Reshape(scores, op.Concat(op.Shape(query, start=0, end=3), integers(op, -1), axis=0))
+        scores = op.Add(scores, bias)
+        weights = op.Softmax(scores, axis=-1)
+        if sinks:
+            # As in `grouped_function`: no column is added to the scores, and nothing overflows.
+            last = integers(op, -1)
+            top, most = (op.ReduceMax(x, last, keepdims=1) for x in (scores, weights))
+            shape = rows[0] if len(rows) == 1 else op.Concat(*rows, axis=0)
+            sink = op.Reshape(op.Cast(sinks[0], to=ir.DataType.FLOAT), shape)
+            weights = op.Mul(weights, op.Sigmoid(op.Sub(op.Sub(top, op.Log(most)), sink)))
+        if self.variant.chunked:
+            weights = op.Reshape(weights, together)
+        return op.CastLike(op.Reshape(op.MatMul(weights, values), op.Shape(query)), query)
+
+
+def _number(op: Any, name: str) -> Any:
+    return op.Constant(value_float=ir.RefAttr("value_float", name, ir.AttributeType.FLOAT))
+
+
 def build_step(op_type: str, opset: int, nodes: Sequence[ir.Node] = ()) -> ir.Function:
     """Build the ONNX function of an op type of `core.step_node`, the same for all nodes; see `functions.Builder`."""
     variant = STEP_VARIANT_BY_OP_TYPE[op_type]
+    if variant.grouped:
+        body: Any = _Grouped(variant).chunk if variant.chunked else _Grouped(variant).step
+    else:
+        body = _chunk if variant.chunked else _step
     return build_function(
-        _chunk if variant.chunked else _step,
+        body,
         [ir.Value(name=name) for name in variant.input_names],
         domain=DOMAIN,
         name=variant.op_type,
-        attributes=[ir.Attr(name, kind, None) for name, kind in STEP_ATTRIBUTE_TYPES.items()],
+        attributes=[ir.Attr(name, STEP_ATTRIBUTE_TYPES[name], None) for name in variant.attribute_names],
         opset_imports={"": opset},
     )

@@ -52,6 +52,7 @@ class ShapeRequest:
         causal: AFTLocal only: the model was run with a causal mask.
         full_mask: AFTLocal only: add the input `full_mask`, bool `[T, T]`; costs O(T²) time.
         dynamic_length: the sequence length is dynamic, up to `seq_len`.
+        max_length: of a step file: the most positions of a sequence.
     """
 
     seq_len: int | None = None
@@ -63,6 +64,7 @@ class ShapeRequest:
     causal: bool = False
     full_mask: bool = False
     dynamic_length: bool = False
+    max_length: int | None = None
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,8 @@ class StepForm:
         slots: number of keys that a layer's ring holds.
         length_axis: the axis of data inputs and output that counts tokens.
         max_positions: number of positions, if positions have learned weights; None if there is no limit.
+        arguments: returns the arguments of a step file for a batch and a longest sequence, None if none was asked for;
+            None of a family whose arguments already say all.
     """
 
     module: Callable[[ModelSpec, int], nn.Module]
@@ -150,6 +154,7 @@ class StepForm:
     slots: Callable[[Any], int] = lambda args: ring_slots(args.geometry())
     length_axis: int = 1
     max_positions: Callable[[Any], int | None] = lambda args: None
+    arguments: Callable[[Any, int, int | None], Any] | None = None
 
 
 class LiveCall(NamedTuple):

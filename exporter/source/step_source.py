@@ -123,7 +123,7 @@ def _with(shape: tuple[int | str, ...], axis: int, size: int | str) -> tuple[int
 
 def is_causal(source: SourceModel) -> bool:
     """Return whether no output depends on a later token."""
-    return source.shapes.causal if source.geometry is None else source.geometry.causal
+    return source.shapes.causal if source.geometry is None else all(window.causal for window in source.layers)
 
 
 def _refuse(source: SourceModel, chunk: int, max_positions: int) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ...core.errors import UsageError
+from ...core.tensors import INTEGER_MASKS
 from .sampling import Sampler, Sampling, Tokens
 from .step_session import StepSession, open_step
 
@@ -40,8 +41,9 @@ class Generator:
     """
 
     def __init__(self, session: StepSession) -> None:
-        spec = session.inputs[0]
-        if len(session.inputs) != 1 or spec.dtype != "int64" or len(spec.shape) != 2:
+        spec, *others = session.inputs
+        masks = [other.name for other in others if other.name in INTEGER_MASKS and other.shape == spec.shape]
+        if len(masks) != len(others) or spec.dtype != "int64" or len(spec.shape) != 2:
             taken = ", ".join(spec.describe() for spec in session.inputs)
             raise UsageError(
                 "This file does not generate tokens.",
@@ -51,7 +53,10 @@ class Generator:
         self.session = session
         self.batch = int(spec.shape[0])
         self.vocabulary = int(session.output.shape[-1])
-        self._input = spec.name
+        self._input, self._mask = spec.name, next(iter(masks), None)
+        self._kept: dict[str, NDArray[Any]] = {}
+        if self._mask is not None:  # every token of a step is kept
+            self._kept[self._mask] = np.ones((self.batch, 1), dtype=np.int64)
         self._logits: NDArray[Any] | None = None
 
     @classmethod
@@ -88,17 +93,19 @@ class Generator:
         self.session.reset()
         self._logits = None
 
-    def prefill(self, ids: ArrayLike) -> NDArray[Any]:
+    def prefill(self, ids: ArrayLike, mask: ArrayLike | None = None) -> NDArray[Any]:
         """Consume tokens, in chunks as far as a prefill file allows and one by one for the rest.
 
         Args:
             ids: `[B, T]`, or `[T]` for the same tokens in every sequence; T ≥ 1.
+            mask: `[B, T]`, 1 for a token and 0 for padding, which stands before a shorter prompt; None without.
 
         Returns:
             `logits`, those after the last token.
 
         Raises:
-            UsageError: no token, one outside the vocabulary, or more than the model has positions for.
+            UsageError: no token, one outside the vocabulary, or more than the model has positions for; or a mask that
+                the file does not take or that has another shape.
         """
         tokens = np.asarray(ids)
         if tokens.ndim == 1:
@@ -110,9 +117,19 @@ class Generator:
                 fix="Give a prompt, even a single token: the model needs something to go on from.",
             )
         self._check_tokens(tokens)
-        output = self.session.consume({self._input: tokens.astype(np.int64)})
+        output = self.session.consume({self._input: tokens.astype(np.int64), **self._hiding(tokens, mask)})
         self._logits = output[:, -1]
         return self._logits
+
+    def _hiding(self, tokens: NDArray[Any], mask: ArrayLike | None) -> dict[str, NDArray[Any]]:
+        """Return the mask of tokens `[B, T]` by the name of its input; empty if the file takes none."""
+        if mask is not None and (self._mask is None or np.shape(mask) != tokens.shape):
+            why = f"It takes one of {list(tokens.shape)}." if self._mask else "It was exported for one sequence a call."
+            raise UsageError(f"A mask of {list(np.shape(mask))} does not fit this file.", why=why)
+        if self._mask is None:
+            return {}
+        kept = np.ones(tokens.shape, dtype=np.int64) if mask is None else (np.asarray(mask) != 0).astype(np.int64)
+        return {self._mask: kept}
 
     def _check_tokens(self, tokens: NDArray[Any]) -> None:
         """Refuse tokens outside the vocabulary; the graph would read another row of the embedding for them."""
@@ -143,7 +160,7 @@ class Generator:
             return self.prefill(tokens.reshape(-1, 1))
         self._check_tokens(tokens)
         column = tokens.reshape(self.batch, 1).astype(np.int64, copy=False)
-        self._logits = self.session.advance({self._input: column}, checked=True)[:, -1]
+        self._logits = self.session.advance({self._input: column, **self._kept}, checked=True)[:, -1]
         return self._logits
 
     def room(self, prompt_length: int) -> int | None:
@@ -162,9 +179,11 @@ class Generator:
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
+        repetition_penalty: float = 1.0,
         seed: int = 0,
         stop: Collection[int] = (),
         first_row: int = 0,
+        mask: ArrayLike | None = None,
     ) -> Iterator[Tokens]:
         """Start from a prompt and yield the tokens that follow.
 
@@ -174,9 +193,11 @@ class Generator:
             temperature: as in `runtime.sampling.Sampling`; 0 is greedy.
             top_k: the same.
             top_p: the same.
+            repetition_penalty: the same; the prompt counts.
             seed: of the draws; the same seed gives the same tokens.
             stop: a sequence ends with the first of these tokens, which is still yielded.
             first_row: number of the first sequence; row `r` draws from the seed's stream `first_row + r`.
+            mask: of the prompt, as for `prefill`.
 
         Yields:
             The next token of every sequence, `[B]`; `ENDED` for those that have ended. Ends when all have.
@@ -185,7 +206,8 @@ class Generator:
             UsageError: as `prefill`, or max_tokens goes past the model's positions. Raised by this call, before
                 anything is yielded.
         """
-        sampler = Sampler(Sampling(temperature, top_k, top_p), seed, range(first_row, first_row + self.batch))
+        sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
+        sampler = Sampler(sampling, seed, range(first_row, first_row + self.batch))
         if max_tokens is not None and max_tokens < 0:
             raise UsageError(f"max_tokens is {max_tokens}.", why="It counts tokens.")
         length = np.shape(prompt)[-1] if np.ndim(prompt) else 0
@@ -197,7 +219,8 @@ class Generator:
                 fix=f"Generate {room} at the most, or give a shorter prompt." if room else "Give a shorter prompt.",
             )
         self.reset()
-        self.prefill(prompt)
+        self.prefill(prompt, mask)
+        sampler.see(np.asarray(prompt), self.vocabulary)
         return self._go_on(sampler, room if max_tokens is None else max_tokens, frozenset(stop))
 
     def _go_on(self, sampler: Sampler, count: int | None, stop: frozenset[int]) -> Iterator[Tokens]:

@@ -148,14 +148,15 @@ OUT_OF_RANGE: dict[str, list[Any]] = {
     "perm": [[0, 1, 2], [3, 2, 1, 0], [0, 2, 1, 2**62]],
     "query_block": [0, -5, 2**62],
     "xpos_scale_base": [math.nan, math.inf],
+    "softcap": [0.0, -1.0, math.nan, math.inf],
     "plugin_namespace": [],
     "plugin_version": [],
 }
-STEP_ATTRIBUTES = StepAttributes(WindowGeometry(8, causal=True), 0.125).as_onnx()
+STEP = StepAttributes(WindowGeometry(8, causal=True), 0.125, softcap=5.0)
 XPOS = {"xpos_scale_base": 4.0}
 CONTRACTS = {
     **{v.op_type: (DOMAIN, ATTRIBUTES | XPOS if v.has_xpos else ATTRIBUTES) for v in VARIANTS},
-    **{v.op_type: (DOMAIN, STEP_ATTRIBUTES | XPOS if v.has_xpos else STEP_ATTRIBUTES) for v in STEP_VARIANTS},
+    **{v.op_type: (DOMAIN, STEP.as_onnx(v) | (XPOS if v.has_xpos else {})) for v in STEP_VARIANTS},
     **{node.op_type: (FUSED_DOMAIN, dict[str, Any]()) for node in FUSED_NODES},
 }
 ABSENT = object()

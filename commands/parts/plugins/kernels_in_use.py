@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,15 +21,14 @@ def has_nodes(model: Path | OnnxFile) -> bool:
         if model.suffix.lower() != ".onnx":
             return False
         model = OnnxFile.read(model)
-    operators: Iterable[tuple[str, str]] = model.scan.operators
-    return any(computes(domain, op_type) for domain, op_type in operators)
+    return any(computes(domain, op_type) for domain, op_type in model.scan.operators)
 
 
-def kernels_in_use(model: Path | bool, backend: str, provider: str, plugin: str | None, asked: str) -> str:
+def kernels_in_use(has_nodes: Callable[[], bool], backend: str, provider: str, plugin: str | None, asked: str) -> str:
     """Return the line; empty where it would say nothing: no node for such kernels, another provider, `--plugin none`.
 
     Args:
-        model: the file, or what `has_nodes` said of it.
+        has_nodes: answers as the function `has_nodes` does; called only where the answer matters.
         backend: name of the engine that ran it.
         provider: where it ran.
         plugin: the library that computed its nodes; None for none.
@@ -39,7 +38,7 @@ def kernels_in_use(model: Path | bool, backend: str, provider: str, plugin: str 
         return f"Kernels: compiled, {plugin}"
     if (backend, provider, asked) != ("onnxruntime", "cpu", PluginUse.auto.value):
         return ""
-    if not (has_nodes(model) if isinstance(model, Path) else model):
+    if not has_nodes():
         return ""
     command = how_to_add()
     return (

@@ -18,6 +18,9 @@ class Layer(BaseModel):
         back: positions that a query sees before itself; None for all.
         ahead: positions that it sees after itself; None for all.
         chunk: size of the blocks that the sequence is cut into, each of which sees only itself; 0 without.
+        kv_heads: heads of keys; 0 where an older file does not say.
+        head_dim: width of a head of queries and keys, and of values where they are not narrower; 0 likewise.
+        shares: index of the call whose keys and values it takes; None if it has its own.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -26,6 +29,9 @@ class Layer(BaseModel):
     back: Count | None
     ahead: Count | None
     chunk: Count = 0
+    kv_heads: Count = 0
+    head_dim: Count = 0
+    shares: Count | None = None
 
     @property
     def geometry(self) -> WindowGeometry:
@@ -50,6 +56,7 @@ class HuggingFaceArgs(Arguments):
         layers: every call of an attention layer, in order.
         vocab_size: number of tokens.
         longest: number of positions that the configuration states.
+        max_length: positions of a step file; None for whole sequences.
     """
 
     architecture: str
@@ -60,6 +67,7 @@ class HuggingFaceArgs(Arguments):
     layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
     vocab_size: Size
     longest: Size
+    max_length: Size | None = None
 
     @property
     def depth(self) -> int:

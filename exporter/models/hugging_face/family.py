@@ -13,19 +13,29 @@ from torch import nn
 from ....core.documents.window_view import WindowView, views
 from ....core.error_texts import shown
 from ....core.errors import UsageError
-from ..family import Family, FolderContents, FolderForm, Inputs, ShapeRequest, Sizes, UpstreamClass, sequence_length
+from ..family import (
+    Family,
+    FolderContents,
+    FolderForm,
+    Inputs,
+    ShapeRequest,
+    Sizes,
+    StepForm,
+    UpstreamClass,
+    sequence_length,
+)
 from . import weights
 from .arguments import HuggingFaceArgs
 from .config import broken, choose_class, is_hugging_face, made_config, read_config, require_transformers
-from .module import BATCHED, exportable, load, parameters
+from .module import BATCHED, MASK, exportable, load, parameters
 from .observe import read_layers
 from .reference import reference, undecided, untouched
+from .step_module import step_arguments, step_caches, step_call, step_module
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 CLASS = "transformers.PreTrainedModel"
-_MASK = "attention_mask"
 # Outputs that a file has, of all that a model may return.
 _OUTPUTS = ("logits", "start_logits", "end_logits", "last_hidden_state")
 # Files beside the weights that those who run the file need.
@@ -67,7 +77,7 @@ def describe(kind: type[PreTrainedModel], raw: Mapping[str, Any], where: str) ->
     text = config.get_text_config()
     # Chunks begin after each sequence's padding, and those of the node at the first position: no padding then.
     chunked = bool(getattr(text, "attention_chunk_size", None))
-    names = ["input_ids", *([_MASK] if _MASK in parameters(model) and not chunked else [])]
+    names = ["input_ids", *([MASK] if MASK in parameters(model) and not chunked else [])]
     layers, run = read_layers(_made(kind, config, where, "cpu") if chunked else model, names)
     outputs = [name for name in _OUTPUTS if name in run.outputs]
     if not outputs:
@@ -131,6 +141,9 @@ def _read(folder: Path, given: Mapping[str, Any]) -> FolderContents:
     notes.append(f"{kind.__name__}: {args.describe()}, read off its own masks")
     if raw.get("auto_map"):
         notes.append(f"code of {folder.name} (auto_map) did not run; the model is transformers' own {kind.__name__}")
+    known = given.get("known", {})
+    if known.get("max_length") is not None:  # the arguments of a step file
+        args = HuggingFaceArgs(**{**args.model_dump(), "inputs": known["inputs"], "max_length": known["max_length"]})
     return FolderContents(CLASS, args.model_dump(), weights.whole_state(model), notes)
 
 
@@ -185,6 +198,13 @@ HUGGING_FACE = Family(
         companions=COMPANIONS,
         live=_live,
     ),
+    step=StepForm(
+        module=step_module,
+        call=step_call,
+        caches=step_caches,
+        max_positions=lambda args: args.max_length,
+        arguments=step_arguments,
+    ),
     load=load,
     tokens=("input_ids",),
     token_limit=lambda args: args.vocab_size,
@@ -192,7 +212,7 @@ HUGGING_FACE = Family(
     describe_window=lambda args: args.describe(),
     window_views=_views,
     dynamic=("batch", "seq"),
-    key_mask=_MASK,
+    key_mask=MASK,
     undecided=undecided,
     untouched=untouched,
     longest_compared=_longest_compared,

@@ -9,7 +9,7 @@ precision; linear layers, embeddings and attention take its element type.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 _NAME = "localattn"
 # How transformers computes experts: one after another, or all by products of batches.
 EAGER, BATCHED = "eager", "batched_mm"
-# Where an attention module keeps its window.
-_WINDOW = "localattn_window"
+# Where an attention module keeps its window, and the function that goes on from rings of keys.
+_WINDOW, _STEP = "localattn_window", "localattn_step"
+# The input that says which tokens are no padding.
+MASK = "attention_mask"
 
 
 def build(args: HuggingFaceArgs, experts: str = EAGER) -> PreTrainedModel:
@@ -93,6 +95,11 @@ def replace_attention(model: PreTrainedModel, windows: Mapping[str, WindowGeomet
     install(model, _NAME, _attention, _padding_mask)
 
 
+def set_step(module: nn.Module, attend: Callable[..., Tensor]) -> None:
+    """Make an attention module compute by a function of query, key, value, scale, softcap and sinks."""
+    setattr(module, _STEP, attend)
+
+
 def _take_weights_dtype(part: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
     weight = part.weight
     assert isinstance(weight, Tensor)
@@ -135,17 +142,21 @@ def _attention(
     width = value.shape[-1]
     if width < query.shape[-1]:
         value = nn.functional.pad(value, (0, query.shape[-1] - width))
-    out = grouped_attention_op(
-        query.to(dtype),
-        key.to(dtype),
-        value.to(dtype),
-        window,
-        scale,
-        key_mask=None if attention_mask is None else attention_mask.flatten(1),
-        softcap=softcap or 0.0,
-        sinks=None if s_aux is None else s_aux.to(dtype),
-        sequence_first=False,
-    )
+    inputs = (query.to(dtype), key.to(dtype), value.to(dtype))
+    sinks = None if s_aux is None else s_aux.to(dtype)
+    step = getattr(module, _STEP, None)
+    if step is not None:
+        out = step(*inputs, scale, softcap or 0.0, sinks)
+    else:
+        out = grouped_attention_op(
+            *inputs,
+            window,
+            scale,
+            key_mask=None if attention_mask is None else attention_mask.flatten(1),
+            softcap=softcap or 0.0,
+            sinks=sinks,
+            sequence_first=False,
+        )
     return out.to(query.dtype)[..., :width].transpose(1, 2), None
 
 

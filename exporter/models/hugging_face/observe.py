@@ -183,7 +183,8 @@ def _check_shared(layers: list[Layer]) -> None:
     """Refuse a layer that is called twice with two windows."""
     known: dict[str, Layer] = {}
     for layer in layers:
-        if known.setdefault(layer.path, layer) != layer:
+        other = known.setdefault(layer.path, layer)
+        if (other.back, other.ahead, other.chunk) != (layer.back, layer.ahead, layer.chunk):
             raise UsageError(f"{layer.path} has no window.", why="It is called twice, with two masks.")
 
 
@@ -207,24 +208,30 @@ def observe(model: PreTrainedModel, names: Sequence[str], length: int) -> Observ
     found, masks = Observation(length), _Masks()
     inputs = {name: torch.ones(1, length, dtype=torch.int64, device=model.device) for name in names}
     paths = {id(module): path for path, module in model.named_modules()}
+    keys: list[Tensor] = []  # kept, so that no other tensor is mistaken for one of them
 
     def attention(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *_: Any, **given: Any
     ) -> tuple[Tensor, None]:
         seen = Seen(paths.get(id(module), "?"), local=given.get("sliding_window") is not None)
+        # A layer that takes the keys of another one is given the same tensor.
+        shares = next((index for index, other in enumerate(keys) if other is key), None)
+        own: dict[str, Any] = {"kv_heads": key.shape[1], "head_dim": query.shape[-1], "shares": shares}
+        keys.append(key)
         found.seen.append(seen)
         if query.shape[2] != key.shape[2]:
             seen.why = "it has other keys than its own sequence's"
         elif attention_mask is None:
             causal = given.get("is_causal")
             causal = getattr(module, "is_causal", False) if causal is None else causal
-            seen.layer = Layer(path=seen.path, back=None, ahead=0 if causal else None)
+            seen.layer = Layer(path=seen.path, back=None, ahead=0 if causal else None, **own)
         else:
             reach = masks.reach(attention_mask)
             if isinstance(reach, str):
                 seen.why = reach
             else:
-                seen.layer = Layer(path=seen.path, back=reach.back, ahead=reach.ahead, chunk=reach.chunk)
+                window: dict[str, Any] = {"back": reach.back, "ahead": reach.ahead, "chunk": reach.chunk}
+                seen.layer = Layer(path=seen.path, **window, **own)
         batch, heads, tokens = query.shape[:3]
         return query.new_zeros((batch, tokens, heads, value.shape[-1])), None
 

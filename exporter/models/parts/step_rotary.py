@@ -109,14 +109,14 @@ class RotaryPhase(nn.Module):
     def _phase(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of positions `[C]`, each `[C, D/2]`."""
         if self.positions is not None:
-            return _rows(self.cosine, positions), _rows(self.sine, positions)
+            return rows_of(self.cosine, positions), rows_of(self.sine, positions)
         highest, *others = self._digits(positions)
-        lower = [_rows(getattr(self, f"lower_{k}"), digit) for k, digit in enumerate(others)]
+        lower = [rows_of(getattr(self, f"lower_{k}"), digit) for k, digit in enumerate(others)]
         product = lower[0]
         for factor in lower[1:]:
             product = product * factor
         shared = tuple(range(1, product.dim() - 1))
-        cosine, sine = ((_rows(table, highest) * product).sum(dim=shared) for table in (self.cosine, self.sine))
+        cosine, sine = ((rows_of(table, highest) * product).sum(dim=shared) for table in (self.cosine, self.sine))
         return cosine, sine
 
     def _digits(self, positions: Tensor) -> Sequence[Tensor]:
@@ -136,7 +136,7 @@ def _at(factor: Tensor, axis: int, axes: int) -> Tensor:
     return factor.reshape(rows, *[1] * axis, *own, *[1] * (axes - axis - len(own)), half)
 
 
-def _rows(table: Tensor, index: Tensor) -> Tensor:
+def rows_of(table: Tensor, index: Tensor) -> Tensor:
     """Return rows `[C]` of a table with one node, where PyTorch's indexing exports to two.
 
     Raises:

@@ -104,6 +104,40 @@ def test_the_facts_say_what_was_read_and_checked(exported: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(("weights", "floor"), [("int8", 0.999), ("int4", 0.99)])
+def test_rounded_weights_state_what_they_cost(weights: str, floor: float, tmp_path: Path, localattn: Command) -> None:
+    """Of an encoder the cosine of its embeddings, of logits the divergence and the agreement."""
+    mine = tmp_path / "hub"
+    build_quiet("modernbert").save_pretrained(mine)
+    tasks = (("feature-extraction", ("pooled_cosine",)), ("fill-mask", ("divergence", "agreement")))
+    for task, names in tasks if weights == "int4" else tasks[:1]:
+        output = tmp_path / task / "model.onnx"
+        output.parent.mkdir()
+        done = localattn(
+            *("export", mine, "--task", task, "-o", output),
+            *("--weight-dtype", weights, "--checks", "quick", "--format", "json"),
+        )
+        assert done.code == 0, done.err
+        parity = next(check for check in json.loads(done.out)["checks"] if check["name"] == "parity")
+        assert parity["figures"]["max_abs"] > 1e-3 and set(names) <= parity["figures"].keys()
+        assert parity["figures"]["cosine"] > floor and parity["figures"].get("pooled_cosine", 1) > floor
+        written = onnxruntime.InferenceSession(output, providers=["CPUExecutionProvider"])
+        assert [x.name for x in written.get_inputs()] == ["input_ids", "attention_mask"]
+    if weights == "int4":  # the other file: hidden states
+        again = localattn("parity", tmp_path / "feature-extraction" / "model.onnx", "--against", mine, "--seq-len", 40)
+        assert again.code == 0 and "pooled_cosine" in again.out, again.err
+
+
+def build_quiet(name: str) -> Any:
+    """Build a model whose layers add less to what they read, as those of trained models do."""
+    model = build(BY_NAME[name])
+    with torch.no_grad():
+        for path, parameter in model.named_parameters():
+            if path.endswith(("Wo.weight", "o_proj.weight", "down_proj.weight")):
+                parameter.mul_(0.3)
+    return model
+
+
 def test_the_command_line_takes_a_folder_and_a_task(folder: Path, tmp_path: Path, localattn: Command) -> None:
     mine = tmp_path / "mine"
     shutil.copytree(folder, mine)

@@ -236,6 +236,10 @@ CASES = [
     Case("mellum", "MellumConfig", "MellumForCausalLM", {"sliding_window": WINDOW, "layer_types": _MIXED}, _MIX),
 ]
 
+_NOT_CAUSAL = ("modernbert", "gemma3_text bidirectional", "embedding_gemma2", "ultrabert", "openai_privacy_filter")
+# Types that take a token at a time too.
+STEPS = [case for case in CASES if case.name not in (*_NOT_CAUSAL, "llama4_text", "recurrent_gemma")]
+
 # What the attention of a type has besides windows.
 _NEEDS = {
     "gemma2": "softcap",
@@ -258,11 +262,14 @@ _LIMITS = {
 
 def table() -> str:
     """The table of docs/models.md."""
-    rows = ["| type | class tried | its layers see | besides | result |", "|---|---|---|---|---|"]
+    rows = ["| type | class tried | its layers see | besides | result | by steps |", "|---|---|---|---|---|---|"]
     for case in CASES:
         seen = ", ".join(dict.fromkeys(case.windows))
         values = {**_BASE, **case.values}
         shared = values["num_key_value_heads"] not in (None, values["num_attention_heads"])
         needs = ", ".join(filter(None, ("shared heads" if shared else "", _NEEDS.get(case.name, "")))) or "–"
-        rows.append(f"| {case.name} | `{case.model}` | {seen} | {needs} | {_LIMITS.get(case.name, 'equal')} |")
+        by_steps = "equal" if case in STEPS else "–"
+        rows.append(
+            f"| {case.name} | `{case.model}` | {seen} | {needs} | {_LIMITS.get(case.name, 'equal')} | {by_steps} |"
+        )
     return "\n".join(rows)

@@ -1,0 +1,239 @@
+"""Step files of Hugging Face decoders: equal to the untouched model far beyond its window, and to its `generate`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from localattn.core.documents.sidecar import read_sidecar
+from localattn.core.errors import UsageError
+from localattn.exporter.export import ExportRequest
+from localattn.exporter.models.family import ShapeRequest
+from localattn.exporter.models.hugging_face.step_module import RotaryTable
+from localattn.exporter.models.parts.float64 import InFloat64
+from localattn.exporter.step_export import StepRequest, export_steps
+from localattn.runtime.generation.generator import Generator
+
+from ...conftest import Finished
+from ...support.models.engine_models import needs_rtx
+from ...support.models.hugging_face import STEPS, WINDOW, build
+
+transformers = pytest.importorskip("transformers")
+BY_NAME = {case.name: case for case in STEPS}
+CHUNK, POSITIONS = 24, 640
+JSON, GREEDY = ("--format", "json"), ("--temperature", 0)
+# Types that the default run tries: both kinds of layers, and padding.
+QUICK = ("gemma3_text",)
+EACH = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in BY_NAME]
+
+
+class Files:
+    """A tiny decoder of a type, its folder and its step files, each made when first asked for."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder = folder / "saved"
+        self.model = build(BY_NAME[name], max_position_embeddings=POSITIONS, tie_word_embeddings=False)
+        self.model.save_pretrained(self.folder)
+        self._made: dict[int, Path] = {}
+
+    def step(self, batch: int = 1) -> Path:
+        """The step file for a batch, the file for prompts beside it."""
+        if batch not in self._made:
+            path = self.folder.with_name(f"batch{batch}") / "model_step.onnx"
+            path.parent.mkdir()
+            export_steps(StepRequest(ExportRequest(self.folder, path, shapes=ShapeRequest(batch=batch)), chunk=CHUNK))
+            self._made[batch] = path
+        return self._made[batch]
+
+    def logits(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The untouched model's whole pass in float64."""
+        # Experts one by one: products of batches have no kernel for float64.
+        read = transformers.AutoModelForCausalLM.from_pretrained
+        model = read(self.folder, experts_implementation="eager").double().eval()
+        with torch.no_grad(), InFloat64():
+            found: NDArray[np.float64] = model(input_ids=torch.from_numpy(ids), use_cache=False).logits.numpy()
+        return found
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Files]:
+    made: dict[str, Files] = {}
+
+    def of(name: str) -> Files:
+        if name not in made:
+            made[name] = Files(tmp_path_factory.mktemp("decoder"), name)
+        return made[name]
+
+    return of
+
+
+def prompt(length: int, seed: int = 0) -> NDArray[np.int64]:
+    return np.random.default_rng(seed).integers(3, 128, (1, length))
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_every_call_gives_the_logits_of_the_whole_pass(files: Callable[[str], Files], name: str) -> None:
+    made = files(name)
+    generator, ids = Generator.open(made.step(), "cpu", 1), prompt(12 * WINDOW)
+    wanted = made.logits(ids)
+    # A prompt in chunks and single tokens; then single tokens; then chunks again, over full rings.
+    found = [generator.session.advance({"input_ids": ids[:, :CHUNK]}).copy()]
+    while generator.position < ids.shape[1]:
+        start = generator.position
+        size = 1 if CHUNK * 2 < start < 5 * WINDOW or ids.shape[1] - start < CHUNK else CHUNK
+        found.append(generator.session.advance({"input_ids": ids[:, start : start + size]}).copy())
+    assert np.abs(np.concatenate(found, axis=1) - wanted).max() < 5e-5 and np.abs(wanted).max() > 0.1
+
+
+def greedy(generator: Generator, ids: NDArray[np.int64], count: int) -> list[int]:
+    return [int(token) for (token,) in generator.generate(ids, count, temperature=0)]
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", EACH)
+def test_greedy_tokens_are_those_of_transformers(files: Callable[[str], Files], name: str, count: int) -> None:
+    made, ids = files(name), prompt(3 * WINDOW + 5, 1)
+    options: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "max_new_tokens": count}
+    made.model.generation_config.eos_token_id = None
+    given = torch.from_numpy(ids)
+    with torch.no_grad():
+        whole = made.model.generate(given, attention_mask=torch.ones_like(given), **options)
+    wanted = whole[0, ids.shape[1] :].tolist()
+    assert greedy(Generator.open(made.step(), "cpu", 1), ids, count) == wanted
+    assert len(set(wanted)) > 3
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_it_goes_on_from_saved_caches_in_plain_onnxruntime(files: Callable[[str], Files], name: str) -> None:
+    step, ids = files(name).step(), prompt(5 * WINDOW, 2)
+    sidecar = read_sidecar(step)
+    assert sidecar is not None and sidecar.step is not None
+    facts = sidecar.step
+    whole = Generator.open(step, "cpu", 1)
+    state = {cache.input: np.zeros(cache.shape, cache.dtype) for cache in facts.caches}
+
+    def run(state: dict[str, Any], tokens: Sequence[int], first: int) -> tuple[dict[str, Any], NDArray[Any]]:
+        """Feed tokens in a session of its own."""
+        session = onnxruntime.InferenceSession(step, providers=["CPUExecutionProvider"])
+        names = [facts.logits_output, *(cache.output for cache in facts.caches)]
+        for place, token in enumerate(tokens):
+            fed = {facts.token_input: np.array([[token]]), facts.position_input: np.array([first + place])}
+            logits, *after = session.run(names, {**fed, **state})
+            state = dict(zip(state, after, strict=True))
+        return state, logits
+
+    state, _ = run(state, ids[0, : 3 * WINDOW].tolist(), 0)
+    _, logits = run({name: x.copy() for name, x in state.items()}, ids[0, 3 * WINDOW :].tolist(), 3 * WINDOW)
+    np.testing.assert_allclose(logits[:, -1], whole.prefill(ids), atol=2e-5)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_prompts_of_different_lengths_go_as_each_alone(files: Callable[[str], Files], name: str) -> None:
+    made, lengths = files(name), (4 * WINDOW + 3, WINDOW // 2)
+    prompts = [prompt(length, 3 + length)[0] for length in lengths]
+    longest = max(lengths)
+    ids = np.stack([np.concatenate((np.zeros(longest - len(x), np.int64), x)) for x in prompts])
+    mask = np.stack([np.arange(longest) >= longest - length for length in lengths])
+    together, alone = Generator.open(made.step(2), "cpu", 1), Generator.open(made.step(), "cpu", 1)
+    logits = [together.prefill(ids, mask).copy()]
+    tokens = [list(row) for row in prompts]
+    for _ in range(2 * WINDOW):  # until the padding has left every window
+        best = logits[-1].argmax(axis=1)
+        for row, token in zip(tokens, best, strict=True):
+            row.append(int(token))
+        logits.append(together.step(best).copy())
+    for row, (given, all_tokens) in enumerate(zip(prompts, tokens, strict=True)):
+        alone.reset()
+        found = [alone.prefill(given).copy()]
+        found += [alone.step(token).copy() for token in all_tokens[len(given) :]]
+        np.testing.assert_allclose(np.concatenate(found), np.stack([x[row] for x in logits]), atol=5e-5)
+
+
+def test_caches_have_the_window_and_the_heads_of_keys(files: Callable[[str], Files]) -> None:
+    sidecar = read_sidecar(files("gemma3_text").step())
+    assert sidecar is not None and sidecar.step is not None
+    shapes = {cache.input: cache.shape for cache in sidecar.step.caches}
+    assert shapes["key_cache.0"] == [1, 2, WINDOW, 16] and shapes["value_cache.1"] == [1, 2, POSITIONS, 16]
+    assert (sidecar.step.token_input, sidecar.step.max_positions) == ("input_ids", POSITIONS)
+    checks = {check.name: check.status for check in sidecar.checks}
+    assert checks["parity"] == checks["no wide integers"] == "passed"
+
+
+@pytest.mark.slow
+def test_layers_that_share_keys_share_a_ring(files: Callable[[str], Files]) -> None:
+    sidecar = read_sidecar(files("gemma4_text shared keys").step())
+    assert sidecar is not None and sidecar.step is not None
+    assert len(sidecar.step.caches) == 4 and len(sidecar.kwargs["layers"]) == 4
+
+
+def test_the_commands_take_the_file(files: Callable[[str], Files], localattn: Callable[..., Finished]) -> None:
+    made = files("gemma3_text")
+    ids = prompt(10, 4)
+    given = ("--prompt-ids", ",".join(map(str, ids[0])), "--max-tokens", 40)
+    done = localattn("generate", made.step(), *given, *JSON, *GREEDY)
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["tokens"] == [greedy(Generator.open(made.step(), "cpu", 1), ids, 40)]
+    compared = localattn("parity", made.step(), "--against", made.folder, "--seeds", 1, *JSON)
+    assert compared.code == 0, compared.err
+
+
+@pytest.mark.slow
+def test_a_bundle_takes_the_files(
+    files: Callable[[str], Files], localattn: Callable[..., Finished], tmp_path: Path
+) -> None:
+    done = localattn("bundle", files("gemma3_text").step(), "-o", tmp_path / "bundle")
+    assert done.code == 0, done.err
+    assert localattn("bundle", "verify", tmp_path / "bundle").code == 0 or "verify" not in done.out
+
+
+def test_what_cannot_be_is_refused(
+    files: Callable[[str], Files], localattn: Callable[..., Finished], tmp_path: Path
+) -> None:
+    folder = files("gemma3_text").folder
+    for options, words in (
+        (("--mode", "step", "--max-length", POSITIONS + 1), f"{POSITIONS} positions"),
+        (("--mode", "step", "--max-length", 0), "positions"),
+        (("--max-length", 64), "--mode step"),
+        (("--mode", "step", "--seq-len", 64), "does not apply"),
+    ):
+        refused = localattn("export", folder, *options, "-o", tmp_path / "model.onnx")
+        assert refused.code == 2 and words in refused.err, (options, refused.err)
+
+
+def test_a_rotation_that_changes_with_the_length_is_refused() -> None:
+    config = transformers.Phi3Config(
+        hidden_size=64,
+        num_attention_heads=4,
+        max_position_embeddings=256,
+        original_max_position_embeddings=64,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0] * 8,
+            "long_factor": [2.0] * 8,
+        },
+    )
+    rotary = transformers.models.phi3.modeling_phi3.Phi3RotaryEmbedding(config)
+    RotaryTable(rotary, None, 64).prepare()
+    with pytest.raises(UsageError, match="changes within 65 positions"):
+        RotaryTable(rotary, None, 65).prepare()
+
+
+@needs_rtx
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in BY_NAME])
+def test_tensorrt_rtx_builds_both_files(
+    files: Callable[[str], Files], localattn: Callable[..., Finished], tmp_path: Path, name: str
+) -> None:
+    step = files(name).step()
+    for path in (step, step.with_name("model_step.prefill.onnx")):
+        options = ("--backend", "tensorrt-rtx", "--target", "rtx40", "--plugin", "none")
+        done = localattn("build", path, "-o", tmp_path / f"{path.stem}.engine", *options)
+        assert done.code == 0, done.err
