@@ -125,7 +125,7 @@ class _AttentionWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         output = func(*args, **(kwargs or {}))
         grouped = func is torch.ops.localattn.grouped_attention.default
         if grouped or func is torch.ops.localattn.windowed_attention.default:
-            sinks = args[4] if grouped else None
-            given = [None if x is None else x.detach().double().numpy().copy() for x in (*args[:3], output, sinks)]
-            self.calls.append(AttentionCall(*given))
+            given = [x.detach().double().numpy().copy() for x in (*args[:3], output)]
+            sinks = args[4].detach().double().numpy() if grouped and args[4] is not None else None
+            self.calls.append(AttentionCall(*given, sinks=sinks))
         return output
