@@ -139,11 +139,11 @@ def _read(folder: Path, given: Mapping[str, Any]) -> FolderContents:
     part = not isinstance(saved, list) or kind.__name__ not in saved
     model, notes = weights.load_model(kind, made_config(raw, folder.name), folder, part=part)
     notes.append(f"{kind.__name__}: {args.describe()}, read off its own masks")
+    if raw.get("auto_map"):
+        notes.append(f"code of {folder.name} (auto_map) did not run; the model is transformers' own {kind.__name__}")
     known = given.get("known", {})
     if known.get("max_length") is not None:  # the arguments of a step file
         args = HuggingFaceArgs(**{**args.model_dump(), "inputs": known["inputs"], "max_length": known["max_length"]})
-    if raw.get("auto_map"):
-        notes.append(f"code of {folder.name} (auto_map) did not run; the model is transformers' own {kind.__name__}")
     return FolderContents(CLASS, args.model_dump(), weights.whole_state(model), notes)
 
 

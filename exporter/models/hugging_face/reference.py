@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ..family import ModelSpec, State
-from ..parts import routing
 from ..parts.float64 import Float64State, InFloat64
+from . import routing
 from .arguments import HuggingFaceArgs, Layer
 from .module import build, load
 from .observe import takes_cache
@@ -69,7 +69,8 @@ def _run(spec: ModelSpec, state: Float64State, inputs: Mapping[str, Tensor]) -> 
     given = {"use_cache": False} if takes_cache(model) else {}  # type: ignore[arg-type]
     with torch.no_grad(), InFloat64() as mode:
         result = model(**inputs, **given)
-    return tuple(result[name] for name in args.outputs), mode.margins
+    margins = (routing.margin(scores, taken) for scores, taken in mode.choices)
+    return tuple(result[name] for name in args.outputs), [x for x in margins if x is not None]
 
 
 def untouched(spec: ModelSpec, state: State) -> nn.Module:

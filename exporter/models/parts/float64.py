@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ....core.machine.resident_memory import release_memory_around
-from .routing import margin
 
 State = Mapping[str, Tensor]
 ROWS = 128  # positions per step; memory only
@@ -76,12 +75,12 @@ class InFloat64(TorchFunctionMode):
     """A torch mode that computes in float64 what modules compute in fp32 on purpose.
 
     Attributes:
-        margins: by how much each choice of experts was decided, one tensor for each layer that has experts.
+        choices: scores and how many of them were taken, for each choice of the largest along the last axis.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.margins: list[Tensor] = []
+        self.choices: list[tuple[Tensor, int]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of PyTorch with float64 in place of float32 among its arguments."""
@@ -93,10 +92,9 @@ class InFloat64(TorchFunctionMode):
         return func(*(_widened(value) for value in args), **given)
 
     def _note(self, input: Tensor, k: int, dim: int = -1, *_: Any, **__: Any) -> None:
-        """Note the margins of a choice among the last axis."""
-        found = margin(input, k) if dim in (-1, input.ndim - 1) else None
-        if found is not None:
-            self.margins.append(found)
+        """Note a choice among the last axis."""
+        if dim in (-1, input.ndim - 1):
+            self.choices.append((input, k))
 
 
 def _widened(value: Any) -> Any:

@@ -22,8 +22,8 @@ from localattn.exporter.models.hugging_face import family
 from localattn.exporter.models.hugging_face.arguments import words
 from localattn.exporter.models.hugging_face.family import describe
 from localattn.exporter.models.hugging_face.observe import Reach, read_reach
+from localattn.exporter.models.hugging_face.routing import margin, undecided
 from localattn.exporter.models.parts.float64 import InFloat64
-from localattn.exporter.models.parts.routing import margin, undecided
 
 from ...conftest import Finished
 from ...support.models.hugging_face import CASES, WINDOW, Case, build
