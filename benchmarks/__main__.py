@@ -138,6 +138,18 @@ def run_hugging_face(options: argparse.Namespace) -> bool:
     return all(target["met"] for target in result["targets"])
 
 
+def run_decoder(options: argparse.Namespace) -> bool:
+    from . import report
+    from .hugging_face import decoder
+
+    options.folder.mkdir(parents=True, exist_ok=True)
+    result = decoder.measure(
+        options.folder, options.contexts, options.only, _tell, lambda found: write_result(decoder.NAME, found)
+    )
+    report.print_decoder(result)
+    return all(target["met"] for target in result["targets"])
+
+
 def run_getting_started(options: argparse.Namespace) -> bool:
     from . import report
     from .cases import getting_started
@@ -203,8 +215,8 @@ def run_all(options: argparse.Namespace) -> bool:
 
 
 def parse_arguments() -> argparse.Namespace:
-    node, peers, of_model, export, generate, precision, startup, timed, serving, hugging = (
-        argparse.ArgumentParser(add_help=False) for _ in range(10)
+    node, peers, of_model, export, generate, precision, startup, timed, serving, hugging, decoder = (
+        argparse.ArgumentParser(add_help=False) for _ in range(11)
     )
     lengths = (1024, 2048, 4096, 8192, 16384)
     node.add_argument("--lengths", type=int, nargs="+", default=lengths, help="sequence lengths")
@@ -231,6 +243,9 @@ def parse_arguments() -> argparse.Namespace:
     hugging.add_argument("--folder", type=Path, required=True, help="where model and files are kept")
     hugging.add_argument("--lengths", type=int, nargs="+", default=(1024, 4096), help="sequence lengths")
     hugging.add_argument("--only", nargs="+", default=[], help="only these, the others keep their figures")
+    decoder.add_argument("--folder", type=Path, required=True, help="where model and files are kept")
+    decoder.add_argument("--contexts", type=int, nargs="+", default=(1024, 8192), help="tokens of the prompt")
+    decoder.add_argument("--only", nargs="+", default=[], help="only these, the others keep their figures")
     startup.add_argument("--samples", type=int, default=15, help="samples of each command")
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
@@ -245,6 +260,7 @@ def parse_arguments() -> argparse.Namespace:
         ("precision", "errors of fp32, fp16, bf16 and int8 files", run_precision, [of_model, precision]),
         ("startup", "start of the command line", run_startup, [startup, timed]),
         ("hugging-face", "a Hugging Face model beside other exporters", run_hugging_face, [hugging]),
+        ("decoder", "a Hugging Face decoder, token by token, beside other ways", run_decoder, [decoder]),
         ("getting-started", "the ten commands of docs/getting-started.md", run_getting_started, []),
         ("serving", "a real Triton server: requests and tokens a second", run_serving, [serving]),
         ("plot", "draw node.png and peers.png of docs/images again", run_plot, []),

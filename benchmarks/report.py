@@ -68,6 +68,28 @@ def print_hugging_face(result: dict[str, Any]) -> None:
         )
 
 
+def print_decoder(result: dict[str, Any]) -> None:
+    """One row a candidate and context."""
+    columns = ("candidate", "context", "prompt s", "ms a token", "processor ms", "peak MiB", "differs by")
+    table = _table(result["model"], *columns)
+    for size in result["sizes"]:
+        for name, label in result["labels"].items():
+            entry = size["candidates"].get(name, {"skipped": "not measured"})
+            if "token_ms" not in entry:
+                table.add_row(label, f"{size['context']:,}", entry.get("skipped") or entry.get("failed"))
+                continue
+            figures = (f"{entry[key]:.1f}" for key in ("first_s", "token_ms", "token_cpu_ms"))
+            table.add_row(
+                label, f"{size['context']:,}", *figures, f"{entry['peak_mib']:,}", f"{entry.get('differs_by', 0):.1g}"
+            )
+        table.add_section()
+    console.print(table)
+    for target in result["targets"]:
+        console.print(
+            f"{'met' if target['met'] else 'not met'}: {target['what']}: {target['value']} ({target['limit']})"
+        )
+
+
 def print_export(result: dict[str, Any]) -> None:
     """One row a step."""
     title = f"Export of {result['checkpoint']} ({result['class_name']})"

@@ -210,7 +210,7 @@ def _cpu_library_probe() -> Probe:
     from ..doctor.probes import Probe
     from .parts.plugins.kernels_in_use import how_to_add
 
-    library, wrong = None, None
+    library, wrong, command = None, None, how_to_add() or CPU_KERNELS.how_to_build
     try:
         library = find(CPU_KERNELS)
     except LocalAttnError as error:
@@ -222,7 +222,7 @@ def _cpu_library_probe() -> Probe:
         found = tuple(str(stored.path) for stored in candidates(CPU_KERNELS))
         none = "There is none installed or in your cache; one built with --output is used when it is named."
         why = "Those here are of another release, or for another processor." if found else none
-        return "missing", "", f"{why} The function definition serves.", found
+        return "missing", "", f"{why} ONNX functions compute the attention. To add them: {command}", found
 
     ask = () if library is None else ("library", for_child(library.image), str(library.path))
     return Probe(
@@ -232,7 +232,7 @@ def _cpu_library_probe() -> Probe:
         "faster attention on the CPU",
         ask,
         None if ask else _safely(look),
-        add=how_to_add() or CPU_KERNELS.how_to_build,
+        add=command,
     )
 
 

@@ -75,6 +75,7 @@ class WeightDtype(str, Enum):
     """Element type of the weights of linear layers, where it differs from the file's."""
 
     int8 = "int8"
+    int4 = "int4"
 
 
 class Task(str, Enum):
@@ -155,7 +156,11 @@ def export(
     ] = None,
     dtype: Annotated[Dtype, typer.Option(help="Element type of the file.")] = Dtype.fp32,
     weight_dtype: Annotated[
-        WeightDtype | None, typer.Option(help="int8: linear layers with dynamic int8 products. (Default: as --dtype.)")
+        WeightDtype | None,
+        typer.Option(
+            help="int8: linear layers with dynamic int8 products. int4: their weights in 4 bits, in blocks of 32. "
+            "(Default: as --dtype.)"
+        ),
     ] = None,
     opset: Annotated[
         int,

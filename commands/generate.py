@@ -32,7 +32,9 @@ from .parts.plugins.options import PluginLibraryOption, PluginOption, PluginUse,
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ..runtime.generation.defaults import FolderDefaults
     from ..runtime.generation.generator import Generator
+    from ..runtime.generation.tokenizer import FolderTokenizer
 
 # Exit code that shells report for a program that Ctrl-C ended: 128 + SIGINT.
 INTERRUPTED = 130
@@ -54,23 +56,45 @@ def generate(
     prompt: Annotated[str | None, typer.Option(help="Text to go on from.")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="Read it from this file."), INPUT] = None,
     prompt_ids: Annotated[str | None, typer.Option(help="Tokens to go on from, as 1,2,3.")] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="The prompt is a message to a chat model, by its folder's template.")
+    ] = False,
+    system: Annotated[str | None, typer.Option(help="With --chat: what the model is told before.")] = None,
     max_tokens: Annotated[
         int | None,
         typer.Option(
+            "--max-tokens",
+            "--max-new-tokens",
             min=-1,
             max=LARGEST_SIZE,
             help=f"Tokens to generate; -1: until Ctrl-C or its last position. (Default: {DEFAULT_TOKENS}.)",
         ),
     ] = None,
+    do_sample: Annotated[
+        bool | None,
+        typer.Option(
+            "--do-sample/--no-do-sample",
+            help="Draw tokens, or take the likeliest. (Default: as generation_config.json says; else draw.)",
+        ),
+    ] = None,
     temperature: Annotated[
-        float, typer.Option(min=0, callback=finite, help="Divides the logits; 0 takes the likeliest token.")
-    ] = 1.0,
+        float | None,
+        typer.Option(
+            min=0,
+            callback=finite,
+            help="Divides the logits; 0 takes the likeliest token. (Default: the folder's, or 1.)",
+        ),
+    ] = None,
     top_k: Annotated[
         int | None, typer.Option(min=1, max=LARGEST_SIZE, help="Choose among so many likeliest tokens.")
     ] = None,
     top_p: Annotated[
         float | None,
         typer.Option(min=0, max=1, callback=finite, help="Choose among the likeliest that together reach this."),
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option(min=0, callback=finite, help="Over 1: tokens that were there before become less likely."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the sampling.")] = 0,
     batch: Annotated[
@@ -90,15 +114,24 @@ def generate(
 ) -> None:
     """Continue a prompt, token by token, at constant memory.
 
-    The prompt is --prompt, --prompt-file, --prompt-ids or what is read from stdin. A model with a vocabulary of 256
-    reads and writes bytes: text on a terminal, the bytes themselves in a pipe. Any other reads and writes numbers.
+    The prompt is --prompt, --prompt-file, --prompt-ids or what is read from stdin. A model with a tokenizer.json in
+    its folder reads and writes text, and generation_config.json says when it stops and how it samples. Without, a
+    vocabulary of 256 is bytes: text on a terminal, the bytes themselves in a pipe. Any other model has numbers.
     Ctrl-C ends it and keeps what was written, with exit code 130.
     """
+    from ..runtime.generation.defaults import read_defaults
     from ..runtime.generation.generator import Generator
 
-    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    if system is not None and not chat:
+        raise typer.BadParameter("it belongs to --chat", param_hint="--system")
     generator = Generator.open(model, provider, threads, plugin=plugin_asked(plugin, plugin_library), runtime=runtime)
-    ids = _read_prompt(generator.vocabulary, prompt, prompt_file, prompt_ids)
+    tokenizer = _tokenizer(model.parent, generator.vocabulary, required=prompt_ids is None)
+    folder = read_defaults(model.parent, tokenizer) if tokenizer is not None else None
+    settings = _settings(folder, do_sample, temperature, top_k, top_p, repetition_penalty)
+    given = _read_prompt(generator.vocabulary, prompt, prompt_file, prompt_ids, is_text=tokenizer is not None)
+    ids = given if isinstance(given, list) else _encoded(given, tokenizer, folder, system, chat=chat)
+    if chat and isinstance(given, list):
+        raise typer.BadParameter("it takes a text, and a tokenizer.json in the model's folder", param_hint="--chat")
     if generator.session.missing_prefill:
         warn(f"{generator.session.missing_prefill} is not beside {model.name}: the prompt is read token by token.")
     for line in generator.session.notes:
@@ -107,7 +140,9 @@ def generate(
     if limit is None:
         room = generator.room(len(ids))
         limit = DEFAULT_TOKENS if room is None else min(DEFAULT_TOKENS, max(room, 1))
-    run = _Run(generator, ids, None if limit < 0 else limit, settings, echo and output_format is Format.console)
+    settings |= {"seed": seed, "stop": () if folder is None else folder.stop}
+    shown = echo and output_format is Format.console
+    run = _Run(generator, ids, None if limit < 0 else limit, settings, shown, tokenizer)
     try:
         run.all(batch, show=output_format is Format.console)
     except KeyboardInterrupt:
@@ -131,6 +166,7 @@ class _Run:
         max_tokens: most tokens of each continuation; None for no limit.
         settings: sampling arguments of `Generator.generate`.
         echo: whether to write the prompt before each continuation.
+        tokenizer: of the model's folder, where it has one.
     """
 
     generator: Generator
@@ -138,6 +174,7 @@ class _Run:
     max_tokens: int | None
     settings: dict[str, Any]
     echo: bool
+    tokenizer: FolderTokenizer | None = None
     rows: list[list[int]] = field(default_factory=list)
     finish: str = "length"
     prefill_seconds: float = 0.0
@@ -148,6 +185,13 @@ class _Run:
     def is_text(self) -> bool:
         """Whether the tokens are bytes."""
         return self.generator.vocabulary == BYTES
+
+    def shown(self, row: Sequence[int]) -> Sequence[int]:
+        """Return the tokens of a continuation without the one that ended it."""
+        return row[:-1] if self._ended(row) else row
+
+    def _ended(self, row: Sequence[int]) -> bool:
+        return bool(row) and row[-1] in self.settings["stop"]
 
     def all(self, count: int, show: bool) -> None:
         """Generate `count` continuations, as many at a time as the batch holds; show a single one as it comes."""
@@ -170,37 +214,45 @@ class _Run:
         stream = self.generator.generate(self.prompt, self.max_tokens, first_row=first, **self.settings)
         ready = time.perf_counter()
         self.prefill_seconds += ready - begin
-        writer = writer_for(bytes_model=self.is_text) if live else None
+        writer = writer_for(bytes_model=self.is_text, tokenizer=self.tokenizer) if live else None
         try:
             for token in self.prompt if writer and self.echo else ():
                 writer.write(token)  # type: ignore[union-attr]
             for tokens in stream:
                 self.calls += 1
                 for row, token in zip(rows, tokens.tolist(), strict=False):
-                    row.append(token)
-                if writer:
+                    if not self._ended(row):
+                        row.append(token)
+                if writer and not self._ended(rows[0]):
                     writer.write(rows[0][-1])
+                if all(map(self._ended, rows)):
+                    self.finish = "stop"
+                    break
         finally:
             self.generate_seconds += time.perf_counter() - ready
             if writer:
                 writer.end()
-        if len(rows[0]) == self.generator.room(len(self.prompt)):
+        if self.finish == "length" and len(rows[0]) == self.generator.room(len(self.prompt)):
             self.finish = "positions"
 
     def _show(self, row: Sequence[int]) -> None:
-        from .parts.token_output import RawBytes, writer_for
+        from .parts.token_output import FolderText, RawBytes, writer_for
 
-        writer = writer_for(bytes_model=self.is_text)
-        for token in [*(self.prompt if self.echo else ()), *row]:
+        writer = writer_for(bytes_model=self.is_text, tokenizer=self.tokenizer)
+        for token in [*(self.prompt if self.echo else ()), *self.shown(row)]:
             writer.write(token)
         writer.end()
-        if isinstance(writer, RawBytes):
+        if isinstance(writer, RawBytes | FolderText) and not sys.stdout.isatty():
             say("")
 
     def report(self, seed: int) -> dict[str, Any]:
         """Return the document that `--format json` prints."""
         session = self.generator.session
-        texts = [bytes(row).decode("utf-8", "replace") for row in self.rows] if self.is_text else None
+        texts = None
+        if self.tokenizer is not None:
+            texts = [self.tokenizer.decode(self.shown(row)) for row in self.rows]
+        elif self.is_text:
+            texts = [bytes(row).decode("utf-8", "replace") for row in self.rows]
         return {
             "backend": session.backend,
             "provider": session.provider,
@@ -221,15 +273,81 @@ class _Run:
         """Return one line for people."""
         made, rate = sum(map(len, self.rows)), self._rate()
         speed = "" if rate is None else f", {rate:,.0f} a second"
-        ending = {"positions": "; the model has no further position", "interrupted": "; interrupted"}
+        ending = {
+            "positions": "; the model has no further position",
+            "interrupted": "; interrupted",
+            "stop": "; the model ended the text",
+        }
         return (
             f"{made} tokens{speed} on {self.generator.session.provider}; prompt of {len(self.prompt)} in "
             f"{1e3 * self.prefill_seconds:.0f} ms{ending.get(self.finish, '')}"
         )
 
 
-def _read_prompt(vocabulary: int, text: str | None, file: Path | None, ids: str | None) -> list[int]:
-    """Read the prompt's token ids from the one source that was given, else from stdin.
+def _tokenizer(folder: Path, vocabulary: int, *, required: bool) -> FolderTokenizer | None:
+    """Open the tokenizer in the model's folder; None where there is none for this model.
+
+    Args:
+        folder: of the step file.
+        vocabulary: the model's.
+        required: the prompt is text.
+    """
+    from ..core.errors import MissingDependency
+    from ..runtime.generation.tokenizer import TOKENIZER, FolderTokenizer
+
+    try:
+        found = FolderTokenizer.open(folder)
+    except MissingDependency:
+        if required:
+            raise
+        return None
+    if found is not None and found.size > vocabulary:
+        warn(f"{folder / TOKENIZER} is not used: it has {found.size} tokens, and the model {vocabulary}.")
+        return None
+    return found
+
+
+def _settings(
+    folder: FolderDefaults | None,
+    do_sample: bool | None,
+    temperature: float | None,
+    top_k: int | None,
+    top_p: float | None,
+    repetition_penalty: float | None,
+) -> dict[str, Any]:
+    """Return the sampling arguments of `Generator.generate`: the options, and what the folder says for the others."""
+    from ..runtime.generation.defaults import FolderDefaults
+
+    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "repetition_penalty": repetition_penalty}
+    return (folder or FolderDefaults()).settings(do_sample, **given)
+
+
+def _encoded(
+    text: bytes, tokenizer: FolderTokenizer | None, folder: FolderDefaults | None, system: str | None, *, chat: bool
+) -> list[int]:
+    """Return the tokens of a prompt, or with `chat` of a conversation that it begins.
+
+    Raises:
+        UsageError: it is no UTF-8, or there is no chat template.
+    """
+    from ..core.errors import UsageError
+    from ..runtime.generation.chat import render_chat
+
+    assert tokenizer is not None and folder is not None
+    try:
+        prompt = text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError("The prompt is no text.", why=f"It is not UTF-8: {error.reason}.") from error
+    if not chat:
+        return tokenizer.encode(prompt)
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    return tokenizer.encode(render_chat(folder, [*messages, {"role": "user", "content": prompt}]), special=False)
+
+
+def _read_prompt(
+    vocabulary: int, text: str | None, file: Path | None, ids: str | None, *, is_text: bool = False
+) -> list[int] | bytes:
+    """Read the prompt's token ids from the one source that was given, else from stdin; with `is_text` its bytes.
 
     Raises:
         UsageError: several sources, none, a file that cannot be read, or text for a model that has no bytes.
@@ -246,14 +364,18 @@ def _read_prompt(vocabulary: int, text: str | None, file: Path | None, ids: str 
     if ids is not None:
         return _numbers(ids)
     if text is not None:
+        if is_text:
+            return os.fsencode(text)
         if vocabulary != BYTES:
             raise UsageError(
                 "The prompt is text, and the model does not read bytes.",
-                why=f"It has {vocabulary} tokens, and their text is not in the file.",
-                fix="Give numbers: --prompt-ids 1,2,3",
+                why=f"It has {vocabulary} tokens, and no tokenizer.json lies beside it.",
+                fix="Copy the model's tokenizer.json there, or give numbers: --prompt-ids 1,2,3",
             )
         return list(os.fsencode(text))
     raw = _read_bytes(file)
+    if is_text:
+        return raw
     return list(raw) if vocabulary == BYTES else _numbers(raw.decode("ascii", "replace"))
 
 

@@ -219,4 +219,4 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     Console(width=120).print(table)
 
 
-_FIGURES = ("max_abs", "max_rel", "rms", "cosine", "divergence", "agreement", "not_finite")
+_FIGURES = ("max_abs", "max_rel", "rms", "cosine", "divergence", "agreement", "pooled_cosine", "not_finite")

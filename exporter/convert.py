@@ -19,6 +19,7 @@ from ..core.storage.file_kinds import ONNX, REWRITTEN
 from ..core.storage.files import is_file, sha256
 from ..core.storage.outputs import Output, writing
 from ..core.storage.publishing import publish_together, sealed
+from ..onnx_graph import block_weights
 from ..onnx_graph.onnx_file import OnnxFile
 from ..onnx_graph.standard_ops import rewrite
 from ..runtime.generation.step_file import prefill_path
@@ -124,8 +125,15 @@ def _rewritten(source: Path) -> ir.Model:
     model = ir.serde.deserialize_model(file.parse())
     if file.folder is not None:
         ir.external_data.set_base_dir(model.graph, file.folder)
+    opset = model.graph.opset_imports.get("", 0)
     plain: ir.Model = rewrite.apply(model)
     unknown = sorted({f"{node.domain}::{node.op_type}" for node in plain.graph.all_nodes() if node.domain})
+    if unknown == [f"{block_weights.DOMAIN}::{block_weights.OP_TYPE}"] and opset < block_weights.OPSET:
+        raise UsageError(
+            f"{source} cannot be written in standard operators.",
+            why=f"Its weights have 4 bits, which takes opset {block_weights.OPSET}; the file has {opset}.",
+            fix=f"Export the model again with {argument('opset', block_weights.OPSET)}, and convert that file.",
+        )
     if unknown:
         raise UsageError(
             f"{source} cannot be written in standard operators.",

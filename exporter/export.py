@@ -43,7 +43,7 @@ from .checks.sweep import check_sweep, dynamic_node_checks, rows_of_checkpoint
 from .checks.wide_integers import check_wide_integers, dynamic_sizes, token_limits
 from .checks.window import check_window
 from .lowering import functions, trace
-from .lowering.quantize import quantize_weights
+from .lowering.quantize.weights import check_weights, quantize_weights, spans_tokens
 from .models.family import TORCH_DTYPE, ShapeRequest
 from .source.dynamic_axes import at_dynamic_sizes, check_axes, dimensions, dynamic_specs
 from .source.reference_runner import ReferenceRunner
@@ -67,7 +67,7 @@ class ExportRequest(FileOptions):
         config: configuration file; by default the one beside the checkpoint.
         shapes: static shapes and optional inputs.
         dtype: "fp32" or "fp16".
-        weights: "int8" for linear layers in dynamic int8, None for the dtype.
+        weights: "int8" for linear layers in dynamic int8, "int4" for 4 bits in blocks, None for the dtype.
         dynamic: the dynamic axes, of "batch" and "seq"; the sequence length is then the longest one. None: the
             family's default, for most families no dynamic axes.
         task: what a model in a folder is for; None for what it was saved for.
@@ -171,14 +171,7 @@ def check_precision(request: ExportRequest) -> None:
     """
     if request.dtype not in TORCH_DTYPE:
         raise UsageError(f"Unknown dtype {request.dtype!r}.", fix=f"Known: {', '.join(TORCH_DTYPE)}.")
-    if request.weights not in (None, "int8"):
-        raise UsageError(f"Unknown weights {request.weights!r}.", fix="Known: int8.")
-    if request.weights is not None and request.dtype != "fp32":
-        raise UsageError(
-            f"int8 weights do not go with {request.dtype}.",
-            why="onnxruntime's dynamic int8 products take and give fp32.",
-            fix="Use fp32.",
-        )
+    check_weights(request.weights, request.dtype, request.opset, standard_ops=request.standard_ops)
 
 
 @timed_steps(_log)
@@ -210,7 +203,7 @@ def export(
         functions.attach_functions(model)
         if request.weights is not None:
             progress("Quantizing")
-            model = quantize_weights(model)
+            model = quantize_weights(model, request.weights)
         form = written_form(model, trace.attention_nodes(model), request)
         sidecar = finish_export(
             form.model,
@@ -288,7 +281,7 @@ def _run_checks(
     session.wake()
     release_memory()
     progress("Checking: window")
-    nodes_only = request.weights is not None
+    nodes_only = spans_tokens(request.weights)
     yield form.seen(check_window(model, session, source, request.dtype, first_run, nodes_only=nodes_only))
     progress("Checking: linear memory")
     memory = form.seen(check_quadratic_memory(model, source, lambda taken: _retrace(request, source, taken)))
@@ -314,7 +307,7 @@ def _retrace(request: ExportRequest, source: SourceModel, taken: Taken) -> tuple
     shorter = source.at(replace(request.shapes, seq_len=other))
     model = trace.trace(shorter, request.dtype, request.opset)
     if request.weights is not None:  # so that tensors have the same names
-        model = quantize_weights(model)
+        model = quantize_weights(model, request.weights)
     return with_padding(other), graph_shapes(message(model))
 
 

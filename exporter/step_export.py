@@ -36,7 +36,7 @@ from .checks.quadratic_memory import allowed
 from .checks.steps import check_step_parity
 from .checks.wide_integers import check_wide_integers
 from .export import ExportReport, ExportRequest, Progress, check_precision, folder_companions, sidecar_of
-from .lowering.quantize import quantize_weights
+from .lowering.quantize.weights import quantize_weights
 from .lowering.shared_weights import share_weights
 from .lowering.trace import check_opset
 from .lowering.trace_step import step_nodes, trace_step
@@ -145,7 +145,7 @@ def export_steps(request: StepRequest, progress: Progress = lambda _: None) -> l
             progress(f"Tracing the model, {source.chunk} token(s) a call")
             model = trace_step(source, asked.dtype, asked.opset)
             if asked.weights is not None:
-                model = quantize_weights(model)
+                model = quantize_weights(model, asked.weights)
             parts.append(_Part(mode, source, path, written_form(model, step_nodes(model), asked)))
         shared = (
             share_weights([part.form.model for part in parts], folder, asked.output.name) if len(parts) > 1 else None

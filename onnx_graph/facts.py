@@ -243,7 +243,10 @@ def _weight_bytes(graph: Any) -> dict[str, int]:
         for size in tensor.dims:
             count *= max(size, 0)
         known = not name.startswith("type ")
-        total[name] += count * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize if known else 0
+        if name in ("int4", "uint4"):  # two in a byte
+            total[name] += -(-count // 2)
+        else:
+            total[name] += count * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize if known else 0
     return dict(total.most_common())
 
 

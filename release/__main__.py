@@ -53,6 +53,7 @@ def main() -> None:
 def build_pure(tree: Path, out: Path) -> tuple[Path, Path]:
     """Build the source distribution and from it the wheel without libraries, with the tools that are installed."""
     from localattn.release.sbom import with_sbom
+    from localattn.release.source_file import repeatable
     from localattn.release.wheel_file import read, write
 
     with TemporaryDirectory() as scratch:
@@ -61,21 +62,26 @@ def build_pure(tree: Path, out: Path) -> tuple[Path, Path]:
         if ended.returncode:
             sys.exit(f"The build failed:\n{ended.stdout[-3000:]}{ended.stderr[-3000:]}")
         (wheel,), (source,) = Path(scratch).glob("*.whl"), Path(scratch).glob("*.tar.gz")
-        (out / source.name).write_bytes(source.read_bytes())
+        (out / source.name).write_bytes(repeatable(source.read_bytes()))
         return write(with_sbom(read(wheel), ()), out, "py3-none-any"), out / source.name
 
 
 def _install(out: Path, *, with_plugin_library: bool) -> None:
     from localattn.release.installed import Environment, check_kernels, check_plugin_library
+    from localattn.release.plugin_library import NAME
 
     with TemporaryDirectory() as scratch:
         environment = Environment.create(Path(scratch, "venv"))
-        environment.install("--find-links", str(out), "localattn[cpu]")
+        # First from the folder alone: an index may have a package of that name. Then what it requires.
+        ours = ("--no-index", "--no-deps", "--find-links", str(out))
+        environment.install(*ours, "localattn")
+        environment.install("localattn[cpu]")
         found = check_kernels(environment)
         times = {row["plugin"] or "none": row["latency"]["percentiles"]["p50"] for row in found["bench"]["rows"]}
         _tell(f"installed with [cpu] and no compiler: {found['checked']['instruction_set']}, {times}")
         if with_plugin_library:
-            environment.install("--find-links", str(out), "localattn[plugin-library]")
+            environment.install(*ours, NAME)
+            environment.install("localattn[plugin-library]")
             _tell(f"installed with [plugin-library]: {check_plugin_library(environment)['path']}")
 
 

@@ -7,17 +7,26 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from localattn.core.storage.library_store import CPU_KERNELS, TENSORRT_PLUGIN
+from localattn.plugins.library.facts import companion_path
 
 from .examine import Examined, examine
-from .wheel_file import read
+from .wheel_file import Files, read
 
+_COMPANION = companion_path(Path(TENSORRT_PLUGIN.file_name)).name
 LARGEST = 100_000_000  # bytes of a wheel, which package indexes take
 _EXPORTS = {
     CPU_KERNELS.file_name: {"RegisterCustomOps", "localattn_instruction_set"},
-    TENSORRT_PLUGIN.file_name: {"getCreators", "setLoggerFinder"},
+    TENSORRT_PLUGIN.file_name: {
+        "getCreators",
+        "setLoggerFinder",
+        "localattn_load_kernel",
+        "localattn_loaded_kernels",
+        "localattn_registrations",
+    },
+    _COMPANION: {"getPluginRegistry", "createInferRuntime_INTERNAL", "createInferBuilder_INTERNAL"},
 }
 # Libraries that every Linux, macOS or Windows has.
 _SYSTEMS_OWN = re.compile(
@@ -41,14 +50,23 @@ def check_wheel(wheel: Path) -> str:
     libraries = {name: data for name, data in files.items() if name.endswith(".so")}
     for name, data in libraries.items():
         found = check_library(data, _EXPORTS[Path(name).name])
-        facts = json.loads(files[f"{name}.json"])
-        if facts["sha256"] != hashlib.sha256(data).hexdigest() or facts["arch"] != found.machine:
+        if _stated(files, name) != (hashlib.sha256(data).hexdigest(), found.machine):
             raise Wrong(f"the facts of {name} are those of another library")
         if f"_{found.machine}" not in wheel.name:
             raise Wrong(f"{wheel.name} has a library for {found.machine}")
     if not libraries:
         return "no library"
     return f"auditwheel: {audited(wheel)}"
+
+
+def _stated(files: Files, library: str) -> tuple[str, str]:
+    """Return SHA-256 and processor of a library by the facts beside it; those of a companion are its library's."""
+    path = PurePosixPath(library)
+    if path.name == _COMPANION:
+        facts = json.loads(files[f"{path.parent}/{TENSORRT_PLUGIN.file_name}.json"])
+        return facts["companion"]["sha256"], facts["arch"]
+    facts = json.loads(files[f"{library}.json"])
+    return facts["sha256"], facts["arch"]
 
 
 def check_library(data: bytes, exports: set[str] = _EXPORTS[CPU_KERNELS.file_name]) -> Examined:

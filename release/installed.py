@@ -22,15 +22,17 @@ class Environment:
 
     Args:
         folder: where it lies.
+        programs: folders of other programs on its PATH, after its own; none has no compiler.
     """
 
     folder: Path
+    programs: tuple[Path, ...] = ()
 
     @classmethod
-    def create(cls, folder: Path) -> Environment:
+    def create(cls, folder: Path, programs: Sequence[Path] = ()) -> Environment:
         """Make one."""
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        return cls(folder)
+        return cls(folder, tuple(programs))
 
     def lend(self, folders: Sequence[Path]) -> None:
         """Let it find the packages in these folders, after its own: what a wheel requires, without the network."""
@@ -48,7 +50,8 @@ class Environment:
         scratch.mkdir(exist_ok=True)
         kept = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_", "HTTP"))}
         kept |= {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
-        environment = {**kept, "PATH": str(self.folder / "bin"), "HOME": str(scratch)}
+        path = os.pathsep.join(map(str, (self.folder / "bin", *self.programs)))
+        environment = {**kept, "PATH": path, "HOME": str(scratch)}
         command = [str(self.folder / "bin" / program), *map(str, arguments)]
         ended = subprocess.run(command, cwd=scratch, env=environment, capture_output=True, text=True)
         if ended.returncode:

@@ -18,7 +18,7 @@ from localattn.plugins.library.embed import targets_to_compile
 from localattn.plugins.library.facts import companion_path
 from localattn.plugins.library.selection import full_set
 
-from .compiled_in import parts
+from .compiled_in import parts, parts_for_gpus
 from .sbom import with_sbom
 from .wheel_file import Files, information, metadata, platform_tag, read, write
 
@@ -60,7 +60,7 @@ def wheels(
     made = []
     for arch in archs:
         files = {**base, **_library(arch, specs, targets, kernels)}
-        made.append(write(with_sbom(files, parts()), folder, platform_tag(arch)))
+        made.append(write(with_sbom(files, [*parts(), *parts_for_gpus(arch)]), folder, platform_tag(arch)))
     return made
 
 

@@ -20,7 +20,7 @@ def with_sbom(files: Files, carried: Sequence[Part]) -> dict[str, bytes]:
         carried: what was linked into its libraries.
     """
     info = information(files)
-    texts = {f"{info}/licenses/{part.name}.txt": part.text.read_bytes() for part in carried}
+    texts = {f"{info}/licenses/{part.name}.txt": part.text for part in carried}
     return {**files, **texts, f"{info}/sboms/localattn.cdx.json": _text(document(files, carried))}
 
 
@@ -63,18 +63,27 @@ def document(files: Files, carried: Sequence[Part]) -> dict[str, Any]:
         "dependencies": [
             {"ref": own, "dependsOn": data},
             *(
-                {"ref": path, "dependsOn": [part["bom-ref"] for part in libraries]}
+                {"ref": path, "dependsOn": [_reference(part) for part in _inside(path, carried)]}
                 for path in data
-                if path.endswith(".so") and libraries
+                if path.endswith(".so") and carried
             ),
         ],
     }
 
 
+def _inside(library: str, carried: Sequence[Part]) -> list[Part]:
+    """Return what a library of the wheel has in it."""
+    return [part for part in carried if part.inside in ("", library.split("/")[-1])]
+
+
+def _reference(part: Part) -> str:
+    return f"{part.name}@{part.version}"
+
+
 def _part(part: Part) -> dict[str, Any]:
     return {
         "type": "library",
-        "bom-ref": f"{part.name}@{part.version}",
+        "bom-ref": _reference(part),
         "name": part.name,
         "version": part.version,
         "purl": part.purl,

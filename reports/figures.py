@@ -39,7 +39,7 @@ def cosine(value: float | int | str, passed: bool) -> str:
 
 def comparison_figure(row: Mapping[str, Any], name: str) -> str:
     """Write one figure of a comparison's row."""
-    return cosine(row[name], bool(row["passed"])) if name == "cosine" else figure(row[name])
+    return cosine(row[name], bool(row["passed"])) if name.endswith("cosine") else figure(row[name])
 
 
 def percent(value: float | None) -> str:

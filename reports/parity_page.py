@@ -29,6 +29,8 @@ _FIGURES = (
     "cosine",
     "divergence",
     "agreement",
+    "pooled_cosine",
+    "least_pooled_cosine",
     "not_finite",
     "worst_index",
 )
@@ -148,6 +150,8 @@ def _comparisons(rows: Sequence[Document], against: Document) -> Table:
             " Of logits, the mean Kullback-Leibler divergence of their softmax in nats, and the share of positions "
             "with the same largest logit."
         )
+    if "pooled_cosine" in figures:
+        note += " Of hidden states, the cosine of a text's embedding, their mean, with the reference's: mean and least."
     return Table("", columns, tuple(cells), (note,), tuple("" if row["passed"] else "bad" for row in rows))
 
 

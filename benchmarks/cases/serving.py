@@ -6,7 +6,9 @@ The server's own onnxruntime backend is not on PyPI: the stand-in of the tests r
 from __future__ import annotations
 
 import contextlib
+import json
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +28,7 @@ from localattn.runtime.bundle.triton import Serving
 
 CONCURRENCY = (1, 2, 4, 8)
 LENGTH, TOKENS = 512, 64
+_MANY = f"{TOKENS} tokens a request"
 _ROUNDS = 3
 # What is served, by its title: instances, threads of each, and whether with the compiled kernel.
 SETTINGS: dict[str, tuple[int, int | None, bool]] = {
@@ -62,24 +65,37 @@ def measure(folder: Path, seconds: float, tell: Callable[[str], None]) -> dict[s
     """
     tokens = np.random.default_rng(0).integers(0, 256, (1, LENGTH))
     asks: dict[tuple[str, str], tuple[int, Callable[[int], object]]] = {}
+    models: dict[tuple[str, str], tuple[Server, str]] = {}
     with contextlib.ExitStack() as stack:
         for index, title in enumerate(SETTINGS):
             server = Server(stack.enter_context(_served(folder / f"bundle{index}", folder / f"scratch{index}")))
             asks["requests", title] = 1, lambda _, s=server: s.infer("full", {"tokens": tokens}, ["logits"])
+            models["requests", title] = server, "full"
         server = Server(stack.enter_context(_served(folder / "streams", folder / "scratch_streams")))
-        asks["streams", "one token a request"] = 1, _Client(server, "steps", 1)
-        asks["streams", f"{TOKENS} tokens a request"] = TOKENS, _Client(server, "steps_stream", TOKENS)
+        for name, count, title in (("steps", 1, "one token a request"), ("steps_stream", TOKENS, _MANY)):
+            asks["streams", title] = count, _Client(server, name, count)
+            models["streams", title] = server, name
         rates: dict[tuple[str, str, int], list[float]] = {}
+        calls: dict[tuple[str, str, int], list[float]] = {}
         for turn in range(_ROUNDS):  # in turns, so that a busy machine slows all alike
             tell(f"Round {turn + 1} of {_ROUNDS}")
             for (kind, title), (count, ask) in asks.items():
                 for clients in CONCURRENCY:
-                    found = count * _rate(clients, seconds / _ROUNDS, ask)
-                    rates.setdefault((kind, title, clients), []).append(found)
+                    key, before = (kind, title, clients), _executed(*models[kind, title])
+                    rates.setdefault(key, []).append(count * _rate(clients, seconds / _ROUNDS, ask))
+                    number, took = (b - a for a, b in zip(before, _executed(*models[kind, title]), strict=True))
+                    calls.setdefault(key, []).append(took / number)
     tables: dict[str, list[dict[str, Any]]] = {"requests": [], "streams": []}
     for kind, title in asks:
         row = {str(clients): median(rates[kind, title, clients]) for clients in CONCURRENCY}
-        tables[kind].append({"setting": title, **row, "rounds": [rates[kind, title, n] for n in CONCURRENCY]})
+        tables[kind].append(
+            {
+                "setting": title,
+                **row,
+                "rounds": [rates[kind, title, n] for n in CONCURRENCY],
+                "backend_ms": {str(n): median(calls[kind, title, n]) for n in CONCURRENCY},
+            }
+        )
     return {"length": LENGTH, **tables}
 
 
@@ -111,6 +127,14 @@ def _served(bundle: Path, scratch: Path) -> Iterator[str]:
         yield server.url
 
 
+def _executed(server: Server, model: str) -> tuple[int, float]:
+    """Return how many requests a model has answered, and the milliseconds that they spent in its backend."""
+    with urllib.request.urlopen(f"{server.url}/v2/models/{model}/stats", timeout=30) as answer:
+        (found,) = json.load(answer)["model_stats"]
+    spent = found["inference_stats"]["compute_infer"]
+    return int(spent["count"]), int(spent["ns"]) / 1e6
+
+
 def _rate(clients: int, seconds: float, ask: Callable[[int], object]) -> float:
     """Return answers a second of clients that each wait for their last answer."""
 
@@ -135,3 +159,6 @@ def print_serving(result: dict[str, Any]) -> None:
         print(f"|---|{'---|' * len(CONCURRENCY)}")
         for row in result[title]:
             print(f"| {row['setting']} | {' | '.join(f'{row[str(n)]:.3g}' for n in CONCURRENCY)} |")
+        print("Milliseconds of a request in the backend:")
+        for row in result[title]:
+            print(f"  {row['setting']}: {', '.join(f'{x:.3g}' for x in row['backend_ms'].values())}")

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..candidates import THREADS
 from ..cases.compiled import why_no_library
-from ..machine import RESULTS, ROOT, read_result
+from ..machine import ROOT, own_result
 from ..target import Target
 from .run import COMPILED, EAGER
 
@@ -59,7 +59,7 @@ def measure(
         tell: told each step.
         keep: given the document after each candidate: a long sequence takes minutes.
     """
-    known = read_result(NAME)["sizes"] if (RESULTS / f"{NAME}.json").exists() and only else []
+    known = (own_result(NAME) or {"sizes": []})["sizes"] if only else []
     sizes = {size["length"]: size["candidates"] for size in known}
     wanted = [name for name in LABELS if not only or name in only]
     if COMPILED in wanted and (reason := why_no_library()):

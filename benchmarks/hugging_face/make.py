@@ -83,5 +83,14 @@ def optimum(folder: Path, output: Path) -> None:
     onnx_export_from_model(model, output.parent, task="feature-extraction", opset=18, do_validation=False)
 
 
+def optimum_decoder(folder: Path, output: Path) -> None:
+    """optimum-onnx, with inputs and outputs for its cache."""
+    from optimum.exporters.onnx import onnx_export_from_model
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    onnx_export_from_model(model, output.parent, task="text-generation-with-past", opset=18, do_validation=False)
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))

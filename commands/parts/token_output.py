@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import codecs
 import sys
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from ...runtime.generation.tokenizer import FolderTokenizer
 
 
 class TokenWriter(Protocol):
@@ -53,6 +56,37 @@ class RawBytes:
         """Add nothing: the output is the model's bytes and no other."""
 
 
+class FolderText:
+    """Writer of a tokenizer's text as it comes; on a terminal control characters are shown as U+FFFD.
+
+    Args:
+        tokenizer: of the model's folder.
+    """
+
+    def __init__(self, tokenizer: FolderTokenizer) -> None:
+        from ...runtime.generation.tokenizer import TextStream
+
+        self._stream, self._terminal = TextStream(tokenizer), sys.stdout.isatty()
+
+    def write(self, token: int) -> None:
+        """Show what the token adds, up to its last whole character."""
+        self._show(self._stream.add(token))
+
+    def end(self) -> None:
+        """Show an unfinished character as U+FFFD; end the line on a terminal."""
+        self._show(self._stream.end() + ("\n" if self._terminal else ""))
+
+    def _show(self, text: str) -> None:
+        if not text:
+            return
+        if self._terminal:
+            sys.stdout.write(printable(text))
+            sys.stdout.flush()
+        else:
+            sys.stdout.buffer.write(text.encode("utf-8", "replace"))
+            sys.stdout.buffer.flush()
+
+
 class Numbers:
     """Writer of tokens as numbers, `1,2,3` and a line end, as `--prompt-ids` reads them."""
 
@@ -71,8 +105,10 @@ class Numbers:
         sys.stdout.flush()
 
 
-def writer_for(*, bytes_model: bool) -> TokenWriter:
-    """Choose the writer that suits this model and stdout."""
+def writer_for(*, bytes_model: bool, tokenizer: FolderTokenizer | None = None) -> TokenWriter:
+    """Choose the writer that suits this model, its tokenizer and stdout."""
+    if tokenizer is not None:
+        return FolderText(tokenizer)
     if not bytes_model:
         return Numbers()
     return TerminalText() if sys.stdout.isatty() else RawBytes()

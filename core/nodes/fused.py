@@ -17,6 +17,9 @@ With `B` batch, `N` sequence length, `S` residual streams `r_s` of width `D`, `H
                   bf16 → `x·cosine + (x₂, x₁)·sine` for the halves `x = (x₁, x₂)` of a head; `sine` carries the signs
 `GatedGelu`       `value`, `gate` of one shape, fp32, fp16 or bf16 → `value·gelu(gate)`, the exact (erf) gelu
 ================  =========================================================================================
+
+A step file has one token a call. `ReadStreams`, `MixStreams` and `AddToStreams` take it without the axes `B, N`:
+`streams [S, D]`, `mix [S, S]`, `beta [S, 1]`, and `read` and `output [1, D]`.
 """
 
 from __future__ import annotations

@@ -41,15 +41,20 @@ def attend_rows(evidence: Evidence, rows: NDArray[np.int64], *, half: bool = Fal
     if evidence.attributes.get("shared_qk"):
         scores = np.where(columns[None, :] == rows[:, None], SELF_SCORE, scores)
     visible = geometry.visibility(rows, columns, length)[None, None]
-    mask = evidence.inputs.get("mask")
+    mask = evidence.inputs.get("mask", evidence.inputs.get("attention_mask"))
     if mask is not None:
         padded = np.zeros((mask.shape[0], length), np.bool_)
-        padded[:, : mask.shape[1]] = mask
+        padded[:, : mask.shape[1]] = mask != 0
         visible = visible & padded[:, None, None, :]
     with np.errstate(over="ignore", invalid="ignore"):
         if half:
             scores = scores.astype(np.float16).astype(np.float64)
-        weights = _softmax(np.where(visible, scores, -np.inf))
+        scores = np.where(visible, scores, -np.inf)
+        if call.sinks is None:
+            weights = _softmax(scores)
+        else:
+            column = np.broadcast_to(call.sinks[None, :, None, None], (*scores.shape[:-1], 1))
+            weights = _softmax(np.concatenate((scores, column), axis=-1))[..., :-1]
         if half:
             weights = weights.astype(np.float16).astype(np.float64)
     return np.transpose(np.einsum("bhij,bhjd->bhid", weights, value), perm)

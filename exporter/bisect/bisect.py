@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ...core.documents.engine_facts import read_model_facts
 from ...core.errors import UsageError
+from ...core.geometry import WindowGeometry
 from ...core.progress import timed_steps
 from ...core.tolerance import tolerance_for
 from ...onnx_graph.onnx_file import OnnxFile
@@ -27,7 +28,7 @@ from .boundaries import Boundary, GraphIndex, find_boundaries
 from .causes import likely_cause
 from .evidence import Evidence, Measured, measure
 from .marked import onnx_file_of, open_marked
-from .reference import Floats, Recording, record
+from .reference import AttentionCall, Floats, Recording, record
 from .request import BisectReport, BisectRequest, BoundaryRow, Fault
 
 _log = logging.getLogger(__name__)
@@ -127,14 +128,14 @@ class _Bisection:
         module = _responsible(wrong.boundary)
         by_value = {m.boundary.value: m for m in measured}
         before = self.index.behind(wrong.boundary.value, set(by_value))
-        call, attributes = self._attention(wrong.boundary, recording)
+        call, attributes, geometry = self._attention(wrong.boundary, recording)
         evidence = Evidence(
             fault=wrong,
             module=module,
             dtype=self.dtype,
             tolerance=self.tolerance,
             inputs=inputs,
-            geometry=self.source.geometry,
+            geometry=geometry,
             length=self.source.shapes.seq_len,
             call=call,
             attributes=attributes,
@@ -144,12 +145,17 @@ class _Bisection:
         rows = sorted((by_value[value] for value in before), key=lambda m: m.boundary.order)
         return Fault(module, _row(wrong), [_row(m) for m in rows], likely_cause(evidence))
 
-    def _attention(self, boundary: Boundary, recording: Recording) -> tuple[Any, Mapping[str, Any]]:
-        """Find the attention call that this boundary belongs to, and its node's attributes."""
-        for (node, _), call in zip(self.index.attention, recording.attention, strict=False):
+    def _attention(
+        self, boundary: Boundary, recording: Recording
+    ) -> tuple[AttentionCall | None, Mapping[str, Any], WindowGeometry | None]:
+        """Find the attention call that this boundary belongs to, its node's attributes, and its layer's window."""
+        layers: Sequence[WindowGeometry | None] = self.source.layers
+        if len(layers) != len(recording.attention):
+            layers = [self.source.geometry] * len(recording.attention)
+        for (node, _), call, window in zip(self.index.attention, recording.attention, layers, strict=False):
             if boundary.value in (*node.input[:3], node.output[0]):
-                return call, {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        return None, {}
+                return call, {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}, window
+        return None, {}, self.source.geometry
 
     def _measure_again(self, value: str, inputs: Arrays, runner: Runner) -> Measured:
         boundaries = find_boundaries(self.index, record(self.source, inputs))

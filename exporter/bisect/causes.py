@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.geometry import WindowGeometry
+from ...core.nodes.attention import geometry_of
 from .attend_dense import attend_rows
 from .evidence import Evidence, Measured, Recorded, measure
 from .reference import Floats
@@ -164,7 +165,9 @@ def _window(evidence: Evidence) -> str | None:
     rows, axis = _worst_rows(evidence), evidence.sequence_axis
     actual = np.take(evidence.fault.actual.astype(np.float64), rows, axis)
     error = _rms(actual - attend_rows(evidence, rows))
-    for other in _other_windows(evidence.geometry):
+    node = geometry_of(evidence.attributes)
+    others = [*([node] if node != evidence.geometry else []), *_other_windows(evidence.geometry)]
+    for other in others:
         if _rms(actual - attend_rows(replace(evidence, geometry=other), rows)) < 0.05 * error:
             return f"The output is that of another window: {other.describe()}, not {evidence.geometry.describe()}."
     return None

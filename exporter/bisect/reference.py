@@ -32,12 +32,13 @@ class ModuleCall:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One call of the attention operator: `query, key, value` as the node receives them, and its output."""
+    """One call of an attention operator: `query, key, value` as the node receives them, its output, and its sinks."""
 
     query: Floats
     key: Floats
     value: Floats
     output: Floats
+    sinks: Floats | None = None
 
 
 @dataclass(frozen=True)
@@ -110,11 +111,16 @@ def _hooks(module: nn.Module, calls: dict[str, list[ModuleCall]]) -> Iterator[No
 def _floats(values: Any) -> tuple[Floats, ...]:
     values = values if isinstance(values, tuple | list) else (values,)
     found = (x for x in values if isinstance(x, Tensor) and x.is_floating_point())
-    return tuple(x.detach().double().numpy().copy() for x in found)
+    return tuple(_copied(x) for x in found)
+
+
+def _copied(x: Tensor) -> Floats:
+    values: Floats = x.detach().double().numpy().copy()
+    return values
 
 
 class _AttentionWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A torch mode that records what the attention operator is called with."""
+    """A torch mode that records what the attention operators are called with."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -122,7 +128,9 @@ class _AttentionWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        if func is torch.ops.localattn.windowed_attention.default:
-            given = [x.detach().double().numpy().copy() for x in (*args[:3], output)]
-            self.calls.append(AttentionCall(*given))
+        grouped = func is torch.ops.localattn.grouped_attention.default
+        if grouped or func is torch.ops.localattn.windowed_attention.default:
+            query, key, value, out = (_copied(x) for x in (*args[:3], output))
+            sinks = args[4] if grouped else None
+            self.calls.append(AttentionCall(query, key, value, out, None if sinks is None else _copied(sinks)))
         return output

@@ -181,4 +181,6 @@ def _error(comparison: Comparison) -> str:
     if comparison.distribution is not None:
         text += f", divergence {comparison.distribution.divergence:.2g} nats"
         text += f", same largest logit at {comparison.distribution.agreement:.1%} of positions"
+    if comparison.pooled is not None:
+        text += f", cosine of pooled embeddings {comparison.pooled.cosine:.5g} (least {comparison.pooled.least:.5g})"
     return text

@@ -83,6 +83,24 @@ def _gated_gelu_by_erf(op: Any, value: Any, gate: Any) -> Any:
     return op.Mul(value, op.Mul(op.Mul(gate, half), op.Add(op.Erf(op.Mul(gate, root)), one)))
 
 
+def _read_one(op: Any, streams: Any, weight: Any, gain: Any, constant: Any) -> tuple[Any, Any, Any]:
+    """Compute the same of one token `[S, D]`: for so few numbers every node takes as long, so they are few."""
+    unit = op.LpNormalization(streams, axis=-1, p=2)
+    weights = op.Add(op.Mul(op.Tanh(op.MatMul(unit, weight)), gain), constant)
+    count = op.Shape(streams, start=0, end=1)
+    one = _integers(op, 1)
+    read, mix, beta = op.Split(weights, op.Concat(one, count, one, axis=0), axis=-1, _outputs=3)
+    return op.MatMul(op.Transpose(read, perm=[1, 0]), streams), mix, beta
+
+
+def _mix_one(op: Any, streams: Any, mix: Any, beta: Any, output: Any) -> Any:
+    return op.Gemm(beta, output, op.MatMul(op.Transpose(mix, perm=[1, 0]), streams))
+
+
+def _add_to_one(op: Any, streams: Any, beta: Any, output: Any) -> Any:
+    return op.Gemm(beta, output, streams)
+
+
 _BODIES: Mapping[str, Callable[..., Any]] = {
     "ReadStreams": _read_streams,
     "MixStreams": _mix_streams,
@@ -92,10 +110,23 @@ _BODIES: Mapping[str, Callable[..., Any]] = {
     "RotateHeads": _rotate,
     "GatedGelu": _gated_gelu,
 }
+# Of streams `[S, D]` without axes of batch and length.
+_BODIES_OF_ONE_TOKEN: Mapping[str, Callable[..., Any]] = {
+    "ReadStreams": _read_one,
+    "MixStreams": _mix_one,
+    "AddToStreams": _add_to_one,
+}
 
 
 def build_fused(op_type: str, opset: int, nodes: Sequence[ir.Node] = ()) -> ir.Function:
-    """Build the ONNX function of an op type of `core.fused_node`, the same for all nodes; see `functions.Builder`."""
+    """Build the ONNX function of an op type of `core.nodes.fused`, the same for all nodes; see `functions.Builder`."""
     trace = _gated_gelu_by_erf if op_type == "GatedGelu" and opset < _HAS_GELU else _BODIES[op_type]
+    if op_type in _BODIES_OF_ONE_TOKEN and nodes and all(_is_one_token(node) for node in nodes):
+        trace = _BODIES_OF_ONE_TOKEN[op_type]
     inputs = [ir.Value(name=name) for name in FUSED_BY_OP_TYPE[op_type].inputs]
     return build_function(trace, inputs, domain=FUSED_DOMAIN, name=op_type, attributes=[], opset_imports={"": opset})
+
+
+def _is_one_token(node: ir.Node) -> bool:
+    streams = node.inputs[0]
+    return streams is not None and streams.shape is not None and len(streams.shape) == 2

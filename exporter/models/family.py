@@ -238,8 +238,8 @@ class FolderForm:
         files: lists the files that `read` reads, in a fixed order; each must be a plain file, and the model's SHA-256
             is computed from theirs.
         read: reads these files: only tensors and plain data, and no code from the folder is run. Its second argument
-            is what the user chooses beside them: `task`, None if not given, and `known`, the
-            arguments in the facts of the file that the folder is compared with.
+            is what is chosen beside them: `task`, None if not given, and `known`, the arguments in the facts of the
+            file that the folder is compared with, none for an export.
         live: reads a live module of this family; returns None for any other.
         companions: names of files in the folder that those who run the exported file need, a tokenizer for example.
     """
@@ -305,6 +305,8 @@ class Family:
         samples: the reference can compute single positions, which long sequences need.
         casts_inputs: whether the inputs themselves take the file's element type, because no matrix is applied to them.
         sizes_are_arguments: heads and head size are arguments of the class, not shapes of its inputs.
+        undecided: returns, for inputs and the precision of a file, the tokens `[B, N]` whose experts rounding decides;
+            they are not compared. None if there are no experts.
         key_mask: the input that says which tokens of a sequence are no padding, if what is computed at padding is of
             no meaning and is not compared; "" if every position is.
         untouched: builds upstream's own module with its weights in fp32, called with the file's inputs by name and
@@ -342,6 +344,7 @@ class Family:
     samples: bool = False
     casts_inputs: bool = False
     sizes_are_arguments: bool = True
+    undecided: Callable[[ModelSpec, Float64State, Mapping[str, Tensor], torch.dtype], Tensor | None] | None = None
     key_mask: str = ""
     untouched: Callable[[ModelSpec, State], nn.Module] | None = None
     longest_compared: Callable[[Any], int | None] = lambda args: None

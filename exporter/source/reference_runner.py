@@ -22,6 +22,8 @@ MOST_POSITIONS = 512
 WHOLE_UP_TO = 2048
 # At most so many of the last positions of a longer sequence.
 _TAIL = 64
+# Where the experts of fewer tokens are decided beyond rounding, all tokens are compared.
+_LEAST_DECIDED = 0.1
 
 
 class ReferenceRunner(Runner):
@@ -86,11 +88,25 @@ class ReferenceRunner(Runner):
         return found if positions is None else found | {self.sequence_axis(): np.isin(np.arange(length), positions)}
 
     def counted(self, inputs: Arrays, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
-        """Return the rows that are no padding, if what the model computes at padding has no meaning."""
-        name = self.source.family.key_mask
-        if name not in inputs:
-            return None
-        return kept_rows(take_sample(inputs[name] != 0, self.sample(inputs)), shape)
+        """Return the rows that are compared: no padding, and no token whose experts rounding decides.
+
+        What a model computes at padding has no meaning.
+        """
+        kept, decided = self._kept(inputs)
+        if decided is not None and _share(kept, decided) >= _LEAST_DECIDED:
+            kept = decided if kept is None else kept & decided
+        return None if kept is None else kept_rows(take_sample(kept, self.sample(inputs)), shape)
+
+    def hardly_decided(self, inputs: Arrays) -> bool:
+        """Return whether rounding decides the experts of nearly all tokens, so that a difference would show nothing."""
+        kept, decided = self._kept(inputs)
+        return decided is not None and _share(kept, decided) < _LEAST_DECIDED
+
+    def _kept(self, inputs: Arrays) -> tuple[NDArray[np.bool_] | None, NDArray[np.bool_] | None]:
+        """Return which tokens are no padding, and of which the experts are decided; None: all."""
+        mask = inputs.get(self.source.family.key_mask)
+        undecided = self._at(inputs).undecided(inputs, self._dtype)
+        return None if mask is None else mask != 0, None if undecided is None else ~undecided
 
     def unsampled(self) -> ReferenceRunner:
         """Return the same reference without sampling."""
@@ -116,6 +132,11 @@ class ReferenceRunner(Runner):
             if isinstance(name, str)
         }
         return at_sizes(self.source, sizes)
+
+
+def _share(kept: NDArray[np.bool_] | None, decided: NDArray[np.bool_]) -> float:
+    """Return the share of kept tokens that are decided."""
+    return float(decided.mean() if kept is None else decided[kept].mean())
 
 
 def sampled_positions(source: SourceModel) -> NDArray[np.int64] | None:

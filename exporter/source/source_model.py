@@ -205,6 +205,19 @@ class SourceModel:
         """Return a context in which its modules compute in float64 what they compute in fp32 on purpose."""
         return InFloat64()
 
+    def undecided(self, inputs: Arrays, dtype: str) -> NDArray[np.bool_] | None:
+        """Return the tokens `[B, N]` whose experts rounding decides in half precision; None if there are none.
+
+        Args:
+            inputs: the file's, without NaN or Inf.
+            dtype: the file's element type.
+        """
+        if self.family.undecided is None or dtype == "fp32":
+            return None
+        tensors = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in inputs.items()}
+        found = self.family.undecided(self.spec, self._float64, tensors, TORCH_DTYPE[dtype])
+        return None if found is None else found.numpy()
+
     def reference(self, inputs: Arrays, positions: NDArray[np.int64] | None = None) -> dict[str, NDArray[np.float64]]:
         """Compute the float64 reference's outputs on the file's inputs, by name.
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...core.machine.process import quiet_loggers
 from ..bf16_to_fp32 import EXACT
+from ..block_weights import in_standard_operators
 from . import scan_states
 from .names import name_by_module
 from .norms import without_lp_normalization
@@ -29,12 +30,14 @@ _CHATTY = ("onnxscript.optimizer._constant_folding", "onnx_ir.passes.common")
 def apply(model: Any) -> Any:
     """Return the `onnx_ir.Model` in standard operators alone; the given one must not be used afterwards.
 
-    Its opset stays. A model with Scans is returned as another object; weights are neither read nor copied.
+    Its opset stays. A model with Scans is returned as another object. Weights are neither read nor copied, except
+    those of 4 bits.
     """
     import onnx_ir as ir
     from onnx_ir.passes import common
     from onnxscript.optimizer import fold_constants_ir
 
+    in_standard_operators(model)
     with quiet_loggers(_CHATTY):
         weights = _take_weights(model)
         common.InlinePass()(model)

@@ -86,17 +86,16 @@ def _model(probe: Probe) -> bytes:
         from onnx import TensorProto, helper
     except ImportError as error:
         raise MissingDependency("onnx cannot be imported.", why=str(error), fix="pip install onnx") from error
-    element = {"fp32": TensorProto.FLOAT, "fp16": TensorProto.FLOAT16}[probe.dtype]
+    own = {"fp32": TensorProto.FLOAT, "fp16": TensorProto.FLOAT16}[probe.dtype]
+    other = {"bool": TensorProto.BOOL, "int64": TensorProto.INT64, "float32": TensorProto.FLOAT}
 
-    def described(arrays: Arrays) -> list[Any]:
-        return [
-            helper.make_tensor_value_info(name, TensorProto.BOOL if array.dtype == bool else element, array.shape)
-            for name, array in arrays.items()
-        ]
+    def described(arrays: Arrays, of: Any) -> list[Any]:
+        return [helper.make_tensor_value_info(name, of(array), array.shape) for name, array in arrays.items()]
 
     node = helper.make_node(probe.op_type, [*probe.feed], [*probe.expected], domain=probe.domain, **probe.attributes)
     opsets = [helper.make_opsetid("", OLDEST_OPSET), helper.make_opsetid(probe.domain, 1)]
-    graph = helper.make_graph([node], "check", described(probe.feed), described(probe.expected))
+    given = described(probe.feed, lambda array: other.get(array.dtype.name, own))
+    graph = helper.make_graph([node], "check", given, described(probe.expected, lambda _: own))
     serialized: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=OLDEST_IR_VERSION).SerializeToString()
     return serialized
 

@@ -14,6 +14,7 @@ from ...core.nodes.aft import AFT_VARIANT_BY_OP_TYPE
 from ...core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE, NodeAttributes
 from ...core.nodes.fused import FUSED_BY_OP_TYPE
 from ...core.nodes.grouped import GROUPED_BY_OP_TYPE, GroupedAttributes
+from ...core.nodes.step import STEP_VARIANT_BY_OP_TYPE, StepAttributes, ring_slots
 from ...core.storage.cpu_library import KERNELS
 
 Arrays = dict[str, NDArray[Any]]
@@ -53,6 +54,8 @@ def probes() -> Iterator[Probe]:
             if op_type in AFT_VARIANT_BY_OP_TYPE:
                 feed, expected = _aft(op_type)
                 yield Probe(domain, op_type, dtype, feed, {"output": expected})
+            elif op_type in STEP_VARIANT_BY_OP_TYPE:
+                yield Probe(domain, op_type, dtype, *_ring(op_type, element))
             elif domain == DOMAIN:
                 make = _grouped if op_type in GROUPED_BY_OP_TYPE else _attention
                 feed, expected, attributes = make(op_type, element)
@@ -112,6 +115,45 @@ def _means(geometry: WindowGeometry, value: NDArray[Any]) -> NDArray[Any]:
     first, end = geometry.visible_interval(np.arange(_LENGTH), _LENGTH)
     wide = value.astype(np.float64)
     return np.stack([wide[:, a:b].mean(axis=1) for a, b in zip(first, end, strict=True)], axis=1)
+
+
+def _ring(op_type: str, element: Any) -> tuple[Arrays, Arrays, dict[str, Any]]:
+    """Make a step or a chunk with equal scores: a query's output is the mean of the values that its biases show.
+
+    A sink of the same score takes one part of as many as there are keys, and itself.
+    """
+    variant = STEP_VARIANT_BY_OP_TYPE[op_type]
+    groups = 2 if variant.grouped else 1
+    rows, slots = 5 if variant.chunked else 1, ring_slots(_WINDOW.geometry)
+    attributes = StepAttributes(
+        _WINDOW.geometry, _WINDOW.scale, xpos_scale_base=4.0 * variant.has_xpos, softcap=1e4 * variant.has_softcap
+    )
+    ring, new = (_BATCH, _HEADS, slots, _HEAD_DIM), (_BATCH, _HEADS, rows, _HEAD_DIM)
+    old, value = _random(element, *ring), _random(element, *new, seed=1)
+    values = np.concatenate((old, value), axis=2) if variant.chunked else old.copy()
+    if not variant.chunked:
+        values[:, :, 3] = value[:, :, 0]
+    keys = values.shape[2]
+    seen = (np.arange(keys) + np.arange(rows)[:, None]) % 3 > 0
+    replaced = np.where(np.arange(slots) < rows, slots + np.arange(slots), np.arange(slots))
+    places = np.stack([np.zeros(_HEADS), np.arange(_HEADS), np.full(_HEADS, 3)], axis=-1)[None, :, None]
+    given = {
+        "query": np.ones((_BATCH, groups * _HEADS, rows, _HEAD_DIM), element),
+        "key": np.ones(new, element),
+        "value": value,
+        "key_cache": np.ones(ring, element),
+        "value_cache": old,
+        "score_bias": np.where(seen, 0, -2e30).astype(np.float32),
+        "write_index": (replaced if variant.chunked else places).astype(np.int64),
+        "query_scale": np.ones((rows, _HEAD_DIM), np.float32),
+        "key_scale": np.ones((keys, _HEAD_DIM), np.float32),
+        "sinks": np.full(groups * _HEADS, _HEAD_DIM * _WINDOW.scale, element),
+    }
+    weights = seen / (seen.sum(axis=1, keepdims=True) + variant.has_sinks)
+    output = np.repeat(weights @ values.astype(np.float64), groups, axis=1)
+    after = values[:, :, replaced] if variant.chunked else values
+    expected = {"output": output, "next_key_cache": given["key_cache"], "next_value_cache": after}
+    return {name: given[name] for name in variant.input_names}, expected, attributes.as_onnx(variant)
 
 
 def _aft(op_type: str) -> tuple[Arrays, NDArray[Any]]:

@@ -179,6 +179,7 @@ class Generator:
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
+        repetition_penalty: float = 1.0,
         seed: int = 0,
         stop: Collection[int] = (),
         first_row: int = 0,
@@ -192,6 +193,7 @@ class Generator:
             temperature: as in `runtime.sampling.Sampling`; 0 is greedy.
             top_k: the same.
             top_p: the same.
+            repetition_penalty: the same; the prompt counts.
             seed: of the draws; the same seed gives the same tokens.
             stop: a sequence ends with the first of these tokens, which is still yielded.
             first_row: number of the first sequence; row `r` draws from the seed's stream `first_row + r`.
@@ -204,7 +206,8 @@ class Generator:
             UsageError: as `prefill`, or max_tokens goes past the model's positions. Raised by this call, before
                 anything is yielded.
         """
-        sampler = Sampler(Sampling(temperature, top_k, top_p), seed, range(first_row, first_row + self.batch))
+        sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
+        sampler = Sampler(sampling, seed, range(first_row, first_row + self.batch))
         if max_tokens is not None and max_tokens < 0:
             raise UsageError(f"max_tokens is {max_tokens}.", why="It counts tokens.")
         length = np.shape(prompt)[-1] if np.ndim(prompt) else 0
@@ -217,6 +220,7 @@ class Generator:
             )
         self.reset()
         self.prefill(prompt, mask)
+        sampler.see(np.asarray(prompt), self.vocabulary)
         return self._go_on(sampler, room if max_tokens is None else max_tokens, frozenset(stop))
 
     def _go_on(self, sampler: Sampler, count: int | None, stop: frozenset[int]) -> Iterator[Tokens]:

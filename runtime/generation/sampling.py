@@ -1,12 +1,14 @@
-"""Choose the next token from logits: temperature, top-k, top-p, and a seeded draw.
+"""Choose the next token from logits: repetition penalty, temperature, top-k, top-p, and a seeded draw.
 
-    p = softmax(logits / temperature), of which only
+    l = logit / penalty if that is positive, else logit · penalty, of tokens that came before; else logit
+    p = softmax(l / temperature), of which only
         the `top_k` most probable tokens stay (ties: the lower id), then of these
         the fewest, most probable first, that together reach `top_p`
 
 One uniform number for each token then chooses among these, their probabilities renormalised. Temperature 0 is
 greedy: the largest logit, the lowest id among equals.
-Sources: Fan et al., arXiv 1805.04833 (top-k); Holtzman et al., arXiv 1904.09751 (top-p).
+Sources: Fan et al., arXiv 1805.04833 (top-k); Holtzman et al., arXiv 1904.09751 (top-p); Keskar et al.,
+arXiv 1909.05858 (penalty).
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ class Sampling:
         temperature: ≥ 0; divides the logits; 0 is greedy, and top_k and top_p have no effect.
         top_k: keep this many tokens, ≥ 1; None keeps all.
         top_p: keep the most probable tokens that together reach this, in (0, 1]; None keeps all.
+        repetition_penalty: > 0; above 1 makes tokens of the prompt and of the text less probable, 1 does nothing.
 
     Raises:
         UsageError: a value outside these ranges.
@@ -39,6 +42,7 @@ class Sampling:
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
+    repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < np.inf:
@@ -49,6 +53,13 @@ class Sampling:
             raise UsageError(f"top_k is {self.top_k}.", why="At least one token must stay.", fix="Take 1 or more.")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise UsageError(f"top_p is {self.top_p}.", why="It is a probability.", fix="Take more than 0, at most 1.")
+        if not 0 < self.repetition_penalty < np.inf:
+            raise UsageError(f"repetition_penalty is {self.repetition_penalty}.", fix="Take 1 (none), or 1.1.")
+
+    def penalised(self, logits: NDArray[Any], seen: NDArray[np.bool_]) -> NDArray[Any]:
+        """Return logits `[V]` after the penalty for tokens that were seen, bool `[V]`."""
+        lowered = np.where(logits > 0, logits / self.repetition_penalty, logits * self.repetition_penalty)
+        return np.where(seen, lowered, logits)
 
     def probabilities(self, logits: NDArray[Any]) -> Probabilities:
         """Return the probabilities that the next token is drawn from, `[V]` → `[V]` float64, summing to 1.
@@ -113,11 +124,26 @@ class Sampler:
         self.sampling = sampling
         streams = (np.random.SeedSequence(seed, spawn_key=(row,)) for row in rows)
         self._generators = [np.random.Generator(np.random.PCG64(stream)) for stream in streams]
+        self._seen: NDArray[np.bool_] | None = None
+
+    def see(self, tokens: Tokens, vocabulary: int) -> None:
+        """Note tokens that came before, `[B, T]` or `[T]` for every row, for the repetition penalty."""
+        if self.sampling.repetition_penalty == 1:
+            return
+        if self._seen is None:
+            self._seen = np.zeros((len(self._generators), vocabulary), np.bool_)
+        for row, seen in zip(np.broadcast_to(tokens, (len(self._seen), np.shape(tokens)[-1])), self._seen, strict=True):
+            seen[row] = True
 
     def choose(self, logits: NDArray[Any]) -> Tokens:
         """Choose the next token of every row, `[B, V]` → `[B]` int64."""
+        if self._seen is not None:
+            logits = np.stack([self.sampling.penalised(*pair) for pair in zip(logits, self._seen, strict=True)])
         rows = zip(logits, self._generators, strict=True)
-        return np.array([self.sampling.choose(row, generator.random()) for row, generator in rows], dtype=np.int64)
+        chosen = np.array([self.sampling.choose(row, generator.random()) for row, generator in rows], dtype=np.int64)
+        if self._seen is not None:
+            self.see(chosen[:, None], self._seen.shape[1])
+        return chosen
 
 
 def _largest(logits: Probabilities, count: int) -> Tokens:

@@ -83,7 +83,8 @@ def check_rows(
             return record("not proven", f"the file does not take such a batch: {error.what}")
     if not count:
         return record("not proven", "there are no inputs to try")
-    detail = f"{_COUNT} rows in one call equal {_COUNT} calls within {worst:.1e}, over {count} calls; "
+    limit = f"{tolerance.atol or 0:g} + {tolerance.rtol or 0:g}·|x| is allowed"
+    detail = f"{_COUNT} rows in one call equal {_COUNT} calls within {worst:.1e} ({limit}), over {count} calls; "
     return record("passed", detail + "other rows do not change a bit of a row")
 
 

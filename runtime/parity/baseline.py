@@ -77,8 +77,11 @@ class BaselineMeter:
             with np.errstate(invalid="ignore"):
                 off = np.abs(take_sample(exact[name], sample) - wanted)
                 same = np.asarray((off <= fp32.allowed(np.abs(wanted))).all(-1))
-            self._positions += same.size
-            self._departing += same.size - int(same.sum())
+            counted = reference.counted(inputs, wanted.shape)
+            same = same if counted is None else same & counted
+            positions = same.size if counted is None else int(counted.sum())
+            self._positions += positions
+            self._departing += positions - int(same.sum())
             if same.any():
                 sampled = take_sample(rounded[name], sample)
                 self._found.append(compare_arrays(name, sampled, wanted, self._table, rows=same))

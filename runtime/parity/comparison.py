@@ -19,7 +19,7 @@ from ...core.documents.error_spread import ErrorSpread
 from ...core.errors import CheckFailed
 from ...core.tensors import format_shape
 from ...core.tolerance import BASELINE_FACTOR, LARGEST_FACTOR, Baseline, Tolerance
-from .distribution import LOGITS, Distribution, compare_distributions
+from .distribution import HIDDEN_STATES, LOGITS, Distribution, Pooled, compare_distributions, compare_pooled
 from .spread import SequenceAxis, SpreadSums
 
 
@@ -33,6 +33,7 @@ class Comparison(Figures):
         worst_index: where the actual result is not finite, else where it exceeds the tolerance most.
         spread: the errors by size and along the sequence; None unless asked for.
         distribution: divergence of the next token's probabilities, for logits; None for other outputs.
+        pooled: cosines of the texts' embeddings, for hidden states; None for other outputs.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Comparison(Figures):
     worst_index: tuple[int, ...]
     spread: ErrorSpread | None = None
     distribution: Distribution | None = None
+    pooled: Pooled | None = None
 
     @property
     def passed(self) -> bool:
@@ -57,8 +59,9 @@ class Comparison(Figures):
             return False
         if tolerance.relative_rms is not None and not self.relative_rms <= tolerance.relative_rms:
             return False
-        if self.distribution is not None and not self.distribution.meets(tolerance):
-            return False
+        for part in (self.distribution, self.pooled):
+            if part is not None and not part.meets(tolerance):
+                return False
         return tolerance.atol is None or self.excess(tolerance) <= 0
 
     def _meets_baseline(self, baseline: Baseline | None) -> bool:
@@ -85,8 +88,8 @@ class Comparison(Figures):
         shown: dict[str, float | int | str] = {
             name: value if math.isfinite(value) else str(value) for name, value in values.items()
         }
-        if self.distribution is not None:
-            shown |= self.distribution.figures()
+        for part in (self.distribution, self.pooled):
+            shown |= {} if part is None else part.figures()
         shown["not_finite"] = self.not_finite
         shown["worst_index"] = format_shape(self.worst_index)
         for name in ("atol", "rtol"):
@@ -109,6 +112,7 @@ class Comparison(Figures):
                 "frontier": tuple((size, error) for size, error in saved["frontier"]),
                 "spread": ErrorSpread.from_dict(saved["spread"]) if saved.get("spread") else None,
                 "distribution": Distribution(**saved["distribution"]) if saved.get("distribution") else None,
+                "pooled": Pooled(**saved["pooled"]) if saved.get("pooled") else None,
             }
         )
 
@@ -159,10 +163,13 @@ def compare_arrays(
 
     watched = None if spread is None else watch
     found = measure(actual, expected, tolerance.atol or 0.0, tolerance.rtol or 0.0, keep, watched)
-    distribution = None
-    if name == LOGITS and actual.ndim and tolerance.divergence is not None:
-        chosen = slice(None) if rows is None else np.asarray(rows)
-        distribution = compare_distributions(actual[chosen], expected[chosen])
+    distribution = pooled = None
+    if tolerance.divergence is not None:  # the figures of rounded weights
+        if name == LOGITS and actual.ndim:
+            chosen = slice(None) if rows is None else np.asarray(rows)
+            distribution = compare_distributions(actual[chosen], expected[chosen])
+        elif name == HIDDEN_STATES and actual.ndim == 3:
+            pooled = compare_pooled(actual, expected, rows)
     return Comparison(
         **vars(found),
         name=name,
@@ -170,6 +177,7 @@ def compare_arrays(
         worst_index=tuple(int(i) for i in np.unravel_index(found.worst, actual.shape)),
         spread=None if spread is None else spread.result(),
         distribution=distribution,
+        pooled=pooled,
     )
 
 
@@ -181,6 +189,7 @@ def merged(comparisons: Sequence[Comparison], tolerance: Tolerance) -> Compariso
     worst = max(comparisons, key=lambda part: (part.not_finite > 0, part.excess(tolerance)))
     totals = {name: sum(getattr(part, name) for part in comparisons) for name in _TOTALS}
     parts = [part.distribution for part in comparisons if part.distribution is not None]
+    texts = [part.pooled for part in comparisons if part.pooled is not None]
     frontier: Frontier = ()
     for part in comparisons:
         sizes, errors = (np.array([pair[axis] for pair in part.frontier]) for axis in (0, 1))
@@ -194,6 +203,7 @@ def merged(comparisons: Sequence[Comparison], tolerance: Tolerance) -> Compariso
         frontier=frontier,
         spread=None,
         distribution=sum(parts[1:], parts[0]) if parts else None,
+        pooled=sum(texts[1:], texts[0]) if texts else None,
     )
 
 

@@ -1,4 +1,6 @@
-"""Measure what rounded weights change in a language model's next token, from its logits at each position.
+"""Measure what rounded weights change in what a model is used for: its next token, or the embedding of a text.
+
+A next token is chosen by the logits at a position. An embedding is the mean of a text's last hidden states.
 
 Source of the divergence: S. Kullback, R. A. Leibler, On Information and Sufficiency (1951).
 """
@@ -14,8 +16,8 @@ from numpy.typing import NDArray
 
 from ...core.tolerance import Tolerance
 
-# The name of the logits in exported language models.
-LOGITS = "logits"
+# The names of logits, and of hidden states `[batch, n, dim]`, in exported models.
+LOGITS, HIDDEN_STATES = "logits", "last_hidden_state"
 # Elements converted to float64 at a time.
 _CHUNK = 1 << 20
 # Standard deviations by which a share of few positions may lie below its floor.
@@ -68,6 +70,62 @@ class Distribution:
             "divergence": divergence if math.isfinite(divergence) else str(divergence),
             "agreement": self.agreement,
         }
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """Cosines of the embeddings of texts: the means of their hidden states over the positions that count.
+
+    Args:
+        texts: with finite embeddings on both sides.
+        cosines: sum of the cosines of their embeddings with the reference's.
+        least: the smallest of these; 1 without any.
+    """
+
+    texts: int = 0
+    cosines: float = 0.0
+    least: float = 1.0
+
+    def __add__(self, other: Pooled) -> Pooled:
+        return Pooled(self.texts + other.texts, self.cosines + other.cosines, min(self.least, other.least))
+
+    @property
+    def cosine(self) -> float:
+        """Mean cosine of a text; 0 without any."""
+        return self.cosines / self.texts if self.texts else 0.0
+
+    def meets(self, tolerance: Tolerance) -> bool:
+        """Return whether the mean cosine is within a tolerance."""
+        return tolerance.cosine is None or self.cosine >= tolerance.cosine
+
+    def figures(self) -> dict[str, float | int | str]:
+        """Return the figures for reports."""
+        return {"pooled_cosine": self.cosine, "least_pooled_cosine": self.least}
+
+
+def compare_pooled(actual: NDArray[Any], expected: NDArray[Any], rows: NDArray[np.bool_] | None = None) -> Pooled:
+    """Compare the embeddings of texts, from hidden states of equal shape `[batch, n, dim]`.
+
+    Args:
+        actual: the result.
+        expected: the reference.
+        rows: `[batch, n]`, True where a position counts; None counts all. A text without any is left out.
+    """
+    kept = np.ones(actual.shape[:2], np.bool_) if rows is None else np.asarray(rows)
+    found = Pooled()
+    for a, e, positions in zip(actual, expected, kept, strict=True):
+        if positions.any():
+            found += _embedding(a[positions].astype(np.float64).mean(0), e[positions].astype(np.float64).mean(0))
+    return found
+
+
+def _embedding(actual: NDArray[np.float64], expected: NDArray[np.float64]) -> Pooled:
+    if not (np.isfinite(actual).all() and np.isfinite(expected).all()):
+        return Pooled()
+    norms = float(np.linalg.norm(actual) * np.linalg.norm(expected))
+    same = 1.0 if np.array_equal(actual, expected) else 0.0
+    cosine = float(actual @ expected) / norms if norms else same
+    return Pooled(1, cosine, cosine)
 
 
 def compare_distributions(actual: NDArray[Any], expected: NDArray[Any]) -> Distribution:

@@ -21,6 +21,8 @@ from ...core.dtypes import SHORT_NAME
 from ...core.errors import UsageError
 from ...core.tensors import SEQUENCE, SEQUENCE_AXES, TensorSpec
 from ...core.tolerance import coarsest
+from ...onnx_graph import block_weights
+from ...onnx_graph.facts import inspect_onnx
 from ...onnx_graph.onnx_file import OnnxFile
 from ..inputs.vocabulary import rows_of_table, vocabulary
 from ..session import AUTO_RUNTIME, Arrays, Session, choose_runtime, find_model, load
@@ -159,19 +161,21 @@ class FileRunner(Runner):
         """What chooses the tolerance: its element type, or that of its weights where they are "int8" or "int4"."""
         if self.sidecar is not None:
             return str(self.sidecar.options.get("weights", self.sidecar.dtype))
-        stored = () if self.engine is not None else (_WEIGHTS[x] for x in self._weights if x in _WEIGHTS)
+        if self.engine is not None:
+            return self.dtype
+        facts = inspect_onnx(self.file)
+        stored = [_WEIGHTS[name] for name in facts.weight_bytes if name in _WEIGHTS]
+        if f"{block_weights.DOMAIN}::{block_weights.OP_TYPE}" in facts.nodes:  # it has pairs of numbers in bytes
+            stored.append("int4")
         return coarsest([self.dtype, *stored])
 
     @property
     def _weights(self) -> Mapping[str, int]:
-        from ...onnx_graph.facts import inspect_onnx
-
         return inspect_onnx(self.file).weight_bytes
 
     @property
     def windows(self) -> list[WindowView]:
         """The windows of its attention nodes; of an engine or a step file, those in its facts."""
-        from ...onnx_graph.facts import inspect_onnx
         from ...onnx_graph.windows import windows_of_file, windows_of_sidecar
 
         found = [] if self.engine is not None else windows_of_file(inspect_onnx(self.file))

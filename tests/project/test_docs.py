@@ -19,6 +19,8 @@ import typer
 from localattn.cli import command_line
 
 from ..conftest import Finished, save_upstream
+from ..support import tokenizer_folder
+from ..support.models import step_model
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
@@ -100,6 +102,27 @@ def test_the_functions_of_python_work_as_written(folder: Path, localattn: Run) -
     functions = {name for name in package.__all__ if name.islower() and name not in ("errors", "__version__")}
     for name in functions - {"replace_local_attention"}:
         assert any(f"localattn.{name}(" in block.text for block in ran), name
+
+
+def test_loops_over_a_step_file_work_as_written(
+    tmp_path: Path, localattn: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of docs/streaming.md: one on a model of bytes, one on a model with a tokenizer."""
+    ran = [block for block in blocks(ROOT / "docs" / "streaming.md") if block.language == "python"]
+    for block in ran:
+        needed = block.remark.removeprefix("needs: ").split()
+        if any(importlib.util.find_spec(name) is None for name in needed):
+            continue
+        folder = tmp_path / ("text" if needed else "bytes")
+        folder.mkdir()
+        step_model.write(folder, vocabulary=tokenizer_folder.VOCABULARY if needed else 256)
+        if needed:
+            tokenizer_folder.write(folder)
+        monkeypatch.chdir(folder)
+        perform(block, localattn, {})
+        shown = capsys.readouterr().out
+        assert len(shown.strip()) >= 20 and (needed or shown.split()[-1] == "24")
+    assert len(ran) == 2
 
 
 def test_its_engine_is_built(folder: Path, localattn: Run) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
+import importlib.metadata
 import importlib.util
+import io
 import json
 import os
 import shutil
 import subprocess
+import tarfile
 import zipfile
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
@@ -20,6 +23,7 @@ from localattn.core.machine.processor import ARCHITECTURES, Arch, host_arch
 from localattn.core.storage.library_store import CPU_KERNELS, TENSORRT_PLUGIN
 from localattn.core.storage.publishing import sidecar_path
 from localattn.plugins.kernel.targets import TARGETS
+from localattn.plugins.library.facts import companion_path
 from localattn.plugins.library.selection import full_set
 from localattn.release import kernels, plugin_library
 from localattn.release.__main__ import build_pure
@@ -27,6 +31,7 @@ from localattn.release.checks import Wrong, check_library, check_wheel
 from localattn.release.examine import examine
 from localattn.release.installed import Environment, NotRight, check_kernels, check_plugin_library
 from localattn.release.sbom import with_sbom
+from localattn.release.source_file import repeatable
 from localattn.release.wheel_file import information, metadata, platform_tag, read, write
 
 from ..simulators.arm_machine import PYTHON, arm_machine
@@ -94,6 +99,23 @@ def test_a_wheel_lists_its_files_and_is_written_the_same_twice(with_kernels: Pat
     head = files[f"{information(files)}/WHEEL"].decode()
     assert "Root-Is-Purelib: false" in head and f"Tag: py3-none-manylinux2014_{host_arch()}\n" in head
     assert set(read(pure)) < set(files) and metadata(files, "Name") == "localattn"
+
+
+def test_a_source_distribution_is_written_the_same_twice() -> None:
+    def archive(names: list[str], moment: int) -> bytes:
+        written = io.BytesIO()
+        with tarfile.open(fileobj=written, mode="w:gz") as made:
+            for name in names:
+                member = tarfile.TarInfo(f"localattn-0/{name}")
+                member.size, member.mtime, member.uname = len(name), moment, "somebody"
+                made.addfile(member, io.BytesIO(name.encode()))
+        return written.getvalue()
+
+    first, second = archive(["a", "b.py"], 1_700_000_000), archive(["b.py", "a"], 1_800_000_000)
+    assert first != second and repeatable(first) == repeatable(second)
+    with tarfile.open(fileobj=io.BytesIO(repeatable(first))) as read_again:
+        found = {member.name: read_again.extractfile(member).read() for member in read_again.getmembers()}  # type: ignore[union-attr]
+    assert found == {"localattn-0/a": b"a", "localattn-0/b.py": b"b.py"}
 
 
 def test_the_document_of_a_wheel_names_what_it_carries(with_kernels: Path) -> None:
@@ -241,6 +263,7 @@ def test_the_plugin_library_is_built_the_same_twice_and_found(
     assert [wheel.read_bytes() for wheel in made[0]] == [wheel.read_bytes() for wheel in made[1]]
     for wheel, arch in zip(made[0], ARCHITECTURES, strict=True):
         assert check_wheel(wheel) == f"auditwheel: manylinux_2_17_{arch}"
+        _names_what_kernels_are_made_with(read(wheel), arch)
     shutil.copy(pure, made[0][0].parent)
     environment = installed(made[0][0], tmp_path / "venv")
     environment.install("--no-index", "--no-deps", "--find-links", str(made[0][0].parent), plugin_library.NAME)
@@ -248,6 +271,23 @@ def test_the_plugin_library_is_built_the_same_twice_and_found(
     with zipfile.ZipFile(made[0][ARCHITECTURES.index(host_arch())]) as wheel:
         data = wheel.read(f"{plugin_library.PACKAGE}/{host_arch()}/{TENSORRT_PLUGIN.file_name}")
     assert found["sha256"] == hashlib.sha256(data).hexdigest()
+
+
+def _names_what_kernels_are_made_with(files: dict[str, bytes], arch: Arch) -> None:
+    info = information(files)
+    document = json.loads(files[f"{info}/sboms/localattn.cdx.json"])
+    listed = {part["name"]: part for part in document["components"] if part["type"] == "library"}
+    assert listed.keys() > {"triton", "libdevice", "tensorrt-headers", "cuda-headers", "libcxx"}
+    assert listed["triton"]["version"] == importlib.metadata.version("triton")
+    for name in listed:
+        assert files[f"{info}/licenses/{name}.txt"].strip(), name
+    notice = files[f"{info}/licenses/tensorrt-headers.txt"]
+    assert b"Apache-2.0" in notice and notice.count(b"*/") == 1
+    library = PurePosixPath(f"{plugin_library.PACKAGE}/{arch}/{TENSORRT_PLUGIN.file_name}")
+    needs = {row["ref"]: {name.split("@")[0] for name in row["dependsOn"]} for row in document["dependencies"]}
+    assert needs[str(library)] == listed.keys()
+    companion = str(companion_path(Path(library)))
+    assert needs[companion] == {name for name in listed if name.startswith(("lib", "zig"))} - {"libdevice"}
 
 
 def test_a_library_that_shows_more_than_it_must_is_refused() -> None:

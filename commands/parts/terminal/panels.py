@@ -20,7 +20,10 @@ OPTIONS = {
     "Precision": ("dtype", "weight_dtype"),
     MODULE: ("factory", "factory_args", "weights", "module_input", "allow_pickle"),
     "Step files": ("mode", "chunk", "max_length"),
-    "Generation": ("max_tokens", "length", "temperature", "top_k", "top_p", "echo"),
+    "Generation": (
+        *("chat", "system", "max_tokens", "length", "do_sample", "temperature", "top_k", "top_p"),
+        *("repetition_penalty", "echo"),
+    ),
     "Where it runs": (
         *("backend", "runtime", "target", "arch", "provider", "threads", "plugin", "plugin_library", "cuda_graph"),
         *("run_libraries", "companion", "server"),

@@ -84,10 +84,19 @@ def require_transformers() -> None:
         )
 
 
-def choose_class(config: Mapping[str, Any], task: str | None, where: str) -> type[PreTrainedModel]:
+def choose_class(
+    config: Mapping[str, Any], task: str | None, where: str, exported: str | None = None
+) -> type[PreTrainedModel]:
     """Return the class to export: that of a task, or the one that the configuration names.
 
     No code of the folder is run: the class is one of transformers' own.
+
+    Args:
+        config: the values of `config.json`.
+        task: a key of `TASKS`; None for the class that the model was saved as.
+        where: the folder's name, for errors.
+        exported: name of the class that the file was exported as which the model is compared with; it comes before
+            the saved one.
 
     Raises:
         UsageError: the configuration names no known class, or the model has none for the task.
@@ -108,7 +117,7 @@ def choose_class(config: Mapping[str, Any], task: str | None, where: str) -> typ
             )
         chosen: type[PreTrainedModel] = found[0] if isinstance(found, tuple) else found
         return chosen
-    names = config.get("architectures")
+    names = config.get("architectures") if exported is None else [exported]
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise UsageError(
             f"{where} does not say which class it is of.",
@@ -166,7 +175,7 @@ def made_config(config: Mapping[str, Any], where: str) -> PreTrainedConfig:
 
     kind = config.get("model_type")
     quantised = config.get("quantization_config")
-    if quantised:
+    if quantised is not None:
         method = quantised.get("quant_method", "unknown") if isinstance(quantised, Mapping) else shown(quantised)
         raise UsageError(
             f"{where} is quantised with {shown(method)}.",

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ....core.documents.window_view import WindowView, views
+from ....core.error_texts import shown
 from ....core.errors import UsageError
 from ..family import (
     Family,
@@ -28,7 +29,7 @@ from .arguments import HuggingFaceArgs
 from .config import broken, choose_class, is_hugging_face, made_config, read_config, require_transformers
 from .module import BATCHED, MASK, exportable, load, parameters
 from .observe import read_layers
-from .reference import reference, untouched
+from .reference import reference, undecided, untouched
 from .step_module import step_arguments, step_caches, step_call, step_module
 
 if TYPE_CHECKING:
@@ -92,8 +93,22 @@ def describe(kind: type[PreTrainedModel], raw: Mapping[str, Any], where: str) ->
         per_token=len(shape) > 1 and shape[1] == run.length,
         layers=tuple(layers),
         vocab_size=text.vocab_size,
-        longest=getattr(text, "max_position_embeddings", None) or _POSITIONS,
+        longest=_positions(text, where),
     )
+
+
+def _positions(config: Any, where: str) -> int:
+    """Return the number of positions that a configuration states.
+
+    Raises:
+        UsageError: it states none at all.
+    """
+    stated = getattr(config, "max_position_embeddings", None)
+    if stated is None:
+        return _POSITIONS
+    if not isinstance(stated, int) or stated < 1:
+        raise UsageError(f"{where}: max_position_embeddings is {shown(stated)}.", why="It is at least 1.")
+    return stated
 
 
 def _made(kind: type[PreTrainedModel], config: Any, where: str, device: str) -> PreTrainedModel:
@@ -118,11 +133,7 @@ def _made(kind: type[PreTrainedModel], config: Any, where: str, device: str) -> 
 def _read(folder: Path, given: Mapping[str, Any]) -> FolderContents:
     require_transformers()
     raw, task = read_config(folder), given.get("task")
-    exported = given.get("known", {}).get("architecture")
-    if task is None and exported is not None:  # a file that was exported for another task than the folder's
-        kind = choose_class({**raw, "architectures": [exported]}, None, folder.name)
-    else:
-        kind = choose_class(raw, task, folder.name)
+    kind = choose_class(raw, task, folder.name, given.get("known", {}).get("architecture"))
     args = describe(kind, raw, folder.name)
     saved = raw.get("architectures")
     part = not isinstance(saved, list) or kind.__name__ not in saved
@@ -131,6 +142,8 @@ def _read(folder: Path, given: Mapping[str, Any]) -> FolderContents:
     known = given.get("known", {})
     if known.get("max_length") is not None:  # the arguments of a step file
         args = HuggingFaceArgs(**{**args.model_dump(), "inputs": known["inputs"], "max_length": known["max_length"]})
+    if raw.get("auto_map"):
+        notes.append(f"code of {folder.name} (auto_map) did not run; the model is transformers' own {kind.__name__}")
     return FolderContents(CLASS, args.model_dump(), weights.whole_state(model), notes)
 
 
@@ -200,6 +213,7 @@ HUGGING_FACE = Family(
     window_views=_views,
     dynamic=("batch", "seq"),
     key_mask=MASK,
+    undecided=undecided,
     untouched=untouched,
     longest_compared=_longest_compared,
     sizes_are_arguments=False,

@@ -87,6 +87,7 @@ def load_model(
     from transformers.utils import logging
 
     options = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True, "dtype": torch.float32}
+    options["ignore_mismatched_sizes"] = True  # they are refused below, by name
     shows, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
@@ -101,7 +102,11 @@ def load_model(
     missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
     wrong = sorted(str(entry[0] if isinstance(entry, tuple) else entry) for entry in info["mismatched_keys"])
     if wrong:
-        raise UsageError(f"{folder} does not fit its configuration: {bounded(wrong, 3)} has another shape.")
+        raise UsageError(
+            f"{folder} does not fit its configuration.",
+            why=f"Of another shape: {bounded(wrong, 3)}.",
+            fix="Correct config.json, or copy the folder again.",
+        )
     if missing or (unexpected and not part):
         names, verb = (missing, "lacks") if missing else (unexpected, "has unexpected")
         raise UsageError(

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from ..local_mha.module import LocalMHA
 from ..parts.fused_calls import gated_gelu
-from ..parts.hyper_connections import HyperConnection, Residual
-from ..parts.stream_ends import FirstHyperConnection, LastHyperConnection
 from .arguments import LocalTransformerArgs
+from .streams.hyper_connections import HyperConnection, Residual
+from .streams.stream_ends import FirstHyperConnection, LastHyperConnection
 
 
 class FeedForward(nn.Sequential):

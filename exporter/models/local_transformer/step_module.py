@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from ..local_attention.step_module import Caches, StepAttention
 from ..local_mha.step_module import StepMHA
-from ..parts.step_streams import StepHyperConnection, StepResidual
 from .arguments import LocalTransformerArgs
 from .module import DynamicPositionBias, FeedForward
+from .streams.step_streams import StepHyperConnection, StepResidual
 
 Connection = StepHyperConnection | StepResidual
 
@@ -90,7 +90,7 @@ class StepTransformer(nn.Module):
         x = x.float().reshape(rows, -1)
         bias = self.dynamic_pos_bias() if self.dynamic_pos_bias is not None else None
         if self.streams > 1:
-            x = x.expand(self.streams, -1) if rows == 1 else x.unsqueeze(1).expand(-1, self.streams, -1)
+            x = x.expand(self.streams, -1) if rows == 1 else x[None, :, None].expand(-1, -1, self.streams, -1)
         attentions, following = self._attentions(), []
         views = {first: attentions[first].view(position, batch, bias) for first in set(self.view_of)}
         for layer, cache, view in zip(self.layers, caches, self.view_of, strict=True):
@@ -101,7 +101,7 @@ class StepTransformer(nn.Module):
             read, kept_too = feed_forward.read(attention.write(kept, output))
             x = feed_forward.write(kept_too, feed_forward.branch(read))
         if self.streams > 1:
-            x = x.sum(dim=-2, keepdim=rows == 1)
+            x = x.sum(dim=-2, keepdim=rows == 1).reshape(rows, -1)
         if self.has_embeddings:
             norm, project = self.to_logits
             x = project(norm(x).to(project.weight.dtype))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ....core.machine.resident_memory import release_memory_around
+from .routing import margin
 
 State = Mapping[str, Tensor]
 ROWS = 128  # positions per step; memory only
@@ -72,14 +73,30 @@ class Float64State(Mapping[str, Tensor]):
 
 
 class InFloat64(TorchFunctionMode):
-    """A torch mode that computes in float64 what modules compute in fp32 on purpose."""
+    """A torch mode that computes in float64 what modules compute in fp32 on purpose.
+
+    Attributes:
+        margins: by how much each choice of experts was decided, one tensor for each layer that has experts.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.margins: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of PyTorch with float64 in place of float32 among its arguments."""
         if func is Tensor.float:
             return args[0].double()
         given = {name: _widened(value) for name, value in (kwargs or {}).items()}
+        if func in (torch.topk, Tensor.topk):
+            self._note(*args, **given)
         return func(*(_widened(value) for value in args), **given)
+
+    def _note(self, input: Tensor, k: int, dim: int = -1, *_: Any, **__: Any) -> None:
+        """Note the margins of a choice among the last axis."""
+        found = margin(input, k) if dim in (-1, input.ndim - 1) else None
+        if found is not None:
+            self.margins.append(found)
 
 
 def _widened(value: Any) -> Any:

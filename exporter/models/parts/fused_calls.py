@@ -27,24 +27,31 @@ def combine(streams: Tensor, weights: Tensor) -> Tensor:
 
 
 def read_streams(streams: Tensor, weight: Tensor, gain: Tensor, constant: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute a branch's input `[B, N, D]`, mix `[B, N, S, S]` and β `[B, N, S, 1]` from streams `[B, N, S, D]`."""
+    """Compute a branch's input `[B, N, D]`, mix `[B, N, S, S]` and β `[B, N, S, 1]` from streams `[B, N, S, D]`.
+
+    Or of one token: `[1, D]`, `[S, S]` and `[S, 1]` from `[S, D]`.
+    """
     if torch.onnx.is_in_onnx_export():
         *batch, count, dim = streams.shape
-        shapes = [(*batch, dim), (*batch, count, count), (*batch, count, 1)]
+        shapes = [(*(batch or [1]), dim), (*batch, count, count), (*batch, count, 1)]
         read, mix, beta = _node("ReadStreams", [streams, weight, gain, constant], shapes)
         return read, mix, beta
     weights = stream_weights(streams, weight, gain, constant)
-    return combine(streams, weights[..., :1]).squeeze(-2), weights[..., 1:-1], weights[..., -1:]
+    read = combine(streams, weights[..., :1])
+    return read if read.dim() == 2 else read.squeeze(-2), weights[..., 1:-1], weights[..., -1:]
 
 
 def write_streams(streams: Tensor, mix: Tensor | None, beta: Tensor, output: Tensor) -> Tensor:
-    """Write a branch's `output [B, N, D]` to the streams `[B, N, S, D]`; without a mix the streams are not mixed."""
+    """Write a branch's `output [B, N, D]` to the streams `[B, N, S, D]`; without a mix the streams are not mixed.
+
+    Or of one token: `[1, D]` to `[S, D]`.
+    """
     if torch.onnx.is_in_onnx_export():
         if mix is None:
             return _node("AddToStreams", [streams, beta, output], [streams.shape])[0]
         return _node("MixStreams", [streams, mix, beta, output], [streams.shape])[0]
     kept = streams if mix is None else mix.transpose(-1, -2) @ streams
-    written: Tensor = kept + beta * output.unsqueeze(-2)
+    written: Tensor = kept + beta * (output if streams.dim() == 2 else output.unsqueeze(-2))
     return written
 
 

@@ -1,8 +1,6 @@
 #include "attention_node.h"
 
-#include "half.h"
-
-#include <cmath>
+#include "attributes.h"
 
 namespace localattn {
 namespace {
@@ -10,26 +8,12 @@ namespace {
 // No window and no sequence is longer; products of a few of these stay within 64 bits.
 constexpr int64_t kLongest = int64_t{1} << 31;
 
-// onnxruntime's own message would not name the attribute.
-void demand(const OrtApi* api, const Signature& op, OrtStatus* status, const char* name, const char* what) {
-  if (status == nullptr) return;
-  ort::ReleaseStatus(api, status);
-  refuse(op.op_type, ": attribute ", name, " is missing or is not ", what);
-}
-
 int64_t integer(const OrtApi* api, const Signature& op, const OrtKernelInfo* info, const char* name, int64_t least,
                 int64_t most) {
   int64_t value = 0;
-  demand(api, op, ort::KernelInfoGetAttribute_int64(api, info, name, &value), name, "an integer");
+  demand(api, op.op_type.c_str(), ort::KernelInfoGetAttribute_int64(api, info, name, &value), name, "an integer");
   if (value < least || value > most)
     refuse(op.op_type, ": attribute ", name, " is ", value, "; it must lie in [", least, ", ", most, "]");
-  return value;
-}
-
-float number(const OrtApi* api, const Signature& op, const OrtKernelInfo* info, const char* name) {
-  float value = 0;
-  demand(api, op, ort::KernelInfoGetAttribute_float(api, info, name, &value), name, "a number");
-  if (!std::isfinite(value)) refuse(op.op_type, ": attribute ", name, " is not finite");
   return value;
 }
 
@@ -48,7 +32,7 @@ Window window_of(const OrtApi* api, const Signature& op, const OrtKernelInfo* in
 
 bool is_heads_first(const OrtApi* api, const Signature& op, const OrtKernelInfo* info) {
   size_t count = 0;
-  demand(api, op, ort::KernelInfoGetAttributeArray_int64(api, info, "perm", nullptr, &count), "perm",
+  demand(api, op.op_type.c_str(), ort::KernelInfoGetAttributeArray_int64(api, info, "perm", nullptr, &count), "perm",
          "a list of integers");
   std::vector<int64_t> perm(count);
   if (count == 4) check(ort::KernelInfoGetAttributeArray_int64(api, info, "perm", perm.data(), &count));
@@ -57,27 +41,19 @@ bool is_heads_first(const OrtApi* api, const Signature& op, const OrtKernelInfo*
   return false;
 }
 
-std::vector<float> as_floats(const Tensor& tensor, Element element) {
-  std::vector<float> floats(static_cast<size_t>(elements(tensor.dims)));
-  for (size_t i = 0; i < floats.size(); ++i) {
-    floats[i] = element == Element::fp32 ? tensor.floats()[i] : widen(static_cast<const uint16_t*>(tensor.data)[i]);
-  }
-  return floats;
-}
-
 }  // namespace
 
 AttentionNode::AttentionNode(const OrtApi* api, const Signature& signature, const OrtKernelInfo* info)
     : Node(api), signature_(signature) {
   window_ = window_of(api, signature, info);
   if (!signature.is_grouped) shared_qk_ = integer(api, signature, info, "shared_qk", 0, 1) != 0;
-  scale_ = number(api, signature, info, "scale");
+  scale_ = number_attribute(api, signature.op_type.c_str(), info, "scale");
   if (signature.has_softcap) {
-    softcap_ = number(api, signature, info, "softcap");
+    softcap_ = number_attribute(api, signature.op_type.c_str(), info, "softcap");
     if (softcap_ <= 0) refuse(signature.op_type, ": attribute softcap is ", softcap_, "; it must be above 0");
   }
   if (signature.has_xpos) {
-    xpos_scale_base_ = number(api, signature, info, "xpos_scale_base");
+    xpos_scale_base_ = number_attribute(api, signature.op_type.c_str(), info, "xpos_scale_base");
     if (xpos_scale_base_ == 0) refuse(signature.op_type, ": attribute xpos_scale_base is 0");
   }
   heads_first_ = is_heads_first(api, signature, info);

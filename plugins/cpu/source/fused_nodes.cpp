@@ -1,6 +1,7 @@
 #include "fused_nodes.h"
 
 #include <algorithm>
+#include <cstring>
 #include <new>
 
 #include "instructions.h"
@@ -35,22 +36,45 @@ Tensor tokens(const OrtApi* api, const OrtKernelContext* context, const char* op
   return first;
 }
 
-// The same of residual streams: [B, N, S, D], or [B, N, D] of one.
-Tensor stream_tokens(const OrtApi* api, const OrtKernelContext* context, const char* op, size_t rank) {
-  Tensor first = tokens(api, context, op, rank);
-  for (size_t i = 2; i < rank; ++i) {
+// The first input of residual streams, and how their shape begins.
+struct StreamTokens {
+  Tensor streams;
+  Dims tokens;  // [B, N], none for [S, D] of a single token
+  int64_t count;
+
+  Dims with(const Dims& more) const {
+    Dims all = tokens;
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+  // Of a branch's input and output: [B, N, D], or [1, D].
+  Dims rows(int64_t dim) const { return tokens.empty() ? Dims{1, dim} : with({dim}); }
+};
+
+// Streams [B, N, S, D] or, where `alone` says so, [S, D] of one token; of one stream [B, N, D].
+StreamTokens stream_tokens(const OrtApi* api, const OrtKernelContext* context, const char* op, size_t rank,
+                           bool alone = false) {
+  Tensor first = input(api, context, 0);
+  const bool single = alone && first.dims.size() == 2;
+  if (!single) first = tokens(api, context, op, rank);
+  for (size_t i = single ? 0 : 2; i < first.dims.size(); ++i) {
     if (first.dims[i] < 1 || first.dims[i] > kMost) {
       refuse(op, ": the first input has shape ", text(first.dims), "; streams and width must lie in [1, ", kMost, "]");
     }
   }
-  return first;
+  if (single) return {first, {}, 1};
+  return {first, {first.dims[0], first.dims[1]}, first.dims[0] * first.dims[1]};
 }
+
+}  // namespace
 
 // A matrix [rows, columns] transposed, its rows filled up with zeros. Throws if there is no memory.
 class Columns {
  public:
   Columns(const float* matrix, int64_t rows, int64_t columns)
-      : width_(align(rows, kMostLanes)), memory_(static_cast<size_t>(columns * width_)) {
+      : width_(align(rows, kMostLanes)),
+        matrix_(matrix, matrix + rows * columns),
+        memory_(static_cast<size_t>(columns * width_)) {
     float* data = memory_.data();
     if (data == nullptr) throw std::bad_alloc();
     for (int64_t column = 0; column < columns; ++column) {
@@ -65,66 +89,80 @@ class Columns {
 
   int64_t width() const { return width_; }
   const float* data() const { return memory_.data(); }
+  bool are_of(const float* matrix, int64_t elements) const {
+    return matrix_.size() == static_cast<size_t>(elements) &&
+           std::memcmp(matrix_.data(), matrix, matrix_.size() * sizeof(float)) == 0;
+  }
 
  private:
   int64_t width_;
+  std::vector<float> matrix_;
   Memory memory_;
 };
 
-}  // namespace
+std::shared_ptr<const Columns> ReadStreamsNode::columns_of(const float* matrix, int64_t rows, int64_t columns) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!columns_ || !columns_->are_of(matrix, rows * columns)) {
+    columns_ = std::make_shared<const Columns>(matrix, rows, columns);
+  }
+  return columns_;
+}
 
 void ReadStreamsNode::compute(OrtKernelContext* context) const {
   const char* op = "ReadStreams";
-  const Tensor streams = stream_tokens(api(), context, op, 4), weight = input(api(), context, 1);
-  const Tensor gain = input(api(), context, 2), constant = input(api(), context, 3);
-  const int64_t batch = streams.dims[0], length = streams.dims[1], count = streams.dims[2], dim = streams.dims[3];
+  const StreamTokens given = stream_tokens(api(), context, op, 4, true);
+  const Tensor weight = input(api(), context, 1), gain = input(api(), context, 2), constant = input(api(), context, 3);
+  const Dims& dims = given.streams.dims;
+  const int64_t count = dims[dims.size() - 2], dim = dims.back();
   require(op, "weight", weight.dims, {dim, count + 2});
   require(op, "gain", gain.dims, {count, count + 2});
   require(op, "constant", constant.dims, {count, count + 2});
-  const Columns columns(weight.floats(), dim, count + 2);
+  const std::shared_ptr<const Columns> columns = columns_of(weight.floats(), dim, count + 2);
   ReadStreams call{};
-  call.streams = streams.floats();
-  call.columns = columns.data();
+  call.streams = given.streams.floats();
+  call.columns = columns->data();
   call.gain = gain.floats();
   call.constant = constant.floats();
-  call.read = static_cast<float*>(output(api(), context, 0, {batch, length, dim}));
-  call.mix = static_cast<float*>(output(api(), context, 1, {batch, length, count, count}));
-  call.beta = static_cast<float*>(output(api(), context, 2, {batch, length, count, 1}));
-  if (is_empty(streams.dims)) return;
+  call.read = static_cast<float*>(output(api(), context, 0, given.rows(dim)));
+  call.mix = static_cast<float*>(output(api(), context, 1, given.with({count, count})));
+  call.beta = static_cast<float*>(output(api(), context, 2, given.with({count, 1})));
+  if (is_empty(dims)) return;
   call.count = count;
   call.dim = dim;
-  call.width = columns.width();
-  for_all(api(), context, op, batch * length, count * dim,
+  call.width = columns->width();
+  for_all(api(), context, op, given.count, count * dim,
           [&](Range rows) { return instructions().read_streams(call, rows); });
 }
 
 void WriteStreamsNode::compute(OrtKernelContext* context) const {
   // One stream is not an axis: [B, N, D].
-  const Tensor streams = stream_tokens(api(), context, op_type_, writing_ == Writing::begin ? 3 : 4);
-  const int64_t batch = streams.dims[0], length = streams.dims[1], dim = streams.dims.back();
+  const bool begins = writing_ == Writing::begin, ends = writing_ == Writing::end;
+  const StreamTokens given = stream_tokens(api(), context, op_type_, begins ? 3 : 4, !begins && !ends);
+  const Dims& dims = given.streams.dims;
+  const int64_t dim = dims.back();
   size_t next = 1;
   WriteStreams call{};
-  call.from = call.to = writing_ == Writing::begin ? 1 : streams.dims[2];
-  call.adds_up = writing_ == Writing::end;
+  call.from = call.to = begins ? 1 : dims[dims.size() - 2];
+  call.adds_up = ends;
   if (writing_ != Writing::add) {
     const Tensor mix = input(api(), context, next++);
-    if (writing_ == Writing::begin) call.to = mix.dims.size() == 4 ? mix.dims[2] : 0;
+    if (begins) call.to = mix.dims.size() == 4 ? mix.dims[2] : 0;
     if (call.to > kMost)
       refuse(op_type_, ": mix has shape ", text(mix.dims), "; there are at most ", kMost, " streams");
-    require(op_type_, "mix", mix.dims, {batch, length, call.to, call.from});
+    require(op_type_, "mix", mix.dims, given.with({call.to, call.from}));
     call.mix = mix.floats();
   }
   const Tensor beta = input(api(), context, next++), branch = input(api(), context, next++);
-  require(op_type_, "beta", beta.dims, {batch, length, call.to, 1});
-  require(op_type_, "output", branch.dims, {batch, length, dim});
-  call.streams = streams.floats();
+  require(op_type_, "beta", beta.dims, given.with({call.to, 1}));
+  require(op_type_, "output", branch.dims, given.rows(dim));
+  call.streams = given.streams.floats();
   call.beta = beta.floats();
   call.output = branch.floats();
-  const Dims written = call.adds_up ? Dims{batch, length, dim} : Dims{batch, length, call.to, dim};
+  const Dims written = call.adds_up ? given.rows(dim) : given.with({call.to, dim});
   call.written = static_cast<float*>(output(api(), context, 0, written));
   if (is_empty(written)) return;
   call.dim = dim;
-  for_all(api(), context, op_type_, batch * length, std::max(call.from, call.to) * dim,
+  for_all(api(), context, op_type_, given.count, std::max(call.from, call.to) * dim,
           [&](Range rows) { return instructions().write_streams(call, rows); });
 }
 

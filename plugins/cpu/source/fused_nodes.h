@@ -1,16 +1,28 @@
 // The nodes of core/nodes/fused.py: what one call does with onnxruntime's tensors. They have no attributes.
 #pragma once
 
+#include <memory>
+#include <mutex>
+
 #include "attention.h"
 #include "tensors.h"
 
 namespace localattn {
+
+class Columns;
 
 // (streams, weight, gain, constant) -> (read, mix, beta)
 class ReadStreamsNode : public Node {
  public:
   using Node::Node;
   void compute(OrtKernelContext* context) const override;
+
+ private:
+  // The matrix transposed; that of the call before, if the matrix is the same, because one token takes less time.
+  std::shared_ptr<const Columns> columns_of(const float* matrix, int64_t rows, int64_t columns) const;
+
+  mutable std::mutex mutex_;
+  mutable std::shared_ptr<const Columns> columns_;
 };
 
 // How the streams change when a branch writes to them.

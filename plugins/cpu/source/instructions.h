@@ -3,6 +3,7 @@
 
 #include "aft.h"
 #include "fused.h"
+#include "ring.h"
 #include "rows.h"
 
 namespace localattn {
@@ -17,6 +18,10 @@ struct Functions {
   bool (*gated_gelu)(const GatedGelu&, Range elements);
   bool (*aft_states)(const Aft&, Range parts);
   bool (*aft_mean)(const Aft&, const AftPart&);
+  bool (*ring_step)(const Ring&, Range heads);
+  int64_t ring_rows;  // queries of a chunk's tile
+  void (*ring_biases)(const Ring&, const RingBiases&, Range tiles);
+  bool (*ring_chunk)(const Ring&, const RingBiases&, const RingPart&);
 };
 
 // The fastest that this processor has; LOCALATTN_CPU_ISA names a slower one, to test it or to compare.

@@ -9,4 +9,9 @@
 
 #include "aft.inl"
 
-extern const Functions functions = {attend_rows, read_streams, write_streams, rotate, gated_gelu, aft_states, aft_mean};
+#include "ring.inl"
+
+extern const Functions functions = {
+    attend_rows, read_streams, write_streams, rotate,      gated_gelu, aft_states,
+    aft_mean,    ring_step,    kRingRows,     ring_biases, ring_chunk,
+};

@@ -26,7 +26,7 @@ struct OrtShapeInferContext;
 
 enum OrtErrorCode : int { kFail = 1, kInvalidArgument = 2 };
 // ONNXTensorElementDataType; its values are those of onnx.TensorProto.DataType.
-enum OrtElement : int { kFloat = 1, kBool = 9, kFloat16 = 10 };
+enum OrtElement : int { kFloat = 1, kInt64 = 7, kBool = 9, kFloat16 = 10 };
 // OrtCustomOpInputOutputCharacteristic and OrtMemType, as far as they are needed.
 enum OrtPresence : int { kRequired = 0 };
 enum OrtMemory : int { kDefaultMemory = 0 };

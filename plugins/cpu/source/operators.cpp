@@ -8,6 +8,7 @@
 #include "aft_node.h"
 #include "attention_node.h"
 #include "fused_nodes.h"
+#include "ring_node.h"
 
 #if defined(_WIN32)
 #define EXPORTED extern "C" __declspec(dllexport)
@@ -27,7 +28,7 @@ OrtElement onnx_element(Element element) { return element == kHalf ? kFloat16 : 
 struct Operator : OrtCustomOp {
   std::string op_type;
   Elements inputs, outputs;
-  bool first_shape;  // its only output has the shape of its first input
+  std::vector<size_t> shape_of;  // the inputs whose shapes the first outputs have
   std::function<Node*(const OrtApi*, const OrtKernelInfo*)> make;
   const OrtApi* api;
 };
@@ -42,7 +43,7 @@ void add_aft_operators(std::vector<Operator>& operators) {
     op.inputs = Elements(4, kFloat);
     if (has_mask) op.inputs.push_back(kBool);
     op.outputs = {kFloat};
-    op.first_shape = true;
+    op.shape_of = {0};
     op.make = [=](const OrtApi* api, const OrtKernelInfo*) -> Node* {
       return new AftNode(api, op_type, causal, has_mask);
     };
@@ -99,7 +100,7 @@ void add_operators(std::vector<Operator>& operators, Signature signature) {
       if (signature.has_bias) op.inputs.push_back(onnx_element(bias_element));
       if (signature.has_sinks) op.inputs.push_back(onnx_element(element));
       op.outputs = {onnx_element(element)};
-      op.first_shape = true;
+      op.shape_of = {0};
       op.make = [signature](const OrtApi* api, const OrtKernelInfo* info) {
         return new AttentionNode(api, signature, info);
       };
@@ -109,11 +110,42 @@ void add_operators(std::vector<Operator>& operators, Signature signature) {
   }
 }
 
+// The names are those of core/nodes/step.py.
+void add_ring_operators(std::vector<Operator>& operators) {
+  const auto add = [&](RingSignature signature) {
+    for (const Element element : {kSingle, kHalf}) {
+      signature.element = element;
+      Operator op{};
+      op.op_type = signature.op_type;
+      op.inputs = Elements(5, onnx_element(element));
+      op.inputs.insert(op.inputs.end(), {kFloat, kInt64});
+      if (signature.has_xpos) op.inputs.insert(op.inputs.end(), signature.chunked ? 2 : 1, kFloat);
+      if (signature.has_sinks) op.inputs.push_back(onnx_element(element));
+      op.outputs = Elements(3, onnx_element(element));
+      op.shape_of = {0, 3, 4};
+      op.make = [signature](const OrtApi* api, const OrtKernelInfo* info) {
+        return new RingNode(api, signature, info);
+      };
+      operators.push_back(op);
+    }
+  };
+  for (const bool chunked : {false, true}) {
+    const std::string name = chunked ? "WindowedAttentionChunk" : "WindowedAttentionStep";
+    for (const bool xpos : {false, true}) add({name + (xpos ? "Xpos" : ""), kSingle, chunked, xpos, false, false});
+    for (int i = 0; i < 4; ++i) {
+      const bool softcap = i & 1, sinks = i & 2;
+      const std::string op_type = "Grouped" + name + (softcap ? "Softcap" : "") + (sinks ? "Sinks" : "");
+      add({op_type, kSingle, chunked, false, softcap, sinks});
+    }
+  }
+}
+
 std::vector<Operator> attention_operators() {
   std::vector<Operator> operators;
   for (const Signature& signature : windowed_signatures()) add_operators(operators, signature);
   for (const Signature& signature : grouped_signatures()) add_operators(operators, signature);
   add_aft_operators(operators);
+  add_ring_operators(operators);
   return operators;
 }
 
@@ -125,7 +157,7 @@ std::vector<Operator> fused_operators() {
     op.op_type = op_type;
     op.inputs = std::move(inputs);
     op.outputs = std::move(outputs);
-    op.first_shape = same_shape;
+    if (same_shape) op.shape_of = {0};
     op.make = [make](const OrtApi* api, const OrtKernelInfo*) -> Node* { return make(api); };
     operators.push_back(op);
   };
@@ -158,17 +190,18 @@ OrtStatus* compute(void* data, OrtKernelContext* context) {
   return guarded(node.api(), [&] { node.compute(context); });
 }
 
-// A shape that is not known comes as one without dimensions, and stays unknown; so do others than the first input's,
-// which the file tells.
+// A shape that is not known comes as one without dimensions, and stays unknown; so do those that no input has, which
+// the file tells.
 OrtStatus* infer_shape(const OrtCustomOp* op, OrtShapeInferContext* context) {
   const OrtApi* api = of(op).api;
   return guarded(api, [&] {
-    if (!of(op).first_shape) return;
-    OrtTensorTypeAndShapeInfo* first = nullptr;  // owned by the context
-    size_t rank = 0;
-    check(ort::ShapeInferContext_GetInputTypeShape(api, context, 0, &first));
-    check(ort::GetDimensionsCount(api, first, &rank));
-    if (rank != 0) check(ort::ShapeInferContext_SetOutputTypeShape(api, context, 0, first));
+    for (size_t i = 0; i < of(op).shape_of.size(); ++i) {
+      OrtTensorTypeAndShapeInfo* shape = nullptr;  // owned by the context
+      size_t rank = 0;
+      check(ort::ShapeInferContext_GetInputTypeShape(api, context, of(op).shape_of[i], &shape));
+      check(ort::GetDimensionsCount(api, shape, &rank));
+      if (rank != 0) check(ort::ShapeInferContext_SetOutputTypeShape(api, context, i, shape));
+    }
   });
 }
 

@@ -81,7 +81,11 @@ void run_on_threads(const OrtApi* api, const OrtKernelContext* context, const ch
   if (tasks == 0) return;
   Work work{&run};
   const size_t count = static_cast<size_t>(tasks);
-  check(ort::KernelContext_ParallelFor(api, context, run_one, count, count, &work));
+  if (tasks == 1) {
+    run_one(&work, 0);  // not worth waking a thread
+  } else {
+    check(ort::KernelContext_ParallelFor(api, context, run_one, count, count, &work));
+  }
   if (work.failed) throw std::runtime_error(std::string(op) + ": out of memory");
 }
 

@@ -23,6 +23,7 @@ from localattn.exporter.models.hugging_face.arguments import words
 from localattn.exporter.models.hugging_face.family import describe
 from localattn.exporter.models.hugging_face.observe import Reach, read_reach
 from localattn.exporter.models.parts.float64 import InFloat64
+from localattn.exporter.models.parts.routing import margin, undecided
 
 from ...conftest import Finished
 from ...support.models.hugging_face import CASES, WINDOW, Case, build
@@ -103,6 +104,40 @@ def test_the_facts_say_what_was_read_and_checked(exported: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(("weights", "floor"), [("int8", 0.999), ("int4", 0.99)])
+def test_rounded_weights_state_what_they_cost(weights: str, floor: float, tmp_path: Path, localattn: Command) -> None:
+    """Of an encoder the cosine of its embeddings, of logits the divergence and the agreement."""
+    mine = tmp_path / "hub"
+    build_quiet("modernbert").save_pretrained(mine)
+    tasks = (("feature-extraction", ("pooled_cosine",)), ("fill-mask", ("divergence", "agreement")))
+    for task, names in tasks if weights == "int4" else tasks[:1]:
+        output = tmp_path / task / "model.onnx"
+        output.parent.mkdir()
+        done = localattn(
+            *("export", mine, "--task", task, "-o", output),
+            *("--weight-dtype", weights, "--checks", "quick", "--format", "json"),
+        )
+        assert done.code == 0, done.err
+        parity = next(check for check in json.loads(done.out)["checks"] if check["name"] == "parity")
+        assert parity["figures"]["max_abs"] > 1e-3 and set(names) <= parity["figures"].keys()
+        assert parity["figures"]["cosine"] > floor and parity["figures"].get("pooled_cosine", 1) > floor
+        written = onnxruntime.InferenceSession(output, providers=["CPUExecutionProvider"])
+        assert [x.name for x in written.get_inputs()] == ["input_ids", "attention_mask"]
+    if weights == "int4":  # the other file: hidden states
+        again = localattn("parity", tmp_path / "feature-extraction" / "model.onnx", "--against", mine, "--seq-len", 40)
+        assert again.code == 0 and "pooled_cosine" in again.out, again.err
+
+
+def build_quiet(name: str) -> Any:
+    """Build a model whose layers add less to what they read, as those of trained models do."""
+    model = build(BY_NAME[name])
+    with torch.no_grad():
+        for path, parameter in model.named_parameters():
+            if path.endswith(("Wo.weight", "o_proj.weight", "down_proj.weight")):
+                parameter.mul_(0.3)
+    return model
+
+
 def test_the_command_line_takes_a_folder_and_a_task(folder: Path, tmp_path: Path, localattn: Command) -> None:
     mine = tmp_path / "mine"
     shutil.copytree(folder, mine)
@@ -167,6 +202,30 @@ def test_every_type_is_exported_and_equal(case: Case, tmp_path: Path) -> None:
         return
     report = export(request)
     assert {check.status for check in report.checks} == {"passed"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("name", ["gpt_oss", "mellum"])
+def test_experts_that_rounding_decides_are_not_compared_in_half_precision(
+    name: str, dtype: str, tmp_path: Path
+) -> None:
+    build(BY_NAME[name]).save_pretrained(tmp_path / "model")
+    report = export(ExportRequest(tmp_path / "model", tmp_path / "model.onnx", dtype=dtype))
+    record = next(check for check in report.checks if check.name == "parity")
+    assert record.status == "passed" and record.baseline is not None
+    assert record.figures["max_abs"] < 0.5  # a token of another expert is off by 2
+
+
+def test_the_margin_of_a_choice_is_that_of_its_scores() -> None:
+    scores = torch.tensor([[3.0, 1.0, 0.0], [1.0, 1.001, -1.0]], dtype=torch.float64)
+    size = scores.square().mean().sqrt()
+    assert torch.allclose(margin(scores, 1) * size, torch.tensor([2.0, 0.001], dtype=torch.float64))
+    centred = scores - scores.mean(-1, keepdim=True)
+    shown = margin(scores.softmax(-1), 1) * centred.square().mean().sqrt()
+    assert torch.allclose(shown, torch.tensor([2.0, 0.001], dtype=torch.float64))
+    assert undecided(margin(scores, 1), torch.float16).tolist() == [False, True]
+    assert margin(scores, 3) is None  # all are taken
 
 
 def test_a_mask_that_is_no_window_is_told_by_its_shape() -> None:
@@ -235,7 +294,10 @@ def _config(folder: Path, change: dict[str, Any]) -> None:
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised with 'gptq'"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantised with 'awq'"),
         ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "'bitsandbytes'"),
+        ({"quantization_config": {}}, "quantised with 'unknown'"),
         ({"hidden_size": 60}, "hidden_size|shape|size"),
+        ({"intermediate_size": 32}, "Of another shape: model.layers.0.mlp"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
         ({"hidden_size": "wide"}, "cannot be used"),
         ({"local_attention": 10**6}, "window of 1000000"),
@@ -253,6 +315,15 @@ def test_a_broken_configuration_is_one_clear_error(
     with pytest.raises(UsageError, match=said):
         export(ExportRequest(broken, tmp_path / "model.onnx"))
     assert not (tmp_path / "model.onnx").exists()
+
+
+def test_code_of_a_folder_does_not_run(folder: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    shutil.copytree(folder, mine)
+    _config(mine, {"auto_map": {"AutoModel": "modeling.Mine"}})
+    (mine / "modeling.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    assert any("did not run" in note for note in open_checkpoint(mine).notes)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_shards_are_read_and_damaged_ones_refused(tmp_path: Path) -> None:

@@ -185,15 +185,6 @@ def test_the_commands_take_the_file(files: Callable[[str], Files], localattn: Ca
     assert compared.code == 0, compared.err
 
 
-@pytest.mark.slow
-def test_a_bundle_takes_the_files(
-    files: Callable[[str], Files], localattn: Callable[..., Finished], tmp_path: Path
-) -> None:
-    done = localattn("bundle", files("gemma3_text").step(), "-o", tmp_path / "bundle")
-    assert done.code == 0, done.err
-    assert localattn("bundle", "verify", tmp_path / "bundle").code == 0 or "verify" not in done.out
-
-
 def test_what_cannot_be_is_refused(
     files: Callable[[str], Files], localattn: Callable[..., Finished], tmp_path: Path
 ) -> None:

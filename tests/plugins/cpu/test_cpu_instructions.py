@@ -35,6 +35,9 @@ LENGTHS = {"avx512": 128, "neon": 192}
 TOKENS, STREAMS, DIM = 128, 4, 256
 # Instructions for each of a token's 4 × 256 numbers, measured and a tenth more.
 NUMBERS = {"read": 3.75, "mix": 2.12, "rotate": 1.65, "gelu": 5.65}
+# Instruction set and tokens a call → instructions of a query and a key of a full ring, measured and a tenth more.
+RINGS = {("avx2", 1): 83, ("baseline", 1): 208, ("avx2", 64): 54, ("baseline", 64): 192}
+SLOTS = 1025
 
 
 def instructions(source: str, *arguments: object, isa: str = "avx2") -> int:
@@ -105,3 +108,9 @@ def test_instructions_of_a_visible_key(isa: str, window: int, exact: bool) -> No
 def test_instructions_of_a_number(operator: str) -> None:
     each = instructions("count_fused.cpp", operator, TOKENS, DIM) / (TOKENS * STREAMS * DIM)
     assert NUMBERS[operator] / 2 < each <= NUMBERS[operator]
+
+
+@pytest.mark.parametrize(("isa", "rows"), RINGS)
+def test_instructions_of_a_key_of_the_ring(isa: str, rows: int) -> None:
+    each = instructions("count_ring.cpp", rows, SLOTS, 64, isa=isa) / (rows * SLOTS)
+    assert 2 * 64 / LANES[isa] < each <= RINGS[isa, rows]

@@ -24,6 +24,7 @@ from localattn.plugins.cpu.facts import parse_facts
 from localattn.runtime.ort import custom_ops
 
 from ...conftest import Finished
+from ...support.models.engine_models import small_model
 from ...support.native.cpu_build import built, library, put_into_cache
 from ...support.native.plugin_build import failing_compiler, without_zig
 
@@ -189,6 +190,29 @@ def test_a_failed_build_leaves_nothing(localattn: Call, monkeypatch: pytest.Monk
     assert localattn("plugin", "build", "--backend", "onnxruntime").code == 3
 
 
+def test_commands_say_in_one_line_which_kernels_are_in_use(localattn: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime opens the library")
+    model = small_model()
+
+    def said(*command: object) -> str:
+        finished = localattn(*command)
+        assert finished.code == 0, finished.err
+        (line,) = (line for line in (finished.out + finished.err).splitlines() if line.startswith("Kernels: "))
+        return line
+
+    adding = "Kernels: none, ONNX functions compute the attention. To add them: "
+    assert said("run", model) == f"{adding}localattn plugin build --backend onnxruntime"
+    with monkeypatch.context() as bare:
+        bare.setenv("PATH", "/nowhere")
+        without_zig(bare)
+        line = said("run", model)
+        assert "[compiler]" in line and line.endswith("&& localattn plugin build --backend onnxruntime")
+    there = put_into_cache()
+    assert said("run", model) == f"Kernels: compiled, {there}"
+    quickly = ("--iterations", 2, "--rounds", 3, "--duration", 0, "--warmup", 1)
+    assert said("bench", model, *quickly) == f"Kernels: compiled, {there.name}"
+
+
 def test_a_compiler_that_makes_nothing(localattn: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     lazy = failing_compiler(tmp_path, "operators.cpp")
     lazy.write_text(lazy.read_text().replace("exit 1", "exit 0"))
@@ -204,7 +228,7 @@ def test_auto_takes_a_sound_library_only(copy: Path, capsys: pytest.CaptureFixtu
     chosen = custom_ops.choose("auto", NODES)
     assert chosen is not None and chosen.library.path == copy and not chosen.asked
     assert custom_ops.choose("none", NODES) is None
-    for foreign in (("localattn", "WindowedAttentionStep"), ("", "WindowedAttention"), ("localattn", "RotateHeads")):
+    for foreign in (("localattn", "AFTLocalStep"), ("", "WindowedAttention"), ("localattn", "RotateHeads")):
         assert custom_ops.choose("auto", [foreign]) is None
     assert custom_ops.choose("auto", []) is None
     assert custom_ops.choose("auto", [("localattn.fused", "RotateHeads")]) == chosen, "one without attention nodes"
@@ -252,6 +276,7 @@ def test_doctor_shows_it(copy: Path) -> None:
     assert changed.add == "localattn plugin build --backend onnxruntime"
     copy.unlink()
     missing = look_at(_cpu_library_probe())
+    assert missing.detail.endswith("To add them: localattn plugin build --backend onnxruntime")
     assert missing.status == "missing" and "when it is named" in missing.detail
     assert list(candidates(CPU_KERNELS)) == []
 

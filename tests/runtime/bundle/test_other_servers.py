@@ -11,7 +11,7 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -47,28 +47,51 @@ def _environment(folder: Path) -> dict[str, str]:
     return {"PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": paths, "ORT_DISABLE_TELEMETRY": "1"}
 
 
-@contextmanager
-def _mlserver(model: Path, folder: Path) -> Iterator[str]:
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def _mlserver(model: Path, folder: Path) -> AbstractContextManager[str]:
     python = _python("mlserver==1.7.1")
-    ports = []
-    sockets = [socket.socket() for _ in range(3)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-        ports.append(each.getsockname()[1])
-    for each in sockets:
-        each.close()
+    ports = _free_ports(3)
     settings = {"host": "127.0.0.1", "http_port": ports[0], "grpc_port": ports[1], "metrics_port": ports[2]}
     settings |= {"parallel_workers": 0, "metrics_endpoint": None}
     (folder / "settings.json").write_text(json.dumps(settings))
     facts = {"name": model.stem, "implementation": "mlserver_runtime.LocalAttention"}
     facts["parameters"] = {"uri": str(model)}  # type: ignore[assignment]
     (folder / "model-settings.json").write_text(json.dumps(facts))
+    return _server(
+        [python, "-c", "from mlserver.cli import main; main()", "start", str(folder)], folder, ports[0], model
+    )
+
+
+def _kserve(model: Path, folder: Path) -> AbstractContextManager[str]:
+    """The example as it is, but for the address: KServe's server listens on every network."""
+    python = _python("kserve==0.21.0")
+    (port,) = _free_ports(1)
+    local = (
+        "import runpy, sys, uvicorn; config = uvicorn.Config; "
+        "uvicorn.Config = lambda *a, **k: config(*a, **{**k, 'host': '127.0.0.1'}); "
+        "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    options = ["--http_port", str(port), "--enable_grpc", "false"]
+    return _server(
+        [python, "-c", local, str(EXAMPLES / "kserve_runtime.py"), str(model), *options], folder, port, model
+    )
+
+
+@contextmanager
+def _server(command: list[str], folder: Path, port: int, model: Path) -> Iterator[str]:
+    """Start a server of a model and stop it, whatever happens."""
     log = (folder / "log").open("w")
-    command = [python, "-c", "from mlserver.cli import main; main()", "start", str(folder)]
     process = subprocess.Popen(
         command, cwd=folder, env=_environment(folder), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
     )
-    url = f"http://127.0.0.1:{ports[0]}"
+    url = f"http://127.0.0.1:{port}"
     try:
         for _ in range(600):
             with suppress(OSError), urllib.request.urlopen(f"{url}/v2/models/{model.stem}/ready", timeout=5):
@@ -87,10 +110,16 @@ def _mlserver(model: Path, folder: Path) -> Iterator[str]:
         log.close()
 
 
-def test_bundle_verify_against_mlserver(tiny_model: Path, tmp_path: Path, localattn: Callable[..., Finished]) -> None:
+@pytest.mark.parametrize("serve", [_mlserver, _kserve])
+def test_bundle_verify_against_other_servers(
+    serve: Callable[[Path, Path], AbstractContextManager[str]],
+    tiny_model: Path,
+    tmp_path: Path,
+    localattn: Callable[..., Finished],
+) -> None:
     create_bundle(BundleRequest(tiny_model, tmp_path / "b"))
     (tmp_path / "server").mkdir()
-    with _mlserver(tmp_path / "b/model/tiny.onnx", tmp_path / "server") as url:
+    with serve(tmp_path / "b/model/tiny.onnx", tmp_path / "server") as url:
         found = localattn("bundle", "verify", tmp_path / "b", "--server", url, "--format", "json")
         assert found.code == 0, (found.out, found.err, (tmp_path / "server/log").read_text()[-2000:])
         assert {row["passed"] for row in json.loads(found.out)["rows"]} == {True}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # ruff: noqa: F811 - the fixtures are imported
 import json
+import shutil
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
+from localattn.core.tolerance import tolerance_for
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.models.family import ShapeRequest
 from localattn.runtime.bundle.create import BundleRequest, create_bundle
@@ -91,9 +93,32 @@ def served(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, open_mode
         given = sorted(folder.glob(f"{path.stem}.npz"))
         request = BundleRequest(path, bundles[path.stem], samples=count, load_inputs=tuple(given), triton=serving)
         create_bundle(request)
-    repositories = [bundle / "triton" for bundle in bundles.values()]
+    repositories = [bundle / "triton" for bundle in bundles.values()] + [_impatient(steps, folder / "impatient")]
     with serve(repositories, folder, {"LOCALATTN_TEST_JOINED": str(joined)}) as server:
         yield Served(server, bundles, joined)
+
+
+def _impatient(steps: Path, folder: Path) -> Path:
+    """A repository whose one place is free again when its sequence was silent for a second, not a minute."""
+    folder.mkdir()
+    for path in steps.glob("steps*"):
+        shutil.copy(path, folder / path.name.replace("steps", "idle"))
+    facts = json.loads((folder / "idle.onnx.json").read_text())
+    facts["step"]["prefill"] = "idle.prefill.onnx"
+    (folder / "idle.onnx.json").write_text(json.dumps(facts))
+    for model in folder.glob("*.onnx"):
+        _seal(model)
+    create_bundle(BundleRequest(folder / "idle.onnx", folder / "b", samples=1, triton=Serving(sequences=1)))
+    repository = folder / "b/triton"
+    for path, stated, wanted in (
+        ("idle/config.pbtxt", "microseconds: 60000000", "microseconds: 1000000"),
+        ("idle_stream/config.pbtxt", "microseconds: 60000000", "microseconds: 1000000"),
+        ("idle_stream/1/stream.json", '"idle_seconds": 60', '"idle_seconds": 1'),
+    ):
+        text = (repository / path).read_text()
+        assert text.count(stated) == 1
+        (repository / path).write_text(text.replace(stated, wanted))
+    return repository
 
 
 def _seal(model: Path) -> None:
@@ -140,6 +165,12 @@ def _bf16(path: Path) -> Path:
     return path
 
 
+def assert_within(actual: np.ndarray, expected: np.ndarray) -> None:
+    """Within the tolerance that the proof of independent rows states for fp32."""
+    limits = tolerance_for("fp32", None, None)
+    np.testing.assert_allclose(actual, expected, atol=limits.atol, rtol=limits.rtol)
+
+
 def test_a_file_of_whole_sequences_answers_exactly(served: Served) -> None:
     inputs, expected = served.sample("tiny")
     for answer in (infer(served.url, "tiny", inputs), _by_grpc(served, "tiny", inputs)):
@@ -166,7 +197,12 @@ def test_requests_that_were_joined_get_their_own_answers(served: Served) -> None
         with ThreadPoolExecutor(8) as pool:
             answers = list(pool.map(ask, enumerate(tokens)))
         for each, answer in zip(tokens, answers, strict=True):
-            np.testing.assert_allclose(answer, session.run(["logits"], {"tokens": each})[0], atol=1e-5)
+            (alone,) = session.run(["logits"], {"tokens": each})
+            assert_within(answer, alone)
+            # Bit for bit the file's own answer for a batch of some size, in some row of it.
+            batches = (session.run(["logits"], {"tokens": np.repeat(each, count, 0)})[0] for count in range(1, 9))
+            rows = {row.tobytes() for batch in batches for row in batch}
+            assert answer.tobytes() in rows
         if "open" in served.joined.read_text():
             return
     raise AssertionError("the server joined no requests")
@@ -217,6 +253,32 @@ def test_two_sequences_interleaved_equal_each_alone(served: Served) -> None:
         np.testing.assert_allclose(np.concatenate(got[row], 1), expected, atol=1e-5)
     with pytest.raises(Refused, match=r"START|start|correlation"):  # it ended: a call after the end is an error
         infer(served.url, "steps", {"tokens": tokens[:1, :1]}, sequence_id=7)
+
+
+def test_two_sequences_over_grpc(served: Served) -> None:
+    """The server's own states over gRPC, and between them the Python model's."""
+    tokens = np.random.default_rng(6).integers(0, _V, (2, 8))
+    protocol()
+    got: list[list[np.ndarray]] = [[], []]
+    for t in range(8):
+        for row, model in enumerate(("steps", "steps_stream")):
+            flags = {"sequence_id": 70 + row, "sequence_start": t == 0, "sequence_end": t == 7}
+            one = {"tokens": tokens[row : row + 1, t : t + 1]}
+            got[row].append(infer_by_grpc(served.server.grpc, model, one, **flags)["logits"])
+    for row in range(2):
+        np.testing.assert_allclose(np.concatenate(got[row], 1), expected_logits(tokens[row : row + 1], _V), atol=1e-5)
+
+
+def test_a_silent_sequence_ends_and_makes_room(served: Served) -> None:
+    token = {"tokens": np.array([[1]])}
+    for model in ("idle", "idle_stream"):
+        infer(served.url, model, token, sequence_id=1, sequence_start=True)
+    for model in ("idle", "idle_stream"):  # the second sequence waits for the one place
+        second = infer(served.url, model, token, sequence_id=2, sequence_start=True)
+        np.testing.assert_allclose(second["logits"], expected_logits(token["tokens"], _V), atol=1e-5)
+        with pytest.raises(Refused, match=r"START|start"):
+            infer(served.url, model, token, sequence_id=1)
+        infer(served.url, model, token, sequence_id=2, sequence_end=True)
 
 
 @pytest.mark.parametrize("model", ["steps_stream", "rows_stream"])

@@ -122,7 +122,7 @@ def test_a_step_file_of_few_tokens_can_be_quantized(tmp_path: Path) -> None:
 
 
 def test_the_quantizer_sees_no_shapes_of_constants(tmp_path: Path) -> None:
-    from localattn.exporter.lowering.quantize import _forget_shapes_of_constants
+    from localattn.exporter.lowering.quantize.dynamic_int8 import _forget_shapes_of_constants
 
     helper = onnx.helper
     tensor, w = helper.make_tensor_value_info, onnx.numpy_helper.from_array(np.ones((3, 4), np.float32), "w")

@@ -257,3 +257,36 @@ def test_rounded_weights_are_judged_by_what_they_do_to_the_next_token():
     assert compare_arrays("out", 1.1 * expected, expected, int8).passed
     few = compare_arrays("logits", *logits(0.0, shape=(1, 3, 40)), int8).distribution
     assert replace(few, agreeing=2).meets(int8) and not replace(few, agreeing=0).meets(int8)
+
+
+def test_pooled_embeddings_of_hidden_states():
+    """The cosine of each text's mean hidden state, over the positions that count."""
+    generator = np.random.default_rng(0)
+    expected = generator.standard_normal((3, 7, 16))
+    actual = expected + 0.3 * generator.standard_normal(expected.shape)
+    rows = np.arange(7) < np.array([[7], [4], [0]])
+    got = compare_arrays("last_hidden_state", actual, expected, tolerance_for("int8"), rows)
+    cosines = []
+    for text, kept in ((0, 7), (1, 4)):
+        a, e = actual[text, :kept].mean(0), expected[text, :kept].mean(0)
+        cosines.append(float(a @ e / math.sqrt((a @ a) * (e @ e))))
+    assert got.pooled is not None and got.pooled.texts == 2
+    assert got.pooled.cosine == pytest.approx(np.mean(cosines)) and got.pooled.least == pytest.approx(min(cosines))
+    assert got.figures()["pooled_cosine"] == pytest.approx(np.mean(cosines))
+    assert Comparison.from_dict(json.loads(json.dumps(got.to_dict()))).pooled == got.pooled
+    both = merged([got, compare_arrays("last_hidden_state", expected, expected, tolerance_for("int8"))], got.tolerance)
+    assert both.pooled is not None and both.pooled.texts == 5
+    assert both.pooled.cosine == pytest.approx((sum(cosines) + 3) / 5) and both.pooled.least == got.pooled.least
+    assert compare_arrays("last_hidden_state", actual, expected, tolerance_for("fp16")).pooled is None
+    assert compare_arrays("logits", actual, expected, tolerance_for("int8")).pooled is None
+
+
+def test_embeddings_that_turn_fail():
+    """A small error that is the same everywhere adds up in a mean, where single errors cancel out."""
+    expected = np.random.default_rng(1).standard_normal((2, 400, 16))
+    turned = expected + 0.1
+    lenient = tolerance_for("int8")
+    assert compare_arrays("hidden", turned, expected, lenient).passed
+    assert not compare_arrays("last_hidden_state", turned, expected, lenient).passed
+    noisy = expected + 0.1 * np.random.default_rng(2).standard_normal(expected.shape)
+    assert compare_arrays("hidden", noisy, expected, lenient).passed

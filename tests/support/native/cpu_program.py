@@ -30,7 +30,7 @@ INSTRUCTION_SETS = {"x86_64": ("avx512", "avx2", "baseline"), "aarch64": ("neon"
 ELEMENTS = ("fp32", "fp16")
 NUMPY: dict[str, Any] = {"fp32": np.float32, "fp16": np.float16}
 # What speaks with onnxruntime.
-_NODES = {"aft_node.cpp", "attention_node.cpp", "fused_nodes.cpp", "operators.cpp", "tensors.cpp"}
+_NODES = {"aft_node.cpp", "attention_node.cpp", "fused_nodes.cpp", "operators.cpp", "ring_node.cpp", "tensors.cpp"}
 
 
 @cache

@@ -59,10 +59,15 @@ def protocol() -> tuple[ModuleType, Any]:
     return grpc, made["service_pb2"]
 
 
-def infer_by_grpc(address: str, model: str, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def infer_by_grpc(
+    address: str, model: str, inputs: dict[str, np.ndarray], **parameters: int | bool
+) -> dict[str, np.ndarray]:
     """Ask over gRPC, with raw bytes."""
     grpc, service = protocol()
     request = service.ModelInferRequest(model_name=model)
+    for name, value in parameters.items():
+        kind = "bool_param" if isinstance(value, bool) else "int64_param"
+        setattr(request.parameters[name], kind, value)
     for name, x in inputs.items():
         request.inputs.add(name=name, datatype=_NAMES[str(x.dtype)], shape=x.shape)
         request.raw_input_contents.append(x.tobytes())

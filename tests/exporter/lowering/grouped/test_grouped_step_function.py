@@ -19,8 +19,8 @@ from localattn.exporter.models.parts.step_attention_op import step_attention_op
 from localattn.exporter.models.parts.step_tables import StepTables
 from localattn.runtime.ort.session import open_bytes
 
-from ...support import reference
-from ...support.models.node_model import ELEMENT, NUMPY
+from ....support import reference
+from ....support.models.node_model import ELEMENT, NUMPY
 
 BATCH, HEADS, HEAD_DIM, SLOTS, SCALE, HIDDEN = 2, 6, 8, 8, 0.35, -2e30
 LENGTH = 5 * SLOTS  # several windows

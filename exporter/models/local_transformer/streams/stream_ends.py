@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .fused_calls import begin_streams, end_streams, read_streams, stream_weights
+from ...parts.fused_calls import begin_streams, end_streams, read_streams, stream_weights
 from .hyper_connections import HyperConnection
 
 

@@ -16,9 +16,9 @@ from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import CheckFailed, UsageError
 from localattn.core.tolerance import TOLERANCES
 from localattn.exporter.export import ExportRequest, export
-from localattn.exporter.lowering.quantize import NARROWEST
+from localattn.exporter.lowering.quantize.linear_layers import NARROWEST
 
-from ...conftest import TINY, Finished, save_upstream
+from ....conftest import TINY, Finished, save_upstream
 
 WIDE = TINY | {"dim": 64, "dim_head": 32, "num_tokens": 64}
 
@@ -98,8 +98,8 @@ print(logging.root.handlers, logging.root.manager.disable)
 
 
 def test_what_does_not_go_with_int8_is_refused(localattn: Callable[..., Finished], wide: Path) -> None:
-    with pytest.raises(UsageError, match="int4"):
-        export(ExportRequest(wide, wide.with_name("m.onnx"), weights="int4"))
+    with pytest.raises(UsageError, match="int3"):
+        export(ExportRequest(wide, wide.with_name("m.onnx"), weights="int3"))
     for dtype, mode in (("fp16", "full"), ("bf16", "full"), ("fp16", "step")):
         options = ["--dtype", dtype, "--mode", mode]
         done = localattn("export", wide, "-o", wide.with_name("m.onnx"), "--weight-dtype", "int8", *options)

@@ -18,18 +18,17 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from ...core.errors import ExportFailed, MissingDependency
+from ....core.errors import ExportFailed, MissingDependency
+from .linear_layers import NARROWEST, is_transposed, linear_layers
 
 _log = logging.getLogger(__name__)
 
-# Narrower matrices (a gate per head, the weights of residual streams) take almost no time and are the most sensitive.
-NARROWEST = 32
 # The mark that onnxruntime's preprocessing writes into a file; without it the quantizer recommends preprocessing on
 # Python's root logger. A traced model needs no preprocessing.
 _PREPARED = {"onnx.quant.pre_process": "onnxruntime.quant"}
 
 
-def quantize_weights(model: ir.Model) -> ir.Model:
+def quantize(model: ir.Model) -> ir.Model:
     """Quantize the model's linear layers to int8, and return the new model.
 
     Args:
@@ -45,7 +44,7 @@ def quantize_weights(model: ir.Model) -> ir.Model:
         raise MissingDependency(
             "onnxruntime is not installed.", why="Its quantizer makes the int8 matrices.", fix="pip install onnxruntime"
         ) from error
-    nodes = linear_layers(model)
+    nodes = [node.name or "" for node in linear_layers(model)]
     if not nodes:
         raise ExportFailed("There is nothing to quantize.", why=f"No constant matrix is {NARROWEST} wide or more.")
     _log.info("quantizing %d linear layers", len(nodes))
@@ -95,28 +94,6 @@ def quantize_weights(model: ir.Model) -> ir.Model:
     return quantized
 
 
-def linear_layers(model: ir.Model) -> list[str]:
-    """List the names of plain products with a constant matrix that is wide enough: `x·W`, or `x·Wᵀ` by Gemm."""
-    found = []
-    for node in model.graph:
-        if node.domain or not (node.op_type == "MatMul" or _is_plain_gemm(node)):
-            continue
-        matrix = node.inputs[1]
-        if matrix is None or not matrix.is_initializer() or matrix.shape is None:
-            continue
-        sizes = [size for size in matrix.shape if isinstance(size, int)]
-        if len(sizes) == 2 and min(sizes) >= NARROWEST:
-            found.append(node.name or "")
-    return found
-
-
-def _is_plain_gemm(node: ir.Node) -> bool:
-    """Return whether a Gemm is `x·W` or `x·Wᵀ`."""
-    factors = {name: node.attributes[name].value for name in ("alpha", "transA") if name in node.attributes}
-    plain = factors.get("alpha", 1.0) == 1.0 and not factors.get("transA", 0)
-    return node.op_type == "Gemm" and plain and all(value is None for value in node.inputs[2:])
-
-
 def _multiply_plainly(path: Path, names: Collection[str]) -> None:
     """Rewrite Gemms as MatMuls with the transposed matrix, because the quantizer only supports MatMul."""
     model = ir.load(path)
@@ -127,7 +104,7 @@ def _multiply_plainly(path: Path, names: Collection[str]) -> None:
             continue
         matrix = node.inputs[1]
         assert matrix is not None and matrix.const_value is not None
-        if "transB" in node.attributes and node.attributes["transB"].as_int() and matrix.name not in turned:
+        if is_transposed(node) and matrix.name not in turned:
             turned.add(matrix.name or "")
             matrix.const_value = ir.tensor(np.ascontiguousarray(matrix.const_value.numpy().T), name=matrix.name)
             matrix.shape = matrix.const_value.shape  # type: ignore[assignment]

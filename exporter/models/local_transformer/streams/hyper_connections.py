@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .fused_calls import read_streams, write_streams
+from ...parts.fused_calls import read_streams, write_streams
 
 
 class HyperConnection(nn.Module):

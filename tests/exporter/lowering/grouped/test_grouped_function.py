@@ -19,9 +19,9 @@ from localattn.core.nodes.grouped import GROUPED_VARIANTS, GroupedVariant
 from localattn.exporter.lowering import attention_facts
 from localattn.plugins.grouped_op import grouped_attention
 
-from ...support.models.grouped_model import LAYOUTS, GroupedCase
-from ...support.models.node_model import Feed, run, session
-from ...support.models.opsets import OPSETS
+from ....support.models.grouped_model import LAYOUTS, GroupedCase
+from ....support.models.node_model import Feed, run, session
+from ....support.models.opsets import OPSETS
 
 TOLERANCE = {"fp32": 1e-5, "fp16": 5e-3}
 WINDOWS = (

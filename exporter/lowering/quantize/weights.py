@@ -1,0 +1,80 @@
+"""Store a traced model's linear layers in fewer bits: which kinds there are, and what each asks of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ....core.error_texts import argument
+from ....core.errors import UsageError
+from . import blocked_int4, dynamic_int8
+
+
+@dataclass(frozen=True)
+class WeightKind:
+    """A kind of weights.
+
+    Args:
+        quantize: takes a traced model, and returns it with its linear layers in this kind.
+        products: what the products take and give, for errors.
+        spans_tokens: a token has a say in how others are rounded, also one outside of their windows.
+        standard_from: the opset from which standard operators express it.
+    """
+
+    quantize: Callable[[ir.Model], ir.Model]
+    products: str
+    spans_tokens: bool = False
+    standard_from: int = 0
+
+
+# A row for each value of `weight_dtype`; each has its tolerance in `core.tolerance`.
+WEIGHT_KINDS: Mapping[str, WeightKind] = {
+    "int8": WeightKind(dynamic_int8.quantize, "dynamic int8 products", spans_tokens=True),
+    "int4": WeightKind(blocked_int4.quantize, "products of int4 matrices", standard_from=21),
+}
+
+
+def check_weights(weights: str | None, dtype: str, opset: int, *, standard_ops: bool) -> None:
+    """Refuse a kind of weights that is unknown, or that does not go with the other options of a file.
+
+    Raises:
+        UsageError: it is one of these.
+    """
+    if weights is None:
+        return
+    kind = WEIGHT_KINDS.get(weights)
+    if kind is None:
+        raise UsageError(f"Unknown weights {weights!r}.", fix=f"Known: {', '.join(WEIGHT_KINDS)}.")
+    if dtype != "fp32":
+        raise UsageError(
+            f"{weights} weights do not go with {dtype}.",
+            why=f"onnxruntime's {kind.products} take and give fp32.",
+            fix="Use fp32.",
+        )
+    if standard_ops and opset < kind.standard_from:
+        raise UsageError(
+            f"{argument('standard_ops', True)} with {weights} weights needs opset {kind.standard_from}.",
+            why=f"Opset {opset} has no operator for matrices in blocks of 4 bits.",
+            fix=f"Give {argument('opset', kind.standard_from)}, or leave one of the two out.",
+        )
+
+
+def quantize_weights(model: ir.Model, weights: str) -> ir.Model:
+    """Store the model's linear layers in fewer bits, and return the model; the given one must not be used afterwards.
+
+    Args:
+        model: traced, fp32, with or without ONNX functions.
+        weights: a key of `WEIGHT_KINDS`.
+
+    Raises:
+        MissingDependency: onnxruntime is not installed, whose quantizer makes int8 matrices.
+        ExportFailed: there is no linear layer, or the quantizer gave up.
+    """
+    return WEIGHT_KINDS[weights].quantize(model)
+
+
+def spans_tokens(weights: str | None) -> bool:
+    """Return whether a token has a say in how others are rounded."""
+    return weights is not None and WEIGHT_KINDS[weights].spans_tokens

@@ -1,0 +1,102 @@
+"""Matrices in blocks of 4 bits, as onnxruntime's MatMulNBits stores them, and the same in standard operators.
+
+    MatMulNBits(x, levels, scales, zeros)  =  MatMul(x, DequantizeLinear(levels, scales, zeros))
+
+with `axis=0` and the same block size. DequantizeLinear has blocks, and types of 4 bits, from opset 21 on. onnxruntime
+joins the two nodes to one MatMulNBits again when it opens the file. Sources: ONNX, operator DequantizeLinear;
+onnxruntime, docs/ContribOperators.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+DOMAIN, OP_TYPE = "com.microsoft", "MatMulNBits"
+BITS = 4
+# The first opset whose DequantizeLinear takes blocks of 4 bits.
+OPSET = 21
+_INPUTS = 4
+
+
+def packed(levels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Pack numbers below 16 in pairs along the last axis, the earlier one in the lower bits; an odd end gets a 0."""
+    import numpy as np
+
+    if levels.shape[-1] % 2:
+        levels = np.concatenate((levels, np.zeros_like(levels[..., :1])), axis=-1)
+    return np.ascontiguousarray(levels[..., 0::2] | (levels[..., 1::2] << BITS))
+
+
+def unpacked(pairs: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
+    """Undo `packed`: the first `count` numbers of the last axis."""
+    import numpy as np
+
+    both = np.stack((pairs & (1 << BITS) - 1, pairs >> BITS), axis=-1)
+    return both.reshape(*pairs.shape[:-1], -1)[..., :count]
+
+
+def in_standard_operators(model: Any) -> None:
+    """Replace each MatMulNBits of an `onnx_ir.Model` with constant blocks of 4 bits, in place.
+
+    Others stay: of other widths, with an order of rows, or in a model whose opset has no such blocks.
+    """
+    import onnx_ir as ir
+
+    if model.graph.opset_imports.get("", 0) < OPSET:
+        return
+    made: dict[str, list[Any]] = {}
+    for node in [node for node in model.graph if (node.domain, node.op_type) == (DOMAIN, OP_TYPE)]:
+        if not _is_plain(node):
+            continue
+        key = node.inputs[1].name
+        if key not in made:
+            made[key] = _initializers(model.graph, node)
+        block = {"axis": 0, "block_size": node.attributes["block_size"].as_int()}
+        facts = dict(node.metadata_props)
+        wide = ir.node("DequantizeLinear", made[key], block, name=f"{node.name}/weights", metadata_props=facts)
+        product = ir.node("MatMul", [node.inputs[0], wide.outputs[0]], name=node.name, metadata_props=facts)
+        ir.convenience.replace_nodes_and_values(
+            model.graph, node, [node], [wide, product], node.outputs, product.outputs
+        )
+    for value in list(model.graph.initializers.values()):
+        if not value.uses() and not value.is_graph_output():
+            model.graph.initializers.pop(value.name)
+
+
+def _is_plain(node: Any) -> bool:
+    constant = [value for value in node.inputs if value is not None]
+    return (
+        len(node.inputs) == len(constant) == _INPUTS
+        and all(value.is_initializer() and value.const_value is not None for value in constant[1:])
+        and node.attributes["bits"].as_int() == BITS
+    )
+
+
+def _initializers(graph: Any, node: Any) -> list[Any]:
+    """Add the matrix of a MatMulNBits as DequantizeLinear takes it: levels `[K, N]`, scales and zeros by block."""
+    import numpy as np
+    import onnx_ir as ir
+
+    rows, columns, size = (node.attributes[name].as_int() for name in ("K", "N", "block_size"))
+    count = -(-rows // size)
+    pairs, scales, zeros = (value.const_value.numpy() for value in node.inputs[1:])
+    levels = unpacked(pairs.reshape(columns, count, -1), size).reshape(columns, -1)[:, :rows]
+    arrays = (
+        (levels, ir.DataType.UINT4),
+        (scales.reshape(columns, count), None),
+        (unpacked(zeros.reshape(columns, -1), count), ir.DataType.UINT4),
+    )
+    values = []
+    for (array, dtype), given in zip(arrays, node.inputs[1:], strict=True):
+        turned = np.ascontiguousarray(array.T)
+        tensor = ir.tensor(turned, dtype=dtype, name=f"{given.name}.by_row")
+        value = ir.Value(
+            name=tensor.name, shape=ir.Shape(turned.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
+        )
+        graph.register_initializer(value)
+        values.append(value)
+    return values

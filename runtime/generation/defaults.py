@@ -1,0 +1,157 @@
+"""What a model's folder says about writing text with it: when to stop, and how to sample.
+
+`generation_config.json` has it, as `transformers` writes that file; `config.json` and `tokenizer_config.json` know the
+tokens that end a text where it does not. All come from outside and are read as data.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import UsageError
+from ...core.storage.nesting import check_nesting
+from ...core.storage.reading import read_plain
+from .tokenizer import FolderTokenizer
+
+GENERATION, CONFIG, TOKENIZER_CONFIG = "generation_config.json", "config.json", "tokenizer_config.json"
+TEMPLATE = "chat_template.jinja"
+_MOST_BYTES = 32 << 20
+_MOST_STOPS = 4096
+# What transformers takes where the file does not say.
+_TOP_K = 50
+# Values that only tokens that are drawn have.
+_DRAWN = frozenset(("temperature", "top_k", "top_p"))
+
+
+@dataclass(frozen=True)
+class FolderDefaults:
+    """What a folder says.
+
+    Args:
+        stop: tokens that end a text.
+        do_sample: whether tokens are drawn; None where the folder has no `generation_config.json`.
+        sampling: arguments of `Sampling`, for tokens that are drawn.
+        template: the chat template, in Jinja; None without one.
+        special: names of special tokens for it, as `bos_token`.
+    """
+
+    stop: tuple[int, ...] = ()
+    do_sample: bool | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    template: str | None = None
+    special: Mapping[str, str] = field(default_factory=dict)
+
+    def settings(self, do_sample: bool | None = None, **given: float | None) -> dict[str, Any]:
+        """Return the arguments of `Sampling`: those that are given, the folder's for the others.
+
+        Args:
+            do_sample: whether tokens are drawn; None: if a value for that is given, else as the folder says, and where
+                it says nothing, too.
+            given: arguments of `Sampling`; None leaves one to the folder.
+        """
+        chosen = {name: value for name, value in given.items() if value is not None}
+        if do_sample is None:
+            drawn = not chosen.keys().isdisjoint(_DRAWN) or self.do_sample in (True, None)
+        else:
+            drawn = do_sample
+        values = {**self.sampling, **chosen}
+        return values if drawn else {**{x: y for x, y in values.items() if x not in _DRAWN}, "temperature": 0.0}
+
+
+def read_defaults(folder: Path, tokenizer: FolderTokenizer | None) -> FolderDefaults:
+    """Read what a folder says.
+
+    Args:
+        folder: where the step file lies.
+        tokenizer: of the folder.
+
+    Raises:
+        UsageError: a file is no JSON object, too large, or states a value of another type.
+    """
+    generation, config, names = (_read(folder / name) for name in (GENERATION, CONFIG, TOKENIZER_CONFIG))
+    special = {
+        name: text for name in ("bos_token", "eos_token", "pad_token", "unk_token") if (text := _text(names, name))
+    }
+    stop = _stops(generation, folder / GENERATION) or _stops(config, folder / CONFIG)
+    if not stop and tokenizer is not None and "eos_token" in special:
+        known = tokenizer.token(special["eos_token"])
+        stop = () if known is None else (known,)
+    if not (folder / GENERATION).is_file():
+        return FolderDefaults(stop, template=_template(folder, names), special=special)
+    drawn, sampling = generation.get("do_sample") is True, _sampling(generation, folder / GENERATION)
+    return FolderDefaults(stop, drawn, sampling, _template(folder, names), special)
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    """Read a JSON object; an absent file is an empty one."""
+    if not path.is_file():
+        return {}
+    try:
+        raw = read_plain(path, _MOST_BYTES)
+        if len(raw) > _MOST_BYTES:
+            raise ValueError(f"it has more than {_MOST_BYTES >> 20} MiB")
+        text = raw.decode("utf-8")
+        check_nesting(text)
+        found = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
+        raise UsageError(f"{path} cannot be read.", why=f"{reason}.", fix="Copy the original again.") from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} is no JSON object.", fix="Copy the original again.")
+    return found
+
+
+def _text(names: Mapping[str, Any], name: str) -> str | None:
+    """Return a special token: a text, or an object with its text as `content`."""
+    found = names.get(name)
+    found = found.get("content") if isinstance(found, dict) else found
+    return found if isinstance(found, str) else None
+
+
+def _stops(values: Mapping[str, Any], path: Path) -> tuple[int, ...]:
+    found = values.get("eos_token_id")
+    listed = found if isinstance(found, list) else [] if found is None else [found]
+    if len(listed) > _MOST_STOPS or any(isinstance(x, bool) or not isinstance(x, int) or x < 0 for x in listed):
+        raise UsageError(
+            f"{path} cannot be used.", why="eos_token_id is no list of tokens.", fix="Copy the original again."
+        )
+    return tuple(listed)
+
+
+def _sampling(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return arguments of `Sampling`."""
+    numbers = {name: _number(values, name, path) for name in ("temperature", "top_p", "repetition_penalty")}
+    found: dict[str, Any] = {name: number for name, number in numbers.items() if number is not None}
+    top_k = values.get("top_k", _TOP_K)
+    if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int)):
+        raise UsageError(f"{path} cannot be used.", why="top_k is no whole number.", fix="Copy the original again.")
+    return found if not top_k else {**found, "top_k": top_k}
+
+
+def _number(values: Mapping[str, Any], name: str, path: Path) -> float | None:
+    found = values.get(name)
+    if found is None:
+        return None
+    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+        raise UsageError(f"{path} cannot be used.", why=f"{name} is no number.", fix="Copy the original again.")
+    return float(found)
+
+
+def _template(folder: Path, names: Mapping[str, Any]) -> str | None:
+    path = folder / TEMPLATE
+    if path.is_file():
+        try:
+            raw = read_plain(path, _MOST_BYTES)
+            return raw[:_MOST_BYTES].decode("utf-8")
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{path} cannot be read.", why=f"{error}.", fix="Copy the original again.") from error
+    found = names.get("chat_template")
+    if isinstance(found, list):  # several by name
+        named = {x.get("name"): x.get("template") for x in found if isinstance(x, dict)}
+        found = named.get("default")
+    return found if isinstance(found, str) else None

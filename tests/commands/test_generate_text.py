@@ -1,0 +1,159 @@
+"""`localattn generate` with a tokenizer in the folder: text, stop tokens, chat, and options over the folder's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from localattn.runtime.generation.generator import Generator
+
+from ..support import tokenizer_folder
+from ..support.models import step_model
+from ..support.tokenizer_folder import BOS, EOS, VOCABULARY
+
+pytest.importorskip("tokenizers")
+COMMAND = [sys.executable, "-m", "localattn.cli", "generate"]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path: Path = step_model.write(tmp_path, vocabulary=VOCABULARY)
+    tokenizer_folder.write(tmp_path, {"do_sample": False})
+    return path
+
+
+def greedy(model: Path, prompt: list[int], count: int) -> list[int]:
+    return [int(t[0]) for t in Generator.open(model, "cpu").generate(prompt, count, temperature=0)]
+
+
+def written(tokens: list[int]) -> str:
+    return bytes(token for token in tokens if token < 256).decode("utf-8", "replace")
+
+
+def test_text_goes_in_and_comes_out(model: Path, localattn) -> None:
+    wanted = greedy(model, [BOS, *"π?".encode()], 40)
+    done = localattn("generate", model, "--prompt", "π?", "--max-new-tokens", 40, "--format", "json")
+    assert done.code == 0, done.err
+    document = json.loads(done.out)
+    assert document["prompt"] == [BOS, *"π?".encode()] and document["tokens"] == [wanted]
+    assert document["text"] == [written(wanted)] and document["finish"] == "length"
+    piped = subprocess.run(
+        [*COMMAND, model, "--max-tokens", "40", "-q"], input="π?".encode(), capture_output=True, check=False
+    )
+    assert piped.returncode == 0 and piped.stdout.decode() == written(wanted), piped.stderr
+    several = localattn("generate", model, "--prompt", "π?", "--max-tokens", 3, "--batch", 2)
+    assert several.out.count(" of 2\n") == 2
+
+
+def test_the_folder_says_how_and_options_say_otherwise(model: Path, localattn) -> None:
+    def tokens(*options: object) -> list[int]:
+        done = localattn("generate", model, "--prompt", "a", "--max-tokens", 12, "--format", "json", *options)
+        assert done.code == 0, done.err
+        return json.loads(done.out)["tokens"][0]
+
+    prompt = [BOS, 97]
+    assert tokens() == greedy(model, prompt, 12)
+    generator = Generator.open(model, "cpu")
+
+    def drawn(**settings: float) -> list[int]:
+        return [int(t[0]) for t in generator.generate(prompt, 12, **settings)]
+
+    assert tokens("--do-sample", "--seed", 3) == drawn(seed=3, top_k=50)
+    assert tokens("--temperature", 2, "--top-k", 9) == drawn(temperature=2.0, top_k=9)
+    penalised = tokens("--repetition-penalty", 9)
+    assert penalised == drawn(temperature=0, repetition_penalty=9.0) != tokens() and len(set(penalised)) == 12
+    (model.parent / "generation_config.json").write_text('{"do_sample": true, "temperature": 3.0, "top_p": 0.8}')
+    assert tokens("--seed", 5) == drawn(temperature=3.0, top_k=50, top_p=0.8, seed=5) != tokens("--seed", 6)
+    assert tokens("--no-do-sample") == greedy(model, prompt, 12)
+
+
+def test_a_text_ends_with_its_stop_token(model: Path, localattn) -> None:
+    free = greedy(model, [BOS, 97], 60)
+    place = next(n for n, token in enumerate(free) if n > 3 and token not in free[:n])
+    (model.parent / "generation_config.json").write_text(json.dumps({"eos_token_id": [EOS, free[place]]}))
+    done = localattn("generate", model, "--prompt", "a", "--max-tokens", 60, "--format", "json")
+    document = json.loads(done.out)
+    assert document["finish"] == "stop" and document["tokens"] == [free[: place + 1]]
+    assert document["text"] == [written(free[:place])]
+    shown = localattn("generate", model, "--prompt", "a", "--max-tokens", 60)
+    assert "the model ended the text" in shown.err
+    many = localattn(
+        *("generate", model, "--prompt", "a", "--batch", 3, "--max-tokens", 60, "--format", "json"),
+        *("--do-sample", "--temperature", 4),
+    )
+    for row in json.loads(many.out)["tokens"]:
+        stops = [n for n, token in enumerate(row) if token in (EOS, free[place])]
+        assert stops in ([], [len(row) - 1])
+
+
+def test_a_chat_goes_through_the_template(model: Path, localattn) -> None:
+    done = localattn(
+        *("generate", model, "--prompt", "Hi", "--chat", "--system", "Be brief", "--max-tokens", 4, "--format", "json")
+    )
+    assert done.code == 0, done.err
+    document = json.loads(done.out)
+    system, user = (b"system: Be brief", b"Hi")
+    assert document["prompt"] == [BOS, 258, *system, 259, 10, 258, *user, 259, 10, ord(">")]
+    assert document["tokens"] == [greedy(model, document["prompt"], 4)]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--prompt-ids", "1,2", "--chat"], "--chat"),
+        (["--prompt", "a", "--system", "b"], "--system"),
+        (["--prompt", "a", "--repetition-penalty", "0"], "repetition_penalty"),
+        (["--prompt", "a", "--temperature", "nan"], "--temperature"),
+    ],
+)
+def test_wrong_options_are_said(model: Path, localattn, options: list[str], says: str) -> None:
+    done = localattn("generate", model, *options)
+    assert done.code == 2 and says in done.err.replace("--repetition-penalty", "repetition_penalty"), done.err
+
+
+def test_a_prompt_that_is_no_text_and_a_folder_that_is_not_the_models(model: Path, localattn, tmp_path: Path) -> None:
+    (tmp_path / "prompt.bin").write_bytes(b"\xff\xfe")
+    done = localattn("generate", model, "--prompt-file", tmp_path / "prompt.bin")
+    assert done.code == 2 and "not UTF-8" in done.err
+    other = tmp_path / "other"
+    other.mkdir()
+    small = step_model.write(other, vocabulary=23)
+    tokenizer_folder.write(other)
+    done = localattn("generate", small, "--prompt-ids", "1,2", "--max-tokens", 3)
+    assert done.code == 0 and "is not used: it has 260 tokens, and the model 23" in done.err
+    assert done.out.count(",") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", [None, "int8", "int4"])
+def test_an_exported_decoder_writes_what_transformers_writes(weights: str | None, tmp_path: Path, localattn) -> None:
+    """From the folder to text; with rounded weights as far as the first tokens agree."""
+    import torch
+
+    from localattn.exporter.export import ExportRequest
+    from localattn.exporter.step_export import StepRequest, export_steps
+
+    from ..support.models.hugging_face import CASES, build
+
+    model = build(next(case for case in CASES if case.name == "mistral"), vocab_size=VOCABULARY)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():  # layers that add little, as those of trained models do
+            parameter.mul_({"embed_tokens": 8.0, "o_proj": 0.3, "down_proj": 0.3}.get(name.split(".")[-2], 1.0))
+    folder, output = tmp_path / "hub", tmp_path / "out" / "model_step.onnx"
+    model.save_pretrained(folder)
+    tokenizer_folder.write(folder, {"do_sample": False, "eos_token_id": EOS})
+    output.parent.mkdir()
+    export_steps(StepRequest(ExportRequest(folder, output, weights=weights)))
+    for options in ([], ["--chat"]):
+        done = localattn("generate", output, "--prompt", "Hé", "--max-tokens", 60, "--format", "json", *options)
+        assert done.code == 0, done.err
+        document = json.loads(done.out)
+        ids = torch.tensor([document["prompt"]])
+        wanted = model.generate(ids, max_new_tokens=60, do_sample=False, eos_token_id=EOS, pad_token_id=0)
+        exact = 60 if weights is None else 1
+        assert document["tokens"][0][:exact] == wanted[0, ids.shape[1] :].tolist()[:exact]
+        assert document["text"] is not None
