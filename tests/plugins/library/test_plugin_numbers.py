@@ -81,7 +81,9 @@ def check(case: str, op_type: str, arch: Arch, tmp_path: Path) -> None:
         expected = reference.grouped_attention(a.geometry, a.scale, a.softcap, a.perm, q, k, v, mask, sinks)  # type: ignore[arg-type]
     else:
         expected = reference.windowed_attention(attributes, *exact[:5])  # type: ignore[arg-type]
-    np.testing.assert_allclose(output.astype(np.float64), expected, rtol=0, atol=3e-3)
+    # With xpos both factors of a score are rounded to 11 bits, and scores are large in some cases.
+    most = 2e-2 if "Xpos" in op_type else 3e-3
+    np.testing.assert_allclose(output.astype(np.float64), expected, rtol=0, atol=most)
 
 
 @pytest.mark.parametrize(
