@@ -49,7 +49,7 @@ def render_chat(defaults: FolderDefaults, messages: Sequence[Mapping[str, str]],
     except ValueError:
         raise _failed("It went beyond its limits of time and memory.") from None
     if answer.get("missing"):
-        raise MissingDependency("A chat template needs jinja2.", fix="pip install 'localattn[report]'")
+        raise MissingDependency("A chat template needs jinja2.", fix="pip install 'localattn[transformers]'")
     if "error" in answer:
         raise _failed(str(answer["error"]))
     return str(answer["text"])
