@@ -22,7 +22,7 @@ from ...simulators.ptx.launch import launch
 from ...simulators.ptx.memory import GlobalMemory
 from ...simulators.ptx.program import read_program
 from ...support import reference
-from ...support.native.plugin_build import HEAD_DIM
+from ...support.native.plugin_build import BUILT_FOR, HEAD_DIM
 from ...support.native.plugin_drive import (
     BATCH,
     CASES,
@@ -87,7 +87,7 @@ def check(case: str, op_type: str, arch: Arch, tmp_path: Path) -> None:
         if attributes.xpos_scale_base:
             # The kernel rounds both factors of a score to TF32: up to 1.4e-2 in these cases, where scores reach 56.
             np.testing.assert_allclose(output.astype(np.float64), expected, rtol=0, atol=2e-2)
-            block = tile_for(spec_of(op_type), TARGETS["sm_87"]).block_queries
+            block = tile_for(spec_of(op_type), TARGETS[BUILT_FOR[0]]).block_queries
             expected = reference.windowed_attention(attributes, *exact[:5], tf32_block=block)  # type: ignore[arg-type]
     np.testing.assert_allclose(output.astype(np.float64), expected, rtol=0, atol=3e-3)
 
