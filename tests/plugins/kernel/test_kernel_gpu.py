@@ -67,7 +67,7 @@ import importlib.util, sys
 sys.path.insert(0, {str(ROOT)!r})
 found = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "localattn" else found(name, *rest)
-from benchmarks import gpu
+from benchmarks.gpu import __main__
 import localattn
 print(localattn.__path__)
 """
