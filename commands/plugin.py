@@ -263,7 +263,7 @@ def rewrite(
         return
     say(f"{output}  {len(rewritten.nodes)} attention node(s) in the domain trt.plugins")
     for name in rewritten.kept:
-        say(f"  kept    {name}: its xpos is not in the kernel; its function definition stands in its place")
+        say(f"  kept    {name}: no kernel computes it; its function definition stands in its place")
     say("Before onnxruntime opens it, load the plugin library into TensorRT in the same process:")
     say("  tensorrt.get_plugin_registry().load_library(PATH), with the PATH that `localattn plugin path` prints")
 
@@ -385,8 +385,7 @@ def _print_registry(library: Path, facts: RegistryFacts, reason: str) -> None:
     for creator in facts.creators:
         say(f"  {creator.name}  version {creator.version}, namespace {creator.namespace}")
     if facts.creators:
-        listed = (
-            f"{a.name} {a.type}" + (f"[{a.length}]" if a.length > 1 else "") for a in facts.creators[0].attributes
-        )
-        say(f"  attributes: {', '.join(listed)}")
+        attributes = dict.fromkeys(attribute for creator in facts.creators for attribute in creator.attributes)
+        listed = (f"{a.name} {a.type}" + (f"[{a.length}]" if a.length > 1 else "") for a in attributes)
+        say(f"  attributes, each of some op types: {', '.join(listed)}")
     say(f"Ahead-of-time plugin, without a library: {'not here: ' + reason if reason else 'usable'}")

@@ -2,7 +2,7 @@
 
 The provider makes TensorRT's plugins known to onnxruntime as operators of the domain `trt.plugins`, and refuses a model
 with functions. So the attention nodes are moved to that domain, without their ONNX functions. All other functions are
-inlined; so is attention with xpos, which no kernel computes.
+inlined; so is attention that no kernel computes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from ..core.errors import UsageError
 from ..core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE
 from ..core.nodes.fused import FUSED_DOMAIN
-from ..core.nodes.gpu import SERVED_BY_OP_TYPE
+from ..core.nodes.gpu import SERVED_BY_OP_TYPE, SMALLEST_XPOS_BASE
 from ..core.nodes.grouped import GROUPED_BY_OP_TYPE
 from ..core.storage.file_kinds import REWRITTEN
 from ..core.storage.files import publish, sha256
@@ -32,7 +32,7 @@ class RewriteResult:
 
     Args:
         nodes: names of the attention nodes that moved.
-        kept: names of those with xpos, which were inlined.
+        kept: names of those that no kernel computes, which were inlined.
         sha256: SHA-256 of the written file, without external data.
     """
 
@@ -92,7 +92,13 @@ def apply(model: Any) -> Any:
 
 
 def attention_nodes(model: Any) -> Iterator[tuple[Any, bool]]:
-    """Yield the attention nodes of the graph, and whether a kernel computes them: none has sinks and a softcap."""
+    """Yield the attention nodes of the graph, and whether a kernel computes them.
+
+    None computes both sinks and a softcap, nor xpos with a small base.
+    """
     for node in model.graph.node:
         if node.domain == DOMAIN and (node.op_type in VARIANT_BY_OP_TYPE or node.op_type in GROUPED_BY_OP_TYPE):
-            yield node, node.op_type in SERVED_BY_OP_TYPE
+            served = SERVED_BY_OP_TYPE.get(node.op_type)
+            base = next((a.f for a in node.attribute if a.name == "xpos_scale_base"), 0.0)
+            too_small = getattr(served, "has_xpos", False) and base < SMALLEST_XPOS_BASE
+            yield node, served is not None and not too_small

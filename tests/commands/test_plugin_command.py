@@ -124,6 +124,7 @@ def test_check_shows_what_tensorrt_sees(localattn: Call, model: Path, tmp_path: 
         else:
             assert "WindowedAttentionMaskBias  version 1, namespace localattn" in finished.stdout
             assert "window_size INT32" in finished.stdout and "perm INT32[4]" in finished.stdout
+            assert "softcap FLOAT32" in finished.stdout and "xpos_scale_base FLOAT32" in finished.stdout
 
 
 def test_without_a_library(localattn: Call) -> None:
@@ -206,7 +207,7 @@ def test_a_failed_build_leaves_nothing(
 
 def test_models_say_what_they_need(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [spec] = needed_by(model)
-    assert (spec.dtype, spec.head_dim, spec.op_type) == ("fp16", 32, "WindowedAttentionMask")
+    assert (spec.dtype, spec.head_dim) == ("fp16", 32) and "WindowedAttentionMask" in spec.op_types
     monkeypatch.setattr(node_model, "HEAD_DIM", 64)
     dynamic_sizes = tmp_path / "open.onnx"
     onnx.save(node_model.one_node(VARIANTS[0], WINDOW, "n", "b"), str(dynamic_sizes))
@@ -224,6 +225,29 @@ def test_xpos_needs_a_kernel_of_its_own(localattn: Call, tmp_path: Path, monkeyp
     onnx.save(node_model.one_node(XPOS, replace(attributes, xpos_scale_base=0.5), 64), str(small))
     finished = localattn("plugin", "build", small)
     assert finished.code == 2 and "The base of its xpos is 0.5" in finished.err
+
+
+def test_rewrite_keeps_what_no_kernel_computes(localattn: Call, tmp_path: Path) -> None:
+    small, both, output = tmp_path / "small.onnx", tmp_path / "both.onnx", tmp_path / "provider.onnx"
+    attributes = NodeAttributes(WindowGeometry(32, 1, 0, causal=True), 0.25, query_block=32, xpos_scale_base=0.5)
+    proto = node_model.one_node(XPOS, attributes, 64)
+    onnx.save(proto, str(small))
+    refused = localattn("plugin", "rewrite", small, "-o", output)
+    assert refused.code == 2 and "No node of it is computed by a kernel" in refused.err
+
+    [first] = proto.graph.node
+    second = proto.graph.node.add()
+    second.CopyFrom(first)
+    first.name, second.name, second.output[0] = "too_small", "served", "second"
+    [base] = [attribute for attribute in second.attribute if attribute.name == "xpos_scale_base"]
+    base.f = 16
+    proto.graph.output.add().CopyFrom(proto.graph.output[0])
+    proto.graph.output[1].name = "second"
+    onnx.save(proto, str(both))
+    shown = localattn("plugin", "rewrite", both, "-o", output)
+    assert shown.code == 0 and "kept    too_small: no kernel computes it" in shown.out
+    after = onnx.load(str(output))
+    assert [node.name for node in after.graph.node if node.domain] == ["served"] and not after.functions
 
 
 def test_full_set() -> None:

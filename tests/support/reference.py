@@ -49,14 +49,22 @@ def windowed_attention(
     value: NDArray[Any],
     key_mask: NDArray[np.bool_] | None = None,
     attn_bias: NDArray[Any] | None = None,
+    *,
+    tf32_block: int = 0,
 ) -> Floats:
-    """The node's mathematics, every key against every query; rows without visible keys are zeros."""
+    """The node's mathematics, every key against every query; rows without visible keys are zeros.
+
+    With `tf32_block`, factors of scores with xpos are rounded to TF32, as by a kernel with so many queries a block.
+    """
     g = attributes.geometry
     q, k, v = (x.astype(np.float64).transpose(attributes.perm) for x in (query, key, value))
     length, dim = q.shape[2:]
     t = np.arange(length)
     if attributes.xpos_scale_base:
         half = (2 * np.arange(dim // 2) + 0.4 * dim) / (1.4 * dim)
+    if attributes.xpos_scale_base and tf32_block:
+        scores = _tf32_scores(q, k, half, attributes, tf32_block)
+    elif attributes.xpos_scale_base:
         exponent = (t[:, None] - t[None, :] + g.look_forward * g.window_size) / attributes.xpos_scale_base
         decay = np.concatenate((half, half)) ** exponent[:, :, None]
         scores = np.einsum("bhid,bhjd,ijd->bhij", q, k, decay)
@@ -84,6 +92,30 @@ def windowed_attention(
         seen = np.broadcast_to(visible, scores.shape)[b, h, :, s]
         output[b, h, seen, c] += weights[b, h, seen, s] * v[b, h, s, c]
     return output if attributes.perm == HEADS_FIRST else output.transpose(0, 2, 1, 3)
+
+
+def to_tf32(x: Floats) -> Floats:
+    """The nearest numbers with the 11 binary digits of TF32; of two, the larger in size."""
+    bits = (x.astype(np.float32).view(np.int32) + 0x1000) & -0x2000
+    return bits.view(np.float32).astype(np.float64)
+
+
+def _tf32_scores(query: Floats, key: Floats, half: Floats, attributes: NodeAttributes, block: int) -> Floats:
+    """Products of queries and keys, both scaled from the middle of the query's block and rounded."""
+    g, t = attributes.geometry, np.arange(query.shape[2])
+    zeta = np.concatenate((half, half))
+    scores = np.zeros((*query.shape[:3], len(t)))
+    for start in range(0, len(t), block):
+        rows, middle = t[start : start + block], start + block // 2
+        q, k = (
+            to_tf32(x * zeta ** (distance[:, None] / attributes.xpos_scale_base))
+            for x, distance in (
+                (query[:, :, rows], rows - middle),
+                (key, middle + g.look_forward * g.window_size - t),
+            )
+        )
+        scores[:, :, rows] = q @ k.transpose(0, 1, 3, 2)
+    return scores
 
 
 def grouped_attention(

@@ -221,7 +221,7 @@ except Exception as error:
 """
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert finished.stdout.startswith(MissingDependency.__name__)
-    assert "localattn[plugin]" in finished.stdout or "TRITON_INTERPRET" in finished.stdout or "Unset" in finished.stdout
+    assert "[plugin]" in finished.stdout or "TRITON_INTERPRET" in finished.stdout or "Unset" in finished.stdout
 
 
 def test_importing_the_description_is_light() -> None:
@@ -252,7 +252,7 @@ def hold(name: str, spec: KernelSpec, tile: Tile | None = None) -> None:
     table = budget.read_table()
     kernel = compile_kernel(spec, target(name), tile)
     assert budget.beyond_limits(kernel) == ""
-    if triton.__version__ == table["triton"] and name in table["kernels"]:
+    if triton.__version__ == table["triton"]:
         assert budget.figures(kernel) == table["kernels"][name][budget.entry_name(kernel)]
 
 
@@ -280,7 +280,7 @@ def test_kernels_outside_of_the_full_set(name: str, spec: KernelSpec) -> None:
 
 def test_the_table_is_whole_and_within_the_limits() -> None:
     table = budget.read_table()["kernels"]
-    assert {"sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_100"} <= set(table) <= set(TARGETS)
+    assert set(table) == set(TARGETS)
     for name, kernels in table.items():
         chosen = target(name)
         wanted = {}

@@ -242,7 +242,7 @@ def test_launches_that_a_driver_refuses() -> None:
     arguments = [*tensors, *scalars, tensors[0]]
     for block, given, message in (
         ((64, 1, 1), arguments, "needs blocks of 128 threads"),
-        ((128, 1, 1), arguments[:-1], "takes 11 arguments, not 10"),
+        ((128, 1, 1), arguments[:-1], "takes 14 arguments, not 13"),
     ):
         with pytest.raises(PtxFault, match=message):
             launch(program, memory, (1, 2, 1), block, kernel.shared_bytes, given)

@@ -33,14 +33,18 @@ def engine_of(localattn: Callable[..., Finished], model: Path) -> tuple[int, lis
     return int(checks["plugin in network"].detail.split()[1]), [kernel.model_dump_json() for kernel in kernels]
 
 
-@pytest.mark.parametrize("name", ["modernbert", "mistral", "gemma2", "gemma3_text", "gpt_oss"])
+# Bidirectional Gemma 3 is EmbeddingGemma's encoder.
+NAMES = ["modernbert", "mistral", "gemma2", "gemma3_text", "gemma3_text bidirectional", "gpt_oss"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_hugging_face(name: str, localattn: Callable[..., Finished], tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="transformers makes the models")
     case = BY_NAME[name]
     build(case).save_pretrained(tmp_path / "folder")
-    exported = localattn("export", tmp_path / "folder", "-o", tmp_path / "out" / "model.onnx")
+    exported = localattn("export", tmp_path / "folder", "-o", tmp_path / "model.onnx")
     assert exported.code == 0, exported.err
-    layers, kernels = engine_of(localattn, tmp_path / "out" / "model.onnx")
+    layers, kernels = engine_of(localattn, tmp_path / "model.onnx")
     assert layers == len(case.windows)
     assert len(kernels) == 1, "one kernel for windows and for all keys"
 
