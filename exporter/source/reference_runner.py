@@ -105,7 +105,9 @@ class ReferenceRunner(Runner):
     def _kept(self, inputs: Arrays) -> tuple[NDArray[np.bool_] | None, NDArray[np.bool_] | None]:
         """Return which tokens are no padding, and of which the experts are decided; None: all."""
         mask = inputs.get(self.source.family.key_mask)
-        undecided = self._at(inputs).undecided(inputs, self._dtype)
+        undecided = None
+        if self.source.family.undecided is not None:  # else the class may refuse these sizes, and need not be asked
+            undecided = self._at(inputs).undecided(inputs, self._dtype)
         return None if mask is None else mask != 0, None if undecided is None else ~undecided
 
     def unsampled(self) -> ReferenceRunner:

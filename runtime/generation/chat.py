@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ...core.error_texts import argument
 from ...core.errors import MissingDependency, UsageError
 from .defaults import FolderDefaults
 
@@ -35,7 +36,7 @@ def render_chat(defaults: FolderDefaults, messages: Sequence[Mapping[str, str]],
         raise UsageError(
             "The folder has no chat template.",
             why="It is chat_template.jinja, or chat_template in tokenizer_config.json.",
-            fix="Leave --chat out, and write the prompt as the model expects it.",
+            fix=f"Leave {argument('chat')} out, and write the prompt as the model expects it.",
         )
     request = {"template": defaults.template, "messages": list(messages), "special": dict(defaults.special)}
     try:
@@ -56,4 +57,6 @@ def render_chat(defaults: FolderDefaults, messages: Sequence[Mapping[str, str]],
 
 
 def _failed(why: str) -> UsageError:
-    return UsageError("The model's chat template cannot be used.", why=why, fix="Write the prompt without --chat.")
+    return UsageError(
+        "The model's chat template cannot be used.", why=why, fix=f"Write the prompt without {argument('chat')}."
+    )

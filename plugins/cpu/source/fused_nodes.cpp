@@ -73,9 +73,10 @@ StreamTokens stream_tokens(const OrtApi* api, const OrtKernelContext* context, c
 // A matrix [rows, columns] transposed, its rows filled up with zeros. Throws if there is no memory.
 class Columns {
  public:
-  Columns(const float* matrix, int64_t rows, int64_t columns)
+  // One that is kept remembers the matrix it was made of.
+  Columns(const float* matrix, int64_t rows, int64_t columns, bool kept)
       : width_(align(rows, kMostLanes)),
-        matrix_(matrix, matrix + rows * columns),
+        matrix_(matrix, matrix + (kept ? rows * columns : 0)),
         memory_(static_cast<size_t>(columns * width_)) {
     float* data = memory_.data();
     if (data == nullptr) throw std::bad_alloc();
@@ -103,10 +104,10 @@ class Columns {
 };
 
 std::shared_ptr<const Columns> ReadStreamsNode::columns_of(const float* matrix, int64_t rows, int64_t columns) const {
-  if (rows * columns > kMostKept) return std::make_shared<const Columns>(matrix, rows, columns);
+  if (rows * columns > kMostKept) return std::make_shared<const Columns>(matrix, rows, columns, false);
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!columns_ || !columns_->are_of(matrix, rows * columns)) {
-    columns_ = std::make_shared<const Columns>(matrix, rows, columns);
+    columns_ = std::make_shared<const Columns>(matrix, rows, columns, true);
   }
   return columns_;
 }

@@ -111,6 +111,13 @@ KERNELS = (
         for sinks in ("", "Sinks")
     ),
     *(f"AFTLocal{causal}{mask}" for causal in ("", "Causal") for mask in ("", "Mask")),
+    *(f"WindowedAttention{kind}{xpos}" for kind in ("Step", "Chunk") for xpos in ("", "Xpos")),
+    *(
+        f"GroupedWindowedAttention{kind}{cap}{sinks}"
+        for kind in ("Step", "Chunk")
+        for cap in ("", "Softcap")
+        for sinks in ("", "Sinks")
+    ),
     *("ReadStreams", "MixStreams", "AddToStreams", "BeginStreams", "EndStreams", "RotateHeads", "GatedGelu"),
 )
 

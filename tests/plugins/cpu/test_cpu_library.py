@@ -46,6 +46,13 @@ EVERY_KERNEL = {
         for cap in ("", "Softcap")
         for sinks in ("", "Sinks")
     },
+    **{f"WindowedAttention{kind}{xpos}": ["fp32", "fp16"] for kind in ("Step", "Chunk") for xpos in ("", "Xpos")},
+    **{
+        f"GroupedWindowedAttention{kind}{cap}{sinks}": ["fp32", "fp16"]
+        for kind in ("Step", "Chunk")
+        for cap in ("", "Softcap")
+        for sinks in ("", "Sinks")
+    },
     "AFTLocal": ["fp32"],
     "AFTLocalMask": ["fp32"],
     "AFTLocalCausal": ["fp32"],
