@@ -17,16 +17,19 @@ from .wheel_file import Files, read
 
 _COMPANION = companion_path(Path(TENSORRT_PLUGIN.file_name)).name
 LARGEST = 100_000_000  # bytes of a wheel, which package indexes take
+_PLUGINS = Path(__file__).resolve().parents[1] / "plugins"
+
+
+def _exported(sources: str) -> set[str]:
+    """Return the symbols that the linker's script beside a library's sources lets out."""
+    text = (_PLUGINS / sources / "exports.map").read_text(encoding="utf-8")
+    return set(re.findall(r"\w+(?=;)", text[text.index("global:") : text.index("local:")]))
+
+
 _EXPORTS = {
-    CPU_KERNELS.file_name: {"RegisterCustomOps", "localattn_instruction_set"},
-    TENSORRT_PLUGIN.file_name: {
-        "getCreators",
-        "setLoggerFinder",
-        "localattn_load_kernel",
-        "localattn_loaded_kernels",
-        "localattn_registrations",
-    },
-    _COMPANION: {"getPluginRegistry", "createInferRuntime_INTERNAL", "createInferBuilder_INTERNAL"},
+    CPU_KERNELS.file_name: _exported("cpu/source"),
+    TENSORRT_PLUGIN.file_name: _exported("library/source"),
+    _COMPANION: _exported("library/companion"),
 }
 # Libraries that every Linux, macOS or Windows has.
 _SYSTEMS_OWN = re.compile(
