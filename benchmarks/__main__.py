@@ -187,12 +187,11 @@ def run_serving(options: argparse.Namespace) -> bool:
 
 
 def run_plot(options: argparse.Namespace) -> bool:
-    from .machine import read_result
-    from .peers.plot import draw
+    from .peers.plot import draw, latest
     from .plot import draw_node
 
     _tell(f"Drew {draw_node().name}")
-    _tell(f"Drew {draw(read_result('peers')).name}")
+    _tell(f"Drew {draw(latest()).name}")
     return True
 
 

@@ -6,6 +6,7 @@ peer and a dash for the one of its kind, so that nothing hangs on telling colour
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import matplotlib
@@ -17,9 +18,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from ..limit.roofline import name_of_limit
+from ..machine import read_result
 from ..panels import INK, OURS, QUIET, label_lines
 from ..plot import IMAGES, machine
-from .grid import EVERY_LENGTH, GEOMETRIES, WINDOWS
+from .grid import EVERY_LENGTH, GEOMETRIES, WINDOWS, Cell, choose
 from .run import Row, times
 from .table import PEERS
 
@@ -40,6 +42,23 @@ _STYLE: dict[str, tuple[str, object, str, str]] = {
     "kernel": (OURS, _SOLID, "o", "localattn, compiled"),
 }
 _THICK = ("node", "kernel")
+
+
+def latest() -> Row:
+    """Return the newest result in which all cells of the plot were measured.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    wanted = {cell for cell in choose(()) if cell.dtype == "fp32" and not cell.masked}
+    found = []
+    for name in ("peers", "peers_partial"):
+        with suppress(FileNotFoundError):
+            found.append(read_result(name))
+    whole = [result for result in found if wanted <= {Cell.of(row) for row in result["cells"]}]
+    if not whole:
+        raise FileNotFoundError("no result has every fp32 cell without a mask")
+    return max(whole, key=lambda result: str(result["date"]))
 
 
 def draw(result: Row, path: Path = FIGURE) -> Path:
