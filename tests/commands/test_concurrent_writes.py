@@ -89,6 +89,7 @@ def test_the_second_writer_of_any_output_ends_with_an_error(
         assert names(tmp_path) == [], "no lock is left behind"
 
 
+@pytest.mark.slow
 def test_one_of_two_exports_wins(tiny: Path) -> None:
     output = tiny.with_name("m.onnx")
     racing = [start("-m", "localattn.cli", "export", tiny, "-o", output, "--seq-len", length) for length in (32, 48)]

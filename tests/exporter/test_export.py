@@ -240,6 +240,7 @@ def test_the_memory_check_finds_a_square_tensor(tiny: Path) -> None:
     assert "mask" in found.detail
 
 
+@pytest.mark.slow
 def test_a_square_tensor_can_be_allowed(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = functions.attach_functions
 

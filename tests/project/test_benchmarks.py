@@ -73,6 +73,7 @@ def test_filters_choose_cells() -> None:
             choose([wrong])
 
 
+@pytest.mark.slow
 def test_what_was_measured_stays_and_resume_measures_the_rest(results: Path) -> None:
     whole = choose(QUICK)
     store = Store("peers", whole)

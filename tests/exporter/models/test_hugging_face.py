@@ -82,6 +82,7 @@ def test_plain_onnxruntime_and_tokenizers_run_the_folder(exported: Path, folder:
     assert np.abs(logits - wanted)[kept].max() < 5e-5 and np.abs(wanted[kept]).max() > 1
 
 
+@pytest.mark.slow
 def test_a_file_for_another_task_is_compared_with_that_class(
     folder: Path, tmp_path: Path, localattn: Callable[..., Finished]
 ) -> None:

@@ -120,6 +120,7 @@ def test_on_the_other_processor(tmp_path: Path) -> None:
         check(executable, case, tmp_path, "neon" if arch == "aarch64" else "baseline", arch=arch)
 
 
+@pytest.mark.slow
 def test_no_access_outside_the_tensors(tmp_path: Path) -> None:
     executable = sanitized(SOURCE, "address,undefined", "-O0")
     for isa in INSTRUCTION_SETS:
