@@ -5,7 +5,7 @@ from __future__ import annotations
 # ruff: noqa: F811 - the fixtures are imported
 import json
 import shutil
-import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -94,7 +94,9 @@ def served(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, open_mode
         request = BundleRequest(path, bundles[path.stem], samples=count, load_inputs=tuple(given), triton=serving)
         create_bundle(request)
     repositories = [bundle / "triton" for bundle in bundles.values()] + [_impatient(steps, folder / "impatient")]
-    with serve(repositories, folder, {"LOCALATTN_TEST_JOINED": str(joined)}) as server:
+    with serve(
+        repositories, folder, {"LOCALATTN_TEST_JOINED": str(joined), "LOCALATTN_TEST_HOLD": str(folder)}
+    ) as server:
         yield Served(server, bundles, joined)
 
 
@@ -186,26 +188,26 @@ def test_requests_that_were_joined_get_their_own_answers(served: Served) -> None
     generator = np.random.default_rng(0)
     tokens = [generator.integers(0, 23, (1, 16)) for _ in range(48)]
     session = served.session("open")
-    for _ in range(20):  # on a busy machine requests may come one by one
-        barrier = threading.Barrier(8)
-
-        def ask(numbered: tuple[int, np.ndarray], together: threading.Barrier = barrier) -> np.ndarray:
-            if numbered[0] < 8:
-                together.wait(20)
-            return infer(served.url, "open", {"tokens": numbered[1]})["logits"]
-
-        with ThreadPoolExecutor(8) as pool:
-            answers = list(pool.map(ask, enumerate(tokens)))
-        for each, answer in zip(tokens, answers, strict=True):
-            (alone,) = session.run(["logits"], {"tokens": each})
-            assert_within(answer, alone)
-            # Bit for bit the file's own answer for a batch of some size, in some row of it.
-            batches = (session.run(["logits"], {"tokens": np.repeat(each, count, 0)})[0] for count in range(1, 9))
-            rows = {row.tobytes() for batch in batches for row in batch}
-            assert answer.tobytes() in rows
-        if "open" in served.joined.read_text():
-            return
-    raise AssertionError("the server joined no requests")
+    hold = served.joined.with_name("open.hold")
+    hold.touch()
+    with ThreadPoolExecutor(8) as pool:
+        try:
+            asked = [pool.submit(infer, served.url, "open", {"tokens": each}) for each in tokens]
+            # Of the first eight one or two are being answered: the rest is in the queue.
+            end = time.monotonic() + 60
+            while served.server.waiting("open") < 4 and time.monotonic() < end:
+                time.sleep(0.05)
+        finally:
+            hold.unlink()
+        answers = [each.result()["logits"] for each in asked]
+    for each, answer in zip(tokens, answers, strict=True):
+        (alone,) = session.run(["logits"], {"tokens": each})
+        assert_within(answer, alone)
+        # Bit for bit the file's own answer for a batch of some size, in some row of it.
+        batches = (session.run(["logits"], {"tokens": np.repeat(each, count, 0)})[0] for count in range(1, 9))
+        rows = {row.tobytes() for batch in batches for row in batch}
+        assert answer.tobytes() in rows
+    assert "open" in served.joined.read_text(), "the server joined no requests"
 
 
 def test_half_precision_with_a_mask_over_grpc(served: Served) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,9 @@ class TritonPythonModel:
                 raise utils.TritonModelException(f"{name} is {tensor['data_type']}, the file has {known[name].type}")
 
     def execute(self, requests: list[Any]) -> list[Any]:
+        # A test that wants requests to be joined keeps this instance busy until they wait in the server's queue.
+        while Path(os.environ.get("LOCALATTN_TEST_HOLD", ""), f"{self.config['name']}.hold").is_file():
+            time.sleep(0.01)
         if len(requests) > 1 and os.environ.get("LOCALATTN_TEST_JOINED"):
             with Path(os.environ["LOCALATTN_TEST_JOINED"]).open("a") as stream:
                 stream.write(f"{self.config['name']} {len(requests)}\n")

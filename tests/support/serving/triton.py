@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -31,7 +32,16 @@ class Running:
 
     url: str
     grpc: str
+    metrics: str
     log: Path
+
+    def waiting(self, model: str) -> int:
+        """Count the requests in a model's queue."""
+        with urllib.request.urlopen(f"{self.metrics}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        found = re.search(rf'^nv_inference_pending_request_count{{model="{model}",.*}} (\d+)$', text, re.M)
+        assert found, text
+        return int(found[1])
 
     def ready(self, model: str) -> bool:
         try:
@@ -82,7 +92,7 @@ def serve(repositories: Sequence[Path], scratch: Path, settings: Mapping[str, st
             command, stdout=stream, stderr=subprocess.STDOUT, env=_environment(settings or {}), start_new_session=True
         )
         try:
-            running = Running(f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}", log)
+            running = Running(f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}", f"http://127.0.0.1:{metrics}", log)
             _wait(process, running)
             yield running
         finally:
