@@ -174,6 +174,7 @@ class EngineStep(StepSession):
     """
 
     provider = "cuda"
+    early_start = False  # not tried on a GPU
 
     def __init__(
         self,

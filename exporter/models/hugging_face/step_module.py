@@ -185,7 +185,8 @@ class StepState(nn.Module):
             mask: int64 `[B, C]`, 1 = keep, or None.
             caches: as `step_caches` lists them.
         """
-        self.positions = position if self.chunk == 1 else position + self.row
+        # What fills a chunk up before position 0 is hidden from the rest; it takes the first row of every table.
+        self.positions = position if self.chunk == 1 else (position + self.row).clamp_min(0)
         owners = [index for index, _ in _owners(self.args)]
         count = 2 * len(owners)
         self.rings = dict(zip(owners, cache_pairs(caches[:count]), strict=True))

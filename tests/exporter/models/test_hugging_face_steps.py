@@ -21,6 +21,7 @@ from localattn.exporter.models.hugging_face.step_module import RotaryTable
 from localattn.exporter.models.parts.float64 import InFloat64
 from localattn.exporter.step_export import StepRequest, export_steps
 from localattn.runtime.generation.generator import Generator
+from localattn.runtime.ort.step_session import OnnxRuntimeStep
 
 from ...conftest import Finished
 from ...support.models.engine_models import needs_rtx
@@ -91,6 +92,56 @@ def test_every_call_gives_the_logits_of_the_whole_pass(files: Callable[[str], Fi
         size = 1 if CHUNK * 2 < start < 5 * WINDOW or ids.shape[1] - start < CHUNK else CHUNK
         found.append(generator.session.advance({"input_ids": ids[:, start : start + size]}).copy())
     assert np.abs(np.concatenate(found, axis=1) - wanted).max() < 5e-5 and np.abs(wanted).max() > 0.1
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_a_prompt_of_any_length_goes_in_chunks(files: Callable[[str], Files], name: str) -> None:
+    made, ids = files(name), prompt(6 * WINDOW, 5)
+    generator, wanted = Generator.open(made.step(), "cpu", 1), made.logits(ids)
+    for length in (1, 2, 3, CHUNK, CHUNK + 1, 3 * CHUNK, 3 * CHUNK + 20, 6 * WINDOW):
+        generator.reset()
+        calls = [positions for _, positions in spied(generator, lambda n=length: generator.prefill(ids[:, :n]))]
+        assert len(calls) == -(-(length - 1) // CHUNK) + 1 or length < 4, (length, calls)
+        assert np.abs(generator.logits - wanted[:, length - 1]).max() < 5e-5
+        # What filled the first chunk up is in the rings, and no later token sees it.
+        following = ids[:, length : length + WINDOW]
+        for place, token in enumerate(following[0]):
+            assert np.abs(generator.step(token) - wanted[:, length + place]).max() < 5e-5
+
+
+def test_chunks_of_a_prompt_compute_no_logits(files: Callable[[str], Files]) -> None:
+    session = Generator.open(files("gemma3_text").step(), "cpu", 1).session
+    assert isinstance(session, OnnxRuntimeStep)
+    session.consume({"input_ids": prompt(3 * CHUNK)})
+    assert {chunk: file.outputs for (chunk, _), file in session._files.items() if chunk > 1} == {CHUNK: []}
+    assert session.advance({"input_ids": prompt(CHUNK)}).shape == (1, CHUNK, 128)
+
+
+def test_a_call_that_fails_moves_nothing(files: Callable[[str], Files]) -> None:
+    session = Generator.open(files("gemma3_text").step(), "cpu", 1).session
+    for wrong in ({"input_ids": prompt(POSITIONS + 1)}, {"input_ids": prompt(40)[0]}, {"ids": prompt(40)}):
+        with pytest.raises(UsageError):
+            session.consume(wrong)
+        assert session.position == 0
+
+
+def spied(generator: Generator, run: Callable[[], object]) -> list[tuple[int, int]]:
+    """Position and size of each call of the engine while something runs."""
+    session, found = generator.session, list[tuple[int, int]]()
+
+    def spy(own: Callable[..., Any]) -> Callable[..., Any]:
+        def call(inputs: Any, chunk: int) -> Any:
+            found.append((session.position, chunk))
+            return own(inputs, chunk)
+
+        return call
+
+    for name in ("_execute", "_skip"):
+        setattr(session, name, spy(getattr(session, name)))
+    run()
+    for name in ("_execute", "_skip"):
+        delattr(session, name)
+    return found
 
 
 def greedy(generator: Generator, ids: NDArray[np.int64], count: int) -> list[int]:
