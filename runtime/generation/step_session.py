@@ -193,6 +193,7 @@ class StepSession(ABC):
         length, axis = self._positions(inputs), self.facts.sequence_axis
         if length == 0:
             raise UsageError("There is nothing to consume.", why="The inputs have no position.")
+        inputs = check_inputs([self.resized(spec, length) for spec in self.inputs], inputs)
         self._check_room(length)
         chunks = [size for size in self.chunks if largest is None or size <= largest]
         found: list[tuple[Mapping[str, NDArray[Any]], int]] = []
@@ -200,7 +201,6 @@ class StepSession(ABC):
         most, early = max(chunks), self.early_start and self.facts.early_start and self.position == 0
         short = (length - smallest_last) % most if early and 0 < smallest_last < length else 0
         if short * _WORTH_A_CHUNK > most:
-            inputs = check_inputs([self.resized(spec, length) for spec in self.inputs], inputs)
             first = {name: _filled(array[:, :short], most) for name, array in inputs.items()}
             found.append((first, most - short))
             start = short
