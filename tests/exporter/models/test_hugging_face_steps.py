@@ -265,8 +265,21 @@ def test_a_rotation_that_changes_with_the_length_is_refused() -> None:
     )
     rotary = transformers.models.phi3.modeling_phi3.Phi3RotaryEmbedding(config)
     RotaryTable(rotary, None, 64).prepare()
-    with pytest.raises(UsageError, match="changes within 65 positions"):
-        RotaryTable(rotary, None, 65).prepare()
+    for length in (65, 256):
+        with pytest.raises(UsageError, match=f"changes within {length} positions"):
+            RotaryTable(rotary, None, length).prepare()
+
+
+@pytest.mark.slow
+def test_a_rotation_that_grows_past_the_last_position_is_exported(tmp_path: Path) -> None:
+    case = BY_NAME["mistral"]
+    scaled = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    build(case, rope_parameters=scaled, max_position_embeddings=64).save_pretrained(tmp_path / "saved")
+    path = tmp_path / "model_step.onnx"
+    report, _ = export_steps(StepRequest(ExportRequest(tmp_path / "saved", path), chunk=CHUNK))
+    checks = {check.name: check.status for check in report.sidecar.checks}
+    assert checks["parity"] == "passed" and report.sidecar.step is not None
+    assert report.sidecar.step.max_positions == 64
 
 
 @needs_rtx
