@@ -208,6 +208,27 @@ def test_prompts_of_different_lengths_go_as_each_alone(files: Callable[[str], Fi
         np.testing.assert_allclose(np.concatenate(found), np.stack([x[row] for x in logits]), atol=5e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "opset", "batch"), [("bf16", 20, 2), ("fp16", 20, 2), ("fp32", 18, 2), ("fp16", 24, 1)]
+)
+@pytest.mark.parametrize("name", ["gemma3_text", "gpt_oss"])
+def test_precisions_and_opsets(
+    files: Callable[[str], Files], tmp_path: Path, name: str, dtype: str, opset: int, batch: int
+) -> None:
+    path = tmp_path / "model_step.onnx"
+    shapes = ShapeRequest(batch=batch, max_length=128)
+    asked = ExportRequest(files(name).folder, path, dtype=dtype, opset=opset, shapes=shapes)
+    reports = export_steps(StepRequest(asked, chunk=CHUNK))
+    assert [check.status for r in reports for check in r.sidecar.checks if check.name == "parity"] == ["passed"] * 2
+    generator, ids = Generator.open(path, "cpu", 1), prompt(4 * WINDOW + 3)
+    in_chunks = generator.prefill(ids[0]).copy()
+    generator.reset()
+    for token in ids[0]:
+        one_by_one = generator.step(np.repeat(token, batch))
+    np.testing.assert_allclose(in_chunks, one_by_one, atol={"fp32": 5e-5, "fp16": 1e-2, "bf16": 5e-2}[dtype])
+
+
 def test_caches_have_the_window_and_the_heads_of_keys(files: Callable[[str], Files]) -> None:
     sidecar = read_sidecar(files("gemma3_text").step())
     assert sidecar is not None and sidecar.step is not None
