@@ -14,6 +14,8 @@ import pytest
 
 from localattn.core.documents.engine_facts import BuildOptions, read_engine_facts
 from localattn.core.errors import UsageError
+from localattn.core.geometry import WindowGeometry
+from localattn.core.nodes.attention import VARIANTS, NodeAttributes
 from localattn.core.storage.files import sha256
 from localattn.runtime.engine.builder.checks import judge_plugins
 from localattn.runtime.engine.device import Device, find_device_or_none
@@ -22,6 +24,7 @@ from localattn.runtime.engine.open import check_device, open_engine, why_never_o
 from localattn.runtime.engine.session import check_place
 
 from ...conftest import Finished
+from ...support.models import node_model
 from ...support.models.engine_models import needs_plugin_tools, needs_rtx, open_node, small_model
 from ...support.native.plugin_build import folder
 from .test_facts import written
@@ -96,6 +99,39 @@ def test_the_plugin_library_is_put_into_the_engine(localattn: Callable[..., Fini
     assert [(kernel.dtype, kernel.head_dim) for kernel in facts.plugin.kernels] == [("fp32", 16)]
     with pytest.raises(UsageError, match="is not opened by localattn"):
         open_engine(output, str(library()))
+
+
+@needs_plugin_tools
+@needs_rtx
+def test_layers_that_do_not_fit_keep_their_function(
+    localattn: Callable[..., Finished], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One layer has heads of 16, the other of 300: the first is a plugin all the same."""
+    window = NodeAttributes(WindowGeometry(16, 1, 0, causal=True), 0.25, query_block=16)
+    parts = []
+    for width in (16, 300):
+        monkeypatch.setattr(node_model, "HEAD_DIM", width)
+        part = node_model.one_node(VARIANTS[0], window, 64)
+        for value in (*part.graph.input, *part.graph.output):
+            value.name += f"_{width}"
+        (node,) = part.graph.node
+        node.name = f"of_{width}"
+        for names in (node.input, node.output):
+            names[:] = [f"{name}_{width}" for name in names]
+        parts.append(part)
+    whole, other = parts
+    whole.graph.node.extend(other.graph.node)
+    whole.graph.input.extend(other.graph.input)
+    whole.graph.output.extend(other.graph.output)
+    path, before = tmp_path / "two.onnx", whole.SerializeToString()
+    path.write_bytes(before)
+    finished = localattn("build", path, *RTX, "--plugin-library", library())
+    assert finished.code == 0, finished.err
+    assert "of_300 is built from its ONNX function: its heads are 300 wide" in finished.err
+    facts = read_engine_facts(path.with_suffix(".engine"))
+    assert facts.plugin is not None and facts.plugin.layers == ["of_16"]
+    assert {check.name: check.status for check in facts.checks}["plugin in network"] == "passed"
+    assert path.read_bytes() == before
 
 
 @needs_rtx
