@@ -13,7 +13,7 @@ import onnx
 from numpy.typing import NDArray
 
 from ...core.documents.sidecar import CheckRecord
-from ...core.tensors import BATCH, SEQUENCE
+from ...core.tensors import BATCH, POSITION_IDS, SEQUENCE
 from ...core.tolerance import Tolerance
 from ...runtime.inputs.arrays import random_inputs
 from ...runtime.inputs.rows import check_rows, open_batch, spans_the_batch
@@ -96,6 +96,8 @@ def _input_sets(reference: ReferenceRunner, axes: Sequence[str]) -> Iterator[Inp
             drawn = random_inputs(reference.inputs, seed, source.token_limit, sizes)
             if source.family.key_mask in drawn:
                 _pad(drawn[source.family.key_mask], left=place % 2 == 1)
+                if POSITION_IDS in drawn:
+                    drawn[POSITION_IDS] = _positions(drawn[source.family.key_mask], seed, source.shapes.seq_len)
             if not reference.hardly_decided(drawn):
                 break
         yield InputSet(" ".join(f"{axis}={sizes[axis]}" for axis in axes), drawn)
@@ -106,3 +108,15 @@ def _pad(mask: NDArray[np.int64], *, left: bool) -> None:
     mask[0] = 1
     if left:
         mask[:] = mask[:, ::-1].copy()
+
+
+def _positions(mask: NDArray[np.int64], seed: int, longest: int) -> NDArray[np.int64]:
+    """Draw positions: of the first sequence with gaps, which a file that counts itself would miss, of others without.
+
+    Those count from a sequence's first token that is no padding, as transformers' own generation counts them.
+    """
+    found: NDArray[np.int64] = np.maximum(mask.cumsum(axis=1) - 1, 0)
+    length = mask.shape[1]
+    generator = np.random.default_rng(seed)
+    found[0] = np.sort(generator.choice(min(2 * length, longest), length, replace=False))
+    return found

@@ -34,7 +34,7 @@ BY_NAME = {case.name: case for case in CASES}
 # Types whose file is made by default; the others are slow tests.
 QUICK = ("modernbert", "gemma3_text")
 # Types whose layers are read, and whose own code cannot be exported.
-NOT_TRACED = {"recurrent_gemma": "cannot stay open", "llama4_text": "complex"}
+NOT_TRACED = {"recurrent_gemma": "cannot stay open"}
 
 
 @pytest.fixture(scope="module")
