@@ -58,8 +58,8 @@ COMPANIONS = (
 )
 # Sequences up to this are compared in any case.
 _SHORT = 256
-# Positions where the configuration states none.
-_POSITIONS = 8192
+# Positions where the configuration states none, and the most of any.
+_POSITIONS, _MOST_POSITIONS = 8192, 1 << 30
 
 
 def describe(kind: type[PreTrainedModel], raw: Mapping[str, Any], where: str) -> HuggingFaceArgs:
@@ -108,8 +108,9 @@ def _positions(config: Any, where: str) -> int:
     stated = getattr(config, "max_position_embeddings", None)
     if stated is None:
         return _POSITIONS
-    if not isinstance(stated, int) or stated < 1:
-        raise UsageError(f"{where}: max_position_embeddings is {shown(stated)}.", why="It is at least 1.")
+    if not isinstance(stated, int) or not 1 <= stated <= _MOST_POSITIONS:
+        why = f"It is from 1 to {_MOST_POSITIONS:,}."
+        raise UsageError(f"{where}: max_position_embeddings is {shown(stated)}.", why=why)
     return stated
 
 
@@ -128,7 +129,7 @@ def _made(kind: type[PreTrainedModel], config: Any, where: str, device: str) -> 
     except UsageError:
         raise
     except Exception as error:  # each class refuses values in its own way
-        raise broken(where, error) from error
+        raise broken(where, error, config.to_dict()) from error
     return model.eval()
 
 
