@@ -29,6 +29,9 @@ from .parity import baseline_meter, check_input_sets
 
 # A few tokens may all be such that rounding decides their experts; then others are drawn.
 _DRAWS = 8
+# Weights times tokens that the reference multiplies over all sizes; beyond, it is compared at fewer of them. A core
+# multiplies some 10¹⁰ of them a second in float64.
+_MOST_WORK = 5 * 10**11
 
 
 def check_sweep(
@@ -94,7 +97,10 @@ def rows_of_checkpoint(
 ) -> Iterator[CheckRecord]:
     """Try whether a server may join requests to a checkpoint's file; quick checks try one length."""
     specs = ReferenceRunner(source, dtype, axes).inputs
-    length, window = source.shapes.seq_len, source.window_size
+    window = source.window_size
+    length = source.shapes.seq_len
+    if source.family.longest_compared(source.args) is not None:  # rows do not depend on what a window hides
+        length = min(length, max(_edges(source)))
     lengths = [length] if quick else [length, max(1, length // 2 // window) * window]
     sizes = {BATCH: 2} | ({SEQUENCE: length} if SEQUENCE in axes else {})
 
@@ -109,7 +115,11 @@ def _input_sets(reference: ReferenceRunner, axes: Sequence[str]) -> Iterator[Inp
     source = reference.source
     windows = [window for window in source.windows if not window.sees_all]
     now: Mapping[str, int] = {BATCH: source.shapes.batch, SEQUENCE: _longest(source)}
-    for place, sizes in enumerate(sweep_sizes(axes, now, SEQUENCE, windows)):
+    trials: Sequence[Mapping[str, int]] = sweep_sizes(axes, now, SEQUENCE, windows)
+    weights = sum(x.numel() for x in source.state.values())
+    if source.family.longest_compared(source.args) is not None and weights * _tokens(trials) > _MOST_WORK:
+        trials = fewer_sizes(trials, _edges(source))
+    for place, sizes in enumerate(trials):
         for seed in range(sum(sizes.values()), sum(sizes.values()) + _DRAWS):
             drawn = random_inputs(reference.inputs, seed, source.token_limit, sizes)
             if source.family.key_mask in drawn:
@@ -119,6 +129,26 @@ def _input_sets(reference: ReferenceRunner, axes: Sequence[str]) -> Iterator[Inp
             if not reference.hardly_decided(drawn):
                 break
         yield InputSet(" ".join(f"{axis}={sizes[axis]}" for axis in axes), drawn)
+
+
+def _edges(source: SourceModel) -> set[int]:
+    """List the lengths at which the windows begin to show: as many tokens as a query sees, and one more."""
+    windows = [window for window in source.windows if not window.sees_all]
+    spans = [w.backward_reach + 1 + w.forward_reach if w.exact_windowsize else w.keys_per_window for w in windows]
+    return {n for span in spans for n in (span, span + 1)}
+
+
+def fewer_sizes(trials: Sequence[Mapping[str, int]], lengths: set[int]) -> list[Mapping[str, int]]:
+    """Choose the longest sequence, these lengths, and other batch sizes at the longest of these."""
+    first = trials[0]
+    kept = [x for x in trials[1:] if x[BATCH] == first[BATCH] and x[SEQUENCE] in lengths]
+    batches = {x[BATCH] for x in trials} - {first[BATCH]}
+    at = kept[-1] if kept else first
+    return [first, *kept, *({**at, BATCH: batch} for batch in sorted(batches))]
+
+
+def _tokens(trials: Sequence[Mapping[str, int]]) -> int:
+    return sum(sizes[BATCH] * sizes[SEQUENCE] for sizes in trials)
 
 
 def _pad(mask: NDArray[np.int64], *, left: bool) -> None:

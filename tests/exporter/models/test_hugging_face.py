@@ -17,7 +17,7 @@ from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import CheckFailed, UsageError
 from localattn.core.geometry import WindowGeometry
 from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint
-from localattn.exporter.checks.sweep import shows
+from localattn.exporter.checks.sweep import fewer_sizes, shows
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.models.hugging_face import family
@@ -26,6 +26,7 @@ from localattn.exporter.models.hugging_face.family import describe
 from localattn.exporter.models.hugging_face.observe import Reach, read_reach
 from localattn.exporter.models.hugging_face.routing import margin, undecided
 from localattn.exporter.models.parts.float64 import InFloat64
+from localattn.runtime.inputs.size_sweep import sweep_sizes
 
 from ...conftest import Finished
 from ...support.models.hugging_face import CASES, WINDOW, Case, build
@@ -296,6 +297,13 @@ def test_how_pytorch_ran_a_model_is_no_part_of_it(folder: Path, tmp_path: Path) 
     shutil.copytree(folder, mine)
     _config(mine, {"return_dict": False, "_attn_implementation": "flash_attention_2", "output_hidden_states": True})
     assert open_checkpoint(mine).resolved.args.outputs == ("logits",)
+
+
+def test_large_models_are_compared_at_fewer_sizes() -> None:
+    now, window = {"batch": 2, "seq": 34}, WindowGeometry.reaching(15, 0)
+    trials = sweep_sizes(("batch", "seq"), now, "seq", [window])
+    few = [(x["batch"], x["seq"]) for x in fewer_sizes(trials, {16, 17})]
+    assert few == [(2, 34), (2, 16), (2, 17), (1, 17), (3, 17)] and len(trials) == 14
 
 
 def test_a_file_shorter_than_its_window_is_not_proven(tmp_path: Path) -> None:

@@ -58,6 +58,19 @@ def test_files_with_positions_pass_every_check(name: str, tmp_path: Path, locala
     assert done.code == 0, done.err
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("positions", [False, True])
+def test_both_sets_of_frequencies_of_longrope_are_compared(positions: bool, tmp_path: Path) -> None:
+    """The file changes from one to the other with the largest position, within the lengths of the sweep."""
+    factors = {"short_factor": [1.0] * 8, "long_factor": [float(n) for n in range(2, 10)]}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32, **factors}
+    model = build(BY_NAME["phi3"], rope_parameters=rope, original_max_position_embeddings=32)
+    model.save_pretrained(tmp_path / "model")
+    shapes = ShapeRequest(position_ids=positions)
+    report = export(ExportRequest(tmp_path / "model", tmp_path / "model.onnx", shapes=shapes))
+    assert {check.status for check in report.checks} == {"passed"}
+
+
 def test_positions_are_refused_where_they_are_no_input(tmp_path: Path, localattn: Callable[..., Finished]) -> None:
     shapes = ShapeRequest(position_ids=True)
     build(BY_NAME["llama4_text"]).save_pretrained(tmp_path / "model")

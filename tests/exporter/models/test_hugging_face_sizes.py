@@ -1,0 +1,81 @@
+"""Hugging Face models at the size of those that people deploy, of random weights: whole exports, every check passed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from localattn.exporter.export import ExportRequest, export
+from localattn.exporter.models.hugging_face.arguments import HuggingFaceArgs, words
+
+from ...support.models.hugging_face import Case, build
+
+pytest.importorskip("transformers")
+_GEMMA = {
+    "vocab_size": 262144,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 512,
+}
+_LOCAL, _ALL = "sliding_attention", "full_attention"
+SIZES = [
+    Case(
+        "ModernBERT-base",
+        "ModernBertConfig",
+        "ModernBertForMaskedLM",
+        {
+            **{"vocab_size": 50368, "hidden_size": 768, "intermediate_size": 1152, "num_hidden_layers": 22},
+            **{"num_attention_heads": 12, "num_key_value_heads": None, "head_dim": None},
+            **{"max_position_embeddings": 8192, "local_attention": 128, "cls_token_id": 1, "sep_token_id": 2},
+        },
+        ("all keys", "±64", "±64"),
+    ),
+    Case(
+        "EmbeddingGemma-300m",
+        "Gemma3TextConfig",
+        "Gemma3TextModel",
+        {
+            **_GEMMA,
+            **{"hidden_size": 768, "intermediate_size": 1152, "num_attention_heads": 3, "num_hidden_layers": 24},
+            **{"max_position_embeddings": 2048, "use_bidirectional_attention": True},
+            "layer_types": [*[_LOCAL] * 5, _ALL] * 4,
+        },
+        ("±256",) * 5 + ("all keys",),
+    ),
+    Case(
+        "Gemma-3-270m",
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
+        {
+            **_GEMMA,
+            **{"hidden_size": 640, "intermediate_size": 2048, "num_attention_heads": 4, "num_hidden_layers": 18},
+            "max_position_embeddings": 32768,
+            "layer_types": [*[_LOCAL] * 5, _ALL] * 3,
+        },
+        ("511 back",) * 5 + ("all keys before",),
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SIZES, ids=lambda case: case.name)
+def test_a_model_of_real_size_passes_every_check(case: Case, tmp_path: Path) -> None:
+    model = build(case)
+    longest, vocabulary = model.config.max_position_embeddings, model.config.vocab_size
+    model.save_pretrained(tmp_path / "model")
+    del model
+    output = tmp_path / "model.onnx"
+    report = export(ExportRequest(tmp_path / "model", output))
+    assert {check.status for check in report.checks} == {"passed"}
+    args = HuggingFaceArgs(**report.sidecar.kwargs)
+    assert {words(layer) for layer in args.layers} == set(case.windows)
+    session = onnxruntime.InferenceSession(output, providers=["CPUExecutionProvider"])
+    ids = np.random.default_rng(0).integers(3, vocabulary, (1, min(longest, 1500)))
+    found = session.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})[0]
+    assert found.shape[:2] == ids.shape and np.isfinite(found).all()
+    assert torch.from_numpy(found).std() > 0.1
