@@ -49,12 +49,13 @@ _IN_JAVASCRIPT = {
 _IN_PYTHON = """
 import json, sys
 import numpy as np
+import torch
 import optimum.onnxruntime
 folder, kind, output, inputs, saved = sys.argv[1:]
 options = {"use_cache": False} if kind == "ORTModelForCausalLM" else {}
 model = getattr(optimum.onnxruntime, kind).from_pretrained(folder, local_files_only=True, **options)
-given = dict(np.load(inputs))
-np.save(saved, model(**given)[output])
+given = {name: torch.from_numpy(x) for name, x in np.load(inputs).items()}
+np.save(saved, model(**given)[output].numpy())
 """
 _IN_NODE = """
 import * as transformers from '@huggingface/transformers';
@@ -113,7 +114,7 @@ def test_optimum_opens_the_folder(task: str, positions: bool, optimum: Path, tmp
     _, _, kind, output = _TASKS[task]
     rng = np.random.default_rng(0)
     mask = np.arange(60)[None, :] < np.array([[60], [23]])
-    mask = mask[:, ::-1] if positions else mask
+    mask = mask[:, ::-1].copy() if positions else mask
     inputs = {"input_ids": rng.integers(3, 128, (2, 60)), "attention_mask": mask.astype(np.int64)}
     np.savez(tmp_path / "in.npz", **inputs)
     command = [sys.executable, "-c", _IN_PYTHON, str(folder / "onnx"), kind, output]

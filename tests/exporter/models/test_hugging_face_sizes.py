@@ -1,18 +1,21 @@
-"""Hugging Face models at the size of those that people deploy, of random weights: whole exports, every check passed."""
+"""Hugging Face models of the sizes that people deploy, with random weights, and windows of their lengths."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
 import torch
 
+from localattn.core.errors import CheckFailed
 from localattn.exporter.export import ExportRequest, export
+from localattn.exporter.models.hugging_face import family
 from localattn.exporter.models.hugging_face.arguments import HuggingFaceArgs, words
 
-from ...support.models.hugging_face import Case, build
+from ...support.models.hugging_face import CASES, Case, build
 
 pytest.importorskip("transformers")
 _GEMMA = {
@@ -79,3 +82,27 @@ def test_a_model_of_real_size_passes_every_check(case: Case, tmp_path: Path) -> 
     found = session.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})[0]
     assert found.shape[:2] == ids.shape and np.isfinite(found).all()
     assert torch.from_numpy(found).std() > 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [512, 1024])
+@pytest.mark.parametrize("name", ["gemma3_text", "gemma3_text bidirectional"])
+def test_long_windows_are_compared_beyond_their_edges(
+    name: str, window: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal around the window and around two of it; a file that sees one key less is found."""
+    case = next(case for case in CASES if case.name == name)
+    model = build(case, sliding_window=window, max_position_embeddings=8 * window)
+    model.save_pretrained(tmp_path / "model")
+    report = export(ExportRequest(tmp_path / "model", tmp_path / "model.onnx"))
+    assert {check.status for check in report.checks} == {"passed"}
+    assert next(check for check in report.checks if check.name == "parity").figures["trials"] > 12
+    read = family.read_layers
+
+    def narrower(*given: Any) -> Any:
+        layers, run = read(*given)
+        return [layer.model_copy(update={"back": layer.back - 1}) if layer.back else layer for layer in layers], run
+
+    monkeypatch.setattr(family, "read_layers", narrower)
+    with pytest.raises(CheckFailed, match="parity"):
+        export(ExportRequest(tmp_path / "model", tmp_path / "narrow.onnx", quick=True))
