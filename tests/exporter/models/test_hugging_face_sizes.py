@@ -18,14 +18,6 @@ from localattn.exporter.models.hugging_face.arguments import HuggingFaceArgs, wo
 from ...support.models.hugging_face import CASES, Case, build
 
 pytest.importorskip("transformers")
-_GEMMA = {
-    "vocab_size": 262144,
-    "num_key_value_heads": 1,
-    "head_dim": 256,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 512,
-}
-_LOCAL, _ALL = "sliding_attention", "full_attention"
 SIZES = [
     Case(
         "ModernBERT-base",
@@ -37,30 +29,6 @@ SIZES = [
             **{"max_position_embeddings": 8192, "local_attention": 128, "cls_token_id": 1, "sep_token_id": 2},
         },
         ("all keys", "±64", "±64"),
-    ),
-    Case(
-        "EmbeddingGemma-300m",
-        "Gemma3TextConfig",
-        "Gemma3TextModel",
-        {
-            **_GEMMA,
-            **{"hidden_size": 768, "intermediate_size": 1152, "num_attention_heads": 3, "num_hidden_layers": 24},
-            **{"max_position_embeddings": 2048, "use_bidirectional_attention": True},
-            "layer_types": [*[_LOCAL] * 5, _ALL] * 4,
-        },
-        ("±256",) * 5 + ("all keys",),
-    ),
-    Case(
-        "Gemma-3-270m",
-        "Gemma3TextConfig",
-        "Gemma3ForCausalLM",
-        {
-            **_GEMMA,
-            **{"hidden_size": 640, "intermediate_size": 2048, "num_attention_heads": 4, "num_hidden_layers": 18},
-            "max_position_embeddings": 32768,
-            "layer_types": [*[_LOCAL] * 5, _ALL] * 3,
-        },
-        ("511 back",) * 5 + ("all keys before",),
     ),
 ]
 
