@@ -67,7 +67,8 @@ def generate(
             "--max-new-tokens",
             min=-1,
             max=LARGEST_SIZE,
-            help=f"Tokens to generate; -1: until Ctrl-C or its last position. (Default: {DEFAULT_TOKENS}.)",
+            help="Tokens to generate; -1: until Ctrl-C or its last position. (Default: as generation_config.json says; "
+            f"else {DEFAULT_TOKENS}.)",
         ),
     ] = None,
     do_sample: Annotated[
@@ -147,7 +148,9 @@ def generate(
     limit = max_tokens
     if limit is None:
         room = generator.room(len(ids))
-        limit = DEFAULT_TOKENS if room is None else min(DEFAULT_TOKENS, max(room, 1))
+        said = None if folder is None else folder.most_tokens(len(ids))
+        limit = DEFAULT_TOKENS if said is None else said
+        limit = limit if room is None else min(limit, max(room, 1))
     settings |= {"seed": seed, "stop": () if folder is None else folder.stop}
     shown = echo and output_format is Format.console
     run = _Run(generator, ids, None if limit < 0 else limit, settings, shown, tokenizer)

@@ -149,6 +149,7 @@ class StepForm:
         max_positions: number of positions, if positions have learned weights; None if there is no limit.
         arguments: returns the arguments of a step file for a batch and a longest sequence, None if none was asked for;
             None of a family whose arguments already say all.
+        early_start: a call may begin before position 0, as `StepFacts.early_start` says.
     """
 
     module: Callable[[ModelSpec, int], nn.Module]
@@ -158,6 +159,7 @@ class StepForm:
     length_axis: int = 1
     max_positions: Callable[[Any], int | None] = lambda args: None
     arguments: Callable[[Any, int, int | None], Any] | None = None
+    early_start: bool = False
 
 
 class LiveCall(NamedTuple):

@@ -165,6 +165,8 @@ class EngineStep(StepSession):
         MissingDependency: the GPU has not enough memory for it.
     """
 
+    early_start = False  # not tried on a GPU
+
     def __init__(
         self,
         path: Path,

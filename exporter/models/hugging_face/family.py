@@ -227,6 +227,7 @@ HUGGING_FACE = Family(
         caches=step_caches,
         max_positions=lambda args: args.max_length,
         arguments=step_arguments,
+        early_start=True,
     ),
     load=load,
     tokens=("input_ids",),

@@ -33,6 +33,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"dtype": "float16", "heads": 4, "kv_heads": 2},
     {"dtype": "float16", "dim": 70, "window": 1},
 ]
+# Rings of several blocks of keys, of which some are empty, and some no tile sees.
+LARGE = [Case(70, at, exact=True, window=2000, heads=4, kv_heads=2) for at in (10, 1500)]
 VARIED = [replace(Case(rows, at), **option) for rows in (1, 40) for at in (3, 300) for option in OPTIONS]
 
 
@@ -60,14 +62,13 @@ def close(case: Case, found: list[Any], expected: Any) -> None:
 
 @pytest.mark.parametrize("kernel", [True, False], ids=["kernel", "function"])
 def test_every_option(kernel: bool) -> None:
-    for case in (*STEPS, *CHUNKS, *VARIED):
+    for case in (*STEPS, *CHUNKS, *LARGE, *VARIED):
         arrays = case.inputs()
         close(case, run(case, arrays, library() if kernel else None), case.expected(arrays))
 
 
 def test_a_query_that_sees_no_key_gets_the_mean_of_all() -> None:
-    for rows in (1, 40):
-        case = Case(rows, 30)
+    for case in (Case(1, 30), Case(40, 30), LARGE[0]):
         arrays = case.inputs()
         arrays["score_bias"][-1] = -2e30
         found = run(case, arrays, library())
