@@ -40,9 +40,11 @@ def _activation(value: Any) -> tuple[str, Any]:
 def _alike(gate: Any, value: Any) -> bool:
     """Return whether both have the same shape; sizes that are not known have the same name."""
     known = value is not None and gate.shape is not None and value.shape is not None
-    return known and list(gate.shape) == list(value.shape) and None not in [
-        getattr(size, "value", size) for size in gate.shape
-    ]
+    return (
+        known
+        and list(gate.shape) == list(value.shape)
+        and None not in [getattr(size, "value", size) for size in gate.shape]
+    )
 
 
 def _replace(graph: Any, node: Any, op_type: str, value: Any, gate: Any) -> None:

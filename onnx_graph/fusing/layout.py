@@ -24,7 +24,7 @@ def apply(model: Any) -> None:
     """Change the layout of the attention nodes of an `onnx_ir.Model`, in place, where that saves a Transpose."""
     tables = Tables(model.graph)
     for node in list(model.graph):
-        if node.domain == DOMAIN and node.op_type in _ATTENTION and attribute(node, "perm", ()) == HEADS_FIRST:
+        if node.domain == DOMAIN and node.op_type in _ATTENTION and tuple(attribute(node, "perm", ())) == HEADS_FIRST:
             region = _Region(node)
             if region.found:
                 region.turn(model.graph, tables)
@@ -46,7 +46,7 @@ class _Region:
         self.nodes: list[Any] = []
         self.after = only_user(attention.outputs[0], "Transpose")
         known = {attention}
-        self.found = self.after is not None and _swaps(self.after) and not self.after.outputs[0].is_graph_output()
+        self.found = self.after is not None and _swaps(self.after)
         queue = list(attention.inputs[:3])
         while queue and self.found:
             node = queue.pop().producer()
@@ -82,7 +82,9 @@ class _Region:
         result, after = self.attention.outputs[0], self.after
         if result.shape is not None:
             result.shape = ir.Shape([result.shape[axis] for axis in _SWAPPED])
-        ir.convenience.replace_all_uses_with(after.outputs[0], result)
+        if after.outputs[0].is_graph_output():
+            result.name = after.outputs[0].name
+        ir.convenience.replace_all_uses_with(after.outputs[0], result, replace_graph_outputs=True)
         graph.remove(after, safe=True)
 
 
