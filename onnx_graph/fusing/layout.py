@@ -44,7 +44,9 @@ class _Region:
         self.attention = attention
         self.transposes: list[Any] = []
         self.nodes: list[Any] = []
-        self.after = only_user(attention.outputs[0], "Transpose")
+        cast = only_user(attention.outputs[0], "Cast")  # in half precision
+        self.results = [attention.outputs[0], *([] if cast is None else cast.outputs)]
+        self.after = only_user(self.results[-1], "Transpose")
         known = {attention}
         self.found = self.after is not None and _swaps(self.after)
         queue = list(attention.inputs[:3])
@@ -72,16 +74,14 @@ class _Region:
         for node in self.nodes:
             if node.domain == FUSED_DOMAIN:
                 _turn_tables(node, tables)
-            for value in node.outputs:
-                if value.shape is not None:
-                    value.shape = ir.Shape([value.shape[axis] for axis in _SWAPPED])
+        for value in (*(x for node in self.nodes for x in node.outputs), *self.results):
+            if value.shape is not None:
+                value.shape = ir.Shape([value.shape[axis] for axis in _SWAPPED])
         for node in self.transposes:
             ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0])
             graph.remove(node, safe=True)
         self.attention.attributes["perm"] = ir.AttrInt64s("perm", SEQUENCE_FIRST)
-        result, after = self.attention.outputs[0], self.after
-        if result.shape is not None:
-            result.shape = ir.Shape([result.shape[axis] for axis in _SWAPPED])
+        result, after = self.results[-1], self.after
         if after.outputs[0].is_graph_output():
             result.name = after.outputs[0].name
         ir.convenience.replace_all_uses_with(after.outputs[0], result, replace_graph_outputs=True)

@@ -7,6 +7,7 @@ such a matrix is cut along its columns, which copies all of it; to cut the matri
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from .matching import cut_of, integers, maker, only_user, static, users
@@ -49,7 +50,7 @@ def _cut(graph: Any, product: Any) -> None:
     parts = _columns(result) if reshaped is None else _slots(result, reshaped.outputs[0])
     if len(parts) < 2 or min(part.end - part.start for part in parts) < _NARROWEST:
         return
-    if any(a.end > b.start for a, b in zip(parts, parts[1:], strict=False)):
+    if any(a.end > b.start for a, b in pairwise(parts)):
         return
     for part in parts:
         _replace(graph, product, bias, part)

@@ -140,7 +140,7 @@ def test_a_gate_becomes_one_node(body: str, op_type: str) -> None:
     [
         "g (float[B, N, 8] gate, float[B, N, 1] value) => (float[B, N, 8] y) { a = Gelu(gate) y = Mul(a, value) }",
         "g (float[B, N, 8] gate, float[B, M, 8] value) => (float[B, N, 8] y) { a = Gelu(gate) y = Mul(a, value) }",
-        "g (float[B, 8] gate, float[B, 8] value) => (float[B, 8] y, float[B, 8] a) { a = Gelu(gate) y = Mul(a, value) }",
+        "g (float[8] gate, float[8] value) => (float[8] y, float[8] a) { a = Gelu(gate) y = Mul(a, value) }",
         "g (float[B, 8] gate) => (float[B, 8] y) { a = Gelu(gate) y = Mul(a, a) }",
     ],
     ids=["broadcast", "unknown", "read by others", "squared"],
