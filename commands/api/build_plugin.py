@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,18 +74,7 @@ def choose_plugin(
         )
     if found is None:
         return PluginChoice(asked="auto"), ["the model has no attention node that a plugin serves"]
-    kernels = tuple(
-        KernelName(
-            dtype=spec.dtype,
-            head_dim=spec.head_dim,
-            has_mask=spec.has_mask,
-            has_bias=spec.has_bias,
-            has_xpos=spec.has_xpos,
-            has_softcap=spec.has_softcap,
-            has_sinks=spec.has_sinks,
-        )
-        for spec in specs
-    )
+    kernels = tuple(KernelName(**asdict(spec)) for spec in specs)
     return PluginChoice("library", library=found, kernels=kernels, asked=kind.value), []
 
 

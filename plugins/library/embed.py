@@ -7,7 +7,7 @@ all later GPUs: it is for the GPUs that no machine code is there for.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..kernel.compile import CompiledKernel
@@ -85,17 +85,7 @@ def kernel_facts(images: Sequence[Image]) -> list[KernelFacts]:
         facts = by_spec.setdefault(
             spec,
             KernelFacts(
-                op_type=spec.op_types[0],
-                op_types=list(spec.op_types),
-                dtype=spec.dtype,
-                head_dim=spec.head_dim,
-                has_mask=spec.has_mask,
-                has_bias=spec.has_bias,
-                has_xpos=spec.has_xpos,
-                has_softcap=spec.has_softcap,
-                has_sinks=spec.has_sinks,
-                machine_code=[],
-                ptx=[],
+                op_type=spec.op_types[0], op_types=list(spec.op_types), **asdict(spec), machine_code=[], ptx=[]
             ),
         )
         (facts.ptx if image.is_ptx else facts.machine_code).append(image.kernel.target.name)
