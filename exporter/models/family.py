@@ -316,6 +316,7 @@ class Family:
             no meaning and is not compared; "" if every position is.
         untouched: builds upstream's own module with its weights in fp32, called with the file's inputs by name and
             returning its first output; None where it is the class, built from its arguments.
+        fuses: its traced graph is searched for what fused nodes compute, because its module is upstream's own.
         longest_compared: returns the longest sequence that is compared where lengths are dynamic; None for all.
     """
 
@@ -351,6 +352,7 @@ class Family:
     sizes_are_arguments: bool = True
     undecided: Callable[[ModelSpec, Float64State, Mapping[str, Tensor], torch.dtype], Tensor | None] | None = None
     key_mask: str = ""
+    fuses: bool = False
     untouched: Callable[[ModelSpec, State], nn.Module] | None = None
     longest_compared: Callable[[Any], int | None] = lambda args: None
 

@@ -240,6 +240,7 @@ HUGGING_FACE = Family(
     key_mask=MASK,
     undecided=undecided,
     untouched=untouched,
+    fuses=True,
     longest_compared=_longest_compared,
     sizes_are_arguments=False,
 )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -83,6 +85,17 @@ def test_plain_onnxruntime_and_tokenizers_run_the_folder(exported: Path, folder:
         wanted = model(**{name: torch.from_numpy(x) for name, x in inputs.items()}).logits.numpy()
     kept = inputs["attention_mask"] != 0
     assert np.abs(logits - wanted)[kept].max() < 5e-5 and np.abs(wanted[kept]).max() > 1
+
+
+def test_between_products_and_attention_the_file_has_fused_nodes(exported: Path) -> None:
+    """Of each of its three layers: queries and keys rotated, one gate, no packed product, and nothing transposed."""
+    graph = onnx.load(exported).graph
+    found = Counter(node.op_type for node in graph.node)
+    assert (found["RotateHeads"], found["GatedGelu"], found["Transpose"], found["Slice"]) == (6, 3, 0, 0)
+    attention = [node for node in graph.node if "Attention" in node.op_type]
+    assert len(attention) == 3
+    rotated = {node.output[0] for node in graph.node if node.op_type == "RotateHeads"}
+    assert all({*node.input[:2]} <= rotated for node in attention)
 
 
 @pytest.mark.slow
