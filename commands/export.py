@@ -48,6 +48,7 @@ CHECKPOINT_ONLY = {
     "attn_bias",
     "causal",
     "full_mask",
+    "position_ids",
     "dtype",
     "weight_dtype",
     "mode",
@@ -137,6 +138,9 @@ def export(
     causal: Annotated[bool, typer.Option("--causal", help="AFTLocal: the model was run with a causal mask.")] = False,
     full_mask: Annotated[
         bool, typer.Option("--full-mask", help="AFTLocal: add the input full_mask [T, T]; costs O(T²) time.")
+    ] = False,
+    position_ids: Annotated[
+        bool, typer.Option("--position-ids", help="Hugging Face: add the input position_ids, which else count from 0.")
     ] = False,
     mode: Annotated[
         Mode,
@@ -302,6 +306,7 @@ def export(
         "attn_bias": attn_bias,
         "causal": causal,
         "full_mask": full_mask,
+        "position_ids": position_ids,
         "max_seq_len": max_seq_len,
         "dynamic": None if dynamic is None else axes,
         "dtype": dtype.value,

@@ -291,7 +291,7 @@ def _run_checks(
 
 
 def _wide_integers(written: onnx.ModelProto, path: Path, source: SourceModel, request: ExportRequest) -> CheckRecord:
-    limits = token_limits(source.inputs(request.dtype), source.token_limit)
+    limits = token_limits(source.inputs(request.dtype), source.token_limit, source.shapes.seq_len)
     sizes = dynamic_sizes(request.dynamic or (), SEQUENCE, source.shapes.seq_len)
     return allowed(check_wide_integers(written, path.parent, limits, sizes), request.allow_wide_integers)
 

@@ -14,8 +14,11 @@ With `B` batch, `N` sequence length, `S` residual streams `r_s` of width `D`, `H
 `BeginStreams`    `x [B, N, D]`, `mix [B, N, S, 1]`, `beta`, `output` → `r'_t = mix_t·x + beta_t·output`
 `EndStreams`      as `MixStreams` → the sum of its streams, `Σ_t r'_t [B, N, D]`
 `RotateHeads`     `x [B, N, H, D]` and tables `[N, 1, 2, D/2]`, or `x [B, H, N, D]` and `[N, 2, D/2]`, fp32, fp16 or
-                  bf16 → `x·cosine + (x₂, x₁)·sine` for the halves `x = (x₁, x₂)` of a head; `sine` carries the signs
+                  bf16 → `x·cosine + (x₂, x₁)·sine` for the halves `x = (x₁, x₂)` of a head; `sine` carries the signs.
+                  Where sequences differ in their positions, `[B, N, 1, 2, D/2]` or `[B, 1, N, 2, D/2]`
 `GatedGelu`       `value`, `gate` of one shape, fp32, fp16 or bf16 → `value·gelu(gate)`, the exact (erf) gelu
+`GatedGeluTanh`   the same with `gelu(x) = x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³)))`
+`GatedSilu`       the same with `silu(x) = x/(1 + e⁻ˣ)`
 ================  =========================================================================================
 
 A step file has one token a call. `ReadStreams`, `MixStreams` and `AddToStreams` take it without the axes `B, N`:
@@ -47,6 +50,7 @@ class FusedNode:
     dtypes: tuple[str, ...] = ("fp32",)
 
 
+GATES = ("GatedGelu", "GatedGeluTanh", "GatedSilu")
 _ANY = ("fp32", "fp16")
 FUSED_NODES = (
     FusedNode("ReadStreams", ("streams", "weight", "gain", "constant"), ("read", "mix", "beta")),
@@ -55,6 +59,6 @@ FUSED_NODES = (
     FusedNode("BeginStreams", ("x", "mix", "beta", "output"), ("written",)),
     FusedNode("EndStreams", ("streams", "mix", "beta", "output"), ("written",)),
     FusedNode("RotateHeads", ("x", "cosine", "sine"), ("rotated",), _ANY),
-    FusedNode("GatedGelu", ("value", "gate"), ("gated",), _ANY),
+    *(FusedNode(op_type, ("value", "gate"), ("gated",), _ANY) for op_type in GATES),
 )
 FUSED_BY_OP_TYPE = {node.op_type: node for node in FUSED_NODES}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from ...core.documents.engine_facts import read_model_facts
 from ...core.errors import UsageError
 from ...core.geometry import WindowGeometry
+from ...core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST
 from ...core.progress import timed_steps
 from ...core.tolerance import tolerance_for
 from ...onnx_graph.onnx_file import OnnxFile
@@ -62,7 +64,7 @@ def run_bisect(request: BisectRequest, progress: Callable[[str], None] = lambda 
     if not document.graph.value_info:  # a file in standard operators omits shapes that inference gives
         document = onnx.shape_inference.infer_shapes(document, data_prop=True)
     bisection = _Bisection(request, source, dtype, document)
-    recording = record(source, inputs)
+    recording = bisection.record(inputs)
     boundaries = find_boundaries(bisection.index, recording)
     if not any(boundary.path for boundary in boundaries):
         raise UsageError(
@@ -95,6 +97,18 @@ class _Bisection:
         self.plain = tolerance_for(dtype, request.atol, request.rtol)
         slack = 1.0 if request.atol is not None else _ROUNDING_TAILS.get(dtype, 1.0)
         self.tolerance = self.plain.scaled(slack)
+
+    def record(self, inputs: Arrays) -> Recording:
+        """Run the model in float64, with attention calls in the layout of the file's nodes."""
+        recording = record(self.source, inputs)
+        nodes = [node for node, _ in self.index.attention]
+        if len(nodes) != len(recording.attention):
+            return recording
+        calls = [
+            call.laid_out(tuple(_attributes(node).get("perm", HEADS_FIRST)) == SEQUENCE_FIRST)
+            for node, call in zip(nodes, recording.attention, strict=True)
+        ]
+        return replace(recording, attention=calls)
 
     def report(
         self, inputs: Arrays, recording: Recording, boundaries: list[Boundary], notes: list[str]
@@ -154,11 +168,11 @@ class _Bisection:
             layers = [self.source.geometry] * len(recording.attention)
         for (node, _), call, window in zip(self.index.attention, recording.attention, layers, strict=False):
             if boundary.value in (*node.input[:3], node.output[0]):
-                return call, {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}, window
+                return call, _attributes(node), window
         return None, {}, self.source.geometry
 
     def _measure_again(self, value: str, inputs: Arrays, runner: Runner) -> Measured:
-        boundaries = find_boundaries(self.index, record(self.source, inputs))
+        boundaries = find_boundaries(self.index, self.record(inputs))
         (measured,) = measure(runner, [b for b in boundaries if b.value == value], inputs, self.tolerance)
         return measured
 
@@ -192,6 +206,10 @@ def _row(measured: Measured) -> BoundaryRow:
 def _responsible(boundary: Boundary) -> str:
     """Return the module to blame; for a wrong input that is the module around the one it enters."""
     return boundary.path.rpartition(".")[0] if boundary.role == "input" else boundary.path
+
+
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    return {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
 
 
 def _alike(own: Floats, in_file: Floats) -> Floats:

@@ -32,13 +32,21 @@ class ModuleCall:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One call of an attention operator: `query, key, value` as the node receives them, its output, and its sinks."""
+    """One call of an attention operator: `query, key, value` as it receives them, its output, and its sinks."""
 
     query: Floats
     key: Floats
     value: Floats
     output: Floats
+    sequence_first: bool
     sinks: Floats | None = None
+
+    def laid_out(self, sequence_first: bool) -> AttentionCall:
+        """Return the same call with `[B, N, H, D]`, or with `[B, H, N, D]`."""
+        if sequence_first == self.sequence_first:
+            return self
+        turned = (x.transpose(0, 2, 1, 3) for x in (self.query, self.key, self.value, self.output))
+        return AttentionCall(*turned, sequence_first, self.sinks)
 
 
 @dataclass(frozen=True)
@@ -131,6 +139,6 @@ class _AttentionWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         grouped = func is torch.ops.localattn.grouped_attention.default
         if grouped or func is torch.ops.localattn.windowed_attention.default:
             query, key, value, out = (_copied(x) for x in (*args[:3], output))
-            sinks = args[4] if grouped else None
-            self.calls.append(AttentionCall(query, key, value, out, None if sinks is None else _copied(sinks)))
+            sinks = None if not grouped or args[4] is None else _copied(args[4])
+            self.calls.append(AttentionCall(query, key, value, out, bool(args[12]), sinks))
         return output

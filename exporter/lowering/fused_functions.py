@@ -6,6 +6,7 @@ standard operators; the comments name slower ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -83,6 +84,20 @@ def _gated_gelu_by_erf(op: Any, value: Any, gate: Any) -> Any:
     return op.Mul(value, op.Mul(op.Mul(gate, half), op.Add(op.Erf(op.Mul(gate, root)), one)))
 
 
+def _gated_gelu_tanh(op: Any, value: Any, gate: Any) -> Any:
+    return op.Mul(value, op.Gelu(gate, approximate="tanh"))
+
+
+def _gated_gelu_by_tanh(op: Any, value: Any, gate: Any) -> Any:
+    half, one, root, cubic = (op.CastLike(_real(op, x), gate) for x in (0.5, 1.0, (2 / math.pi) ** 0.5, 0.044715))
+    inner = op.Mul(root, op.Add(gate, op.Mul(cubic, op.Mul(gate, op.Mul(gate, gate)))))
+    return op.Mul(value, op.Mul(op.Mul(gate, half), op.Add(op.Tanh(inner), one)))
+
+
+def _gated_silu(op: Any, value: Any, gate: Any) -> Any:
+    return op.Mul(value, op.Mul(gate, op.Sigmoid(gate)))
+
+
 def _read_one(op: Any, streams: Any, weight: Any, gain: Any, constant: Any) -> tuple[Any, Any, Any]:
     """Compute the same of one token `[S, D]`: for so few numbers every node takes as long, so they are few."""
     unit = op.LpNormalization(streams, axis=-1, p=2)
@@ -109,6 +124,13 @@ _BODIES: Mapping[str, Callable[..., Any]] = {
     "EndStreams": _end_streams,
     "RotateHeads": _rotate,
     "GatedGelu": _gated_gelu,
+    "GatedGeluTanh": _gated_gelu_tanh,
+    "GatedSilu": _gated_silu,
+}
+# For opsets without Gelu.
+_BODIES_WITHOUT_GELU: Mapping[str, Callable[..., Any]] = {
+    "GatedGelu": _gated_gelu_by_erf,
+    "GatedGeluTanh": _gated_gelu_by_tanh,
 }
 # Of streams `[S, D]` without axes of batch and length.
 _BODIES_OF_ONE_TOKEN: Mapping[str, Callable[..., Any]] = {
@@ -120,7 +142,9 @@ _BODIES_OF_ONE_TOKEN: Mapping[str, Callable[..., Any]] = {
 
 def build_fused(op_type: str, opset: int, nodes: Sequence[ir.Node] = ()) -> ir.Function:
     """Build the ONNX function of an op type of `core.nodes.fused`, the same for all nodes; see `functions.Builder`."""
-    trace = _gated_gelu_by_erf if op_type == "GatedGelu" and opset < _HAS_GELU else _BODIES[op_type]
+    trace = _BODIES[op_type]
+    if opset < _HAS_GELU:
+        trace = _BODIES_WITHOUT_GELU.get(op_type, trace)
     if op_type in _BODIES_OF_ONE_TOKEN and nodes and all(_is_one_token(node) for node in nodes):
         trace = _BODIES_OF_ONE_TOKEN[op_type]
     inputs = [ir.Value(name=name) for name in FUSED_BY_OP_TYPE[op_type].inputs]

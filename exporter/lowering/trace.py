@@ -23,6 +23,7 @@ from ...core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE
 from ...core.nodes.grouped import GROUPED_BY_OP_TYPE
 from ...core.tensors import TensorSpec
 from ...core.versions import DEFAULT_OPSET, IR_VERSION, OPSETS
+from ...onnx_graph.fusing import fuse
 from ..models.family import TORCH_DTYPE
 from ..source.source_model import SourceModel
 
@@ -61,7 +62,7 @@ def trace(
         ExportFailed: PyTorch's exporter could not export it.
     """
     specs = source.inputs(dtype)
-    return trace_module(
+    model = trace_module(
         _Entry(
             source.module(dtype),
             [source.parameter(spec.name) for spec in specs],
@@ -74,6 +75,9 @@ def trace(
         opset,
         dynamic_axes,
     )
+    if source.family.fuses:
+        fuse.apply(model)
+    return model
 
 
 def trace_module(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...core.dtypes import IO_NAME
 from ...core.nodes.step import STEP_VARIANT_BY_OP_TYPE
+from ...onnx_graph.fusing import fuse
 from ..models.family import TORCH_DTYPE, StepCall
 from ..source.step_source import StepSource
 from .functions import attach_functions
@@ -62,6 +63,8 @@ def trace_step(source: StepSource, dtype: str, opset: int) -> ir.Model:
         opset,
     )
     CommonSubexpressionEliminationPass()(model)
+    if source.source.family.fuses:
+        fuse.apply(model)
     attach_functions(model)
     return model
 

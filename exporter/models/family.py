@@ -51,6 +51,7 @@ class ShapeRequest:
         attn_bias: add the input `attn_bias`, `[H, w, K]`.
         causal: AFTLocal only: the model was run with a causal mask.
         full_mask: AFTLocal only: add the input `full_mask`, bool `[T, T]`; costs O(T²) time.
+        position_ids: of Hugging Face models: add the input `position_ids`, int64 `[B, N]`.
         dynamic_length: the sequence length is dynamic, up to `seq_len`.
         max_length: of a step file: the most positions of a sequence.
     """
@@ -63,6 +64,7 @@ class ShapeRequest:
     attn_bias: bool = False
     causal: bool = False
     full_mask: bool = False
+    position_ids: bool = False
     dynamic_length: bool = False
     max_length: int | None = None
 
@@ -80,6 +82,7 @@ class Sizes:
     causal: bool = False
     full_mask: bool = False
     dynamic_length: bool = False
+    position_ids: bool = False
 
 
 @dataclass(frozen=True)
@@ -313,6 +316,7 @@ class Family:
             no meaning and is not compared; "" if every position is.
         untouched: builds upstream's own module with its weights in fp32, called with the file's inputs by name and
             returning its first output; None where it is the class, built from its arguments.
+        fuses: its traced graph is searched for what fused nodes compute, because its module is upstream's own.
         longest_compared: returns the longest sequence that is compared where lengths are dynamic; None for all.
     """
 
@@ -348,6 +352,7 @@ class Family:
     sizes_are_arguments: bool = True
     undecided: Callable[[ModelSpec, Float64State, Mapping[str, Tensor], torch.dtype], Tensor | None] | None = None
     key_mask: str = ""
+    fuses: bool = False
     untouched: Callable[[ModelSpec, State], nn.Module] | None = None
     longest_compared: Callable[[Any], int | None] = lambda args: None
 

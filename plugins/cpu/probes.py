@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,6 +23,7 @@ Arrays = dict[str, NDArray[Any]]
 _BATCH, _LENGTH, _HEADS, _HEAD_DIM, _STREAMS = 1, 24, 2, 8, 4
 _WINDOW = NodeAttributes(WindowGeometry(8, 1, 0, causal=True), _HEAD_DIM**-0.5)
 _PHI_1 = 0.8413447460685429  # the normal distribution at 1
+_GELU_TANH_1 = (1 + math.tanh(math.sqrt(2 / math.pi) * 1.044715)) / 2
 _NUMPY = {"fp32": np.float32, "fp16": np.float16}
 
 
@@ -247,9 +249,14 @@ def _rotate(element: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
     return [x, table, signs], [np.concatenate((-second * turn, first * turn), axis=-1)]
 
 
-def _gated_gelu(element: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
-    value = _random(element, _BATCH, _LENGTH, _HEAD_DIM)
-    return [value, np.ones_like(value)], [value.astype(np.float64) * _PHI_1]
+def _gated(at_1: float) -> Callable[[Any], tuple[list[NDArray[Any]], list[NDArray[Any]]]]:
+    """Make the inputs of a gate that is 1 everywhere, of an activation that is `at_1` there."""
+
+    def made(element: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+        value = _random(element, _BATCH, _LENGTH, _HEAD_DIM)
+        return [value, np.ones_like(value)], [value.astype(np.float64) * at_1]
+
+    return made
 
 
 _FUSED: Mapping[str, Callable[[Any], tuple[list[NDArray[Any]], list[NDArray[Any]]]]] = {
@@ -259,5 +266,7 @@ _FUSED: Mapping[str, Callable[[Any], tuple[list[NDArray[Any]], list[NDArray[Any]
     "BeginStreams": _begin_streams,
     "EndStreams": _end_streams,
     "RotateHeads": _rotate,
-    "GatedGelu": _gated_gelu,
+    "GatedGelu": _gated(_PHI_1),
+    "GatedGeluTanh": _gated(_GELU_TANH_1),
+    "GatedSilu": _gated(1 / (1 + math.exp(-1))),
 }

@@ -15,7 +15,7 @@ from localattn.core.geometry import WindowGeometry
 from localattn.core.machine.processor import host_arch
 from localattn.core.nodes.aft import AFT_VARIANT_BY_OP_TYPE
 from localattn.core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE, NodeAttributes
-from localattn.core.nodes.fused import FUSED_BY_OP_TYPE, FUSED_DOMAIN
+from localattn.core.nodes.fused import FUSED_BY_OP_TYPE, FUSED_DOMAIN, GATES
 from localattn.core.nodes.grouped import GROUPED_BY_OP_TYPE, GroupedAttributes
 from localattn.core.nodes.step import STEP_VARIANT_BY_OP_TYPE, StepAttributes
 from localattn.plugins.compilers import find_compiler
@@ -131,7 +131,7 @@ HOSTILE = [
     fused("BeginStreams", 1, 2, 1 << 19, 1, 1),
     fused("EndStreams", 1, 2, 1024, 8, 1),
     fused("RotateHeads", 1, 1, 1, 1 << 20, 1),
-    fused("GatedGelu", 1, 1, 1, 1 << 22, 1),
+    *(fused(op_type, 1, 1, 1, 1 << 22, 1) for op_type in GATES),
 ]
 
 

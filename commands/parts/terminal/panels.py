@@ -15,7 +15,7 @@ OPTIONS = {
     ),
     "Shapes": (
         *("seq_len", "batch", "dynamic", "max_seq_len", "heads", "dim_head", "head_dim"),
-        *("mask", "attn_bias", "causal", "full_mask", "min_shapes", "opt_shapes", "max_shapes"),
+        *("mask", "attn_bias", "causal", "full_mask", "position_ids", "min_shapes", "opt_shapes", "max_shapes"),
     ),
     "Precision": ("dtype", "weight_dtype"),
     MODULE: ("factory", "factory_args", "weights", "module_input", "allow_pickle"),

@@ -174,7 +174,9 @@ def read_layers(model: PreTrainedModel, names: Sequence[str]) -> tuple[list[Laye
         )
     refused = [f"{seen.path}: {seen.why}" for seen in (*run.seen, *again.seen) if seen.why]
     if refused:
-        raise UsageError(f"A layer of {type(model).__name__} has no window.", why="; ".join(refused[:3]) + ".")
+        raise UsageError(
+            f"A layer of {type(model).__name__} has no window.", why="; ".join(dict.fromkeys(refused[:3])) + "."
+        )
     layers = [seen.layer for seen in run.seen if seen.layer is not None]
     for seen, other in zip(run.seen, again.seen, strict=True):
         if seen.layer != other.layer:

@@ -57,6 +57,12 @@ def step_arguments(args: HuggingFaceArgs, batch: int, max_length: int | None) ->
             why=f"It has layers of the kind {', '.join(others)}, whose state no step file keeps yet.",
             fix=f"Export whole sequences: {argument('mode', 'full')}.",
         )
+    if any(layer.chunk for layer in args.layers):
+        raise UsageError(
+            f"{args.architecture} cannot run step by step.",
+            why="Its chunks begin anew at fixed positions, and a ring forgets one key at a time.",
+            fix=f"Export whole sequences: {argument('mode', 'full')}.",
+        )
     if not args.per_token or any(not layer.head_dim for layer in args.layers):
         raise UsageError(
             f"{args.architecture} cannot run step by step.", why="Its first output has no row for each token."

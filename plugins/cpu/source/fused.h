@@ -42,20 +42,25 @@ struct WriteStreams {
 // A row is a head of a token.
 struct Rotate {
   const void* x;       // [rows, dim]
-  const void* cosine;  // [positions, dim]
-  const void* sine;    // [positions, dim]
+  const void* cosine;  // [positions, dim], of each sequence or of all
+  const void* sine;    // the same
   void* rotated;       // [rows, dim]
   Element element;     // of all four
   int64_t dim;         // even
   int64_t positions;
   int64_t rows_a_position;  // that follow each other
+  int64_t rows_a_sequence;  // after so many rows come the next sequence's tables; 0: all share the same
 };
 
-struct GatedGelu {
+enum class Activation { gelu, gelu_tanh, silu };
+
+// value · activation(gate)
+struct Gated {
   const void* value;
   const void* gate;
   void* output;
   Element element;  // of all three
+  Activation activation;
 };
 
 // The most lanes that any instruction set has: widths are multiples of it.

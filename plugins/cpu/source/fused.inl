@@ -29,6 +29,18 @@ inline Vector gelu_of(Vector x) {
   return x * (x > 0.0f ? 1.0f - tail : tail);
 }
 
+// 1 / (1 + e^-x); relative error below 4e-7.
+inline Vector sigmoid_of(Vector x) {
+  const Vector power = exp2_of(magnitude(x) * -1.442695041f);  // -1 / log 2
+  const Vector large = 1.0f / (1.0f + power);
+  return x > 0.0f ? large : power * large;
+}
+
+inline Vector silu_of(Vector x) { return x * sigmoid_of(x); }
+
+// x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))), with (1 + tanh u) / 2 = sigmoid(2u).
+inline Vector gelu_tanh_of(Vector x) { return x * sigmoid_of(x * (x * x * 0.0713548163f + 1.595769122f)); }
+
 // The lanes of every vector added up: sums[i] of parts[i], for kLanes of them.
 inline void add_lanes(const Vector* parts, float* sums) {
   Vector rows[kLanes];
@@ -253,7 +265,8 @@ template <typename Number>
 inline void rotate_rows(const Rotate& call, Range rows) {
   const int64_t half = call.dim / 2;
   for (int64_t row = rows.first; row < rows.end; ++row) {
-    const int64_t position = row / call.rows_a_position % call.positions;
+    const int64_t sequence = call.rows_a_sequence ? row / call.rows_a_sequence : 0;
+    const int64_t position = row / call.rows_a_position % call.positions + sequence * call.positions;
     const Number* x = static_cast<const Number*>(call.x) + row * call.dim;
     const Number* cosine = static_cast<const Number*>(call.cosine) + position * call.dim;
     const Number* sine = static_cast<const Number*>(call.sine) + position * call.dim;
@@ -284,25 +297,34 @@ bool rotate(const Rotate& call, Range rows) {
   return true;
 }
 
-template <typename Number>
-inline void gate_elements(const GatedGelu& call, Range elements) {
+template <Vector (*kActivation)(Vector), typename Number>
+inline void gate_elements(const Gated& call, Range elements) {
   const Number* value = static_cast<const Number*>(call.value);
   const Number* gate = static_cast<const Number*>(call.gate);
   Number* output = static_cast<Number*>(call.output);
   int64_t i = elements.first;
   for (; i + kLanes <= elements.end; i += kLanes) {
-    store_elements(output + i, load_elements(value + i) * gelu_of(load_elements(gate + i)));
+    store_elements(output + i, load_elements(value + i) * kActivation(load_elements(gate + i)));
   }
   if (i == elements.end) return;
   const int64_t some = elements.end - i;
-  store_some(output + i, load_some(value + i, some) * gelu_of(load_some(gate + i, some)), some);
+  store_some(output + i, load_some(value + i, some) * kActivation(load_some(gate + i, some)), some);
 }
 
-bool gated_gelu(const GatedGelu& call, Range elements) {
+template <typename Number>
+inline void gate_by(const Gated& call, Range elements) {
+  switch (call.activation) {
+    case Activation::gelu: return gate_elements<gelu_of, Number>(call, elements);
+    case Activation::gelu_tanh: return gate_elements<gelu_tanh_of, Number>(call, elements);
+    case Activation::silu: return gate_elements<silu_of, Number>(call, elements);
+  }
+}
+
+bool gated(const Gated& call, Range elements) {
   if (call.element == Element::fp32) {
-    gate_elements<float>(call, elements);
+    gate_by<float>(call, elements);
   } else {
-    gate_elements<uint16_t>(call, elements);
+    gate_by<uint16_t>(call, elements);
   }
   return true;
 }

@@ -175,10 +175,13 @@ void RotateNode::compute(OrtKernelContext* context) const {
   const Tensor x = tokens(api(), context, op, 4);
   const Tensor cosine = input(api(), context, 1), sine = input(api(), context, 2);
   if (x.dims[3] % 2) refuse(op, ": heads are ", x.dims[3], " wide; they must be even");
-  // [N, 1, 2, D/2] for [B, N, H, D], [N, 2, D/2] for [B, H, N, D].
-  const bool heads_first = cosine.dims.size() == 3;
+  // [N, 1, 2, D/2] for [B, N, H, D], [N, 2, D/2] for [B, H, N, D]; before them B where sequences have their own.
+  const bool own = cosine.dims.size() == 5;
+  const bool heads_first = own ? cosine.dims[1] == 1 && x.dims[1] != 1 : cosine.dims.size() == 3;
   const int64_t positions = x.dims[heads_first ? 2 : 1], half = x.dims[3] / 2;
-  const Dims table = heads_first ? Dims{positions, 2, half} : Dims{positions, 1, 2, half};
+  Dims table = heads_first ? Dims{positions, 2, half} : Dims{positions, 1, 2, half};
+  if (own && heads_first) table.insert(table.begin(), 1);
+  if (own) table.insert(table.begin(), x.dims[0]);
   require(op, "cosine", cosine.dims, table);
   require(op, "sine", sine.dims, table);
   Rotate call{};
@@ -191,20 +194,22 @@ void RotateNode::compute(OrtKernelContext* context) const {
   call.dim = x.dims[3];
   call.positions = positions;
   call.rows_a_position = heads_first ? 1 : x.dims[2];
+  call.rows_a_sequence = own ? x.dims[1] * x.dims[2] : 0;
   for_all(api(), context, op, x.dims[0] * x.dims[1] * x.dims[2], x.dims[3],
           [&](Range rows) { return instructions().rotate(call, rows); });
 }
 
-void GatedGeluNode::compute(OrtKernelContext* context) const {
+void GatedNode::compute(OrtKernelContext* context) const {
   const Tensor value = input(api(), context, 0), gate = input(api(), context, 1);
-  require("GatedGelu", "gate", gate.dims, value.dims);
-  GatedGelu call{};
+  require(op_type_, "gate", gate.dims, value.dims);
+  Gated call{};
   call.value = value.data;
   call.gate = gate.data;
   call.output = output(api(), context, 0, value.dims);
   call.element = element_;
-  for_all(api(), context, "GatedGelu", elements(value.dims), 1,
-          [&](Range elements) { return instructions().gated_gelu(call, elements); });
+  call.activation = activation_;
+  for_all(api(), context, op_type_, elements(value.dims), 1,
+          [&](Range elements) { return instructions().gated(call, elements); });
 }
 
 }  // namespace localattn

@@ -4,7 +4,7 @@
 #include <memory>
 #include <mutex>
 
-#include "attention.h"
+#include "fused.h"
 #include "tensors.h"
 
 namespace localattn {
@@ -51,12 +51,15 @@ class RotateNode : public Node {
 };
 
 // (value, gate) -> output
-class GatedGeluNode : public Node {
+class GatedNode : public Node {
  public:
-  GatedGeluNode(const OrtApi* api, Element element) : Node(api), element_(element) {}
+  GatedNode(const OrtApi* api, const char* op_type, Activation activation, Element element)
+      : Node(api), op_type_(op_type), activation_(activation), element_(element) {}
   void compute(OrtKernelContext* context) const override;
 
  private:
+  const char* op_type_;
+  Activation activation_;
   Element element_;
 };
 

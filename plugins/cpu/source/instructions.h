@@ -15,7 +15,7 @@ struct Functions {
   bool (*read_streams)(const ReadStreams&, Range rows);
   bool (*write_streams)(const WriteStreams&, Range rows);
   bool (*rotate)(const Rotate&, Range rows);
-  bool (*gated_gelu)(const GatedGelu&, Range elements);
+  bool (*gated)(const Gated&, Range elements);
   bool (*aft_states)(const Aft&, Range parts);
   bool (*aft_mean)(const Aft&, const AftPart&);
   bool (*ring_step)(const Ring&, Range heads);

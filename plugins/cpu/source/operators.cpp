@@ -176,7 +176,13 @@ std::vector<Operator> fused_operators() {
   for (const Element element : {kSingle, kHalf}) {
     const OrtElement type = onnx_element(element);
     add("RotateHeads", Elements(3, type), {type}, [element](auto* api) { return new RotateNode(api, element); });
-    add("GatedGelu", Elements(2, type), {type}, [element](auto* api) { return new GatedGeluNode(api, element); });
+    const auto add_gate = [&](const char* op_type, Activation activation) {
+      add(op_type, Elements(2, type), {type},
+          [=](auto* api) { return new GatedNode(api, op_type, activation, element); });
+    };
+    add_gate("GatedGelu", Activation::gelu);
+    add_gate("GatedGeluTanh", Activation::gelu_tanh);
+    add_gate("GatedSilu", Activation::silu);
   }
   return operators;
 }

@@ -11,12 +11,13 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from localattn.core.errors import CheckFailed
 from localattn.core.machine.processor import host_arch
-from localattn.core.nodes.fused import FUSED_BY_OP_TYPE, FUSED_DOMAIN, FUSED_NODES, FUSED_VERSION
+from localattn.core.nodes.fused import FUSED_BY_OP_TYPE, FUSED_DOMAIN, FUSED_NODES, FUSED_VERSION, GATES
 from localattn.core.storage.library_store import CPU_KERNELS, read_named
 from localattn.exporter.lowering.functions import attach_functions
 from localattn.exporter.lowering.fused_functions import build_fused
@@ -49,6 +50,8 @@ EAGER: dict[str, Callable[..., Any]] = {
     "EndStreams": fused_calls.end_streams,
     "RotateHeads": fused_calls.rotate,
     "GatedGelu": fused_calls.gated_gelu,
+    "GatedGeluTanh": lambda value, gate: value * F.gelu(gate, approximate="tanh"),
+    "GatedSilu": lambda value, gate: value * F.silu(gate),
 }
 
 Sizes = dict[str, list[Any]]
@@ -98,7 +101,8 @@ def kinds(op_type: str) -> Iterator[dict[str, Any]]:
     """Sizes besides batch and length."""
     if op_type == "RotateHeads":
         yield from (
-            {"streams": 0, "dim": d, "heads": h, "heads_first": f} for d, h, f in ((6, 3, False), (16, 2, True))
+            {"streams": 0, "dim": d, "heads": h, "heads_first": f, "own_positions": own}
+            for d, h, f, own in ((6, 3, False, False), (16, 2, True, False), (6, 3, False, True), (16, 2, True, True))
         )
     else:
         yield from ({"streams": streams, "dim": dim} for streams, dim in ((4, 16), (2, 5)))
@@ -235,7 +239,12 @@ REFUSED = [
     ("RotateHeads", "cosine", (8, 1, 2, 4), "cosine has shape [8, 1, 2, 4]; it must be [7, 1, 2, 4]"),
     ("RotateHeads", "cosine", (7, 8), "cosine has shape [7, 8]; it must be [7, 1, 2, 4]"),
     ("RotateHeads", "sine", (7, 2, 4), "sine has shape [7, 2, 4]; it must be [7, 1, 2, 4]"),
+    ("RotateHeads", "cosine", (2, 8, 1, 2, 4), "cosine has shape [2, 8, 1, 2, 4]; it must be [2, 7, 1, 2, 4]"),
+    ("RotateHeads", "cosine", (1, 7, 1, 2, 4), "cosine has shape [1, 7, 1, 2, 4]; it must be [2, 7, 1, 2, 4]"),
+    ("RotateHeads", "cosine", (2, 1, 7, 2, 4), "cosine has shape [2, 1, 7, 2, 4]; it must be [2, 1, 2, 2, 4]"),
     ("GatedGelu", "gate", (2, 7, 1), "gate has shape [2, 7, 1]; it must be [2, 7, 8]"),
+    ("GatedGeluTanh", "gate", (2, 8, 7), "gate has shape [2, 8, 7]; it must be [2, 7, 8]"),
+    ("GatedSilu", "gate", (1, 7, 8), "gate has shape [1, 7, 8]; it must be [2, 7, 8]"),
     ("GatedGelu", "gate", (112,), "gate has shape [112]; it must be [2, 7, 8]"),
 ]
 
@@ -264,7 +273,7 @@ def test_inputs_that_do_not_fit_are_refused(op_type: str, name: str, shape: tupl
 def test_the_refusals_cover_every_input() -> None:
     """But one that may have any shape."""
     every = {(node.op_type, name) for node in FUSED_NODES for name in node.inputs}
-    assert every - {(op_type, name) for op_type, name, *_ in REFUSED} == {("GatedGelu", "value")}
+    assert every - {(op_type, name) for op_type, name, *_ in REFUSED} == {(op_type, "value") for op_type in GATES}
 
 
 def test_what_a_check_of_a_library_expects() -> None:

@@ -64,6 +64,8 @@ EVERY_KERNEL = {
     "EndStreams": ["fp32"],
     "RotateHeads": ["fp32", "fp16"],
     "GatedGelu": ["fp32", "fp16"],
+    "GatedGeluTanh": ["fp32", "fp16"],
+    "GatedSilu": ["fp32", "fp16"],
 }
 
 

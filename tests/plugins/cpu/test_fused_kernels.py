@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from localattn.core.nodes.fused import FUSED_BY_OP_TYPE
+from localattn.core.nodes.fused import FUSED_BY_OP_TYPE, GATES
 from localattn.plugins.library.facts import Arch, host_arch
 
 from ...support.native.cpu_program import (
@@ -27,7 +28,7 @@ from ...support.native.cpu_program import (
     with_instructions,
 )
 from ...support.native.fuse_program import FAULTS, OP_TYPES, SOURCE, Case, Inputs, Runner, check
-from ...support.native.fused_reference import expected, gelu
+from ...support.native.fused_reference import expected, gelu, gelu_tanh, silu
 from ...support.native.plugin_build import emulator
 
 DIMS = (1, 2, 3, 15, 16, 17, 64, 100, 256, 300)
@@ -54,20 +55,27 @@ def of_streams(op_type: str) -> list[Case]:
 
 def rotations(element: str) -> list[Case]:
     """Halves of every length, odd ones too; both layouts, one head and several, one batch entry and several."""
-    sizes = itertools.product((2, 6, 16, 30, 34, 64, 100, 256, 300), LENGTHS, (1, 3), (False, True))
-    return [Case("RotateHeads", n, d, element=element, batch=b, heads=4 - b, heads_first=f) for d, n, b, f in sizes]
+    sizes = itertools.product((2, 6, 16, 30, 34, 64, 100, 256, 300), LENGTHS, (1, 3), (False, True), (False, True))
+    return [
+        Case("RotateHeads", n, d, element=element, batch=b, heads=4 - b, heads_first=f, own_positions=own)
+        for d, n, b, f, own in sizes
+    ]
 
 
 def gates(element: str) -> list[Case]:
-    return [Case("GatedGelu", n, dim, element=element) for n, dim in itertools.product(LENGTHS, DIMS)]
+    sizes = itertools.product(GATES, LENGTHS, DIMS)
+    return [Case(op_type, n, dim, element=element) for op_type, n, dim in sizes]
 
 
 def small(op_type: str) -> list[Case]:
     """One of every kind of size: less than a vector, no multiple of one, several."""
-    elements = ELEMENTS if op_type in ("RotateHeads", "GatedGelu") else ("fp32",)
+    elements = ELEMENTS if op_type in ("RotateHeads", *GATES) else ("fp32",)
     dims = (2, 14, 34, 100) if op_type == "RotateHeads" else (1, 3, 17, 100)
     sizes = itertools.product((1, 3, 4, 5), dims, elements, (False, True))  # scratch memory grows
-    return [Case(op_type, 9, d, s, e, batch=2, heads=3, heads_first=first) for s, d, e, first in sizes]
+    return [
+        Case(op_type, 9, d, s, e, batch=2, heads=3, heads_first=first, own_positions=s % 2 == 0)
+        for s, d, e, first in sizes
+    ]
 
 
 @pytest.mark.parametrize("op_type", OF_STREAMS)
@@ -86,10 +94,10 @@ def test_gates_of_every_size(kernels: Runner, tmp_path: Path, element: str) -> N
     check(kernels, tmp_path, gates(element))
 
 
-def gated(runner: Runner, tmp_path: Path, gate: Any, element: str = "fp32") -> np.ndarray:
-    """`gelu(gate)`, of a vector of numbers."""
+def gated(runner: Runner, tmp_path: Path, gate: Any, element: str = "fp32", op_type: str = "GatedGelu") -> np.ndarray:
+    """The activation of a vector of numbers."""
     gate = np.asarray(gate, NUMPY[element]).reshape(1, 1, -1)
-    case = Case("GatedGelu", 1, gate.size, element=element)
+    case = Case(op_type, 1, gate.size, element=element)
     (outputs,), _ = runner(tmp_path, [(case, {"value": np.ones_like(gate), "gate": gate})])
     return outputs["gated"].ravel()
 
@@ -102,6 +110,37 @@ def test_gelu_is_within_half_a_millionth(kernels: Runner, tmp_path: Path) -> Non
     assert error.max() < 5e-7, (error.max(), x[error.argmax()])
     exact = F.gelu(torch.from_numpy(x).double()).numpy()
     assert np.abs(exact - gelu(x)).max() < 1e-14, "what it is compared with is PyTorch's function"
+
+
+@pytest.mark.parametrize(
+    ("op_type", "formula", "function"),
+    [
+        ("GatedGeluTanh", gelu_tanh, lambda x: F.gelu(x, approximate="tanh")),
+        ("GatedSilu", silu, F.silu),
+    ],
+)
+def test_other_activations_are_as_exact(
+    kernels: Runner, tmp_path: Path, op_type: str, formula: Callable[..., Any], function: Callable[..., Any]
+) -> None:
+    """Relative to their value, so that small ones of large negative numbers keep their digits."""
+    x = np.concatenate((np.arange(-60, 60, 1e-3), np.geomspace(1e-30, 1, 500), -np.geomspace(1e-30, 1, 500)))
+    x = x.astype(np.float32)
+    with np.errstate(over="ignore"):
+        right = formula(x)
+    found = gated(kernels, tmp_path, x, op_type=op_type)
+    # The exponent's own rounding: a part in 2^24 of it, which is up to 2·√(2/π)·0.044715·x³.
+    exponent = np.abs(x.astype(np.float64)) * (
+        1 if op_type == "GatedSilu" else 1.6 + 0.0714 * x.astype(np.float64) ** 2
+    )
+    assert (np.abs(found - right) <= (6e-7 + 2e-7 * exponent) * np.abs(right) + 1e-36).all()
+    exact = function(torch.from_numpy(x).double()).numpy()
+    assert np.abs(exact - right).max() < 1e-13, "what it is compared with is PyTorch's function"
+
+
+@pytest.mark.parametrize("op_type", ["GatedGeluTanh", "GatedSilu"])
+def test_other_activations_at_the_ends(best: Runner, tmp_path: Path, op_type: str) -> None:
+    output = gated(best, tmp_path, np.array([0.0, -0.0, np.nan, 1e30, -1e30], np.float32), op_type=op_type)
+    assert np.array_equal(output, np.array([0, 0, np.nan, 1e30, 0], np.float32), equal_nan=True), output
 
 
 def test_gelu_of_every_half(kernels: Runner, tmp_path: Path) -> None:
@@ -247,6 +286,7 @@ def test_random_cases(kernels: Runner, tmp_path: Path, data: st.DataObject) -> N
         batch=data.draw(st.integers(1, 3), "batch"),
         heads=data.draw(st.integers(1, 5), "heads"),
         heads_first=data.draw(st.booleans(), "heads_first"),
+        own_positions=data.draw(st.booleans(), "own_positions"),
         threads=data.draw(st.integers(1, 4), "threads"),
         range=data.draw(st.integers(1, 100), "range"),
     )

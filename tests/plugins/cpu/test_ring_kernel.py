@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from localattn.plugins.library.facts import Arch, host_arch
+
 from ...support.native.cpu_build import library
-from ...support.native.cpu_program import INSTRUCTION_SETS
+from ...support.native.cpu_program import INSTRUCTION_SETS, program
+from ...support.native.plugin_build import emulator
 from ...support.native.ring_node import OUTPUTS, Case
 
 TOLERANCE = {"float32": 3e-6, "float16": 2e-3}
@@ -85,6 +88,20 @@ def check(kernels: str) -> None:
     for case in VARIED:
         arrays = case.inputs()
         close(case, run(case, arrays, kernels), case.expected(arrays))
+
+
+def test_on_the_other_processor() -> None:
+    """Emulated, without onnxruntime: a step and chunks of a full ring, with a cap and a sink too."""
+    arch: Arch = "aarch64" if host_arch() == "x86_64" else "x86_64"
+    command = [*emulator(arch), str(program("count_ring.cpp", arch, "-O3"))]
+    for rows, slots, dim in ((1, 1025, 64), (1, 37, 21), (2, 130, 136), (64, 300, 64), (70, 9, 21)):
+        for mode in (3, 4):
+            arguments = map(str, (rows, slots, dim, mode))
+            isa, error = subprocess.run(
+                [*command, *arguments], capture_output=True, text=True, check=True
+            ).stdout.split()
+            assert isa == ("neon" if arch == "aarch64" else "baseline")
+            assert float(error) <= 1e-6, (rows, slots, dim, mode)
 
 
 REFUSED = [

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localattn.core.nodes.fused import FUSED_NODES
+from localattn.core.nodes.fused import FUSED_NODES, GATES
 
 from .cpu_program import ELEMENTS, NUMPY, Program
 from .fused_reference import Array, expected, output_shapes, random_inputs, shapes
@@ -35,6 +35,7 @@ FAULTS = {
     "norm": ("part[columns] = sum_of_squares(row, call.dim);", "part[columns] = splat(1.0f);", "ReadStreams"),
     "position": ("row / call.rows_a_position %", "row %", "RotateHeads"),
     "gelu": ("x > 0.0f ? 1.0f - tail", "x > 0.0f ? tail", "GatedGelu"),
+    "sigmoid": ("x > 0.0f ? large", "x > 0.0f ? power", "GatedSilu"),
     "transposed": ("mix[s * to + t]", "mix[t * from + s]", "MixStreams"),
 }
 
@@ -53,6 +54,7 @@ class Case:
     batch: int = 1
     heads: int = 2
     heads_first: bool = False
+    own_positions: bool = False
     threads: int = 1
     range: int = 0
 
@@ -63,7 +65,7 @@ class Case:
 
     def shapes(self) -> dict[str, list[int]]:
         sizes = (self.batch, self.length, self.streams, self.dim, self.heads)
-        return shapes(self.op_type, *sizes, heads_first=self.heads_first)
+        return shapes(self.op_type, *sizes, heads_first=self.heads_first, own_positions=self.own_positions)
 
     def outputs(self) -> dict[str, list[int]]:
         return output_shapes(self.op_type, self.shapes())
@@ -73,13 +75,14 @@ class Case:
         rows = self.batch * self.length
         if self.op_type == "RotateHeads":
             rows *= self.heads
-        elif self.op_type == "GatedGelu":
+        elif self.op_type in GATES:
             rows *= self.dim
         before = 1 if self.op_type == "BeginStreams" else self.streams
         a_position = 1 if self.heads_first else self.heads
         kind = [OP_TYPES.index(self.op_type), ELEMENTS.index(self.element)]
-        sizes = [rows, before, self.streams, self.dim, self.length, a_position]
-        return struct.pack("10q", *kind, *sizes, self.threads, self.range or max(rows, 1))
+        a_sequence = self.heads * self.length if self.own_positions else 0
+        sizes = [rows, before, self.streams, self.dim, self.length, a_position, a_sequence]
+        return struct.pack("11q", *kind, *sizes, self.threads, self.range or max(rows, 1))
 
     def packed(self, inputs: Inputs) -> Iterable[bytes]:
         """The inputs as fused.h has them: the matrix transposed, its rows filled up with zeros."""

@@ -24,6 +24,20 @@ def gelu(x: Array) -> NDArray[np.float64]:
     return result
 
 
+def gelu_tanh(x: Array) -> NDArray[np.float64]:
+    """`x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³)))`; `1 + tanh u` as `2/(1 + e⁻²ᵘ)`, which keeps its digits."""
+    x = x.astype(np.float64)
+    result: NDArray[np.float64] = x / (1 + np.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return result
+
+
+def silu(x: Array) -> NDArray[np.float64]:
+    """`x/(1 + e⁻ˣ)`."""
+    x = x.astype(np.float64)
+    result: NDArray[np.float64] = x / (1 + np.exp(-x))
+    return result
+
+
 def _read_streams(streams: Array, weight: Array, gain: Array, constant: Array) -> Exact:
     norm = np.maximum(np.sqrt((streams**2).sum(axis=-1, keepdims=True)), 1e-12)
     weights = np.tanh((streams @ weight) / norm) * gain + constant
@@ -59,6 +73,14 @@ def _gated_gelu(value: Array, gate: Array) -> Exact:
     return (value * gelu(gate),)
 
 
+def _gated_gelu_tanh(value: Array, gate: Array) -> Exact:
+    return (value * gelu_tanh(gate),)
+
+
+def _gated_silu(value: Array, gate: Array) -> Exact:
+    return (value * silu(gate),)
+
+
 _FORMULAS: dict[str, Callable[..., Exact]] = {
     "ReadStreams": _read_streams,
     "MixStreams": _mix_streams,
@@ -67,23 +89,35 @@ _FORMULAS: dict[str, Callable[..., Exact]] = {
     "EndStreams": _end_streams,
     "RotateHeads": _rotate,
     "GatedGelu": _gated_gelu,
+    "GatedGeluTanh": _gated_gelu_tanh,
+    "GatedSilu": _gated_silu,
 }
 
 
 def expected(op_type: str, inputs: dict[str, Array]) -> dict[str, NDArray[np.float64]]:
     """The outputs of a node in float64."""
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         outputs = _FORMULAS[op_type](*(array.astype(np.float64) for array in inputs.values()))
     return dict(zip(FUSED_BY_OP_TYPE[op_type].outputs, outputs, strict=True))
 
 
 def shapes(
-    op_type: str, batch: Any, length: Any, streams: int, dim: int, heads: int = 2, *, heads_first: bool = False
+    op_type: str,
+    batch: Any,
+    length: Any,
+    streams: int,
+    dim: int,
+    heads: int = 2,
+    *,
+    heads_first: bool = False,
+    own_positions: bool = False,
 ) -> dict[str, list[Any]]:
     """Shapes of a node's inputs; batch and length may be names."""
     tokens = [batch, length]
     rotated = [batch, heads, length, dim] if heads_first else [batch, length, heads, dim]
     table = [length, 2, dim // 2] if heads_first else [length, 1, 2, dim // 2]
+    if own_positions:
+        table = [batch, *([1] if heads_first else []), *table]
     known = {
         "streams": [*tokens, streams, dim],
         "weight": [dim, streams + 2],

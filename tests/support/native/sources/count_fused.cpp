@@ -41,7 +41,7 @@ int main(int count, char** arguments) {
   } else if (run && !std::strcmp(op, "rotate")) {
     functions.rotate({streams, row, row, other, localattn::Element::fp32, dim, tokens, kStreams}, {0, wide});
   } else if (run && !std::strcmp(op, "gelu")) {
-    functions.gated_gelu({streams, other, other, localattn::Element::fp32}, {0, wide * dim});
+    functions.gated({streams, other, other, localattn::Element::fp32, localattn::Activation::gelu}, {0, wide * dim});
   }
   std::printf("%s\n", localattn::instruction_set());
 }

@@ -13,11 +13,11 @@ namespace {
 using localattn::Element;
 using localattn::Range;
 
-enum class Kind : int64_t { read, mix, add, begin, end, rotate, gelu };
+enum class Kind : int64_t { read, mix, add, begin, end, rotate, gelu, geluTanh, silu };
 
 struct Header {
   Kind kind;
-  int64_t element, rows, from, to, dim, positions, rowsAPosition;
+  int64_t element, rows, from, to, dim, positions, rowsAPosition, rowsASequence;
   int64_t threads, range;  // rows of a task
 };
 
@@ -101,20 +101,23 @@ void rotate(Header const& h, Tensors& tensors) {
   call.dim = h.dim;
   call.positions = h.positions;
   call.rows_a_position = h.rowsAPosition;
+  call.rows_a_sequence = h.rowsASequence;
+  int64_t const tables = h.rowsASequence > 0 ? h.rows / h.rowsASequence : 1;
   call.x = tensors.input<void>(h.rows * h.dim);
-  call.cosine = tensors.input<void>(h.positions * h.dim);
-  call.sine = tensors.input<void>(h.positions * h.dim);
+  call.cosine = tensors.input<void>(tables * h.positions * h.dim);
+  call.sine = tensors.input<void>(tables * h.positions * h.dim);
   call.rotated = tensors.output<void>(h.rows * h.dim);
   run(h, call, localattn::instructions().rotate);
 }
 
-void gatedGelu(Header const& h, Tensors& tensors) {
-  localattn::GatedGelu call{};
+void gated(Header const& h, Tensors& tensors) {
+  localattn::Gated call{};
   call.element = static_cast<Element>(h.element);
+  call.activation = static_cast<localattn::Activation>(static_cast<int64_t>(h.kind) - static_cast<int64_t>(Kind::gelu));
   call.value = tensors.input<void>(h.rows);
   call.gate = tensors.input<void>(h.rows);
   call.output = tensors.output<void>(h.rows);
-  run(h, call, localattn::instructions().gated_gelu);
+  run(h, call, localattn::instructions().gated);
 }
 
 int64_t fuse(Header const& h, std::ifstream& in, std::ofstream& out) {
@@ -122,7 +125,9 @@ int64_t fuse(Header const& h, std::ifstream& in, std::ofstream& out) {
   switch (h.kind) {
     case Kind::read: readStreams(h, tensors); break;
     case Kind::rotate: rotate(h, tensors); break;
-    case Kind::gelu: gatedGelu(h, tensors); break;
+    case Kind::gelu:
+    case Kind::geluTanh:
+    case Kind::silu: gated(h, tensors); break;
     default: writeStreams(h, tensors);
   }
   tensors.write(out);

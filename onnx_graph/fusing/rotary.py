@@ -1,0 +1,141 @@
+"""Pass: a rotary embedding as one `RotateHeads` node.
+
+It finds `x·cosine + rotate_half(x)·sine` with `rotate_half((x₁, x₂)) = (−x₂, x₁)`, as most models write it, for tables
+`[B, 1, N, D]` or `[B, N, 1, D]`. `x` may be a part of a head (partial rotary), and `B` one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ...core.nodes.fused import FUSED_DOMAIN, FUSED_VERSION
+from .matching import cut_of, maker, static
+
+
+def apply(model: Any) -> None:
+    """Replace every rotary embedding of an `onnx_ir.Model`, in place."""
+    tables = Tables(model.graph)
+    for node in list(model.graph):
+        if node.op_type == "Add" and node.domain == "":
+            for x, cosine, sine in _rotations(node):
+                heads_first = _heads_first(x, cosine)
+                if heads_first is None or list(cosine.shape) != list(sine.shape):
+                    continue
+                _replace(model.graph, node, x, tables.cosine(cosine, heads_first), tables.sine(sine, heads_first))
+                break
+
+
+def _rotations(node: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """List how an Add can be read as a rotation: `x`, cosine and sine."""
+    for first, second in (node.inputs, node.inputs[::-1]):
+        straight, turned = maker(first, "Mul"), maker(second, "Mul")
+        if straight is None or turned is None:
+            continue
+        for half, sine in (turned.inputs, turned.inputs[::-1]):
+            x = _turned(half)
+            if x is not None and x in straight.inputs:
+                yield x, straight.inputs[1 - list(straight.inputs).index(x)], sine
+
+
+def _turned(value: Any) -> Any:
+    """Return `x` of a value `(−x₂, x₁)`, else None."""
+    node = maker(value, "Concat")
+    if node is None or len(node.inputs) != 2 or value.shape is None:
+        return None
+    negated, first = maker(node.inputs[0], "Neg"), cut_of(node.inputs[1])
+    second = None if negated is None else cut_of(negated.inputs[0])
+    last = len(value.shape) - 1
+    size = static(value, -1)
+    if first is None or second is None or size is None or node.attributes["axis"].value % (last + 1) != last:
+        return None
+    halves = [(first.axis, first.start, first.end), (second.axis, second.start, second.end)]
+    alike = first.source is second.source and static(first.source, -1) == size
+    return first.source if alike and halves == [(last, 0, size // 2), (last, size // 2, size)] else None
+
+
+def _heads_first(x: Any, table: Any) -> bool | None:
+    """Return whether `x` is `[B, H, N, D]`, not `[B, N, H, D]`, by the shape of its table; None if neither fits."""
+    if table is None or x.shape is None or table.shape is None or len(x.shape) != 4 or len(table.shape) != 4:
+        return None
+    if table.shape[0] not in (1, x.shape[0]) or table.shape[3] != x.shape[3]:
+        return None
+    if table.shape[1] == 1 and table.shape[2] == x.shape[2]:
+        return True
+    return False if table.shape[2] == 1 and table.shape[1] == x.shape[1] else None
+
+
+def _replace(graph: Any, node: Any, x: Any, cosine: Any, sine: Any) -> None:
+    import onnx_ir as ir
+
+    made = ir.node("RotateHeads", [x, cosine, sine], domain=FUSED_DOMAIN, metadata_props=dict(node.metadata_props))
+    graph.opset_imports.setdefault(FUSED_DOMAIN, FUSED_VERSION)
+    ir.convenience.replace_nodes_and_values(graph, node, [node], [made], node.outputs, made.outputs)
+
+
+class Tables:
+    """The tables of `RotateHeads`, made once of each value `[B, 1, N, D]` or `[B, N, 1, D]`.
+
+    Args:
+        graph: the graph that they are added to.
+    """
+
+    def __init__(self, graph: Any) -> None:
+        self.graph = graph
+        self._made: dict[tuple[Any, bool], Any] = {}
+        self._signed: dict[Any, Any] = {}
+
+    def cosine(self, value: Any, heads_first: bool) -> Any:
+        """Return the halves of a table apart: an axis of two before the last."""
+        import onnx_ir as ir
+
+        if (value, heads_first) not in self._made:
+            batch, size = ([] if value.shape[0] == 1 else [0]), value.shape[3] // 2
+            shape = [*([0, 1] if batch and heads_first else batch), -1, *([] if heads_first else [1]), 2, size]
+            made = self._add("Reshape", value, self._constant(f"rotary_shape_{heads_first}_{len(shape)}_{size}", shape))
+            sizes = list(value.shape)
+            positions = sizes[2] if sizes[1] == 1 else sizes[1]
+            whole = [positions, 2, size] if heads_first else [positions, 1, 2, size]
+            made.shape = ir.Shape([sizes[0], *([1] if heads_first else []), *whole] if batch else whole)
+            made.dtype = value.dtype
+            self._made[value, heads_first] = made
+        return self._made[value, heads_first]
+
+    def sine(self, value: Any, heads_first: bool) -> Any:
+        """Return the same of sines, with the signs of the halves."""
+        if value not in self._signed:
+            import numpy as np
+
+            half = value.shape[3] // 2
+            signs = np.repeat(np.array([-1, 1], value.dtype.numpy()), half)
+            made = self._add("Mul", value, self._constant(f"rotary_signs_{half}_{value.dtype.name.lower()}", signs))
+            made.shape, made.dtype = value.shape, value.dtype
+            self._signed[value] = made
+        return self.cosine(self._signed[value], heads_first)
+
+    def turned(self, table: Any) -> Any:
+        """Return the table of `[B, N, H, D]` that says the same as one of `[B, H, N, D]`."""
+        return self.cosine(table.producer().inputs[0], False)
+
+    def _add(self, op_type: str, value: Any, constant: Any) -> Any:
+        """Add a node behind the one that makes the value, or first if it is a constant or an input."""
+        import onnx_ir as ir
+
+        before = value.producer()
+        properties = {} if before is None else dict(before.metadata_props)
+        node = ir.node(op_type, [value, constant], metadata_props=properties)
+        if before is None:
+            self.graph.insert_before(self.graph[0], node)
+        else:
+            self.graph.insert_after(before, node)
+        return node.outputs[0]
+
+    def _constant(self, name: str, content: Any) -> Any:
+        import numpy as np
+        import onnx_ir as ir
+
+        known = self.graph.initializers
+        if name not in known:
+            tensor = ir.tensor(np.asarray(content), name=name)
+            known[name] = ir.Value(name=name, shape=ir.Shape(tensor.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+        return known[name]
