@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from ...core.storage.library_store import AUTO
 from ...core.tensors import TensorSpec
-from ...onnx_graph import without_output
 from ...onnx_graph.onnx_file import IN_MEMORY, OnnxFile
 from ..generation.step_file import check_caches, data_inputs, find_prefill
 from ..generation.step_session import StepSession, step_facts
 from ..session import BACKENDS, Arrays
+from . import without_output
 from .providers import PROVIDERS
 from .session import OnnxRuntimeSession, open_file
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .graph_values import graphs_of
+from ...onnx_graph.graph_values import graphs_of
 
 
 def apply(model: Any, output: str) -> Any:

@@ -7,7 +7,7 @@ import onnx
 import onnx.parser
 import onnxruntime
 
-from localattn.onnx_graph import without_output
+from localattn.runtime.ort import without_output
 
 MODEL = """
 <ir_version: 9, opset_import: ["" : 17]>
