@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ...core.storage.library_store import Library
     from ...onnx_graph.onnx_file import OnnxFile
-    from ...plugins.kernel.spec import KernelSpec
+    from ...plugins.kernel.compile import AnySpec
     from ...plugins.kernel.targets import Target
     from ...runtime.engine.builder.request import PluginChoice
 
@@ -73,24 +74,13 @@ def choose_plugin(
         )
     if found is None:
         return PluginChoice(asked="auto"), ["the model has no attention node that a plugin serves"]
-    kernels = tuple(
-        KernelName(
-            dtype=spec.dtype,
-            head_dim=spec.head_dim,
-            has_mask=spec.has_mask,
-            has_bias=spec.has_bias,
-            has_xpos=spec.has_xpos,
-            has_softcap=spec.has_softcap,
-            has_sinks=spec.has_sinks,
-        )
-        for spec in specs
-    )
+    kernels = tuple(KernelName(**asdict(spec)) for spec in specs)
     return PluginChoice("library", library=found, kernels=kernels, asked=kind.value), []
 
 
 def _library(
     named: Path | None, model: OnnxFile, capabilities: Sequence[int], progress: Callable[[str], None]
-) -> tuple[Library | None, list[KernelSpec]]:
+) -> tuple[Library | None, list[AnySpec]]:
     """Return the plugin library for this model and these GPUs, and the kernels it needs; None if it needs none."""
     from ...core.storage.library_store import TENSORRT_PLUGIN, read_named
     from ...plugins.library.facts import find_library, host_arch, parse_facts
@@ -103,7 +93,7 @@ def _library(
     if named is not None:
         library = read_named(TENSORRT_PLUGIN, named)
         if library.facts:
-            _demand_kernels(named, parse_facts(library.facts, named).missing(specs, targets))
+            _demand_kernels(named, parse_facts(library.facts, named).missing(specs, targets, any_products=True))
         return library, specs
     return find_library(host_arch(), specs, targets) or _build(specs, targets, progress), specs
 
@@ -132,7 +122,7 @@ def _gpus(capabilities: Sequence[int]) -> list[Target]:
     return found
 
 
-def _build(specs: list[KernelSpec], targets: list[Target], progress: Callable[[str], None]) -> Library:
+def _build(specs: list[AnySpec], targets: list[Target], progress: Callable[[str], None]) -> Library:
     """Build a library with these kernels, named by its content: engines built with another one stay valid."""
     import hashlib
 

@@ -1,5 +1,5 @@
 """Whole models whose attention nodes TensorRT-RTX builds as plugins: Hugging Face's with shared heads and layers that
-see all keys, and local-attention's with xpos."""
+see all keys, local-attention's with xpos, and labml's AFT-local."""
 
 from __future__ import annotations
 
@@ -56,3 +56,14 @@ def test_xpos(localattn: Callable[..., Finished], tmp_path: Path) -> None:
     assert exported.code == 0, exported.err
     layers, kernels = engine_of(localattn, tmp_path / "model.onnx")
     assert layers == 2 and len(kernels) == 1 and '"has_xpos":true' in kernels[0]
+
+
+@pytest.mark.parametrize("mask", [False, True], ids=["causal", "key-mask"])
+def test_aft_local(mask: bool, localattn: Callable[..., Finished], tmp_path: Path) -> None:
+    arguments = {"d_model": 40, "seq_len": 64, "local_window_size": 8}
+    checkpoint = save_upstream(tmp_path, "labml_nn.AFTLocal", arguments, "model.pt")
+    options = ["--mask"] if mask else ["--causal"]
+    exported = localattn("export", checkpoint, "-o", tmp_path / "model.onnx", *options)
+    assert exported.code == 0, exported.err
+    layers, kernels = engine_of(localattn, tmp_path / "model.onnx")
+    assert layers == 1 and len(kernels) == 1 and '"node":"aft"' in kernels[0]
