@@ -8,6 +8,7 @@ queries at a time, so that memory stays linear in the sequence length.
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -87,11 +88,8 @@ def _reference(
             attn_bias,
             rows,
             columns,
-            geometry,
             length,
-            attributes.scale,
-            attributes.shared_qk,
-            attributes.xpos_scale_base,
+            attributes,
         )
     return output.transpose(1, 2).contiguous() if sequence_first else output
 
@@ -104,20 +102,18 @@ def _attend(
     attn_bias: Tensor | None,
     rows: Tensor,
     columns: Tensor,
-    geometry: WindowGeometry,
     length: int,
-    scale: float,
-    shared_qk: bool,
-    xpos_scale_base: float,
+    attributes: NodeAttributes,
 ) -> Tensor:
     """Compute dense attention of some queries to a span of keys, scores and softmax in at least fp32."""
+    geometry, xpos_scale_base = attributes.geometry, attributes.xpos_scale_base
     precise = torch.promote_types(query.dtype, torch.float32)
     query, key = query.to(precise), key.to(precise)
     if xpos_scale_base:
         centre = 0.5 * float(rows[0] + rows[-1])
         query = query * xpos_factor(query.shape[-1], rows + geometry.forward_reach - centre, xpos_scale_base).to(query)
         key = key * xpos_factor(key.shape[-1], centre - columns, xpos_scale_base).to(key)
-    scores = query @ key.transpose(-1, -2) * scale
+    scores = query @ key.transpose(-1, -2) * attributes.scale
     window = geometry.window_size
     if attn_bias is not None:
         slot = columns[None, :] - (rows[:, None] // window - geometry.look_backward) * window
@@ -125,7 +121,7 @@ def _attend(
         bias = attn_bias.to(precise).clamp_min(LOWEST_BIAS)
         scores = scores + bias[:, (rows % window)[:, None], slot]
     itself = columns[None, :] == rows[:, None]
-    if shared_qk:
+    if attributes.shared_qk:
         scores = scores.masked_fill(itself.to(scores.device), SELF_SCORE)
     visible = torch.from_numpy(geometry.visibility(rows.numpy(), columns.numpy(), length)).to(scores.device)
     if key_mask is not None:
@@ -155,24 +151,11 @@ def _(query: Tensor, *_rest: object, **_options: object) -> Tensor:
 
 @windowed_attention.register_kernel("cuda")
 def _on_gpu(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_mask: Tensor | None,
-    attn_bias: Tensor | None,
-    window_size: int,
-    look_backward: int,
-    look_forward: int,
-    causal: bool,
-    exact_windowsize: bool,
-    scale: float,
-    shared_qk: bool,
-    sequence_first: bool,
-    xpos_scale_base: float,
+    query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, attn_bias: Tensor | None, *options: Any
 ) -> Tensor:
-    geometry = WindowGeometry(window_size, look_backward, look_forward, causal, exact_windowsize)
+    *window, scale, shared_qk, sequence_first, xpos_scale_base = options  # the operator's, after its tensors
     perm = SEQUENCE_FIRST if sequence_first else HEADS_FIRST
-    attributes = NodeAttributes(geometry, scale, shared_qk=shared_qk, perm=perm, xpos_scale_base=xpos_scale_base)
+    attributes = NodeAttributes(WindowGeometry(*window), scale, shared_qk, perm, xpos_scale_base=xpos_scale_base)
     if why_no_kernel(query, attributes):
         return _reference(query, key, value, key_mask, attn_bias, attributes)
     from .kernel.launch import launch

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from localattn import cli
 
@@ -32,6 +33,10 @@ def stay_on_one_core() -> None:
 
 
 stay_on_one_core()
+
+# How long an example takes is the machine's affair.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 TINY = {
     "num_tokens": 23,

@@ -23,7 +23,7 @@ GRIDS = {
     "exporter/lowering/test_fused_files.py::test_nodes_bodies_and_numbers": 2,
     "exporter/lowering/test_fused_functions.py::test_all_that_compute_it_agree": 4,
     "exporter/lowering/grouped/test_grouped_function.py::test_function_and_operator_equal_the_reference": 4,
-    "exporter/models/test_aft_local.py::test_eight_thousand_positions_take_seconds_and_megabytes": 2,
+    "exporter/models/test_aft_local.py::test_eight_thousand_positions_take_megabytes": 2,
     "exporter/models/test_aft_local.py::test_hard_numbers_in_the_file": 4,
     "exporter/models/test_aft_local.py::test_the_file_has_labmls_numbers": 3,
     "exporter/models/test_hugging_face.py::test_rounded_weights_state_what_they_cost": 2,

@@ -7,19 +7,12 @@ after the prompt are compared.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from ..machine import ROOT, own_result
 from ..target import Target
-from .case import AGREEMENT, OPTIMUM
+from .candidates import SCRIPTS, Measurement, made, measured
 from .decoder_run import THREADS
 
 NAME = "decoder"
@@ -42,38 +35,30 @@ def measure(
     tell: Callable[[str], None],
     keep: Callable[[dict[str, Any]], object] = lambda result: None,
 ) -> dict[str, Any]:
-    """Measure, beside what this processor has already, and return the whole document.
+    """Measure after prompts of so many tokens, and return the whole document; `folder` keeps the model and the files.
 
-    Args:
-        folder: keeps the model and the files from call to call.
-        contexts: tokens of the prompt.
-        only: candidates; the others keep their figures. Empty: all.
-        tell: told each step.
-        keep: given the document after each candidate: a long prompt takes minutes.
+    See `Measurement.measure` for the rest.
     """
-    known = (own_result(NAME) or {"sizes": []})["sizes"] if only else []
-    sizes = {size["context"]: size["candidates"] for size in known}
-    model = _model(folder, max(contexts) + 2 * TOKENS)
-    for name in (name for name in LABELS if not only or name in only):
-        path = model if name == "pytorch" else _file(name, model, folder, max(contexts) + 2 * TOKENS, tell)
-        for context in contexts:
-            entry = sizes.setdefault(context, {})
-            entry[name] = path if isinstance(path, dict) else _run(name, path, context, folder)
-            tell(f"{context}: {LABELS[name]}: {entry[name]}")
-            keep(_document(sizes))
-    return _document(sizes)
+    positions = max(contexts) + 2 * TOKENS
+    model = _model(folder, positions)
 
+    def file(name: str) -> Path | dict[str, str]:
+        if name == "pytorch":
+            return model
+        path = folder / ("ours" if name in _EXACT else name) / "model.onnx"
+        if name == "optimum":
+            return made(path, [SCRIPTS / "make.py", "optimum_decoder", model, path], optimum=True)
+        words = ["-m", "localattn", "export", model, "-o", path, "--mode", "step", "--chunk", 256]
+        words += ["--max-length", positions, *(("--weight-dtype", "int4") if name == "ours_int4" else ())]
+        return made(path, words)
 
-def _document(sizes: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    rows = [{"context": context, "candidates": sizes[context]} for context in sorted(sizes)]
-    return {
-        "model": "Gemma-3-270m's shape, random weights",
-        "threads": THREADS,
-        "tokens": TOKENS,
-        "labels": LABELS,
-        "sizes": rows,
-        "targets": [target.to_dict() for target in targets(rows)],
-    }
+    def run(name: str, path: Path, context: int) -> dict[str, Any]:
+        words = [SCRIPTS / "decoder_run.py", "ours" if name == "ours_int4" else name, path, context, TOKENS]
+        output, expected = (folder / f"{kind}-{context}.npy" for kind in (name, "ours"))
+        return measured(words, output, expected, "logits", exact=name != "ours_int4", optimum=name == "optimum")
+
+    facts = {"model": "Gemma-3-270m's shape, random weights", "threads": THREADS, "tokens": TOKENS, "labels": LABELS}
+    return Measurement(NAME, "context", facts, targets, file, run).measure(contexts, only, tell, keep)
 
 
 def targets(rows: Sequence[dict[str, Any]]) -> list[Target]:
@@ -111,49 +96,3 @@ def _model(folder: Path, positions: int) -> Path:
         )
         transformers.Gemma3ForCausalLM(config).save_pretrained(path)
     return path
-
-
-def _file(name: str, model: Path, folder: Path, positions: int, tell: Callable[[str], None]) -> Path | dict[str, str]:
-    """The file of an exporter, made once; or why there is none."""
-    maker = "ours" if name in _EXACT else name
-    path = folder / maker / "model.onnx"
-    if path.exists():
-        return path
-    tell(f"Exporting: {LABELS[name]}")
-    path.parent.mkdir(exist_ok=True)
-    if maker == "optimum":
-        if OPTIMUM not in os.environ:
-            return {"skipped": f"{OPTIMUM} names no interpreter"}
-        script = ROOT / "benchmarks" / "hugging_face" / "make.py"
-        words = [os.environ[OPTIMUM], script, "optimum_decoder", model, path]
-        environment = {**os.environ, "PYTHONPATH": ""}
-    else:
-        words = [sys.executable, "-m", "localattn", "export", model, "-o", path, "--mode", "step", "--chunk", "256"]
-        words += ["--max-length", str(positions), *(("--weight-dtype", "int4") if maker == "ours_int4" else ())]
-        environment = dict(os.environ)
-    done = subprocess.run([str(word) for word in words], env=environment, capture_output=True, text=True)
-    if done.returncode:
-        return {"failed": (done.stderr.strip().splitlines() or ["no message"])[-1][:200]}
-    return path
-
-
-def _run(name: str, path: Path, context: int, folder: Path) -> dict[str, Any]:
-    """Seconds and memory of a candidate, and how far its logits are from those of our file, if they are known."""
-    output = folder / f"{name}-{context}.npy"
-    script = ROOT / "benchmarks" / "hugging_face" / "decoder_run.py"
-    python, environment = sys.executable, dict(os.environ)
-    if name == "optimum":
-        python, environment = os.environ[OPTIMUM], {**os.environ, "PYTHONPATH": ""}
-    words = [python, str(script), "ours" if name == "ours_int4" else name, str(path), str(context), str(TOKENS)]
-    done = subprocess.run([*words, str(output)], env=environment, capture_output=True, text=True)
-    if done.returncode:
-        return {"failed": (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1][:200]}
-    entry: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    entry["peak_mib"] = round(entry.pop("peak_bytes") / 2**20)
-    expected = folder / f"ours-{context}.npy"
-    if expected.exists():
-        differs = float(np.abs(np.load(output) - np.load(expected)).max())
-        entry["differs_by"] = float(f"{differs:.2g}")
-        if differs > AGREEMENT and name != "ours_int4":
-            entry["failed"] = f"its logits differ by {differs:.2g}"
-    return entry

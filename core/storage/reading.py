@@ -5,13 +5,15 @@ A device never ends, and a FIFO waits for a writer. Both are refused before the 
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from ..errors import UsageError
+from .nesting import check_nesting
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +53,29 @@ def read_plain(path: Path, most: int) -> bytes:
     """
     with open_plain(path) as stream:
         return stream.read(most + 1)
+
+
+def read_json(path: Path, most: int, fix: str) -> Any:
+    """Read a JSON document in UTF-8, of at most `most` bytes, that nests no deeper than a configuration does.
+
+    Args:
+        path: the file.
+        most: bytes, a multiple of 2²⁰.
+        fix: what to do where it cannot be read.
+
+    Raises:
+        UsageError: it is no such document.
+    """
+    try:
+        raw = read_plain(path, most)
+        if len(raw) > most:
+            raise ValueError(f"it has more than {most >> 20} MiB")
+        text = raw.decode("utf-8")
+        check_nesting(text)
+        return json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
+        raise UsageError(f"{path} cannot be read.", why=f"{reason}.", fix=fix) from error
 
 
 def check_plain(path: Path) -> None:

@@ -23,39 +23,22 @@ WINDOW = 32
 LENGTH = 4 * WINDOW
 
 
-def performer() -> nn.Module:
-    """performer-pytorch: half of the heads local, both directions, with rotary positions."""
-    from performer_pytorch import PerformerLM
-
+def _language_model(package: str, name: str, **options: object) -> nn.Module:
+    """One of a package's language models, with two layers of four heads."""
+    kind = getattr(importlib.import_module(package), name)
     torch.manual_seed(0)
-    return PerformerLM(
-        num_tokens=TOKENS,
-        max_seq_len=LENGTH,
-        dim=64,
-        depth=2,
-        heads=4,
-        dim_head=16,
-        local_attn_heads=2,
-        local_window_size=WINDOW,
-    ).eval()
+    return kind(num_tokens=TOKENS, dim=64, depth=2, heads=4, max_seq_len=LENGTH, **options).eval()
+
+
+def performer(**options: object) -> nn.Module:
+    """performer-pytorch: half of the heads local, both directions, with rotary positions."""
+    local = {"dim_head": 16, "local_attn_heads": 2, "local_window_size": WINDOW}
+    return _language_model("performer_pytorch", "PerformerLM", **local, **options)
 
 
 def performer_causal() -> nn.Module:
     """performer-pytorch: the same, causal."""
-    from performer_pytorch import PerformerLM
-
-    torch.manual_seed(0)
-    return PerformerLM(
-        num_tokens=TOKENS,
-        max_seq_len=LENGTH,
-        dim=64,
-        depth=2,
-        heads=4,
-        dim_head=16,
-        causal=True,
-        local_attn_heads=2,
-        local_window_size=WINDOW,
-    ).eval()
+    return performer(causal=True)
 
 
 class _Masked(nn.Module):
@@ -76,20 +59,10 @@ def performer_masked() -> nn.Module:
 
 def linear_attention_transformer() -> nn.Module:
     """linear-attention-transformer: causal, half of the heads local, no positions inside the attention."""
-    from linear_attention_transformer import LinearAttentionTransformerLM
-
-    torch.manual_seed(0)
-    return LinearAttentionTransformerLM(
-        num_tokens=TOKENS,
-        dim=64,
-        depth=2,
-        max_seq_len=LENGTH,
-        heads=4,
-        dim_head=16,
-        causal=True,
-        n_local_attn_heads=2,
-        local_attn_window_size=WINDOW,
-    ).eval()
+    local = {"n_local_attn_heads": 2, "local_attn_window_size": WINDOW}
+    return _language_model(
+        "linear_attention_transformer", "LinearAttentionTransformerLM", dim_head=16, causal=True, **local
+    )
 
 
 def linear_attention_transformer_masked() -> nn.Module:
@@ -103,22 +76,9 @@ def routing_transformer() -> nn.Module:
     The routed layer sets its means at its first call. A trained model has done so; here one call does it,
     and then the function that would ask again, which no exporter can follow, is taken out.
     """
-    from routing_transformer import RoutingTransformerLM
     from routing_transformer.routing_transformer import Kmeans
 
-    torch.manual_seed(0)
-    model = RoutingTransformerLM(
-        num_tokens=TOKENS,
-        dim=64,
-        depth=2,
-        max_seq_len=LENGTH,
-        heads=4,
-        dim_head=16,
-        window_size=WINDOW,
-        causal=True,
-        n_local_attn_heads=(4, 2),
-        local_attn_window_size=WINDOW,
-    ).eval()
+    model = _routing(causal=True, n_local_attn_heads=(4, 2), local_attn_window_size=WINDOW)
     with torch.no_grad():
         model(torch.randint(0, TOKENS, (1, LENGTH)))
     for module in model.modules():
@@ -129,21 +89,11 @@ def routing_transformer() -> nn.Module:
 
 def routing_transformer_local() -> nn.Module:
     """routing-transformer: every head local, the window reaching two blocks back and two ahead."""
-    from routing_transformer import RoutingTransformerLM
+    return _routing(n_local_attn_heads=4, local_attn_window_size=16, local_attn_radius_blocks=2)
 
-    torch.manual_seed(0)
-    return RoutingTransformerLM(
-        num_tokens=TOKENS,
-        dim=64,
-        depth=2,
-        max_seq_len=LENGTH,
-        heads=4,
-        dim_head=16,
-        window_size=WINDOW,
-        n_local_attn_heads=4,
-        local_attn_window_size=16,
-        local_attn_radius_blocks=2,
-    ).eval()
+
+def _routing(**options: object) -> nn.Module:
+    return _language_model("routing_transformer", "RoutingTransformerLM", dim_head=16, window_size=WINDOW, **options)
 
 
 def reformer() -> nn.Module:
@@ -152,78 +102,26 @@ def reformer() -> nn.Module:
     Full instead of hashed attention, because the hashes are drawn anew at every call. `reverse_thres`
     picks the plain layers instead of the ones that save memory in training.
     """
-    from reformer_pytorch import ReformerLM
-
-    torch.manual_seed(0)
-    return ReformerLM(
-        num_tokens=TOKENS,
-        dim=64,
-        depth=2,
-        max_seq_len=LENGTH,
-        heads=4,
-        dim_head=16,
-        bucket_size=WINDOW // 2,
-        ff_chunks=1,
-        causal=True,
-        n_local_attn_heads=2,
-        use_full_attn=True,
-        reverse_thres=LENGTH,
-    ).eval()
+    return reformer_hashed(use_full_attn=True)
 
 
-def reformer_hashed() -> nn.Module:
+def reformer_hashed(**options: object) -> nn.Module:
     """reformer-pytorch as its documentation sets it up: local heads beside hashed ones (LSH)."""
-    from reformer_pytorch import ReformerLM
-
-    torch.manual_seed(0)
-    return ReformerLM(
-        num_tokens=TOKENS,
-        dim=64,
-        depth=2,
-        max_seq_len=LENGTH,
-        heads=4,
-        dim_head=16,
-        bucket_size=WINDOW // 2,
-        ff_chunks=1,
-        causal=True,
-        n_local_attn_heads=2,
-        reverse_thres=LENGTH,
-    ).eval()
+    hashed = {"bucket_size": WINDOW // 2, "ff_chunks": 1, "reverse_thres": LENGTH}
+    return _language_model(
+        "reformer_pytorch", "ReformerLM", dim_head=16, causal=True, n_local_attn_heads=2, **hashed, **options
+    )
 
 
-def sinkhorn_transformer() -> nn.Module:
+def sinkhorn_transformer(causal: bool = True) -> nn.Module:
     """sinkhorn-transformer: half of the heads local, the others sorted in blocks, causal."""
-    from sinkhorn_transformer import SinkhornTransformerLM
-
-    torch.manual_seed(0)
-    return SinkhornTransformerLM(
-        num_tokens=TOKENS,
-        dim=64,
-        max_seq_len=LENGTH,
-        depth=2,
-        heads=4,
-        bucket_size=WINDOW,
-        causal=True,
-        n_local_attn_heads=2,
-        n_top_buckets=1,
-    ).eval()
+    sorted_ = {"bucket_size": WINDOW, "n_local_attn_heads": 2, "n_top_buckets": 1}
+    return _language_model("sinkhorn_transformer", "SinkhornTransformerLM", causal=causal, **sorted_)
 
 
 def sinkhorn_transformer_both() -> nn.Module:
     """sinkhorn-transformer: the same, both directions."""
-    from sinkhorn_transformer import SinkhornTransformerLM
-
-    torch.manual_seed(0)
-    return SinkhornTransformerLM(
-        num_tokens=TOKENS,
-        dim=64,
-        max_seq_len=LENGTH,
-        depth=2,
-        heads=4,
-        bucket_size=WINDOW,
-        n_local_attn_heads=2,
-        n_top_buckets=1,
-    ).eval()
+    return sinkhorn_transformer(causal=False)
 
 
 def hierarchical_transformer() -> nn.Module:

@@ -95,11 +95,21 @@ class _Scores:
             scores = op.Add(scores, bias)
         weights = op.Softmax(scores, axis=-1)
         output = op.MatMul(weights, value)
-        if sinks is None:
-            return output
-        last = integers(op, -1)
-        top, most = (op.ReduceMax(x, last, keepdims=1) for x in (scores, weights))
-        return op.Mul(output, op.Sigmoid(op.Sub(op.Sub(top, op.Log(most)), sinks)))
+        return output if sinks is None else op.Mul(output, share_beside_sinks(op, scores, weights, sinks))
+
+
+def share_beside_sinks(op: Any, scores: Any, weights: Any, sinks: Any) -> Any:
+    """Compute the share that sinks leave to the keys, `[…, queries, 1]`, as this file's docstring derives it.
+
+    Args:
+        op: the builder.
+        scores: `[…, queries, keys]`.
+        weights: their softmax.
+        sinks: broadcast against the result.
+    """
+    last = integers(op, -1)
+    top, most = (op.ReduceMax(x, last, keepdims=1) for x in (scores, weights))
+    return op.Sigmoid(op.Sub(op.Sub(top, op.Log(most)), sinks))
 
 
 def _body(variant: GroupedVariant, facts: BodyFacts) -> Any:

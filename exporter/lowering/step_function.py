@@ -14,7 +14,8 @@ from onnxscript import build_function
 
 from ...core.nodes.attention import DOMAIN
 from ...core.nodes.step import STEP_VARIANT_BY_OP_TYPE, StepVariant
-from .attention_function import integers
+from .attention_function import attribute, integers
+from .grouped_function import share_beside_sinks
 
 STEP_ATTRIBUTE_TYPES: Mapping[str, ir.AttributeType] = {
     "window_size": ir.AttributeType.INT,
@@ -38,7 +39,7 @@ def _attend(op: Any, query: Any, keys: Any, values: Any, score_bias: Any, scales
         keys = op.Mul(keys, scales[-1])
     if len(scales) > 1:
         precise = op.Mul(precise, scales[0])
-    scores = op.MatMul(op.Mul(precise, _number(op, "scale")), op.Transpose(keys, perm=[0, 1, 3, 2]))
+    scores = op.MatMul(op.Mul(precise, attribute(op, "scale")), op.Transpose(keys, perm=[0, 1, 3, 2]))
     weights = op.Softmax(op.Add(scores, score_bias), axis=-1)
     return op.CastLike(op.MatMul(weights, values), query)
 
@@ -87,9 +88,9 @@ class _Grouped:
     def _attend(self, op: Any, query: Any, keys: Any, values: Any, bias: Any, sinks: Sequence[Any], rows: Any) -> Any:
         """Compute the formula of `core.nodes.grouped`; sinks take the shape `rows` beside the scores."""
         precise, keys, values = (op.Cast(x, to=ir.DataType.FLOAT) for x in (query, keys, values))
-        scale = _number(op, "scale")
+        scale = attribute(op, "scale")
         if self.variant.has_softcap:
-            cap = _number(op, "softcap")
+            cap = attribute(op, "softcap", ir.AttributeType.FLOAT)
             scale = op.Div(scale, cap)
         grouped = op.Concat(op.Shape(keys, start=0, end=2), integers(op, -1), op.Shape(keys, start=3, end=4), axis=0)
         turned = op.Transpose(keys, perm=[0, 1, 3, 2])
@@ -102,19 +103,12 @@ class _Grouped:
         scores = op.Add(scores, bias)
         weights = op.Softmax(scores, axis=-1)
         if sinks:
-            # As in `grouped_function`: no column is added to the scores, and nothing overflows.
-            last = integers(op, -1)
-            top, most = (op.ReduceMax(x, last, keepdims=1) for x in (scores, weights))
             shape = rows[0] if len(rows) == 1 else op.Concat(*rows, axis=0)
             sink = op.Reshape(op.Cast(sinks[0], to=ir.DataType.FLOAT), shape)
-            weights = op.Mul(weights, op.Sigmoid(op.Sub(op.Sub(top, op.Log(most)), sink)))
+            weights = op.Mul(weights, share_beside_sinks(op, scores, weights, sink))
         if self.variant.chunked:
             weights = op.Reshape(weights, together)
         return op.CastLike(op.Reshape(op.MatMul(weights, values), op.Shape(query)), query)
-
-
-def _number(op: Any, name: str) -> Any:
-    return op.Constant(value_float=ir.RefAttr("value_float", name, ir.AttributeType.FLOAT))
 
 
 def build_step(op_type: str, opset: int, nodes: Sequence[ir.Node] = ()) -> ir.Function:

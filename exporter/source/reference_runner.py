@@ -52,6 +52,8 @@ class ReferenceRunner(Runner):
         self._samples, self._few_sequences = samples, few_sequences
         self.inputs, self.outputs = dynamic_specs(source, dtype, axes), list(source.outputs)
         self.batch, self.token_limit = source.shapes.batch, source.token_limit
+        # Inputs and which of their tokens are undecided: that takes a run in float64, and is asked for each output.
+        self._last: tuple[Arrays, NDArray[np.bool_] | None] | None = None
 
     def run(self, inputs: Arrays) -> Arrays:
         """Compute the outputs in float64.
@@ -107,7 +109,9 @@ class ReferenceRunner(Runner):
         mask = inputs.get(self.source.family.key_mask)
         undecided = None
         if self.source.family.undecided is not None:  # else the class may refuse these sizes, and need not be asked
-            undecided = self._at(inputs).undecided(inputs, self._dtype)
+            if self._last is None or self._last[0] is not inputs:
+                self._last = inputs, self._at(inputs).undecided(inputs, self._dtype)
+            undecided = self._last[1]
         return None if mask is None else mask != 0, None if undecided is None else ~undecided
 
     def unsampled(self) -> ReferenceRunner:

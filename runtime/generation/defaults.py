@@ -6,7 +6,6 @@ tokens that end a text where it does not. All come from outside and are read as 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import UsageError
-from ...core.storage.nesting import check_nesting
-from ...core.storage.reading import read_plain
+from ...core.storage.reading import read_json, read_plain
 from .tokenizer import FolderTokenizer
 
 GENERATION, CONFIG, TOKENIZER_CONFIG = "generation_config.json", "config.json", "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
 _MOST_BYTES = 32 << 20
 _MOST_STOPS = 4096
+_FIX = "Copy the original again."
 # What transformers takes where the file does not say.
 _TOP_K = 50
 # Values that only tokens that are drawn have.
@@ -91,18 +90,9 @@ def _read(path: Path) -> Mapping[str, Any]:
     """Read a JSON object; an absent file is an empty one."""
     if not path.is_file():
         return {}
-    try:
-        raw = read_plain(path, _MOST_BYTES)
-        if len(raw) > _MOST_BYTES:
-            raise ValueError(f"it has more than {_MOST_BYTES >> 20} MiB")
-        text = raw.decode("utf-8")
-        check_nesting(text)
-        found = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
-        raise UsageError(f"{path} cannot be read.", why=f"{reason}.", fix="Copy the original again.") from error
+    found = read_json(path, _MOST_BYTES, _FIX)
     if not isinstance(found, dict):
-        raise UsageError(f"{path} is no JSON object.", fix="Copy the original again.")
+        raise UsageError(f"{path} is no JSON object.", fix=_FIX)
     return found
 
 
@@ -117,9 +107,7 @@ def _stops(values: Mapping[str, Any], path: Path) -> tuple[int, ...]:
     found = values.get("eos_token_id")
     listed = found if isinstance(found, list) else [] if found is None else [found]
     if len(listed) > _MOST_STOPS or any(isinstance(x, bool) or not isinstance(x, int) or x < 0 for x in listed):
-        raise UsageError(
-            f"{path} cannot be used.", why="eos_token_id is no list of tokens.", fix="Copy the original again."
-        )
+        raise UsageError(f"{path} cannot be used.", why="eos_token_id is no list of tokens.", fix=_FIX)
     return tuple(listed)
 
 
@@ -129,7 +117,7 @@ def _sampling(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {name: number for name, number in numbers.items() if number is not None}
     top_k = values.get("top_k", _TOP_K)
     if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int)):
-        raise UsageError(f"{path} cannot be used.", why="top_k is no whole number.", fix="Copy the original again.")
+        raise UsageError(f"{path} cannot be used.", why="top_k is no whole number.", fix=_FIX)
     return found if not top_k else {**found, "top_k": top_k}
 
 
@@ -138,7 +126,7 @@ def _number(values: Mapping[str, Any], name: str, path: Path) -> float | None:
     if found is None:
         return None
     if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
-        raise UsageError(f"{path} cannot be used.", why=f"{name} is no number.", fix="Copy the original again.")
+        raise UsageError(f"{path} cannot be used.", why=f"{name} is no number.", fix=_FIX)
     return float(found)
 
 
@@ -149,7 +137,7 @@ def _template(folder: Path, names: Mapping[str, Any]) -> str | None:
             raw = read_plain(path, _MOST_BYTES)
             return raw[:_MOST_BYTES].decode("utf-8")
         except (OSError, ValueError) as error:
-            raise UsageError(f"{path} cannot be read.", why=f"{error}.", fix="Copy the original again.") from error
+            raise UsageError(f"{path} cannot be read.", why=f"{error}.", fix=_FIX) from error
     found = names.get("chat_template")
     if isinstance(found, list):  # several by name
         named = {x.get("name"): x.get("template") for x in found if isinstance(x, dict)}

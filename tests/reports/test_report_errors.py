@@ -96,7 +96,7 @@ def test_a_comparison_keeps_its_spread_through_json():
     assert ErrorSpread.from_dict(json.loads(json.dumps(made.spread.to_dict()))) == made.spread
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 1000), st.integers(0, 1000))
 def test_merging_is_comparing_both_together(first, second):
     pairs = [arrays((1, 6, 4), seed) for seed in (first, second)]

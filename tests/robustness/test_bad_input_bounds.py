@@ -27,7 +27,7 @@ from localattn.runtime.inputs.arrays import LARGEST_INFLATED, load_arrays
 from ..conftest import TINY, Finished, save_upstream
 
 Command = Callable[..., Finished]
-PATIENCE = 60  # seconds after which a command counts as hanging
+PATIENCE = 300  # seconds after which a command counts as hanging
 
 
 class Hangs(BaseException):

@@ -13,7 +13,6 @@ import socket
 import sys
 import tarfile
 import tempfile
-import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -174,9 +173,7 @@ FOLDERS: dict[str, tuple[Change, int, str]] = {
 def test_altered_folders_are_refused(name: str, bundle: Path, localattn: Command) -> None:
     change, code, words = FOLDERS[name]
     change(bundle)
-    started = time.monotonic()
     finished = localattn("bundle", "verify", bundle)
-    assert time.monotonic() - started < 5
     assert finished.code == code, finished
     assert words in finished.err
     assert finished.out == ""
@@ -428,7 +425,6 @@ def assert_only_clear_errors(act: Callable[[], object]) -> bool:
 FUZZ = settings(
     # LOCALATTN_FUZZ: how many inputs to try in each test, for a long run.
     max_examples=int(os.environ.get("LOCALATTN_FUZZ", "150")),
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 

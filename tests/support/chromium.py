@@ -16,7 +16,7 @@ from typing import Any
 from .browser import BROWSER
 
 # Seconds that a page may take for what a test waits for; a busy machine starts Chromium slowly.
-PATIENCE = 60
+PATIENCE = 180
 
 
 class Page:

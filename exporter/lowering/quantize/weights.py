@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from ....core.error_texts import argument
 from ....core.errors import UsageError
+from ....onnx_graph import block_weights
 from . import blocked_int4, dynamic_int8
 
 
@@ -32,7 +33,7 @@ class WeightKind:
 # A row for each value of `weight_dtype`; each has its tolerance in `core.tolerance`.
 WEIGHT_KINDS: Mapping[str, WeightKind] = {
     "int8": WeightKind(dynamic_int8.quantize, "dynamic int8 products", spans_tokens=True),
-    "int4": WeightKind(blocked_int4.quantize, "products of int4 matrices", standard_from=21),
+    "int4": WeightKind(blocked_int4.quantize, "products of int4 matrices", standard_from=block_weights.OPSET),
 }
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....core.error_texts import argument, close_match, shown
 from ....core.errors import MissingDependency, UsageError
-from ....core.storage.nesting import check_nesting
-from ....core.storage.reading import read_plain
+from ....core.storage.reading import read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -49,16 +47,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         UsageError: it cannot be read, or is no JSON object.
     """
     path = folder / CONFIG
-    try:
-        raw = read_plain(path, _MOST_BYTES)
-        if len(raw) > _MOST_BYTES:
-            raise ValueError(f"it has more than {_MOST_BYTES} bytes")
-        text = raw.decode("utf-8")
-        check_nesting(text)
-        found = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
-        raise UsageError(f"{path} cannot be read.", why=f"{reason}.", fix=_FIX) from error
+    found: object = read_json(path, _MOST_BYTES, _FIX)
     if not isinstance(found, dict):
         raise UsageError(f"{path} is {shown(found)}.", why="A configuration is a JSON object.", fix=_FIX)
     return found

@@ -132,8 +132,8 @@ def _made(kind: type[PreTrainedModel], config: Any, where: str, device: str) -> 
 
 def _read(folder: Path, given: Mapping[str, Any]) -> FolderContents:
     require_transformers()
-    raw, task = read_config(folder), given.get("task")
-    kind = choose_class(raw, task, folder.name, given.get("known", {}).get("architecture"))
+    raw, task, known = read_config(folder), given.get("task"), given.get("known", {})
+    kind = choose_class(raw, task, folder.name, known.get("architecture"))
     args = describe(kind, raw, folder.name)
     saved = raw.get("architectures")
     part = not isinstance(saved, list) or kind.__name__ not in saved
@@ -141,7 +141,6 @@ def _read(folder: Path, given: Mapping[str, Any]) -> FolderContents:
     notes.append(f"{kind.__name__}: {args.describe()}, read off its own masks")
     if raw.get("auto_map"):
         notes.append(f"code of {folder.name} (auto_map) did not run; the model is transformers' own {kind.__name__}")
-    known = given.get("known", {})
     if known.get("max_length") is not None:  # the arguments of a step file
         args = HuggingFaceArgs(**{**args.model_dump(), "inputs": known["inputs"], "max_length": known["max_length"]})
     return FolderContents(CLASS, args.model_dump(), weights.whole_state(model), notes)

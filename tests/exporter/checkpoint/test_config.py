@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localattn.core.errors import UsageError
@@ -371,7 +371,7 @@ NAMES = st.sampled_from(sorted({*LocalTransformerArgs.model_fields, *LocalAttent
 
 
 # The machine may be busy: no time limits.
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(st.sampled_from(sorted(CLASSES)), st.dictionaries(NAMES, VALUES, max_size=8))
 def test_any_arguments_give_a_model_or_a_usage_error(class_name, kwargs):
     try:

@@ -56,7 +56,7 @@ def test_parts_of_the_channels_are_computed_alike(causal: bool) -> None:
         np.testing.assert_allclose(output[:, :, channel : channel + 1], expected(alone, one), atol=1e-5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     length=st.integers(1, 90),
     reach=st.integers(0, 40),

@@ -7,7 +7,6 @@ import itertools
 import math
 import subprocess
 import sys
-import time
 import warnings
 from pathlib import Path
 
@@ -288,7 +287,7 @@ def test_rows_that_see_nothing_give_the_output_bias(causal):
     agree(output, expected(args, state, inputs, causal=causal))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     length=st.integers(1, 40),
     window=st.integers(1, 45),
@@ -383,13 +382,11 @@ print((peak() - loaded) // 1000)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_eight_thousand_positions_take_seconds_and_megabytes(causal, tmp_path):
+def test_eight_thousand_positions_take_megabytes(causal, tmp_path):
     args = AFTLocalArgs(d_model=64, seq_len=8192, local_window_size=32)
     state, inputs = checkpoint(args), qkv(8192, 1, 64)
-    start = time.perf_counter()
     model = exported(build(args, state, 8192, causal=causal), inputs)
     output = run(model, inputs)
-    assert time.perf_counter() - start < 60
     assert len(model.graph.node) + len(model.functions[0].node) < 500
     rows = torch.tensor([0, 1, 31, 32, 33, 4095, 4096, 8159, 8160, 8191])
     agree(output[rows], expected(args, state, inputs, causal=causal, rows=rows))

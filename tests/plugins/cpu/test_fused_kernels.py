@@ -231,7 +231,6 @@ def test_no_memory_is_told(best: Runner, tmp_path: Path) -> None:
 
 @settings(
     max_examples=25,
-    deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -329,7 +329,6 @@ def test_halves_are_converted_bit_for_bit(best: Runner, tmp_path: Path) -> None:
 
 @settings(
     max_examples=25,
-    deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -183,7 +183,6 @@ def test_inputs_that_are_not_contiguous_and_an_empty_batch(worker: Worker) -> No
 
 @settings(
     max_examples=12,
-    deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -389,7 +389,7 @@ def test_the_example_client(served: Served, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_the_server_warmed_up_with_the_sample(served: Served) -> None:
-    config = json.load(urllib.request.urlopen(f"{served.url}/v2/models/open/config", timeout=10))
+    config = json.load(urllib.request.urlopen(f"{served.url}/v2/models/open/config", timeout=60))
     (warmup,) = config["model_warmup"]
     assert warmup["inputs"]["tokens"]["input_data_file"] == "input_0"
     tokens = served.sample("open")[0]["tokens"]

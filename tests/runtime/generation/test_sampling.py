@@ -28,7 +28,7 @@ def naive(logits, temperature, top_k, top_p):
     return np.array([kept.get(token, 0.0) / total for token in range(len(logits))])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     logits=logit_rows,
     temperature=st.sampled_from([0.1, 0.7, 1.0, 3.0]),
@@ -59,7 +59,7 @@ def test_temperature_zero_is_greedy(logits, uniform):
     assert Sampling(0).probabilities(logits)[np.argmax(logits)] == 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(logits=logit_rows, uniform=st.floats(0, 1, exclude_max=True), top_k=st.none() | st.integers(1, 5))
 def test_a_draw_inverts_the_cumulated_probability(logits, uniform, top_k):
     sampling = Sampling(1.0, top_k)

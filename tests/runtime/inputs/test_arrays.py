@@ -168,7 +168,7 @@ def test_paths_that_are_no_file(tmp_path):
             load_arrays(path)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, len(good_zip()) - 1), st.integers(0, 255)), min_size=1, max_size=6))
 def test_a_damaged_file_is_read_right_or_refused(tmp_path_factory, damage):
     content = bytearray(good_zip())

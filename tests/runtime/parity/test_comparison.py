@@ -60,7 +60,7 @@ def test_the_criterion_at_its_edge(error, passes, expected):
 parts = st.lists(st.tuples(st.integers(-40, 40), st.integers(0, 40)), min_size=1, max_size=60)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(parts, st.integers(1, 20))
 def test_saved_figures_judge_every_tolerance_like_the_arrays(pairs, chunk):
     """Sixteenths, so that the criterion is exact: the smallest atol that passes, and the one below."""

@@ -37,7 +37,7 @@ class Running:
 
     def waiting(self, model: str) -> int:
         """Count the requests in a model's queue."""
-        with urllib.request.urlopen(f"{self.metrics}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self.metrics}/metrics", timeout=60) as answer:
             text = answer.read().decode()
         found = re.search(rf'^nv_inference_pending_request_count{{model="{model}",.*}} (\d+)$', text, re.M)
         assert found, text
@@ -45,7 +45,7 @@ class Running:
 
     def ready(self, model: str) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/v2/models/{model}/ready", timeout=10) as answer:
+            with urllib.request.urlopen(f"{self.url}/v2/models/{model}/ready", timeout=60) as answer:
                 return bool(answer.status == 200)
         except urllib.error.HTTPError:
             return False
