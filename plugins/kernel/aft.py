@@ -41,7 +41,7 @@ class AftSpec:
 
     causal: bool
     has_mask: bool
-    node: str = field(default="aft", init=False)
+    node: str = field(default="gated_mean", init=False)
     dtype: str = field(default="fp32", init=False)
     head_dim: int = field(default=0, init=False)  # it has no heads
 

@@ -34,7 +34,7 @@ def load_kernels(library: ctypes.CDLL, kernels: Iterable[KernelName]) -> tuple[s
         text = ctypes.create_string_buffer(_ROOM)
         element = ELEMENTS.get(kernel.dtype, -1)
         options = (kernel.has_mask, kernel.has_bias, kernel.has_xpos, kernel.has_softcap, kernel.has_sinks)
-        kinds = (kernel.has_shared_qk, kernel.node == "aft", kernel.causal)
+        kinds = (kernel.has_shared_qk, kernel.node == "gated_mean", kernel.causal)
         bits = sum(1 << bit for bit, there in enumerate((*options, *kinds)) if there)
         failed = library.localattn_load_kernel_with(element, kernel.head_dim, bits, text, ctypes.c_size_t(_ROOM))
         line = text.value.decode("utf-8", "replace")

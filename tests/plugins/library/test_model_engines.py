@@ -66,4 +66,4 @@ def test_aft_local(mask: bool, localattn: Callable[..., Finished], tmp_path: Pat
     exported = localattn("export", checkpoint, "-o", tmp_path / "model.onnx", *options)
     assert exported.code == 0, exported.err
     layers, kernels = engine_of(localattn, tmp_path / "model.onnx")
-    assert layers == 1 and len(kernels) == 1 and '"node":"aft"' in kernels[0]
+    assert layers == 1 and len(kernels) == 1 and '"node":"gated_mean"' in kernels[0]

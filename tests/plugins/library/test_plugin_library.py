@@ -69,7 +69,7 @@ def test_facts_tell_what_is_inside(arch: Arch) -> None:
     ordinary = [kernel for kernel in facts.kernels if not kernel.has_shared_qk]
     assert sorted(name for kernel in ordinary for name in kernel.op_types) == sorted(SERVED_OP_TYPES)
     for kernel in facts.kernels:
-        aft = kernel.node == "aft"
+        aft = kernel.node == "gated_mean"
         assert (kernel.dtype, kernel.head_dim) == (("fp32", 0) if aft else (DTYPE, HEAD_DIM))
         rare = aft or kernel.has_xpos or kernel.has_softcap or kernel.has_sinks or kernel.has_shared_qk
         assert (kernel.machine_code, kernel.ptx) == (["sm_86"] if rare else ["sm_86", "sm_90"], ["sm_86"])

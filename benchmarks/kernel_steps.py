@@ -1,4 +1,4 @@
-"""What bounds a step of the kernel's loops, counted in its machine code: `python -m benchmarks.gpu.model`.
+"""What bounds a step of the kernel's loops, counted in its machine code: `python -m benchmarks.kernel_steps`.
 
 A multiprocessor has four schedulers, and each issues one instruction of a warp in a cycle; 16 exponentials leave it in
 a cycle. What its tensor cores do in one is a figure of the maker. The largest of the three bounds a step. The model
