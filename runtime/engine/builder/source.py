@@ -55,9 +55,10 @@ class Source:
         return {} if sidecar is None else {BATCH: sidecar.batch, SEQUENCE: sidecar.seq_len}
 
     def nodes(self, op_types: Iterable[str]) -> list[str]:
-        """Return the names of the attention nodes of these op types."""
+        """Return the names of the nodes of these op types, AFT-local's among them."""
         wanted = set(op_types)
-        return [node.name for node in self.facts.windowed if node.op_type in wanted]
+        nodes = self.file.parse().graph.node
+        return [node.name for node in nodes if node.domain == DOMAIN and node.op_type in wanted]
 
     def stripped(self, op_types: Iterable[str]) -> bytes:
         """Return the model without the ONNX functions of these op types; external data stays where it is."""

@@ -3,10 +3,12 @@ see all keys, local-attention's with xpos, and labml's AFT-local."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from localattn.core.documents.engine_facts import read_engine_facts
 
@@ -60,8 +62,16 @@ def test_xpos(localattn: Callable[..., Finished], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mask", [False, True], ids=["causal", "key-mask"])
 def test_aft_local(mask: bool, localattn: Callable[..., Finished], tmp_path: Path) -> None:
-    arguments = {"d_model": 40, "seq_len": 64, "local_window_size": 8}
-    checkpoint = save_upstream(tmp_path, "labml_nn.AFTLocal", arguments, "model.pt")
+    length, width, window = 64, 40, 8
+    torch.manual_seed(0)
+    state = {"pos_bias": torch.randn(length, length)}
+    for name in ("query", "key", "value", "output"):
+        state |= {f"{name}.weight": torch.randn(width, width) / width**0.5, f"{name}.bias": torch.randn(width)}
+    below = torch.ones(length, length, dtype=torch.bool).tril(window - 1)
+    checkpoint = tmp_path / "model.pt"
+    torch.save(state | {"local_mask": below & below.T}, checkpoint)
+    kwargs = {"d_model": width, "seq_len": length, "local_window_size": window}
+    (tmp_path / "model.json").write_text(json.dumps({"class": "labml_nn.AFTLocal", "kwargs": kwargs}))
     options = ["--mask"] if mask else ["--causal"]
     exported = localattn("export", checkpoint, "-o", tmp_path / "model.onnx", *options)
     assert exported.code == 0, exported.err
