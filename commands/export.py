@@ -76,6 +76,8 @@ class WeightDtype(str, Enum):
 
     int8 = "int8"
     int4 = "int4"
+    fp8 = "fp8"
+    int8_qdq = "int8-qdq"
 
 
 class Task(str, Enum):
@@ -159,7 +161,7 @@ def export(
         WeightDtype | None,
         typer.Option(
             help="int8: linear layers with dynamic int8 products. int4: their weights in 4 bits, in blocks of 32. "
-            "(Default: as --dtype.)"
+            "fp8, int8-qdq: 8-bit products of TensorRT's engines. (Default: as --dtype.)"
         ),
     ] = None,
     opset: Annotated[

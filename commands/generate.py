@@ -102,12 +102,18 @@ def generate(
     ] = 1,
     echo: Annotated[bool, typer.Option("--echo", help="Write the prompt too.")] = False,
     provider: Annotated[
-        str, typer.Option(help="Where to run: auto (the best that starts), cpu, cuda or tensorrt.")
+        str,
+        typer.Option(
+            help="Where to run: auto (the best that starts), cpu, cuda or tensorrt; cuda:1 for an engine on GPU 1."
+        ),
     ] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")] = None,
     plugin: PluginOption = PluginUse.auto,
     plugin_library: PluginLibraryOption = None,
     runtime: RuntimeOption = "auto",
+    cuda_graph: Annotated[
+        bool, typer.Option("--cuda-graph", help="Record the step as a CUDA graph, and replay it (engines).")
+    ] = False,
     output_format: FormatOption = Format.console,
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
@@ -125,6 +131,8 @@ def generate(
     if system is not None and not chat:
         raise typer.BadParameter("it belongs to --chat", param_hint="--system")
     generator = Generator.open(model, provider, threads, plugin=plugin_asked(plugin, plugin_library), runtime=runtime)
+    if cuda_graph:
+        generator.session.use_cuda_graph()
     tokenizer = _tokenizer(model.parent, generator.vocabulary, required=prompt_ids is None)
     folder = read_defaults(model.parent, tokenizer) if tokenizer is not None else None
     settings = _settings(folder, do_sample, temperature, top_k, top_p, repetition_penalty)

@@ -79,7 +79,8 @@ def export(
         dynamic: axes that stay dynamic, "batch" or "seq" or both; by default those of the model's family.
         max_seq_len: longest sequence where "seq" is dynamic.
         dtype: "fp32", "fp16" or "bf16".
-        weight_dtype: "int8" for linear layers with dynamic int8 products, "int4" for their weights in blocks of 4 bits.
+        weight_dtype: "int8" for linear layers with dynamic int8 products, "int4" for their weights in blocks of 4 bits,
+            "fp8" or "int8-qdq" for 8-bit products of TensorRT's engines.
         opset: ONNX opset, 18 to 24.
         function_body: carry the attention node's function; without it only a plugin runs the file.
         standard_ops: write standard operators alone, no functions, for other runtimes.

@@ -36,7 +36,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from ...core.errors import UsageError
 from ...core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST, NodeVariant, check_xpos
-from ...core.nodes.gpu import SERVED, SMALLEST_XPOS_BASE, KernelAttributes, KernelNode
+from ...core.nodes.gpu import NARROWEST_HEAD, SERVED, SMALLEST_XPOS_BASE, WIDEST_HEAD, KernelAttributes, KernelNode
 
 CAUSAL_FLAG, EXACT_FLAG, SEQUENCE_FIRST_FLAG = 1, 2, 4
 SCALARS = (
@@ -53,7 +53,7 @@ Fp32Products = Literal["ieee", "tf32x3", "tf32"]
 
 # The launch grid's second axis holds at most this many programs: B·H.
 MAX_BATCH_HEADS = 65535
-SMALLEST_HEAD_DIM, LARGEST_HEAD_DIM = 16, 256
+SMALLEST_HEAD_DIM, LARGEST_HEAD_DIM = NARROWEST_HEAD, WIDEST_HEAD
 LARGEST_TF32X3_HEAD_DIM = 128
 _INT32_END = 2**31
 

@@ -127,6 +127,16 @@ class StepSession(ABC):
         """The number of positions; None for an older file, which runs without end."""
         return self.facts.max_positions
 
+    def use_cuda_graph(self) -> None:
+        """Record the step as a CUDA graph; sessions of engines can.
+
+        Raises:
+            UsageError: this session cannot.
+        """
+        raise UsageError(
+            f"A session of {self.backend} records no CUDA graphs.", fix="Open an engine: localattn build makes one."
+        )
+
     def reset(self) -> None:
         """Return to position 0 and clear the caches."""
         self.position = 0

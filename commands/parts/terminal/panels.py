@@ -26,7 +26,7 @@ OPTIONS = {
     ),
     "Where it runs": (
         *("backend", "runtime", "target", "arch", "provider", "threads", "plugin", "plugin_library", "cuda_graph"),
-        *("run_libraries", "companion", "server"),
+        *("device", "run_libraries", "companion", "server"),
     ),
     "Building": (
         *("timing_cache", "workspace", "builder_optimization_level", "jobs", "version_compatible"),
