@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -205,20 +205,9 @@ class _Sums:
             self.watch(where, size, error)
 
     def figures(self) -> Figures:
-        return Figures(
-            count=self.count,
-            finite=self.finite,
-            max_abs=self.max_abs,
-            max_rel=self.max_rel,
-            error_squares=self.error_squares,
-            actual_squares=self.actual_squares,
-            expected_squares=self.expected_squares,
-            products=self.products,
-            not_finite=self.not_finite,
-            expected_not_finite=self.expected_not_finite,
-            worst=self.worst if self.first_not_finite is None else self.first_not_finite,
-            frontier=self.frontier,
-        )
+        if self.first_not_finite is not None:
+            self.worst = self.first_not_finite
+        return Figures(**{entry.name: getattr(self, entry.name) for entry in fields(Figures)})
 
 
 def _ratio(part: float, whole: float) -> float:

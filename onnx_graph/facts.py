@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from ..core.nodes.aft import AFT_VARIANT_BY_OP_TYPE
 from ..core.nodes.attention import DOMAIN
 from ..core.storage.files import is_file
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec
-from .graph_values import graphs_of
+from .graph_values import all_nodes
 from .onnx_file import OnnxFile
 from .wire_scan import lies_inside
 
@@ -118,7 +117,7 @@ def inspect_onnx(path: Path | OnnxFile) -> OnnxFacts:
     graph = model.graph
     sidecar = None if file.path is None else read_sidecar(file.path)
     initial = {tensor.name for tensor in graph.initializer}
-    nodes = list(_all_nodes(graph))
+    nodes = list(all_nodes(graph))
     check_nodes(file.name, model)
     external = _external_files(graph)
     return OnnxFacts(
@@ -145,14 +144,6 @@ def _is_windowed(node: Any) -> bool:
     return node.domain == DOMAIN and node.op_type not in AFT_VARIANT_BY_OP_TYPE
 
 
-def _all_nodes(graph: Any) -> Iterator[Any]:
-    """Yield the nodes of a graph and of the graphs inside its If, Loop and Scan."""
-    for node in graph.node:
-        yield node
-        for inner in graphs_of(node):
-            yield from _all_nodes(inner)
-
-
 def _qualified(node: Any) -> str:
     return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
 
@@ -170,7 +161,7 @@ def check_nodes(name: str, model: Any) -> None:
     from ..core.nodes.check import check_attributes
 
     shapes = {value.name: _spec(value).shape for value in (*model.graph.input, *model.graph.value_info)}
-    for node in _all_nodes(model.graph):
+    for node in all_nodes(model.graph):
         width = (shapes.get(node.input[0]) or (None,))[-1] if node.input else None
         attributes = {attribute.name: _value(attribute) for attribute in node.attribute}
         try:

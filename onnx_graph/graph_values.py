@@ -18,6 +18,14 @@ def graphs_of(node: Any) -> Iterator[Any]:
             yield attribute.g
 
 
+def all_nodes(graph: Any) -> Iterator[Any]:
+    """Yield the nodes of a graph or function, and of the graphs inside its If, Loop and Scan."""
+    for node in graph.node:
+        yield node
+        for inner in graphs_of(node):
+            yield from all_nodes(inner)
+
+
 def types_of(graph: Any) -> Iterator[tuple[str, int]]:
     """Yield name and element type of the values of a graph and of the graphs inside its nodes."""
     for value in (*graph.value_info, *graph.input, *graph.output):

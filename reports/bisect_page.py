@@ -7,7 +7,7 @@ from pathlib import PurePath
 from .figures import comparison_figure, figure
 from .model_sections import Document
 from .page import Chart, Page, Section
-from .table import Column, Mark, Table
+from .table import Column, Mark, Table, numbers, texts
 
 _FIGURES = ("max_abs", "relative_rms", "cosine", "not_finite", "worst_index")
 BOUNDARIES = "Module boundaries"
@@ -80,13 +80,8 @@ def _boundaries(document: Document) -> Table:
 
 
 def _columns() -> tuple[Column, ...]:
-    return (
-        Column("no."),
-        Column("module", False),
-        Column("what", False),
-        Column("result", False),
-        *(Column(name, name != "worst_index") for name in _FIGURES),
-    )
+    figures = (Column(name, name != "worst_index") for name in _FIGURES)
+    return (*numbers("no."), *texts("module", "what", "result"), *figures)
 
 
 def _cells(number: str, row: Document) -> tuple[str, ...]:

@@ -19,9 +19,9 @@ from .model_sections import (
     windows_of,
 )
 from .page import Page, Section
-from .table import Column, Mark, Table
+from .table import Mark, Table, numbers, texts
 
-_KEY, _VALUE = Column("fact", False, True), Column("value", False, True)
+_FACTS = texts("fact", "value", wrap=True)
 _HEED = "Before using it"
 _MOST_OPERATORS = 12
 
@@ -97,20 +97,20 @@ def checkpoint_page(document: Document) -> Page:
         for how, group in (("the weights", document["inferred"]), ("the configuration", document["given"]))
         for name, entry in group.items()
     ]
-    columns = (Column("argument", False), Column("value", False, True), Column("given by", False, True))
+    columns = (*texts("argument"), *texts("value", "given by", wrap=True))
     sections = [Section("Arguments", tables=(Table("", columns, tuple(entries)),))] if entries else []
     for title, column, listed in (
         ("In the checkpoint, not used", "why", [(x["from"], x["value"], x["why"]) for x in document["unused"]]),
         ("To complete", "file", _to_complete(document) if needed else []),
     ):
         if listed:
-            columns = (Column("argument", False), Column("value", False, True), Column(column, False, True))
+            columns = (*texts("argument"), *texts("value", column, wrap=True))
             sections.append(Section(title, tables=(Table("", columns, tuple(listed)),)))
     sections += _windows(document)
     for title, key in (("Missing tensors", "missing"), ("Unexpected tensors", "unexpected")):
         if document[key]:
             rows = tuple((name,) for name in document[key])
-            sections.append(Section(title, tables=(Table("", (Column("tensor", False, True),), rows),)))
+            sections.append(Section(title, tables=(Table("", texts("tensor", wrap=True), rows),)))
     summary = document["class"] or "A class that cannot be told"
     counts = f"{document['tensors']:,} tensors, {document['parameters']:,} parameters"
     return Page(
@@ -172,8 +172,8 @@ def _graph(document: Document) -> Section:
         "Graph",
         (f"{sum(document['nodes'].values()):,} nodes; what stands in function definitions is not counted.",),
         tables=(
-            Table("", (_KEY, _VALUE), tuple(facts)),
-            Table("Operators", (Column("operator", False), Column("nodes")), tuple(rows)),
+            Table("", _FACTS, tuple(facts)),
+            Table("Operators", (*texts("operator"), *numbers("nodes")), tuple(rows)),
         ),
     )
 
@@ -200,14 +200,14 @@ def _built(document: Document) -> Section:
         for p in options["profiles"]
     ]
     facts += [(f"Version of {name}", version) for name, version in document["versions"].items()]
-    return Section("Build", tables=(Table("", (_KEY, _VALUE), tuple(facts)),))
+    return Section("Build", tables=(Table("", _FACTS, tuple(facts)),))
 
 
 def _layers(document: Document) -> Section:
     if document["layers"] is None:
         return Section("Layers", (f"They cannot be shown here: {document['why_closed']}",))
     rows = [(layer["name"], layer["kind"], ", ".join(layer["types"])) for layer in document["layers"]]
-    columns = (Column("layer", False, True), Column("kind", False), Column("types", False))
+    columns = (*texts("layer", wrap=True), *texts("kind", "types"))
     return Section("Layers", (f"{len(rows):,} layers.",), tables=(Table("", columns, tuple(rows)),))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from ..core.documents.window_view import WindowExample, WindowView
 from .figures import cosine, figure
 from .page import Section
-from .table import Column, Mark, Table
+from .table import Mark, Table, numbers, texts
 
 Document = Mapping[str, Any]
 
@@ -47,9 +47,7 @@ def signature_table(document: Document) -> Table:
         for kind, specs in (("input", document["inputs"]), ("output", document["outputs"]))
         for spec in specs
     ]
-    return Table(
-        "", (Column("", False), Column("name", False), Column("type", False), Column("shape", False)), tuple(rows)
-    )
+    return Table("", texts("", "name", "type", "shape"), tuple(rows))
 
 
 def checks_table(checks: Sequence[Document]) -> Table:
@@ -63,12 +61,7 @@ def checks_table(checks: Sequence[Document]) -> Table:
         )
         for check in checks
     ]
-    columns = (
-        Column("check", False),
-        Column("result", False),
-        Column("found", False, True),
-        Column("figures", False, True),
-    )
+    columns = (*texts("check", "result"), *texts("found", "figures", wrap=True))
     return Table("", columns, tuple(rows), marks=tuple(_MARKS.get(check["status"], "") for check in checks))
 
 
@@ -86,18 +79,13 @@ def checks_text(checks: Sequence[Document]) -> str:
 def sidecar_section(sidecar: Document, title: str) -> Section:
     """Make the section with the facts of an export; its checks have another section."""
     rows = [(label, _told(sidecar[key])) for key, label in _SIDECAR if sidecar.get(key) not in (None, "", [], {})]
-    tables = [Table("", (Column("fact", False, True), Column("value", False, True)), tuple(rows))]
+    tables = [Table("", texts("fact", "value", wrap=True), tuple(rows))]
     if sidecar.get("layers"):
         layers = [
             (layer["path"], layer["class"], "replaced" if layer["replaced"] else "left as it is", layer["detail"])
             for layer in sidecar["layers"]
         ]
-        columns = (
-            Column("layer", False),
-            Column("class", False),
-            Column("", False),
-            Column("window, or why", False, True),
-        )
+        columns = (*texts("layer", "class", ""), *texts("window, or why", wrap=True))
         tables.append(Table("Layers of the module", columns, tuple(layers)))
     return Section(title, tables=tuple(tables))
 
@@ -113,7 +101,7 @@ def window_section(view: WindowView, title: str) -> Section:
         for e in view.examples()
     ]
     kind = "keys with a learned bias" if view.biases else "keys"
-    columns = (Column("query"), Column(kind), Column("how many"), Column(f"through {count}"))
+    columns = numbers("query", kind, "how many", f"through {count}")
     note = "A layer's keys; and the inputs that can change the output at the query, with the layers one after another."
     layers = ", ".join(view.layers[:6]) + (f" and {len(view.layers) - 6} more" if len(view.layers) > 6 else "")
     text = f"{view.describe()[:1].upper()}{view.describe()[1:]}. {count[:1].upper()}{count[1:]} ({layers}); {length}."

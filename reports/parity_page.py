@@ -19,7 +19,7 @@ from .model_sections import (
     windows_of,
 )
 from .page import Page, Section
-from .table import Column, Table
+from .table import Column, Table, numbers, texts
 
 _FIGURES = (
     "max_abs",
@@ -124,12 +124,7 @@ def _sections(file: Document, before: str) -> list[Section]:
 
 def _comparisons(rows: Sequence[Document], against: Document) -> Table:
     figures = [name for name in _FIGURES if name in rows[0]]
-    columns = (
-        Column("output", False),
-        Column("inputs", False),
-        Column("result", False),
-        *(Column(name, name != "worst_index") for name in figures),
-    )
+    columns = (*texts("output", "inputs", "result"), *(Column(name, name != "worst_index") for name in figures))
     cells = [
         (
             row["output"],
@@ -166,14 +161,7 @@ def _beside_baseline(file: Document) -> Table:
             ("largest", "relative_max", LARGEST_FACTOR),
         )
     ]
-    columns = (
-        Column("output", False),
-        Column("error", False),
-        Column("file"),
-        Column("untouched module"),
-        Column("times"),
-        Column("at most"),
-    )
+    columns = (*texts("output", "error"), *numbers("file", "untouched module", "times", "at most"))
     note = f"Relative to the root mean square of the outputs, over all inputs. The module: {baseline['source']}."
     return Table("Beside the untouched module", columns, tuple(rows), (note,))
 
@@ -187,7 +175,7 @@ def _compared_windows(sides: Sequence[Document], before: str) -> Section:
     rows = [
         (PurePath(side["of"]).name, side["whose"], line) for side in sides for line in side["windows"] or ["not given"]
     ]
-    columns = (Column("of", False), Column("which", False), Column("window", False, True))
+    columns = (*texts("of", "which"), *texts("window", wrap=True))
     listed = [side["windows"] for side in sides if side["windows"]]
     differ = len(listed) > 1 and any(windows != listed[0] for windows in listed)
     text = "They differ: that alone makes the outputs differ." if differ else "They are the same."
@@ -207,7 +195,7 @@ def _sizes(spread: ErrorSpread) -> Table:
     total = spread.total or 1
     rows = [("none", "", f"{spread.zero:,}", percent(spread.zero / total))] if spread.zero else []
     rows += [(f"1e{k:+03d}", f"1e{k + 1:+03d}", f"{n:,}", _share(n / total)) for k, n in spread.decades() if n]
-    columns = (Column("error from"), Column("to"), Column("elements"), Column("share"))
+    columns = numbers("error from", "to", "elements", "share")
     return Table("By size", columns, tuple(rows), ("Over all inputs; NaN and Inf are not among them.",))
 
 
@@ -222,7 +210,7 @@ def _positions(spread: ErrorSpread) -> Table:
         )
         for i in order
     ]
-    columns = (Column("position"), Column("largest error"), Column("out of tolerance"))
+    columns = numbers("position", "largest error", "out of tolerance")
     marks = tuple("bad" if spread.beyond[i] else "" for i in order)
     beyond = sum(1 for count in spread.beyond if count)
     parts = "positions" if spread.width == 1 else "stretches"

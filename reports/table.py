@@ -19,6 +19,16 @@ class Column:
     wrap: bool = False
 
 
+def numbers(*names: str) -> tuple[Column, ...]:
+    """Return columns of numbers."""
+    return tuple(map(Column, names))
+
+
+def texts(*names: str, wrap: bool = False) -> tuple[Column, ...]:
+    """Return columns of texts."""
+    return tuple(Column(name, False, wrap) for name in names)
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows of text under headings.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...core.documents.report import SIGNS
+from ...reports import figures
 from .flags import in_flags
 from .log_output import show_log
 
@@ -215,9 +216,4 @@ def export_document(report: ExportReport | ModuleExportReport) -> dict[str, Any]
 
 def bytes_text(size: int) -> str:
     """Write a size for people: `14.8 MB`."""
-    value = float(size)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    raise AssertionError("unreachable")
+    return figures.size(size)

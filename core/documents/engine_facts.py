@@ -10,12 +10,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from ..errors import UsageError
-from ..storage.publishing import MAX_BYTES, SEAL, check_seal
+from ..storage.publishing import MAX_BYTES
 from ..storage.reading import read_plain
-from .sidecar import CheckRecord, Sidecar, TensorSpec, read_sidecar, sidecar_path
+from .sidecar import CheckRecord, Sidecar, TensorSpec, parse_facts, read_sidecar, sidecar_path
 
 ENGINE_SUFFIX = ".engine"
 
@@ -173,18 +173,8 @@ def read_engine_facts(engine: Path) -> EngineFacts:
         raise UsageError(
             f"Cannot read {path}.", why=why, fix="Copy it together with the engine, or build the engine again."
         ) from error
-    try:
-        facts = EngineFacts.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        why = f"{place}: {first['msg']}" if place else first["msg"]
-        raise UsageError(
-            f"{path} does not describe an engine.", why=why, fix="Build the engine again with localattn build."
-        ) from error
-    check_seal(path, text)
-    (facts.model_extra or {}).pop(SEAL, None)
-    return facts
+    what, fix = f"{path} does not describe an engine.", "Build the engine again with localattn build."
+    return parse_facts(EngineFacts, path, text, lambda why: UsageError(what, why=why, fix=fix))
 
 
 def read_model_facts(model: Path) -> Sidecar | None:

@@ -6,8 +6,10 @@ file. Importing this module imports pydantic: light modules import it inside fun
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -25,9 +27,13 @@ __all__ = [
     "Sidecar",
     "TensorSpec",
     "WindowFacts",
+    "first_problem",
+    "parse_facts",
     "read_sidecar",
     "sidecar_path",
 ]
+
+_Facts = TypeVar("_Facts", bound=BaseModel)
 
 # The check of an export that compares the written file with a reference.
 PARITY = "parity"
@@ -173,15 +179,25 @@ def read_sidecar(model: Path) -> Sidecar | None:
         raise _broken(path, error.strerror or str(error)) from error
     if len(text) > MAX_BYTES:
         raise _broken(path, f"It is larger than {MAX_BYTES >> 20} MiB.")
+    return parse_facts(Sidecar, path, text, partial(_broken, path))
+
+
+def parse_facts(schema: type[_Facts], path: Path, text: bytes, broken: Callable[[str], UsageError]) -> _Facts:
+    """Parse the text of a file of facts, and check its seal; `broken` makes the error for its first problem."""
     try:
-        sidecar = Sidecar.model_validate_json(text)
+        facts = schema.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise _broken(path, f"{place}: {first['msg']}" if place else first["msg"]) from error
+        raise broken(first_problem(error)) from error
     check_seal(path, text)
-    (sidecar.model_extra or {}).pop(SEAL, None)  # the seal belongs to the bytes of the file, not to the facts
-    return sidecar
+    (facts.model_extra or {}).pop(SEAL, None)  # the seal belongs to the bytes of the file, not to the facts
+    return facts
+
+
+def first_problem(error: ValidationError) -> str:
+    """Write where facts go wrong first, and how."""
+    first = error.errors(include_url=False)[0]
+    place = ".".join(str(part) for part in first["loc"])
+    return f"{place}: {first['msg']}" if place else first["msg"]
 
 
 def _broken(path: Path, why: str) -> UsageError:

@@ -65,18 +65,15 @@ class LoadedCheckpoint:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-def load_state(path: Path, key: str | None = None, roots: Collection[str] | None = None) -> LoadedCheckpoint:
-    """Read the state dict of a checkpoint.
+def load_state(path: Path, roots: Collection[str] | None = None) -> LoadedCheckpoint:
+    """Read the state dict of a checkpoint, from the first entry that holds weights in the order that `unwrap` states.
 
     Args:
         path: a file of `torch.save` (zip or legacy) or of safetensors.
-        key: the entry (`ema`, `model.state_dict`) or name prefix (`encoder.`) that holds the weights;
-            by default it is found in the order that `unwrap` states.
         roots: first parts of the model's own tensor names, if it is none of the supported classes.
 
     Raises:
-        UsageError: no such file, a folder, an empty, cut or foreign file, pickled objects, no tensors,
-            or an unknown `key`.
+        UsageError: no such file, a folder, an empty, cut or foreign file, pickled objects, or no tensors.
         MissingDependency: torch or safetensors is not installed.
     """
     kind = _sniffed(path)
@@ -92,7 +89,7 @@ def load_state(path: Path, key: str | None = None, roots: Collection[str] | None
     if (kind == "safetensors") != (path.suffix.lower() == ".safetensors"):
         notes.append(f"{path.name} is a {kind} file, whatever its name says")
     loaded = _read_safetensors(path) if kind == "safetensors" else _read_torch(path, kind == "torch zip", notes)
-    state, settings = unwrap(loaded, key, path, notes, *([] if roots is None else [roots]))
+    state, settings = unwrap(loaded, path, notes, *([] if roots is None else [roots]))
     file_size = path.stat().st_size
     converted = {name: plain_tensor(name, tensor, file_size) for name, tensor in state.items()}
     notes += conversions(state)

@@ -98,7 +98,6 @@ def open_checkpoint(
     config: Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     known: RawConfig | None = None,
-    key: str | None = None,
     task: str | None = None,
 ) -> OpenedCheckpoint:
     """Load a checkpoint and complete its configuration.
@@ -108,7 +107,6 @@ def open_checkpoint(
         config: its configuration file; by default the one beside it, if there is one.
         overrides: arguments that replace the configuration's.
         known: a configuration that is already known (from a sidecar); `config` takes precedence.
-        key: the entry of the checkpoint that holds the weights, if its name is unusual.
         task: what a model in a folder is for, where it is saved for something else.
 
     Raises:
@@ -124,7 +122,7 @@ def open_checkpoint(
     _refuse_hub_name(path)
     if task is not None:
         raise UsageError(f"{argument('task')} does not apply to {path}.", why="It is for a folder of Hugging Face.")
-    loaded = load_state(path, key)
+    loaded = load_state(path)
     if not detect_family({name: tuple(x.shape) for name, x in loaded.state.items()})[0].sizes_are_arguments:
         # There heads and their size follow from the shapes of the inputs and are no arguments of the class.
         overrides = {name: value for name, value in (overrides or {}).items() if name not in ("heads", "dim_head")}

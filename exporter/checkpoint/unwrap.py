@@ -2,7 +2,7 @@
 
 There are two steps, and each adds a note. The first finds the entry that holds the weights, since a training
 checkpoint is a table of tables. If several entries are possible, the first of `ENTRIES` is taken, so the trained model
-comes before its moving average (EMA); `key` overrides this. The second removes the prefixes that wrappers
+comes before its moving average (EMA). The second removes the prefixes that wrappers
 (DataParallel, torch.compile, FSDP, Lightning, ema_pytorch) put in front of names. An ema_pytorch state holds the
 average as `ema_model.` and the trained model as `online_model.`: such a state is saved for the average, so the average
 is taken.
@@ -82,18 +82,17 @@ class Unwrapped(NamedTuple):
     settings: dict[str, Any]
 
 
-def unwrap(loaded: object, key: str | None, path: Path, notes: list[str], roots: Collection[str] = _ROOTS) -> Unwrapped:
+def unwrap(loaded: object, path: Path, notes: list[str], roots: Collection[str] = _ROOTS) -> Unwrapped:
     """Find the state dict inside a file's contents, and the settings beside it.
 
     Args:
         loaded: what the file holds.
-        key: the entry or name prefix that holds the weights.
         path: path of the file, for messages.
         notes: gets a line for every choice.
         roots: first parts of the model's own names.
 
     Raises:
-        UsageError: there are no tensors, `key` names nothing, or several entries are possible.
+        UsageError: there are no tensors, or several entries are possible.
     """
     if not isinstance(loaded, Mapping):
         kind = type(loaded).__name__
@@ -102,7 +101,7 @@ def unwrap(loaded: object, key: str | None, path: Path, notes: list[str], roots:
             why="A state dict is a table from names to tensors.",
             fix="Save model.state_dict().",
         )
-    tables = _way_to_weights(loaded if key is None else _explicit(loaded, key, path), path, notes, roots)
+    tables = _way_to_weights(loaded, path, notes, roots)
     chosen, settings = tables[-1], settings_tables([loaded, *tables])
     state = {name: value for name, value in chosen.items() if isinstance(name, str) and _is_tensor(value)}
     others = [str(name) for name in chosen if name not in state and name not in settings]
@@ -112,7 +111,7 @@ def unwrap(loaded: object, key: str | None, path: Path, notes: list[str], roots:
         raise UsageError(
             f"{path} holds no tensors.",
             why=f"It holds {_listed([str(name) for name in chosen])}.",
-            fix="Save model.state_dict(), or name the entry that holds the weights.",
+            fix="Save model.state_dict().",
         )
     return Unwrapped(_without_prefixes(_without_infixes(state, path, notes), notes, roots), settings)
 
@@ -175,28 +174,10 @@ def _candidates(table: Mapping[Any, Any], path: Path) -> list[str]:
         raise UsageError(
             f"{path} holds several sets of weights: {_listed(others)}.",
             why="None of them has a usual name.",
-            fix="Name the entry to read.",
+            fix="Save the one to read in a file of its own.",
         )
     # LocalAttention without rotary has no parameters: an empty table is its whole state.
     return others or [name for name in usual if not table[name]]
-
-
-def _explicit(table: Mapping[Any, Any], key: str, path: Path) -> Mapping[Any, Any]:
-    """Return the tensors that `key` names: an entry, an entry of an entry (dots), or a prefix of names."""
-    if isinstance(table.get(key), Mapping):
-        return dict(table[key])
-    head, _, rest = key.partition(".")
-    if rest and isinstance(table.get(head), Mapping):
-        return _explicit(table[head], rest, path)
-    prefix = key.rstrip(".") + "."
-    below = {name[len(prefix) :]: value for name, value in table.items() if str(name).startswith(prefix)}
-    if not below:
-        raise UsageError(
-            f"{path} has no entry {key!r}.",
-            why=f"It holds {_listed([str(name) for name in table])}.",
-            fix="Name one of these, or a prefix of them.",
-        )
-    return below
 
 
 def _without_infixes(state: dict[str, torch.Tensor], path: Path, notes: list[str]) -> dict[str, torch.Tensor]:

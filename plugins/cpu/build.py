@@ -16,7 +16,7 @@ from ...core.storage.library_store import CPU_KERNELS, candidates, keep, prepare
 from ...core.storage.outputs import Output, writing
 from ...core.storage.publishing import publish_together, sidecar_path
 from ..compilers import Compiler, find_compiler
-from ..shared_library import compile_library, newest_glibc, time_of_build
+from ..shared_library import compile_library, newest_glibc, package_version, time_of_build
 from .facts import CpuLibraryFacts, parse_facts
 from .fingerprint import SOURCES, fingerprint
 
@@ -64,7 +64,7 @@ def build_library(
             compiler=compiler.version,
             glibc=newest_glibc(staged),
             created=time_of_build(),
-            versions={"localattn": _version(), "python": platform.python_version()},
+            versions={"localattn": package_version(), "python": platform.python_version()},
             path=output,
         )
         staged_facts = sidecar_path(staged)
@@ -95,9 +95,3 @@ def up_to_date(library: Path, arch: Arch) -> CpuLibraryFacts | None:
     except LocalAttnError:  # whatever is wrong with it, it is not up to date
         return None
     return facts if facts and facts.arch == arch and facts.fingerprint == fingerprint() else None
-
-
-def _version() -> str:
-    from ... import __version__
-
-    return __version__

@@ -23,7 +23,7 @@ from ...core.storage.publishing import publish_together, sidecar_path
 from ..compilers import Compiler, find_compiler
 from ..kernel.compile import AnySpec, CompiledKernel, compile_many
 from ..kernel.targets import Target
-from ..shared_library import compile_library, newest_glibc, time_of_build
+from ..shared_library import compile_library, newest_glibc, package_version, time_of_build
 from .embed import images_of, kernel_facts, targets_to_compile, write_sources
 from .facts import Arch, CompanionFacts, LibraryFacts, companion_path, parse_facts
 from .fingerprint import fingerprint as fingerprint
@@ -78,7 +78,7 @@ def build_library(
         images = images_of(kernels or _compile_kernels(specs, targets, jobs, progress), targets)
         work = folder / "work"
         shutil.copytree(_SOURCE, work)
-        write_sources(images, _version(), work)
+        write_sources(images, package_version(), work)
         progress(f"compiling C++ for {arch}")
         staged = folder / output.name
         _compile_library(work, compiler, tensorrt, cuda, staged)
@@ -99,7 +99,7 @@ def build_library(
                 name=companion.name, sha256=sha256(staged_companion), bytes=staged_companion.stat().st_size
             ),
             versions={
-                "localattn": _version(),
+                "localattn": package_version(),
                 "triton": metadata.version("triton"),
                 "python": platform.python_version(),
             },
@@ -165,9 +165,3 @@ def _compile_companion(work: Path, compiler: Compiler, output: Path) -> None:
     """Compile the library that registers the plugin library; it includes no header of NVIDIA's."""
     shutil.copytree(_COMPANION, work)
     compile_library(work, compiler, output, name=output.name, options=("-O2", "-ldl"), fix=f"{compiler.version}.")
-
-
-def _version() -> str:
-    from ... import __version__
-
-    return __version__

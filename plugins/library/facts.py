@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ...core.documents.sidecar import first_problem
 from ...core.errors import UsageError
 from ...core.machine.processor import ARCHITECTURES as ARCHITECTURES
 from ...core.machine.processor import Arch as Arch
@@ -150,10 +151,8 @@ def parse_facts(document: Mapping[str, Any], library: Path) -> LibraryFacts:
     try:
         facts = LibraryFacts.model_validate(document)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
         what = f"The facts of {library} do not describe a {TENSORRT_PLUGIN.title}."
-        raise UsageError(what, why=f"{place}: {first['msg']}") from error
+        raise UsageError(what, why=first_problem(error)) from error
     facts.path = library
     return facts
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...core.documents.bench_report import BUSY, CONFIDENCE, OTHERS, BenchReport, BenchRow, Profile, Ratio, Share
 from ..figures import digits, percent, size
-from ..table import Column, Table
+from ..table import Column, Table, numbers, texts
 
 _NAME = Column("candidate", number=False, wrap=True)
 
@@ -24,18 +24,12 @@ def latency_table(report: BenchReport) -> Table:
     for row in report.rows:
         figures = [*row.latency.percentiles.values(), row.latency.mean, row.latency.std, row.latency.min]
         rows.append((row.label, *map(digits, figures), digits(row.runs_per_s), digits(row.tokens_per_s)))
-    return Table("Latency and throughput", (_NAME, *map(Column, heads)), tuple(rows), (_timed(report),))
+    return Table("Latency and throughput", (_NAME, *numbers(*heads)), tuple(rows), (_timed(report),))
 
 
 def comparison_table(report: BenchReport) -> Table:
     """Make the table of times relative to the first model, with the interval."""
-    heads = (
-        _NAME,
-        Column("time"),
-        Column(f"{CONFIDENCE:.0%} interval"),
-        Column("", number=False),
-        Column("against", number=False),
-    )
+    heads = (_NAME, *numbers("time", f"{CONFIDENCE:.0%} interval"), *texts("", "against"))
     rows = [
         (row.label, f"{digits(row.ratio.value)}×", interval(row.ratio), row.ratio.verdict, row.ratio.against)
         for row in report.rows
@@ -69,7 +63,7 @@ def cost_table(report: BenchReport) -> Table:
         f"share of the rounds in which other programs took more than {OTHERS:.0%} of the processors; above {BUSY:.0%} "
         "there is no verdict."
     )
-    columns = (_NAME, Column("runs on", number=False), *map(Column, heads))
+    columns = (_NAME, *texts("runs on"), *numbers(*heads))
     return Table("Loading and memory", columns, tuple(rows), (note,))
 
 
@@ -77,7 +71,7 @@ def profile_tables(profile: Profile) -> list[Table]:
     """Make the tables of where one candidate's time goes."""
     nodes = Table(
         "Slowest nodes",
-        (Column("node", False), Column("operator", False), Column("module", False), Column("ms"), Column("share")),
+        (*texts("node", "operator", "module"), *numbers("ms", "share")),
         tuple((n.name, n.operator, n.module, digits(n.ms), percent(n.share)) for n in profile.nodes),
     )
     return [
@@ -168,5 +162,5 @@ def _timed(report: BenchReport) -> str:
 
 
 def _shares(title: str, head: str, shares: Sequence[Share]) -> Table:
-    columns = (Column(head, False), Column("ms"), Column("share"), Column("nodes"))
+    columns = (*texts(head), *numbers("ms", "share", "nodes"))
     return Table(title, columns, tuple((s.name, digits(s.ms), percent(s.share), str(s.nodes)) for s in shares))

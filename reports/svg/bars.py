@@ -68,9 +68,9 @@ def _named(label: str, y: float) -> tuple[list[Markup], float]:
     return [draw.text(0, y + 13 + n * LINE, line, "label") for n, line in enumerate(lines)], y + LINE * (len(lines) - 1)
 
 
-def intervals(items: Sequence[Bar], title: str, reference: float = 1.0) -> Markup:
-    """Draw values with their intervals beside a line at `reference`, on a logarithmic axis."""
-    ends = [reference, *(e for i in items for e in (i.value, i.low, i.high) if e is not None and e > 0)]
+def intervals(items: Sequence[Bar], title: str) -> Markup:
+    """Draw values with their intervals beside a line at 1, on a logarithmic axis."""
+    ends = [1.0, *(e for i in items for e in (i.value, i.low, i.high) if e is not None and e > 0)]
     low, high = math.log(min(ends) / 1.1), math.log(max(ends) * 1.1)
 
     def x(value: float) -> float:
@@ -87,7 +87,7 @@ def intervals(items: Sequence[Bar], title: str, reference: float = 1.0) -> Marku
         parts.append(draw.dot(x(item.value), y + 26, 5, f"c{(index + 1) % COLOURS}", item.label))
         y += 40
     height = y
-    parts.insert(0, draw.path(f"M{x(reference):.1f} 0V{height + 6:.0f}", "reference"))
+    parts.insert(0, draw.path(f"M{x(1):.1f} 0V{height + 6:.0f}", "reference"))
     wanted = [m for m in (0.1, 0.2, 0.5, 0.8, 1, 1.25, 2, 5, 10, 20, 50, 100) if low <= math.log(m) <= high]
     parts += [draw.text(x(mark), height + 20, f"{mark:g}×", "tick", "middle") for mark in wanted]
     return draw.svg(parts, height + 26, title)
@@ -106,17 +106,16 @@ def histogram(edges: Sequence[float], counts: Sequence[int], title: str, x_label
     return draw.svg(parts, frame.height, title)
 
 
-def lines(series: Sequence[Series], title: str, x_label: str, y_label: str, *, from_zero: bool = True) -> Markup:
-    """Draw lines over a common axis, with a legend above them where there are several."""
+def lines(series: Sequence[Series], title: str, x_label: str, y_label: str) -> Markup:
+    """Draw lines over a common axis from 0, with a legend above them where there are several."""
     xs = [x for line in series for x, _ in line.points] or [0.0]
     ys = [y for line in series for _, y in line.points] or [0.0]
-    low, high = (0.0 if from_zero else min(ys)), max(ys)
     named = len(series) > 1
     across = Axis(x_label, min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1)
     legend = (
         [(index, row) for index, line in enumerate(series) for row in draw.broken(line.name, _LABEL)] if named else []
     )
-    frame = Frame(across, Axis(y_label, low, high if high > low else low + 1), legend=len(legend))
+    frame = Frame(across, Axis(y_label, 0.0, max(0.0, *ys) or 1.0), legend=len(legend))
     parts = frame.axes()
     for index, line in enumerate(series):
         colour = index % COLOURS

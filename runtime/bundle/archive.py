@@ -118,18 +118,11 @@ def check_tar(path: Path, table: list[Entry], manifest: dict[str, Any]) -> None:
     """Compare the files inside a tar with the manifest, without extracting them.
 
     Raises:
-        CheckFailed: a file is missing, added or altered.
+        Fault: a file is missing, added or altered.
     """
-    listed = {item["path"]: item for item in manifest["files"]}
-    found = {entry.path: entry for entry in table if entry.path != MANIFEST}
-    for title, names in (("is missing", listed.keys() - found.keys()), ("is not listed", found.keys() - listed.keys())):
-        if names:
-            raise CheckFailed(f"{min(names)} {title} in {path}.", fix="Get the bundle again.")
-    for name, item in listed.items():
-        if found[name].size != item["size"]:
-            why = f"It has {found[name].size} bytes, not {item['size']}."
-            raise CheckFailed(f"{name} was altered.", why=why, fix="Get the bundle again.")
-        check_files.check_bytes(name, item, _bytes_of(path, found[name]))
+    found = {entry.path: entry for entry in table}
+    sizes = {name: entry.size for name, entry in found.items()}
+    check_files.check_listed(manifest, sizes, lambda name: _bytes_of(path, found[name]))
 
 
 def extract(path: Path, table: list[Entry], folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ...core.documents.sidecar import Sidecar, sidecar_path
 from ...core.dtypes import SHORT_NAME
@@ -27,6 +27,25 @@ if TYPE_CHECKING:
 _MACHINES = {62: "x86_64", 183: "aarch64"}
 # Folders of libraries in a bundle, by their kind.
 _HOMES = {"plugin": "plugins", "kernels": "kernels"}
+
+
+class BundleFiles(Protocol):
+    """The files of a bundle that is being written.
+
+    Attributes:
+        folder: where they are.
+    """
+
+    folder: Path
+
+    def add(self, path: str, content: bytes, role: str) -> None:
+        """Write a file with generated content."""
+
+    def take(self, source: Path, path: str, role: str) -> None:
+        """Copy a file into the bundle."""
+
+    def digest(self, path: str) -> str:
+        """Return the SHA-256 of a file of the bundle."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ...core.errors import LocalAttnError
 from ...core.tensors import TensorSpec
@@ -14,7 +14,7 @@ from ..generation.step_file import other_tensors
 from ..inputs.rows import ROWS, check_rows, open_batch, rows_stay_apart, spans_the_batch
 from ..inputs.vocabulary import vocabulary
 from ..session import Session, load
-from .parts import EnginePart, ModelPart, PluginPart
+from .parts import BundleFiles, EnginePart, ModelPart, PluginPart
 from .samples import Sample, example_inputs
 from .triton import (
     IDLE_SECONDS,
@@ -38,15 +38,6 @@ _NO_BYTECODE = b"This file keeps Python from writing bytecode into the bundle.\n
 _STREAM = Path(__file__).parent / "serving" / "stream_model.py"
 
 
-class Files(Protocol):
-    """What a repository needs of the bundle that it is written into."""
-
-    folder: Path
-
-    def add(self, path: str, content: bytes, role: str) -> None:
-        """Write a file with generated content."""
-
-
 class Repository:
     """The folder `triton` of a bundle.
 
@@ -64,7 +55,12 @@ class Repository:
     """
 
     def __init__(
-        self, files: Files, serving: Serving, parts: Sequence[ModelPart], name: str, plugins: Sequence[PluginPart] = ()
+        self,
+        files: BundleFiles,
+        serving: Serving,
+        parts: Sequence[ModelPart],
+        name: str,
+        plugins: Sequence[PluginPart] = (),
     ) -> None:
         self._files, self._serving, self._part, self._parts = files, serving, parts[0], list(parts)
         self._name = served_name(name)

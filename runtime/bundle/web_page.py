@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import quote
 
 from ...core.error_texts import argument
@@ -19,26 +18,13 @@ from ...core.storage.files import is_file
 from ...core.storage.publishing import MAX_BYTES
 from ...core.storage.reading import read_plain
 from ..generation.step_session import step_facts
-from .parts import ModelPart
+from .parts import BundleFiles, ModelPart
 
 HOME = "web"
 PAGE_FILES = Path(__file__).with_name("web")
 # Files in the folder `dist` of onnxruntime-web's package: the build without WebGPU, and the WebAssembly it loads.
 RUNTIME_FILES = ("ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm")
 _INSTALL = "npm install --ignore-scripts onnxruntime-web puts it into node_modules/onnxruntime-web."
-
-
-class Files(Protocol):
-    """What a page needs of the bundle that it is written into."""
-
-    def add(self, path: str, content: bytes, role: str) -> None:
-        """Write a file with generated content."""
-
-    def take(self, source: Path, path: str, role: str) -> None:
-        """Copy a file into the bundle."""
-
-    def digest(self, path: str) -> str:
-        """Return the SHA-256 of a file of the bundle."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +104,7 @@ class WebPage:
 
     home = f"{HOME}/model"
 
-    def __init__(self, files: Files, runtime: WebRuntime, models: Sequence[ModelPart]) -> None:
+    def __init__(self, files: BundleFiles, runtime: WebRuntime, models: Sequence[ModelPart]) -> None:
         self._files, self._runtime, self._models = files, runtime, models
 
     def write(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...core.errors import UsageError
-from ...onnx_graph.graph_values import graphs_of
+from ...onnx_graph.graph_values import all_nodes
 from ...onnx_graph.onnx_file import OnnxFile
 
 _WIDEST = (1 << 31) - 1
@@ -64,16 +64,9 @@ def _wide_nodes(model: Any) -> Iterator[str]:
     """Yield names of nodes that compute with constants beyond 32 bits."""
     for part in (model.graph, *model.functions):
         wide = set(_wide_constants(part))
-        for node in _all_nodes(part):
+        for node in all_nodes(part):
             if node.op_type in _ARITHMETIC and not wide.isdisjoint(node.input):
                 yield node.name or node.op_type
-
-
-def _all_nodes(part: Any) -> Iterator[Any]:
-    for node in part.node:
-        yield node
-        for inner in graphs_of(node):
-            yield from _all_nodes(inner)
 
 
 def _wide_constants(part: Any) -> Iterator[str]:
@@ -81,7 +74,7 @@ def _wide_constants(part: Any) -> Iterator[str]:
     for tensor in getattr(part, "initializer", ()):
         if _is_wide(tensor):
             yield tensor.name
-    for node in _all_nodes(part):
+    for node in all_nodes(part):
         if node.op_type == "Constant":
             attribute = node.attribute[0]
             numbers = (attribute.i, *attribute.ints)

@@ -12,9 +12,9 @@ import os
 import re
 import stat
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 ALTERED, NO_BUNDLE, MISSING = 1, 2, 3
 MANIFEST = "manifest.json"
@@ -205,8 +205,27 @@ def check_folder(folder: Path, manifest: Report) -> None:
     Raises:
         Fault: a link or special file (2); a file missing, added or altered (1).
     """
+
+    def blocks(path: str) -> Iterator[bytes]:
+        with (folder / path).open("rb") as stream:
+            while block := stream.read(1 << 20):
+                yield block
+
+    check_listed(manifest, dict(_plain_files(folder)), blocks)
+
+
+def check_listed(manifest: Report, found: dict[str, int], blocks: Callable[[str], Iterable[bytes]]) -> None:
+    """Compare files with a manifest.
+
+    Args:
+        manifest: parsed.
+        found: the size of each file by path, the manifest's own too.
+        blocks: returns the bytes of a file.
+
+    Raises:
+        Fault: a file is missing, added or altered.
+    """
     listed = {entry["path"]: entry for entry in manifest["files"]}
-    found = dict(_plain_files(folder))
     found.pop(MANIFEST, None)
     for title, names in (("is missing", listed.keys() - found.keys()), ("is not listed", found.keys() - listed.keys())):
         if names:
@@ -214,16 +233,10 @@ def check_folder(folder: Path, manifest: Report) -> None:
     for path, entry in listed.items():
         if found[path] != entry["size"]:
             raise _altered(path, f"It has {found[path]} bytes, not {entry['size']}.")
-        with (folder / path).open("rb") as stream:
-            check_bytes(path, entry, _blocks(stream))
+        check_bytes(path, entry, blocks(path))
 
 
-def _blocks(stream: BinaryIO) -> Iterator[bytes]:
-    while block := stream.read(1 << 20):
-        yield block
-
-
-def check_bytes(path: str, entry: Report, blocks: Iterator[bytes]) -> None:
+def check_bytes(path: str, entry: Report, blocks: Iterable[bytes]) -> None:
     """Compare a file's bytes with the SHA-256 of its manifest entry."""
     digest = hashlib.sha256()
     for block in blocks:

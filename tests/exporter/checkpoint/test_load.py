@@ -29,9 +29,9 @@ def saved(path: Path, content: object, **options: object) -> Path:
     return path
 
 
-def check(path: Path, expected: dict = STATE, key: str | None = None) -> list[str]:
+def check(path: Path, expected: dict = STATE) -> list[str]:
     """The file loads to `expected`; its notes."""
-    loaded = load_state(path, key)
+    loaded = load_state(path)
     assert list(loaded.state) == list(expected)
     for name, tensor in expected.items():
         assert loaded.state[name].dtype == torch.float32
@@ -93,7 +93,6 @@ def test_wrappings(tmp_path, wrap):
 def test_the_model_comes_before_its_average(tmp_path):
     path = saved(tmp_path / "w.pt", {"ema": OTHER, "model": STATE})
     assert "'model'; it also holds ema" in check(path)[0]
-    assert check(path, OTHER, key="ema") == []
 
 
 def test_an_ema_pytorch_state_gives_the_average(tmp_path):
@@ -106,18 +105,6 @@ def test_an_ema_pytorch_state_gives_the_average(tmp_path):
     path = saved(tmp_path / "w.pt", content)
     (note,) = check(path, OTHER)
     assert "'ema_model.'" in note and "online_model.to_qkv.weight" in note
-    check(path, STATE, key="online_model.")
-
-
-def test_key_reaches_nested_entries_and_prefixes(tmp_path):
-    path = saved(tmp_path / "w.pt", {"a": {"b.c": {"model": STATE}}, "x": OTHER})
-    check(path, key="a.b.c")
-    with pytest.raises(UsageError, match="no entry 'y'") as caught:
-        load_state(path, "y")
-    assert "a, x" in str(caught.value)
-    path = saved(tmp_path / "p.pt", {f"encoder.block.{k}": v for k, v in STATE.items()})
-    check(path, key="encoder.block")
-    check(path, key="encoder.block.")
 
 
 def test_several_unnamed_sets_are_not_guessed(tmp_path):
