@@ -184,7 +184,11 @@ def _kernels_probe() -> Probe:
         if library is not None:
             facts = parse_facts(library.facts, library.path)
             # One head size an element type shows it: all of them are compiled for the same GPUs.
-            kernels = {kernel.dtype: kernel.head_dim for kernel in facts.kernels if kernel.op_type in _PLAIN}
+            kernels = {
+                kernel.dtype: kernel.head_dim
+                for kernel in facts.kernels
+                if kernel.op_type in _PLAIN and not kernel.has_shared_qk
+            }
     except LocalAttnError as error:
         wrong = error
 

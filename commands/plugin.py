@@ -23,7 +23,7 @@ from .parts.console import (
 )
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.plugins import plugin_cpu
-from .parts.plugins.options import Backend
+from .parts.plugins.options import Backend, Fp32Products
 from .parts.terminal.help import Group
 
 if TYPE_CHECKING:
@@ -53,12 +53,16 @@ def build(
         list[Path] | None, typer.Argument(help="Exported models; only the kernels they need are built."), INPUT
     ] = None,
     target: Annotated[
-        str, typer.Option(help="GPUs, as sm_87,sm_90. (Default: sm_80,sm_90,sm_100; for aarch64 sm_80,sm_87,sm_110.)")
+        str, typer.Option(help="GPUs, as sm_87,sm_90. (Default: sm_80,sm_90,sm_100; for aarch64 also sm_87,sm_110.)")
     ] = "",
     arch: ArchOption = "",
     backend: BackendOption = Backend.tensorrt,
     dtype: Annotated[str, typer.Option(help="Element types, of fp16,bf16,fp32. (Default: all.)")] = "",
     head_dim: Annotated[str, typer.Option(help="Head sizes, 16 to 256. (Default: 16,32,64,128,256.)")] = "",
+    fp32_products: Annotated[
+        Fp32Products,
+        typer.Option(help="How fp32 is multiplied: exactly, as three products of TF32, or as one, with fp16's digits."),
+    ] = Fp32Products.ieee,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="The library to write. (Default: in the cache.)"),
@@ -83,10 +87,11 @@ def build(
     from ..plugins.kernel.targets import target as target_called
     from ..plugins.library.build import build_library, up_to_date
     from ..plugins.library.headers import find_cuda_headers, find_tensorrt_headers
-    from ..plugins.library.selection import default_targets, full_set, needed_by, without_kernel
+    from ..plugins.library.selection import default_targets, every_kernel, needed_by, without_kernel
 
     if backend is Backend.onnxruntime:
         chosen = {"Models": models, "--target": target, "--dtype": dtype, "--head-dim": head_dim, "--jobs": jobs}
+        chosen["--fp32-products"] = fp32_products is not Fp32Products.ieee
         plugin_cpu.refuse_options(chosen)
         plugin_cpu.build(output, _arch(arch), force=force, as_json=output_format is Format.json)
         return
@@ -97,16 +102,22 @@ def build(
             why="Models say themselves what they need.",
             fix="Leave out the one or the other.",
         )
+    if fp32_products is not Fp32Products.ieee and output is None:
+        raise UsageError(
+            f"A library with --fp32-products {fp32_products.value} needs --output.",
+            why="Commands take libraries of the cache by themselves, and their numbers are those of fp32.",
+            fix="Give --output, and name the library with --plugin-library.",
+        )
     chosen_arch = _arch(arch)
     targets = [target_called(name) for name in _split(target)] or default_targets(chosen_arch)
     if models:
-        specs = list(dict.fromkeys(spec for model in models for spec in needed_by(model)))
+        specs = list(dict.fromkeys(spec for model in models for spec in needed_by(model, fp32_products.value)))
         if not specs:
             reasons = {why for model in models for why in without_kernel(model).values()}
             why = ["None of their nodes is an attention node that a kernel computes", *sorted(reasons)]
             raise UsageError("These models need no plugin.", why=f"{'; '.join(why)}.")
     else:
-        specs = full_set(_split(dtype), _numbers(head_dim))
+        specs = every_kernel(_split(dtype), _numbers(head_dim), fp32_products.value)
     path = output or prepare_cache(chosen_arch) / _file_name(models)
     facts = up_to_date(path, specs, targets, chosen_arch) if output is None and not force else None
     if facts is not None:
@@ -360,10 +371,10 @@ def _print_library(facts: LibraryFacts) -> None:
         for dtype in dict.fromkeys(kernel.dtype for kernel in facts.kernels):
             mine = [kernel for kernel in facts.kernels if (kernel.op_type, kernel.dtype) == (op_type, dtype)]
             if mine:
-                sizes = ", ".join(str(kernel.head_dim) for kernel in mine)
+                sizes = ", ".join(dict.fromkeys(str(kernel.head_dim) for kernel in mine if kernel.head_dim))
                 alike.setdefault((op_type, sizes), []).append(dtype)
     for (op_type, sizes), dtypes in alike.items():
-        say(f"  kernel  {op_type}: {', '.join(dtypes)}; head sizes {sizes}")
+        say(f"  kernel  {op_type}: {', '.join(dtypes)}" + (f"; head sizes {sizes}" if sizes else ""))
     for machine_code, ptx in dict.fromkeys((tuple(k.machine_code), tuple(k.ptx)) for k in facts.kernels):
         say(f"  for     machine code of {', '.join(machine_code)}; PTX of {', '.join(ptx)} for later GPUs")
     say(

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.nodes.aft import AFT_VARIANT_BY_OP_TYPE
 from ..core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE
 from ..core.nodes.gpu import NARROWEST_HEAD, SERVED_BY_OP_TYPE, SMALLEST_XPOS_BASE, WIDEST_HEAD
 from ..core.nodes.grouped import GROUPED_BY_OP_TYPE
@@ -52,6 +53,12 @@ def gpu_nodes(model: Any) -> list[GpuNode]:
     if any(node.input[0] not in types for node in nodes):
         types = _tensor_types(onnx.shape_inference.infer_shapes(model))
     return [_judged(node, *types.get(node.input[0], (0, []))) for node in nodes]
+
+
+def aft_nodes(model: Any) -> list[Any]:
+    """List the AFT-local nodes of a model's graph that name the plugin; TensorRT takes the function of others."""
+    nodes = (node for node in model.graph.node if node.domain == DOMAIN and node.op_type in AFT_VARIANT_BY_OP_TYPE)
+    return [node for node in nodes if any(attribute.name == "plugin_namespace" for attribute in node.attribute)]
 
 
 def keep_functions(model: Any, nodes: Iterable[Any]) -> None:

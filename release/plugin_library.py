@@ -10,13 +10,12 @@ from localattn.core.machine.processor import ARCHITECTURES, Arch
 from localattn.core.storage.library_store import TENSORRT_PLUGIN
 from localattn.core.storage.publishing import sidecar_path
 from localattn.plugins.compilers import zig_compiler
-from localattn.plugins.kernel.compile import CompiledKernel, compile_many
-from localattn.plugins.kernel.spec import KernelSpec
+from localattn.plugins.kernel.compile import AnySpec, CompiledKernel, compile_many
 from localattn.plugins.kernel.targets import TARGETS, Target
 from localattn.plugins.library.build import build_library
 from localattn.plugins.library.embed import targets_to_compile
 from localattn.plugins.library.facts import companion_path
-from localattn.plugins.library.selection import full_set
+from localattn.plugins.library.selection import every_kernel
 
 from .compiled_in import parts, parts_for_gpus
 from .sbom import with_sbom
@@ -35,7 +34,7 @@ def wheels(
     pure: Path,
     folder: Path,
     *,
-    specs: Sequence[KernelSpec] | None = None,
+    specs: Sequence[AnySpec] | None = None,
     targets: Sequence[Target] = tuple(TARGETS.values()),
     archs: tuple[Arch, ...] = ARCHITECTURES,
     progress: Callable[[str], None] = lambda _: None,
@@ -50,7 +49,7 @@ def wheels(
         archs: processors.
         progress: told of each kernel.
     """
-    specs = full_set() if specs is None else specs
+    specs = every_kernel() if specs is None else specs
     compiled_for = targets_to_compile(targets)
     total, done = len(specs) * len(compiled_for), iter(range(1, len(specs) * len(compiled_for) + 1))
     kernels = compile_many(
@@ -65,7 +64,7 @@ def wheels(
 
 
 def _library(
-    arch: Arch, specs: Sequence[KernelSpec], targets: Sequence[Target], kernels: Sequence[CompiledKernel]
+    arch: Arch, specs: Sequence[AnySpec], targets: Sequence[Target], kernels: Sequence[CompiledKernel]
 ) -> dict[str, bytes]:
     with TemporaryDirectory() as folder:
         path = Path(folder, TENSORRT_PLUGIN.file_name)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ...core.storage.library_store import Library
     from ...onnx_graph.onnx_file import OnnxFile
-    from ...plugins.kernel.spec import KernelSpec
+    from ...plugins.kernel.compile import AnySpec
     from ...plugins.kernel.targets import Target
     from ...runtime.engine.builder.request import PluginChoice
 
@@ -84,7 +84,7 @@ def choose_plugin(
 
 def _library(
     named: Path | None, model: OnnxFile, capabilities: Sequence[int], progress: Callable[[str], None]
-) -> tuple[Library | None, list[KernelSpec]]:
+) -> tuple[Library | None, list[AnySpec]]:
     """Return the plugin library for this model and these GPUs, and the kernels it needs; None if it needs none."""
     from ...core.storage.library_store import TENSORRT_PLUGIN, read_named
     from ...plugins.library.facts import find_library, host_arch, parse_facts
@@ -97,7 +97,7 @@ def _library(
     if named is not None:
         library = read_named(TENSORRT_PLUGIN, named)
         if library.facts:
-            _demand_kernels(named, parse_facts(library.facts, named).missing(specs, targets))
+            _demand_kernels(named, parse_facts(library.facts, named).missing(specs, targets, any_products=True))
         return library, specs
     return find_library(host_arch(), specs, targets) or _build(specs, targets, progress), specs
 
@@ -126,7 +126,7 @@ def _gpus(capabilities: Sequence[int]) -> list[Target]:
     return found
 
 
-def _build(specs: list[KernelSpec], targets: list[Target], progress: Callable[[str], None]) -> Library:
+def _build(specs: list[AnySpec], targets: list[Target], progress: Callable[[str], None]) -> Library:
     """Build a library with these kernels, named by its content: engines built with another one stay valid."""
     import hashlib
 

@@ -35,6 +35,9 @@ class KernelName(BaseModel):
     has_xpos: bool = False
     has_softcap: bool = False
     has_sinks: bool = False
+    has_shared_qk: bool = False
+    node: str = "attention"
+    causal: bool = False
 
 
 class PluginFacts(BaseModel):

@@ -23,6 +23,9 @@ Source: `labml_nn.transformers.aft.AFTLocal`, labml-nn 0.5.1; Zhai et al., arXiv
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from .attention import PLUGIN_NAMESPACE, PLUGIN_VERSION
 
 # The node's ONNX function is exact while no bias (nor 0) is further from another: e^-60 of fp32's e^-87 are left for
 # the keys. Trained biases span a few units; modules with wider ones are exported without the node.
@@ -31,6 +34,10 @@ WIDEST_BIASES = 60.0
 # The logit of a hidden key. Finite, so that no difference of two is NaN; far below any other, so that adding a bias
 # does not make the key visible, and a row whose maximum is near it has seen no key.
 HIDDEN_KEY = -1e30
+
+
+# Attributes of every node: by them TensorRT prefers the plugin to the function.
+PLUGIN_ATTRIBUTES: dict[str, Any] = {"plugin_namespace": PLUGIN_NAMESPACE, "plugin_version": PLUGIN_VERSION}
 
 
 @dataclass(frozen=True)

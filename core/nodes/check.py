@@ -9,7 +9,7 @@ from typing import Any
 
 from ..error_texts import shown
 from ..errors import UsageError
-from .aft import AFT_VARIANT_BY_OP_TYPE
+from .aft import AFT_VARIANT_BY_OP_TYPE, PLUGIN_ATTRIBUTES
 from .attention import (
     DOMAIN,
     HEADS_FIRST,
@@ -93,8 +93,10 @@ def check_attributes(domain: str, op_type: str, attributes: Mapping[str, Any], h
     """
     bare = AFT_VARIANT_BY_OP_TYPE if domain == DOMAIN else FUSED_BY_OP_TYPE if domain == FUSED_DOMAIN else {}
     if op_type in bare:
-        if attributes:
-            raise UsageError(f"{shown(min(attributes))} is no attribute of {op_type}, which has none.")
+        known_here = PLUGIN_ATTRIBUTES if domain == DOMAIN else {}
+        for name, value in attributes.items():
+            if known_here.get(name) != value:
+                raise UsageError(f"{shown(name)} is no attribute of {op_type}, or not with this value.")
         return
     known: tuple[Mapping[str, NodeVariant | GroupedVariant | StepVariant], ...]
     known = (VARIANT_BY_OP_TYPE, GROUPED_BY_OP_TYPE, STEP_VARIANT_BY_OP_TYPE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .aft import AFT_VARIANTS
 from .attention import VARIANTS, NodeAttributes, NodeVariant
 from .grouped import GROUPED_VARIANTS, GroupedAttributes, GroupedVariant
 
@@ -14,6 +15,8 @@ SERVED: tuple[KernelNode, ...] = (
     *VARIANTS,
     *(node for node in GROUPED_VARIANTS if not (node.has_sinks and node.has_softcap)),
 )
+# Those of AFT-local have a kernel and an argument list of their own.
+SERVED_OP_TYPES = (*(node.op_type for node in SERVED), *(variant.op_type for variant in AFT_VARIANTS))
 SERVED_BY_OP_TYPE = {node.op_type: node for node in SERVED}
 
 # Narrower heads do not fill a product of the matrix units; wider ones do not fit a tile, which holds whole rows.

@@ -25,7 +25,7 @@ from typing import Any
 import onnx_ir as ir
 from onnxscript import build_function
 
-from ...core.nodes.aft import AFT_VARIANT_BY_OP_TYPE, HIDDEN_KEY, AftVariant
+from ...core.nodes.aft import AFT_VARIANT_BY_OP_TYPE, HIDDEN_KEY, PLUGIN_ATTRIBUTES, AftVariant
 from ...core.nodes.attention import DOMAIN
 
 _FIRST_INT64, _LAST_INT64 = -(1 << 63), (1 << 63) - 1
@@ -317,6 +317,6 @@ def build_aft(op_type: str, opset: int, nodes: Sequence[ir.Node]) -> ir.Function
         [ir.Value(name=name) for name in variant.input_names],
         domain=DOMAIN,
         name=op_type,
-        attributes=[],
+        attributes=[ir.Attr(name, ir.AttributeType.STRING, None) for name in PLUGIN_ATTRIBUTES],
         opset_imports={"": opset},
     )

@@ -95,10 +95,12 @@ def _register(trtp: Any, variant: KernelNode, target: Target) -> None:
         # Inputs, attributes, outputs and the tactic all come by position here; a description gets attributes by name.
         given = dict(zip(declared, arguments[inputs : inputs + len(declared)], strict=True))
         query, key = arguments[:2]
-        spec = spec_for(variant, _DTYPES[query.dtype.name], _known(query.shape_expr[3]))
+        attributes = _attributes(variant, given)
+        shared_qk = getattr(attributes, "shared_qk", False)
+        spec = spec_for(variant, _DTYPES[query.dtype.name], _known(query.shape_expr[3]), shared_qk=shared_qk)
         if spec not in kernels:
             kernels[spec] = compile_kernel(spec, target, tile_for(spec, target, opt_in=False))
-        return launch_of(trtp, kernels[spec], _attributes(variant, given), query.shape_expr, key.shape_expr)
+        return launch_of(trtp, kernels[spec], attributes, query.shape_expr, key.shape_expr)
 
     tensors = dict.fromkeys(variant.input_names, trtp.TensorDesc)
     _sign(description, tensors | declared, tuple[trtp.TensorDesc])

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .compile import CompiledKernel, compile_tiles
-from .spec import KernelSpec, Tile, full_set
+from .aft import AFT_SPECS
+from .compile import AnySpec, CompiledKernel, compile_tiles
+from .spec import Tile, full_set
 from .targets import TARGETS, Target, target
 from .tiles import FREE_SHARED_BYTES, OPT_IN_SHARED_BYTES, tile_for
 
@@ -23,9 +24,10 @@ TABLE = Path(__file__).with_name("budget.json")
 AHEAD_OF_TIME = "@48KB"
 
 
-def entries(target: Target) -> Iterator[tuple[KernelSpec, Tile]]:
+def entries(target: Target) -> Iterator[tuple[AnySpec, Tile]]:
     """List the kernels of the table for one target: the full set of the library, and other tiles of it."""
-    for spec in full_set():
+    specs: list[AnySpec] = [*full_set(), *AFT_SPECS]
+    for spec in specs:
         for tile in dict.fromkeys((tile_for(spec, target), tile_for(spec, target, opt_in=False))):
             yield spec, tile
 

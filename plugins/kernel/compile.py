@@ -21,9 +21,13 @@ from typing import Any
 
 from ...core.errors import BuildFailed, MissingDependency
 from ...core.machine.process import end_with_parent
-from .spec import ELEMENT_TYPES, SCALARS, KernelSpec, Tile
+from .aft import AftSpec
+from .spec import ELEMENT_TYPES, KernelSpec, Tile
 from .targets import OLDEST, Target
 from .tiles import tile_for
+
+# A kernel of an attention node, or of AFT-local's.
+AnySpec = KernelSpec | AftSpec
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class CompiledKernel:
         spills: bytes of stack a thread that registers spill to.
     """
 
-    spec: KernelSpec
+    spec: AnySpec
     target: Target
     tile: Tile
     entry: str
@@ -55,7 +59,7 @@ class CompiledKernel:
     spills: int
 
 
-def compile_kernel(spec: KernelSpec, target: Target, tile: Tile | None = None) -> CompiledKernel:
+def compile_kernel(spec: AnySpec, target: Target, tile: Tile | None = None) -> CompiledKernel:
     """Compile a kernel with the given tile, or the one of the table.
 
     Raises:
@@ -74,7 +78,7 @@ def compile_kernel(spec: KernelSpec, target: Target, tile: Tile | None = None) -
 
 
 def compile_many(
-    specs: Iterable[KernelSpec],
+    specs: Iterable[AnySpec],
     targets: Iterable[Target],
     jobs: int | None = None,
     progress: Callable[[CompiledKernel], None] | None = None,
@@ -97,7 +101,7 @@ def compile_many(
 
 
 def compile_tiles(
-    wanted: Sequence[tuple[KernelSpec, Target, Tile]],
+    wanted: Sequence[tuple[AnySpec, Target, Tile]],
     jobs: int | None = None,
     progress: Callable[[CompiledKernel], None] | None = None,
 ) -> list[CompiledKernel]:
@@ -145,29 +149,23 @@ def _triton() -> Any:
     return triton
 
 
-def _to_ptx(spec: KernelSpec, target: Target, tile: Tile) -> tuple[str, str, int, int]:
+def _to_ptx(spec: AnySpec, target: Target, tile: Tile) -> tuple[str, str, int, int]:
     """Triton's PTX, its entry name, bytes of shared memory and threads a block."""
     triton = _triton()
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from . import windowed_attention as source
+    if isinstance(spec, AftSpec):
+        from .aft_local import aft_local as kernel
+    else:
+        from .windowed_attention import windowed_attention as kernel
 
     pointer = f"*{ELEMENT_TYPES[spec.dtype].triton}"
-    constants: dict[str, Any] = {
-        "HEAD_DIM": spec.head_dim,
-        "PADDED": spec.padded_head_dim,
-        "BLOCK_QUERIES": tile.block_queries,
-        "BLOCK_KEYS": tile.block_keys,
-        "HAS_XPOS": spec.has_xpos,
-        "HAS_SOFTCAP": spec.has_softcap,
-    }
-    types = dict.fromkeys(spec.arguments, pointer) | {"key_mask": "*u8"} | dict.fromkeys(SCALARS, "i32")
-    for name in ("key_mask", "attn_bias", "sinks"):
-        if name not in spec.arguments:
-            constants[name] = None
+    constants = spec.constants(tile)
+    types = dict.fromkeys(spec.arguments, pointer) | dict.fromkeys(spec.scalars, "i32")
+    if "key_mask" in types:
+        types["key_mask"] = "*u8"
     types |= dict.fromkeys(constants, "constexpr")
-    kernel = source.windowed_attention
     # Targets whose PTX is portable have the same text: Triton's cache then makes it once for all of them.
     text_of = OLDEST if target.portable_ptx else target
     # Tensors start at multiples of 16 bytes everywhere; said so, their loads are 16 bytes wide and asynchronous.

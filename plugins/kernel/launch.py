@@ -7,6 +7,8 @@ from torch import Tensor
 
 from ...core.errors import UsageError
 from ...core.nodes.gpu import KernelAttributes
+from . import aft
+from . import aft_local as aft_source
 from . import windowed_attention as source
 from .spec import KernelSpec, Tile, grid, pack_scalars, why_unsupported
 from .targets import TARGETS, Target
@@ -44,7 +46,7 @@ def launch(
         UsageError: the kernel does not compute this case.
     """
     spec = spec_of(query, key_mask, attn_bias, attributes, sinks)
-    batch, heads, length, head_dim = (query.shape[axis] for axis in attributes.perm)
+    batch, heads, length = (query.shape[axis] for axis in attributes.perm[:3])
     kv_heads = key.shape[attributes.perm[1]]
     reason = why_unsupported(attributes, batch=batch, heads=heads, length=length, kv_heads=kv_heads)
     if reason:
@@ -66,12 +68,29 @@ def launch(
             sinks,
             *pack_scalars(attributes, length, heads, kv_heads),
             output,
-            HEAD_DIM=head_dim,
-            PADDED=spec.padded_head_dim,
-            BLOCK_QUERIES=tile.block_queries,
-            BLOCK_KEYS=tile.block_keys,
-            HAS_XPOS=spec.has_xpos,
-            HAS_SOFTCAP=spec.has_softcap,
+            **{name: value for name, value in spec.constants(tile).items() if value is not None},
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+    return output
+
+
+def launch_aft(
+    gate: Tensor, key: Tensor, value: Tensor, position_bias: Tensor, key_mask: Tensor | None, *, causal: bool
+) -> Tensor:
+    """AFT-local's gated mean, `[T, B, D]` fp32; shapes and meaning as in `core.nodes.aft`."""
+    spec, tile = aft.AftSpec(causal, key_mask is not None), aft.TILE
+    gate, key, value, position_bias = (x.contiguous() for x in (gate, key, value, position_bias))
+    length, batch, dim = gate.shape
+    output = torch.empty_like(gate)
+    if not output.numel():
+        return output
+    mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
+    reach = spec.variant.reach(position_bias.shape[1])
+    with torch.cuda.device_of(gate):  # type: ignore[no-untyped-call]
+        aft_source.aft_local[aft.grid(tile, length, batch, dim)](
+            *(gate, key, value, position_bias, mask, length, batch, dim, reach, output),
+            **{name: value for name, value in spec.constants(tile).items() if name != "key_mask"},
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
@@ -99,6 +118,7 @@ def spec_of(
         has_xpos=bool(getattr(attributes, "xpos_scale_base", 0.0)),
         has_softcap=bool(getattr(attributes, "softcap", 0.0)),
         has_sinks=sinks is not None,
+        has_shared_qk=getattr(attributes, "shared_qk", False),
     )
 
 

@@ -1,8 +1,8 @@
 """Which compiled kernels there are, and the arguments every one of them takes.
 
 One compiled kernel serves every window geometry, scale, layout, length, batch and number of heads: those are
-arguments at run time. Compiled in are the element type, the head size, which optional inputs there are, xpos
-and softcap.
+arguments at run time. Compiled in are the element type, the head size, which optional inputs there are, xpos,
+softcap and shared_qk.
 So the kernels of `WindowedAttention` also serve the grouped nodes with neither softcap nor sinks.
 All arguments but the tensors are int32, because TensorRT's ahead-of-time plugins can pass nothing else.
 The order is inputs, scalars, output:
@@ -31,14 +31,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, TypeVar
 
 from ...core.errors import UsageError
-from ...core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST, check_xpos
+from ...core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST, NodeVariant, check_xpos
 from ...core.nodes.gpu import NARROWEST_HEAD, SERVED, SMALLEST_XPOS_BASE, WIDEST_HEAD, KernelAttributes, KernelNode
 
-CAUSAL_FLAG, EXACT_FLAG, SHARED_QK_FLAG, SEQUENCE_FIRST_FLAG = 1, 2, 4, 8
+CAUSAL_FLAG, EXACT_FLAG, SEQUENCE_FIRST_FLAG = 1, 2, 4
 SCALARS = (
     *("length", "heads", "kv_heads", "window_size", "look_backward", "look_forward", "flags"),
     *("scale_bits", "softcap_bits", "xpos_base_bits"),
@@ -47,9 +47,14 @@ SCALARS = (
 # Mask, bias, xpos, softcap, sinks.
 Options = tuple[bool, bool, bool, bool, bool]
 
+# How factors of fp32 are multiplied: exactly, as three products of TF32 (about fp32's digits, on tensor cores), or as
+# one (the digits of fp16).
+Fp32Products = Literal["ieee", "tf32x3", "tf32"]
+
 # The launch grid's second axis holds at most this many programs: B·H.
 MAX_BATCH_HEADS = 65535
 SMALLEST_HEAD_DIM, LARGEST_HEAD_DIM = NARROWEST_HEAD, WIDEST_HEAD
+LARGEST_TF32X3_HEAD_DIM = 128
 _INT32_END = 2**31
 
 
@@ -76,10 +81,15 @@ class KernelSpec:
         has_xpos: scores are scaled by the xpos decay.
         has_softcap: scores are capped.
         has_sinks: there is a sink for each head.
+        has_shared_qk: a token's score with itself is a constant; only of nodes that do not share heads.
+        fp32_products: how fp32 is multiplied; "ieee" for other element types.
 
     Raises:
-        UsageError: another element type or head size, or inputs that no node has together.
+        UsageError: another element type, head size or kind of products, or inputs that no node has together.
     """
+
+    node: ClassVar[str] = "attention"
+    scalars: ClassVar[tuple[str, ...]] = SCALARS
 
     dtype: str
     head_dim: int
@@ -88,6 +98,8 @@ class KernelSpec:
     has_xpos: bool = False
     has_softcap: bool = False
     has_sinks: bool = False
+    has_shared_qk: bool = False
+    fp32_products: Fp32Products = "ieee"
 
     def __post_init__(self) -> None:
         if self.dtype not in ELEMENT_TYPES:
@@ -100,6 +112,12 @@ class KernelSpec:
                 f"There is no attention kernel for heads {self.head_dim} wide.",
                 why=f"It takes {SMALLEST_HEAD_DIM} to {LARGEST_HEAD_DIM}: a tile holds whole rows in shared memory.",
                 fix="Leave the attention node to its function definition, which takes any width.",
+            )
+        if self.fp32_products not in _fp32_products(self.dtype, self.head_dim):
+            raise UsageError(
+                f"There is no attention kernel for {self.dtype}, heads {self.head_dim} wide, with {self.fp32_products} "
+                "products.",
+                fix=f"Known: {', '.join(_fp32_products(self.dtype, self.head_dim))}.",
             )
         if self.has_xpos:
             check_xpos(self.head_dim)
@@ -121,18 +139,20 @@ class KernelSpec:
     @property
     def op_types(self) -> tuple[str, ...]:
         """The op types of the nodes it serves."""
-        return tuple(node.op_type for node in SERVED if options_of(node) == self.options)
+        alike = (node for node in SERVED if options_of(node) == self.options)
+        return tuple(node.op_type for node in alike if isinstance(node, NodeVariant) or not self.has_shared_qk)
 
     @property
     def options(self) -> Options:
-        """What is compiled in besides element type and head size: mask, bias, xpos, softcap, sinks."""
+        """What the op type tells: mask, bias, xpos, softcap, sinks."""
         return self.has_mask, self.has_bias, self.has_xpos, self.has_softcap, self.has_sinks
 
     @property
     def name(self) -> str:
         """Name of the compiled kernel: a C identifier, unique among specs."""
         options = zip(("_mask", "_bias", "_xpos", "_softcap", "_sinks"), self.options, strict=True)
-        return f"localattn_{self.dtype}_d{self.head_dim}" + "".join(name for name, there in options if there)
+        last = "_shared_qk" * self.has_shared_qk + f"_{self.fp32_products}" * (self.fp32_products != "ieee")
+        return f"localattn_{self.dtype}_d{self.head_dim}" + "".join(name for name, there in options if there) + last
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -145,6 +165,32 @@ class KernelSpec:
         """Names of the arguments in order."""
         return (*self.inputs, *SCALARS, "output")
 
+    @property
+    def flags(self) -> tuple[bool, ...]:
+        """The options by which the library tells its kernels apart: those above, shared_qk, AFT-local, causal."""
+        return (*self.options, self.has_shared_qk, False, False)
+
+    def constants(self, tile: Tile) -> dict[str, Any]:
+        """Return what is compiled in, by the names of the kernel's parameters."""
+        absent = {name: None for name in ("key_mask", "attn_bias", "sinks") if name not in self.inputs}
+        return absent | {
+            "HEAD_DIM": self.head_dim,
+            "PADDED": self.padded_head_dim,
+            "BLOCK_QUERIES": tile.block_queries,
+            "BLOCK_KEYS": tile.block_keys,
+            "HAS_XPOS": self.has_xpos,
+            "HAS_SOFTCAP": self.has_softcap,
+            "HAS_SHARED_QK": self.has_shared_qk,
+            "FP32_PRODUCTS": self.fp32_products,
+        }
+
+
+def _fp32_products(dtype: str, head_dim: int) -> tuple[Fp32Products, ...]:
+    """Return the ways to multiply that there are; three products of TF32 do not fit the registers with wide heads."""
+    if dtype != "fp32":
+        return ("ieee",)
+    return ("ieee", "tf32", "tf32x3") if head_dim <= LARGEST_TF32X3_HEAD_DIM else ("ieee", "tf32")
+
 
 def options_of(node: KernelNode) -> Options:
     """Return `KernelSpec.options` of the kernels that serve an op type."""
@@ -152,13 +198,13 @@ def options_of(node: KernelNode) -> Options:
     return node.has_mask, node.has_bias, node.has_xpos, softcap, sinks
 
 
-def spec_for(node: KernelNode, dtype: str, head_dim: int) -> KernelSpec:
-    """Return the kernel that serves an op type.
+def spec_for(node: KernelNode, dtype: str, head_dim: int, *, shared_qk: bool = False) -> KernelSpec:
+    """Return the kernel that serves an op type, with or without shared_qk.
 
     Raises:
         UsageError: no kernel has this element type or head size.
     """
-    return KernelSpec(dtype, head_dim, *options_of(node))
+    return KernelSpec(dtype, head_dim, *options_of(node), has_shared_qk=shared_qk)
 
 
 # Every combination of options that some node has.
@@ -167,32 +213,43 @@ OPTIONS = tuple(dict.fromkeys(options_of(node) for node in SERVED))
 # Head sizes of the full set; others are built when they are asked for or when a model has them.
 HEAD_DIMS = (16, 32, 64, 128, 256)
 # What few models have is in the full set with the head sizes of those models: local-attention's default, Gemma 2's,
-# gpt-oss's.
-RARE_HEAD_DIMS = {"has_xpos": (64,), "has_softcap": (128, 256), "has_sinks": (64,)}
+# gpt-oss's. No two of them come together there.
+RARE_HEAD_DIMS = {"has_xpos": (64,), "has_softcap": (128, 256), "has_sinks": (64,), "has_shared_qk": (64,)}
 
 
-def full_set(dtypes: Iterable[str] = (), head_dims: Iterable[int] = ()) -> list[KernelSpec]:
+def full_set(
+    dtypes: Iterable[str] = (), head_dims: Iterable[int] = (), fp32_products: Fp32Products = "ieee"
+) -> list[KernelSpec]:
     """Return the kernels of every op type in these element types and head sizes.
 
-    Without head sizes those of the full set: what is rare has fewer.
+    Without head sizes those of the full set: what is rare has fewer. `fp32_products` are "ieee" where there are no
+    others.
 
     Raises:
         UsageError: an element type or head size without a kernel.
     """
     asked = tuple(head_dims)
     every = [
-        KernelSpec(dtype, head_dim, *options)
+        KernelSpec(dtype, head_dim, *options, shared_qk)
         for dtype in (tuple(dtypes) or tuple(ELEMENT_TYPES))
         for head_dim in (asked or HEAD_DIMS)
         for options in OPTIONS
+        for shared_qk in (False, True)
         if not (options[2] and head_dim % 2)  # xpos scales channels in pairs
+        if not (shared_qk and any(options[3:]))  # grouped nodes have none
     ]
-    return [spec for spec in every if asked or _in_full_set(spec)]
+    return [multiplied(spec, fp32_products) for spec in every if asked or _in_full_set(spec)]
+
+
+def multiplied(spec: KernelSpec, fp32_products: Fp32Products) -> KernelSpec:
+    """Return a kernel with its fp32 multiplied in this way, or the kernel itself where there is no such way."""
+    there = fp32_products in _fp32_products(spec.dtype, spec.head_dim)
+    return replace(spec, fp32_products=fp32_products) if there else spec
 
 
 def _in_full_set(spec: KernelSpec) -> bool:
-    rare = (sizes for option, sizes in RARE_HEAD_DIMS.items() if getattr(spec, option))
-    return all(spec.head_dim in sizes for sizes in rare)
+    rare = [sizes for option, sizes in RARE_HEAD_DIMS.items() if getattr(spec, option)]
+    return len(rare) < 2 and all(spec.head_dim in sizes for sizes in rare)
 
 
 @dataclass(frozen=True)
@@ -222,7 +279,6 @@ def pack_flags(attributes: KernelAttributes) -> int:
     return (
         CAUSAL_FLAG * attributes.geometry.causal
         + EXACT_FLAG * attributes.geometry.exact_windowsize
-        + SHARED_QK_FLAG * getattr(attributes, "shared_qk", False)
         + SEQUENCE_FIRST_FLAG * (tuple(attributes.perm) == SEQUENCE_FIRST)
     )
 

@@ -48,8 +48,10 @@ TARGETS = {
         Target(89, 80, "mma", "RTX 40 series, L4, L40"),
         Target(90, 80, "wgmma", "H100, H200, GH200"),
         Target(100, 86, "tcgen05", "B200, GB200"),
+        Target(103, 88, "tcgen05", "B300, GB300"),
         Target(110, 90, "tcgen05", "Jetson Thor"),
         Target(120, 87, "mma", "RTX 50 series, RTX PRO Blackwell"),
+        Target(121, 88, "mma", "DGX Spark (GB10)"),
     )
 }
 

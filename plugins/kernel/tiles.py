@@ -10,6 +10,8 @@ that it asked for (the waits in the machine code show it), so nothing overlaps w
 
 from __future__ import annotations
 
+from . import aft
+from .aft import AftSpec
 from .spec import KernelSpec, Tile
 from .targets import MatrixUnit, Target
 
@@ -50,7 +52,13 @@ _XPOS = {
     128: Tile(64, 16, 4, 1),
     256: Tile(16, 16, 4, 1),
 }
+# What ptxas for sm_120 and later does not spill.
+_XPOS_BIAS_120 = _XPOS | {64: Tile(64, 16, 4, 2)}
 _XPOS_FP32 = dict.fromkeys((16, 32, 64), Tile(32, 16, 4, 2)) | dict.fromkeys((128, 256), Tile(16, 16, 4, 1))
+
+# fp32 on tensor cores, in one product of TF32 or in three.
+_TF32 = dict.fromkeys((16, 32, 64), Tile(64, 32, 4, 2)) | {128: Tile(32, 16, 4, 2), 256: Tile(16, 16, 4, 1)}
+_TF32X3 = dict.fromkeys((16, 32, 64), Tile(32, 32, 4, 2)) | {128: Tile(16, 16, 4, 1)}
 
 TABLE: dict[tuple[MatrixUnit, int, bool], dict[int, Tile]] = {
     ("mma", 2, False): _MMA,
@@ -79,7 +87,7 @@ FREE_SHARED_BYTES = 48 << 10
 OPT_IN_SHARED_BYTES: dict[MatrixUnit, int] = {"mma": 99 << 10, "wgmma": 227 << 10, "tcgen05": 227 << 10}
 
 
-def tile_for(spec: KernelSpec, target: Target, *, opt_in: bool = True) -> Tile:
+def tile_for(spec: KernelSpec | AftSpec, target: Target, *, opt_in: bool = True) -> Tile:
     """The tile this kernel is compiled with for this target.
 
     Args:
@@ -87,8 +95,15 @@ def tile_for(spec: KernelSpec, target: Target, *, opt_in: bool = True) -> Tile:
         target: the GPU.
         opt_in: whether the launch can ask for more than `FREE_SHARED_BYTES` of shared memory.
     """
+    if isinstance(spec, AftSpec):
+        return aft.TILE
     row = target.matrix_unit, spec.element_size, spec.has_bias
     if spec.has_xpos:
-        return (_XPOS_FP32 if spec.element_size == 4 else _XPOS)[spec.padded_head_dim]
+        halves = _XPOS_BIAS_120 if spec.has_bias and target.capability >= 120 else _XPOS
+        return (_XPOS_FP32 if spec.element_size == 4 else halves)[spec.padded_head_dim]
+    if spec.fp32_products == "tf32x3" and (spec.padded_head_dim == 128 or not spec.has_bias):
+        return _TF32X3[spec.padded_head_dim]
+    if spec.fp32_products == "tf32" and not spec.has_bias:
+        return _TF32[spec.padded_head_dim]
     large = OPT_IN.get(row, {}) if opt_in else {}
     return large.get(spec.padded_head_dim) or TABLE[row][spec.padded_head_dim]

@@ -8,7 +8,8 @@ query's `lo` and the first query's `hi` are seen by all: their tiles need no com
 that need one and over those that do not; the softmax runs online (Milakov & Gimelshein, arXiv 1805.02867), so that
 their order is free. The arguments are described in `spec`.
 
-Numerics: scores, softmax sums and the output are accumulated in fp32, fp32 inputs are not rounded to TF32. The running
+Numerics: scores, softmax sums and the output are accumulated in fp32, fp32 inputs are not rounded to
+TF32 unless that was asked for (`KernelSpec.fp32_products`). The running
 maximum starts at a finite value below every score, so that a row without keys divides zeros by one and nothing is
 ever `inf - inf`. The exponent `unit·x - unit·max` is one multiply-add: it rounds the second product and not the first,
 so the largest score's own exponent is not 0 but up to 2⁻²⁴ of it. Rows beyond `_EXACT_UP_TO`, where this would be no
@@ -18,6 +19,7 @@ differ do so by so much that only the largest counts, under either factor.
 What only some kernels have:
 
 - Shared heads: head `h` of the queries reads head `h·kv_heads // heads` of keys and values.
+- shared_qk: a token's score with itself is a constant.
 - Softcap: scores become `softcap·tanh(score / softcap)`, with `tanh u = 1 - 2 / (1 + e^(2u))`.
 - Sinks: a logit of each head joins the row totals after the last tile.
 - xpos: channel `c` of a product is scaled by `ζ_c^((t - s + f·w) / base)`. The factor is split at the middle of the
@@ -34,11 +36,10 @@ import triton
 import triton.language as tl
 
 from ...core.nodes.attention import LOWEST_BIAS, SELF_SCORE
-from .spec import CAUSAL_FLAG, EXACT_FLAG, SCALARS, SEQUENCE_FIRST_FLAG, SHARED_QK_FLAG
+from .spec import CAUSAL_FLAG, EXACT_FLAG, SCALARS, SEQUENCE_FIRST_FLAG
 
 _CAUSAL = tl.constexpr(CAUSAL_FLAG)
 _EXACT = tl.constexpr(EXACT_FLAG)
-_SHARED_QK = tl.constexpr(SHARED_QK_FLAG)
 _SEQUENCE_FIRST = tl.constexpr(SEQUENCE_FIRST_FLAG)
 _SELF_SCORE = tl.constexpr(SELF_SCORE)
 _LOWEST_BIAS = tl.constexpr(LOWEST_BIAS)
@@ -139,6 +140,8 @@ def _attend(
     HAS_BIAS: tl.constexpr,
     HAS_XPOS: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SHARED_QK: tl.constexpr,
+    FP32_PRODUCTS: tl.constexpr,
     COMPARE: tl.constexpr,
 ):
     """One tile of keys, from position `s` on: the new sums, row totals and row maxima.
@@ -152,7 +155,8 @@ def _attend(
     raw = (1.0 / unit) * _LOG2E
     k = _load_rows(key, s, stride, key_end, HEAD_DIM, PADDED, BLOCK_KEYS, COMPARE)
     v = _load_rows(value, s, stride, key_end, HEAD_DIM, PADDED, BLOCK_KEYS, COMPARE)
-    PRECISION: tl.constexpr = "tf32" if HAS_XPOS and v.dtype != tl.float32 else "ieee"
+    OF_VALUES: tl.constexpr = FP32_PRODUCTS if v.dtype == tl.float32 else "ieee"
+    PRECISION: tl.constexpr = "tf32" if HAS_XPOS and v.dtype != tl.float32 else OF_VALUES
     if HAS_XPOS:
         k = _decayed(k, middle - position, rates, PRECISION == "tf32")
     if HAS_BIAS:
@@ -177,14 +181,15 @@ def _attend(
         # Added at once, it can be where the sum over the products starts.
         x += tl.where(kept != 0, 0.0, float("-inf"))[None, :]
     if COMPARE:
-        x = tl.where(position[None, :] == itself[:, None], raw * _SELF_SCORE, x)
+        if HAS_SHARED_QK:
+            x = tl.where(position[None, :] == itself[:, None], raw * _SELF_SCORE, x)
         x = tl.where((position[None, :] >= first[:, None]) & (position[None, :] < end[:, None]), x, float("-inf"))
     higher = tl.maximum(top, tl.max(x, 1))
     factor = tl.where(tl.abs(higher) > (1.0 / unit) * _EXACT_UP_TO, coarse, unit)
     p = tl.math.exp2(x * factor[:, None] - (higher * factor)[:, None])
     shrink = tl.math.exp2((top - higher) * unit)
     total = total * shrink + tl.sum(p, 1)
-    acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+    acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=OF_VALUES)
     return acc, total, higher
 
 
@@ -214,6 +219,8 @@ def windowed_attention(
     BLOCK_KEYS: tl.constexpr,
     HAS_XPOS: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SHARED_QK: tl.constexpr,
+    FP32_PRODUCTS: tl.constexpr,
 ):
     """Queries `[x·BLOCK_QUERIES, …)` of batch and head `y`; arguments as in `spec`."""
     HAS_MASK: tl.constexpr = key_mask is not None
@@ -249,7 +256,7 @@ def windowed_attention(
     rates = d
     if HAS_XPOS:
         rates = _decay_rates(xpos_base_bits.to(tl.float32, bitcast=True), HEAD_DIM, PADDED)
-        q = _decayed(q, t - middle, rates, output.dtype.element_ty != tl.float32)
+        q = _decayed(q, t - middle, rates, output.dtype.element_ty != tl.float32 or FP32_PRODUCTS == "tf32")
         middle += look_forward * window_size
 
     first, end = _visible_interval(t, length, window_size, look_backward, look_forward, flags)
@@ -261,10 +268,12 @@ def windowed_attention(
     tiles = tl.cdiv(high_end - low, BLOCK_KEYS)
     plain = tl.minimum(tl.cdiv(high - low, BLOCK_KEYS), tiles)
     plain_end = tl.maximum((low_end - low) // BLOCK_KEYS, plain)
-    shared = (flags & _SHARED_QK) != 0
-    own = tl.where(shared, tl.maximum((t0 - low) // BLOCK_KEYS, plain), plain_end)
-    own_end = tl.where(shared, tl.minimum((last - low) // BLOCK_KEYS + 1, plain_end), plain_end)
-    itself = tl.where(shared, t, -1)
+    own = plain_end
+    own_end = plain_end
+    itself = t
+    if HAS_SHARED_QK:
+        own = tl.maximum((t0 - low) // BLOCK_KEYS, plain)
+        own_end = tl.minimum((last - low) // BLOCK_KEYS + 1, plain_end)
 
     bias_row = t
     if HAS_BIAS:
@@ -273,7 +282,8 @@ def windowed_attention(
         bias_row = t % window_size * width - (t // window_size - look_backward) * window_size
     if HAS_MASK:
         key_mask += batch.to(tl.int64) * length
-        itself = tl.where(tl.load(key_mask + t) != 0, itself, -1)  # a hidden token stays hidden from itself
+        if HAS_SHARED_QK:
+            itself = tl.where(tl.load(key_mask + t) != 0, t, -1)  # a hidden token stays hidden from itself
 
     coarse = (factor.to(tl.int32, bitcast=True) & _POWER_OF_TWO).to(tl.float32, bitcast=True)
     top = tl.full([BLOCK_QUERIES], 0.0, tl.float32) + tl.maximum((1.0 / factor) * _LOWEST_SCORE, _LOWEST_SCORE)
@@ -285,14 +295,14 @@ def windowed_attention(
         acc, total, top = _attend(
             acc, total, top, q, key + kv_base, value + kv_base, key_mask, attn_bias, low + tile * BLOCK_KEYS, first,
             end, itself, bias_row, high_end, kv_stride, factor, coarse, cap, middle, rates, HEAD_DIM, PADDED,
-            BLOCK_KEYS, HAS_MASK, HAS_BIAS, HAS_XPOS, HAS_SOFTCAP, COMPARE=True,
+            BLOCK_KEYS, HAS_MASK, HAS_BIAS, HAS_XPOS, HAS_SOFTCAP, HAS_SHARED_QK, FP32_PRODUCTS, COMPARE=True,
         )  # fmt: skip
     for step in tl.range(plain, plain_end - own_end + own):
         s = low + (step + tl.where(step < own, 0, own_end - own)) * BLOCK_KEYS
         acc, total, top = _attend(
             acc, total, top, q, key + kv_base, value + kv_base, key_mask, attn_bias, s, first, end, itself, bias_row,
             high_end, kv_stride, factor, coarse, cap, middle, rates, HEAD_DIM, PADDED, BLOCK_KEYS, HAS_MASK, HAS_BIAS,
-            HAS_XPOS, HAS_SOFTCAP, COMPARE=False,
+            HAS_XPOS, HAS_SOFTCAP, HAS_SHARED_QK, FP32_PRODUCTS, COMPARE=False,
         )  # fmt: skip
     if HAS_SINKS:
         sink = tl.load(sinks + head).to(tl.float32) * _LOG2E

@@ -21,8 +21,7 @@ from ...core.storage.library_store import TENSORRT_PLUGIN, candidates, keep
 from ...core.storage.outputs import Output, writing
 from ...core.storage.publishing import publish_together, sidecar_path
 from ..compilers import Compiler, find_compiler
-from ..kernel.compile import CompiledKernel, compile_many
-from ..kernel.spec import KernelSpec
+from ..kernel.compile import AnySpec, CompiledKernel, compile_many
 from ..kernel.targets import Target
 from ..shared_library import compile_library, newest_glibc, package_version, time_of_build
 from .embed import images_of, kernel_facts, targets_to_compile, write_sources
@@ -40,7 +39,7 @@ _COMPANION = Path(__file__).parent / "companion"
 def build_library(
     output: Path,
     *,
-    specs: Sequence[KernelSpec],
+    specs: Sequence[AnySpec],
     targets: Sequence[Target],
     arch: Arch,
     compiler: Compiler | None = None,
@@ -114,9 +113,7 @@ def build_library(
     return facts
 
 
-def up_to_date(
-    library: Path, specs: Sequence[KernelSpec], targets: Sequence[Target], arch: Arch
-) -> LibraryFacts | None:
+def up_to_date(library: Path, specs: Sequence[AnySpec], targets: Sequence[Target], arch: Arch) -> LibraryFacts | None:
     """The facts of a library in the cache if building it again would give the same, else None."""
     try:
         stored = next((found for found in candidates(TENSORRT_PLUGIN) if found.path == library), None)
@@ -137,7 +134,7 @@ def up_to_date(
 
 
 def _compile_kernels(
-    specs: Sequence[KernelSpec], targets: Sequence[Target], jobs: int | None, progress: Callable[[str], None]
+    specs: Sequence[AnySpec], targets: Sequence[Target], jobs: int | None, progress: Callable[[str], None]
 ) -> list[CompiledKernel]:
     compiled_for = targets_to_compile(targets)
     total, done = len(specs) * len(compiled_for), 0

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ..kernel.compile import CompiledKernel
-from ..kernel.spec import KernelSpec
+from ..kernel.compile import AnySpec, CompiledKernel
 from ..kernel.targets import TARGETS, Target
 from .facts import KernelFacts
 
@@ -59,7 +58,7 @@ def write_sources(images: Sequence[Image], version: str, folder: Path) -> None:
         assembly.append(f'    .incbin "{name}.bin"')
         declarations.append(f'extern "C" __attribute__((visibility("hidden"))) unsigned char const {name}[];')
         spec = kernel.spec
-        options = ", ".join(_flag(there) for there in spec.options)
+        options = ", ".join(_flag(there) for there in spec.flags)
         key = f"{{{_ELEMENT[spec.dtype]}, {spec.head_dim}, {{{options}}}}}"
         rows.append(
             f'    {{{key}, {kernel.target.capability}, {_flag(image.is_ptx)}, "{kernel.entry}", '
@@ -79,7 +78,7 @@ def write_sources(images: Sequence[Image], version: str, folder: Path) -> None:
 
 def kernel_facts(images: Sequence[Image]) -> list[KernelFacts]:
     """What was embedded, one entry a kernel."""
-    by_spec: dict[KernelSpec, KernelFacts] = {}
+    by_spec: dict[AnySpec, KernelFacts] = {}
     for image in images:
         spec = image.kernel.spec
         facts = by_spec.setdefault(

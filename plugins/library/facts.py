@@ -6,6 +6,7 @@ Importing this module imports pydantic: light modules import it inside functions
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from ...core.machine.processor import Arch as Arch
 from ...core.machine.processor import host_arch as host_arch
 from ...core.storage.files import is_file, sha256
 from ...core.storage.library_store import TENSORRT_PLUGIN, Library, find
-from ..kernel.spec import KernelSpec
+from ..kernel.compile import AnySpec
 from ..kernel.targets import Target
 
 _SCHEMA = ConfigDict(extra="allow", protected_namespaces=())
@@ -28,7 +29,7 @@ class KernelFacts(BaseModel):
     """One kernel: what it computes, and the GPUs it has code for.
 
     `op_types` are the nodes it serves, and `op_type` is the first of them. `machine_code` and `ptx` are target names
-    ("sm_87"); PTX also runs on every later GPU.
+    ("sm_87"); PTX also runs on every later GPU. `causal` is of AFT-local's: attention tells it at run time.
     """
 
     model_config = _SCHEMA
@@ -38,17 +39,23 @@ class KernelFacts(BaseModel):
     dtype: str
     head_dim: int
     has_mask: bool
-    has_bias: bool
+    has_bias: bool = False
     has_xpos: bool = False
     has_softcap: bool = False
     has_sinks: bool = False
+    has_shared_qk: bool = False
+    node: str = "attention"
+    causal: bool = False
+    fp32_products: str = "ieee"
     machine_code: list[str]
     ptx: list[str]
 
-    def is_of(self, spec: KernelSpec) -> bool:
-        """Return whether it is the kernel that this describes."""
-        options = (self.has_mask, self.has_bias, self.has_xpos, self.has_softcap, self.has_sinks)
-        return (self.dtype, self.head_dim, options) == (spec.dtype, spec.head_dim, spec.options)
+    def is_of(self, spec: AnySpec, *, any_products: bool = False) -> bool:
+        """Return whether it is the kernel that this describes; with `any_products`, however it multiplies fp32."""
+        wanted = {"node": spec.node, **asdict(spec)}
+        if any_products:
+            wanted.pop("fp32_products", None)
+        return all(getattr(self, name) == value for name, value in wanted.items())
 
     def runs_on(self, capability: int) -> bool:
         """Return whether a GPU of this compute capability (87 for 8.7) takes its machine code or its PTX."""
@@ -115,11 +122,14 @@ class LibraryFacts(BaseModel):
         path = companion_path(self.path)
         return is_file(path) and sha256(path) == self.companion.sha256
 
-    def missing(self, specs: Sequence[KernelSpec], targets: Sequence[Target]) -> list[str]:
-        """List in words what the library lacks to run these kernels on these GPUs; empty if nothing."""
+    def missing(self, specs: Sequence[AnySpec], targets: Sequence[Target], *, any_products: bool = False) -> list[str]:
+        """List in words what the library lacks to run these kernels on these GPUs; empty if nothing.
+
+        `any_products`: kernels that multiply fp32 in another way count too.
+        """
         lacking = []
         for spec in specs:
-            kernel = next((kernel for kernel in self.kernels if kernel.is_of(spec)), None)
+            kernel = next((kernel for kernel in self.kernels if kernel.is_of(spec, any_products=any_products)), None)
             if kernel is None:
                 lacking.append(spec.name)
             else:
@@ -147,9 +157,7 @@ def parse_facts(document: Mapping[str, Any], library: Path) -> LibraryFacts:
     return facts
 
 
-def find_library(
-    arch: Arch, specs: Sequence[KernelSpec] | None = None, targets: Sequence[Target] = ()
-) -> Library | None:
+def find_library(arch: Arch, specs: Sequence[AnySpec] | None = None, targets: Sequence[Target] = ()) -> Library | None:
     """Find the newest library for a processor that may be loaded by itself; None if there is none.
 
     With `specs`, the library must contain these kernels for these GPUs, built from this release's sources.

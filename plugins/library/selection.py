@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ...core.error_texts import argument
 from ...core.errors import UsageError
+from ...core.nodes.aft import AFT_VARIANT_BY_OP_TYPE
 from ...core.nodes.gpu import SERVED_BY_OP_TYPE
-from ...onnx_graph.gpu_nodes import gpu_nodes
+from ...onnx_graph.gpu_nodes import aft_nodes, gpu_nodes
 from ...onnx_graph.onnx_file import OnnxFile
-from ..kernel.spec import KernelSpec, spec_for
-from ..kernel.spec import full_set as full_set
+from ..kernel.aft import AFT_SPECS, AftSpec
+from ..kernel.compile import AnySpec
+from ..kernel.spec import Fp32Products, full_set, multiplied, spec_for
 from ..kernel.targets import TARGETS, Target
 from .facts import Arch
 
 # Every library has PTX that runs on all of them. Machine code is added where that PTX cannot use the matrix units (9.0,
-# 10.0, 11.0) and for the most common device of a kind, where it saves the driver's compilation at first use.
+# 10.0, 11.0; servers with Arm processors have the first two) and for the most common device of a kind, where it saves
+# the driver's compilation at first use.
 DEFAULT_TARGETS: dict[Arch, tuple[str, ...]] = {
     "x86_64": ("sm_80", "sm_90", "sm_100"),
-    "aarch64": ("sm_80", "sm_87", "sm_110"),
+    "aarch64": ("sm_80", "sm_87", "sm_90", "sm_100", "sm_110"),
 }
 
 
@@ -27,16 +31,25 @@ def default_targets(arch: Arch) -> list[Target]:
     return [TARGETS[name] for name in DEFAULT_TARGETS[arch]]
 
 
-def needed_by(model: Path | OnnxFile) -> list[KernelSpec]:
-    """Return the kernels that the attention nodes of an ONNX file need, each once; nodes without a kernel need none.
+def every_kernel(
+    dtypes: Sequence[str] = (), head_dims: Sequence[int] = (), fp32_products: Fp32Products = "ieee"
+) -> list[AnySpec]:
+    """Return the kernels of a library for all models: `full_set`, and AFT-local's unless head sizes were asked for."""
+    aft = () if head_dims or (dtypes and "fp32" not in dtypes) else AFT_SPECS
+    return [*full_set(dtypes, head_dims, fp32_products), *aft]
+
+
+def needed_by(model: Path | OnnxFile, fp32_products: Fp32Products = "ieee") -> list[AnySpec]:
+    """Return the kernels that the nodes of an ONNX file need, each once; nodes without a kernel need none.
 
     Raises:
         UsageError: the file cannot be read, a node's element type or head size cannot be found in it, or there is no
             such kernel.
     """
     file = OnnxFile.read(model)
-    specs: dict[KernelSpec, None] = {}
-    for node in gpu_nodes(file.parse()):
+    graph = file.parse()
+    specs: dict[AnySpec, None] = {}
+    for node in gpu_nodes(graph):
         if node.why_not:
             continue
         if node.dtype is None or node.head_dim is None:
@@ -45,7 +58,12 @@ def needed_by(model: Path | OnnxFile) -> list[KernelSpec]:
                 why=f"Its query {node.proto.input[0]} has no known element type or width.",
                 fix=f"Give {argument('dtype')} and {argument('head_dim')} instead of the model.",
             )
-        specs[spec_for(SERVED_BY_OP_TYPE[node.proto.op_type], node.dtype, node.head_dim)] = None
+        shared_qk = any(a.name == "shared_qk" and a.i for a in node.proto.attribute)
+        spec = spec_for(SERVED_BY_OP_TYPE[node.proto.op_type], node.dtype, node.head_dim, shared_qk=shared_qk)
+        specs[multiplied(spec, fp32_products)] = None
+    for aft in aft_nodes(graph):
+        variant = AFT_VARIANT_BY_OP_TYPE[aft.op_type]
+        specs[AftSpec(variant.causal, variant.has_mask)] = None
     return list(specs)
 
 

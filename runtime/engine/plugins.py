@@ -16,7 +16,7 @@ from ...core.documents.engine_facts import PluginFacts
 from ...core.error_texts import argument
 from ...core.errors import CheckFailed, MissingDependency, UsageError
 from ...core.nodes.attention import PLUGIN_NAMESPACE, PLUGIN_VERSION
-from ...core.nodes.gpu import SERVED
+from ...core.nodes.gpu import SERVED_OP_TYPES
 from ...core.storage.library_store import AUTO, NONE, TENSORRT_PLUGIN, Library, find, read_named
 from .library import TensorRTLibrary
 
@@ -90,9 +90,9 @@ def registered_op_types(opened: TensorRTLibrary) -> list[str]:
     """Return the op types of the attention node for which a plugin is registered."""
     registry = opened.trt.get_plugin_registry()
     return [
-        variant.op_type
-        for variant in SERVED
-        if registry.get_creator(variant.op_type, PLUGIN_VERSION, PLUGIN_NAMESPACE) is not None
+        op_type
+        for op_type in SERVED_OP_TYPES
+        if registry.get_creator(op_type, PLUGIN_VERSION, PLUGIN_NAMESPACE) is not None
     ]
 
 

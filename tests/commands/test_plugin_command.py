@@ -18,13 +18,14 @@ import pytest
 from localattn.core.extras import as_installed
 from localattn.core.geometry import WindowGeometry
 from localattn.core.nodes.attention import VARIANTS, NodeAttributes, variant_for
-from localattn.core.nodes.gpu import SERVED
+from localattn.core.nodes.gpu import SERVED, SERVED_OP_TYPES
 from localattn.onnx_graph.tensorrt_provider import rewrite_for_provider
+from localattn.plugins.kernel.spec import full_set
 from localattn.plugins.kernel.targets import TARGETS
 from localattn.plugins.library import fingerprint
 from localattn.plugins.library.build import up_to_date
 from localattn.plugins.library.facts import find_library, host_arch
-from localattn.plugins.library.selection import default_targets, full_set, needed_by
+from localattn.plugins.library.selection import default_targets, needed_by
 from localattn.runtime import load
 from localattn.runtime.ort.session import open_bytes
 
@@ -120,7 +121,7 @@ def test_check_shows_what_tensorrt_sees(localattn: Call, model: Path, tmp_path: 
         assert finished.returncode == 0, finished.stderr
         if options:
             found = json.loads(finished.stdout)
-            assert [creator["name"] for creator in found["creators"]] == sorted(node.op_type for node in SERVED)
+            assert [creator["name"] for creator in found["creators"]] == sorted(SERVED_OP_TYPES)
         else:
             assert "WindowedAttentionMaskBias  version 1, namespace localattn" in finished.stdout
             assert "window_size INT32" in finished.stdout and "perm INT32[4]" in finished.stdout
@@ -163,6 +164,7 @@ def test_check_without_tensorrt(localattn: Call, monkeypatch: pytest.MonkeyPatch
         (["--dtype", "int8"], "no attention kernel for element type 'int8'"),
         (["--head-dim", "512"], "no attention kernel for heads 512 wide"),
         (["--head-dim", "wide"], "no list of numbers"),
+        (["--fp32-products", "tf32"], "A library with --fp32-products tf32 needs --output"),
     ],
 )
 def test_wrong_options(options: list[str], message: str, localattn: Call) -> None:
@@ -261,7 +263,7 @@ def test_rewrite_keeps_what_no_kernel_computes(
 
 def test_full_set() -> None:
     specs = full_set()
-    assert len(specs) == len(set(specs)) == 90
+    assert len(specs) == len(set(specs)) == 102
     served = {name for spec in full_set(["bf16"], [80]) for name in spec.op_types}
     assert served == {node.op_type for node in SERVED}
 

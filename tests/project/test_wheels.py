@@ -22,9 +22,9 @@ import pytest
 from localattn.core.machine.processor import ARCHITECTURES, Arch, host_arch
 from localattn.core.storage.library_store import CPU_KERNELS, TENSORRT_PLUGIN
 from localattn.core.storage.publishing import sidecar_path
+from localattn.plugins.kernel.spec import full_set
 from localattn.plugins.kernel.targets import TARGETS
 from localattn.plugins.library.facts import companion_path
-from localattn.plugins.library.selection import full_set
 from localattn.release import kernels, plugin_library
 from localattn.release.__main__ import build_pure
 from localattn.release.checks import Wrong, check_library, check_wheel

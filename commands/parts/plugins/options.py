@@ -31,6 +31,14 @@ class Backend(str, Enum):
     onnxruntime = "onnxruntime"
 
 
+class Fp32Products(str, Enum):
+    """How kernels for GPUs multiply fp32."""
+
+    ieee = "ieee"
+    tf32x3 = "tf32x3"
+    tf32 = "tf32"
+
+
 PluginOption = Annotated[
     PluginUse,
     typer.Option(

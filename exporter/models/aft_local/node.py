@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ....core.nodes.aft import aft_variant_for
+from ....core.nodes.aft import PLUGIN_ATTRIBUTES, aft_variant_for
 from ....core.nodes.attention import DOMAIN, DOMAIN_VERSION
 
 
@@ -14,5 +14,10 @@ def aft_node(gate: Tensor, key: Tensor, value: Tensor, bias: Tensor, mask: Tenso
     variant = aft_variant_for(causal=causal, has_mask=mask is not None)
     inputs = [gate, key, value, bias, *([] if mask is None else [mask])]
     return torch.onnx.ops.symbolic(
-        f"{DOMAIN}::{variant.op_type}", inputs, dtype=gate.dtype, shape=gate.shape, version=DOMAIN_VERSION
+        f"{DOMAIN}::{variant.op_type}",
+        inputs,
+        attrs=PLUGIN_ATTRIBUTES,
+        dtype=gate.dtype,
+        shape=gate.shape,
+        version=DOMAIN_VERSION,
     )

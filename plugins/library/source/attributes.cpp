@@ -78,33 +78,40 @@ bool readFloat(nvinfer1::PluginFieldCollection const& fields, char const* name, 
 }  // namespace
 
 std::vector<OpType> const& opTypes() {
-  // Mask, bias, xpos, softcap, sinks; grouped; sees all keys.
+  // Mask, bias, xpos, softcap, sinks, shared_qk, AFT-local, causal; grouped; sees all keys.
   static std::vector<OpType> const all{
-      {"WindowedAttention", {false, false, false, false, false}, false, false},
-      {"WindowedAttentionMask", {true, false, false, false, false}, false, false},
-      {"WindowedAttentionBias", {false, true, false, false, false}, false, false},
-      {"WindowedAttentionMaskBias", {true, true, false, false, false}, false, false},
-      {"WindowedAttentionXpos", {false, false, true, false, false}, false, false},
-      {"WindowedAttentionMaskXpos", {true, false, true, false, false}, false, false},
-      {"WindowedAttentionBiasXpos", {false, true, true, false, false}, false, false},
-      {"WindowedAttentionMaskBiasXpos", {true, true, true, false, false}, false, false},
-      {"GroupedWindowedAttention", {false, false, false, false, false}, true, false},
-      {"GroupedWindowedAttentionMask", {true, false, false, false, false}, true, false},
-      {"GroupedWindowedAttentionSoftcap", {false, false, false, true, false}, true, false},
-      {"GroupedWindowedAttentionMaskSoftcap", {true, false, false, true, false}, true, false},
-      {"GroupedWindowedAttentionSinks", {false, false, false, false, true}, true, false},
-      {"GroupedWindowedAttentionMaskSinks", {true, false, false, false, true}, true, false},
-      {"GlobalAttention", {false, false, false, false, false}, true, true},
-      {"GlobalAttentionMask", {true, false, false, false, false}, true, true},
-      {"GlobalAttentionSoftcap", {false, false, false, true, false}, true, true},
-      {"GlobalAttentionMaskSoftcap", {true, false, false, true, false}, true, true},
-      {"GlobalAttentionSinks", {false, false, false, false, true}, true, true},
-      {"GlobalAttentionMaskSinks", {true, false, false, false, true}, true, true},
+      {"WindowedAttention", {false, false, false, false, false, false, false, false}, false, false},
+      {"WindowedAttentionMask", {true, false, false, false, false, false, false, false}, false, false},
+      {"WindowedAttentionBias", {false, true, false, false, false, false, false, false}, false, false},
+      {"WindowedAttentionMaskBias", {true, true, false, false, false, false, false, false}, false, false},
+      {"WindowedAttentionXpos", {false, false, true, false, false, false, false, false}, false, false},
+      {"WindowedAttentionMaskXpos", {true, false, true, false, false, false, false, false}, false, false},
+      {"WindowedAttentionBiasXpos", {false, true, true, false, false, false, false, false}, false, false},
+      {"WindowedAttentionMaskBiasXpos", {true, true, true, false, false, false, false, false}, false, false},
+      {"GroupedWindowedAttention", {false, false, false, false, false, false, false, false}, true, false},
+      {"GroupedWindowedAttentionMask", {true, false, false, false, false, false, false, false}, true, false},
+      {"GroupedWindowedAttentionSoftcap", {false, false, false, true, false, false, false, false}, true, false},
+      {"GroupedWindowedAttentionMaskSoftcap", {true, false, false, true, false, false, false, false}, true, false},
+      {"GroupedWindowedAttentionSinks", {false, false, false, false, true, false, false, false}, true, false},
+      {"GroupedWindowedAttentionMaskSinks", {true, false, false, false, true, false, false, false}, true, false},
+      {"GlobalAttention", {false, false, false, false, false, false, false, false}, true, true},
+      {"GlobalAttentionMask", {true, false, false, false, false, false, false, false}, true, true},
+      {"GlobalAttentionSoftcap", {false, false, false, true, false, false, false, false}, true, true},
+      {"GlobalAttentionMaskSoftcap", {true, false, false, true, false, false, false, false}, true, true},
+      {"GlobalAttentionSinks", {false, false, false, false, true, false, false, false}, true, true},
+      {"GlobalAttentionMaskSinks", {true, false, false, false, true, false, false, false}, true, true},
+      {"AFTLocal", {false, false, false, false, false, false, true, false}, false, false},
+      {"AFTLocalMask", {true, false, false, false, false, false, true, false}, false, false},
+      {"AFTLocalCausal", {false, false, false, false, false, false, true, true}, false, false},
+      {"AFTLocalCausalMask", {true, false, false, false, false, false, true, true}, false, false},
   };
   return all;
 }
 
 bool Attributes::read(OpType const& opType, nvinfer1::PluginFieldCollection const& fields, std::string& why) {
+  if (opType.options.aft) {
+    return true;  // it has none
+  }
   constexpr int32_t kMOST = std::numeric_limits<int32_t>::max();
   bool const windowed = opType.seesAll || (readIntegers(fields, "window_size", 1, 1, kMOST, &windowSize, why) &&
                                            readIntegers(fields, "look_backward", 1, 0, kMOST, &lookBackward, why) &&
@@ -143,6 +150,9 @@ bool Attributes::read(OpType const& opType, nvinfer1::PluginFieldCollection cons
 
 std::vector<PluginField> Attributes::fields(OpType const& opType) const {
   std::vector<PluginField> all;
+  if (opType.options.aft) {
+    return all;
+  }
   auto const integer = [&](char const* name, int32_t const* value, int32_t count = 1) {
     all.emplace_back(name, value, PluginFieldType::kINT32, count);
   };
@@ -170,8 +180,7 @@ std::vector<PluginField> Attributes::fields(OpType const& opType) const {
 }
 
 int32_t Attributes::flags() const {
-  return (causal != 0 ? kCAUSAL : 0) | (exactWindowsize != 0 ? kEXACT : 0) | (sharedQk != 0 ? kSHARED_QK : 0) |
-         (sequenceFirst() ? kSEQUENCE_FIRST : 0);
+  return (causal != 0 ? kCAUSAL : 0) | (exactWindowsize != 0 ? kEXACT : 0) | (sequenceFirst() ? kSEQUENCE_FIRST : 0);
 }
 
 int64_t Attributes::keysPerWindow() const { return (int64_t{lookBackward} + 1 + lookForward) * windowSize; }

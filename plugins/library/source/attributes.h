@@ -12,7 +12,8 @@
 
 namespace localattn {
 
-// One op type. Those of grouped nodes have no shared_qk; those that see all keys have no window.
+// One op type, with the options of its kernels but shared_qk, which an attribute tells. Those of grouped nodes have no
+// shared_qk; those that see all keys have no window.
 struct OpType {
   char const* name;
   Options options;
@@ -20,6 +21,10 @@ struct OpType {
   bool seesAll;
 
   int32_t inputs() const { return options.inputs(); }
+  // Dimensions of the first input; which input tells the sizes that the first does not; which one is the mask.
+  int32_t rank() const { return options.aft ? 3 : 4; }
+  int32_t sizedBy() const { return options.aft ? 3 : 1; }
+  int32_t maskAt() const { return options.aft ? 4 : 3; }
 };
 
 // Every op type that the kernels compute.
@@ -28,8 +33,7 @@ std::vector<OpType> const& opTypes();
 // Bits of the kernel's argument `flags`.
 constexpr int32_t kCAUSAL = 1;
 constexpr int32_t kEXACT = 2;
-constexpr int32_t kSHARED_QK = 4;
-constexpr int32_t kSEQUENCE_FIRST = 8;
+constexpr int32_t kSEQUENCE_FIRST = 4;
 
 // Kept in the types that the fields have, so that serialising hands out pointers to them.
 struct Attributes {

@@ -48,15 +48,22 @@ bool haveKernel(KernelKey const& key) {
 
 std::string describeKey(KernelKey const& key) {
   Options const& has = key.options;
+  if (has.aft) {
+    return std::string(elementName(key.element)) + ", AFT-local" + (has.causal ? ", causal" : "") +
+           (has.mask ? ", key mask" : "");
+  }
   return std::string(elementName(key.element)) + ", head size " + std::to_string(key.headDim) +
          (has.mask ? ", key mask" : "") + (has.bias ? ", additive bias" : "") + (has.xpos ? ", xpos" : "") +
-         (has.softcap ? ", softcap" : "") + (has.sinks ? ", sinks" : "");
+         (has.softcap ? ", softcap" : "") + (has.sinks ? ", sinks" : "") + (has.sharedQk ? ", shared_qk" : "");
 }
 
 std::string howToBuild(KernelKey const& key, int32_t capability) {
   std::string command = "localattn plugin build";
   if (capability > 0) {
     command += " --target sm_" + std::to_string(capability);
+  }
+  if (key.options.aft) {
+    return command;
   }
   return command + " --dtype " + elementName(key.element) + " --head-dim " + std::to_string(key.headDim);
 }

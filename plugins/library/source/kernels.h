@@ -19,18 +19,21 @@ struct Options {
   bool xpos;
   bool softcap;
   bool sinks;
+  bool sharedQk;
+  bool aft;     // a kernel of AFT-local's nodes, whose only other options are mask and causal
+  bool causal;  // attention tells it at run time
 
-  auto tied() const { return std::tie(mask, bias, xpos, softcap, sinks); }
+  auto tied() const { return std::tie(mask, bias, xpos, softcap, sinks, sharedQk, aft, causal); }
   bool operator==(Options const& other) const { return tied() == other.tied(); }
   bool operator<(Options const& other) const { return tied() < other.tied(); }
   // Of tensors that a kernel with them reads.
-  int32_t inputs() const { return 3 + (mask ? 1 : 0) + (bias ? 1 : 0) + (sinks ? 1 : 0); }
+  int32_t inputs() const { return (aft ? 4 : 3) + (mask ? 1 : 0) + (bias ? 1 : 0) + (sinks ? 1 : 0); }
 };
 
 // What a kernel was compiled for.
 struct KernelKey {
   Element element;
-  int32_t headDim;
+  int32_t headDim;  // 0 of AFT-local's
   Options options;
 
   auto tied() const { return std::tie(element, headDim, options); }

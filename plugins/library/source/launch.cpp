@@ -184,6 +184,16 @@ class Aligned {
 std::vector<Tensor> inputsOf(KernelKey const& key, Attributes const& attributes, Sizes const& sizes) {
   size_t const element = key.element == Element::kFP32 ? 4 : 2;
   auto const bytes = [&](int64_t count) { return static_cast<size_t>(count) * element; };
+  if (key.options.aft) {
+    size_t const tensor = bytes(sizes.length * sizes.batch * sizes.channels);
+    int64_t const columns = (key.options.causal ? 1 : 2) * sizes.reach + 1;
+    std::vector<Tensor> all{
+        {"gate", tensor}, {"key", tensor}, {"value", tensor}, {"position_bias", bytes(sizes.length * columns)}};
+    if (key.options.mask) {
+      all.push_back({"key_mask", static_cast<size_t>(sizes.batch * sizes.length)});
+    }
+    return all;
+  }
   int64_t const shared = sizes.batch * sizes.length * sizes.kvHeads * key.headDim;
   std::vector<Tensor> all{{"query", bytes(sizes.batch * sizes.length * sizes.heads * key.headDim)},
                           {"key", bytes(shared)},
@@ -205,6 +215,25 @@ int32_t bitsOf(float value) {
   static_assert(sizeof(bits) == sizeof(value), "floats travel as their bits");
   std::memcpy(&bits, &value, sizeof(bits));
   return bits;
+}
+
+// The int32 arguments, in order.
+std::vector<int32_t> scalarsOf(KernelKey const& key, Attributes const& attributes, Sizes const& sizes) {
+  int32_t const length = static_cast<int32_t>(sizes.length);
+  if (key.options.aft) {
+    return {length, static_cast<int32_t>(sizes.batch), static_cast<int32_t>(sizes.channels),
+            static_cast<int32_t>(sizes.reach)};
+  }
+  return {length,
+          static_cast<int32_t>(sizes.heads),
+          static_cast<int32_t>(sizes.kvHeads),
+          attributes.seesAll() ? length : attributes.windowSize,
+          attributes.lookBackward,
+          attributes.lookForward,
+          attributes.flags(),
+          bitsOf(attributes.scale),
+          bitsOf(attributes.softcap),
+          bitsOf(attributes.xposScaleBase)};
 }
 
 }  // namespace
@@ -268,17 +297,7 @@ bool run(KernelKey const& key, Attributes const& attributes, Sizes const& sizes,
     return false;
   }
 
-  int32_t const length = static_cast<int32_t>(sizes.length);
-  int32_t scalars[] = {length,
-                       static_cast<int32_t>(sizes.heads),
-                       static_cast<int32_t>(sizes.kvHeads),
-                       attributes.seesAll() ? length : attributes.windowSize,
-                       attributes.lookBackward,
-                       attributes.lookForward,
-                       attributes.flags(),
-                       bitsOf(attributes.scale),
-                       bitsOf(attributes.softcap),
-                       bitsOf(attributes.xposScaleBase)};
+  std::vector<int32_t> scalars = scalarsOf(key, attributes, sizes);
   std::vector<void*> arguments;
   for (Aligned& input : tensors) {
     arguments.push_back(input.address());

@@ -1,5 +1,5 @@
 // Loading a kernel into a CUDA context, and launching it with the arguments that every kernel takes: pointers of the
-// inputs, ten int32, the pointer of the output.
+// inputs, int32, the pointer of the output.
 #pragma once
 
 #include "attributes.h"
@@ -12,12 +12,18 @@
 
 namespace localattn {
 
+// Channels of a program of AFT-local's kernel.
+constexpr int64_t kAFT_CHANNELS = 32;
+
 // Sizes of one call.
 struct Sizes {
   int64_t batch;
   int64_t length;
   int64_t heads;
   int64_t kvHeads;
+  // Of AFT-local, whose groups of kAFT_CHANNELS channels count as heads: how many channels, and the biases' reach.
+  int64_t channels{0};
+  int64_t reach{0};
 };
 
 // A kernel, ready in a CUDA context.
@@ -37,7 +43,8 @@ std::string whyTooLarge(Attributes const& attributes, Sizes const& sizes);
 bool load(KernelKey const& key, Stream stream, Loaded& loaded, std::string& why);
 
 // Runs it on `stream`, loading it if need be. `inputs` are query, key, value, then those of key mask, bias and sinks
-// that the kernel has. Tensors that do not start where the kernel's loads need it are copied.
+// that the kernel has; of AFT-local those of the node. Tensors that do not start where the kernel's loads need it are
+// copied.
 bool run(KernelKey const& key, Attributes const& attributes, Sizes const& sizes, void const* const* inputs,
          void* output, Stream stream, std::string& why);
 

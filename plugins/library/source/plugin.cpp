@@ -50,7 +50,7 @@ bool fits(Dims const& shape, std::vector<int64_t> const& wanted) {
 WindowedAttention::WindowedAttention(OpType const& opType, Attributes const& attributes)
     : mOpType(opType),
       mAttributes(attributes),
-      mDescription(attributes.describe() + "; localattn " + kVERSION),
+      mDescription((opType.options.aft ? std::string(opType.name) : attributes.describe()) + "; localattn " + kVERSION),
       mFields(mAttributes.fields(opType)),
       mCollection{static_cast<int32_t>(mFields.size()), mFields.data()} {}
 
@@ -93,8 +93,9 @@ int32_t WindowedAttention::getOutputDataTypes(DataType* outputTypes, int32_t nbO
 int32_t WindowedAttention::getOutputShapes(nvinfer1::DimsExprs const* inputs, int32_t nbInputs,
                                            nvinfer1::DimsExprs const*, int32_t, nvinfer1::DimsExprs* outputs,
                                            int32_t nbOutputs, nvinfer1::IExprBuilder&) noexcept {
-  if (nbInputs != mOpType.inputs() || nbOutputs != 1 || inputs[0].nbDims != 4) {
-    return fail("query must have 4 dimensions, and there must be " + std::to_string(mOpType.inputs()) + " inputs");
+  if (nbInputs != mOpType.inputs() || nbOutputs != 1 || inputs[0].nbDims != mOpType.rank()) {
+    return fail("the first input must have " + std::to_string(mOpType.rank()) + " dimensions, and there must be " +
+                std::to_string(mOpType.inputs()) + " inputs");
   }
   outputs[0] = inputs[0];
   return 0;
@@ -108,7 +109,7 @@ bool WindowedAttention::supportsFormatCombination(int32_t pos, DynamicPluginTens
   }
   PluginTensorDesc const& query = inOut[0].desc;
   if (pos != 0) {
-    bool const isMask = mOpType.options.mask && pos == 3;
+    bool const isMask = mOpType.options.mask && pos == mOpType.maskAt();
     return inOut[pos].desc.type == (isMask ? DataType::kBOOL : query.type);
   }
   Element element{};
@@ -146,8 +147,9 @@ int32_t WindowedAttention::configurePlugin(DynamicPluginTensorDesc const* in, in
       shapes.push_back(in[i].desc.dims);
     }
     std::string why = whyUnfit(shapes.data(), nbInputs);
-    if (why.empty() && in[0].max.nbDims == 4) {
-      why = whyTooLarge(mAttributes, sizesOf(in[0].max, in[1].max));  // of the profile: better now than when it runs
+    if (why.empty() && in[0].max.nbDims == mOpType.rank()) {
+      why = whyTooLarge(mAttributes,
+                        sizesOf(in[0].max, in[mOpType.sizedBy()].max));  // of the profile: better now than when it runs
     }
     return why.empty() ? 0 : fail(why);
   } catch (std::exception const& error) {
@@ -171,7 +173,7 @@ int32_t WindowedAttention::onShapeChange(PluginTensorDesc const* in, int32_t nbI
     }
     std::string why = whyUnfit(shapes.data(), nbInputs);
     if (why.empty()) {
-      why = whyTooLarge(mAttributes, sizesOf(in[0].dims, in[1].dims));
+      why = whyTooLarge(mAttributes, sizesOf(in[0].dims, in[mOpType.sizedBy()].dims));
     }
     if (!why.empty()) {
       return fail(why);
@@ -194,7 +196,7 @@ int32_t WindowedAttention::enqueue(PluginTensorDesc const* inputDesc, PluginTens
                                    void const* const* inputs, void* const* outputs, void*,
                                    cudaStream_t stream) noexcept {
   try {
-    Sizes const sizes = sizesOf(inputDesc[0].dims, inputDesc[1].dims);
+    Sizes const sizes = sizesOf(inputDesc[0].dims, inputDesc[mOpType.sizedBy()].dims);
     if (sizes.batch == 0 || sizes.length == 0 || sizes.heads == 0) {
       return 0;
     }
@@ -220,15 +222,28 @@ KernelKey WindowedAttention::keyOf(PluginTensorDesc const& query) const {
 }
 
 KernelKey WindowedAttention::keyOf(Element element, Dims const& query) const {
-  return {element, query.nbDims == 4 ? static_cast<int32_t>(query.d[3]) : -1, mOpType.options};
+  if (mOpType.options.aft) {
+    return {element, 0, mOpType.options};
+  }
+  Options options = mOpType.options;
+  options.sharedQk = mAttributes.sharedQk != 0;
+  return {element, query.nbDims == 4 ? static_cast<int32_t>(query.d[3]) : -1, options};
 }
 
 Sizes WindowedAttention::sizesOf(Dims const& query, Dims const& key) const {
+  if (mOpType.options.aft) {
+    int64_t const groups = (query.d[2] + kAFT_CHANNELS - 1) / kAFT_CHANNELS;
+    int64_t const reach = mOpType.options.causal ? key.d[1] - 1 : (key.d[1] - 1) / 2;
+    return {query.d[1], query.d[0], groups, groups, query.d[2], reach};
+  }
   int32_t const lengthAxis = mAttributes.sequenceFirst() ? 1 : 2;
   return {query.d[0], query.d[lengthAxis], query.d[3 - lengthAxis], key.d[3 - lengthAxis]};
 }
 
 std::string WindowedAttention::whyUnfit(Dims const* shapes, int32_t nbInputs) const {
+  if (mOpType.options.aft) {
+    return whyAftUnfit(shapes);
+  }
   static char const* const kNAMES[] = {"query", "key", "value"};
   Dims const& query = shapes[0];
   if (query.nbDims != 4) {
@@ -264,6 +279,28 @@ std::string WindowedAttention::whyUnfit(Dims const* shapes, int32_t nbInputs) co
            std::to_string(mAttributes.keysPerWindow()) + "]";
   }
   return next == nbInputs ? "" : "it has " + std::to_string(nbInputs) + " inputs";
+}
+
+std::string WindowedAttention::whyAftUnfit(Dims const* shapes) const {
+  Dims const& gate = shapes[0];
+  if (gate.nbDims != 3) {
+    return "gate is " + shapeText(gate) + "; it must have 3 dimensions";
+  }
+  for (int32_t i = 1; i < 3; ++i) {
+    if (!fits(shapes[i], {gate.d[0], gate.d[1], gate.d[2]})) {
+      return std::string(i == 1 ? "key" : "value") + " is " + shapeText(shapes[i]) + " and gate " + shapeText(gate) +
+             "; they must be equal";
+    }
+  }
+  bool const odd = shapes[3].nbDims == 2 && shapes[3].d[1] % 2 == 1;
+  if (!fits(shapes[3], {gate.d[0], -1}) || shapes[3].d[1] < 1 || !(odd || mOpType.options.causal)) {
+    return "position_bias is " + shapeText(shapes[3]) + "; it must be [length, columns] of gate " + shapeText(gate) +
+           (mOpType.options.causal ? "" : ", with an odd number of columns");
+  }
+  if (mOpType.options.mask && !fits(shapes[4], {gate.d[1], gate.d[0]})) {
+    return "key_mask is " + shapeText(shapes[4]) + "; it must be [batch, length] of gate " + shapeText(gate);
+  }
+  return "";
 }
 
 int32_t WindowedAttention::fail(std::string const& why) const noexcept {

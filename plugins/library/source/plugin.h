@@ -1,4 +1,4 @@
-// The attention plugin: one class for all op types, which differ in their optional inputs only.
+// The plugin of the attention nodes and of AFT-local: one class for all op types. What differs is asked of `OpType`.
 #pragma once
 
 #include "attributes.h"
@@ -58,9 +58,11 @@ class WindowedAttention final : public nvinfer1::IPluginV3,
   KernelKey keyOf(nvinfer1::PluginTensorDesc const& query) const;
   // What is the head size of the first input, with the options of this op type.
   KernelKey keyOf(Element element, nvinfer1::Dims const& query) const;
+  // `key` is that of AFT-local's biases there.
   Sizes sizesOf(nvinfer1::Dims const& query, nvinfer1::Dims const& key) const;
   // Why shapes do not fit together; sizes not known yet (-1) fit. Empty if they do.
   std::string whyUnfit(nvinfer1::Dims const* shapes, int32_t nbInputs) const;
+  std::string whyAftUnfit(nvinfer1::Dims const* shapes) const;
   int32_t fail(std::string const& why) const noexcept;
 
   OpType const& mOpType;

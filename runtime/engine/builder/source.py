@@ -14,7 +14,7 @@ from ....core.errors import BuildFailed, UsageError
 from ....core.nodes.attention import DOMAIN
 from ....core.tensors import BATCH, SEQUENCE, UNNAMED_DIMENSION, TensorSpec
 from ....onnx_graph.facts import OnnxFacts, inspect_onnx
-from ....onnx_graph.gpu_nodes import gpu_nodes, keep_functions
+from ....onnx_graph.gpu_nodes import aft_nodes, gpu_nodes, keep_functions
 from ....onnx_graph.onnx_file import OnnxFile
 
 # Operators that multiply matrices: if an input is a weight, they show the precision of the file.
@@ -56,9 +56,10 @@ class Source:
         return {} if sidecar is None else {BATCH: sidecar.batch, SEQUENCE: sidecar.seq_len}
 
     def nodes(self, op_types: Iterable[str]) -> list[str]:
-        """Return the names of the attention nodes of these op types that kernels compute."""
-        wanted = set(op_types)
-        return [node.name for node in gpu_nodes(self.file.parse()) if node.proto.op_type in wanted and not node.why_not]
+        """Return the names of the nodes of these op types that kernels compute, AFT-local's among them."""
+        wanted, model = set(op_types), self.file.parse()
+        attention = [node.name for node in gpu_nodes(model) if node.proto.op_type in wanted and not node.why_not]
+        return attention + [node.name for node in aft_nodes(model) if node.op_type in wanted]
 
     def for_plugins(self, op_types: Iterable[str], *, prefers_plugins: bool) -> bytes | str:
         """Return what to parse, in memory or by path, so that plugins take the nodes that kernels compute, no other.

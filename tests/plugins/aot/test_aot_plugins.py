@@ -172,7 +172,8 @@ def test_hands_over_the_kernel_of_the_contract(name: str, shown: dict[str, Any])
     declared = register.attributes_of(case.variant)
     assert model["parsed"] == {field: np.atleast_1d(written[field]).tolist() for field in declared}
     assert list(model["parsed"]) == list(declared)
-    spec = spec_for(case.variant, case.dtype, case.head_dim)
+    shared_qk = getattr(case.attributes, "shared_qk", False)
+    spec = spec_for(case.variant, case.dtype, case.head_dim, shared_qk=shared_qk)
     kernel = compile_kernel(spec, TARGETS[TARGET], tile_for(spec, TARGETS[TARGET], opt_in=False))
     ptx = kernel.ptx.encode()
     assert model["kernel"] == [kernel.entry, hashlib.sha256(ptx).hexdigest(), len(ptx)]

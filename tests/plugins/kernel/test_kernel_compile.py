@@ -13,7 +13,7 @@ import pytest
 
 from localattn.core.errors import BuildFailed, MissingDependency, UsageError
 from localattn.core.geometry import WindowGeometry
-from localattn.core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST, NodeAttributes
+from localattn.core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST, NodeAttributes, NodeVariant
 from localattn.core.nodes.gpu import SERVED
 from localattn.core.nodes.grouped import GroupedAttributes
 from localattn.plugins.kernel import budget
@@ -93,6 +93,20 @@ def test_fp32_keeps_its_precision_and_tensor_cores_are_used_otherwise() -> None:
     assert "mma.sync" in compile_kernel(KernelSpec("bf16", 64), target("sm_80")).ptx
 
 
+TENSOR_CORES = [
+    ("sm_87", KernelSpec("fp32", 64, fp32_products="tf32x3")),
+    ("sm_87", KernelSpec("fp32", 256, fp32_products="tf32")),
+    ("sm_90", KernelSpec("fp32", 64, has_mask=True, fp32_products="tf32")),
+    ("sm_100", KernelSpec("fp32", 128, has_mask=True, has_bias=True, fp32_products="tf32x3")),
+]
+
+
+@pytest.mark.parametrize(("name", "spec"), TENSOR_CORES, ids=lambda value: getattr(value, "name", value))
+def test_fp32_on_tensor_cores_where_it_is_asked_for(name: str, spec: KernelSpec) -> None:
+    kernel = compile_kernel(spec, target(name))
+    assert "tf32" in kernel.ptx and not budget.beyond_limits(kernel)
+
+
 def test_another_tile_and_a_failing_one() -> None:
     tile = Tile(32, 32, 4, 2)
     assert compile_kernel(PLAIN, target("sm_80"), tile).tile == tile
@@ -139,20 +153,30 @@ def test_refused_specs(dtype: str, head_dim: int) -> None:
         KernelSpec(dtype, head_dim)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "products"), [("fp16", 64, "tf32"), ("fp32", 256, "tf32x3"), ("fp32", 64, "bf16")]
+)
+def test_refused_products(dtype: str, head_dim: int, products: str) -> None:
+    with pytest.raises(UsageError, match=f"with {products} products"):
+        KernelSpec(dtype, head_dim, fp32_products=products)
+
+
 def test_names_are_unique_identifiers_and_every_spec_has_a_tile() -> None:
     specs = full_set(head_dims=(16, 32, 64, 80, 128, 256))
-    assert len({spec.name for spec in specs}) == len(specs) == 3 * 6 * 12
+    assert len({spec.name for spec in specs}) == len(specs) == 3 * 6 * (12 + 8)
     for spec in specs:
         assert spec.name.isidentifier()
         for chosen in TARGETS.values():
             assert tile_for(spec, chosen).block_queries >= tile_for(spec, chosen, opt_in=False).block_queries >= 16
-    assert len(full_set()) == 3 * (5 * 4 + 4 + 2 * 2 + 2)
+    assert len(full_set()) == 3 * (5 * 4 + 4 + 2 * 2 + 2 + 4)
+    assert {spec.fp32_products for spec in full_set(fp32_products="tf32x3") if spec.dtype != "fp32"} == {"ieee"}
 
 
 def test_every_served_op_type_has_one_kernel() -> None:
     for node in SERVED:
         mine = [spec for spec in full_set(["fp16"], [64]) if node.op_type in spec.op_types]
-        assert mine == [spec_for(node, "fp16", 64)]
+        shared = [spec_for(node, "fp16", 64, shared_qk=True)] if isinstance(node, NodeVariant) else []
+        assert mine == [spec_for(node, "fp16", 64), *shared]
         assert mine[0].inputs == node.input_names
     with pytest.raises(UsageError, match="no attention kernel with these inputs"):
         KernelSpec("fp16", 64, has_bias=True, has_sinks=True)
@@ -179,10 +203,10 @@ def test_a_tile_is_loaded_while_the_one_before_is_computed(tmp_path: Path) -> No
 def test_scalars() -> None:
     attributes = NodeAttributes(WindowGeometry(128, 2, 1, exact_windowsize=True), 0.125, shared_qk=True)
     bits = struct.unpack("<i", struct.pack("<f", 0.125))[0]
-    assert pack_scalars(attributes, 1000, 8) == (1000, 8, 8, 128, 2, 1, 2 + 4 + 8, bits, 0, 0)
+    assert pack_scalars(attributes, 1000, 8) == (1000, 8, 8, 128, 2, 1, 2 + 4, bits, 0, 0)
     assert pack_scalars(replace(attributes, xpos_scale_base=0.125), 1000, 8)[-1] == bits
     everything = GroupedAttributes(WindowGeometry.all_keys(causal=True), 0.125, 0.125)
-    assert pack_scalars(everything, 1000, 8, 2) == (1000, 8, 2, 1000, 0, 0, 1 + 8, bits, bits, 0)
+    assert pack_scalars(everything, 1000, 8, 2) == (1000, 8, 2, 1000, 0, 0, 1 + 4, bits, bits, 0)
     causal = NodeAttributes(WindowGeometry(128, causal=True), -1.0, perm=HEADS_FIRST)
     assert pack_flags(causal) == 1
     assert pack_scalars(causal, 1, 1)[7] == struct.unpack("<i", struct.pack("<f", -1.0))[0] < 0
@@ -245,6 +269,8 @@ SAMPLE = [
     ("sm_80", KernelSpec("bf16", 64, has_bias=True, has_xpos=True)),
     ("sm_90", KernelSpec("fp16", 64, has_mask=True, has_sinks=True)),
     ("sm_87", KernelSpec("fp32", 128, has_softcap=True)),
+    ("sm_103", KernelSpec("bf16", 64, has_shared_qk=True)),
+    ("sm_121", KernelSpec("fp16", 128)),
 ]
 
 

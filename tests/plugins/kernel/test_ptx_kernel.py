@@ -28,7 +28,7 @@ pytest.importorskip("triton", reason="Triton compiles the kernel: pip install 'l
 
 # One target of each set of instructions; the others have the text of one of them.
 DISTINCT = ("sm_80", "sm_90", "sm_100", "sm_110", "sm_120")
-SAME_TEXT = {"sm_86": "sm_80", "sm_87": "sm_80", "sm_89": "sm_80"}
+SAME_TEXT = {"sm_86": "sm_80", "sm_87": "sm_80", "sm_89": "sm_80", "sm_103": "sm_100"}
 SPECS = [
     KernelSpec("fp16", 64),
     KernelSpec("bf16", 40, has_mask=True, has_bias=True),
@@ -113,6 +113,9 @@ RARE = [
     Case(KINDS[2], 90, 128, "bf16", heads=1, xpos=12.0, perm=HEADS_FIRST),
     Case(WindowGeometry(2, 1, 0, causal=True), 90, 64, "fp16", heads=1, xpos=1.0),
     Case(KINDS[1], 70, 16, "fp32", heads=1, xpos=12.0, mask=True),
+    Case(KINDS[0], 90, 64, "fp32", heads=1, mask=True, fp32_products="tf32x3"),
+    Case(KINDS[2], 90, 32, "fp32", heads=1, fp32_products="tf32"),
+    Case(KINDS[3], 70, 16, "fp32", heads=1, bias=True, shared_qk=True, fp32_products="tf32x3"),
 ]
 
 
@@ -124,7 +127,7 @@ RARE = [
         for place, target in enumerate(DISTINCT)
     ],
 )
-def test_shared_heads_all_keys_softcap_sinks_and_xpos(case: Case, target: str) -> None:
+def test_shared_heads_all_keys_softcap_sinks_xpos_and_tensor_cores_for_fp32(case: Case, target: str) -> None:
     tensors = case.tensors()
     judge(run(target, case, tensors), case, tensors)
 
@@ -152,7 +155,14 @@ def test_other_targets_have_the_same_text(target: str, other: str, monkeypatch: 
     for spec in SPECS[:2]:
         theirs, tile = compiled(spec, other)[0].ptx, tile_for(spec, TARGETS[target])
         mine = compile.compile_kernel(spec, TARGETS[target], tile).ptx
+        mine, theirs = (re.sub(r"^\.version .*", "", text, flags=re.MULTILINE) for text in (mine, theirs))
         assert mine == theirs.replace(f".target {other}", f".target {target}")
+
+
+def test_numbers_of_dgx_spark() -> None:
+    """Its text differs from that of sm_120 in the order of a few instructions."""
+    tensors = GRID[0].tensors()
+    judge(run("sm_121", GRID[0], tensors), GRID[0], tensors)
 
 
 @pytest.mark.parametrize("length", [1, 31, 63, 64, 65, 127, 128, 129])

@@ -1,12 +1,14 @@
 """Whole models whose attention nodes TensorRT-RTX builds as plugins: Hugging Face's with shared heads and layers that
-see all keys, and local-attention's with xpos."""
+see all keys, local-attention's with xpos, and labml's AFT-local."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from localattn.core.documents.engine_facts import read_engine_facts
 
@@ -56,3 +58,22 @@ def test_xpos(localattn: Callable[..., Finished], tmp_path: Path) -> None:
     assert exported.code == 0, exported.err
     layers, kernels = engine_of(localattn, tmp_path / "model.onnx")
     assert layers == 2 and len(kernels) == 1 and '"has_xpos":true' in kernels[0]
+
+
+@pytest.mark.parametrize("mask", [False, True], ids=["causal", "key-mask"])
+def test_aft_local(mask: bool, localattn: Callable[..., Finished], tmp_path: Path) -> None:
+    length, width, window = 64, 40, 8
+    torch.manual_seed(0)
+    state = {"pos_bias": torch.randn(length, length)}
+    for name in ("query", "key", "value", "output"):
+        state |= {f"{name}.weight": torch.randn(width, width) / width**0.5, f"{name}.bias": torch.randn(width)}
+    below = torch.ones(length, length, dtype=torch.bool).tril(window - 1)
+    checkpoint = tmp_path / "model.pt"
+    torch.save(state | {"local_mask": below & below.T}, checkpoint)
+    kwargs = {"d_model": width, "seq_len": length, "local_window_size": window}
+    (tmp_path / "model.json").write_text(json.dumps({"class": "labml_nn.AFTLocal", "kwargs": kwargs}))
+    options = ["--mask"] if mask else ["--causal"]
+    exported = localattn("export", checkpoint, "-o", tmp_path / "model.onnx", *options)
+    assert exported.code == 0, exported.err
+    layers, kernels = engine_of(localattn, tmp_path / "model.onnx")
+    assert layers == 1 and len(kernels) == 1 and '"node":"gated_mean"' in kernels[0]

@@ -12,6 +12,7 @@ import pytest
 
 from localattn.core.errors import CheckFailed
 from localattn.core.nodes.attention import SEQUENCE_FIRST
+from localattn.core.nodes.gpu import SERVED_OP_TYPES
 from localattn.core.storage.library_store import TENSORRT_PLUGIN, read_facts, read_named
 from localattn.plugins.kernel.compile import compile_kernel
 from localattn.plugins.kernel.spec import KernelSpec, grid, pack_scalars
@@ -65,10 +66,12 @@ def test_facts_tell_what_is_inside(arch: Arch) -> None:
     facts = library(arch)
     assert facts.path is not None
     assert parse_facts(read_facts(TENSORRT_PLUGIN, facts.path), facts.path) == facts
-    assert sorted(name for kernel in facts.kernels for name in kernel.op_types) == sorted(OP_TYPES)
+    ordinary = [kernel for kernel in facts.kernels if not kernel.has_shared_qk]
+    assert sorted(name for kernel in ordinary for name in kernel.op_types) == sorted(SERVED_OP_TYPES)
     for kernel in facts.kernels:
-        assert (kernel.dtype, kernel.head_dim) == (DTYPE, HEAD_DIM)
-        rare = kernel.has_xpos or kernel.has_softcap or kernel.has_sinks
+        aft = kernel.node == "gated_mean"
+        assert (kernel.dtype, kernel.head_dim) == (("fp32", 0) if aft else (DTYPE, HEAD_DIM))
+        rare = aft or kernel.has_xpos or kernel.has_softcap or kernel.has_sinks or kernel.has_shared_qk
         assert (kernel.machine_code, kernel.ptx) == (["sm_86"] if rare else ["sm_86", "sm_90"], ["sm_86"])
         assert kernel.runs_on(87) and kernel.runs_on(90) and kernel.runs_on(121) and not kernel.runs_on(80)
     # Ubuntu 22.04, which JetPack 6 is, has 2.35.
@@ -101,7 +104,7 @@ def test_launch_has_the_arguments_of_the_contract(case: str, op_type: str, arch:
     shape = (BATCH, LENGTH, HEADS, HEAD_DIM) if sequence_first else (BATCH, HEADS, LENGTH, HEAD_DIM)
     kv_heads = HEADS // GROUP if op_type in GROUPED else HEADS
     driven = drive(tmp_path, op_type, fields_of(attributes), arch=arch, shape=shape, drive_kv_heads=str(kv_heads))
-    spec = spec_of(op_type)
+    spec = spec_of(op_type, attributes)
     compiled = compile_kernel(spec, TARGETS["sm_86"])
     expected = {
         "call": "launch",
@@ -122,6 +125,16 @@ def test_launch_has_the_arguments_of_the_contract(case: str, op_type: str, arch:
     assert len(driven.loads) == 1, "the second launch uses the loaded kernel"
     assert driven.shown["enqueue"] == [0, 0]
     assert all(driven.shown["supported"]) and driven.shown["configure"] == 0
+
+
+def test_aft_local_refuses_shapes_that_do_not_fit(tmp_path: Path) -> None:
+    for bias, why in (("75,12", "with an odd number of columns"), ("74,13", r"it must be \[length, columns\] of gate")):
+        driven = drive(tmp_path, "AFTLocal", [], dtype="fp32", shape=(75, 2, 37), drive_bias=bias)
+        assert driven.shown["configure"] == -1 and driven.shown["shape_change"] == -1
+        assert re.search(f"AFTLocal: position_bias is .*{why}", driven.messages)
+    driven = drive(tmp_path, "AFTLocal", [], dtype="fp16", shape=(75, 2, 37), drive_bias="75,13")
+    assert not driven.shown["supported"][0]
+    assert "no kernel for fp16, AFT-local in this plugin library" in driven.messages
 
 
 def test_attributes_survive_serialisation(tmp_path: Path) -> None:

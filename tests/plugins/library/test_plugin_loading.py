@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from localattn.core.nodes.gpu import SERVED
+from localattn.core.nodes.gpu import SERVED_OP_TYPES
 from localattn.plugins.library.facts import ARCHITECTURES, Arch, companion_path, host_arch
 
 from ...support.native.plugin_build import emulator, library, program
 
-OP_TYPES = len(SERVED)
+OP_TYPES = len(SERVED_OP_TYPES)
 
 
 def plugin(arch: Arch) -> Path:
@@ -128,7 +128,7 @@ def test_python_in_which_it_is_preloaded() -> None:
     environment = {**os.environ, "LD_PRELOAD": str(companion_path(plugin(host_arch())))}
     finished = subprocess.run([sys.executable, "-c", program_text], env=environment, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
-    assert finished.stdout.strip() == str(sorted(node.op_type for node in SERVED))
+    assert finished.stdout.strip() == str(sorted(SERVED_OP_TYPES))
 
 
 @pytest.mark.parametrize("order", ["load open", "open load"])

@@ -14,6 +14,7 @@ import pytest
 
 from localattn.core.nodes.gpu import KernelAttributes
 from localattn.core.nodes.grouped import GroupedAttributes
+from localattn.plugins.kernel import aft
 from localattn.plugins.kernel.targets import TARGETS
 from localattn.plugins.kernel.tiles import tile_for
 from localattn.plugins.library.facts import ARCHITECTURES, Arch, host_arch
@@ -22,8 +23,10 @@ from ...simulators.ptx.launch import launch
 from ...simulators.ptx.memory import GlobalMemory
 from ...simulators.ptx.program import read_program
 from ...support import reference
+from ...support.models import aft_node
 from ...support.native.plugin_build import BUILT_FOR, HEAD_DIM
 from ...support.native.plugin_drive import (
+    AFT_OP_TYPES,
     BATCH,
     CASES,
     GROUP,
@@ -87,7 +90,7 @@ def check(case: str, op_type: str, arch: Arch, tmp_path: Path) -> None:
         if attributes.xpos_scale_base:
             # The kernel rounds both factors of a score to TF32: up to 1.4e-2 in these cases, where scores reach 56.
             np.testing.assert_allclose(output.astype(np.float64), expected, rtol=0, atol=2e-2)
-            block = tile_for(spec_of(op_type), TARGETS[BUILT_FOR[0]]).block_queries
+            block = tile_for(spec_of(op_type, attributes), TARGETS[BUILT_FOR[0]]).block_queries
             expected = reference.windowed_attention(attributes, *exact[:5], tf32_block=block)  # type: ignore[arg-type]
     np.testing.assert_allclose(output.astype(np.float64), expected, rtol=0, atol=3e-3)
 
@@ -99,6 +102,25 @@ def check(case: str, op_type: str, arch: Arch, tmp_path: Path) -> None:
 )
 def test_a_launch_repeated(case: str, op_type: str, tmp_path: Path) -> None:
     check(case, op_type, host_arch(), tmp_path)
+
+
+@pytest.mark.parametrize("op_type", AFT_OP_TYPES)
+def test_a_launch_of_aft_local_repeated(op_type: str, tmp_path: Path) -> None:
+    case = aft_node.Case(75, 6, "Causal" in op_type, "Mask" in op_type, batch=2, dim=37)
+    arrays = case.inputs(change="spike")
+    shape, bias = (75, 2, 37), f"75,{case.columns}"
+    driven = drive(tmp_path, op_type, [], dtype="fp32", shape=shape, capability=87, drive_bias=bias)
+    assert all(driven.shown["supported"]) and driven.shown["configure"] == 0 and driven.shown["fields"] == {}
+    assert driven.shown["enqueue"] == [0, 0] and len(driven.loads) == 1
+    call, output = driven.launches[0], np.full_like(arrays["gate"], np.nan)
+    assert call["scalars"] == [75, 2, 37, 6] and call["grid"] == [*aft.grid(aft.TILE, *shape)]
+    memory = GlobalMemory()
+    for array, address in zip([*arrays.values(), output], [*call["inputs"], call["output"]], strict=True):
+        memory.put(array, address)
+    arguments = [*call["inputs"], *call["scalars"], call["output"]]
+    launch(read_program(driven.ptx), memory, call["grid"], call["block"], call["shared"], arguments)
+    expected = aft_node.expected(case, arrays)
+    np.testing.assert_allclose(output, expected, atol=aft_node.finest(arrays), rtol=1e-5)
 
 
 @pytest.mark.parametrize("arch", [arch for arch in ARCHITECTURES if arch != host_arch()])

@@ -19,9 +19,9 @@ import pytest
 from localattn.core.geometry import WindowGeometry
 from localattn.core.nodes.attention import DOMAIN, VARIANTS, NodeAttributes
 
-from ...support.models import node_model
+from ...support.models import aft_node, node_model
 from ...support.native.plugin_build import HEAD_DIM, folder, host_arch, library
-from ...support.native.plugin_drive import GROUP, GROUPED, OP_TYPES, WINDOWED, attributes_for
+from ...support.native.plugin_drive import AFT_OP_TYPES, GROUP, GROUPED, OP_TYPES, WINDOWED, attributes_for
 
 # Loads the library, and for each model: parses it, lists the layers, builds an engine for compute capability 8.6.
 PROGRAM = """
@@ -111,6 +111,10 @@ def grouped_node(op_type: str, length: int | str, batch: int | str) -> onnx.Mode
     return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
+def aft_case(op_type: str) -> aft_node.Case:
+    return aft_node.Case(75, 6, "Causal" in op_type, "Mask" in op_type, batch=2, dim=37)
+
+
 @cache
 def shown() -> dict[str, Any]:
     """What the child process found."""
@@ -128,6 +132,9 @@ def shown() -> dict[str, Any]:
             for name, sizes in SIZES.items():
                 models.append(folder() / f"{op_type}-{name}.onnx")
                 models[-1].write_bytes(grouped_node(op_type, *sizes).SerializeToString())
+        for op_type in AFT_OP_TYPES:
+            models.append(folder() / f"{op_type}.onnx")
+            models[-1].write_bytes(aft_case(op_type).model(aft_case(op_type).inputs()))
         patch.setattr(node_model, "HEAD_DIM", 48)
         models.append(folder() / "no_kernel.onnx")
         models[-1].write_bytes(node_model.one_node(VARIANTS[0], WINDOW, 256, dtype="fp16").SerializeToString())
@@ -150,9 +157,12 @@ def shown() -> dict[str, Any]:
 
 def test_registry_lists_the_creators() -> None:
     names = [name for name, *_ in shown()["creators"]]
-    assert names == sorted(OP_TYPES)
+    assert names == sorted([*OP_TYPES, *AFT_OP_TYPES])
     for name, version, namespace, attributes in shown()["creators"]:
         assert (version, namespace) == ("1", "localattn")
+        if name in AFT_OP_TYPES:
+            assert attributes == {}
+            continue
         written = attributes_for(name, WINDOW).as_onnx()
         left_out = {"query_block", "plugin_namespace", "plugin_version"}
         left_out |= {"xpos_scale_base"} if name in WINDOWED and "Xpos" not in name else set()
@@ -176,6 +186,14 @@ def test_node_becomes_the_plugin_and_an_engine(op_type: str, sizes: str) -> None
     assert model["output"] == [*expected, GROUPED_HEADS if op_type in GROUPED else node_model.HEADS, HEAD_DIM]
     assert model["engine"] > 0 and model["named"]
     assert model["said"] == []
+
+
+@pytest.mark.parametrize("op_type", AFT_OP_TYPES)
+def test_aft_local_becomes_the_plugin_and_an_engine(op_type: str) -> None:
+    """The file has the function too."""
+    model = shown()["models"][op_type]
+    assert model["parsed"] and "PLUGIN_V3" in model["layers"] and "LOOP" not in "".join(model["layers"])
+    assert model["output"] == [75, 2, 37] and model["engine"] > 0 and model["named"] and model["said"] == []
 
 
 def test_engine_without_a_kernel_is_not_built_and_says_why() -> None:

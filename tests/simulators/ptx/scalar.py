@@ -88,6 +88,7 @@ _COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {
     "le": np.less_equal,
     "gt": np.greater,
     "ge": np.greater_equal,
+    "num": lambda a, b: ~(np.isnan(a) | np.isnan(b)),
 }
 
 
@@ -168,10 +169,14 @@ def _move(blocks: Blocks, instruction: Instruction) -> None:
 def _convert(blocks: Blocks, instruction: Instruction) -> None:
     """Between types; to a pair of halves from two numbers, the higher half first."""
     _, *rounding, to, source = instruction.opcode.split(".")
-    if rounding not in ([], ["rn"]):
+    if rounding not in ([], ["rn"]) and (rounding, to) != (["rna"], "tf32"):
         raise PtxFault(f"a conversion with {rounding}")
     result, *operands = instruction.operands
-    if to in ("f16x2", "bf16x2"):
+    if to == "tf32":
+        # To the nearest, halves away from zero: in the bits a sum, whatever the sign.
+        nearest = blocks.read(operands[0], NUMPY["b32"]) + np.uint32(0x1000)
+        blocks.write(result, nearest & np.uint32(0xFFFFE000))
+    elif to in ("f16x2", "bf16x2"):
         high, low = (_bits(blocks.read(x, NUMPY[source]), to.removesuffix("x2")).astype(np.uint32) for x in operands)
         blocks.write(result, high << np.uint32(16) | low)
     elif to in ("f16", "bf16"):

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from localattn.core.nodes.aft import aft_variant_for
+from localattn.core.nodes.aft import PLUGIN_ATTRIBUTES, aft_variant_for
 from localattn.core.nodes.attention import DOMAIN, DOMAIN_VERSION
 from localattn.core.versions import DEFAULT_OPSET, IR_VERSION
 from localattn.exporter.lowering.functions import attach_functions
@@ -57,7 +57,7 @@ class Case:
         if not bias_given:
             bias.const_value = ir.tensor(arrays["position_bias"], name=bias.name)
         output = _value("output", arrays["gate"])
-        node = ir.node(op_type, list(values.values()), outputs=[output], domain=DOMAIN, name="node")
+        node = ir.node(op_type, list(values.values()), PLUGIN_ATTRIBUTES, outputs=[output], domain=DOMAIN, name="node")
         graph = ir.Graph(
             [value for value in values.values() if value.const_value is None],
             [output],

@@ -17,7 +17,7 @@ from localattn.core.geometry import WindowGeometry
 from localattn.core.nodes.attention import HEADS_FIRST, LOWEST_BIAS, SEQUENCE_FIRST, NodeAttributes
 from localattn.core.nodes.gpu import KernelAttributes
 from localattn.core.nodes.grouped import GroupedAttributes
-from localattn.plugins.kernel.spec import KernelSpec, Tile
+from localattn.plugins.kernel.spec import Fp32Products, KernelSpec, Tile
 
 from .. import reference
 
@@ -51,6 +51,7 @@ class Case:
     group: int = 1  # heads of queries for each of keys
     softcap: float = 0.0
     sinks: bool = False
+    fp32_products: Fp32Products = "ieee"
 
     @property
     def grouped(self) -> bool:
@@ -67,7 +68,7 @@ class Case:
     @property
     def spec(self) -> KernelSpec:
         options = (self.mask, self.bias, bool(self.xpos), bool(self.softcap), self.sinks)
-        return KernelSpec(self.dtype, self.head_dim, *options)
+        return KernelSpec(self.dtype, self.head_dim, *options, self.shared_qk, self.fp32_products)
 
     def tensors(self, size: float = 1.0) -> tuple[torch.Tensor | None, ...]:
         """Query, key, value, mask and bias, then sinks if there are any.
@@ -120,7 +121,9 @@ def expected(case: Case, tensors: tuple[torch.Tensor | None, ...]) -> np.ndarray
 def judge(actual: torch.Tensor, case: Case, tensors: tuple[torch.Tensor | None, ...]) -> None:
     """The kernel's output is right, finite everywhere, and zero in rows without keys."""
     assert torch.isfinite(actual).all()
-    most = TOLERANCE[case.dtype] * (LARGE if case.softcap else 1)
+    # One product of TF32 has the digits of fp16, which tensor cores may cut off; three have those of fp32.
+    finest = {"ieee": TOLERANCE[case.dtype], "tf32x3": TOLERANCE["fp32"], "tf32": 2 * TOLERANCE["fp16"]}
+    most = finest[case.fp32_products] * (LARGE if case.softcap else 1)
     np.testing.assert_allclose(actual.double().numpy(), expected(case, tensors), rtol=most / 2, atol=most)
     if case.mask:
         geometry = case.geometry
@@ -161,4 +164,5 @@ def named(case: Case) -> str:
     window = "all" if g.sees_all else f"w{g.window_size}-b{g.look_backward}-f{g.look_forward}"
     flags += f"-xpos{case.xpos:g}" * bool(case.xpos) + f"-g{case.group}" * (case.group > 1)
     flags += f"-cap{case.softcap:g}" * bool(case.softcap) + "-sinks" * case.sinks
+    flags += f"-{case.fp32_products}" * (case.fp32_products != "ieee")
     return f"{kind}-{window}-n{case.length}-d{case.head_dim}-{case.dtype}-{layout}{flags}-B{case.batch}"

@@ -47,10 +47,15 @@ def main() -> None:
     os.dup2(2, 1)  # whatever else prints must not end up between the answers
     _widen_bf16_products()
     from localattn.plugins import grouped_op, torch_op
-    from localattn.plugins.kernel.launch import launch
+    from localattn.plugins.kernel.launch import launch, launch_aft
 
     # `_on_gpu` is what the operator calls for CUDA tensors; it is the same on the CPU, but interpreted.
-    calls = {"launch": launch, "operator": torch_op._on_gpu, "grouped operator": grouped_op._on_gpu}
+    calls = {
+        "launch": launch,
+        "aft": lambda *tensors: launch_aft(*tensors[:5], causal=tensors[5]),
+        "operator": torch_op._on_gpu,
+        "grouped operator": grouped_op._on_gpu,
+    }
     while True:
         try:
             call, arguments = pickle.load(sys.stdin.buffer)

@@ -18,12 +18,13 @@ import pytest
 from localattn.core.errors import MissingDependency
 from localattn.plugins import compilers
 from localattn.plugins.compilers import Compiler, find_compiler
-from localattn.plugins.kernel.compile import CompiledKernel, compile_many
+from localattn.plugins.kernel.aft import AFT_SPECS
+from localattn.plugins.kernel.compile import AnySpec, CompiledKernel, compile_many
+from localattn.plugins.kernel.spec import KernelSpec, full_set
 from localattn.plugins.kernel.targets import TARGETS
 from localattn.plugins.library import build
 from localattn.plugins.library.facts import Arch, LibraryFacts, host_arch
 from localattn.plugins.library.headers import find_cuda_headers, find_tensorrt_headers
-from localattn.plugins.library.selection import full_set
 
 SOURCES = Path(__file__).parents[3] / "tests" / "support" / "native" / "sources"
 DTYPE, HEAD_DIM = "fp16", 64
@@ -70,12 +71,21 @@ def failing_compiler(folder: Path, source: str) -> Path:
     return path
 
 
+def specs() -> list[AnySpec]:
+    """Every kernel of one element type and head size, but those with both xpos and shared_qk; and AFT-local's."""
+    attention = (spec for spec in full_set([DTYPE], [HEAD_DIM]) if not (spec.has_xpos and spec.has_shared_qk))
+    return [*attention, *AFT_SPECS]
+
+
+def is_rare(spec: AnySpec) -> bool:
+    """What few models have is compiled for one GPU here: others run its PTX."""
+    return not isinstance(spec, KernelSpec) or any(spec.options[2:]) or spec.has_shared_qk
+
+
 @cache
 def kernels() -> list[CompiledKernel]:
     """What goes into the libraries of both processors: it is the same, and takes most of the time."""
-    specs = full_set([DTYPE], [HEAD_DIM])
-    common, rare = ([spec for spec in specs if any(spec.options[2:]) == is_rare] for is_rare in (False, True))
-    # What few models have is compiled for one GPU here: others run its PTX.
+    common, rare = ([spec for spec in specs() if is_rare(spec) == wanted] for wanted in (False, True))
     return [*compile_many(common, [TARGETS[name] for name in BUILT_FOR]), *compile_many(rare, [TARGETS[BUILT_FOR[0]]])]
 
 
@@ -88,7 +98,7 @@ def library(arch: Arch) -> LibraryFacts:
     with compiled:
         return build.build_library(
             folder() / f"{arch}.so",
-            specs=full_set([DTYPE], [HEAD_DIM]),
+            specs=specs(),
             targets=[TARGETS[name] for name in BUILT_FOR],
             arch=arch,
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 from localattn.core.geometry import WindowGeometry
 from localattn.core.nodes.attention import HEADS_FIRST, NodeAttributes
-from localattn.core.nodes.gpu import SERVED, SERVED_BY_OP_TYPE, KernelAttributes
+from localattn.core.nodes.gpu import SERVED, SERVED_BY_OP_TYPE, SERVED_OP_TYPES, KernelAttributes
 from localattn.core.nodes.grouped import GroupedAttributes
 from localattn.plugins.kernel.spec import KernelSpec, spec_for
 from localattn.plugins.library.facts import Arch, host_arch
@@ -20,6 +20,7 @@ from localattn.plugins.library.facts import Arch, host_arch
 from .plugin_build import DTYPE, HEAD_DIM, emulator, library, program, stand_in_driver
 
 OP_TYPES = [node.op_type for node in SERVED]
+AFT_OP_TYPES = [name for name in SERVED_OP_TYPES if name not in OP_TYPES]
 GROUPED = [name for name in OP_TYPES if name.startswith(("Grouped", "Global"))]
 WINDOWED = [name for name in OP_TYPES if name not in GROUPED]
 BATCH, LENGTH, HEADS = 2, 100, 3
@@ -42,16 +43,18 @@ def attributes_for(op_type: str, attributes: NodeAttributes) -> KernelAttributes
     """The attributes of a node of this op type: its window, scale and layout, and what only this op type has."""
     node = SERVED_BY_OP_TYPE[op_type]
     if op_type in WINDOWED:
-        return replace(attributes, xpos_scale_base=16.0 if node.has_xpos else 0.0)
+        shared_qk = attributes.shared_qk and not node.has_xpos  # the libraries of the tests have no kernel with both
+        return replace(attributes, shared_qk=shared_qk, xpos_scale_base=16.0 if node.has_xpos else 0.0)
     geometry = attributes.geometry
     if op_type.startswith("Global"):
         geometry = WindowGeometry.all_keys(causal=geometry.causal)
     return GroupedAttributes(geometry, attributes.scale, 2.5 if "Softcap" in op_type else 0.0, attributes.perm)
 
 
-def spec_of(op_type: str) -> KernelSpec:
-    """The kernel in the library for an op type."""
-    return spec_for(SERVED_BY_OP_TYPE[op_type], DTYPE, HEAD_DIM)
+def spec_of(op_type: str, attributes: KernelAttributes) -> KernelSpec:
+    """The kernel in the library for a node."""
+    shared_qk = getattr(attributes, "shared_qk", False)
+    return spec_for(SERVED_BY_OP_TYPE[op_type], DTYPE, HEAD_DIM, shared_qk=shared_qk)
 
 
 def fields_of(attributes: KernelAttributes, **changed: str) -> list[str]:

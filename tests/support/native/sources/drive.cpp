@@ -7,6 +7,7 @@
 // DRIVE_THREAD: it is launched by a thread of its own.
 // DRIVE_SHIFT: "name=bytes": where the last launch finds "query", "key", "value" or the output too late by that much.
 // DRIVE_KV_HEADS: heads of key and value.
+// DRIVE_BIAS: the shape of AFT-local's biases.
 // DRIVE_PROFILE: the largest shape of query, key and value in the profile.
 // DRIVE_TENSORRT: a library whose function `finder` returns the ILoggerFinder to give to the plugin library.
 #include <NvInferRuntime.h>
@@ -108,6 +109,13 @@ int32_t of(Fields const& fields, char const* name, size_t index = 0) {
 std::vector<PluginTensorDesc> inputsOf(std::string const& opType, DataType type, std::vector<int64_t> const& shape,
                                        Fields const& fields) {
   std::vector<PluginTensorDesc> inputs(3, describe(type, shape));
+  if (opType.find("AFTLocal") == 0) {
+    inputs.push_back(describe(type, sizesOf(std::getenv("DRIVE_BIAS"))));
+    if (opType.find("Mask") != std::string::npos) {
+      inputs.push_back(describe(DataType::kBOOL, {shape[1], shape[0]}));
+    }
+    return inputs;
+  }
   bool const sequenceFirst = of(fields, "perm", 1) == 2;
   if (char const* heads = std::getenv("DRIVE_KV_HEADS")) {
     inputs[1].dims.d[sequenceFirst ? 2 : 1] = inputs[2].dims.d[sequenceFirst ? 2 : 1] = std::atoi(heads);

@@ -188,9 +188,10 @@ int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* stream)
 int cuLaunchKernel(void* handle, unsigned gridX, unsigned gridY, unsigned gridZ, unsigned blockX, unsigned blockY,
                    unsigned blockZ, unsigned sharedBytes, void* stream, void** arguments, void** extra) {
   Function const& function = *static_cast<Function*>(handle);
-  int const pointers = 3 + (has(function.entry, "_mask") ? 1 : 0) + (has(function.entry, "_bias") ? 1 : 0) +
+  bool const aft = has(function.entry, "_aft");
+  int const pointers = (aft ? 4 : 3) + (has(function.entry, "_mask") ? 1 : 0) + (has(function.entry, "_bias") ? 1 : 0) +
                        (has(function.entry, "_sinks") ? 1 : 0);
-  constexpr int kSCALARS = 10;
+  int const scalars = aft ? 4 : 10;
   std::string line = "{\"call\": \"launch\", \"entry\": \"" + function.entry +
                      "\", \"ptx\": " + (function.isPtx ? "true" : "false") + ", \"grid\": [" + std::to_string(gridX) +
                      ", " + std::to_string(gridY) + ", " + std::to_string(gridZ) + "], \"block\": [" +
@@ -202,10 +203,10 @@ int cuLaunchKernel(void* handle, unsigned gridX, unsigned gridY, unsigned gridZ,
     line += (i != 0 ? ", " : "") + std::to_string(*static_cast<uint64_t*>(arguments[i]));
   }
   line += "], \"scalars\": [";
-  for (int i = 0; i < kSCALARS; ++i) {
+  for (int i = 0; i < scalars; ++i) {
     line += (i != 0 ? ", " : "") + std::to_string(*static_cast<int32_t*>(arguments[pointers + i]));
   }
-  record(line + "], \"output\": " + std::to_string(*static_cast<uint64_t*>(arguments[pointers + kSCALARS])) +
+  record(line + "], \"output\": " + std::to_string(*static_cast<uint64_t*>(arguments[pointers + scalars])) +
          ", \"context\": " + std::to_string(current()) + ", \"capture_mode\": " + std::to_string(captureMode) + "}");
   return 0;
 }
