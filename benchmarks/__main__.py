@@ -188,9 +188,10 @@ def run_serving(options: argparse.Namespace) -> bool:
 
 def run_plot(options: argparse.Namespace) -> bool:
     from .peers.plot import draw, latest
-    from .plot import draw_node
+    from .plot import draw_decoder, draw_node
 
     _tell(f"Drew {draw_node().name}")
+    _tell(f"Drew {draw_decoder().name}")
     _tell(f"Drew {draw(latest()).name}")
     return True
 

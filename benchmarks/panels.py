@@ -38,7 +38,7 @@ class Look:
 
 
 def draw_panels(
-    result: dict[str, Any], look: Look, path: Path, *, limit: tuple[str, Sequence[float]], subtitle: str
+    result: dict[str, Any], look: Look, path: Path, *, limit: tuple[str, Sequence[float]] | None, subtitle: str
 ) -> Path:
     """Draw a result's sizes; returns the file.
 
@@ -46,18 +46,20 @@ def draw_panels(
         result: as `machine.read_result` gives it, with `sizes` and `labels`.
         look: what to show of it.
         path: the image.
-        limit: label and values of the dotted line in the panel of the time.
+        limit: label and values of the dotted line in the panel of the time; None without.
         subtitle: setting and machine.
     """
     figure, (time, memory) = pyplot.subplots(1, 2, figsize=(12.5, 5.4), facecolor="white")
     lengths = [size["length"] for size in result["sizes"]]
     for axes, panel in zip((time, memory), look.panels, strict=True):
         _panel(axes, result, look, *panel)
-    label, values = limit
-    time.plot(lengths, values, color=QUIET, linestyle=(0, (2, 2)), linewidth=1.4, zorder=1)
-    figures = [figure_name for figure_name, *_ in look.panels]
-    label_lines(time, [*_ends(result, look, figures[0]), (lengths[-1], values[-1], label, QUIET, False)])
-    label_lines(memory, _ends(result, look, figures[1]))
+    ends = [_ends(result, look, figure_name) for figure_name, *_ in look.panels]
+    if limit is not None:
+        label, values = limit
+        time.plot(lengths, values, color=QUIET, linestyle=(0, (2, 2)), linewidth=1.4, zorder=1)
+        ends[0].append((lengths[-1], values[-1], label, QUIET, False))
+    for axes, lines in zip((time, memory), ends, strict=True):
+        label_lines(axes, lines)
     figure.suptitle(look.title, x=0.012, ha="left", fontsize=15, fontweight="bold", color=INK)
     figure.text(0.012, 0.905, subtitle, fontsize=10, color=QUIET)
     figure.subplots_adjust(left=0.055, right=0.86, top=0.82, bottom=0.1, wspace=0.66)

@@ -35,6 +35,15 @@ _GENERATE = Look(
 )
 
 
+_DECODER = Look(
+    ours=("ours",),
+    colors={"ours": OURS, "ours_int4": OURS_TOO, "pytorch": "#c2410c", "optimum": "#7c3aed"},
+    panels=(("token_ms", "Time of one token", "ms"), ("peak_mib", "Peak memory", "MiB")),
+    axis="tokens before it",
+    title="A Hugging Face decoder on the CPU, token by token",
+)
+
+
 def draw_node() -> Path:
     """`node.png` from `node.json`; returns the file."""
     result = read_result("node")
@@ -60,6 +69,19 @@ def draw_generate(name: str) -> Path:
         limit=("weights' products", [result["limit"]["median_ms"]] * len(result["sizes"])),
         subtitle=f"{result['checkpoint']}, batch {setting['batch']}, {setting['dtype']}, {setting['threads']} threads, "
         f"{machine(result)}",
+    )
+
+
+def draw_decoder() -> Path:
+    """`decoder.png` from `decoder.json`; returns the file."""
+    result = read_result("decoder")
+    sizes = [{**size, "length": size["context"]} for size in result["sizes"]]
+    return draw_panels(
+        {**result, "sizes": sizes},
+        _DECODER,
+        IMAGES / "decoder.png",
+        limit=None,
+        subtitle=f"{result['model']}, fp32, {result['threads']} threads, {machine(result)}",
     )
 
 

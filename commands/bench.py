@@ -69,7 +69,9 @@ def bench(
         str, typer.Option(help="What runs ONNX files: auto (onnxruntime) or openvino; or a list.")
     ] = "auto",
     percentile: Annotated[str, typer.Option(help="Percentiles of the latency.")] = "50,90,99",
-    cuda_graph: Annotated[bool, typer.Option("--cuda-graph", help="Replay a CUDA graph (cuda, tensorrt).")] = False,
+    cuda_graph: Annotated[
+        bool, typer.Option("--cuda-graph", help="Replay a CUDA graph (cuda, tensorrt, engines).")
+    ] = False,
     profile: Annotated[
         bool, typer.Option("--profile", help="Tell where the time goes, by module, operator and node (.onnx).")
     ] = False,

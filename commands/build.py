@@ -69,6 +69,9 @@ def build(
             "(Default: the GPU here; for tensorrt-rtx without one: rtx30,rtx40,rtx50.)"
         ),
     ] = None,
+    device: Annotated[
+        int, typer.Option(min=0, max=999, help="The GPU to build on, by number, where there are several.")
+    ] = 0,
     plugin: Annotated[
         PluginKind,
         typer.Option(
@@ -127,6 +130,7 @@ def build(
             output,
             backend=backend.value,  # type: ignore[arg-type]
             target=(target or "").split(","),
+            device=device,
             plugin=plugin.value,
             plugin_library=plugin_library,
             timing_cache=timing_cache,

@@ -48,6 +48,7 @@ CHECKPOINT_ONLY = {
     "attn_bias",
     "causal",
     "full_mask",
+    "position_ids",
     "dtype",
     "weight_dtype",
     "mode",
@@ -76,6 +77,8 @@ class WeightDtype(str, Enum):
 
     int8 = "int8"
     int4 = "int4"
+    fp8 = "fp8"
+    int8_qdq = "int8-qdq"
 
 
 class Task(str, Enum):
@@ -136,6 +139,9 @@ def export(
     full_mask: Annotated[
         bool, typer.Option("--full-mask", help="AFTLocal: add the input full_mask [T, T]; costs O(T²) time.")
     ] = False,
+    position_ids: Annotated[
+        bool, typer.Option("--position-ids", help="Hugging Face: add the input position_ids, which else count from 0.")
+    ] = False,
     mode: Annotated[
         Mode,
         typer.Option(
@@ -159,7 +165,7 @@ def export(
         WeightDtype | None,
         typer.Option(
             help="int8: linear layers with dynamic int8 products. int4: their weights in 4 bits, in blocks of 32. "
-            "(Default: as --dtype.)"
+            "fp8, int8-qdq: 8-bit products of TensorRT's engines. (Default: as --dtype.)"
         ),
     ] = None,
     opset: Annotated[
@@ -300,6 +306,7 @@ def export(
         "attn_bias": attn_bias,
         "causal": causal,
         "full_mask": full_mask,
+        "position_ids": position_ids,
         "max_seq_len": max_seq_len,
         "dynamic": None if dynamic is None else axes,
         "dtype": dtype.value,

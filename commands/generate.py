@@ -67,7 +67,8 @@ def generate(
             "--max-new-tokens",
             min=-1,
             max=LARGEST_SIZE,
-            help=f"Tokens to generate; -1: until Ctrl-C or its last position. (Default: {DEFAULT_TOKENS}.)",
+            help="Tokens to generate; -1: until Ctrl-C or its last position. (Default: as generation_config.json says; "
+            f"else {DEFAULT_TOKENS}.)",
         ),
     ] = None,
     do_sample: Annotated[
@@ -102,12 +103,18 @@ def generate(
     ] = 1,
     echo: Annotated[bool, typer.Option("--echo", help="Write the prompt too.")] = False,
     provider: Annotated[
-        str, typer.Option(help="Where to run: auto (the best that starts), cpu, cuda or tensorrt.")
+        str,
+        typer.Option(
+            help="Where to run: auto (the best that starts), cpu, cuda or tensorrt; cuda:1 for an engine on GPU 1."
+        ),
     ] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")] = None,
     plugin: PluginOption = PluginUse.auto,
     plugin_library: PluginLibraryOption = None,
     runtime: RuntimeOption = "auto",
+    cuda_graph: Annotated[
+        bool, typer.Option("--cuda-graph", help="Record the step as a CUDA graph, and replay it (engines).")
+    ] = False,
     output_format: FormatOption = Format.console,
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
@@ -125,6 +132,8 @@ def generate(
     if system is not None and not chat:
         raise typer.BadParameter("it belongs to --chat", param_hint="--system")
     generator = Generator.open(model, provider, threads, plugin=plugin_asked(plugin, plugin_library), runtime=runtime)
+    if cuda_graph:
+        generator.session.use_cuda_graph()
     tokenizer = _tokenizer(model.parent, generator.vocabulary, required=prompt_ids is None)
     folder = read_defaults(model.parent, tokenizer) if tokenizer is not None else None
     settings = _settings(folder, do_sample, temperature, top_k, top_p, repetition_penalty)
@@ -139,7 +148,9 @@ def generate(
     limit = max_tokens
     if limit is None:
         room = generator.room(len(ids))
-        limit = DEFAULT_TOKENS if room is None else min(DEFAULT_TOKENS, max(room, 1))
+        said = None if folder is None else folder.most_tokens(len(ids))
+        limit = DEFAULT_TOKENS if said is None else said
+        limit = limit if room is None else min(limit, max(room, 1))
     settings |= {"seed": seed, "stop": () if folder is None else folder.stop}
     shown = echo and output_format is Format.console
     run = _Run(generator, ids, None if limit < 0 else limit, settings, shown, tokenizer)

@@ -83,7 +83,7 @@ def build(
     from ..plugins.kernel.targets import target as target_called
     from ..plugins.library.build import build_library, up_to_date
     from ..plugins.library.headers import find_cuda_headers, find_tensorrt_headers
-    from ..plugins.library.selection import default_targets, full_set, needed_by
+    from ..plugins.library.selection import default_targets, full_set, needed_by, without_kernel
 
     if backend is Backend.onnxruntime:
         chosen = {"Models": models, "--target": target, "--dtype": dtype, "--head-dim": head_dim, "--jobs": jobs}
@@ -102,9 +102,9 @@ def build(
     if models:
         specs = list(dict.fromkeys(spec for model in models for spec in needed_by(model)))
         if not specs:
-            raise UsageError(
-                "These models need no plugin.", why="None of their nodes is an attention node that a kernel computes."
-            )
+            reasons = {why for model in models for why in without_kernel(model).values()}
+            why = ["None of their nodes is an attention node that a kernel computes", *sorted(reasons)]
+            raise UsageError("These models need no plugin.", why=f"{'; '.join(why)}.")
     else:
         specs = full_set(_split(dtype), _numbers(head_dim))
     path = output or prepare_cache(chosen_arch) / _file_name(models)
@@ -262,8 +262,8 @@ def rewrite(
         print_json({"path": str(output), "nodes": rewritten.nodes, "kept": rewritten.kept, "sha256": rewritten.sha256})
         return
     say(f"{output}  {len(rewritten.nodes)} attention node(s) in the domain trt.plugins")
-    for name in rewritten.kept:
-        say(f"  kept    {name}: no kernel computes it; its function definition stands in its place")
+    for name, why in rewritten.kept.items():
+        say(f"  kept    {name}: no kernel computes it: {why}; its function definition stands in its place")
     say("Before onnxruntime opens it, load the plugin library into TensorRT in the same process:")
     say("  tensorrt.get_plugin_registry().load_library(PATH), with the PATH that `localattn plugin path` prints")
 

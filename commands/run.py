@@ -41,6 +41,9 @@ def run(
     plugin: PluginOption = PluginUse.auto,
     plugin_library: PluginLibraryOption = None,
     runtime: RuntimeOption = "auto",
+    cuda_graph: Annotated[
+        bool, typer.Option("--cuda-graph", help="Record the run as a CUDA graph, and replay it (engines).")
+    ] = False,
     iterations: Annotated[int, typer.Option(min=1, max=MOST_ITERATIONS, help="How often to run.")] = 1,
     seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the random inputs.")] = 0,
     force: ForceOption = False,
@@ -59,6 +62,8 @@ def run(
     has_kernels = has_nodes(file)
     session = load(file, provider, threads, plugin=asked, runtime=runtime)
     del file  # the session has what it needs
+    if cuda_graph:
+        session.use_cuda_graph()
     facts = read_model_facts(model)
     if load_inputs is None:
         inputs, source = draw_call(session.inputs, seed, facts), f"random, seed {seed}"

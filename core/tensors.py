@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 # A dynamic axis without a name.
 UNNAMED_DIMENSION = "?"
-# Inputs of integers that are masks: 1 keeps a token, 0 hides it. All other integers are tokens.
+# Inputs of integers that are masks: 1 keeps a token, 0 hides it.
 INTEGER_MASKS = frozenset({"attention_mask"})
+# The input of integers that says at which position each token of a row is. All other integers are tokens.
+POSITION_IDS = "position_ids"
 
 
 # Names of the dynamic axes in files of this package.

@@ -132,6 +132,8 @@ TOLERANCES = {
     "fp16": Tolerance(1e-2, 1e-2, cosine=0.999, takes_baseline=True),
     "bf16": Tolerance(5e-2, 2e-2, cosine=0.999, takes_baseline=True),
     "int8": Tolerance(None, None, cosine=0.99, relative_rms=0.14, divergence=0.1, agreement=0.7),
+    "int8-qdq": Tolerance(None, None, cosine=0.99, relative_rms=0.14, divergence=0.1, agreement=0.7),
+    "fp8": Tolerance(None, None, cosine=0.99, relative_rms=0.14, divergence=0.1, agreement=0.7),
     "int4": Tolerance(None, None, cosine=0.985, relative_rms=0.17, divergence=0.15, agreement=0.6),
 }
 
@@ -146,7 +148,7 @@ def tolerance_for(dtype: str, atol: float | None = None, rtol: float | None = No
     """Return the tolerance for a precision; a part that the user sets makes only single elements count.
 
     Args:
-        dtype: "fp32", "fp16", "bf16", or "int8" or "int4" for fp32 with weights of so many bits.
+        dtype: "fp32", "fp16", "bf16", or a kind of weights: "int8", "int8-qdq", "fp8", "int4".
         atol: replaces the table's absolute part.
         rtol: replaces the table's relative part.
 

@@ -67,7 +67,8 @@ class ExportRequest(FileOptions):
         config: configuration file; by default the one beside the checkpoint.
         shapes: static shapes and optional inputs.
         dtype: "fp32" or "fp16".
-        weights: "int8" for linear layers in dynamic int8, "int4" for 4 bits in blocks, None for the dtype.
+        weights: "int8" for linear layers in dynamic int8, "int4" for 4 bits in blocks, "fp8" or "int8-qdq" for
+            8-bit products of TensorRT, None for the dtype.
         dynamic: the dynamic axes, of "batch" and "seq"; the sequence length is then the longest one. None: the
             family's default, for most families no dynamic axes.
         task: what a model in a folder is for; None for what it was saved for.
@@ -290,7 +291,7 @@ def _run_checks(
 
 
 def _wide_integers(written: onnx.ModelProto, path: Path, source: SourceModel, request: ExportRequest) -> CheckRecord:
-    limits = token_limits(source.inputs(request.dtype), source.token_limit)
+    limits = token_limits(source.inputs(request.dtype), source.token_limit, source.shapes.seq_len)
     sizes = dynamic_sizes(request.dynamic or (), SEQUENCE, source.shapes.seq_len)
     return allowed(check_wide_integers(written, path.parent, limits, sizes), request.allow_wide_integers)
 

@@ -10,7 +10,7 @@ from ..core.documents.sidecar import Sidecar
 from ..core.error_texts import argument
 from ..core.errors import UsageError
 from ..core.progress import timed_steps
-from ..core.tensors import BATCH, SEQUENCE, TensorSpec
+from ..core.tensors import BATCH, POSITION_IDS, SEQUENCE, TensorSpec
 from ..runtime.inputs.size_sweep import OPEN_BATCH
 from ..runtime.parity.compare import compare_models
 from ..runtime.parity.files import was_proven
@@ -80,9 +80,8 @@ def source_of_file(request: ParityRequest, candidate: FileRunner) -> tuple[Sourc
         notes.append(f"{request.against} is not the checkpoint {request.model} was exported from")
     inputs = {spec.name: spec for spec in candidate.signature}
     stepwise = sidecar is not None and sidecar.step is not None
-    wanted = signature(
-        opened.resolved.class_name, opened.resolved.args, *(x in inputs for x in ("mask", "attn_bias", "full_mask"))
-    )
+    optional = {name: name in inputs for name in ("mask", "attn_bias", "full_mask", POSITION_IDS)}
+    wanted = signature(opened.resolved.class_name, opened.resolved.args, **optional)
     caches = {spec.name for spec in candidate.signature} - {spec.name for spec in wanted} if stepwise else set()
     ranks = [(spec.name, len(spec.shape)) for spec in candidate.signature if spec.name not in caches]
     if ranks != [(spec.name, len(spec.shape)) for spec in wanted]:
@@ -110,10 +109,8 @@ def source_of_file(request: ParityRequest, candidate: FileRunner) -> tuple[Sourc
         seq_len=length,
         heads=int(sizes["heads"]) if "heads" in sizes else None,
         dim_head=int(sizes["dim_head"]) if "dim_head" in sizes else None,
-        mask="mask" in inputs,
-        attn_bias="attn_bias" in inputs,
         causal=causal,
-        full_mask="full_mask" in inputs,
+        **optional,
     )
     opened.resolved.check_keys()
     try:

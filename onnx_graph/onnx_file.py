@@ -88,6 +88,13 @@ class OnnxFile:
         """Make an `OnnxFile` of a serialized model in memory."""
         return cls(None, content, len(content))
 
+    def rewritten(self, model: Any) -> OnnxFile:
+        """Return a rewrite of this file in its place: it refers to the same external data."""
+        content = model.SerializeToString()
+        found = OnnxFile(self.path, content, len(content))
+        found._states = self._states
+        return found
+
     def __fspath__(self) -> str:
         return self.name
 

@@ -7,20 +7,18 @@ inlined; so is attention that no kernel computes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import UsageError
-from ..core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE
+from ..core.nodes.attention import DOMAIN
 from ..core.nodes.fused import FUSED_DOMAIN
-from ..core.nodes.gpu import SERVED_BY_OP_TYPE, SMALLEST_XPOS_BASE
-from ..core.nodes.grouped import GROUPED_BY_OP_TYPE
 from ..core.storage.file_kinds import REWRITTEN
 from ..core.storage.files import publish, sha256
 from ..core.storage.outputs import Output, writing
 from . import inlining
+from .gpu_nodes import gpu_nodes
 from .onnx_file import OnnxFile
 
 PROVIDER_DOMAIN = "trt.plugins"
@@ -32,12 +30,12 @@ class RewriteResult:
 
     Args:
         nodes: names of the attention nodes that moved.
-        kept: names of those that no kernel computes, which were inlined.
+        kept: those that no kernel computes, which were inlined, by name, and why.
         sha256: SHA-256 of the written file, without external data.
     """
 
     nodes: list[str]
-    kept: list[str]
+    kept: dict[str, str]
     sha256: str
 
 
@@ -61,23 +59,22 @@ def rewrite_for_provider(model: Path, output: Path, *, overwrite: bool = False) 
                 why="They lie in a file beside the model.",
                 fix=f"Write it into {model.resolve().parent}.",
             )
-        nodes: dict[bool, list[str]] = {True: [], False: []}
-        for node, served in attention_nodes(proto):
-            nodes[served].append(node.name or node.output[0])
-        if not nodes[True]:
+        found = gpu_nodes(proto)
+        nodes = [node.name for node in found if not node.why_not]
+        if not nodes:
             raise UsageError(f"{model} has no attention node to rewrite.", why="No node of it is computed by a kernel.")
         staged = folder / output.name
         onnx.save(apply(proto), str(staged))
         digest = sha256(staged)
         publish(staged, output)
-    return RewriteResult(nodes[True], nodes[False], digest)
+    return RewriteResult(nodes, {node.name: node.why_not for node in found if node.why_not}, digest)
 
 
 def apply(model: Any) -> Any:
     """Return the model with its attention nodes in the provider's domain and without functions."""
     import onnx
 
-    served = [node for node, kernel in attention_nodes(model) if kernel]
+    served = [node.proto for node in gpu_nodes(model) if not node.why_not]
     for node in served:
         node.domain = PROVIDER_DOMAIN
     plain = inlining.apply(model)
@@ -89,16 +86,3 @@ def apply(model: Any) -> Any:
     if served and PROVIDER_DOMAIN not in {entry.domain for entry in imports}:
         plain.opset_import.append(onnx.helper.make_opsetid(PROVIDER_DOMAIN, 1))
     return plain
-
-
-def attention_nodes(model: Any) -> Iterator[tuple[Any, bool]]:
-    """Yield the attention nodes of the graph, and whether a kernel computes them.
-
-    None computes both sinks and a softcap, nor xpos with a small base.
-    """
-    for node in model.graph.node:
-        if node.domain == DOMAIN and (node.op_type in VARIANT_BY_OP_TYPE or node.op_type in GROUPED_BY_OP_TYPE):
-            served = SERVED_BY_OP_TYPE.get(node.op_type)
-            base = next((a.f for a in node.attribute if a.name == "xpos_scale_base"), 0.0)
-            too_small = getattr(served, "has_xpos", False) and base < SMALLEST_XPOS_BASE
-            yield node, served is not None and not too_small

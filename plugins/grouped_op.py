@@ -1,7 +1,8 @@
-"""The operator of the grouped nodes as PyTorch sees it: its plain reference, for any device.
+"""The operator of the grouped nodes as PyTorch sees it, with its plain reference.
 
 `torch.ops.localattn.grouped_attention` is what export-friendly modules call (`core.nodes.grouped` has the mathematics).
-It takes some queries at a time, so that memory stays linear in the sequence length.
+On a GPU the kernel of `kernel` computes it, where it can. The reference takes some queries at a time, so that memory
+stays linear in the sequence length.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ import torch
 from torch import Tensor
 
 from ..core.geometry import WindowGeometry
+from ..core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST
+from ..core.nodes.grouped import GroupedAttributes
+from .torch_op import why_no_kernel
 
 # Queries per step: enough to keep matrix products busy, few enough to keep scores small.
 _BLOCK = 256
@@ -49,6 +53,24 @@ def grouped_attention(
         sequence_first: layout, see query.
     """
     geometry = WindowGeometry(window_size, look_backward, look_forward, causal, exact_windowsize)
+    return _reference(query, key, value, key_mask, sinks, _attributes(geometry, scale, softcap, sequence_first))
+
+
+def _attributes(geometry: WindowGeometry, scale: float, softcap: float, sequence_first: bool) -> GroupedAttributes:
+    return GroupedAttributes(geometry, scale, softcap, SEQUENCE_FIRST if sequence_first else HEADS_FIRST)
+
+
+def _reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    sinks: Tensor | None,
+    attributes: GroupedAttributes,
+) -> Tensor:
+    """Compute the operator in plain PyTorch, for any device, element type and head size."""
+    geometry, scale, softcap = attributes.geometry, attributes.scale, attributes.softcap
+    sequence_first = attributes.perm == SEQUENCE_FIRST
     if sequence_first:
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     batch, heads, length, head_dim = query.shape
@@ -82,3 +104,29 @@ def grouped_attention(
 @grouped_attention.register_fake
 def _(query: Tensor, *_rest: object, **_options: object) -> Tensor:
     return torch.empty_like(query, memory_format=torch.contiguous_format)
+
+
+@grouped_attention.register_kernel("cuda")
+def _on_gpu(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    sinks: Tensor | None,
+    window_size: int,
+    look_backward: int,
+    look_forward: int,
+    causal: bool,
+    exact_windowsize: bool,
+    scale: float,
+    softcap: float,
+    sequence_first: bool,
+) -> Tensor:
+    geometry = WindowGeometry(window_size, look_backward, look_forward, causal, exact_windowsize)
+    attributes = _attributes(geometry, scale, softcap, sequence_first)
+    # No kernel has both: no known model does.
+    if (softcap and sinks is not None) or why_no_kernel(query, attributes):
+        return _reference(query, key, value, key_mask, sinks, attributes)
+    from .kernel.launch import launch
+
+    return launch(query, key, value, key_mask, None, attributes, sinks=sinks)

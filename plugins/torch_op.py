@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..core.geometry import WindowGeometry
 from ..core.nodes.attention import HEADS_FIRST, LOWEST_BIAS, SELF_SCORE, SEQUENCE_FIRST, NodeAttributes, check_xpos
+from ..core.nodes.gpu import KernelAttributes
 from .kernel.spec import LARGEST_HEAD_DIM, SMALLEST_HEAD_DIM, why_unsupported
 
 # Queries per step of the reference: enough to keep matrix products busy, few enough to keep scores small.
@@ -163,7 +164,7 @@ def _on_gpu(
     return launch(query, key, value, key_mask, attn_bias, attributes)
 
 
-def why_no_kernel(query: Tensor, attributes: NodeAttributes) -> str:
+def why_no_kernel(query: Tensor, attributes: KernelAttributes) -> str:
     """Return why the reference and not the kernel computes this on a GPU; empty if the kernel does.
 
     Args:

@@ -6,7 +6,7 @@ A backend is a module that defines a `Session`, and an entry in `BACKENDS`; noth
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -75,6 +75,29 @@ class Session(ABC):
                 refuses its values.
         """
         return self._execute(check_inputs(self.inputs, inputs))
+
+    def run_on_gpu(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Run the model once on arrays in GPU memory, and leave the results there; sessions of engines can.
+
+        Raises:
+            UsageError: this session cannot, or as of `run`.
+        """
+        raise self._without_gpu("takes no arrays in GPU memory")
+
+    def use_cuda_graph(self) -> None:
+        """Record calls that come again as CUDA graphs; sessions of engines can.
+
+        Raises:
+            UsageError: this session cannot.
+        """
+        raise self._without_gpu("records no CUDA graphs")
+
+    def bound(self, inputs: Arrays) -> Callable[[], None] | None:
+        """Put inputs that fit where the engine reads them; return a call that only computes, None if there is none."""
+        return None
+
+    def _without_gpu(self, what: str) -> UsageError:
+        return UsageError(f"A session of {self.backend} {what}.", fix="Open an engine: localattn build makes one.")
 
     def rest(self) -> None:
         """Free memory until `wake` or the next run, where the session can; most sessions keep theirs."""
@@ -286,6 +309,24 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, NDArray[Any]]
         UsageError: a name, dtype or shape does not fit `specs`; the error gives both. Sizes of dynamic axes must agree
             wherever the same name occurs.
     """
+    check_names(specs, inputs)
+    dynamic_sizes: dict[str, int] = {}
+    ready: Arrays = {}
+    for spec in specs:
+        array = inputs[spec.name]
+        if not isinstance(array, np.ndarray):
+            raise misfit(spec, f"a {type(array).__name__}, not a numpy array")
+        check_shape(spec, array.shape, dynamic_sizes)
+        ready[spec.name] = _exact(spec, array)
+    return ready
+
+
+def check_names(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> None:
+    """Refuse inputs of which one is missing or unknown.
+
+    Raises:
+        UsageError: it says which.
+    """
     known = {spec.name for spec in specs}
     unknown = [name for name in inputs if name not in known]
     missing = [spec.describe() for spec in specs if spec.name not in inputs]
@@ -297,27 +338,22 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, NDArray[Any]]
             why=" ".join(wrong),
             fix=f"The model takes: {'; '.join(spec.describe() for spec in specs) or 'nothing'}.",
         )
-    dynamic_sizes: dict[str, int] = {}
-    ready: Arrays = {}
-    for spec in specs:
-        array = inputs[spec.name]
-        if not isinstance(array, np.ndarray):
-            raise _misfit(spec, f"a {type(array).__name__}, not a numpy array")
-        _check_shape(spec, array, dynamic_sizes)
-        ready[spec.name] = _exact(spec, array)
-    return ready
 
 
-def _check_shape(spec: TensorSpec, array: NDArray[Any], dynamic_sizes: dict[str, int]) -> None:
-    """Compare sizes; `dynamic_sizes` stores the first size seen of each named dimension."""
-    fits = len(array.shape) == len(spec.shape)
-    for wanted, size in zip(spec.shape, array.shape, strict=False):
+def check_shape(spec: TensorSpec, shape: tuple[int, ...], dynamic_sizes: dict[str, int]) -> None:
+    """Compare sizes; `dynamic_sizes` stores the first size seen of each named dimension.
+
+    Raises:
+        UsageError: they differ.
+    """
+    fits = len(shape) == len(spec.shape)
+    for wanted, size in zip(spec.shape, shape, strict=False):
         if isinstance(wanted, str) and wanted != UNNAMED_DIMENSION:
             wanted = dynamic_sizes.setdefault(wanted, size)
         fits = fits and wanted in (size, UNNAMED_DIMENSION)
     if not fits:
         sizes = ", ".join(f"{name} = {size}" for name, size in dynamic_sizes.items())
-        raise _misfit(spec, f"shape {format_shape(array.shape)}" + (f" (with {sizes})" if sizes else ""))
+        raise misfit(spec, f"shape {format_shape(shape)}" + (f" (with {sizes})" if sizes else ""))
 
 
 _INTEGERS = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
@@ -330,13 +366,14 @@ def _exact(spec: TensorSpec, array: NDArray[Any]) -> NDArray[Any]:
         widens = {came, wanted} <= _INTEGERS and np.can_cast(came, wanted)
         flags = {came, wanted} == {"bool", "uint8"} and bool((array <= 1).all())
         if not (widens or flags):
-            raise _misfit(spec, f"dtype {came}")
+            raise misfit(spec, f"dtype {came}")
         array = array.astype(wanted)
     # Not `ascontiguousarray`, which turns a scalar into a vector.
     return np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
 
 
-def _misfit(spec: TensorSpec, came: str) -> UsageError:
+def misfit(spec: TensorSpec, came: str) -> UsageError:
+    """Return the error for an input that `came` otherwise than the model takes it."""
     return UsageError(
         f"Input {spec.name!r} does not fit the model.",
         why=f"It came as {came}; wanted: {spec.dtype} {format_shape(spec.shape)}.",

@@ -44,13 +44,16 @@ def _ours(path: Path, plugin: str) -> Consume:
 
 
 def pytorch(path: Path) -> Consume:
-    """The untouched model with the cache that its configuration asks for, attention by sdpa."""
+    """The untouched model with the cache that its configuration asks for, attention by sdpa; the last token's logits.
+
+    `generate` of transformers asks for no others either.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(THREADS)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa").eval()
-    return _with_cache(model, torch.inference_mode())
+    return _with_cache(model, torch.inference_mode(), logits_to_keep=1)
 
 
 def optimum(path: Path) -> Consume:
@@ -65,7 +68,7 @@ def optimum(path: Path) -> Consume:
     return _with_cache(model, torch.inference_mode())
 
 
-def _with_cache(model: Any, mode: Any) -> Consume:
+def _with_cache(model: Any, mode: Any, **options: Any) -> Consume:
     import torch
 
     kept: list[Any] = []
@@ -76,7 +79,7 @@ def _with_cache(model: Any, mode: Any) -> Consume:
         seen += len(tokens)
         given = {"input_ids": torch.from_numpy(tokens)[None], "attention_mask": torch.ones((1, seen), dtype=torch.long)}
         with mode:
-            out = model(**given, past_key_values=kept.pop() if kept else None, use_cache=True)
+            out = model(**given, past_key_values=kept.pop() if kept else None, use_cache=True, **options)
         kept.append(out.past_key_values)
         return np.asarray(out.logits[0, -1].float().numpy())
 

@@ -53,14 +53,16 @@ def choose_plugin(
     """
     from ...core.documents.engine_facts import KernelName
     from ...core.errors import LocalAttnError, UsageError
+    from ...plugins.library.selection import without_kernel
     from ...runtime.engine.builder.request import PluginChoice
 
     if library is not None and kind not in (PluginKind.auto, PluginKind.library):
         raise UsageError(f"--plugin {kind.value} takes no --plugin-library.", fix="Leave one of them out.")
     if kind is PluginKind.none:
         return PluginChoice(), []
+    left = [f"{name} is built from its ONNX function: {why}" for name, why in without_kernel(model).items()]
     if kind is PluginKind.aot:
-        return _inside_engine(backend, capabilities), []
+        return _inside_engine(backend, capabilities), left
     try:
         found, specs = _library(library, model, capabilities, progress)
     except LocalAttnError as error:
@@ -70,12 +72,14 @@ def choose_plugin(
         return PluginChoice(asked="auto"), [f"no plugin: {reason} Attention is built from its standard operators"]
     if found is None and kind is PluginKind.library:
         raise UsageError(
-            f"{model.name} has no attention node that a plugin serves.", fix="Build it with --plugin none, or auto."
+            f"{model.name} has no attention node that a plugin serves.",
+            why="; ".join(left),
+            fix="Build it with --plugin none, or auto.",
         )
     if found is None:
-        return PluginChoice(asked="auto"), ["the model has no attention node that a plugin serves"]
+        return PluginChoice(asked="auto"), [*left, "the model has no attention node that a plugin serves"]
     kernels = tuple(KernelName(**asdict(spec)) for spec in specs)
-    return PluginChoice("library", library=found, kernels=kernels, asked=kind.value), []
+    return PluginChoice("library", library=found, kernels=kernels, asked=kind.value), left
 
 
 def _library(

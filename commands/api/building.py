@@ -25,6 +25,7 @@ def build(
     *,
     backend: Literal["tensorrt", "tensorrt-rtx"] = "tensorrt",
     target: Sequence[str] = (),
+    device: int = 0,
     plugin: str = "auto",
     plugin_library: str | Path | None = None,
     timing_cache: str | Path | None = None,
@@ -48,6 +49,7 @@ def build(
         output: the engine; by default the model's name with .engine.
         backend: "tensorrt", on the GPU that will run it, or "tensorrt-rtx", anywhere.
         target: GPUs as "rtx40" or "sm_89"; by default this machine's.
+        device: number of the GPU to build on.
         plugin: "auto", "library", "aot" for kernels inside the engine, or "none" for standard operators.
         plugin_library: path of the plugin library to use.
         timing_cache: file of measured kernel times, read and extended.
@@ -82,13 +84,14 @@ def build(
     profiles = _profiles(min_shapes, opt_shapes, max_shapes)
     file, wanted = OnnxFile.read(model), tuple(name for name in target if name.strip())
     library = None if plugin_library is None else Path(plugin_library)
-    capabilities = plan_targets(backend, wanted)
+    capabilities = plan_targets(backend, wanted, device)
     choice, notes = choose_plugin(PluginKind(plugin), library, file, backend, capabilities, progress)
     request = BuildRequest(
         model=file,
         output=model.with_suffix(".engine") if output is None else Path(output),
         backend=backend,
         targets=wanted,
+        device=device,
         plugin=choice,
         timing_cache=None if timing_cache is None else Path(timing_cache),
         workspace=None if workspace is None else workspace << 20,

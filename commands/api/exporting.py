@@ -40,6 +40,7 @@ def export(
     attn_bias: bool = False,
     causal: bool = False,
     full_mask: bool = False,
+    position_ids: bool = False,
     dynamic: Sequence[str] | None = None,
     max_seq_len: int | None = None,
     dtype: str = "fp32",
@@ -76,10 +77,12 @@ def export(
         attn_bias: add the input `attn_bias`, `[H, w, K]`.
         causal: for AFTLocal: the model was run with a causal mask.
         full_mask: for AFTLocal: add the input `full_mask`, bool `[T, T]`.
+        position_ids: for Hugging Face models: add the input `position_ids`, `[B, N]`; else positions count from 0.
         dynamic: axes that stay dynamic, "batch" or "seq" or both; by default those of the model's family.
         max_seq_len: longest sequence where "seq" is dynamic.
         dtype: "fp32", "fp16" or "bf16".
-        weight_dtype: "int8" for linear layers with dynamic int8 products, "int4" for their weights in blocks of 4 bits.
+        weight_dtype: "int8" for linear layers with dynamic int8 products, "int4" for their weights in blocks of 4 bits,
+            "fp8" or "int8-qdq" for 8-bit products of TensorRT's engines.
         opset: ONNX opset, 18 to 24.
         function_body: carry the attention node's function; without it only a plugin runs the file.
         standard_ops: write standard operators alone, no functions, for other runtimes.
@@ -122,6 +125,7 @@ def export_request(
     attn_bias: bool,
     causal: bool,
     full_mask: bool,
+    position_ids: bool,
     dynamic: Sequence[str] | None,
     max_seq_len: int | None,
     weight_dtype: str | None,
@@ -151,18 +155,22 @@ def export_request(
             f"{argument('max_length')} goes with {argument('mode', 'step')}.",
             fix=f"For whole sequences: {argument('seq_len')}, or {argument('max_seq_len')}.",
         )
+    if position_ids and mode != "full":
+        why = "A step file counts the positions of its tokens itself."
+        raise UsageError(f"{argument('position_ids', True)} does not go with {argument('mode', mode)}.", why=why)
     checkpoint = Path(checkpoint)
     suffix = ".onnx" if mode == "full" else f"_{mode}.onnx"
     if quick and mode != "full":
         why = "A step file is compared token by token, and has no other long check."
         raise UsageError(f"{argument('quick', True)} does not go with {argument('mode', mode)}.", why=why)
     length = max_seq_len if seq_len is None else seq_len
+    shapes = ShapeRequest(length, batch, heads, dim_head, mask, attn_bias, causal, full_mask, position_ids)
     request = ExportRequest(
         checkpoint=checkpoint,
         output=_default_output(checkpoint, suffix) if output is None else Path(output),
         config=_path(config),
         golden=_path(golden),
-        shapes=ShapeRequest(length, batch, heads, dim_head, mask, attn_bias, causal, full_mask, max_length=max_length),
+        shapes=replace(shapes, max_length=max_length),
         dynamic=None if dynamic is None else tuple(dynamic),
         weights=weight_dtype,
         task=task,

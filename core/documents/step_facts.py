@@ -58,6 +58,8 @@ class StepFacts(BaseModel):
             which count in 64 bits and run without end.
         in_place: one buffer may serve as a cache's input and its output. Else two take turns.
         prefill: the file beside this one that takes larger chunks and leaves the same caches, or None.
+        early_start: the first call may begin before position 0: what lies there is hidden from every other position.
+            So a prompt that fills no chunk is filled up in front.
     """
 
     model_config = _SCHEMA
@@ -72,6 +74,7 @@ class StepFacts(BaseModel):
     max_positions: int | None = None
     in_place: bool
     prefill: str | None = None
+    early_start: bool = False
 
     @property
     def why_positions_end(self) -> str:

@@ -16,5 +16,7 @@ SERVED: tuple[KernelNode, ...] = (
 )
 SERVED_BY_OP_TYPE = {node.op_type: node for node in SERVED}
 
+# Narrower heads do not fill a product of the matrix units; wider ones do not fit a tile, which holds whole rows.
+NARROWEST_HEAD, WIDEST_HEAD = 16, 256
 # Below, the two halves of the xpos decay could leave the range of fp32 within one block of queries.
 SMALLEST_XPOS_BASE = 1.0

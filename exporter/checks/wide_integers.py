@@ -9,7 +9,7 @@ import onnx
 import onnx.inliner
 
 from ...core.documents.sidecar import CheckRecord
-from ...core.tensors import TensorSpec
+from ...core.tensors import POSITION_IDS, TensorSpec
 from .integer_ranges import IntegerRanges
 
 _NAME = "no wide integers"
@@ -47,9 +47,9 @@ def dynamic_sizes(axes: Sequence[str], sequence: str, longest: int) -> dict[str,
     return {axis: longest if axis == sequence else _LARGEST_BATCH for axis in axes}
 
 
-def token_limits(inputs: Sequence[TensorSpec], limit: int | None) -> dict[str, int | None]:
-    """Return the limit of each integer input, by name."""
-    return {spec.name: limit for spec in inputs if "int" in spec.dtype}
+def token_limits(inputs: Sequence[TensorSpec], limit: int | None, length: int) -> dict[str, int | None]:
+    """Return the limit of each integer input, by name: of tokens the vocabulary, of positions the longest sequence."""
+    return {spec.name: length if spec.name == POSITION_IDS else limit for spec in inputs if "int" in spec.dtype}
 
 
 def _few(sentences: Sequence[str]) -> str:

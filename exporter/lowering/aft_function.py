@@ -31,10 +31,11 @@ from ...core.nodes.attention import DOMAIN
 _FIRST_INT64, _LAST_INT64 = -(1 << 63), (1 << 63) - 1
 # Products with fewer keys are not worth a call.
 _SMALLEST_BLOCK = 8
-# Keys of one part in bytes, causal and not: its tensors are as large, and only those of one part are in memory at a
-# time, near the cache. And the fewest channels of a part, for the products.
+# By whether a node is causal: keys of one part in bytes, the least number of parts, and the fewest channels of a part.
+# Only one part's tensors are in memory at a time, near the cache. Causal nodes have more of them.
 _PART_BYTES = {True: 1 << 19, False: 1 << 20}
-_FEWEST_CHANNELS = 32
+_LEAST_PARTS = {True: 9, False: 4}
+_FEWEST_CHANNELS = {True: 8, False: 32}
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,9 @@ def _width(node: ir.Node) -> int | None:
 def _parts(variant: AftVariant, length: int, width: int | None) -> int:
     if width is None:
         return 1
-    channels = max(_FEWEST_CHANNELS, _PART_BYTES[variant.causal] // (4 * length))
-    return -(-width // min(channels, width))
+    causal = variant.causal
+    most = min(_PART_BYTES[causal] // (4 * length), width // _LEAST_PARTS[causal])
+    return -(-width // min(max(_FEWEST_CHANNELS[causal], most), width))
 
 
 def _power_of_two(least: int) -> int:
@@ -130,9 +132,10 @@ class _Biases:
         self._reach = op.Sub(columns, one)
         if not variant.causal:
             self._reach = op.Div(self._reach, _integers(op, 2))
-        self._margin = 3 * block
+        # The squares reach two blocks back, and as far forward where there are later keys.
+        self._margin = 2 * block
         zero, margin = _integers(op, 0), _integers(op, self._margin)
-        self._wide = op.Pad(bias, op.Concat(zero, margin, missing, margin, axis=0))
+        self._wide = op.Pad(bias, op.Concat(zero, margin, missing, zero if variant.causal else margin, axis=0))
         self._squares: dict[tuple[int, int, int, bool], Any] = {}  # the parts share them
         # No logit of a row is above its largest bias, or 0, and a key.
         self._top = op.Max(op.ReduceMax(self._wide, one, keepdims=1), _real(op, 0.0))

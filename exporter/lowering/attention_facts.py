@@ -13,7 +13,7 @@ from ...core.nodes.attention import HEADS_FIRST, NodeVariant, geometry_of
 from ...core.nodes.grouped import GroupedVariant
 
 # Bytes of scores that one part computes at a time, and the most parts of an ONNX function.
-PART_BYTES, MOST_PARTS = 16 << 20, 32
+PART_BYTES, MOST_PARTS = 4 << 20, 32
 
 
 class Part(NamedTuple):

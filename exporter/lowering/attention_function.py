@@ -37,6 +37,11 @@ from .attention_facts import BodyFacts, Part, facts_of
 # Above `OUTSIDE_SCORE`: if all visible keys of a row are masked, its weights spread over those keys alone, whose
 # values are zero. Finite, so that no row becomes NaN.
 MASKED_SCORE = -1e30
+# How far below a row's largest score the others may lie: e^-75 is nothing beside 1 in fp32, and a normal number even
+# after the division by a row's sum.
+_DEPTH = 75.0
+# The largest floor. Where scores are larger, subtracting `_DEPTH` from them could change nothing.
+_MOST_FLOOR = 1e8
 
 ATTRIBUTE_TYPES: Mapping[str, ir.AttributeType] = {
     "window_size": ir.AttributeType.INT,
@@ -137,9 +142,8 @@ def _outside_bias(op: Any, span: Span, position: Any) -> Any:
     return op.Unsqueeze(op.Where(inside, real(op, 0.0), real(op, OUTSIDE_SCORE)), integers(op, 1))
 
 
-def mask_bias(op: Any, key_mask: Any, index: Any) -> Any:
-    """Build the bias that hides masked keys, fp32 `[B, 1, blocks, 1, keys]`; `index` is `[blocks, keys]`."""
-    kept = op.Gather(key_mask, index, axis=1)
+def mask_bias(op: Any, kept: Any) -> Any:
+    """Build the bias that hides masked keys, fp32 `[B, 1, blocks, 1, keys]`; `kept` is `[B, blocks, keys]`."""
     return op.Unsqueeze(op.Where(kept, real(op, 0.0), real(op, MASKED_SCORE)), integers(op, 1, 3))
 
 
@@ -172,6 +176,16 @@ def without_masked(op: Any, mask: Any, key: Any, value: Any) -> tuple[Any, Any]:
     return op.Where(kept, key, hidden), op.Where(kept, value, hidden)
 
 
+def _with_zero_row(op: Any, x: Any) -> Any:
+    """Return all heads' rows `[B·H·N, D]` and one of zeros behind them, which spans take for masked keys.
+
+    That is faster than `without_masked`, whose Where runs on one thread in onnxruntime.
+    """
+    width = op.Shape(x, start=3, end=4)
+    zeros = op.Expand(real(op, 0.0), op.Concat(integers(op, 1), width, axis=0))
+    return op.Concat(op.Reshape(x, op.Concat(integers(op, -1), width, axis=0)), zeros, axis=0)
+
+
 def _body(variant: NodeVariant, facts: BodyFacts) -> Any:
     """Return the Python function that traces the ONNX function of one op type."""
 
@@ -182,20 +196,18 @@ def _body(variant: NodeVariant, facts: BodyFacts) -> Any:
         length = op.Squeeze(op.Shape(query, start=2, end=3), integers(op, 0))
         head_dim = op.Shape(query, start=3, end=4)
         span = Span(op, length)
-        if mask is not None:
-            key, value = without_masked(op, mask, key, value)
 
         if not facts.aligned:  # the last block repeats the last query; its extra rows are cut off below
             rows = span.range(op, op.Mul(span.blocks, span.block))
             query = op.Gather(query, op.Min(rows, op.Sub(length, span.one)), axis=2)
         same, rest = integers(op, 0, 0), integers(op, -1)
+        row_shape = op.Concat(same, rest, head_dim, axis=0)
         block_shape = op.Concat(same, rest, op.Unsqueeze(span.block, integers(op, 0)), head_dim, axis=0)
-        query = op.Reshape(query, block_shape)  # [B, H, blocks, block, D]
-        key_scale = None
+        scale, key_scale = attribute(op, "scale"), None
         if variant.has_xpos:
             scalar_dim = op.Squeeze(head_dim, integers(op, 0))
             ahead = op.Add(span.query_offset, span.forward)
-            query = op.Mul(query, _xpos_scale(op, span, scalar_dim, ahead, 1.0))
+            scale = op.Mul(scale, _xpos_scale(op, span, scalar_dim, ahead, 1.0))
             key_scale = _xpos_scale(op, span, scalar_dim, op.Transpose(span.key_offset, perm=[1, 0]), -1.0)
         laid: Laid
         if facts.whole:
@@ -203,9 +215,13 @@ def _body(variant: NodeVariant, facts: BodyFacts) -> Any:
         else:
             laid = OwnSpans(op, span, key, value, mask, extra.get("attn_bias"), key_scale, in_parts=bool(facts.parts))
 
-        outputs = [_attend(op, rows, *laid.part(op, *where)) for rows, *where in cut(op, span, query, facts.parts)]
+        # Reshaped part by part: runtimes copy what they reshape if it is an input or output of the file.
+        outputs = []
+        for rows, *where in cut(op, span, query, facts.parts, rows=span.block):
+            blocks = op.Mul(op.Reshape(rows, block_shape), scale)  # [B, H, blocks, block, D]
+            part = op.CastLike(_attend(op, blocks, *laid.part(op, *where)), given)
+            outputs.append(op.Reshape(part, row_shape))
         output = outputs[0] if len(outputs) == 1 else op.Concat(*outputs, axis=2)
-        output = op.Reshape(op.CastLike(output, given), op.Concat(same, rest, head_dim, axis=0))
         if not facts.aligned:
             end = op.Unsqueeze(length, integers(op, 0))
             output = op.Slice(output, integers(op, 0), end, integers(op, 2))
@@ -214,27 +230,48 @@ def _body(variant: NodeVariant, facts: BodyFacts) -> Any:
     return trace
 
 
-def cut(op: Any, span: Span, query: Any, parts: tuple[Part, ...], axis: int = 2) -> Iterator[tuple[Any, Any, bool]]:
-    """Yield each part's queries `[B, H, blocks, block, D]`, its block starts `[blocks, 1]` and whether it is inside.
+def cut(
+    op: Any, span: Span, query: Any, parts: tuple[Part, ...], axis: int = 2, rows: Any | None = None
+) -> Iterator[tuple[Any, Any, bool]]:
+    """Yield each part's queries, its block starts `[blocks, 1]` and whether it is inside.
 
-    `axis` is that of the blocks.
+    Args:
+        op: the builder.
+        span: the sizes of the block.
+        query: all queries, `[…, blocks, block, D]`, or `[…, rows, D]`.
+        parts: `BodyFacts.parts`.
+        axis: the axis of the blocks, or of the rows.
+        rows: rows of a block, if the queries are laid out by rows.
     """
     if not parts:
         yield query, span.block_start, False
         return
     sizes = integers(op, *(part.blocks for part in parts))
-    queries = op.Split(query, sizes, axis=axis, _outputs=len(parts))
+    queries = op.Split(query, sizes if rows is None else op.Mul(sizes, rows), axis=axis, _outputs=len(parts))
     starts = op.Split(span.block_start, sizes, axis=0, _outputs=len(parts))
     yield from zip(queries, starts, (part.inside for part in parts), strict=True)
 
 
 def _attend(op: Any, query: Any, key: Any, value: Any, biases: Sequence[Any]) -> Any:
-    """Compute `softmax(scale·q·kᵀ + biases)·v`, `[B, H, blocks, block, D]`."""
-    query = op.Mul(query, attribute(op, "scale"))
+    """Compute `softmax(q·kᵀ + biases)·v`, `[B, H, blocks, block, D]`; queries are scaled."""
     scores = op.MatMul(query, op.Transpose(key, perm=[0, 1, 2, 4, 3]))
     for bias in biases:
         scores = op.Add(scores, bias)
-    return op.MatMul(op.Softmax(scores, axis=-1), value)
+    return op.MatMul(softmax(op, scores) if biases else op.Softmax(scores, axis=-1), value)
+
+
+def softmax(op: Any, scores: Any) -> Any:
+    """Compute the softmax of rows in which some scores are hidden, that is, very negative.
+
+    Softmax alone computes numbers below the smallest normal one of fp32 for such keys, and an Intel core takes some
+    hundred cycles for each vector that has one: far more than it takes to raise the scores to a floor first.
+
+    The floor of negative rows is a thousandth lower, so that it is less than their largest score however large their
+    numbers are. Rows without any key, whose largest score is `MASKED_SCORE`, keep weights of zero this way.
+    """
+    top = op.ReduceMax(scores, integers(op, -1), keepdims=1)
+    floor = op.LeakyRelu(op.Sub(top, real(op, _DEPTH)), alpha=1.001)
+    return op.Softmax(op.Max(scores, op.Min(floor, real(op, _MOST_FLOOR))), axis=-1)
 
 
 class Laid(Protocol):
@@ -265,7 +302,13 @@ class OwnSpans:
         *,
         in_parts: bool,
     ) -> None:
-        self._span, self._key, self._value, self._mask, self._key_scale = span, key, value, mask, key_scale
+        self._span, self._mask, self._key_scale = span, mask, key_scale
+        self._key, self._value = (x if mask is None else _with_zero_row(op, x) for x in (key, value))
+        if mask is not None:
+            batch_heads = op.Shape(key, start=0, end=2)
+            first = op.Mul(op.Range(span.zero, op.ReduceProd(batch_heads, keepdims=0), span.one), span.length)
+            self._first = op.Reshape(first, op.Concat(batch_heads, integers(op, 1, 1), axis=0))  # [B, H, 1, 1]
+            self._end = op.Mul(op.ReduceProd(batch_heads, keepdims=0), span.length)
         # Added in advance, two constant biases would be stored by runtimes as `[blocks, block, keys]` for every layer.
         # So the few parts that are not inside add them one after the other.
         self._apart = in_parts
@@ -281,10 +324,16 @@ class OwnSpans:
         index = position = op.Add(start, span.key_offset)  # [blocks, keys]
         if not inside:
             index = op.Max(op.Min(position, op.Sub(span.length, span.one)), span.zero)
-        key, value = op.Gather(self._key, index, axis=2), op.Gather(self._value, index, axis=2)
+        own: list[Any] = []
+        if self._mask is None:
+            key, value = op.Gather(self._key, index, axis=2), op.Gather(self._value, index, axis=2)
+        else:
+            kept = op.Gather(self._mask, index, axis=1)  # [B, blocks, keys]
+            own = [mask_bias(op, kept)]
+            taken = op.Where(op.Unsqueeze(kept, integers(op, 1)), op.Add(self._first, index), self._end)
+            key, value = op.Gather(self._key, taken, axis=0), op.Gather(self._value, taken, axis=0)
         if self._key_scale is not None:
             key = op.Mul(key, self._key_scale)
-        own = [] if self._mask is None else [mask_bias(op, self._mask, index)]
         own += [] if inside else [_outside_bias(op, span, position)]
         if self._by_head is not None:
             return key, value, [self._by_head, *_sum(op, own)]
@@ -298,10 +347,12 @@ class WholeSequence:
 
     def __init__(self, op: Any, span: Span, key: Any, value: Any, mask: Any | None, *, window_hides: bool) -> None:
         axis = integers(op, 2)
+        if mask is not None:
+            key, value = without_masked(op, mask, key, value)
         self._span, self._window_hides = span, window_hides
         self._key, self._value = op.Unsqueeze(key, axis), op.Unsqueeze(value, axis)
         self._position = op.Unsqueeze(span.range(op, span.length), integers(op, 0))  # [1, N]
-        self._masked = [] if mask is None else [mask_bias(op, mask, self._position)]
+        self._masked = [] if mask is None else [mask_bias(op, op.Gather(mask, self._position, axis=1))]
 
     def part(self, op: Any, start: Any, inside: bool) -> tuple[Any, Any, list[Any]]:
         """Return what `Laid.part` says."""

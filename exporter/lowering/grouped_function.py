@@ -40,6 +40,7 @@ from .attention_function import (
     mask_bias,
     real,
     sequences_of,
+    softmax,
     without_masked,
 )
 
@@ -93,7 +94,7 @@ class _Scores:
             scores = op.Mul(op.Tanh(scores), self.cap)
         for bias in biases:
             scores = op.Add(scores, bias)
-        weights = op.Softmax(scores, axis=-1)
+        weights = softmax(op, scores)
         output = op.MatMul(weights, value)
         return output if sinks is None else op.Mul(output, share_beside_sinks(op, scores, weights, sinks))
 
@@ -121,8 +122,6 @@ def _body(variant: GroupedVariant, facts: BodyFacts) -> Any:
         query, key, value = (op.Cast(heads_first(op, x, facts), to=ir.DataType.FLOAT) for x in (query, key, value))
         sizes = _Sizes(op, query, key)
         scores = _Scores(op, variant, sizes, extra.get("sinks"))
-        if mask is not None:
-            key, value = without_masked(op, mask, key, value)
         attend = _attend_to_all if variant.sees_all else _attend_to_windows
         output = attend(op, sizes, scores, query, key, value, mask, facts)
         rows = op.Concat(integers(op, 0), sizes.heads, integers(op, -1), sizes.head_dim, axis=0)
@@ -187,6 +186,8 @@ def _attend_to_all(
 ) -> Any:
     """Attend to all keys, one block of queries after the other; `[B, KV, G, blocks, block, D]`."""
     zero, one, first = op.Constant(value_int=0), op.Constant(value_int=1), integers(op, 0)
+    if mask is not None:
+        key, value = without_masked(op, mask, key, value)
     block = op.Max(op.Min(attribute(op, "query_block"), sizes.length), one)
     blocks = op.Div(op.Sub(op.Add(sizes.length, block), one), block)
     rows = op.Range(zero, op.Mul(blocks, block), one)
@@ -198,7 +199,7 @@ def _attend_to_all(
     group = integers(op, 2)
     turned = op.Transpose(op.Unsqueeze(key, group), perm=[0, 1, 2, 4, 3])
     value = op.Unsqueeze(value, group)
-    masked = None if mask is None else mask_bias(op, mask, position)  # [B, 1, 1, 1, N]
+    masked = None if mask is None else mask_bias(op, op.Gather(mask, position, axis=1))  # [B, 1, 1, 1, N]
     # 32 bits hold any position; runtimes that compute int64 in as many need no proof that a state stays within them.
     narrow = [op.Cast(x, to=ir.DataType.INT32) for x in (op.Where(causal, zero, sizes.length), block, offset, position)]
     start, step, offset, position = narrow

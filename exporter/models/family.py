@@ -51,6 +51,7 @@ class ShapeRequest:
         attn_bias: add the input `attn_bias`, `[H, w, K]`.
         causal: AFTLocal only: the model was run with a causal mask.
         full_mask: AFTLocal only: add the input `full_mask`, bool `[T, T]`; costs O(T²) time.
+        position_ids: of Hugging Face models: add the input `position_ids`, int64 `[B, N]`.
         dynamic_length: the sequence length is dynamic, up to `seq_len`.
         max_length: of a step file: the most positions of a sequence.
     """
@@ -63,6 +64,7 @@ class ShapeRequest:
     attn_bias: bool = False
     causal: bool = False
     full_mask: bool = False
+    position_ids: bool = False
     dynamic_length: bool = False
     max_length: int | None = None
 
@@ -80,6 +82,7 @@ class Sizes:
     causal: bool = False
     full_mask: bool = False
     dynamic_length: bool = False
+    position_ids: bool = False
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,7 @@ class StepForm:
         max_positions: number of positions, if positions have learned weights; None if there is no limit.
         arguments: returns the arguments of a step file for a batch and a longest sequence, None if none was asked for;
             None of a family whose arguments already say all.
+        early_start: a call may begin before position 0, as `StepFacts.early_start` says.
     """
 
     module: Callable[[ModelSpec, int], nn.Module]
@@ -155,6 +159,7 @@ class StepForm:
     length_axis: int = 1
     max_positions: Callable[[Any], int | None] = lambda args: None
     arguments: Callable[[Any, int, int | None], Any] | None = None
+    early_start: bool = False
 
 
 class LiveCall(NamedTuple):

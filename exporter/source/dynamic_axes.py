@@ -53,6 +53,7 @@ def at_sizes(source: SourceModel, sizes: Mapping[str, int]) -> SourceModel:
         dim_head=source.shapes.dim_head,
         mask=source.shapes.mask,
         attn_bias=source.shapes.attn_bias,
+        position_ids=source.shapes.position_ids,
         seq_len=sizes[SEQUENCE],
         batch=sizes[BATCH],
     )

@@ -29,12 +29,16 @@ from ..models.parts.float64 import Float64State, InFloat64
 from ..models.registry import CLASSES
 
 
-def signature(
-    class_name: str, args: Arguments, mask: bool = False, attn_bias: bool = False, full_mask: bool = False
-) -> list[TensorSpec]:
-    """List the inputs of a class in float32, with names in place of the sizes that a file chooses."""
+def signature(class_name: str, args: Arguments, **optional: bool) -> list[TensorSpec]:
+    """List the inputs of a class in float32, with names in place of the sizes that a file chooses.
+
+    Args:
+        class_name: a key of `models.registry.CLASSES`.
+        args: the class's arguments.
+        optional: which inputs of `Sizes` the file has.
+    """
     sizes: Any = {"seq_len": SEQUENCE, "batch": BATCH, "heads": "heads", "dim_head": "dim_head"}
-    shapes = Sizes(**sizes, mask=mask, attn_bias=attn_bias, full_mask=full_mask)
+    shapes = Sizes(**{**sizes, "mask": False, "attn_bias": False, **optional})
     inputs = CLASSES[class_name].family.inputs(args, shapes)
     return [TensorSpec(name, {"float": "float32"}.get(kind, kind), shape) for name, (kind, shape) in inputs.items()]
 
@@ -76,6 +80,10 @@ class SourceModel:
                 f"{argument('causal')} and {argument('full_mask')} do not apply to {class_name}.",
                 why="Whether it is causal is an argument of the class; AFTLocal gets a mask instead.",
                 fix="Say it in the config.",
+            )
+        if request.position_ids and "position_ids" not in self.family.extra_inputs:
+            raise UsageError(
+                f"{argument('position_ids', True)} does not apply to {class_name}.", why="It counts positions itself."
             )
         self.shapes = replace(self.family.sizes(args, request), dynamic_length=request.dynamic_length)
 

@@ -114,6 +114,7 @@ class StepSource:
             max_positions=self.max_positions,
             in_place=self.chunk == 1,
             prefill=prefill,
+            early_start=self.form.early_start,
         )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from ...core.errors import UsageError
+from ...core.tensors import POSITION_IDS
 from ..artifact.options import FileOptions
 from ..checkpoint.open_checkpoint import OpenedCheckpoint, open_live
 from ..export import ExportReport, ExportRequest, export
@@ -59,7 +60,8 @@ def export_live(
         CheckFailed: a check found a fault; nothing was written.
     """
     name = checkpoint.loaded.path.name
-    known = [spec.name for spec in checkpoint.source(ShapeRequest()).inputs("fp32")]
+    positions = any(x.name == POSITION_IDS for x in inputs)
+    known = [spec.name for spec in checkpoint.source(ShapeRequest(position_ids=positions)).inputs("fp32")]
     if not inputs or any(x.name not in known or len(x.shape) != 2 for x in inputs):
         raise UsageError(
             f"The inputs {', '.join(x.name for x in inputs)} do not fit.",
@@ -69,7 +71,7 @@ def export_live(
     request = ExportRequest(
         checkpoint=checkpoint.loaded.path,
         output=output,
-        shapes=ShapeRequest(longest or length, batch),
+        shapes=ShapeRequest(longest or length, batch, position_ids=positions),
         dynamic=dynamic,
         **{x.name: getattr(options, x.name) for x in fields(FileOptions)},
     )

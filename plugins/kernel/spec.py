@@ -36,7 +36,7 @@ from typing import TypeVar
 
 from ...core.errors import UsageError
 from ...core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST, check_xpos
-from ...core.nodes.gpu import SERVED, SMALLEST_XPOS_BASE, KernelAttributes, KernelNode
+from ...core.nodes.gpu import NARROWEST_HEAD, SERVED, SMALLEST_XPOS_BASE, WIDEST_HEAD, KernelAttributes, KernelNode
 
 CAUSAL_FLAG, EXACT_FLAG, SHARED_QK_FLAG, SEQUENCE_FIRST_FLAG = 1, 2, 4, 8
 SCALARS = (
@@ -49,7 +49,7 @@ Options = tuple[bool, bool, bool, bool, bool]
 
 # The launch grid's second axis holds at most this many programs: B·H.
 MAX_BATCH_HEADS = 65535
-SMALLEST_HEAD_DIM, LARGEST_HEAD_DIM = 16, 256
+SMALLEST_HEAD_DIM, LARGEST_HEAD_DIM = NARROWEST_HEAD, WIDEST_HEAD
 _INT32_END = 2**31
 
 

@@ -1,7 +1,7 @@
 """One call of a session, prepared so that only the engine's work is timed.
 
-With onnxruntime the inputs and outputs are bound: they lie in buffers of the device from the start, and a call
-neither checks nor copies nor allocates them. Every other engine is called as `Session.run` calls it.
+With onnxruntime and engines the inputs and outputs are bound: they lie in buffers of the device from the start, and a
+call neither checks nor copies nor allocates them. Every other runtime is called as `Session.run` calls it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ def ready_call(session: Session, inputs: Mapping[str, Any], *, cuda_graph: bool 
     """
     checked = check_inputs(session.inputs, inputs)
     if session.backend != "onnxruntime":
+        if (call := session.bound(checked)) is not None:
+            return call, True
         session.run(checked)
         return lambda: session.run(checked), False
     return _bound(session, checked, cuda_graph), True

@@ -198,7 +198,7 @@ def _rows(request: BenchRequest, runners: Sequence[_Runner], memory: Mapping[str
                 seq_len=runner.sizes.seq_len,
                 batch=runner.sizes.batch,
                 bound=runner.bound["bound"],
-                cuda_graph=request.cuda_graph,
+                cuda_graph=runner.bound["cuda_graph"],
                 load_ms=runner.opened["load_ms"],
                 first_run_ms=runner.bound["first_run_ms"],
                 calls=len(milliseconds),

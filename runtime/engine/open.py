@@ -63,8 +63,7 @@ def open_engine(path: Path, plugin: str = AUTO, gpu: int = 0) -> OpenEngine:
     library = find_library(facts.plugin, path, plugin)
     device = find_device(gpu)
     check_device(path, facts, device)
-    _start_cuda_runtime()
-    use_device(device)
+    start_device(device)
     if library is not None:
         load_plugin(opened, library)
     _log.info("%s opens with %s %s on %s", path.name, facts.backend, opened.version, device.describe())
@@ -143,8 +142,12 @@ def check_device(path: Path, facts: EngineFacts, device: Device) -> None:
         )
 
 
-def _start_cuda_runtime() -> None:
-    """Let Polygraphy load libcudart, which it needs for streams and device memory."""
+def start_device(device: Device) -> None:
+    """Have Polygraphy load libcudart, which it needs for streams and memory, and a GPU current on this thread.
+
+    Raises:
+        MissingDependency: there is no libcudart, or it does not take the GPU.
+    """
     from polygraphy import cuda
     from polygraphy.exception import PolygraphyException
 
@@ -157,6 +160,7 @@ def _start_cuda_runtime() -> None:
             why=str(error).splitlines()[0],
             fix="Install CUDA (on Jetson: nvidia-jetpack), or: pip install nvidia-cuda-runtime.",
         ) from error
+    use_device(device)
 
 
 def use_device(device: Device) -> None:

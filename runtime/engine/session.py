@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import re
 import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ...core.error_texts import argument
-from ...core.errors import MissingDependency, UsageError
-from ..session import Arrays, Session
+from ...core.errors import UsageError
+from ...core.tensors import TensorSpec
+from ..session import Arrays, Session, check_inputs, check_names, check_shape, misfit
+from .gpu.arrays import GpuArray, GpuView, NotTaken, nbytes, view_of
+from .gpu.executor import Call, GpuWork, Refused, as_shapes, check_on_gpu, starting
+from .gpu.memory import ALIGNMENT, Buffer, copy, download, empty, readable, upload
 from .kernels import loaded_kernels
 from .open import OpenEngine, open_engine, use_device
 from .plugins import mapped_library
@@ -24,7 +30,8 @@ _PROVIDERS = ("auto", "cuda", "tensorrt")
 class EngineSession(Session):
     """An engine loaded on its GPU.
 
-    Memory and streams use Polygraphy's CUDA wrapper, execution its runner; torch is not needed.
+    Its inputs and outputs have places in GPU memory, which it keeps from call to call. Memory and streams are those of
+    Polygraphy's CUDA wrapper; torch is not needed.
 
     Args:
         opened: the engine, deserialised.
@@ -35,9 +42,6 @@ class EngineSession(Session):
     """
 
     def __init__(self, opened: OpenEngine, source: str) -> None:
-        from polygraphy.backend.trt import TrtRunner
-        from polygraphy.exception import PolygraphyException
-
         self.backend = opened.facts.backend
         self.provider = f"cuda:{opened.device.index}" if opened.device.index else "cuda"
         self.device = opened.device
@@ -45,18 +49,12 @@ class EngineSession(Session):
         self.inputs = list(opened.facts.inputs)
         self.outputs = list(opened.facts.outputs)
         self._source = source
-        self._profile = 0
         self._messages = opened.opened.messages
-        self._runner = TrtRunner(opened.engine)
-        try:
-            self._runner.activate()
-        except PolygraphyException as error:
-            raise MissingDependency(
-                f"{source} does not start on {opened.device.describe()}.",
-                why=self._messages.reason(error),
-                fix=f"Free GPU memory: close what else runs there, or build with a smaller {argument('workspace')}.",
-            ) from error
-        self._closer = weakref.finalize(self, _deactivate, self._runner)
+        self._buffers: dict[str, Buffer] = {}
+        check_on_gpu(source, opened)
+        with starting(source, opened):
+            self._gpu = GpuWork(opened)
+        self._closer = weakref.finalize(self, _free, self._gpu, self._buffers)
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -64,25 +62,149 @@ class EngineSession(Session):
         library = mapped_library(self.facts.plugin)
         return () if library is None else loaded_kernels(library)
 
+    def use_cuda_graph(self) -> None:
+        """Record a call whose shapes come again as a CUDA graph, and launch that from the third time on.
+
+        Where this fails, now or later, calls run as before; a note and a warning say why.
+        """
+        self._messages.clear()
+        use_device(self.device)
+        self._gpu.executor.use_graphs()
+        self._note_graphs()
+
+    def run_on_gpu(self, inputs: Mapping[str, Any]) -> dict[str, GpuArray]:
+        """Run the model once, and leave the results in GPU memory.
+
+        Args:
+            inputs: one array for each of `self.inputs`: contiguous, on this GPU, of any library that has DLPack or
+                `__cuda_array_interface__`, and of exactly its dtype and shape; or a numpy array as `run` takes it.
+
+        Returns:
+            One array for each of `self.outputs`, ready to be read. The next call, of whatever kind, writes its results
+            to the same place: be done with them before, or copy them.
+
+        Raises:
+            UsageError: as of `run`, or an array of another library cannot be used.
+        """
+        check_names(self.inputs, inputs)
+        sizes: dict[str, int] = {}
+        with self._working():
+            call, outputs, _keep = self._prepared({spec: self._taken(spec, inputs, sizes) for spec in self.inputs})
+            self._launch(call)
+        return outputs
+
+    def bound(self, inputs: Arrays) -> Callable[[], None]:
+        """Upload inputs that fit; return a call that computes with them, and neither uploads nor downloads."""
+        with self._working():
+            call, _, _keep = self._prepared({spec: inputs[spec.name] for spec in self.inputs})
+            self._launch(call)
+
+        def again() -> None:
+            use_device(self.device)
+            self._launch(call)
+
+        return again
+
     def _execute(self, inputs: Arrays) -> Arrays:
+        stream = self._gpu.stream
+        with self._working():
+            call, outputs, _keep = self._prepared({spec: inputs[spec.name] for spec in self.inputs})
+            self._gpu.executor.run(call)
+            values = {name: empty(array.shape, array.dtype) for name, array in outputs.items()}
+            for name, value in values.items():
+                download(outputs[name].address, value, stream.ptr)
+            stream.synchronize()
+            self._note_graphs()
+        return {name: readable(value, outputs[name].dtype) for name, value in values.items()}
+
+    def _launch(self, call: Call) -> None:
+        self._gpu.executor.run(call)
+        self._gpu.stream.synchronize()
+        self._note_graphs()
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Have the GPU current, which depends on the thread, and turn failures into errors with their reason."""
         from polygraphy.exception import PolygraphyException
 
         self._messages.clear()
-        use_device(self.device)  # the thread may be another than the one that opened it
-        self._choose_profile(inputs)
+        use_device(self.device)
         try:
-            results = self._runner.infer(feed_dict=inputs, check_inputs=False)
-        except PolygraphyException as error:
+            yield
+        except (PolygraphyException, Refused) as error:
             raise UsageError(
                 f"{self._source} did not run on these inputs.",
                 why=self._messages.reason(error),
                 fix="Check that the shapes lie within the sizes it was built for: localattn inspect shows them.",
             ) from error
-        # Copies, because the runner writes the next results into the same host memory.
-        return {spec.name: np.array(results[spec.name], copy=True) for spec in self.outputs}
 
-    def _choose_profile(self, inputs: Arrays) -> None:
-        """Switch to the optimization profile that these sizes fit, if the engine has several.
+    def _taken(self, spec: TensorSpec, inputs: Mapping[str, Any], sizes: dict[str, int]) -> NDArray[Any] | GpuView:
+        """Return an input that fits, as numpy array or as a view of memory of the GPU."""
+        array = inputs[spec.name]
+        if isinstance(array, np.ndarray):
+            ready: NDArray[Any] | GpuView = check_inputs([spec], {spec.name: array})[spec.name]
+        else:
+            try:
+                ready = view_of(array, self._gpu.stream.ptr, self.device.index)
+            except NotTaken as error:
+                raise misfit(spec, f"an array that cannot be used: {error}") from error
+            if ready.dtype != spec.dtype:
+                raise misfit(spec, f"dtype {ready.dtype}")
+        check_shape(spec, ready.shape, sizes)
+        return ready
+
+    def _prepared(
+        self, inputs: Mapping[TensorSpec, NDArray[Any] | GpuView]
+    ) -> tuple[Call, dict[str, GpuArray], list[Any]]:
+        """Put inputs where the engine reads them; return the call, where it writes, and what must live until then."""
+        addresses = {spec.name: self._placed(spec.name, array) for spec, array in inputs.items()}
+        profile = self._profile({spec.name: array.shape for spec, array in inputs.items()})
+        shapes = as_shapes({spec.name: array for spec, array in inputs.items() if self._is_dynamic(spec)})
+        outputs = {}
+        for spec in self.outputs:
+            # Fixed sizes need not be asked for.
+            shape = tuple(size for size in spec.shape if isinstance(size, int))
+            if self._is_dynamic(spec):
+                shape = self._gpu.executor.sizes(profile, shapes, [spec.name])[spec.name]
+            if any(size < 0 for size in shape):
+                raise Refused(f"The sizes of {spec.name} depend on more than the sizes of the inputs.")
+            place = self._buffer(spec.name, nbytes(shape, spec.dtype))
+            outputs[spec.name] = GpuArray(place, shape, spec.dtype, self.device.index)
+            addresses[spec.name] = place.address
+        return Call(tuple(addresses.items()), shapes, profile), outputs, list(inputs.values())
+
+    def _is_dynamic(self, spec: TensorSpec) -> bool:
+        return any(not isinstance(size, int) for size in spec.shape)
+
+    def _placed(self, name: str, array: NDArray[Any] | GpuView) -> int:
+        """Return where the engine reads an input: its own address, or a place of ours that it is copied to."""
+        stream = self._gpu.stream.ptr
+        if isinstance(array, np.ndarray):
+            place = self._buffer(name, array.nbytes)
+            if array.nbytes:
+                upload(array, place.address, stream)
+            return place.address
+        # A graph reads where it was recorded to read.
+        if array.address % ALIGNMENT == 0 and array.address and not self._gpu.executor.cuda_graph:
+            return array.address
+        place = self._buffer(name, array.nbytes)
+        if array.nbytes:
+            copy(array.address, place.address, array.nbytes, stream)
+        return place.address
+
+    def _buffer(self, name: str, size: int) -> Buffer:
+        """Return a tensor's place; it grows, and is then another one."""
+        if name not in self._buffers or self._buffers[name].size < size:
+            self._gpu.stream.synchronize()
+            self._buffers[name] = Buffer(size)
+        return self._buffers[name]
+
+    def _note_graphs(self) -> None:
+        why = self._gpu.executor.why_no_graph
+        self.notes = (f"CUDA graphs are not used: {why}",) if why else ()
+
+    def _profile(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """Return the optimization profile that these sizes fit, if the engine has several.
 
         Of those that fit it is the one with the smallest largest sizes, which was tuned nearest to them.
 
@@ -91,26 +213,23 @@ class EngineSession(Session):
         """
         numbers = sorted({profile.profile for profile in self.facts.options.profiles})
         if len(numbers) < 2:
-            return
-        fitting = [number for number in numbers if self._fits(number, inputs)]
+            return 0
+        fitting = [number for number in numbers if self._fits(number, shapes)]
         if not fitting:
-            sizes = "; ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
+            sizes = "; ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
             raise UsageError(
                 f"{self._source} was not built for these sizes.",
                 why=f"They are {sizes}, and lie in none of its {len(numbers)} profiles.",
                 fix="localattn inspect shows the sizes of each.",
             )
-        chosen = min(fitting, key=self._largest)
-        if chosen != self._profile:
-            self._runner.set_profile(chosen)
-            self._profile = chosen
+        return min(fitting, key=self._largest)
 
-    def _fits(self, number: int, inputs: Arrays) -> bool:
+    def _fits(self, number: int, shapes: Mapping[str, tuple[int, ...]]) -> bool:
         ranges = [profile for profile in self.facts.options.profiles if profile.profile == number]
         return all(
             low <= size <= high
             for profile in ranges
-            for low, size, high in zip(profile.min, inputs[profile.input].shape, profile.max, strict=True)
+            for low, size, high in zip(profile.min, shapes[profile.input], profile.max, strict=True)
         )
 
     def _largest(self, number: int) -> int:
@@ -121,9 +240,9 @@ class EngineSession(Session):
         self._closer()
 
 
-def _deactivate(runner: Any) -> None:
-    if runner.is_active:
-        runner.deactivate()
+def _free(gpu: GpuWork, buffers: dict[str, Buffer]) -> None:
+    buffers.clear()
+    gpu.free()
 
 
 def open_file(path: Path, provider: str = "auto", threads: int | None = None, plugin: str = "auto") -> EngineSession:

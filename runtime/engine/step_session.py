@@ -11,22 +11,20 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.error_texts import argument
-from ...core.errors import LocalAttnError, MissingDependency, UsageError
+from ...core.errors import UsageError
 from ...core.storage.library_store import AUTO
 from ...core.tensors import TensorSpec
 from ...onnx_graph.onnx_file import OnnxFile
 from ..generation.step_file import check_caches, find_prefill, other_tensors, prefill_path
 from ..generation.step_session import StepSession, step_facts
-from .library import Messages
-from .open import OpenEngine, open_engine
+from .gpu.executor import Call, Executor, Refused, check_on_gpu, starting
+from .open import OpenEngine, open_engine, use_device
 from .session import check_place
 
 if TYPE_CHECKING:
@@ -35,13 +33,14 @@ if TYPE_CHECKING:
 
 
 class _GpuMemory:
-    """A CUDA stream and the arrays used on it, freed together."""
+    """A CUDA stream, and the arrays and executors on it, freed together."""
 
     def __init__(self) -> None:
         from polygraphy import cuda
 
         self._make = cuda.DeviceArray
         self._arrays: list[Any] = []
+        self._executors: list[Executor] = []
         # Not the default stream, because TensorRT would synchronise the whole device on it.
         self.stream = cuda.Stream()
 
@@ -51,8 +50,15 @@ class _GpuMemory:
         self._arrays.append(array)
         return array
 
+    def executor(self, opened: OpenEngine) -> Executor:
+        """Return what runs an engine on the stream."""
+        self._executors.append(Executor(opened, self.stream))
+        return self._executors[-1]
+
     def free(self) -> None:
-        """Free the stream and all arrays, once."""
+        """Free all of them, once."""
+        while self._executors:
+            self._executors.pop().close()
         while self._arrays:
             self._arrays.pop().free()
         self.stream.free()
@@ -115,17 +121,12 @@ class _BoundEngine:
         self.inputs, self.output = other_tensors(opened.facts, facts)
         self._position_input, self._caches, self._stream = facts.position_input, caches, memory.stream
         self._shared = _shared(path, opened, facts)
-        # An engine must live longer than its contexts.
-        self._engine, self._context = opened.engine, opened.engine.create_execution_context()
-        if not self._context:
-            raise _not_started(path, opened.opened.messages)
+        self.executor = memory.executor(opened)
         fed = [*self.inputs, TensorSpec(facts.position_input, "int64", (1,))]
         self._host = {spec.name: np.zeros(_sizes(spec), dtype=spec.dtype) for spec in (*fed, self.output)}
         self._device = {spec.name: memory.array(_sizes(spec), spec.dtype) for spec in (*fed, self.output)}
         self._fed = [spec.name for spec in fed]
-        for name, array in self._device.items():
-            self._place(name, array.ptr)
-        self._place_caches()  # this allocates missing buffers before anything is consumed
+        self._call()  # this allocates missing buffers before anything is consumed
 
     def run(self, inputs: Mapping[str, NDArray[Any]], position: int) -> NDArray[Any]:
         """Run on inputs that fit, and return the output's buffer.
@@ -137,25 +138,16 @@ class _BoundEngine:
         self._host[self._position_input][0] = position
         for name in self._fed:
             self._device[name].copy_from(self._host[name], self._stream)
-        self._place_caches()
-        if not self._context.execute_async_v3(self._stream.ptr):
-            raise _Refused("TensorRT did not start it.")
+        self.executor.run(self._call())
         output = self._device[self.output.name].copy_to(self._host[self.output.name], self._stream)
         self._stream.synchronize()
         self._caches.turn(self._shared)
         return output  # type: ignore[no-any-return]
 
-    def _place_caches(self) -> None:
-        for name, address in self._caches.addresses(self._shared):
-            self._place(name, address)
-
-    def _place(self, name: str, address: int) -> None:
-        if not self._context.set_tensor_address(name, address):
-            raise _Refused(f"It did not take an address for {name}.")
-
-
-class _Refused(Exception):
-    """TensorRT returned false; its log has the reason."""
+    def _call(self) -> Call:
+        """Return where the next call reads and writes; with two buffers a cache there are two such calls."""
+        fixed = ((name, array.ptr) for name, array in self._device.items())
+        return Call((*fixed, *self._caches.addresses(self._shared)))
 
 
 class EngineStep(StepSession):
@@ -173,7 +165,7 @@ class EngineStep(StepSession):
         MissingDependency: the GPU has not enough memory for it.
     """
 
-    provider = "cuda"
+    early_start = False  # not tried on a GPU
 
     def __init__(
         self,
@@ -184,10 +176,11 @@ class EngineStep(StepSession):
         plugin: str = AUTO,
     ) -> None:
         facts = step_facts(sidecar)
-        self.backend = opened.facts.backend
+        self.backend, self._device = opened.facts.backend, opened.device
+        self.provider = f"cuda:{opened.device.index}" if opened.device.index else "cuda"
         self._path, self._prefill, self._messages = path, prefill, opened.opened.messages
-        self._plugin = plugin
-        with _starting(path, self._messages):
+        self._plugin, self._cuda_graph = plugin, False
+        with starting(path, opened):
             self._memory = _GpuMemory()
             self._closer = weakref.finalize(self, self._memory.free)
             self._caches = _Caches(facts.caches, self._memory)
@@ -200,17 +193,30 @@ class EngineStep(StepSession):
         companion = prefill_path(path, facts)
         self.missing_prefill = companion.name if companion is not None and prefill is None else None
 
+    def use_cuda_graph(self) -> None:
+        """Record the step and launch it as a CUDA graph; where that fails, a warning says why and steps run as before.
+
+        The two buffers of a cache take turns, so there are two graphs; a prefill engine has its own.
+        """
+        self._cuda_graph = True
+        self._messages.clear()
+        use_device(self._device)
+        for engine in self._engines.values():
+            engine.executor.use_graphs()
+
     def _clear(self) -> None:
+        use_device(self._device)
         self._caches.clear()
 
     def _execute(self, inputs: Mapping[str, NDArray[Any]], chunk: int) -> NDArray[Any]:
         from polygraphy.exception import PolygraphyException
 
+        use_device(self._device)
         engine = self._engines.get(chunk) or self._open_prefill()
         self._messages.clear()
         try:
             return engine.run(inputs, self.position)
-        except (PolygraphyException, _Refused) as error:
+        except (PolygraphyException, Refused) as error:
             raise UsageError(
                 f"{self._path} did not run at position {self.position}.",
                 why=self._messages.reason(error),
@@ -220,8 +226,11 @@ class EngineStep(StepSession):
     def _open_prefill(self) -> _BoundEngine:
         assert self._prefill is not None, "only a prefill engine adds a chunk"
         path, facts = Path(self._prefill[0]), self._prefill[1]
-        with _starting(path, self._messages):
-            engine = _BoundEngine(path, open_engine(path, self._plugin), facts, self._caches, self._memory)
+        opened = open_engine(path, self._plugin, self._device.index)
+        with starting(path, opened):
+            engine = _BoundEngine(path, opened, facts, self._caches, self._memory)
+        if self._cuda_graph:
+            engine.executor.use_graphs()
         self._engines[facts.chunk] = engine
         return engine
 
@@ -234,14 +243,9 @@ def open_step_engine(
     path: Path, sidecar: Sidecar, provider: str, threads: int | None, plugin: str = AUTO
 ) -> EngineStep:
     """Open a step engine whose facts were read; raises what `runtime.step_session.open_step` raises."""
-    if check_place(path, provider, threads):
-        raise UsageError(
-            f"{path} does not run on {provider}.",
-            why="Step engines and their caches run on the first GPU.",
-            fix="Let the process see the other GPU alone: CUDA_VISIBLE_DEVICES.",
-        )
+    gpu = check_place(path, provider, threads)
     prefill = find_prefill(path, sidecar)
-    return EngineStep(path, sidecar, open_engine(path, plugin), prefill, plugin)
+    return EngineStep(path, sidecar, open_engine(path, plugin, gpu), prefill, plugin)
 
 
 def _shared(path: Path, opened: OpenEngine, facts: StepFacts) -> list[bool]:
@@ -250,38 +254,17 @@ def _shared(path: Path, opened: OpenEngine, facts: StepFacts) -> list[bool]:
     Raises:
         UsageError: it writes a cache over something else, or needs an input or output in host memory.
     """
+    check_on_gpu(path, opened)
     ask = getattr(opened.engine, "get_aliased_input_tensor", lambda _: None)
     owners = [ask(cache.output) or None for cache in facts.caches]
     fits = all(owner in (None, cache.input) for owner, cache in zip(owners, facts.caches, strict=True))
-    on_gpu = opened.opened.trt.TensorLocation.DEVICE
-    tensors = [*opened.facts.inputs, *opened.facts.outputs]
-    if not fits or any(opened.engine.get_tensor_location(spec.name) != on_gpu for spec in tensors):
+    if not fits:
         raise UsageError(
             f"{path} cannot be stepped.",
-            why="It wants its inputs and outputs elsewhere than in GPU memory, each cache at its own place.",
+            why="It writes a cache over another one.",
             fix="Build it with localattn build, from a step file of localattn export.",
         )
     return [owner is not None for owner in owners]
-
-
-@contextmanager
-def _starting(path: Path, messages: Messages) -> Iterator[None]:
-    """Turn a failure to start into an error with the reason from TensorRT's log."""
-    from polygraphy.exception import PolygraphyException
-
-    messages.clear()
-    try:
-        yield
-    except (PolygraphyException, _Refused) as error:
-        raise _not_started(path, messages, error) from error
-
-
-def _not_started(path: Path, messages: Messages, error: Exception | None = None) -> LocalAttnError:
-    return MissingDependency(
-        f"{path} does not start on the GPU.",
-        why=messages.reason(error),
-        fix=f"Free GPU memory: close what else runs there, or build the engine with a smaller {argument('workspace')}.",
-    )
 
 
 def _sizes(spec: TensorSpec) -> tuple[int, ...]:

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...core.error_texts import argument
 from ...core.errors import UsageError
+from ...core.limits import LARGEST_SIZE
 from ...core.storage.reading import read_json, read_plain
 from .tokenizer import FolderTokenizer
 
@@ -37,6 +39,8 @@ class FolderDefaults:
         sampling: arguments of `Sampling`, for tokens that are drawn.
         template: the chat template, in Jinja; None without one.
         special: names of special tokens for it, as `bos_token`.
+        max_new_tokens: most tokens to generate; None where the folder does not say.
+        max_length: most tokens of prompt and text together, where `max_new_tokens` does not say.
     """
 
     stop: tuple[int, ...] = ()
@@ -44,6 +48,24 @@ class FolderDefaults:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     template: str | None = None
     special: Mapping[str, str] = field(default_factory=dict)
+    max_new_tokens: int | None = None
+    max_length: int | None = None
+
+    def most_tokens(self, prompt_length: int) -> int | None:
+        """Return how many tokens the folder allows after a prompt; None where it does not say.
+
+        Raises:
+            UsageError: the prompt is as long as all may be.
+        """
+        if self.max_new_tokens is not None or self.max_length is None:
+            return self.max_new_tokens
+        if prompt_length >= self.max_length:
+            raise UsageError(
+                f"The prompt has {prompt_length} tokens, and {GENERATION} allows {self.max_length} with the text.",
+                why="Its max_length counts the prompt.",
+                fix=f"Say how many tokens to generate: {argument('max_tokens')}.",
+            )
+        return self.max_length - prompt_length
 
     def settings(self, do_sample: bool | None = None, **given: float | None) -> dict[str, Any]:
         """Return the arguments of `Sampling`: those that are given, the folder's for the others.
@@ -83,7 +105,8 @@ def read_defaults(folder: Path, tokenizer: FolderTokenizer | None) -> FolderDefa
     if not (folder / GENERATION).is_file():
         return FolderDefaults(stop, template=_template(folder, names), special=special)
     drawn, sampling = generation.get("do_sample") is True, _sampling(generation, folder / GENERATION)
-    return FolderDefaults(stop, drawn, sampling, _template(folder, names), special)
+    most = (_count(generation, name, folder / GENERATION) for name in ("max_new_tokens", "max_length"))
+    return FolderDefaults(stop, drawn, sampling, _template(folder, names), special, *most)
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -119,6 +142,14 @@ def _sampling(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
     if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int)):
         raise UsageError(f"{path} cannot be used.", why="top_k is no whole number.", fix=_FIX)
     return found if not top_k else {**found, "top_k": top_k}
+
+
+def _count(values: Mapping[str, Any], name: str, path: Path) -> int | None:
+    """Return a number of tokens."""
+    found = values.get(name)
+    if found is not None and (isinstance(found, bool) or not isinstance(found, int) or not 1 <= found <= LARGEST_SIZE):
+        raise UsageError(f"{path} cannot be used.", why=f"{name} counts tokens.", fix="Copy the original again.")
+    return found
 
 
 def _number(values: Mapping[str, Any], name: str, path: Path) -> float | None:

@@ -32,20 +32,25 @@ class Described(Protocol):
 
 def other_tensors(file: Described, facts: StepFacts) -> tuple[list[TensorSpec], TensorSpec]:
     """Return the inputs other than position and caches, and the output that is no cache."""
-    fed = {facts.position_input, *(cache.input for cache in facts.caches)}
     output = next(spec for spec in file.outputs if spec.name == facts.logits_output)
-    return [spec for spec in file.inputs if spec.name not in fed], output
+    return data_inputs(file, facts), output
 
 
-def check_caches(file: Described, facts: StepFacts, path: Path) -> None:
-    """Check that the file has the caches that its sidecar states.
+def data_inputs(file: Described, facts: StepFacts) -> list[TensorSpec]:
+    """Return the inputs other than position and caches."""
+    fed = {facts.position_input, *(cache.input for cache in facts.caches)}
+    return [spec for spec in file.inputs if spec.name not in fed]
+
+
+def check_caches(file: Described, facts: StepFacts, path: Path, *, output: bool = True) -> None:
+    """Check that the file has the caches that its sidecar states, and with `output` its output.
 
     Raises:
         UsageError: they differ.
     """
     inputs = {spec.name: spec for spec in file.inputs}
     outputs = {spec.name: spec for spec in file.outputs}
-    fits = facts.logits_output in outputs
+    fits = facts.logits_output in outputs or not output
     fits &= inputs.get(facts.position_input) == TensorSpec(facts.position_input, "int64", (1,))
     for cache in facts.caches:
         for tensors, name in ((inputs, cache.input), (outputs, cache.output)):

@@ -8,8 +8,7 @@ defines a `StepSession`, and an entry in `STEP_BACKENDS`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -31,7 +30,10 @@ if TYPE_CHECKING:
 
 # An additive bias is the same at every call (`core/nodes/attention.py`): it has no axis of positions.
 _WHOLE = ("attn_bias",)
+# A chunk takes less time than this share of its positions one by one; the rest of a prompt that is shorter goes so.
+_WORTH_A_CHUNK = 16
 
+_Execute = Callable[[Mapping[str, NDArray[Any]], int], NDArray[Any]]
 _HOW_TO_EXPORT = "Export a step file: localattn export CHECKPOINT --mode step -o model_step.onnx"
 
 
@@ -99,6 +101,7 @@ class StepSession(ABC):
         chunks: how many positions one call can consume, ascending: those of the step file and of the prefill file.
 
     Attributes:
+        early_start: calls may begin before position 0, if the facts say so too.
         backend: name of the engine, as in `runtime.session.BACKENDS`.
         provider: what really runs ("cpu", "cuda", …).
         sidecar: of the step file, where there is one.
@@ -109,6 +112,7 @@ class StepSession(ABC):
         plugin: path of the library whose compiled kernels compute the attention nodes; None if their ONNX functions do.
     """
 
+    early_start = True
     backend: str
     provider: str
     notes: tuple[str, ...] = ()
@@ -126,6 +130,16 @@ class StepSession(ABC):
     def max_positions(self) -> int | None:
         """The number of positions; None for an older file, which runs without end."""
         return self.facts.max_positions
+
+    def use_cuda_graph(self) -> None:
+        """Record the step as a CUDA graph; sessions of engines can.
+
+        Raises:
+            UsageError: this session cannot.
+        """
+        raise UsageError(
+            f"A session of {self.backend} records no CUDA graphs.", fix="Open an engine: localattn build makes one."
+        )
 
     def reset(self) -> None:
         """Return to position 0 and clear the caches."""
@@ -145,16 +159,13 @@ class StepSession(ABC):
         Raises:
             UsageError: an input does not fit, or the model has no position left; nothing is consumed.
         """
-        chunk = self._positions(inputs)
-        if not checked:
-            inputs = check_inputs(self._specs.get(chunk, self.inputs), inputs)
-        self._check_room(chunk)
-        output = self._execute(inputs, chunk)
-        self.position += chunk
-        return output
+        return self._call(self._execute, inputs, checked=checked)
 
     def consume(self, inputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
         """Consume one or more positions: in chunks as long as they fit, then in smaller calls.
+
+        Where a call may begin before position 0, all but the last position go in chunks, the first one filled up in
+        front, and the last one goes alone. Only the last call computes its output, if the engine can leave it out.
 
         Args:
             inputs: as for `advance`, of any length.
@@ -165,7 +176,11 @@ class StepSession(ABC):
         Raises:
             UsageError: as `advance`; positions are counted before anything is consumed.
         """
-        return deque(self.calls(inputs), maxlen=1)[0]
+        early = self.early_start and self.facts.early_start
+        *before, last = self._pieces(inputs, None, int(early and self.position == 0))
+        for piece in before:
+            self._call(self._skip, *piece)
+        return self._call(self._execute, *last)
 
     def calls(
         self, inputs: Mapping[str, NDArray[Any]], largest: int | None = None, smallest_last: int = 0
@@ -175,14 +190,30 @@ class StepSession(ABC):
         Args:
             inputs: as for `consume`.
             largest: the most positions of one call; None allows the longest chunk.
-            smallest_last: positions at the end that are left to calls of the smallest size.
+            smallest_last: positions at the end that are left to calls of the smallest size. With any, a first chunk
+                that is not full may be filled up.
         """
+        for piece in self._pieces(inputs, largest, smallest_last):
+            yield self._call(self._execute, *piece)
+
+    def _pieces(
+        self, inputs: Mapping[str, NDArray[Any]], largest: int | None, smallest_last: int
+    ) -> list[tuple[Mapping[str, NDArray[Any]], int]]:
+        """Cut inputs into calls: the inputs of each, and how many positions before 0 fill it up."""
         length, axis = self._positions(inputs), self.facts.sequence_axis
         if length == 0:
             raise UsageError("There is nothing to consume.", why="The inputs have no position.")
+        inputs = check_inputs([self.resized(spec, length) for spec in self.inputs], inputs)
         self._check_room(length)
         chunks = [size for size in self.chunks if largest is None or size <= largest]
+        found: list[tuple[Mapping[str, NDArray[Any]], int]] = []
         start = 0
+        most, early = max(chunks), self.early_start and self.facts.early_start and self.position == 0
+        short = (length - smallest_last) % most if early and 0 < smallest_last < length else 0
+        if short * _WORTH_A_CHUNK > most:
+            first = {name: _filled(array[:, :short], most) for name, array in inputs.items()}
+            found.append((first, most - short))
+            start = short
         while start < length:
             fitting = (size for size in chunks if size <= length - smallest_last - start)
             chunk = max(fitting, default=self.chunks[0])
@@ -190,8 +221,26 @@ class StepSession(ABC):
                 name: array if name in _WHOLE else _cut(array, axis, start, start + chunk)
                 for name, array in inputs.items()
             }
-            yield self.advance(piece)
+            found.append((piece, 0))
             start += chunk
+        return found
+
+    def _call(
+        self, execute: _Execute, inputs: Mapping[str, NDArray[Any]], filled: int = 0, *, checked: bool = False
+    ) -> NDArray[Any]:
+        """Consume the positions of one call, of which the first `filled` lie before 0; return the others' output."""
+        chunk = self._positions(inputs)
+        if not checked:
+            inputs = check_inputs(self._specs.get(chunk, self.inputs), inputs)
+        self._check_room(chunk - filled)
+        self.position -= filled
+        try:
+            output = execute(inputs, chunk)
+        except BaseException:
+            self.position += filled
+            raise
+        self.position += chunk
+        return output[:, filled:] if filled else output
 
     def _positions(self, inputs: Mapping[str, NDArray[Any]]) -> int:
         """Return how many positions these inputs hold; inputs that do not fit at all are left to `check_inputs`."""
@@ -225,6 +274,10 @@ class StepSession(ABC):
     @abstractmethod
     def _execute(self, inputs: Mapping[str, NDArray[Any]], chunk: int) -> NDArray[Any]:
         """Run the file for this chunk on inputs that fit, at `self.position`, and update the caches."""
+
+    def _skip(self, inputs: Mapping[str, NDArray[Any]], chunk: int) -> NDArray[Any]:
+        """Do as `_execute` where nobody looks at the output: what is returned may have any value."""
+        return self._execute(inputs, chunk)
 
 
 def open_step(
@@ -297,6 +350,11 @@ def step_facts(sidecar: Sidecar, name: str = "The file", how: str = _HOW_TO_EXPO
             fix=how.replace("CHECKPOINT", checkpoint),
         )
     return sidecar.step
+
+
+def _filled(array: NDArray[Any], length: int) -> NDArray[Any]:
+    """Repeat the first of the positions `[B, T]` in front, up to a length: tokens, or a mask."""
+    return np.concatenate((array[:, :1].repeat(length - array.shape[1], axis=1), array), axis=1)
 
 
 def _cut(array: NDArray[Any], axis: int, start: int, stop: int) -> NDArray[Any]:

@@ -29,7 +29,7 @@ from ...core.storage.files import publish
 from ...core.storage.mistaken import refuse_mistaken
 from ...core.storage.outputs import Output, writing
 from ...core.storage.reading import open_plain
-from ...core.tensors import INTEGER_MASKS, UNNAMED_DIMENSION, TensorSpec, format_shape
+from ...core.tensors import INTEGER_MASKS, POSITION_IDS, UNNAMED_DIMENSION, TensorSpec, format_shape
 
 _MEMBER_SUFFIX = ".npy"
 # Headers of plain arrays have some hundred bytes; numpy refuses to parse more than 10,000.
@@ -179,6 +179,7 @@ def random_inputs(
     Integers are tokens, uniform in `[0, token_limit)`; floats are standard normal; a bool is a mask,
     about 80 % True, in which no row of the first dimension is wholly False (a vector is one row). A mask of
     integers, by its name, keeps the first tokens of each row and hides the padding after them, as tokenizers make it.
+    Positions, by their name, count from 0.
 
     Args:
         specs: what the model takes.
@@ -206,6 +207,8 @@ def random_inputs(
             inputs[spec.name] = np.asarray(generator.standard_normal(shape, drawn_in), dtype=spec.dtype)
         elif spec.name in INTEGER_MASKS and "int" in spec.dtype:
             inputs[spec.name] = _padding_mask(generator, shape).astype(spec.dtype)
+        elif spec.name == POSITION_IDS and shape and "int" in spec.dtype:
+            inputs[spec.name] = np.broadcast_to(np.arange(shape[-1]), shape).astype(spec.dtype)
         elif "int" in spec.dtype:
             inputs[spec.name] = _tokens(generator, spec, shape, token_limit)
         else:

@@ -20,6 +20,9 @@ def sweep(windows: Sequence[WindowGeometry], longest: int) -> list[int]:
         w = geometry.window_size
         for multiple in (1, 2, 3, geometry.keys_per_window // w + 1):
             lengths |= {multiple * w - 1, multiple * w, multiple * w + 1}
+        if geometry.exact_windowsize:  # as many as a query sees, and the first length that a query does not see whole
+            span = geometry.backward_reach + geometry.forward_reach + 1
+            lengths |= {span, span + 1}
     return sorted(n for n in lengths if 1 <= n <= longest)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import UsageError
-from ...core.tensors import INTEGER_MASKS
+from ...core.tensors import INTEGER_MASKS, POSITION_IDS
 
 if TYPE_CHECKING:
     from ...core.documents.sidecar import Sidecar
@@ -59,7 +59,7 @@ def check_tokens(inputs: Mapping[str, Any], limit: int | None, source: str = "")
     of = f" of {source}" if source else ""
     for name, array in inputs.items():
         if (
-            name not in INTEGER_MASKS
+            name not in {*INTEGER_MASKS, POSITION_IDS}
             and array.dtype.kind in "iu"
             and array.size
             and not 0 <= array.min() <= array.max() < limit

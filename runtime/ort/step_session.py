@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from ...core.storage.library_store import AUTO
 from ...core.tensors import TensorSpec
-from ...onnx_graph.onnx_file import OnnxFile
-from ..generation.step_file import check_caches, find_prefill, other_tensors
+from ...onnx_graph import without_output
+from ...onnx_graph.onnx_file import IN_MEMORY, OnnxFile
+from ..generation.step_file import check_caches, data_inputs, find_prefill
 from ..generation.step_session import StepSession, step_facts
 from ..session import BACKENDS, Arrays
 from .providers import PROVIDERS
@@ -26,6 +27,8 @@ from .session import OnnxRuntimeSession, open_file
 if TYPE_CHECKING:
     from ...core.documents.sidecar import Sidecar
     from ...core.documents.step_facts import StepFacts
+
+_NOTHING = np.zeros((0, 0, 0), dtype=np.float32)
 
 
 class _Banks:
@@ -68,9 +71,10 @@ class _BoundFile:
 
     def __init__(self, session: OnnxRuntimeSession, facts: StepFacts, banks: _Banks) -> None:
         self._session, self._facts, self._banks = session, facts, banks
-        self.inputs, self.output = other_tensors(session, facts)
+        self.inputs = data_inputs(session, facts)
+        self.outputs = [spec for spec in session.outputs if spec.name == facts.logits_output]
         make = BACKENDS[".onnx"].require().OrtValue.ortvalue_from_numpy
-        self._arrays: Arrays = {spec.name: _zeros(spec) for spec in (*self.inputs, self.output)}
+        self._arrays: Arrays = {spec.name: _zeros(spec) for spec in (*self.inputs, *self.outputs)}
         self._position = np.zeros(1, dtype=np.int64)
         # On the CPU an OrtValue shares the array's memory: writing the array sets the model's input.
         self._values = {name: make(array, "cpu", 0) for name, array in self._arrays.items()}
@@ -78,7 +82,7 @@ class _BoundFile:
         self._bindings: dict[int, Any] = {}
 
     def run(self, inputs: Mapping[str, NDArray[Any]], position: int) -> NDArray[Any]:
-        """Run on inputs that fit, and return the output's buffer."""
+        """Run on inputs that fit, and return the output's buffer, which is empty without an output."""
         for name, array in inputs.items():
             self._arrays[name][...] = array
         self._position[0] = position
@@ -88,13 +92,14 @@ class _BoundFile:
             self._bindings[read] = self._bind(self._banks[read], self._banks[written])
         self._session.run_bound(self._bindings[read])
         self._banks.current = written
-        return self._arrays[self.output.name]
+        return self._arrays[self.outputs[0].name] if self.outputs else _NOTHING
 
     def _bind(self, read: list[Any], written: list[Any]) -> Any:
         binding = self._session.io_binding()
         for name in (*(spec.name for spec in self.inputs), self._facts.position_input):
             binding.bind_ortvalue_input(name, self._values[name])
-        binding.bind_ortvalue_output(self.output.name, self._values[self.output.name])
+        for spec in self.outputs:
+            binding.bind_ortvalue_output(spec.name, self._values[spec.name])
         for cache, source, target in zip(self._facts.caches, read, written, strict=True):
             binding.bind_ortvalue_input(cache.input, source)
             binding.bind_ortvalue_output(cache.output, target)
@@ -130,23 +135,35 @@ class OnnxRuntimeStep(StepSession):
         self._threads, self._plugin = threads, plugin
         self._banks = _Banks(facts, PROVIDERS[session.provider].device)
         step = _BoundFile(session, facts, self._banks)
-        self._files = {facts.chunk: step}
+        self._files = {(facts.chunk, True): step}
         self._prefill = prefill
         chunks = {facts.chunk} | ({prefill[1].chunk} if prefill else set())
-        super().__init__(facts, step.inputs, step.output, sorted(chunks))
+        super().__init__(facts, step.inputs, step.outputs[0], sorted(chunks))
         self.missing_prefill = facts.prefill if prefill is None else None
 
     def _clear(self) -> None:
         self._banks.clear()
 
     def _execute(self, inputs: Mapping[str, NDArray[Any]], chunk: int) -> NDArray[Any]:
-        if chunk not in self._files:
+        return self._file(chunk, True).run(inputs, self.position)
+
+    def _skip(self, inputs: Mapping[str, NDArray[Any]], chunk: int) -> NDArray[Any]:
+        # Where a prompt may need the output of a chunk too, one session of that file is enough.
+        left_out = chunk != self.facts.chunk and self.facts.early_start
+        return self._file(chunk, not left_out).run(inputs, self.position)
+
+    def _file(self, chunk: int, with_output: bool) -> _BoundFile:
+        """Return the file for this chunk, opened when first needed, with its output or without."""
+        if (chunk, with_output) not in self._files:
             assert self._prefill is not None, "only a prefill file adds a chunk"
-            file, facts = self._prefill
+            path, facts = self._prefill
+            file = OnnxFile.read(path)
+            if not with_output and file.size <= IN_MEMORY:
+                file = file.rewritten(without_output.apply(file.parse(), facts.logits_output))
             session = open_file(file, self.provider, self._threads, self._plugin)
-            check_caches(session, facts, Path(file))
-            self._files[chunk] = _BoundFile(session, facts, self._banks)
-        return self._files[chunk].run(inputs, self.position)
+            check_caches(session, facts, Path(file), output=with_output)
+            self._files[chunk, with_output] = _BoundFile(session, facts, self._banks)
+        return self._files[chunk, with_output]
 
 
 def open_step_file(

@@ -14,7 +14,7 @@ from .report import ParityRequest
 _SEEDS = (0,)
 
 
-def check_built_engine(engine: Path, model: Path, library: Path | None = None) -> CheckRecord:
+def check_built_engine(engine: Path, model: Path, library: Path | None = None, provider: str = "auto") -> CheckRecord:
     """Run an engine and its ONNX file on the same inputs, and compare.
 
     The file is run by onnxruntime on the CPU, from its functions.
@@ -23,11 +23,13 @@ def check_built_engine(engine: Path, model: Path, library: Path | None = None) -
         engine: the engine, its facts beside it.
         model: the ONNX file.
         library: the plugin library that the engine was built with.
+        provider: where the engine runs, "cuda:1" for GPU 1.
 
     Returns:
         A record, failed where an output is out of tolerance; skipped where one of the two cannot be run here.
     """
-    request = ParityRequest(engine, model, seeds=_SEEDS, plugin="auto" if library is None else str(library))
+    plugin = "auto" if library is None else str(library)
+    request = ParityRequest(engine, model, seeds=_SEEDS, plugin=plugin, provider=provider)
     try:
         report = run_file_parity(request)
     except LocalAttnError as error:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..generation.step_session import StepSession
 
 # Element types of weights, and the precision they give a file without facts.
-_WEIGHTS = {"int4": "int4", "uint4": "int4", "int8": "int8"} | {
+_WEIGHTS = {"int4": "int4", "uint4": "int4", "int8": "int8", "float8_e4m3fn": "fp8"} | {
     name: short for name, short in SHORT_NAME.items() if short != "fp32"
 }
 # Stands for the path of a session's file where only its outputs matter.
@@ -158,7 +158,7 @@ class FileRunner(Runner):
 
     @property
     def precision(self) -> str:
-        """What chooses the tolerance: its element type, or that of its weights where they are "int8" or "int4"."""
+        """What chooses the tolerance: its element type, or that of its weights where they have 8 or 4 bits."""
         if self.sidecar is not None:
             return str(self.sidecar.options.get("weights", self.sidecar.dtype))
         if self.engine is not None:

@@ -71,6 +71,21 @@ def test_the_folder_says_how_and_options_say_otherwise(model: Path, localattn) -
     assert tokens("--no-do-sample") == greedy(model, prompt, 12)
 
 
+def test_the_folder_says_how_many_tokens(model: Path, localattn) -> None:
+    def count(*options: object) -> int:
+        done = localattn("generate", model, "--prompt", "ab", "--format", "json", *options)
+        assert done.code == 0, done.err
+        return len(json.loads(done.out)["tokens"][0])
+
+    (model.parent / "generation_config.json").write_text('{"max_length": 10}')
+    assert (count(), count("--max-tokens", 12)) == (7, 12)
+    (model.parent / "generation_config.json").write_text('{"max_length": 10, "max_new_tokens": 5}')
+    assert count() == 5
+    (model.parent / "generation_config.json").write_text('{"max_length": 2}')
+    refused = localattn("generate", model, "--prompt", "ab")
+    assert refused.code == 2 and "--max-tokens" in refused.err
+
+
 def test_a_text_ends_with_its_stop_token(model: Path, localattn) -> None:
     free = greedy(model, [BOS, 97], 60)
     place = next(n for n, token in enumerate(free) if n > 3 and token not in free[:n])

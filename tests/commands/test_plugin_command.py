@@ -224,10 +224,13 @@ def test_xpos_needs_a_kernel_of_its_own(localattn: Call, tmp_path: Path, monkeyp
     small = tmp_path / "small.onnx"
     onnx.save(node_model.one_node(XPOS, replace(attributes, xpos_scale_base=0.5), 64), str(small))
     finished = localattn("plugin", "build", small)
-    assert finished.code == 2 and "The base of its xpos is 0.5" in finished.err
+    assert finished.code == 2 and "the base of its xpos is 0.5" in finished.err
 
 
-def test_rewrite_keeps_what_no_kernel_computes(localattn: Call, tmp_path: Path) -> None:
+def test_rewrite_keeps_what_no_kernel_computes(
+    localattn: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_model, "HEAD_DIM", 64)
     small, both, output = tmp_path / "small.onnx", tmp_path / "both.onnx", tmp_path / "provider.onnx"
     attributes = NodeAttributes(WindowGeometry(32, 1, 0, causal=True), 0.25, query_block=32, xpos_scale_base=0.5)
     proto = node_model.one_node(XPOS, attributes, 64)
@@ -245,9 +248,15 @@ def test_rewrite_keeps_what_no_kernel_computes(localattn: Call, tmp_path: Path) 
     proto.graph.output[1].name = "second"
     onnx.save(proto, str(both))
     shown = localattn("plugin", "rewrite", both, "-o", output)
-    assert shown.code == 0 and "kept    too_small: no kernel computes it" in shown.out
+    assert shown.code == 0 and "kept    too_small: no kernel computes it: the base of its xpos is 0.5" in shown.out
     after = onnx.load(str(output))
     assert [node.name for node in after.graph.node if node.domain] == ["served"] and not after.functions
+
+    monkeypatch.setattr(node_model, "HEAD_DIM", 300)
+    onnx.save(node_model.one_node(VARIANTS[0], WINDOW, 64), str(small))
+    for command in (("rewrite", small, "-o", tmp_path / "wide.onnx"), ("build", small)):
+        assert localattn("plugin", *command).code == 2
+    assert "its heads are 300 wide; kernels take 16 to 256" in localattn("plugin", "build", small).err
 
 
 def test_full_set() -> None:
@@ -264,7 +273,7 @@ def test_rewrite_for_onnxruntimes_provider(localattn: Call, model: Path, tmp_pat
     answer = json.loads(finished.out)
     before, after = onnx.load(str(model)), onnx.load(str(output))
     [old], [new] = before.graph.node, after.graph.node
-    assert answer["nodes"] == [new.name or new.output[0]] and answer["kept"] == []
+    assert answer["nodes"] == [new.name or new.output[0]] and answer["kept"] == {}
     assert (new.domain, new.op_type) == ("trt.plugins", old.op_type)
     assert list(new.input) == list(old.input) and list(new.attribute) == list(old.attribute)
     assert len(before.functions) == 1 and not after.functions

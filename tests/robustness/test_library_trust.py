@@ -413,7 +413,7 @@ from localattn.core.errors import LocalAttnError
 engine_open.find_device = lambda gpu: None
 engine_open.check_device = engine_open.use_device = lambda *arguments: None
 engine_open.check_library = lambda *arguments: None
-engine_open._start_cuda_runtime = lambda: None
+engine_open.start_device = lambda device: None
 try:
     engine_open.open_engine(Path(sys.argv[1]), *sys.argv[2:])
 except LocalAttnError as error:

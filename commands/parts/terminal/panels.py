@@ -15,7 +15,7 @@ OPTIONS = {
     ),
     "Shapes": (
         *("seq_len", "batch", "dynamic", "max_seq_len", "heads", "dim_head", "head_dim"),
-        *("mask", "attn_bias", "causal", "full_mask", "min_shapes", "opt_shapes", "max_shapes"),
+        *("mask", "attn_bias", "causal", "full_mask", "position_ids", "min_shapes", "opt_shapes", "max_shapes"),
     ),
     "Precision": ("dtype", "weight_dtype"),
     MODULE: ("factory", "factory_args", "weights", "module_input", "allow_pickle"),
@@ -26,7 +26,7 @@ OPTIONS = {
     ),
     "Where it runs": (
         *("backend", "runtime", "target", "arch", "provider", "threads", "plugin", "plugin_library", "cuda_graph"),
-        *("run_libraries", "companion", "server"),
+        *("device", "run_libraries", "companion", "server"),
     ),
     "Building": (
         *("timing_cache", "workspace", "builder_optimization_level", "jobs", "version_compatible"),

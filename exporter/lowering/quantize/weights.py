@@ -10,7 +10,7 @@ import onnx_ir as ir
 from ....core.error_texts import argument
 from ....core.errors import UsageError
 from ....onnx_graph import block_weights
-from . import blocked_int4, dynamic_int8
+from . import blocked_int4, dynamic_int8, scaled_rows
 
 
 @dataclass(frozen=True)
@@ -22,18 +22,24 @@ class WeightKind:
         products: what the products take and give, for errors.
         spans_tokens: a token has a say in how others are rounded, also one outside of their windows.
         standard_from: the opset from which standard operators express it.
+        opset_from: the opset from which any operators do.
+        dtypes: element types of the files that it goes with.
     """
 
     quantize: Callable[[ir.Model], ir.Model]
     products: str
     spans_tokens: bool = False
     standard_from: int = 0
+    opset_from: int = 0
+    dtypes: tuple[str, ...] = ("fp32",)
 
 
 # A row for each value of `weight_dtype`; each has its tolerance in `core.tolerance`.
 WEIGHT_KINDS: Mapping[str, WeightKind] = {
     "int8": WeightKind(dynamic_int8.quantize, "dynamic int8 products", spans_tokens=True),
     "int4": WeightKind(blocked_int4.quantize, "products of int4 matrices", standard_from=block_weights.OPSET),
+    "int8-qdq": WeightKind(scaled_rows.quantize_int8, "products of rounded rows", dtypes=("fp32", "fp16")),
+    "fp8": WeightKind(scaled_rows.quantize_fp8, "products of rounded rows", opset_from=19, dtypes=("fp32", "fp16")),
 }
 
 
@@ -48,11 +54,18 @@ def check_weights(weights: str | None, dtype: str, opset: int, *, standard_ops: 
     kind = WEIGHT_KINDS.get(weights)
     if kind is None:
         raise UsageError(f"Unknown weights {weights!r}.", fix=f"Known: {', '.join(WEIGHT_KINDS)}.")
-    if dtype != "fp32":
+    if dtype not in kind.dtypes:
+        allowed = " or ".join(kind.dtypes)
         raise UsageError(
             f"{weights} weights do not go with {dtype}.",
-            why=f"onnxruntime's {kind.products} take and give fp32.",
-            fix="Use fp32.",
+            why=f"onnxruntime's {kind.products} take and give {allowed}.",
+            fix=f"Use {allowed}.",
+        )
+    if opset < kind.opset_from:
+        raise UsageError(
+            f"{weights} weights need opset {kind.opset_from}.",
+            why=f"Opset {opset} has no such numbers.",
+            fix=f"Give {argument('opset', kind.opset_from)}.",
         )
     if standard_ops and opset < kind.standard_from:
         raise UsageError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,11 @@ TASKS: Mapping[str, str] = {
     "text-generation": "MODEL_FOR_CAUSAL_LM_MAPPING",
 }
 _FIX = "Take the folder as `save_pretrained` writes it."
+# Entries that say how a model is run by PyTorch, not what it computes.
+_RUNNING = (
+    *("auto_map", "dtype", "torch_dtype", "return_dict", "output_attentions", "output_hidden_states"),
+    *("attn_implementation", "_attn_implementation", "_attn_implementation_autoset"),
+)
 
 
 def is_hugging_face(folder: Path) -> bool:
@@ -120,6 +126,13 @@ def choose_class(
             why="Only its own classes are exported; code of a folder is never run.",
             fix=close_match(names[0], _classes_of(config)) if _classes_of(config) else "Update transformers.",
         )
+    wanted = getattr(named, "config_class", None)
+    if not (isinstance(wanted, type) and issubclass(kind, wanted)):
+        raise UsageError(
+            f"{names[0]} is no class of a {config['model_type']}.",
+            why=f"{where} names both: architectures and model_type.",
+            fix=close_match(names[0], _classes_of(config)),
+        )
     return named
 
 
@@ -186,19 +199,62 @@ def made_config(config: Mapping[str, Any], where: str) -> PreTrainedConfig:
     layers = config.get("num_hidden_layers")
     if isinstance(layers, int) and not 0 < layers <= _MOST_LAYERS:
         raise UsageError(f"{where}: num_hidden_layers is {layers}.", why=f"It is from 1 to {_MOST_LAYERS}.")
-    values = {name: value for name, value in config.items() if name not in ("auto_map", "dtype", "torch_dtype")}
+    _check_rotary(config, where)
+    values = {name: value for name, value in config.items() if name not in _RUNNING}
     try:
         made: PreTrainedConfig = CONFIG_MAPPING[kind].from_dict(dict(values))
     except Exception as error:  # each type checks its values in its own way
-        raise broken(where, error) from error
+        raise broken(where, error, config) from error
     return made
 
 
-def broken(where: str, error: Exception) -> UsageError:
-    """Make the error for a configuration that transformers refuses."""
+def _check_rotary(config: Mapping[str, Any], where: str) -> None:
+    """Refuse a rotary embedding of numbers that are none, or one whose frequencies depend on the length.
+
+    Raises:
+        UsageError: it is one of these.
+    """
+    tables = [config.get(name) for name in ("rope_parameters", "rope_scaling")]
+    tables += [inner for outer in tables if isinstance(outer, Mapping) for inner in outer.values()]  # by type of layer
+    for table in [config, *(each for each in tables if isinstance(each, Mapping))]:
+        for name in ("rope_theta", "factor") if table is not config else ("rope_theta",):
+            value = table.get(name)
+            if isinstance(value, int | float) and not 0 < value < math.inf:
+                raise UsageError(f"{where}: {name} of the rotary embedding is {value}.", why="It is above 0.", fix=_FIX)
+        if table is not config and "dynamic" in str(table.get("rope_type", table.get("type"))):
+            raise UsageError(
+                f"{where} has a rotary embedding of the type 'dynamic'.",
+                why="Its frequencies follow from the longest sequence seen so far; those of a file are fixed.",
+                fix="Choose a type with fixed frequencies, linear or yarn for example, if the model was trained so.",
+            )
+
+
+def broken(where: str, error: Exception, config: Mapping[str, Any] | None = None) -> UsageError:
+    """Make the error for a configuration that transformers refuses.
+
+    Args:
+        where: the folder's name.
+        error: what transformers raised.
+        config: the values, to name the one that is unknown.
+    """
+    unknown = error.args[0] if isinstance(error, KeyError) and error.args else None
+    path = None if config is None or unknown is None else _path_of(config, unknown)
+    if path is not None:
+        return UsageError(f"{where}: {path} is {shown(unknown)}.", why="transformers does not know it.", fix=_FIX)
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()] or [type(error).__name__]
     return UsageError(
         f"The configuration of {where} cannot be used.",
         why=f"{type(error).__name__}: {' '.join(lines)[:250]}",
         fix="Correct config.json, or copy the folder again.",
     )
+
+
+def _path_of(config: Mapping[str, Any], value: object) -> str | None:
+    """Return where a value stands in a configuration, names joined by dots; None if nowhere."""
+    for name, found in config.items():
+        if type(found) is type(value) and found == value:
+            return name
+        inner = _path_of(found, value) if isinstance(found, Mapping) else None
+        if inner is not None:
+            return f"{name}.{inner}"
+    return None

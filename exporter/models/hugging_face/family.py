@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +12,9 @@ import torch
 from torch import nn
 
 from ....core.documents.window_view import WindowView, views
-from ....core.error_texts import shown
+from ....core.error_texts import argument, shown
 from ....core.errors import UsageError
+from ....core.tensors import POSITION_IDS
 from ..family import (
     Family,
     FolderContents,
@@ -26,7 +28,7 @@ from ..family import (
 )
 from . import weights
 from .arguments import HuggingFaceArgs
-from .config import broken, choose_class, is_hugging_face, made_config, read_config, require_transformers
+from .config import broken, choose_class, is_hugging_face, made_config, named_class, read_config, require_transformers
 from .module import BATCHED, MASK, exportable, load, parameters
 from .observe import read_layers
 from .reference import reference, undecided, untouched
@@ -56,8 +58,8 @@ COMPANIONS = (
 )
 # Sequences up to this are compared in any case.
 _SHORT = 256
-# Positions where the configuration states none.
-_POSITIONS = 8192
+# Positions where the configuration states none, and the most of any.
+_POSITIONS, _MOST_POSITIONS = 8192, 1 << 30
 
 
 def describe(kind: type[PreTrainedModel], raw: Mapping[str, Any], where: str) -> HuggingFaceArgs:
@@ -106,8 +108,9 @@ def _positions(config: Any, where: str) -> int:
     stated = getattr(config, "max_position_embeddings", None)
     if stated is None:
         return _POSITIONS
-    if not isinstance(stated, int) or stated < 1:
-        raise UsageError(f"{where}: max_position_embeddings is {shown(stated)}.", why="It is at least 1.")
+    if not isinstance(stated, int) or not 1 <= stated <= _MOST_POSITIONS:
+        why = f"It is from 1 to {_MOST_POSITIONS:,}."
+        raise UsageError(f"{where}: max_position_embeddings is {shown(stated)}.", why=why)
     return stated
 
 
@@ -126,7 +129,7 @@ def _made(kind: type[PreTrainedModel], config: Any, where: str, device: str) -> 
     except UsageError:
         raise
     except Exception as error:  # each class refuses values in its own way
-        raise broken(where, error) from error
+        raise broken(where, error, config.to_dict()) from error
     return model.eval()
 
 
@@ -162,11 +165,32 @@ def _sizes(args: HuggingFaceArgs, request: ShapeRequest) -> Sizes:
     length = sequence_length(request, args.longest)
     if length > args.longest:
         raise UsageError(f"The sequence length is {length}.", why=f"{args.architecture} has {args.longest} positions.")
-    return Sizes(length, request.batch, 1, 1, mask=False, attn_bias=False)
+    if request.position_ids:
+        _check_positions(args)
+    return Sizes(length, request.batch, 1, 1, mask=False, attn_bias=False, position_ids=request.position_ids)
+
+
+def _check_positions(args: HuggingFaceArgs) -> None:
+    """Refuse positions as an input of a model that does not take them as one.
+
+    Raises:
+        UsageError: it has no such argument, or takes positions that begin again for packed sequences.
+    """
+    kind = named_class(args.architecture, args.config)
+    if POSITION_IDS not in inspect.signature(kind.forward).parameters:
+        why = f"{args.architecture} takes {', '.join(args.inputs)}."
+    elif MASK not in args.inputs:
+        why = "Without the mask of padding it would take positions that begin again for packed sequences."
+    else:
+        return
+    raise UsageError(
+        f"{argument('position_ids', True)} does not apply.", why=why, fix=f"Leave {argument('position_ids')} out."
+    )
 
 
 def _inputs(args: HuggingFaceArgs, sizes: Sizes) -> Inputs:
-    return dict.fromkeys(args.inputs, ("int64", (sizes.batch, sizes.seq_len)))
+    names = (*args.inputs, *((POSITION_IDS,) if sizes.position_ids else ()))
+    return dict.fromkeys(names, ("int64", (sizes.batch, sizes.seq_len)))
 
 
 def _longest_compared(args: HuggingFaceArgs) -> int:
@@ -203,6 +227,7 @@ HUGGING_FACE = Family(
         caches=step_caches,
         max_positions=lambda args: args.max_length,
         arguments=step_arguments,
+        early_start=True,
     ),
     load=load,
     tokens=("input_ids",),
@@ -211,6 +236,7 @@ HUGGING_FACE = Family(
     describe_window=lambda args: args.describe(),
     window_views=_views,
     dynamic=("batch", "seq"),
+    extra_inputs=frozenset({POSITION_IDS}),
     key_mask=MASK,
     undecided=undecided,
     untouched=untouched,

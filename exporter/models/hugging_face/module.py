@@ -21,6 +21,7 @@ from ....core.geometry import WindowGeometry
 from ..family import ModelSpec, State
 from ..parts.grouped_attention_op import grouped_attention_op
 from .arguments import HuggingFaceArgs
+from .complex_pairs import ComplexAsPairs
 from .config import made_config, named_class
 from .observe import install, takes_cache
 
@@ -80,7 +81,8 @@ def exportable(spec: ModelSpec) -> nn.Module:
     own = type(model).forward
 
     def forward(self: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
-        result = own(self, **inputs, **given)
+        with ComplexAsPairs():
+            result = own(self, **inputs, **given)
         return tuple(result[name] for name in args.outputs)
 
     model.forward = MethodType(forward, model)

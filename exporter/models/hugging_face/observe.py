@@ -132,6 +132,23 @@ def read_reach(visible: NDArray[np.bool_]) -> Reach | str:
     return f"its reach differs from query to query (up to {back} back and {ahead} ahead)"
 
 
+def _scale_nothing(model: PreTrainedModel) -> None:
+    """Let rotary modules that look at the values of positions be: masks do not hang on angles.
+
+    On the meta device there are no values to look at.
+    """
+    for module in model.modules():
+        kind: Any = getattr(module, "rope_type", None)
+        if isinstance(kind, dict):
+            module.rope_type = {name: _unscaled(one) for name, one in kind.items()}  # type: ignore[assignment]
+        elif isinstance(kind, str):
+            module.rope_type = _unscaled(kind)  # type: ignore[assignment]
+
+
+def _unscaled(kind: Any) -> Any:
+    return "default" if isinstance(kind, str) and "dynamic" in kind else kind
+
+
 def read_layers(model: PreTrainedModel, names: Sequence[str]) -> tuple[list[Layer], Observation]:
     """Return what every attention layer of a model sees, and the run in which it was seen.
 
@@ -148,6 +165,7 @@ def read_layers(model: PreTrainedModel, names: Sequence[str]) -> tuple[list[Laye
             f"The configuration states a window of {(length - 3) // 2} tokens.",
             why=f"Windows are read off the model's own masks, here up to {_LONGEST // 2} tokens.",
         )
+    _scale_nothing(model)
     run, again = (observe(model, names, n) for n in (length, length + 7))
     if not run.seen:
         raise UsageError(
@@ -156,7 +174,9 @@ def read_layers(model: PreTrainedModel, names: Sequence[str]) -> tuple[list[Laye
         )
     refused = [f"{seen.path}: {seen.why}" for seen in (*run.seen, *again.seen) if seen.why]
     if refused:
-        raise UsageError(f"A layer of {type(model).__name__} has no window.", why="; ".join(refused[:3]) + ".")
+        raise UsageError(
+            f"A layer of {type(model).__name__} has no window.", why="; ".join(dict.fromkeys(refused[:3])) + "."
+        )
     layers = [seen.layer for seen in run.seen if seen.layer is not None]
     for seen, other in zip(run.seen, again.seen, strict=True):
         if seen.layer != other.layer:

@@ -57,6 +57,12 @@ def step_arguments(args: HuggingFaceArgs, batch: int, max_length: int | None) ->
             why=f"It has layers of the kind {', '.join(others)}, whose state no step file keeps yet.",
             fix=f"Export whole sequences: {argument('mode', 'full')}.",
         )
+    if any(layer.chunk for layer in args.layers):
+        raise UsageError(
+            f"{args.architecture} cannot run step by step.",
+            why="Its chunks begin anew at fixed positions, and a ring forgets one key at a time.",
+            fix=f"Export whole sequences: {argument('mode', 'full')}.",
+        )
     if not args.per_token or any(not layer.head_dim for layer in args.layers):
         raise UsageError(
             f"{args.architecture} cannot run step by step.", why="Its first output has no row for each token."
@@ -185,7 +191,8 @@ class StepState(nn.Module):
             mask: int64 `[B, C]`, 1 = keep, or None.
             caches: as `step_caches` lists them.
         """
-        self.positions = position if self.chunk == 1 else position + self.row
+        # What fills a chunk up before position 0 is hidden from the rest; it takes the first row of every table.
+        self.positions = position if self.chunk == 1 else (position + self.row).clamp_min(0)
         owners = [index for index, _ in _owners(self.args)]
         count = 2 * len(owners)
         self.rings = dict(zip(owners, cache_pairs(caches[:count]), strict=True))
@@ -276,8 +283,8 @@ class RotaryTable(nn.Module):
             UsageError: the rotation of a position depends on the length of the sequence.
         """
         whole = self._computed(self.length)
-        half = max(1, self.length // 2)
-        if not all(torch.equal(a[:half], b) for a, b in zip(whole, self._computed(half), strict=True)):
+        few = min(2, self.length)  # a rotation by other frequencies shows at position 1
+        if not all(torch.equal(a[:few], b) for a, b in zip(whole, self._computed(few), strict=True)):
             raise UsageError(
                 f"The rotary embedding changes within {self.length} positions.",
                 why="Keys in a cache cannot be rotated again when a sequence becomes longer.",

@@ -129,7 +129,7 @@ class StepTableBuilder(nn.Module):
         if not geometry.exact_windowsize:
             reach = torch.minimum(query, place + geometry.backward_reach)
         elif self.chunk > 1:  # a single query's ring holds nothing older
-            reach = query.clamp_max(geometry.backward_reach)
+            reach = query.clamp(0, geometry.backward_reach)  # before position 0 a query sees itself
         visible = age <= reach
         if self.chunk > 1:
             visible = visible & (age >= 0)

@@ -3,7 +3,7 @@
 //
 // A step has one query a head and reads every key and value once: the products of kLanes keys are added up together.
 // A chunk takes tiles of queries. Which keys a tile sees follows from its biases: runs of slots that one of its
-// queries sees. The others are neither read nor multiplied.
+// queries sees. Blocks of keys that no tile sees are not even copied.
 
 // Biases of hidden keys lie below, all others above: OUTSIDE_SCORE is -2e30, LOWEST_BIAS -1e30.
 constexpr float kSeen = -1.5e30f;
@@ -254,6 +254,7 @@ struct RingTile {
   float* sums;   // [kRingRows][width]
   float* top;
   float* total;
+  float* blind;  // 1 if one of its queries sees no key at all
 };
 
 // How a chunk's scratch memory is divided; sizes in floats.
@@ -265,7 +266,7 @@ struct RingPlan {
     panels = divide_up(call.dim, kDepth);
     block_rows = least(most(kBlockFloats / (panels * kDepth + width) / kStep * kStep, kStep), align(call.keys(), 16));
     panel = (block_rows + kPadding) * kDepth;
-    tile = kRingRows * (align(call.dim, kLanes) + width + 2);
+    tile = kRingRows * (align(call.dim, kLanes) + width + 2) + 16;
   }
   int64_t scores() const { return (kStep + kPadding) * kRingRows; }
   int64_t values() const { return block_rows * width; }
@@ -336,6 +337,25 @@ inline void attend_run(const Ring& call, const Block& block, Run run, const Ring
   }
 }
 
+// Keys [first, first + rows) of a head and their values, as a tile reads them.
+template <typename Number>
+inline void lay_ring_block(const Ring& call, int64_t at, int64_t first, int64_t rows, const Block& block,
+                           int64_t panel) {
+  for (int64_t k = 0; k < rows; ++k) {
+    const Number* key = ring_row<Number>(call, call.key_cache, call.key, at, first + k);
+    for (int64_t c = 0; c < call.dim; c += kDepth) {
+      float* to = block.own_keys + c / kDepth * panel + k * kDepth;
+      const int64_t some = least(kDepth, call.dim - c);
+      copy_row(to, key + c, some, 0);
+      if (!call.key_scale) continue;
+      const float* scale = call.key_scale + (first + k) * call.dim + c;
+      for (int64_t j = 0; j < some; ++j) to[j] *= scale[j];
+    }
+    const Number* value = ring_row<Number>(call, call.value_cache, call.value, at, first + k);
+    copy_row(block.own_values + k * block.width, value, call.dim, block.width);
+  }
+}
+
 template <typename Number>
 bool ring_chunk_by(const Ring& call, const RingBiases& biases, const RingPart& part) {
   const int64_t keys = call.keys(), tiles = part.tiles.end - part.tiles.first;
@@ -359,33 +379,24 @@ bool ring_chunk_by(const Ring& call, const RingBiases& biases, const RingPart& p
     float* query = states + i * plan.tile;
     float* sums = query + kRingRows * align(call.dim, kLanes);
     float* top = sums + kRingRows * plan.width;
-    return RingTile{query, sums, top, top + kRingRows};
+    return RingTile{query, sums, top, top + kRingRows, top + 2 * kRingRows};
   };
   const auto bias_of = [&](int64_t i) { return biases.of(call, call.bias_of(part.sequence, head_of(i)), tile_of(i)); };
   for (int64_t i = 0; i < tiles; ++i) {
     begin_ring_tile<Number>(call, part.sequence, head_of(i), tile_of(i) * kRingRows, state(i), plan.width);
+    *state(i).blind = sees_nothing(bias_of(i), keys) ? 1.0f : 0.0f;
   }
   for (int64_t first = 0; first < keys; first += plan.block_rows) {
     const int64_t rows = least(plan.block_rows, keys - first);
-    for (int64_t k = 0; k < rows; ++k) {
-      const Number* key = ring_row<Number>(call, call.key_cache, call.key, at, first + k);
-      for (int64_t c = 0; c < call.dim; c += kDepth) {
-        float* to = block.own_keys + c / kDepth * plan.panel + k * kDepth;
-        const int64_t some = least(kDepth, call.dim - c);
-        copy_row(to, key + c, some, 0);
-        if (!call.key_scale) continue;
-        const float* scale = call.key_scale + (first + k) * call.dim + c;
-        for (int64_t j = 0; j < some; ++j) to[j] *= scale[j];
-      }
-      const Number* value = ring_row<Number>(call, call.value_cache, call.value, at, first + k);
-      copy_row(block.own_values + k * plan.width, value, call.dim, plan.width);
-    }
+    bool laid = false;
     for (int64_t i = 0; i < tiles; ++i) {
       const float* bias = bias_of(i) + first * kRingRows;
-      const bool all = sees_nothing(bias_of(i), keys);
+      const bool all = *state(i).blind != 0;
       const int64_t count = find_runs(rows, runs, [&](int64_t k) { return all || is_seen(bias + k * kRingRows); });
       // Without a visible key `find_runs` gives all, which are hidden here: the rest of the keys has some.
       if (!all && count == 1 && !is_seen(bias + runs[0].from * kRingRows)) continue;
+      if (!laid) lay_ring_block<Number>(call, at, first, rows, block, plan.panel);
+      laid = true;
       for (int64_t r = 0; r < count; ++r) attend_run(call, block, runs[r], state(i), bias, scores);
     }
   }

@@ -24,7 +24,7 @@ from ....core.storage.outputs import writing
 from ....core.storage.publishing import publish_together, sealed
 from ..device import Device, find_device, find_device_or_none, platform_name
 from ..library import TensorRTLibrary, open_library
-from ..open import why_never_opened
+from ..open import start_device, why_never_opened
 from ..plugins import loaded_plugin, registered_op_types
 from .checks import check_engine, check_network, not_opened
 from .network import build, parse
@@ -67,8 +67,8 @@ class BuildReport(Report):
         )
 
 
-# The new engine, the ONNX file and the plugin library → the record of a comparison of the two.
-Compare = Callable[[Path, Path, Path | None], CheckRecord]
+# The new engine, the ONNX file, the plugin library and where to run → the record of a comparison of the two.
+Compare = Callable[[Path, Path, Path | None, str], CheckRecord]
 
 
 @timed_steps(_log)
@@ -92,7 +92,7 @@ def build_engine(
         source = read_source(request.model)
         profiles = profiles_for(source, request.profiles)
         progress(f"Opening {request.backend}")
-        opened, device = _library(request.backend)
+        opened, device = _library(request.backend, request.device)
         targets = resolve_targets(opened, request.targets, device)
         check_kind(opened, request)
         notes = _notes(request, opened)
@@ -143,9 +143,9 @@ def _staged_cache(request: BuildRequest, opened: TensorRTLibrary) -> Path | None
     return staged
 
 
-def plan_targets(backend: str, wanted: Sequence[str]) -> list[int]:
+def plan_targets(backend: str, wanted: Sequence[str], gpu: int = 0) -> list[int]:
     """Return the compute capabilities an engine will be built for; raises what `build_engine` would."""
-    opened, device = _library(backend)
+    opened, device = _library(backend, gpu)
     return resolve_targets(opened, wanted, device)
 
 
@@ -165,17 +165,25 @@ def demand(checks: Sequence[CheckRecord]) -> list[CheckRecord]:
     return list(checks)
 
 
-def _library(backend: str) -> tuple[TensorRTLibrary, Device | None]:
+def _library(backend: str, gpu: int) -> tuple[TensorRTLibrary, Device | None]:
     """Open the library, and find the GPU it builds with. TensorRT needs a GPU: without one it would crash or hang."""
     opened = open_library(backend)
     if opened.has("builds_without_gpu"):
-        return opened, find_device_or_none()
+        return opened, _started(gpu) if gpu else find_device_or_none()
     try:
-        return opened, find_device()
+        return opened, _started(gpu)
     except MissingDependency as error:
         other = argument("backend", "tensorrt-rtx")
         fix = f"Build on the device that will run the engine; for RTX GPUs, {other} builds anywhere."
         raise MissingDependency(f"{backend} builds on a GPU only. {error.what}", why=error.why, fix=fix) from error
+
+
+def _started(gpu: int) -> Device:
+    """Find a GPU, and have it current on this thread; the first is without being told."""
+    device = find_device(gpu)
+    if gpu:
+        start_device(device)
+    return device
 
 
 def _notes(request: BuildRequest, opened: TensorRTLibrary) -> list[str]:
@@ -237,7 +245,8 @@ def _parity(compare: Compare, request: BuildRequest, source: Source, staged: Pat
     """Compare the engine with its file, or record that this was skipped and how to do it."""
     if not foreign:
         library = request.plugin.library
-        return compare(staged, source.path, None if library is None else library.path)
+        where = f"cuda:{request.device}" if request.device else "auto"
+        return compare(staged, source.path, None if library is None else library.path, where)
     later = f"on the device: localattn parity {request.output.name} --against {source.path.name}"
     return CheckRecord(name="parity", status="skipped", detail=f"{foreign}: the engine did not run; {later}")
 

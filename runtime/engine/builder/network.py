@@ -51,9 +51,8 @@ def parse(opened: TensorRTLibrary, source: Source, plugin_kind: str, op_types: S
     trt.init_libnvinfer_plugins(opened.logger, "")
     parser = trt.OnnxParser(definition, opened.logger)
     content = source.file.content
-    if plugin_kind != "none" and not opened.has("plugin_before_function"):
-        # This release would use the ONNX function although there is a plugin.
-        content = source.stripped(op_types)
+    if plugin_kind != "none":
+        content = source.for_plugins(op_types, prefers_plugins=opened.has("plugin_before_function"))
     if isinstance(content, bytes):
         understood = parser.parse(content, str(source.path))
     else:

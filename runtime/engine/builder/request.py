@@ -66,6 +66,7 @@ class BuildRequest:
         strip_weights: leave its weights out.
         embed_plugin: put the plugin library into it.
         overwrite: replace an existing engine.
+        device: number of the GPU to build on, among those that the driver shows to this process.
     """
 
     model: Path | OnnxFile
@@ -83,6 +84,7 @@ class BuildRequest:
     strip_weights: bool = False
     embed_plugin: bool = False
     overwrite: bool = False
+    device: int = 0
 
     @property
     def outputs(self) -> list[Output]:

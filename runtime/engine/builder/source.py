@@ -14,6 +14,7 @@ from ....core.errors import BuildFailed, UsageError
 from ....core.nodes.attention import DOMAIN
 from ....core.tensors import BATCH, SEQUENCE, UNNAMED_DIMENSION, TensorSpec
 from ....onnx_graph.facts import OnnxFacts, inspect_onnx
+from ....onnx_graph.gpu_nodes import gpu_nodes, keep_functions
 from ....onnx_graph.onnx_file import OnnxFile
 
 # Operators that multiply matrices: if an input is a weight, they show the precision of the file.
@@ -55,18 +56,36 @@ class Source:
         return {} if sidecar is None else {BATCH: sidecar.batch, SEQUENCE: sidecar.seq_len}
 
     def nodes(self, op_types: Iterable[str]) -> list[str]:
-        """Return the names of the attention nodes of these op types."""
+        """Return the names of the attention nodes of these op types that kernels compute."""
         wanted = set(op_types)
-        return [node.name for node in self.facts.windowed if node.op_type in wanted]
+        return [node.name for node in gpu_nodes(self.file.parse()) if node.proto.op_type in wanted and not node.why_not]
+
+    def for_plugins(self, op_types: Iterable[str], *, prefers_plugins: bool) -> bytes | str:
+        """Return what to parse, in memory or by path, so that plugins take the nodes that kernels compute, no other.
+
+        Args:
+            op_types: those of the plugins.
+            prefers_plugins: the parser takes a plugin where there is a function too.
+        """
+        model = self.file.parse()
+        others = [node.proto for node in gpu_nodes(model) if node.why_not]
+        if not others:
+            return self.file.content if prefers_plugins else self.stripped(op_types)
+        keep_functions(model, others)
+        return model.SerializeToString() if prefers_plugins else _without(model, op_types)  # type: ignore[no-any-return]
 
     def stripped(self, op_types: Iterable[str]) -> bytes:
         """Return the model without the ONNX functions of these op types; external data stays where it is."""
-        wanted = set(op_types)
-        model = self.file.parse()
-        kept = [body for body in model.functions if not (body.domain == DOMAIN and body.name in wanted)]
-        del model.functions[:]
-        model.functions.extend(kept)
-        return model.SerializeToString()  # type: ignore[no-any-return]
+        return _without(self.file.parse(), op_types)
+
+
+def _without(model: Any, op_types: Iterable[str]) -> bytes:
+    """Return a model without the ONNX functions of these op types."""
+    wanted = set(op_types)
+    kept = [body for body in model.functions if not (body.domain == DOMAIN and body.name in wanted)]
+    del model.functions[:]
+    model.functions.extend(kept)
+    return model.SerializeToString()  # type: ignore[no-any-return]
 
 
 def read_source(path: Path | OnnxFile) -> Source:

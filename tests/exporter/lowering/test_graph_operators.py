@@ -26,14 +26,17 @@ LONG = 256
 EXACT = WindowGeometry(32, 1, 0, causal=True, exact_windowsize=True)
 
 
-CORE = {"FusedMatMul": 1, "MatMul": 1, "Softmax": 1, "Reshape": 2}
+# What raises the scores of hidden keys: two passes over the scores (ReduceMax, Max), the others over a number a query.
+FLOOR = {"ReduceMax": 1, "Sub": 1, "LeakyRelu": 1, "Min": 1, "Max": 1}
+CORE = {"FusedMatMul": 1, "MatMul": 1, "Softmax": 1, "Reshape": 2, **FLOOR}
 NODES = {
     # op type, layout: what it takes beyond the two products and the softmax.
     ("WindowedAttention", HEADS_FIRST): {"Gather": 2, "Add": 1},
     ("WindowedAttention", SEQUENCE_FIRST): {"Gather": 2, "Add": 1, "Transpose": 4},
-    # The mask: gathered, made a bias (Where), added to the two small ones that hide the rest; keys and values zeroed.
+    # The mask: gathered, made a bias (Where), added to the two small ones that hide the rest. Keys and values get a
+    # row of zeros (Concat), from which those of masked keys are gathered (Where).
     ("WindowedAttentionMask", HEADS_FIRST): {
-        "Gather": 3, "Add": 3, "Where": 3, "Unsqueeze": 2,
+        "Gather": 3, "Add": 3, "Where": 2, "Unsqueeze": 2, "Concat": 2, "Reshape": 2,
     },
     # A bias that is an input: kept finite (Max), windowed, and one pass for what lies outside the sequence.
     ("WindowedAttentionBias", HEADS_FIRST): {"Gather": 2, "Add": 3, "Max": 1, "Unsqueeze": 1, "Where": 1},
@@ -55,14 +58,14 @@ def test_a_body_in_parts_runs_these_operators(op_type: str, tmp_path: Path, monk
     variant = VARIANT_BY_OP_TYPE[op_type]
     model = one_node(variant, NodeAttributes(EXACT, 0.3, perm=HEADS_FIRST, query_block=32), LONG)
     found = operators(model.SerializeToString(), tmp_path)
-    parts = {"FusedMatMul": 1, "MatMul": 1, "Softmax": 1, "Gather": 2}
-    once = {"Split": 1, "Concat": 1, "Reshape": 2}
+    parts = {**CORE, "Gather": 2}
+    once = {"Split": 1, "Concat": 1}
     own = {
         # One small bias for all blocks that are inside; the first block's other one is a pass of its own.
         "WindowedAttention": Counter({"Add": 5 + 1}),
         # Each part's keys: gathered mask, made a bias, added to the window's; the first block's, to one more.
         "WindowedAttentionMask": Counter(
-            {"Gather": 5, "Where": 5 + 2, "Unsqueeze": 5 + 1, "Add": 2 * 5 + 1}
+            {"Gather": 5, "Where": 2 * 5, "Unsqueeze": 2 * 5, "Add": 2 * 5 + 1, "Concat": 2, "Reshape": 2}
         ),
         "WindowedAttentionBias": Counter({"Add": 1 + 5 + 1, "Max": 1, "Unsqueeze": 1, "Where": 1}),
     }  # fmt: skip
@@ -86,14 +89,16 @@ def test_a_body_in_parts_keeps_no_bias_of_all_blocks(tmp_path: Path, monkeypatch
 
 
 def test_scores_meet_one_bias_and_no_where(tmp_path: Path) -> None:
-    """With a mask too: the only Where is on the mask, `[B, N]` gathered, never on a tensor that has heads."""
+    """With a mask too: a Where is on the mask gathered or on indices, never on a tensor that has channels."""
     variant = VARIANT_BY_OP_TYPE["WindowedAttentionMask"]
     model = one_node(variant, NodeAttributes(EXACT, 0.3, perm=HEADS_FIRST, query_block=32), LONG)
     operators(model.SerializeToString(), tmp_path)
     graph = onnx.load(tmp_path / "optimized.onnx").graph
     makers = {name: node for node in graph.node for name in node.output}
     softmax = next(node for node in graph.node if node.op_type == "Softmax")
-    add = makers[softmax.input[0]]
+    floored = makers[softmax.input[0]]
+    assert floored.op_type == "Max"
+    add = makers[floored.input[0]]
     assert add.op_type == "Add"
     assert [makers[name].op_type for name in add.input if name in makers and makers[name].op_type == "FusedMatMul"]
 

@@ -17,7 +17,9 @@ import torch
 
 from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import CheckFailed, UsageError
+from localattn.core.geometry import WindowGeometry
 from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint
+from localattn.exporter.checks.sweep import fewer_sizes, shows
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.models.hugging_face import family
@@ -26,6 +28,7 @@ from localattn.exporter.models.hugging_face.family import describe
 from localattn.exporter.models.hugging_face.observe import Reach, read_reach
 from localattn.exporter.models.hugging_face.routing import margin, undecided
 from localattn.exporter.models.parts.float64 import InFloat64
+from localattn.runtime.inputs.size_sweep import sweep_sizes
 
 from ...conftest import Finished
 from ...support.models.hugging_face import CASES, WINDOW, Case, build
@@ -36,7 +39,7 @@ BY_NAME = {case.name: case for case in CASES}
 # Types whose file is made by default; the others are slow tests.
 QUICK = ("modernbert", "gemma3_text")
 # Types whose layers are read, and whose own code cannot be exported.
-NOT_TRACED = {"recurrent_gemma": "cannot stay open", "llama4_text": "complex"}
+NOT_TRACED = {"recurrent_gemma": "cannot stay open"}
 
 
 @pytest.fixture(scope="module")
@@ -298,6 +301,36 @@ def _config(folder: Path, change: dict[str, Any]) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
+def _rope(**values: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4, **values}}}
+
+
+def test_how_pytorch_ran_a_model_is_no_part_of_it(folder: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    shutil.copytree(folder, mine)
+    _config(mine, {"return_dict": False, "_attn_implementation": "flash_attention_2", "output_hidden_states": True})
+    assert open_checkpoint(mine).resolved.args.outputs == ("logits",)
+
+
+def test_large_models_are_compared_at_fewer_sizes() -> None:
+    now, window = {"batch": 2, "seq": 34}, WindowGeometry.reaching(15, 0)
+    trials = sweep_sizes(("batch", "seq"), now, "seq", [window])
+    few = [(x["batch"], x["seq"]) for x in fewer_sizes(trials, {16, 17})]
+    assert few == [(2, 34), (2, 16), (2, 17), (1, 17), (3, 17)] and len(trials) == 14
+
+
+def test_a_file_shorter_than_its_window_is_not_proven(tmp_path: Path) -> None:
+    """A lost window would not show in 16 tokens, of which each sees 15 before itself."""
+    build(BY_NAME["mistral"], num_hidden_layers=1, max_position_embeddings=WINDOW).save_pretrained(tmp_path)
+    report = export(ExportRequest(tmp_path, tmp_path / "model.onnx", quick=True))
+    parity = next(check for check in report.checks if check.name == "parity")
+    assert parity.status == "not proven" and "16 tokens fit into 16" in parity.detail
+    window = WindowGeometry.reaching(WINDOW - 1, 0)
+    assert [shows(window, length) for length in (WINDOW, WINDOW + 1)] == [False, True]
+    window = WindowGeometry.reaching(2, WINDOW)
+    assert [shows(window, length) for length in (WINDOW + 1, WINDOW + 2)] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -317,6 +350,17 @@ def _config(folder: Path, change: dict[str, Any]) -> None:
         ({"local_attention": 10**6}, "window of 1000000"),
         ({"num_attention_heads": 0}, "cannot be used"),
         ({"layer_types": ["full_attention"] * 3}, "has no sliding window"),
+        ({"local_attention": -1}, "a query sees no key"),
+        ({"architectures": ["BertModel"]}, "BertModel is no class of a modernbert"),
+        ({"architectures": ["PreTrainedModel"]}, "PreTrainedModel is no class of a modernbert"),
+        ({"max_position_embeddings": 10**12}, "max_position_embeddings is 1000000000000"),
+        ({"hidden_activation": "swoosh"}, "hidden_activation is 'swoosh'"),
+        (_rope(rope_type="spiral"), r"rope_parameters\.full_attention\.rope_type is 'spiral'"),
+        (_rope(rope_type="linear"), "Missing required keys"),
+        (_rope(rope_type="dynamic", factor=2.0), "type 'dynamic'"),
+        (_rope(rope_theta=0), "rope_theta of the rotary embedding is 0"),
+        (_rope(rope_theta=float("nan")), "rope_theta of the rotary embedding is nan"),
+        (_rope(rope_type="yarn", factor=float("inf")), "factor of the rotary embedding is inf"),
     ],
     ids=lambda value: str(value)[:40],
 )

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from localattn.exporter.export import ExportRequest, export
+from localattn.exporter.models.family import ShapeRequest
 
 from ...runtimes.environments import Absent, Environment, made
 from ...support.models.hugging_face import CASES, build
@@ -32,30 +33,47 @@ _TASKS = {
         *("modernbert", "ModernBertForSequenceClassification"),
         *("ORTModelForSequenceClassification", "logits"),
     ),
+    "token-classification": (
+        *("modernbert", "ModernBertForTokenClassification"),
+        *("ORTModelForTokenClassification", "logits"),
+    ),
     "text-generation": ("gemma3_text", "Gemma3ForCausalLM", "ORTModelForCausalLM", "logits"),
+}
+_IN_JAVASCRIPT = {
+    "feature-extraction": "AutoModel",
+    "fill-mask": "AutoModelForMaskedLM",
+    "text-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
+    "text-generation": "AutoModelForCausalLM",
 }
 _IN_PYTHON = """
 import json, sys
 import numpy as np
+import torch
 import optimum.onnxruntime
 folder, kind, output, inputs, saved = sys.argv[1:]
 options = {"use_cache": False} if kind == "ORTModelForCausalLM" else {}
 model = getattr(optimum.onnxruntime, kind).from_pretrained(folder, local_files_only=True, **options)
-given = dict(np.load(inputs))
-np.save(saved, model(**given)[output])
+given = {name: torch.from_numpy(x) for name, x in np.load(inputs).items()}
+np.save(saved, model(**given)[output].numpy())
 """
 _IN_NODE = """
-import { pipeline, env } from '@huggingface/transformers';
-env.allowRemoteModels = false;
-env.localModelPath = process.argv[2] + '/';
-const run = await pipeline('feature-extraction', process.argv[3], { dtype: 'fp32', local_files_only: true });
-const found = await run(process.argv[4]);
-console.log(JSON.stringify([found.dims, Array.from(found.data)]));
+import * as transformers from '@huggingface/transformers';
+const [folder, name, kind, output, text] = process.argv.slice(2);
+transformers.env.allowRemoteModels = false;
+transformers.env.localModelPath = folder + '/';
+const options = { dtype: 'fp32', local_files_only: true };
+const tokenizer = await transformers.AutoTokenizer.from_pretrained(name, options);
+const model = await transformers[kind].from_pretrained(name, options);
+const inputs = await tokenizer(text);
+const found = (await model(inputs))[output];
+const written = model.generate({ ...inputs, max_new_tokens: 3 }).then(() => true, () => false);
+console.log(JSON.stringify([found.dims, Array.from(found.data), model.can_generate && await written]));
 """
 _TEXT = " ".join(f"w{3 + n}" for n in range(60))
 
 
-def _exported(task: str, folder: Path) -> tuple[Path, Any]:
+def _exported(task: str, folder: Path, *, positions: bool = False) -> tuple[Path, Any]:
     """Save a model with a tokenizer, export it, and return the folder of the file, and the model."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -72,7 +90,7 @@ def _exported(task: str, folder: Path) -> tuple[Path, Any]:
     )
     output = folder / "file" / "onnx" / "model.onnx"
     output.parent.mkdir(parents=True)
-    export(ExportRequest(folder / "model", output, quick=True))
+    export(ExportRequest(folder / "model", output, shapes=ShapeRequest(position_ids=positions), quick=True))
     for beside in [path for path in output.parent.iterdir() if not path.name.startswith("model.")]:
         shutil.copy(beside, folder / "file")
     return folder / "file", model
@@ -89,12 +107,14 @@ def optimum(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("task", list(_TASKS))
-def test_optimum_opens_the_folder(task: str, optimum: Path, tmp_path: Path) -> None:
-    folder, model = _exported(task, tmp_path)
+@pytest.mark.parametrize(("task", "positions"), [*((task, False) for task in _TASKS), ("text-generation", True)])
+def test_optimum_opens_the_folder(task: str, positions: bool, optimum: Path, tmp_path: Path) -> None:
+    """With the input `position_ids`, which it makes of the mask, for rows that are padded on the left."""
+    folder, model = _exported(task, tmp_path, positions=positions)
     _, _, kind, output = _TASKS[task]
     rng = np.random.default_rng(0)
     mask = np.arange(60)[None, :] < np.array([[60], [23]])
+    mask = mask[:, ::-1].copy() if positions else mask
     inputs = {"input_ids": rng.integers(3, 128, (2, 60)), "attention_mask": mask.astype(np.int64)}
     np.savez(tmp_path / "in.npz", **inputs)
     command = [sys.executable, "-c", _IN_PYTHON, str(folder / "onnx"), kind, output]
@@ -102,6 +122,9 @@ def test_optimum_opens_the_folder(task: str, optimum: Path, tmp_path: Path) -> N
     environment = {**os.environ, "PYTHONPATH": str(optimum)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
+    if positions:
+        assert "legacy ONNX model" not in done.stderr
+        inputs["position_ids"] = np.maximum(mask.cumsum(1) - 1, 0)
     with torch.no_grad():
         wanted = model(**{name: torch.from_numpy(x) for name, x in inputs.items()})[output].numpy()
     found = np.load(tmp_path / "out.npy")
@@ -109,19 +132,22 @@ def test_optimum_opens_the_folder(task: str, optimum: Path, tmp_path: Path) -> N
     assert np.abs(found - wanted)[kept].max() < 5e-5 and np.abs(wanted).max() > 0.1
 
 
-def test_transformers_js_opens_the_folder(tmp_path: Path) -> None:
-    folder, model = _exported("feature-extraction", tmp_path)
+@pytest.mark.parametrize("task", list(_TASKS))
+def test_transformers_js_opens_the_folder(task: str, tmp_path: Path) -> None:
+    """Every class computes; a decoder generates no text, because that needs inputs for caches."""
+    folder, model = _exported(task, tmp_path)
+    output = _TASKS[task][-1]
     try:
         node = made(Environment("transformers.js", ("@huggingface/transformers@4.3.1",), (), program="node"))
     except Absent as absent:
         pytest.skip(str(absent))
     script = node / "open_folder.mjs"
     script.write_text(_IN_NODE)
-    command = ["node", str(script), str(folder.parent), folder.name, _TEXT]
+    command = ["node", str(script), str(folder.parent), folder.name, _IN_JAVASCRIPT[task], output, _TEXT]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=node)
     assert done.returncode == 0, done.stderr[-2000:]
-    dims, values = json.loads(done.stdout.strip().splitlines()[-1])
+    dims, values, generates = json.loads(done.stdout.strip().splitlines()[-1])
     ids = torch.tensor([[3 + n for n in range(60)]])
     with torch.no_grad():
-        wanted = model(input_ids=ids).last_hidden_state.numpy()
-    assert np.abs(np.array(values).reshape(dims) - wanted).max() < 5e-5
+        wanted = model(input_ids=ids)[output].numpy()
+    assert np.abs(np.array(values).reshape(dims) - wanted).max() < 5e-5 and generates is False

@@ -21,6 +21,7 @@ from localattn.exporter.models.hugging_face.step_module import RotaryTable
 from localattn.exporter.models.parts.float64 import InFloat64
 from localattn.exporter.step_export import StepRequest, export_steps
 from localattn.runtime.generation.generator import Generator
+from localattn.runtime.ort.step_session import OnnxRuntimeStep
 
 from ...conftest import Finished
 from ...support.models.engine_models import needs_rtx
@@ -93,6 +94,56 @@ def test_every_call_gives_the_logits_of_the_whole_pass(files: Callable[[str], Fi
     assert np.abs(np.concatenate(found, axis=1) - wanted).max() < 5e-5 and np.abs(wanted).max() > 0.1
 
 
+@pytest.mark.parametrize("name", EACH)
+def test_a_prompt_of_any_length_goes_in_chunks(files: Callable[[str], Files], name: str) -> None:
+    made, ids = files(name), prompt(6 * WINDOW, 5)
+    generator, wanted = Generator.open(made.step(), "cpu", 1), made.logits(ids)
+    for length in (1, 2, 3, CHUNK, CHUNK + 1, 3 * CHUNK, 3 * CHUNK + 20, 6 * WINDOW):
+        generator.reset()
+        calls = [positions for _, positions in spied(generator, lambda n=length: generator.prefill(ids[:, :n]))]
+        assert len(calls) == -(-(length - 1) // CHUNK) + 1 or length < 4, (length, calls)
+        assert np.abs(generator.logits - wanted[:, length - 1]).max() < 5e-5
+        # What filled the first chunk up is in the rings, and no later token sees it.
+        following = ids[:, length : length + WINDOW]
+        for place, token in enumerate(following[0]):
+            assert np.abs(generator.step(token) - wanted[:, length + place]).max() < 5e-5
+
+
+def test_chunks_of_a_prompt_compute_no_logits(files: Callable[[str], Files]) -> None:
+    session = Generator.open(files("gemma3_text").step(), "cpu", 1).session
+    assert isinstance(session, OnnxRuntimeStep)
+    session.consume({"input_ids": prompt(3 * CHUNK)})
+    assert {chunk: file.outputs for (chunk, _), file in session._files.items() if chunk > 1} == {CHUNK: []}
+    assert session.advance({"input_ids": prompt(CHUNK)}).shape == (1, CHUNK, 128)
+
+
+def test_a_call_that_fails_moves_nothing(files: Callable[[str], Files]) -> None:
+    session = Generator.open(files("gemma3_text").step(), "cpu", 1).session
+    for wrong in ({"input_ids": prompt(POSITIONS + 1)}, {"input_ids": prompt(40)[0]}, {"ids": prompt(40)}):
+        with pytest.raises(UsageError):
+            session.consume(wrong)
+        assert session.position == 0
+
+
+def spied(generator: Generator, run: Callable[[], object]) -> list[tuple[int, int]]:
+    """Position and size of each call of the engine while something runs."""
+    session, found = generator.session, list[tuple[int, int]]()
+
+    def spy(own: Callable[..., Any]) -> Callable[..., Any]:
+        def call(inputs: Any, chunk: int) -> Any:
+            found.append((session.position, chunk))
+            return own(inputs, chunk)
+
+        return call
+
+    for name in ("_execute", "_skip"):
+        setattr(session, name, spy(getattr(session, name)))
+    run()
+    for name in ("_execute", "_skip"):
+        delattr(session, name)
+    return found
+
+
 def greedy(generator: Generator, ids: NDArray[np.int64], count: int) -> list[int]:
     return [int(token) for (token,) in generator.generate(ids, count, temperature=0)]
 
@@ -157,6 +208,27 @@ def test_prompts_of_different_lengths_go_as_each_alone(files: Callable[[str], Fi
         np.testing.assert_allclose(np.concatenate(found), np.stack([x[row] for x in logits]), atol=5e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "opset", "batch"), [("bf16", 20, 2), ("fp16", 20, 2), ("fp32", 18, 2), ("fp16", 24, 1)]
+)
+@pytest.mark.parametrize("name", ["gemma3_text", "gpt_oss"])
+def test_precisions_and_opsets(
+    files: Callable[[str], Files], tmp_path: Path, name: str, dtype: str, opset: int, batch: int
+) -> None:
+    path = tmp_path / "model_step.onnx"
+    shapes = ShapeRequest(batch=batch, max_length=128)
+    asked = ExportRequest(files(name).folder, path, dtype=dtype, opset=opset, shapes=shapes)
+    reports = export_steps(StepRequest(asked, chunk=CHUNK))
+    assert [check.status for r in reports for check in r.sidecar.checks if check.name == "parity"] == ["passed"] * 2
+    generator, ids = Generator.open(path, "cpu", 1), prompt(4 * WINDOW + 3)
+    in_chunks = generator.prefill(ids[0]).copy()
+    generator.reset()
+    for token in ids[0]:
+        one_by_one = generator.step(np.repeat(token, batch))
+    np.testing.assert_allclose(in_chunks, one_by_one, atol={"fp32": 5e-5, "fp16": 1e-2, "bf16": 5e-2}[dtype])
+
+
 def test_caches_have_the_window_and_the_heads_of_keys(files: Callable[[str], Files]) -> None:
     sidecar = read_sidecar(files("gemma3_text").step())
     assert sidecar is not None and sidecar.step is not None
@@ -214,8 +286,21 @@ def test_a_rotation_that_changes_with_the_length_is_refused() -> None:
     )
     rotary = transformers.models.phi3.modeling_phi3.Phi3RotaryEmbedding(config)
     RotaryTable(rotary, None, 64).prepare()
-    with pytest.raises(UsageError, match="changes within 65 positions"):
-        RotaryTable(rotary, None, 65).prepare()
+    for length in (65, 256):
+        with pytest.raises(UsageError, match=f"changes within {length} positions"):
+            RotaryTable(rotary, None, length).prepare()
+
+
+@pytest.mark.slow
+def test_a_rotation_that_grows_past_the_last_position_is_exported(tmp_path: Path) -> None:
+    case = BY_NAME["mistral"]
+    scaled = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    build(case, rope_parameters=scaled, max_position_embeddings=64).save_pretrained(tmp_path / "saved")
+    path = tmp_path / "model_step.onnx"
+    report, _ = export_steps(StepRequest(ExportRequest(tmp_path / "saved", path), chunk=CHUNK))
+    checks = {check.name: check.status for check in report.sidecar.checks}
+    assert checks["parity"] == "passed" and report.sidecar.step is not None
+    assert report.sidecar.step.max_positions == 64
 
 
 @needs_rtx

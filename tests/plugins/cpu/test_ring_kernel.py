@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from localattn.plugins.library.facts import Arch, host_arch
+
 from ...support.native.cpu_build import library
-from ...support.native.cpu_program import INSTRUCTION_SETS
+from ...support.native.cpu_program import INSTRUCTION_SETS, program
+from ...support.native.plugin_build import emulator
 from ...support.native.ring_node import OUTPUTS, Case
 
 TOLERANCE = {"float32": 3e-6, "float16": 2e-3}
@@ -30,6 +33,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"dtype": "float16", "heads": 4, "kv_heads": 2},
     {"dtype": "float16", "dim": 70, "window": 1},
 ]
+# Rings of several blocks of keys, of which some are empty, and some no tile sees.
+LARGE = [Case(70, at, exact=True, window=2000, heads=4, kv_heads=2) for at in (10, 1500)]
 VARIED = [replace(Case(rows, at), **option) for rows in (1, 40) for at in (3, 300) for option in OPTIONS]
 
 
@@ -57,14 +62,13 @@ def close(case: Case, found: list[Any], expected: Any) -> None:
 
 @pytest.mark.parametrize("kernel", [True, False], ids=["kernel", "function"])
 def test_every_option(kernel: bool) -> None:
-    for case in (*STEPS, *CHUNKS, *VARIED):
+    for case in (*STEPS, *CHUNKS, *LARGE, *VARIED):
         arrays = case.inputs()
         close(case, run(case, arrays, library() if kernel else None), case.expected(arrays))
 
 
 def test_a_query_that_sees_no_key_gets_the_mean_of_all() -> None:
-    for rows in (1, 40):
-        case = Case(rows, 30)
+    for case in (Case(1, 30), Case(40, 30), LARGE[0]):
         arrays = case.inputs()
         arrays["score_bias"][-1] = -2e30
         found = run(case, arrays, library())
@@ -84,6 +88,20 @@ def check(kernels: str) -> None:
     for case in VARIED:
         arrays = case.inputs()
         close(case, run(case, arrays, kernels), case.expected(arrays))
+
+
+def test_on_the_other_processor() -> None:
+    """Emulated, without onnxruntime: a step and chunks of a full ring, with a cap and a sink too."""
+    arch: Arch = "aarch64" if host_arch() == "x86_64" else "x86_64"
+    command = [*emulator(arch), str(program("count_ring.cpp", arch, "-O3"))]
+    for rows, slots, dim in ((1, 1025, 64), (1, 37, 21), (2, 130, 136), (64, 300, 64), (70, 9, 21)):
+        for mode in (3, 4):
+            arguments = map(str, (rows, slots, dim, mode))
+            isa, error = subprocess.run(
+                [*command, *arguments], capture_output=True, text=True, check=True
+            ).stdout.split()
+            assert isa == ("neon" if arch == "aarch64" else "baseline")
+            assert float(error) <= 1e-6, (rows, slots, dim, mode)
 
 
 REFUSED = [

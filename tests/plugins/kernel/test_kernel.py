@@ -14,13 +14,24 @@ from hypothesis import strategies as st
 from localattn.core.errors import UsageError
 from localattn.core.geometry import WindowGeometry
 from localattn.core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST
+from localattn.plugins.grouped_op import grouped_attention
 from localattn.plugins.kernel.spec import KernelSpec, Tile
 from localattn.plugins.kernel.targets import TARGETS
 from localattn.plugins.kernel.tiles import tile_for
 from localattn.plugins.torch_op import windowed_attention
 
 from ...support import reference
-from ...support.native.kernel_cases import DTYPES, SMALL_TILE, TOLERANCE, Case, geometries, judge, named, some_case
+from ...support.native.kernel_cases import (
+    DTYPES,
+    LARGE,
+    SMALL_TILE,
+    TOLERANCE,
+    Case,
+    geometries,
+    judge,
+    named,
+    some_case,
+)
 from ...support.native.kernel_worker import Worker
 
 pytest.importorskip("triton", reason="Triton interprets the kernel: pip install 'localattn[plugin]'")
@@ -238,8 +249,33 @@ def test_what_the_operator_runs_on_a_gpu(worker: Worker, case: Case, base: float
     torch.testing.assert_close(output, by_reference, rtol=0, atol=TOLERANCE[case.dtype])
 
 
-def test_the_operator_is_registered_for_gpus() -> None:
-    assert torch._C._dispatch_has_kernel_for_dispatch_key("localattn::windowed_attention", "CUDA")
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(CAUSAL, 50, heads=4, group=2, mask=True, softcap=5.0, perm=HEADS_FIRST),
+        Case(WindowGeometry.all_keys(causal=True), 40, heads=4, group=4, sinks=True),
+        Case(CAUSAL, 50, heads=2, group=2, softcap=5.0, sinks=True),
+        Case(CAUSAL, 50, heads=2, group=2, head_dim=8),
+    ],
+    ids=["kernel_softcap", "kernel_all_keys_and_sinks", "both_by_reference", "small_head_by_reference"],
+)
+def test_what_the_grouped_operator_runs_on_a_gpu(worker: Worker, case: Case) -> None:
+    g, a = case.geometry, case.attributes
+    q, k, v, mask, _, *sinks = case.tensors()
+    window = (g.window_size, g.look_backward, g.look_forward, g.causal, g.exact_windowsize)
+    rest = (a.scale, case.softcap, case.perm == SEQUENCE_FIRST)
+    arguments = (q, k, v, mask, *(sinks or [None]), *window, *rest)
+    by_reference = grouped_attention(*arguments)
+    output = worker("grouped operator", *arguments)
+    np.testing.assert_allclose(
+        output, by_reference, rtol=0, atol=TOLERANCE[case.dtype] * (LARGE if case.softcap else 1)
+    )
+    assert bool((output == by_reference).all()) == (case.head_dim < 16 or bool(case.softcap and case.sinks))
+
+
+@pytest.mark.parametrize("name", ["windowed_attention", "grouped_attention"])
+def test_the_operators_are_registered_for_gpus(name: str) -> None:
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"localattn::{name}", "CUDA")
 
 
 @pytest.mark.parametrize(

@@ -1,101 +1,143 @@
-"""The session of an engine, with a stand-in for the GPU: its runner. What the runner itself does needs a GPU."""
+"""The session of an engine, on a stand-in for CUDA and TensorRT. What TensorRT itself computes needs a GPU."""
 
 from __future__ import annotations
 
+import gc
+import threading
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 
+from localattn.core.documents.engine_facts import ProfileFacts
 from localattn.core.errors import MissingDependency, UsageError
-from localattn.runtime.engine.library import Messages, open_library
-from localattn.runtime.engine.open import OpenEngine
+from localattn.runtime.engine.library import open_library
 from localattn.runtime.engine.session import EngineSession
+from localattn.runtime.session import load
 
+from ...simulators.engine_stand_in import Bench, Context, Engine, doubling_engine
 from ...support.models.engine_models import needs_rtx
-from .test_facts import ORIN, written
 
 pytestmark = needs_rtx
 
 
-class Runner:
-    """As Polygraphy's TrtRunner: every result is written into the same host memory."""
-
-    fails: ClassVar[str] = ""
-
-    def __init__(self, engine: Any) -> None:
-        self.memory = np.zeros((1, 64, 23), np.float32)
-        self.is_active = False
-
-    def activate(self) -> None:
-        self._fail("activate")
-        self.is_active = True
-
-    def deactivate(self) -> None:
-        self.is_active = False
-
-    def infer(self, feed_dict: dict[str, Any], check_inputs: bool) -> dict[str, Any]:
-        self._fail("infer")
-        self.memory[:] = feed_dict["tokens"].sum()
-        return {"other": None, "logits": self.memory}
-
-    def _fail(self, step: str) -> None:
-        from polygraphy.exception import PolygraphyException
-
-        if self.fails == step:
-            raise PolygraphyException(f"cannot {step}")
-
-
 @pytest.fixture
-def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenEngine:
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     open_library("tensorrt-rtx")  # Polygraphy's modules hold on to the library they are imported for
-    monkeypatch.setattr("polygraphy.backend.trt.TrtRunner", Runner)
-    monkeypatch.setattr(Runner, "fails", "")
-    _, facts = written(tmp_path)
-    library: Any = SimpleNamespace(messages=Messages())
-    return OpenEngine(facts, library, ORIN, engine=None)
+    yield Bench(tmp_path, monkeypatch)
+    gc.collect()
 
 
-def tokens(value: int) -> dict[str, Any]:
-    return {"tokens": np.full((1, 64), value, np.int64)}
+def opened(folder: Path, shape: tuple[int | str, ...] = (2, 3), provider: str = "auto") -> EngineSession:
+    session = load(doubling_engine(folder, shape=shape), provider)
+    assert isinstance(session, EngineSession)
+    return session
 
 
-def test_results_outlive_the_next_run(opened: OpenEngine) -> None:
-    session = EngineSession(opened, "model.engine")
-    first, second = session.run(tokens(1)), session.run(tokens(2))
-    assert first.keys() == {"logits"}
-    assert (first["logits"] == 64).all() and (second["logits"] == 128).all()
-    assert (session.backend, session.provider, session.device) == ("tensorrt-rtx", "cuda", ORIN)
+def inputs(start: float = 0, shape: tuple[int, ...] = (2, 3)) -> dict[str, Any]:
+    x = np.arange(start, start + np.prod(shape), dtype=np.float32).reshape(shape)
+    return {"x": x, "flag": x % 3 != 1}
 
 
-def test_inputs_are_checked_by_the_facts(opened: OpenEngine) -> None:
-    session = EngineSession(opened, "model.engine")
+def expected(given: dict[str, Any]) -> np.ndarray:
+    return np.where(given["flag"], 2 * given["x"] + 1, np.float32(0))
+
+
+def test_results_outlive_the_next_run(bench: Bench, tmp_path: Path) -> None:
+    session = opened(tmp_path)
+    first, second = session.run(inputs()), session.run(inputs(10))
+    np.testing.assert_array_equal(first["y"], expected(inputs()))
+    np.testing.assert_array_equal(second["y"], expected(inputs(10)))
+    assert (session.backend, session.provider, session.device.name) == ("tensorrt-rtx", "cuda", "Orin")
+
+
+def test_places_in_gpu_memory_are_kept(bench: Bench, tmp_path: Path) -> None:
+    session = opened(tmp_path)
+    session.run(inputs())
+    allocated = set(bench.gpu.memory)
+    bench.gpu.copies.clear()
+    session.run(inputs(1))
+    assert set(bench.gpu.memory) == allocated and len(allocated) == 3
+    assert bench.gpu.copies == [("up", 24), ("up", 6), ("down", 24)]
+
+
+def test_inputs_are_checked_by_the_facts(bench: Bench, tmp_path: Path) -> None:
+    session = opened(tmp_path)
     with pytest.raises(UsageError, match="does not fit"):
-        session.run({"tokens": np.zeros((1, 65), np.int64)})
+        session.run(inputs(shape=(2, 4)))
 
 
-def test_errors_say_what_the_library_logged(opened: OpenEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = EngineSession(opened, "model.engine")
-    monkeypatch.setattr(Runner, "fails", "infer")
+def test_dynamic_sizes_grow_and_shrink(bench: Bench, tmp_path: Path) -> None:
+    session = opened(tmp_path, ("batch", "n"))
+    for shape in ((1, 3), (4, 50), (2, 2), (3, 0), (4, 50)):
+        given = inputs(shape=shape)
+        np.testing.assert_array_equal(session.run(given)["y"], expected(given))
+    assert len(bench.gpu.memory) == 3, "places that were too small are freed"
+
+
+def test_errors_say_what_the_library_logged(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = opened(tmp_path)
+    engine = bench.engines["model.engine"]
+    engine.starts = False
     with pytest.raises(UsageError) as caught:
-        session.run(tokens(1))
-    assert caught.value.why == "cannot infer"
-    monkeypatch.setattr(Runner, "fails", "activate")
-    opened.opened.messages.errors.append("out of memory\nmore")
-    with pytest.raises(MissingDependency) as missing:
-        EngineSession(opened, "model.engine")
+        session.run(inputs())
+    assert caught.value.why == "TensorRT did not start it."
+    engine.starts = True
+    np.testing.assert_array_equal(session.run(inputs())["y"], expected(inputs()))
+    bench.gpu.room, room = 0, bench.gpu.room
+    with pytest.raises(UsageError, match="did not run") as caught:
+        opened(tmp_path).run(inputs())
+    assert caught.value.why == "CUDA Error: 2"
+    bench.gpu.room = room
+    monkeypatch.setattr(type(bench.messages), "clear", lambda self: None)
+    bench.messages.errors.append("out of memory\nmore")
+    monkeypatch.setattr(Engine, "create_execution_context", lambda self: None)
+    with pytest.raises(MissingDependency, match="does not start on Orin") as missing:
+        opened(tmp_path)
     assert missing.value.why == "out of memory"
 
 
-def test_it_is_closed_with_the_session(opened: OpenEngine) -> None:
-    session = EngineSession(opened, "model.engine")
-    runner = session._runner
+def test_it_is_closed_with_the_session(bench: Bench, tmp_path: Path) -> None:
+    session = opened(tmp_path)
+    session.run(inputs())
     session.close()
     session.close()
-    assert not runner.is_active
-    other = EngineSession(opened, "model.engine")
-    runner = other._runner
-    del other
-    assert not runner.is_active
+    assert not bench.gpu.memory and bench.gpu.streams == 0
+    session = opened(tmp_path)
+    session.run(inputs())
+    del session
+    assert not bench.gpu.memory and bench.gpu.streams == 0
+
+
+def test_an_engine_that_wants_tensors_elsewhere_is_refused(bench: Bench, tmp_path: Path) -> None:
+    bench.location = "HOST"
+    with pytest.raises(UsageError, match="elsewhere than in GPU memory"):
+        opened(tmp_path)
+
+
+def test_a_session_takes_the_profile_that_fits(bench: Bench, tmp_path: Path) -> None:
+    session = opened(tmp_path, (1, "n"))
+    ranges = [(1, 8, 64), (1, 4, 8), (65, 128, 256)]
+    session.facts.options.profiles = [
+        ProfileFacts(profile=number, input="x", min=(1, low), opt=(1, opt), max=(1, high))
+        for number, (low, opt, high) in enumerate(ranges)
+    ]
+    for length in (16, 3, 5, 100, 9):
+        given = inputs(shape=(1, length))
+        np.testing.assert_array_equal(session.run(given)["y"], expected(given))
+    (context,) = bench.engines["model.engine"].contexts
+    assert isinstance(context, Context) and context.profiles == [1, 2, 0], "the narrowest; nothing where it is set"
+    with pytest.raises(UsageError, match="none of its 3 profiles"):
+        session.run(inputs(shape=(1, 300)))
+
+
+def test_a_session_on_another_gpu_sets_it_in_every_thread(bench: Bench, tmp_path: Path) -> None:
+    session = opened(tmp_path, provider="cuda:1")
+    assert session.provider == "cuda:1"
+    bench.gpu.handle.devices.clear()
+    thread = threading.Thread(target=session.run, args=(inputs(),))
+    thread.start()
+    thread.join()
+    assert bench.gpu.handle.devices == [1]

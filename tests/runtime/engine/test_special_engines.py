@@ -1,35 +1,33 @@
-"""Engines with several profiles, with the plugin inside, and of kinds that only a GPU can open: what is built, what is
-refused, and which profile a session takes."""
+"""Engines with several profiles, with the plugin inside, and of kinds that only a GPU can open: what is built, and
+what is refused."""
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
 
-from localattn.core.documents.engine_facts import BuildOptions, ProfileFacts, read_engine_facts
+from localattn.core.documents.engine_facts import BuildOptions, read_engine_facts
 from localattn.core.errors import UsageError
+from localattn.core.geometry import WindowGeometry
+from localattn.core.nodes.attention import VARIANTS, NodeAttributes
 from localattn.core.storage.files import sha256
 from localattn.runtime.engine.builder.checks import judge_plugins
 from localattn.runtime.engine.device import Device, find_device_or_none
 from localattn.runtime.engine.layers import EngineLayer
-from localattn.runtime.engine.library import Messages, open_library
-from localattn.runtime.engine.open import OpenEngine, check_device, open_engine, why_never_opened
-from localattn.runtime.engine.session import EngineSession, check_place
+from localattn.runtime.engine.open import check_device, open_engine, why_never_opened
+from localattn.runtime.engine.session import check_place
 
 from ...conftest import Finished
+from ...support.models import node_model
 from ...support.models.engine_models import needs_plugin_tools, needs_rtx, open_node, small_model
 from ...support.native.plugin_build import folder
-from .test_facts import ORIN, written
+from .test_facts import written
 
 RTX = ("--backend", "tensorrt-rtx", "--target", "rtx40")
 
@@ -103,6 +101,39 @@ def test_the_plugin_library_is_put_into_the_engine(localattn: Callable[..., Fini
         open_engine(output, str(library()))
 
 
+@needs_plugin_tools
+@needs_rtx
+def test_layers_that_do_not_fit_keep_their_function(
+    localattn: Callable[..., Finished], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One layer has heads of 16, the other of 300: the first is a plugin all the same."""
+    window = NodeAttributes(WindowGeometry(16, 1, 0, causal=True), 0.25, query_block=16)
+    parts = []
+    for width in (16, 300):
+        monkeypatch.setattr(node_model, "HEAD_DIM", width)
+        part = node_model.one_node(VARIANTS[0], window, 64)
+        for value in (*part.graph.input, *part.graph.output):
+            value.name += f"_{width}"
+        (node,) = part.graph.node
+        node.name = f"of_{width}"
+        for names in (node.input, node.output):
+            names[:] = [f"{name}_{width}" for name in names]
+        parts.append(part)
+    whole, other = parts
+    whole.graph.node.extend(other.graph.node)
+    whole.graph.input.extend(other.graph.input)
+    whole.graph.output.extend(other.graph.output)
+    path, before = tmp_path / "two.onnx", whole.SerializeToString()
+    path.write_bytes(before)
+    finished = localattn("build", path, *RTX, "--plugin-library", library())
+    assert finished.code == 0, finished.err
+    assert "of_300 is built from its ONNX function: its heads are 300 wide" in finished.err
+    facts = read_engine_facts(path.with_suffix(".engine"))
+    assert facts.plugin is not None and facts.plugin.layers == ["of_16"]
+    assert {check.name: check.status for check in facts.checks}["plugin in network"] == "passed"
+    assert path.read_bytes() == before
+
+
 @needs_rtx
 @pytest.mark.skipif(find_device_or_none() is not None, reason="this machine has a GPU, which such a build needs")
 def test_weights_to_be_replaced_need_a_gpu(localattn: Callable[..., Finished], tmp_path: Path) -> None:
@@ -159,68 +190,6 @@ def test_hardware_compatible_engines_run_on_later_gpus(capability: int, fits: bo
             check_device(path, facts, device)
 
 
-class Runner:
-    """As Polygraphy's TrtRunner, as far as profiles go."""
-
-    def __init__(self, engine: Any) -> None:
-        self.is_active = False
-        self.profiles: list[int] = []
-
-    def activate(self) -> None:
-        self.is_active = True
-
-    def deactivate(self) -> None:
-        self.is_active = False
-
-    def set_profile(self, index: int) -> None:
-        self.profiles.append(index)
-
-    def infer(self, feed_dict: dict[str, Any], check_inputs: bool) -> dict[str, Any]:
-        return {"logits": np.zeros((1, 64, 23), np.float32)}
-
-
-@needs_rtx
-def test_a_session_takes_the_profile_that_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    open_library("tensorrt-rtx")
-    monkeypatch.setattr("polygraphy.backend.trt.TrtRunner", Runner)
-    _, facts = written(tmp_path)
-    facts.inputs[0] = replace(facts.inputs[0], shape=(1, "n"))
-    ranges = [(1, 8, 64), (1, 4, 8), (65, 128, 256)]
-    facts.options.profiles = [
-        ProfileFacts(profile=number, input="tokens", min=(1, low), opt=(1, opt), max=(1, high))
-        for number, (low, opt, high) in enumerate(ranges)
-    ]
-    library: Any = SimpleNamespace(messages=Messages())
-    session = EngineSession(OpenEngine(facts, library, ORIN, engine=None), "model.engine")
-    for length in (16, 3, 5, 100, 9):
-        session.run({"tokens": np.zeros((1, length), np.int64)})
-    assert session._runner.profiles == [1, 2, 0], "the narrowest that fits; nothing where it is set already"
-    with pytest.raises(UsageError, match="none of its 3 profiles"):
-        session.run({"tokens": np.zeros((1, 300), np.int64)})
-
-
-@needs_rtx
-def test_a_session_on_another_gpu_sets_it_in_every_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    open_library("tensorrt-rtx")
-    monkeypatch.setattr("polygraphy.backend.trt.TrtRunner", Runner)
-    chosen: list[tuple[int, int]] = []
-
-    def set_device(index: int) -> int:
-        chosen.append((threading.get_ident(), index))
-        return 0
-
-    runtime = SimpleNamespace(handle=SimpleNamespace(cudaSetDevice=set_device))
-    monkeypatch.setattr("polygraphy.cuda.wrapper", lambda: runtime)
-    _, facts = written(tmp_path)
-    library: Any = SimpleNamespace(messages=Messages())
-    session = EngineSession(OpenEngine(facts, library, replace(ORIN, index=1), engine=None), "model.engine")
-    assert session.provider == "cuda:1"
-    thread = threading.Thread(target=session.run, args=({"tokens": np.zeros((1, 64), np.int64)},))
-    thread.start()
-    thread.join()
-    assert chosen == [(thread.ident, 1)]
-
-
 @pytest.mark.parametrize(("provider", "gpu"), [("auto", 0), ("cuda", 0), ("cuda:0", 0), ("cuda:2", 2)])
 def test_gpus_by_number(provider: str, gpu: int) -> None:
     assert check_place(Path("model.engine"), provider, None) == gpu
@@ -237,3 +206,28 @@ def test_layers_of_ahead_of_time_plugins_are_not_proven() -> None:
     layers = [EngineLayer("attend", "kgen")]
     assert judge_plugins(layers, ["attend"], ahead_of_time=True).status == "not proven"
     assert judge_plugins(layers, ["attend"]).status == "failed"
+
+
+@needs_rtx
+def test_another_gpu_to_build_on(
+    localattn: Callable[..., Finished], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a third kind of GPU, because opening the engine would need a real one."""
+    started: list[Device] = []
+    monkeypatch.setattr("localattn.runtime.engine.builder.build.start_device", started.append)
+    monkeypatch.setattr(
+        "localattn.runtime.engine.builder.build.find_device", lambda index: Device("second", 89, "13.0", index)
+    )
+    options = ("--backend", "tensorrt-rtx", "--target", "rtx30", "--plugin", "none", "--device", 1)
+    finished = localattn("build", small_model(), "-o", tmp_path / "x.engine", *options)
+    assert finished.code == 0, finished.err
+    assert {device.index for device in started} == {1}
+    assert read_engine_facts(tmp_path / "x.engine").device == "second"
+
+
+@pytest.mark.skipif(find_device_or_none() is not None, reason="this machine has a GPU")
+@needs_rtx
+def test_a_gpu_that_is_not_there_is_not_built_on(localattn: Callable[..., Finished], tmp_path: Path) -> None:
+    finished = localattn("build", small_model(), "-o", tmp_path / "x.engine", *RTX, "--device", 1)
+    assert finished.code == 3 and "builds on a GPU only" not in finished.err
+    assert "No NVIDIA" in finished.err

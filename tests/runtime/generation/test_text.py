@@ -127,11 +127,23 @@ def test_settings_of_the_folder_and_options_over_them(tmp_path: Path, tokenizer:
         {"eos_token_id": [-1]},
         {"eos_token_id": list(range(5000))},
         {"repetition_penalty": float("inf")},
+        {"max_new_tokens": 0},
+        {"max_length": 20.0},
     ],
 )
 def test_wrong_values_in_the_folder_are_said(tmp_path: Path, tokenizer: FolderTokenizer, config: object) -> None:
     with pytest.raises(UsageError, match="generation_config"):
         defaults(tmp_path, tokenizer, generation_config=config)
+
+
+def test_the_folder_says_how_many_tokens(tmp_path: Path, tokenizer: FolderTokenizer) -> None:
+    found = defaults(tmp_path, tokenizer, generation_config={"max_length": 20, "max_new_tokens": 7})
+    assert found.most_tokens(100) == 7, "the prompt does not count, and it is the first to be asked, as in transformers"
+    found = defaults(tmp_path, tokenizer, generation_config={"max_length": 20})
+    assert (found.most_tokens(5), found.most_tokens(19)) == (15, 1)
+    with pytest.raises(UsageError, match="allows 20"):
+        found.most_tokens(20)
+    assert defaults(tmp_path, tokenizer, generation_config={}).most_tokens(5) is None
 
 
 def test_the_repetition_penalty_is_that_of_transformers() -> None:

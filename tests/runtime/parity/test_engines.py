@@ -10,7 +10,6 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,10 +24,7 @@ from localattn.core.tolerance import tolerance_for
 from localattn.exporter.export import ExportRequest, export, open_request
 from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.source.reference_runner import ReferenceRunner
-from localattn.runtime.engine.device import Device
-from localattn.runtime.engine.library import Messages, open_library
-from localattn.runtime.engine.open import OpenEngine
-from localattn.runtime.engine.plugins import find_library
+from localattn.runtime.engine.library import open_library
 from localattn.runtime.inputs.arrays import random_inputs
 from localattn.runtime.parity.compare import compare
 from localattn.runtime.parity.runner import open_runner
@@ -41,39 +37,6 @@ from ...support.models.engine_models import needs_rtx
 pytestmark = needs_rtx
 Command = Callable[..., Finished]
 LENGTH = 37
-
-
-class Runner:
-    """As Polygraphy's TrtRunner, of an "engine" that is a copy of an ONNX file."""
-
-    def __init__(self, engine: Path) -> None:
-        self.engine, self.is_active = engine, False
-
-    def activate(self) -> None:
-        import onnxruntime
-
-        self.session = onnxruntime.InferenceSession(self.engine.read_bytes(), providers=["CPUExecutionProvider"])
-        self.is_active = True
-
-    def deactivate(self) -> None:
-        self.is_active = False
-
-    def infer(self, feed_dict: dict[str, Any], check_inputs: bool) -> dict[str, Any]:
-        names = [x.name for x in self.session.get_outputs()]
-        return dict(zip(names, self.session.run(None, feed_dict), strict=True))
-
-
-def opened(path: Path, plugin: str = "auto", gpu: int = 0) -> OpenEngine:
-    find_library(read_engine_facts(path).plugin, path, plugin)
-    library: Any = SimpleNamespace(messages=Messages())
-    return OpenEngine(read_engine_facts(path), library, Device("Orin", 87, "12.6"), path)
-
-
-@pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    open_library("tensorrt-rtx")  # Polygraphy's modules hold on to the library they are imported for
-    monkeypatch.setattr("polygraphy.backend.trt.TrtRunner", Runner)
-    monkeypatch.setattr("localattn.runtime.engine.session.open_engine", opened)
 
 
 @pytest.fixture
@@ -120,7 +83,7 @@ def shown(finished: Finished, code: int = 0) -> dict[str, Any]:
     return found
 
 
-def test_an_engine_is_judged_by_its_onnx_file(folder: Path, stand_in: None, localattn: Command) -> None:
+def test_an_engine_is_judged_by_its_onnx_file(folder: Path, bench: Bench, localattn: Command) -> None:
     engine = as_engine(folder / "model.onnx")
     other = "model.engine was built from model.onnx, which is another file than open.onnx"
     for judge, notes in (("model.onnx", []), ("open.onnx", [other])):
@@ -135,7 +98,7 @@ def test_an_engine_is_judged_by_its_onnx_file(folder: Path, stand_in: None, loca
     assert finished.code == 1 and "model.engine and " in flat and "are NOT equal" in flat and "are equal" in flat
 
 
-def test_an_engine_as_judge_is_not_taken_for_proven(folder: Path, stand_in: None, localattn: Command) -> None:
+def test_an_engine_as_judge_is_not_taken_for_proven(folder: Path, bench: Bench, localattn: Command) -> None:
     engine = as_engine(folder / "model.onnx")
     report = shown(localattn("parity", folder / "open.onnx", "--against", engine, "--seeds", 1, "--format", "json"))
     assert report["reference"] == {
@@ -144,14 +107,14 @@ def test_an_engine_as_judge_is_not_taken_for_proven(folder: Path, stand_in: None
     assert any("has no record of a comparison" in line for line in report["notes"])
 
 
-def test_an_engine_with_fixed_sizes_beside_an_open_file(folder: Path, stand_in: None, localattn: Command) -> None:
+def test_an_engine_with_fixed_sizes_beside_an_open_file(folder: Path, bench: Bench, localattn: Command) -> None:
     engine = as_engine(folder / "model.onnx")
     report = shown(localattn("parity", engine, "--against", folder / "open.onnx", "--seeds", 1, "--format", "json"))
     assert [row["inputs"] for row in report["comparisons"]] == ["seed 0"]
     assert report["errors"]["logits"]["positions"] == list(range(LENGTH))
 
 
-def test_sizes_stay_in_the_engines_profile(folder: Path, stand_in: None, localattn: Command) -> None:
+def test_sizes_stay_in_the_engines_profile(folder: Path, bench: Bench, localattn: Command) -> None:
     engine = as_engine(folder / "open.onnx")
     profile = ProfileFacts(input="tokens", min=(1, 5), opt=(1, 16), max=(2, 20))
     change_facts(engine, options=BuildOptions(plugin="none", profiles=[profile]))
@@ -165,7 +128,7 @@ def test_sizes_stay_in_the_engines_profile(folder: Path, stand_in: None, localat
     assert beyond.code == 2 and "5 to 20" in beyond.err
 
 
-def test_an_engine_that_was_replaced_is_told(folder: Path, stand_in: None, localattn: Command) -> None:
+def test_an_engine_that_was_replaced_is_told(folder: Path, bench: Bench, localattn: Command) -> None:
     engine = as_engine(folder / "model.onnx")
     change_facts(engine, engine_sha256="0" * 64)
     finished = localattn("parity", engine, "--against", folder / "model.onnx", "--seeds", 1)
@@ -208,7 +171,7 @@ def test_a_step_engine_ends_with_its_positions(bench: Bench, localattn: Command)
     assert finished.code == 2 and "cannot be fed 11 positions" in finished.err
 
 
-def test_an_engine_equals_the_float64_reference_around_the_window(folder: Path, stand_in: None) -> None:
+def test_an_engine_equals_the_float64_reference_around_the_window(folder: Path, bench: Bench) -> None:
     engine = as_engine(folder / "open.onnx")
     source = open_request(ExportRequest(folder / "model.pt", folder / "unused.onnx", dynamic=("batch", "seq")))[1]
     runner, reference = open_runner(engine), ReferenceRunner(source, axes=("batch", "seq"))
@@ -219,7 +182,7 @@ def test_an_engine_equals_the_float64_reference_around_the_window(folder: Path, 
     assert (runner.provider, runner.precision) == ("cuda", "fp32")
 
 
-def test_an_engine_beside_its_checkpoint(folder: Path, stand_in: None, localattn: Command) -> None:
+def test_an_engine_beside_its_checkpoint(folder: Path, bench: Bench, localattn: Command) -> None:
     engine = as_engine(folder / "model.onnx")
     pair = (engine, folder / "model.onnx", "--against", folder / "model.pt", "--seeds", 1)
     report = shown(localattn("parity", *pair, "--format", "json"))
@@ -230,7 +193,7 @@ def test_an_engine_beside_its_checkpoint(folder: Path, stand_in: None, localattn
 
 @pytest.mark.parametrize("reference", ["model.onnx", "model.pt"])
 def test_where_an_engine_does_not_run_is_refused(
-    folder: Path, stand_in: None, reference: str, localattn: Command
+    folder: Path, bench: Bench, reference: str, localattn: Command
 ) -> None:
     pair = (as_engine(folder / "model.onnx"), "--against", folder / reference, "--seeds", 1)
     cpu = localattn("parity", *pair, "--provider", "cpu")

@@ -46,11 +46,11 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever else prints must not end up between the answers
     _widen_bf16_products()
-    from localattn.plugins import torch_op
+    from localattn.plugins import grouped_op, torch_op
     from localattn.plugins.kernel.launch import launch
 
     # `_on_gpu` is what the operator calls for CUDA tensors; it is the same on the CPU, but interpreted.
-    calls = {"launch": launch, "operator": torch_op._on_gpu}
+    calls = {"launch": launch, "operator": torch_op._on_gpu, "grouped operator": grouped_op._on_gpu}
     while True:
         try:
             call, arguments = pickle.load(sys.stdin.buffer)

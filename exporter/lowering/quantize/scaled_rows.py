@@ -1,0 +1,153 @@
+"""Store a traced model's linear layers in fp8 or int8, as the pairs of operators that TensorRT makes 8-bit products of.
+
+TensorRT multiplies in 8 bits where both factors come from a QuantizeLinear and a DequantizeLinear whose scales are
+constants. A constant scale of activations would need calibration on real inputs. So each row is divided by its largest
+magnitude first, and the product multiplied by it again:
+
+    a = max |x| of the row            fp32 or fp16, exact per token
+    y = a · (DQ(Q(x / a, 1/m), 1/m) @ DQ(W8, w))
+
+`m` is the largest number of the type, `w` has a scale for each column of the matrix. No token has a say in the scales
+of another, and nothing is clipped.
+
+Embeddings, attention, norms, residual streams, and matrices too narrow to be worth it stay as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ....core.errors import ExportFailed
+from .linear_layers import NARROWEST, is_transposed, linear_layers
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A type of 8 bits: its name in errors, in ONNX, and its largest number."""
+
+    name: str
+    dtype: ir.DataType
+    largest: float
+
+
+FP8 = _Kind("fp8", ir.DataType.FLOAT8E4M3FN, 448.0)  # E4M3 without infinities
+INT8 = _Kind("int8", ir.DataType.INT8, 127.0)
+
+
+def quantize_fp8(model: ir.Model) -> ir.Model:
+    """Store the linear layers in fp8 (E4M3), in place; as `_quantize`."""
+    return _quantize(model, FP8)
+
+
+def quantize_int8(model: ir.Model) -> ir.Model:
+    """Store the linear layers in int8, in place; as `_quantize`."""
+    return _quantize(model, INT8)
+
+
+def _quantize(model: ir.Model, kind: _Kind) -> ir.Model:
+    """Store the model's linear layers in 8 bits, in place, and return the model.
+
+    Args:
+        model: traced, fp32 or fp16, with or without ONNX functions.
+        kind: the type of 8 bits.
+
+    Raises:
+        ExportFailed: there is no linear layer, or a matrix holds NaN or infinity.
+    """
+    layers = linear_layers(model)
+    if not layers:
+        raise ExportFailed("There is nothing to quantize.", why=f"No constant matrix is {NARROWEST} wide or more.")
+    _log.info("storing %d linear layers in %s", len(layers), kind.name)
+    stored: dict[tuple[str, bool], list[ir.Value]] = {}
+    for node in layers:
+        matrix = node.inputs[1]
+        assert matrix is not None
+        key = (matrix.name or "", is_transposed(node))
+        if key not in stored:
+            stored[key] = _stored(model, matrix, kind, transposed=key[1])
+        _replace(model, node, stored[key], kind)
+        if not matrix.uses():
+            model.graph.initializers.pop(key[0])
+    return model
+
+
+def _stored(model: ir.Model, matrix: ir.Value, kind: _Kind, *, transposed: bool) -> list[ir.Value]:
+    """Add the initializers of a matrix `[K, N]`: its numbers, a scale for each column, and zero points."""
+    assert matrix.const_value is not None
+    own = matrix.const_value.numpy()
+    numbers = (own.T if transposed else own).astype(np.float32)
+    if not np.isfinite(numbers).all():
+        raise ExportFailed(
+            f"{matrix.name} cannot be stored in {kind.name}.",
+            why="It holds NaN or infinity.",
+            fix="Check the checkpoint.",
+        )
+    # As they are stored, so that the numbers are rounded by the scales they will be multiplied with.
+    scales = (np.abs(numbers).max(0) / kind.largest).astype(own.dtype)
+    scales = np.where(scales >= np.finfo(own.dtype).tiny, scales, np.ones_like(scales))
+    rounded = np.clip(numbers / scales.astype(np.float32), -kind.largest, kind.largest)
+    if kind is INT8:
+        rounded = np.rint(rounded)
+    eight = np.ascontiguousarray(rounded).astype(kind.dtype.numpy())
+    name = f"{matrix.name}{'.turned' if transposed else ''}"
+    zeros = np.zeros(scales.shape, kind.dtype.numpy())
+    return [
+        _constant(model, f"{name}.{kind.name}", eight),
+        _constant(model, f"{name}.scales", scales),
+        _constant(model, f"{name}.zeros", zeros),
+    ]
+
+
+def _constant(model: ir.Model, name: str, array: Any) -> ir.Value:
+    """Return the initializer of this name, which is added at first."""
+    if name in model.graph.initializers:
+        return model.graph.initializers[name]
+    tensor = ir.tensor(array, name=name)
+    value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    model.graph.register_initializer(value)
+    return value
+
+
+def _replace(model: ir.Model, node: ir.Node, matrix: list[ir.Value], kind: _Kind) -> None:
+    """Put the product of rounded factors in the place of a linear layer; its result keeps name, type and shape."""
+    source = node.inputs[0]
+    assert source is not None and source.shape is not None and source.dtype is not None and node.graph is not None
+    element = source.dtype
+    scale = _constant(model, f"rows.{kind.name}.scale", np.array(1 / kind.largest, element.numpy()))
+    zero = _constant(model, f"rows.{kind.name}.zero", np.array(0, kind.dtype.numpy()))
+    # A row of zeros is divided by this.
+    least = _constant(model, "rows.least", np.array(np.finfo(element.numpy()).tiny, element.numpy()))
+    last = _constant(model, "rows.axis", np.array([-1], np.int64))
+    made: list[ir.Node] = []
+
+    def add(op: str, inputs: list[ir.Value], shape: Any, dtype: ir.DataType = element, **attributes: Any) -> ir.Value:
+        part = ir.node(
+            op,
+            inputs,
+            attributes,
+            name=f"{node.name}.{len(made)}",
+            metadata_props=dict(node.metadata_props),
+            outputs=[ir.Value(name=f"{node.name}.{len(made)}", shape=ir.Shape(shape), type=ir.TensorType(dtype))],
+        )
+        made.append(part)
+        return part.outputs[0]
+
+    whole = list(source.shape)
+    row = [*whole[:-1], 1]
+    largest = add("ReduceMax", [add("Abs", [source], whole), last], row, keepdims=1)
+    factor = add("Max", [largest, least], row)
+    scaled = add("Div", [source, factor], whole)
+    rounded = add("QuantizeLinear", [scaled, scale, zero], whole, kind.dtype)
+    again = add("DequantizeLinear", [rounded, scale, zero], whole)
+    assert matrix[0].shape is not None
+    weights = add("DequantizeLinear", matrix, list(matrix[0].shape), axis=1)
+    result = [*whole[:-1], matrix[0].shape[1]]
+    add("Mul", [add("MatMul", [again, weights], result), factor], result)
+    ir.convenience.replace_nodes_and_values(node.graph, node, [node], made, node.outputs, made[-1].outputs)

@@ -1,0 +1,95 @@
+"""Which attention nodes of a graph the GPU's kernels compute, which not and why, and how those keep their function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE
+from ..core.nodes.gpu import NARROWEST_HEAD, SERVED_BY_OP_TYPE, SMALLEST_XPOS_BASE, WIDEST_HEAD
+from ..core.nodes.grouped import GROUPED_BY_OP_TYPE
+
+# onnx.TensorProto.DataType.
+_ELEMENT = {1: "fp32", 10: "fp16", 16: "bf16"}
+
+# Behind the op type of a node that no plugin may take, and behind the name of its function.
+_BY_FUNCTION = "ByFunction"
+
+
+@dataclass(frozen=True)
+class GpuNode:
+    """An attention node.
+
+    Args:
+        proto: the `onnx.NodeProto`.
+        why_not: why no kernel computes it; empty if one does, as far as the file tells.
+        dtype: element type of its query, "fp16", "bf16" or "fp32"; None where the file does not tell.
+        head_dim: width of its heads; None where the file does not tell.
+    """
+
+    proto: Any
+    why_not: str
+    dtype: str | None
+    head_dim: int | None
+
+    @property
+    def name(self) -> str:
+        """Its name, or that of its output."""
+        return str(self.proto.name or self.proto.output[0])
+
+
+def gpu_nodes(model: Any) -> list[GpuNode]:
+    """List the attention nodes of a model's graph in order; steps of a step file are none of them."""
+    import onnx
+
+    nodes = [
+        node
+        for node in model.graph.node
+        if node.domain == DOMAIN and (node.op_type in VARIANT_BY_OP_TYPE or node.op_type in GROUPED_BY_OP_TYPE)
+    ]
+    types = _tensor_types(model)
+    if any(node.input[0] not in types for node in nodes):
+        types = _tensor_types(onnx.shape_inference.infer_shapes(model))
+    return [_judged(node, *types.get(node.input[0], (0, []))) for node in nodes]
+
+
+def keep_functions(model: Any, nodes: Iterable[Any]) -> None:
+    """Call the functions of these nodes by names that no plugin has, in place; the functions themselves stay too."""
+    bodies = {body.name: body for body in model.functions if body.domain == DOMAIN}
+    for node in nodes:
+        body = bodies.get(node.op_type)
+        if body is None:
+            continue
+        node.op_type += _BY_FUNCTION
+        if node.op_type not in bodies:
+            copy = model.functions.add()
+            copy.CopyFrom(body)
+            copy.name = node.op_type
+            bodies[copy.name] = copy
+
+
+def _judged(node: Any, element: int, shape: list[Any]) -> GpuNode:
+    served = SERVED_BY_OP_TYPE.get(node.op_type)
+    head_dim = shape[3] if len(shape) == 4 and isinstance(shape[3], int) else None
+    base = next((a.f for a in node.attribute if a.name == "xpos_scale_base"), 0.0)
+    why = ""
+    if served is None:
+        why = "no kernel has both sinks and a softcap"
+    elif getattr(served, "has_xpos", False) and base < SMALLEST_XPOS_BASE:
+        why = f"the base of its xpos is {base:g}; kernels take {SMALLEST_XPOS_BASE:g} and above"
+    elif head_dim is not None and not NARROWEST_HEAD <= head_dim <= WIDEST_HEAD:
+        why = f"its heads are {head_dim} wide; kernels take {NARROWEST_HEAD} to {WIDEST_HEAD}"
+    return GpuNode(node, why, _ELEMENT.get(element), head_dim)
+
+
+def _tensor_types(model: Any) -> dict[str, tuple[int, list[Any]]]:
+    """Return element type and shape of every tensor that the graph declares; dynamic axes by name."""
+    graph = model.graph
+    types: dict[str, tuple[int, list[Any]]] = {}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        tensor = value.type.tensor_type
+        if tensor.HasField("shape"):
+            shape = [d.dim_value if d.HasField("dim_value") else d.dim_param for d in tensor.shape.dim]
+            types[value.name] = (tensor.elem_type, shape)
+    return types
