@@ -137,5 +137,7 @@ class Tables:
         known = self.graph.initializers
         if name not in known:
             tensor = ir.tensor(np.asarray(content), name=name)
-            known[name] = ir.Value(name=name, shape=ir.Shape(tensor.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+            known[name] = ir.Value(
+                name=name, shape=ir.Shape(tensor.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
+            )
         return known[name]
