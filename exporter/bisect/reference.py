@@ -45,8 +45,8 @@ class AttentionCall:
         """Return the same call with `[B, N, H, D]`, or with `[B, H, N, D]`."""
         if sequence_first == self.sequence_first:
             return self
-        turned = (x.transpose(0, 2, 1, 3) for x in (self.query, self.key, self.value, self.output))
-        return AttentionCall(*turned, sequence_first, self.sinks)
+        query, key, value, output = (x.transpose(0, 2, 1, 3) for x in (self.query, self.key, self.value, self.output))
+        return AttentionCall(query, key, value, output, sequence_first, self.sinks)
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,9 @@ def _replace(graph: Any, product: Any, bias: Any, part: _Part) -> None:
 
     def constant(name: str, content: Any) -> Any:
         tensor = ir.tensor(content, name=name)
-        value = ir.Value(name=name, shape=ir.Shape(tensor.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+        value = ir.Value(
+            name=name, shape=ir.Shape(np.shape(content)), type=ir.TensorType(tensor.dtype), const_value=tensor
+        )
         graph.initializers[name] = value
         return value
 

@@ -138,6 +138,6 @@ class Tables:
         if name not in known:
             tensor = ir.tensor(np.asarray(content), name=name)
             known[name] = ir.Value(
-                name=name, shape=ir.Shape(tensor.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
+                name=name, shape=ir.Shape(np.shape(content)), type=ir.TensorType(tensor.dtype), const_value=tensor
             )
         return known[name]

@@ -209,24 +209,38 @@ def made_config(config: Mapping[str, Any], where: str) -> PreTrainedConfig:
 
 
 def _check_rotary(config: Mapping[str, Any], where: str) -> None:
-    """Refuse a rotary embedding of numbers that are none, or one whose frequencies depend on the length.
+    """Refuse a rotary embedding of numbers that are none.
 
     Raises:
-        UsageError: it is one of these.
+        UsageError: it is one.
     """
-    tables = [config.get(name) for name in ("rope_parameters", "rope_scaling")]
-    tables += [inner for outer in tables if isinstance(outer, Mapping) for inner in outer.values()]  # by type of layer
-    for table in [config, *(each for each in tables if isinstance(each, Mapping))]:
+    for table in (config, *_rotary_tables(config)):
         for name in ("rope_theta", "factor") if table is not config else ("rope_theta",):
             value = table.get(name)
             if isinstance(value, int | float) and not 0 < value < math.inf:
                 raise UsageError(f"{where}: {name} of the rotary embedding is {value}.", why="It is above 0.", fix=_FIX)
-        if table is not config and "dynamic" in str(table.get("rope_type", table.get("type"))):
-            raise UsageError(
-                f"{where} has a rotary embedding of the type 'dynamic'.",
-                why="Its frequencies follow from the longest sequence seen so far; those of a file are fixed.",
-                fix="Choose a type with fixed frequencies, linear or yarn for example, if the model was trained so.",
-            )
+
+
+def check_fixed_rotation(config: Mapping[str, Any]) -> None:
+    """Refuse a rotary embedding whose frequencies depend on the length, which is open in a file of whole sequences.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if any("dynamic" in str(table.get("rope_type", table.get("type"))) for table in _rotary_tables(config)):
+        raise UsageError(
+            "The model has a rotary embedding of the type 'dynamic'.",
+            why="Its frequencies follow from the longest sequence seen so far; those of a file are fixed.",
+            fix="A decoder exports token by token, up to the positions in which it changes nothing: "
+            f"{argument('mode', 'step')}.",
+        )
+
+
+def _rotary_tables(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """List the tables of rotary embeddings in a configuration, those of single types of layers among them."""
+    found = [config.get(name) for name in ("rope_parameters", "rope_scaling")]
+    found += [inner for outer in found if isinstance(outer, Mapping) for inner in outer.values()]
+    return [table for table in found if isinstance(table, Mapping)]
 
 
 def broken(where: str, error: Exception, config: Mapping[str, Any] | None = None) -> UsageError:

@@ -29,7 +29,7 @@ from ..family import (
 from . import weights
 from .arguments import HuggingFaceArgs
 from .config import broken, choose_class, is_hugging_face, made_config, named_class, read_config, require_transformers
-from .module import BATCHED, MASK, exportable, load, parameters
+from .module import BATCHED, MASK, load, of_whole_sequences, parameters
 from .observe import read_layers
 from .reference import reference, undecided, untouched
 from .step_module import step_arguments, step_caches, step_call, step_module
@@ -211,7 +211,7 @@ HUGGING_FACE = Family(
     sizes=_sizes,
     inputs=_inputs,
     outputs=lambda args: tuple(args.outputs),
-    module=exportable,
+    module=of_whole_sequences,
     reference=reference,
     folder=FolderForm(
         recognises=is_hugging_face,

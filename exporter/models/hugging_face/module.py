@@ -22,7 +22,7 @@ from ..family import ModelSpec, State
 from ..parts.grouped_attention_op import grouped_attention_op
 from .arguments import HuggingFaceArgs
 from .complex_pairs import ComplexAsPairs
-from .config import made_config, named_class
+from .config import check_fixed_rotation, made_config, named_class
 from .observe import install, takes_cache
 
 if TYPE_CHECKING:
@@ -66,6 +66,16 @@ def load(model: nn.Module, state: State) -> None:
     model.load_state_dict(rest, strict=True, assign=True)
     tie: Any = model.tie_weights
     tie()
+
+
+def of_whole_sequences(spec: ModelSpec) -> nn.Module:
+    """Build the same as `exportable`, for sequences of any length.
+
+    Raises:
+        UsageError: its rotary embedding depends on the length.
+    """
+    check_fixed_rotation(spec.args.config)
+    return exportable(spec)
 
 
 def exportable(spec: ModelSpec) -> nn.Module:
