@@ -62,7 +62,8 @@ def rewrite_for_provider(model: Path, output: Path, *, overwrite: bool = False) 
         found = gpu_nodes(proto)
         nodes = [node.name for node in found if not node.why_not]
         if not nodes:
-            raise UsageError(f"{model} has no attention node to rewrite.", why="No node of it is computed by a kernel.")
+            why = f"{found[0].name}: {found[0].why_not}." if found else "It has no attention node."
+            raise UsageError(f"{model} has no attention node to rewrite.", why=why)
         staged = folder / output.name
         onnx.save(apply(proto), str(staged))
         digest = sha256(staged)

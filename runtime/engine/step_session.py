@@ -201,8 +201,8 @@ class EngineStep(StepSession):
         self._cuda_graph = True
         self._messages.clear()
         use_device(self._device)
-        for engine in self._engines.values():
-            engine.executor.use_graphs()
+        for bound in self._engines.values():
+            bound.executor.use_graphs()
 
     def _clear(self) -> None:
         use_device(self._device)
@@ -228,11 +228,11 @@ class EngineStep(StepSession):
         path, facts = Path(self._prefill[0]), self._prefill[1]
         opened = open_engine(path, self._plugin, self._device.index)
         with starting(path, opened):
-            engine = _BoundEngine(path, opened, facts, self._caches, self._memory)
+            bound = _BoundEngine(path, opened, facts, self._caches, self._memory)
         if self._cuda_graph:
-            engine.executor.use_graphs()
-        self._engines[facts.chunk] = engine
-        return engine
+            bound.executor.use_graphs()
+        self._engines[facts.chunk] = bound
+        return bound
 
     def close(self) -> None:
         """Free the GPU memory; the session cannot run any more."""

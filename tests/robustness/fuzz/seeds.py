@@ -22,7 +22,8 @@ from localattn.core.storage.files import sha256
 from ...conftest import TINY, save_upstream
 from .case import HERE
 
-_SMALL = {**TINY, "depth": 1}
+# Heads that GPU kernels compute: `plugin rewrite` refuses narrower ones.
+_SMALL = {**TINY, "depth": 1, "dim_head": 16}
 ROOT = Path(__file__).resolve().parents[3]
 # A library that says that it was loaded. onnxruntime finds its entry in it, and no operators.
 _FOREIGN = """
