@@ -231,7 +231,7 @@ def test_experts_that_rounding_decides_are_not_compared_in_half_precision(
     report = export(ExportRequest(tmp_path / "model", tmp_path / "model.onnx", dtype=dtype))
     record = next(check for check in report.checks if check.name == "parity")
     assert record.status == "passed" and record.baseline is not None
-    assert record.figures["max_abs"] < 0.5  # a token of another expert is off by 2
+    assert record.figures["max_abs"] < 1  # a token of another expert is off by 2
 
 
 def test_the_margin_of_a_choice_is_that_of_its_scores() -> None:
