@@ -41,7 +41,7 @@ def _print_file(report: ExportReport) -> None:
 
     facts, sidecar = report.sidecar.step, report.sidecar
     assert facts is not None
-    say(f"{report.path}  {sidecar.class_name}, {sidecar.dtype}, opset {sidecar.opset}, {facts.chunk} token(s) a call")
+    say(f"{report.path}  {sidecar.title}, {sidecar.dtype}, opset {sidecar.opset}, {facts.chunk} token(s) a call")
     held = {name for cache in facts.caches for name in (cache.input, cache.output)}
     for kind, specs in (("input ", sidecar.inputs), ("output", sidecar.outputs)):
         for spec in specs:
