@@ -92,6 +92,7 @@ def test_what_was_measured_stays_and_resume_measures_the_rest(results: Path) -> 
     assert [Cell.of(json.loads(row.rstrip(","))) for row in rows[-len(whole) :]] == whole, "a cell is a line"
 
 
+@pytest.mark.slow
 def test_only_some_cells_are_measured_again(results: Path) -> None:
     whole = choose(QUICK)
     store = Store("peers", whole)
