@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .graph_values import add_constant
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -90,13 +92,7 @@ def _initializers(graph: Any, node: Any) -> list[Any]:
         (scales.reshape(columns, count), None),
         (unpacked(zeros.reshape(columns, -1), count), ir.DataType.UINT4),
     )
-    values = []
-    for (array, dtype), given in zip(arrays, node.inputs[1:], strict=True):
-        turned = np.ascontiguousarray(array.T)
-        tensor = ir.tensor(turned, dtype=dtype, name=f"{given.name}.by_row")
-        value = ir.Value(
-            name=tensor.name, shape=ir.Shape(turned.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
-        )
-        graph.register_initializer(value)
-        values.append(value)
-    return values
+    return [
+        add_constant(graph, f"{given.name}.by_row", np.ascontiguousarray(array.T), dtype)
+        for (array, dtype), given in zip(arrays, node.inputs[1:], strict=True)
+    ]

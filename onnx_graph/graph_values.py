@@ -1,4 +1,4 @@
-"""Read from an `onnx.ModelProto` what passes need: inner graphs, element types, and weights put aside."""
+"""What passes need of a graph: inner graphs, element types, weights put aside, and constants that are added."""
 
 from __future__ import annotations
 
@@ -45,6 +45,25 @@ def element_types(model: Any) -> set[str]:
     kinds |= {value.type.tensor_type.elem_type for value in model.graph.input}
     names = {onnx.TensorProto.DataType.Name(kind).lower() for kind in kinds}
     return {{"float": "float32", "double": "float64"}.get(name, name) for name in names}
+
+
+def add_constant(graph: Any, name: str, array: Any, dtype: Any = None) -> Any:
+    """Add an initializer to an `onnx_ir.Graph` and return its value; the one of this name if it is there already.
+
+    Args:
+        graph: changed in place.
+        name: of the initializer.
+        array: its numbers.
+        dtype: its `onnx_ir.DataType`; None for that of the array.
+    """
+    import onnx_ir as ir
+
+    if name in graph.initializers:
+        return graph.initializers[name]
+    tensor = ir.tensor(array, dtype=dtype, name=name)
+    value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    graph.register_initializer(value)
+    return value
 
 
 def take_weights(model: Any) -> dict[str, bytes]:

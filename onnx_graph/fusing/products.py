@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from ..graph_values import add_constant
 from .matching import cut_of, integers, maker, only_user, static, users
 
 # Narrower parts stay together: narrow products are slow, and are not quantized.
@@ -111,24 +112,16 @@ def _replace(graph: Any, product: Any, bias: Any, part: _Part) -> None:
         node.outputs[0].shape, node.outputs[0].dtype = ir.Shape(shape), product.outputs[0].dtype
         return node.outputs[0]
 
-    def constant(name: str, content: Any) -> Any:
-        tensor = ir.tensor(content, name=name)
-        value = ir.Value(
-            name=name, shape=ir.Shape(np.shape(content)), type=ir.TensorType(tensor.dtype), const_value=tensor
-        )
-        graph.initializers[name] = value
-        return value
-
     def columns(weight: Any) -> Any:
         content = weight.const_value.numpy()[..., part.start : part.end]
-        return constant(f"{weight.name}/{part.start}", np.ascontiguousarray(content))
+        return add_constant(graph, f"{weight.name}/{part.start}", np.ascontiguousarray(content))
 
     value = add("MatMul", [product.inputs[0], columns(product.inputs[1])])
     if bias is not None:
         value = add("Add", [value, columns(bias)])
     if part.sizes:
         shape = np.array([0, 0, *part.sizes])
-        add("Reshape", [value, constant(f"{product.inputs[1].name}/{part.start}/shape", shape)])
+        add("Reshape", [value, add_constant(graph, f"{product.inputs[1].name}/{part.start}/shape", shape)])
     ir.convenience.replace_nodes_and_values(
         graph, maker(part.value, "Slice", "Split", "Squeeze"), [], made, [part.value], [made[-1].outputs[0]]
     )

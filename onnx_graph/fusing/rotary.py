@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...core.nodes.fused import FUSED_DOMAIN, FUSED_VERSION
+from ..graph_values import add_constant
 from .matching import cut_of, maker, static
 
 
@@ -92,7 +93,11 @@ class Tables:
         if (value, heads_first) not in self._made:
             batch, size = ([] if value.shape[0] == 1 else [0]), value.shape[3] // 2
             shape = [*([0, 1] if batch and heads_first else batch), -1, *([] if heads_first else [1]), 2, size]
-            made = self._add("Reshape", value, self._constant(f"rotary_shape_{heads_first}_{len(shape)}_{size}", shape))
+            made = self._add(
+                "Reshape",
+                value,
+                self._constant(f"shape_{heads_first}_{len(shape)}_{size}", shape),
+            )
             sizes = list(value.shape)
             positions = sizes[2] if sizes[1] == 1 else sizes[1]
             whole = [positions, 2, size] if heads_first else [positions, 1, 2, size]
@@ -108,7 +113,7 @@ class Tables:
 
             half = value.shape[3] // 2
             signs = np.repeat(np.array([-1, 1], value.dtype.numpy()), half)
-            made = self._add("Mul", value, self._constant(f"rotary_signs_{half}_{value.dtype.name.lower()}", signs))
+            made = self._add("Mul", value, self._constant(f"signs_{half}_{value.dtype.name.lower()}", signs))
             made.shape, made.dtype = value.shape, value.dtype
             self._signed[value] = made
         return self.cosine(self._signed[value], heads_first)
@@ -132,12 +137,5 @@ class Tables:
 
     def _constant(self, name: str, content: Any) -> Any:
         import numpy as np
-        import onnx_ir as ir
 
-        known = self.graph.initializers
-        if name not in known:
-            tensor = ir.tensor(np.asarray(content), name=name)
-            known[name] = ir.Value(
-                name=name, shape=ir.Shape(np.shape(content)), type=ir.TensorType(tensor.dtype), const_value=tensor
-            )
-        return known[name]
+        return add_constant(self.graph, f"rotary_{name}", np.asarray(content))

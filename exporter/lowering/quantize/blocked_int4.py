@@ -17,8 +17,9 @@ import onnx_ir as ir
 
 from ....core.errors import ExportFailed
 from ....onnx_graph.block_weights import BITS, DOMAIN, OP_TYPE, packed
+from ....onnx_graph.graph_values import add_constant
 from .blocks import BLOCK, round_in_blocks
-from .linear_layers import NARROWEST, is_transposed, linear_layers
+from .linear_layers import linear_layers, replace_layers
 
 _log = logging.getLogger(__name__)
 
@@ -36,19 +37,8 @@ def quantize(model: ir.Model) -> ir.Model:
         ExportFailed: there is no linear layer, or a matrix holds NaN or infinity.
     """
     layers = linear_layers(model)
-    if not layers:
-        raise ExportFailed("There is nothing to quantize.", why=f"No constant matrix is {NARROWEST} wide or more.")
     _log.info("storing %d linear layers in 4 bits", len(layers))
-    stored: dict[tuple[str, bool], list[ir.Value]] = {}
-    for node in layers:
-        matrix = node.inputs[1]
-        assert matrix is not None
-        key = (matrix.name or "", is_transposed(node))
-        if key not in stored:
-            stored[key] = _stored(model, matrix, transposed=key[1])
-        _replace(node, stored[key], matrix, transposed=key[1])
-        if not matrix.uses():
-            model.graph.initializers.pop(key[0])
+    replace_layers(model, layers, lambda matrix, transposed: _stored(model, matrix, transposed=transposed), _replace)
     model.opset_imports[DOMAIN] = 1
     return model
 
@@ -63,20 +53,14 @@ def _stored(model: ir.Model, matrix: ir.Value, *, transposed: bool) -> list[ir.V
         )
     blocks = round_in_blocks(numbers.T if transposed else numbers)
     name = f"{matrix.name}{'.turned' if transposed else ''}"
-    values = []
-    for part, array in (("levels", packed(blocks.levels)), ("scales", blocks.scales), ("zeros", packed(blocks.zeros))):
-        # The scales in one dimension, as every release reads them.
-        stored = array if part == "levels" else array.reshape(-1)
-        tensor = ir.tensor(stored, name=f"{name}.{part}")
-        value = ir.Value(
-            name=tensor.name, shape=ir.Shape(stored.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
-        )
-        model.graph.register_initializer(value)
-        values.append(value)
-    return values
+    # The scales in one dimension, as every release reads them.
+    parts = {
+        "levels": packed(blocks.levels), "scales": blocks.scales.reshape(-1), "zeros": packed(blocks.zeros).reshape(-1)
+    }  # fmt: skip
+    return [add_constant(model.graph, f"{name}.{part}", array) for part, array in parts.items()]
 
 
-def _replace(node: ir.Node, stored: list[ir.Value], matrix: ir.Value, *, transposed: bool) -> None:
+def _replace(node: ir.Node, stored: list[ir.Value], matrix: ir.Value, transposed: bool) -> None:
     """Put a product with a stored matrix in the place of a linear layer; its result keeps name, type and shape."""
     assert matrix.const_value is not None
     rows, columns = matrix.const_value.shape.numpy()[:: -1 if transposed else 1]

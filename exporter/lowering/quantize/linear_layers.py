@@ -1,15 +1,23 @@
-"""Find the linear layers of a traced model whose matrices are worth storing in fewer bits."""
+"""Find the linear layers of a traced model whose matrices are worth storing in fewer bits, and replace them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import onnx_ir as ir
+
+from ....core.errors import ExportFailed
 
 # Narrower matrices (a gate per head, the weights of residual streams) take almost no time and are the most sensitive.
 NARROWEST = 32
 
 
 def linear_layers(model: ir.Model) -> list[ir.Node]:
-    """List plain products with a constant matrix that is wide enough: `x·W`, or `x·Wᵀ` by Gemm."""
+    """List plain products with a constant matrix that is wide enough: `x·W`, or `x·Wᵀ` by Gemm.
+
+    Raises:
+        ExportFailed: there is none.
+    """
     found = []
     for node in model.graph:
         if node.domain or not (node.op_type == "MatMul" or _is_plain_gemm(node)):
@@ -20,7 +28,35 @@ def linear_layers(model: ir.Model) -> list[ir.Node]:
         sizes = [size for size in matrix.shape if isinstance(size, int)]
         if len(sizes) == 2 and min(sizes) >= NARROWEST:
             found.append(node)
+    if not found:
+        raise ExportFailed("There is nothing to quantize.", why=f"No constant matrix is {NARROWEST} wide or more.")
     return found
+
+
+def replace_layers(
+    model: ir.Model,
+    layers: Sequence[ir.Node],
+    store: Callable[[ir.Value, bool], list[ir.Value]],
+    replace: Callable[[ir.Node, list[ir.Value], ir.Value, bool], None],
+) -> None:
+    """Replace linear layers in place; a matrix that several share is stored once, and left out when none reads it.
+
+    Args:
+        model: traced.
+        layers: of it, as `linear_layers` lists them.
+        store: adds to the model what is kept of a matrix that is multiplied as it is, or transposed if True.
+        replace: puts other nodes in the place of a layer: of what was stored, the matrix, and whether transposed.
+    """
+    stored: dict[tuple[str, bool], list[ir.Value]] = {}
+    for node in layers:
+        matrix = node.inputs[1]
+        assert matrix is not None
+        key = (matrix.name or "", is_transposed(node))
+        if key not in stored:
+            stored[key] = store(matrix, key[1])
+        replace(node, stored[key], matrix, key[1])
+        if not matrix.uses():
+            model.graph.initializers.pop(key[0])
 
 
 def is_transposed(node: ir.Node) -> bool:

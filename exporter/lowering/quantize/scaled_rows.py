@@ -23,7 +23,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ....core.errors import ExportFailed
-from .linear_layers import NARROWEST, is_transposed, linear_layers
+from ....onnx_graph.graph_values import add_constant
+from .linear_layers import linear_layers, replace_layers
 
 _log = logging.getLogger(__name__)
 
@@ -62,19 +63,13 @@ def _quantize(model: ir.Model, kind: _Kind) -> ir.Model:
         ExportFailed: there is no linear layer, or a matrix holds NaN or infinity.
     """
     layers = linear_layers(model)
-    if not layers:
-        raise ExportFailed("There is nothing to quantize.", why=f"No constant matrix is {NARROWEST} wide or more.")
     _log.info("storing %d linear layers in %s", len(layers), kind.name)
-    stored: dict[tuple[str, bool], list[ir.Value]] = {}
-    for node in layers:
-        matrix = node.inputs[1]
-        assert matrix is not None
-        key = (matrix.name or "", is_transposed(node))
-        if key not in stored:
-            stored[key] = _stored(model, matrix, kind, transposed=key[1])
-        _replace(model, node, stored[key], kind)
-        if not matrix.uses():
-            model.graph.initializers.pop(key[0])
+    replace_layers(
+        model,
+        layers,
+        lambda matrix, transposed: _stored(model, matrix, kind, transposed=transposed),
+        lambda node, stored, *_: _replace(model, node, stored, kind),
+    )
     return model
 
 
@@ -99,20 +94,10 @@ def _stored(model: ir.Model, matrix: ir.Value, kind: _Kind, *, transposed: bool)
     name = f"{matrix.name}{'.turned' if transposed else ''}"
     zeros = np.zeros(scales.shape, kind.dtype.numpy())
     return [
-        _constant(model, f"{name}.{kind.name}", eight),
-        _constant(model, f"{name}.scales", scales),
-        _constant(model, f"{name}.zeros", zeros),
+        add_constant(model.graph, f"{name}.{kind.name}", eight),
+        add_constant(model.graph, f"{name}.scales", scales),
+        add_constant(model.graph, f"{name}.zeros", zeros),
     ]
-
-
-def _constant(model: ir.Model, name: str, array: Any) -> ir.Value:
-    """Return the initializer of this name, which is added at first."""
-    if name in model.graph.initializers:
-        return model.graph.initializers[name]
-    tensor = ir.tensor(array, name=name)
-    value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
-    model.graph.register_initializer(value)
-    return value
 
 
 def _replace(model: ir.Model, node: ir.Node, matrix: list[ir.Value], kind: _Kind) -> None:
@@ -120,11 +105,11 @@ def _replace(model: ir.Model, node: ir.Node, matrix: list[ir.Value], kind: _Kind
     source = node.inputs[0]
     assert source is not None and source.shape is not None and source.dtype is not None and node.graph is not None
     element = source.dtype
-    scale = _constant(model, f"rows.{kind.name}.scale", np.array(1 / kind.largest, element.numpy()))
-    zero = _constant(model, f"rows.{kind.name}.zero", np.array(0, kind.dtype.numpy()))
+    scale = add_constant(model.graph, f"rows.{kind.name}.scale", np.array(1 / kind.largest, element.numpy()))
+    zero = add_constant(model.graph, f"rows.{kind.name}.zero", np.array(0, kind.dtype.numpy()))
     # A row of zeros is divided by this.
-    least = _constant(model, "rows.least", np.array(np.finfo(element.numpy()).tiny, element.numpy()))
-    last = _constant(model, "rows.axis", np.array([-1], np.int64))
+    least = add_constant(model.graph, "rows.least", np.array(np.finfo(element.numpy()).tiny, element.numpy()))
+    last = add_constant(model.graph, "rows.axis", np.array([-1], np.int64))
     made: list[ir.Node] = []
 
     def add(op: str, inputs: list[ir.Value], shape: Any, dtype: ir.DataType = element, **attributes: Any) -> ir.Value:
