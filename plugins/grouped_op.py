@@ -7,6 +7,8 @@ stays linear in the sequence length.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -108,22 +110,10 @@ def _(query: Tensor, *_rest: object, **_options: object) -> Tensor:
 
 @grouped_attention.register_kernel("cuda")
 def _on_gpu(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_mask: Tensor | None,
-    sinks: Tensor | None,
-    window_size: int,
-    look_backward: int,
-    look_forward: int,
-    causal: bool,
-    exact_windowsize: bool,
-    scale: float,
-    softcap: float,
-    sequence_first: bool,
+    query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, sinks: Tensor | None, *options: Any
 ) -> Tensor:
-    geometry = WindowGeometry(window_size, look_backward, look_forward, causal, exact_windowsize)
-    attributes = _attributes(geometry, scale, softcap, sequence_first)
+    *window, scale, softcap, sequence_first = options  # the operator's, after its tensors
+    attributes = _attributes(WindowGeometry(*window), scale, softcap, sequence_first)
     # No kernel has both: no known model does.
     if (softcap and sinks is not None) or why_no_kernel(query, attributes):
         return _reference(query, key, value, key_mask, sinks, attributes)

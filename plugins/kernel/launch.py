@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -68,9 +70,7 @@ def launch(
             sinks,
             *pack_scalars(attributes, length, heads, kv_heads),
             output,
-            **{name: value for name, value in spec.constants(tile).items() if value is not None},
-            num_warps=tile.warps,
-            num_stages=tile.stages,
+            **_compiled_in(spec, tile),
         )
     return output
 
@@ -90,11 +90,15 @@ def launch_aft(
     with torch.cuda.device_of(gate):  # type: ignore[no-untyped-call]
         aft_source.aft_local[aft.grid(tile, length, batch, dim)](
             *(gate, key, value, position_bias, mask, length, batch, dim, reach, output),
-            **{name: value for name, value in spec.constants(tile).items() if name != "key_mask"},
-            num_warps=tile.warps,
-            num_stages=tile.stages,
+            **_compiled_in(spec, tile),
         )
     return output
+
+
+def _compiled_in(spec: KernelSpec | aft.AftSpec, tile: Tile) -> dict[str, Any]:
+    """Return what a launch compiles in; tensors that are absent are given as None in their places."""
+    constants = {name: value for name, value in spec.constants(tile).items() if value is not None}
+    return {**constants, "num_warps": tile.warps, "num_stages": tile.stages}
 
 
 def spec_of(
