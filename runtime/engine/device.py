@@ -43,6 +43,11 @@ class Device:
         """Its compute capability as `sm_87`."""
         return f"sm_{self.capability}"
 
+    @property
+    def provider(self) -> str:
+        """What a session on it is called: "cuda" on the first, else "cuda:1" for example."""
+        return f"cuda:{self.index}" if self.index else "cuda"
+
     def describe(self) -> str:
         """Return name and target for reports: `Orin (sm_87)`."""
         return f"{self.name} ({self.target})"

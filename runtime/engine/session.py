@@ -43,7 +43,7 @@ class EngineSession(Session):
 
     def __init__(self, opened: OpenEngine, source: str) -> None:
         self.backend = opened.facts.backend
-        self.provider = f"cuda:{opened.device.index}" if opened.device.index else "cuda"
+        self.provider = opened.device.provider
         self.device = opened.device
         self.facts = opened.facts
         self.inputs = list(opened.facts.inputs)

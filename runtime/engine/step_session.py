@@ -177,7 +177,7 @@ class EngineStep(StepSession):
     ) -> None:
         facts = step_facts(sidecar)
         self.backend, self._device = opened.facts.backend, opened.device
-        self.provider = f"cuda:{opened.device.index}" if opened.device.index else "cuda"
+        self.provider = opened.device.provider
         self._path, self._prefill, self._messages = path, prefill, opened.opened.messages
         self._plugin, self._cuda_graph = plugin, False
         with starting(path, opened):

@@ -148,7 +148,7 @@ def _count(values: Mapping[str, Any], name: str, path: Path) -> int | None:
     """Return a number of tokens."""
     found = values.get(name)
     if found is not None and (isinstance(found, bool) or not isinstance(found, int) or not 1 <= found <= LARGEST_SIZE):
-        raise UsageError(f"{path} cannot be used.", why=f"{name} counts tokens.", fix="Copy the original again.")
+        raise UsageError(f"{path} cannot be used.", why=f"{name} counts tokens.", fix=_FIX)
     return found
 
 
