@@ -229,11 +229,18 @@ def _magnitude(interval: Interval) -> int:
 
 def _corners(op_type: str, operands: Sequence[Interval]) -> Interval:
     """Return the interval of the results for each choice of lowest and highest operands, without overflow."""
-    found = [_CORNERS[op_type](*(x.astype(object) for x in choice)) for choice in product(*operands)]
+    choices = product(*_bounded(operands))
+    found = [_CORNERS[op_type](*(x.astype(object) for x in choice)) for choice in choices]
     low, high = found[0], found[0]
     for other in found[1:]:
         low, high = np.minimum(low, other), np.maximum(high, other)
     return _narrowed(low), _narrowed(high)
+
+
+def _bounded(operands: Sequence[Interval]) -> Sequence[Interval]:
+    """Return the operands; where their result would have many elements, one interval for all elements of each."""
+    shape = np.broadcast_shapes(*(x.shape for interval in operands for x in interval))
+    return operands if prod(shape) <= _MOST_ELEMENTS else [_hull([x]) for x in operands]
 
 
 def _narrowed(x: NDArray[Any]) -> NDArray[np.int64]:
@@ -245,7 +252,7 @@ def _divided(op_type: str, x: Interval, by: Interval) -> Interval | None:
     if not by[0].size or int(by[0].min()) < 1:
         return None
     if op_type == "Div":
-        corners = [_narrowed(np.trunc(a / b)) for a, b in product(x, by)]
+        corners = [_narrowed(np.trunc(a / b)) for a, b in product(*_bounded((x, by)))]
         broadcast = np.broadcast_arrays(*corners)
         return np.min(broadcast, axis=0), np.max(broadcast, axis=0)
     low, high = _hull([x])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -141,6 +142,20 @@ def test_dynamic_axes_are_taken_at_their_largest(tmp_path: Path) -> None:
     found = model(nodes, ("seq",), k=1 << 20)
     assert judged(tmp_path, found, seq=1024).status == "passed"
     assert judged(tmp_path, found, seq=4096).status == "failed"
+
+
+def test_the_interval_of_a_large_result_is_one(tmp_path: Path) -> None:
+    """Rows and columns of indices: each of 9 million sums as an object of Python would take 700 MB."""
+    positions = np.arange(3000)
+    nodes = [node("Add", "position", "row"), node("Sub", "add", "column")]
+    found = model(nodes, row=positions[:, None], column=positions[None])
+    tracemalloc.start()
+    try:
+        record = judged(tmp_path, found, 100)
+        assert tracemalloc.get_traced_memory()[1] < 20e6
+    finally:
+        tracemalloc.stop()
+    assert (record.status, record.figures["largest"]) == ("passed", 99 + 2999)
 
 
 def test_large_constants_are_read(tmp_path: Path) -> None:
