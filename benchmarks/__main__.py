@@ -131,8 +131,10 @@ def run_hugging_face(options: argparse.Namespace) -> bool:
     from .hugging_face import case
 
     options.folder.mkdir(parents=True, exist_ok=True)
+    model = case.MODELS[options.model]
+    lengths = options.lengths or model.lengths
     result = case.measure(
-        options.folder, options.lengths, options.only, _tell, lambda found: write_result(case.NAME, found)
+        model, options.folder, lengths, options.only, _tell, lambda found: write_result(model.result, found)
     )
     report.print_hugging_face(result)
     return all(target["met"] for target in result["targets"])
@@ -188,10 +190,11 @@ def run_serving(options: argparse.Namespace) -> bool:
 
 def run_plot(options: argparse.Namespace) -> bool:
     from .peers.plot import draw, latest
-    from .plot import draw_decoder, draw_node
+    from .plot import draw_decoder, draw_hugging_face, draw_node
 
     _tell(f"Drew {draw_node().name}")
     _tell(f"Drew {draw_decoder().name}")
+    _tell(f"Drew {draw_hugging_face().name}")
     _tell(f"Drew {draw(latest()).name}")
     return True
 
@@ -241,7 +244,8 @@ def parse_arguments() -> argparse.Namespace:
     serving.add_argument("--library", type=Path, help="make the bundles, with this library of kernels; no timing")
     serving.add_argument("--seconds", type=float, default=3, help="of each figure")
     hugging.add_argument("--folder", type=Path, required=True, help="where model and files are kept")
-    hugging.add_argument("--lengths", type=int, nargs="+", default=(1024, 4096), help="sequence lengths")
+    hugging.add_argument("--model", choices=("modernbert-base", "gemma-3-270m"), default="modernbert-base")
+    hugging.add_argument("--lengths", type=int, nargs="+", help="sequence lengths [those with a target]")
     hugging.add_argument("--only", nargs="+", default=[], help="only these, the others keep their figures")
     decoder.add_argument("--folder", type=Path, required=True, help="where model and files are kept")
     decoder.add_argument("--contexts", type=int, nargs="+", default=(1024, 8192), help="tokens of the prompt")

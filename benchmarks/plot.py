@@ -44,6 +44,23 @@ _DECODER = Look(
 )
 
 
+_HUGGING_FACE = Look(
+    ours=("ours_kernels", "ours"),
+    colors={
+        "ours_kernels": OURS,
+        "ours": OURS_TOO,
+        "torch_sdpa": "#7c3aed",
+        "transformers_fused": "#c2410c",
+        "transformers_onnx": "#57606a",
+        "optimum": "#0f766e",
+        "torch_onnx": "#a16207",
+    },
+    panels=(("cpu_s", "Processor time of one call", "s"), ("peak_mib", "Peak memory, weights included", "MiB")),
+    axis="sequence length",
+    title="A Hugging Face encoder on the CPU: one file beside those of other exporters",
+)
+
+
 def draw_node() -> Path:
     """`node.png` from `node.json`; returns the file."""
     result = read_result("node")
@@ -82,6 +99,18 @@ def draw_decoder() -> Path:
         IMAGES / "decoder.png",
         limit=None,
         subtitle=f"{result['model']}, fp32, {result['threads']} threads, {machine(result)}",
+    )
+
+
+def draw_hugging_face() -> Path:
+    """`hugging_face.png` from the newest `hugging_face.json`; returns the file."""
+    result = read_result("hugging_face")
+    return draw_panels(
+        result,
+        _HUGGING_FACE,
+        IMAGES / "hugging_face.png",
+        limit=None,
+        subtitle=f"{result['model']}, fp32, batch 1, {result['threads']} threads, {machine(result)}",
     )
 
 

@@ -7,7 +7,7 @@ after the prompt are compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,16 @@ LABELS = {
     "ours_int4": "localattn, int4",
     "optimum": "optimum-onnx",
     "pytorch": "PyTorch, transformers' cache",
+}
+GEMMA_3_270M: Mapping[str, Any] = {
+    "hidden_size": 640,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 18,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "sliding_window": 512,
+    "max_position_embeddings": 32_768,
 }
 _EXACT = ("ours", "ours_functions")
 
@@ -84,15 +94,7 @@ def _model(folder: Path, positions: int) -> Path:
         import transformers
 
         torch.manual_seed(0)
-        config = transformers.Gemma3TextConfig(
-            hidden_size=640,
-            intermediate_size=2048,
-            num_hidden_layers=18,
-            num_attention_heads=4,
-            num_key_value_heads=1,
-            head_dim=256,
-            sliding_window=512,
-            max_position_embeddings=max(32_768, positions),
-        )
+        longest = max(GEMMA_3_270M["max_position_embeddings"], positions)
+        config = transformers.Gemma3TextConfig(**{**GEMMA_3_270M, "max_position_embeddings": longest})
         transformers.Gemma3ForCausalLM(config).save_pretrained(path)
     return path

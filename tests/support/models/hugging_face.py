@@ -44,13 +44,18 @@ class Case(NamedTuple):
     windows: tuple[str, ...]
 
 
-def build(case: Case, seed: int = 0, **others: Any) -> Any:
-    """Build the model with random weights large enough for attention to matter."""
+def initialised(case: Case, seed: int = 0, **others: Any) -> Any:
+    """Build the model with random weights as transformers draws them."""
     import transformers
 
     values = {name: value for name, value in {**_BASE, **case.values, **others}.items() if value is not None}
     torch.manual_seed(seed)
-    model = getattr(transformers, case.model)(getattr(transformers, case.config)(**values)).eval()
+    return getattr(transformers, case.model)(getattr(transformers, case.config)(**values)).eval()
+
+
+def build(case: Case, seed: int = 0, **others: Any) -> Any:
+    """Build the model with random weights large enough for attention to matter."""
+    model = initialised(case, seed, **others)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim >= 2:
