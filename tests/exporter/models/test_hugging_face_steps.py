@@ -119,9 +119,7 @@ def test_chunks_of_a_prompt_compute_no_logits(files: Callable[[str], Files]) -> 
     assert session.advance({"input_ids": prompt(CHUNK)}).shape == (1, CHUNK, 128)
 
 
-def test_long_chunks_keep_no_arranged_matrices(
-    files: Callable[[str], Files], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_chunks_keep_no_arranged_matrices(files: Callable[[str], Files], monkeypatch: pytest.MonkeyPatch) -> None:
     ids, found = prompt(3 * CHUNK), []
     for least in (CHUNK + 1, CHUNK):
         monkeypatch.setattr(step_session, "_MANY_TOKENS", least)
