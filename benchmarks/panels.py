@@ -12,7 +12,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 INK, QUIET = "#1f2328", "#6e7781"
 OURS, OURS_TOO = "#0a5fd1", "#5ba2f0"
@@ -91,6 +91,9 @@ def _panel(axes: Axes, result: dict[str, Any], look: Look, figure: str, title: s
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks([size["length"] for size in result["sizes"]])
+    low, high = axes.get_ylim()
+    if high < 100 * low:  # powers of ten alone would be one tick or two
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     plain = FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(plain)

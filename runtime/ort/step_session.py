@@ -7,6 +7,7 @@ the model; tokens, position and logits in host memory.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from ...core.documents.step_facts import StepFacts
 
 _NOTHING = np.zeros((0, 0, 0), dtype=np.float32)
+# Tokens of a call from which products take no longer if each call arranges its matrices anew (docs/streaming.md).
+_MANY_TOKENS = 512
+# Products of fewer bits, which have no fast way without arranged matrices.
+_FEW_BITS = re.compile("MatMulNBits|MatMulInteger|QuantizeLinear")
 
 
 class _Banks:
@@ -160,7 +165,8 @@ class OnnxRuntimeStep(StepSession):
             file = OnnxFile.read(path)
             if not with_output and file.size <= IN_MEMORY:
                 file = file.rewritten(without_output.apply(file.parse(), facts.logits_output))
-            session = open_file(file, self.provider, self._threads, self._plugin)
+            arranged = facts.chunk < _MANY_TOKENS or any(_FEW_BITS.search(name) for _, name in file.scan.operators)
+            session = open_file(file, self.provider, self._threads, self._plugin, arranged=arranged)
             check_caches(session, facts, Path(file), output=with_output)
             self._files[chunk, with_output] = _BoundFile(session, facts, self._banks)
         return self._files[chunk, with_output]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from localattn.exporter.models.hugging_face.step_module import RotaryTable
 from localattn.exporter.models.parts.float64 import InFloat64
 from localattn.exporter.step_export import StepRequest, export_steps
 from localattn.runtime.generation.generator import Generator
+from localattn.runtime.ort import step_session
 from localattn.runtime.ort.step_session import OnnxRuntimeStep
 
 from ...conftest import Finished
@@ -115,6 +117,21 @@ def test_chunks_of_a_prompt_compute_no_logits(files: Callable[[str], Files]) -> 
     session.consume({"input_ids": prompt(3 * CHUNK)})
     assert {chunk: file.outputs for (chunk, _), file in session._files.items() if chunk > 1} == {CHUNK: []}
     assert session.advance({"input_ids": prompt(CHUNK)}).shape == (1, CHUNK, 128)
+
+
+def test_long_chunks_keep_no_arranged_matrices(files: Callable[[str], Files], monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, found = prompt(3 * CHUNK), []
+    for least in (CHUNK + 1, CHUNK):
+        monkeypatch.setattr(step_session, "_MANY_TOKENS", least)
+        generator = Generator.open(files("gemma3_text").step(), "cpu", 1)
+        found.append(generator.prefill(ids).copy())
+        session = generator.session
+        assert isinstance(session, OnnxRuntimeStep)
+        (chunks,) = (file._session._session for (chunk, _), file in session._files.items() if chunk > 1)
+        asked = pytest.raises(RuntimeError) if least > CHUNK else nullcontext()  # of an entry that was never made
+        with asked:
+            assert chunks.get_session_options().get_session_config_entry("session.disable_prepacking") == "1"
+    np.testing.assert_allclose(*found, atol=1e-5)
 
 
 def test_a_call_that_fails_moves_nothing(files: Callable[[str], Files]) -> None:
