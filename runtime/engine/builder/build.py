@@ -29,7 +29,7 @@ from ..plugins import loaded_plugin, registered_op_types
 from .checks import check_engine, check_network, not_opened
 from .network import build, parse
 from .request import BuildRequest, resolve_targets
-from .source import Source, profiles_for, read_source
+from .source import Source, check_fp8, profiles_for, read_source
 from .special import check_kept, check_kind
 from .timing_cache import extend, stage
 
@@ -98,6 +98,7 @@ def build_engine(
         opened, device = _library(request.backend, request.device)
         targets = resolve_targets(opened, request.targets, device)
         check_kind(opened, request)
+        check_fp8(source, targets)
         notes = _notes(request, opened)
         if request.plugin.register is not None:
             request.plugin.register()

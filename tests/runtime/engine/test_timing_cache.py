@@ -38,7 +38,9 @@ def test_files_of_another_kind_stay(localattn: Callable[..., Finished], tmp_path
     finished = localattn("build", model(tmp_path), "-o", tmp_path / "x.engine", "--timing-cache", cache, "--force")
     assert finished.code == 2 and finished.out == ""
     assert "mine.cache is not replaced." in finished.err and "the output is a timing cache" in finished.err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.onnx", "mine.cache"] and cache.read_bytes() == content
+    assert (
+        sorted(path.name for path in tmp_path.iterdir()) == ["m.onnx", "mine.cache"] and cache.read_bytes() == content
+    )
 
 
 @pytest.mark.parametrize("kind", ["folder", "link", "pipe"])
