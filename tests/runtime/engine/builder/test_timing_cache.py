@@ -14,12 +14,12 @@ from localattn.core.errors import UsageError
 from localattn.core.storage.file_kinds import TIMES, contents_of
 from localattn.runtime.engine.builder.timing_cache import combined, extend
 
-from ...conftest import Finished
-from ...simulators.timing_cache import Times, framed
-from ...support.models.engine_models import needs_rtx
+from ....conftest import Finished
+from ....simulators.timing_cache import Times, framed
+from ....support.models.engine_models import needs_rtx
 
 PROCESSES = 3
-TREE = Path(__file__).parents[3]
+TREE = Path(__file__).parents[4]
 
 
 def model(folder: Path) -> Path:
