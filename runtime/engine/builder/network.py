@@ -126,25 +126,10 @@ def build(
         other = "" if request.plugin.kind == "none" else f" Or build without it: {argument('plugin', 'none')}."
         raise BuildFailed(
             f"{opened.library.name} {opened.version} could not build {Path(request.model)}.",
-            why=opened.messages.reason(error) + _about_masks(opened, network.definition),
+            why=opened.messages.reason(error),
             fix=f"`localattn inspect` shows the nodes of the file; another release may build them.{other}",
         ) from error
     return engine
-
-
-def _about_masks(opened: TensorRTLibrary, definition: Any) -> str:
-    """Return a sentence on plugins that read a key mask; "" if none does.
-
-    The documentation of TensorRT 10 says that plugins take no bool, while its parser gives them one: where a build of
-    such a network fails, this is the first cause to think of. TensorRT-RTX takes them (seen).
-    """
-    if opened.is_rtx:
-        return ""
-    trt = opened.trt
-    layers = [definition.get_layer(index) for index in range(definition.num_layers)]
-    plugins = [layer for layer in layers if layer.type == trt.LayerType.PLUGIN_V3]
-    masked = [x for x in plugins if any(x.get_input(i).dtype == trt.bool for i in range(x.num_inputs))]
-    return f" Plugins that read a key mask of bool: {len(masked)}; this release may refuse that type." if masked else ""
 
 
 def _configuration(

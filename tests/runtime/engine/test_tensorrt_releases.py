@@ -17,8 +17,6 @@ import onnx
 import pytest
 
 from localattn.core.errors import MissingDependency
-from localattn.core.geometry import WindowGeometry
-from localattn.core.nodes.attention import NodeAttributes, variant_for
 from localattn.core.nodes.gpu import SERVED_BY_OP_TYPE, SERVED_OP_TYPES
 from localattn.core.tensorrt_versions import FEATURES, has
 from localattn.exporter.export import ExportRequest, export
@@ -32,7 +30,6 @@ from localattn.runtime.engine.device import find_device_or_none
 from ...simulators.tensorrt_releases import names
 from ...simulators.tensorrt_releases.networks import LEVEL, WORKSPACE
 from ...simulators.tensorrt_releases.releases import OTHERS, Release, installed, run
-from ...support.models import node_model
 from ...support.models.engine_models import NODES, needs_plugin_tools, open_node, small_checkpoint, small_model
 from ...support.native.plugin_build import folder
 
@@ -68,11 +65,7 @@ def models() -> dict[str, Path]:
     opsets = [onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid("nobody", 1)]
     onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10), path / "unknown.onnx")
     shutil.copy(open_node(path), path / "open.onnx")
-    window = NodeAttributes(WindowGeometry(16, 1, 0, causal=True), 0.25, query_block=16)
-    masked = variant_for(has_mask=True, has_bias=False, has_xpos=False)
-    onnx.save(node_model.one_node(masked, window, 64, dtype="fp16"), path / "masked.onnx")
-    names = ("beside", "open", "unknown", "masked")
-    return {"small": small_model("fp16"), **{name: path / f"{name}.onnx" for name in names}}
+    return {"small": small_model("fp16"), **{name: path / f"{name}.onnx" for name in ("beside", "open", "unknown")}}
 
 
 _told: dict[Release, dict[str, Any]] = {}
@@ -88,8 +81,7 @@ def told_by(release: Release, store: Path | None) -> dict[str, Any]:
         used = {kind: sorted(found) for kind, found in names.used().items()}
         _told[release] = run(
             "networks", release, store, names=used, library=str(library()), models=plans, served=files["beside"],
-            unknown=files["unknown"], masked=files["masked"], takes_plugins=takes_plugins(release),
-            aot=release.numbers >= AOT_SINCE,
+            unknown=files["unknown"], aot=release.numbers >= AOT_SINCE,
         )  # fmt: skip
     return _told[release]
 
@@ -218,15 +210,6 @@ def test_the_parsers_errors_are_told(shown: dict[str, Any]) -> None:
     kind, what, why = shown["unknown"]
     assert kind == "BuildFailed" and what.startswith("tensorrt cannot read ")
     assert why.endswith("(node a_node, Nothing)")
-
-
-def test_a_mask_is_named_where_a_build_with_one_fails(release: Release, shown: dict[str, Any]) -> None:
-    """This one fails for want of a kernel; TensorRT 10 may fail for the mask's type, and which is not told."""
-    if takes_plugins(release):
-        kind, _, why = shown["masked"]
-        assert kind == "BuildFailed" and why.endswith(
-            " Plugins that read a key mask of bool: 1; this release may refuse that type."
-        )
 
 
 def test_a_network_that_is_not_made_is_told(release: Release, shown: dict[str, Any]) -> None:

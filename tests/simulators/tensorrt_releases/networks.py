@@ -3,8 +3,7 @@
 `python -m tests.simulators.tensorrt_releases.networks` reads, as JSON, {"parts": …, "names": class → names, "library":
 plugin library, "models": name → [ONNX file, "library" or "none"], "served": an ONNX file whose nodes the library
 serves,
-"unknown": an ONNX file with an operator that nobody knows, "masked": one whose node has a key mask and no kernel,
-"takes_plugins": whether the parser takes plugins, "aot": whether ahead-of-time plugins are asked for too}.
+"unknown": an ONNX file with an operator that nobody knows, "aot": whether ahead-of-time plugins are asked for too}.
 """
 
 from __future__ import annotations
@@ -62,7 +61,6 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
         "stripped": stripped(opened, served, library),
         "aot": refused(lambda: network.parse(opened, read_source(served), "aot", [])) if asked["aot"] else [],
         "unknown": refused(lambda: network.parse(opened, read_source(Path(asked["unknown"])), "none", [])),
-        "masked": masked(opened, Path(asked["masked"]), library) if asked["takes_plugins"] else [],
         "build": command("build", served, "-o", scratch / "no.engine", "--backend", "tensorrt", "--plugin", "none"),
         "check": command("plugin", "check", library.path, "--backend", "tensorrt", "--format", "json"),
         "files": sorted(path.name for path in scratch.glob("no.engine*")),
@@ -231,15 +229,6 @@ def stripped(opened: TensorRTLibrary, path: Path, library: Library) -> list[Any]
             return [type(error).__name__, error.why]
         checks = check_network(opened, parsed.definition, source, source.nodes(registered_op_types(opened)))
         return [check.status for check in checks]
-
-
-def masked(opened: TensorRTLibrary, path: Path, library: Library) -> list[str]:
-    """How a build fails whose plugin has a key mask; it fails for want of a kernel."""
-    source = read_source(path)
-    asked = BuildRequest(path, path.with_suffix(".engine"), "tensorrt", plugin=PluginChoice("library", library=library))
-    with loaded_plugin(opened, library):
-        parsed = network.parse(opened, source, "library", registered_op_types(opened))
-        return refused(lambda: network.build(opened, parsed, asked, [], [], lambda _: None))
 
 
 def command(*words: object) -> list[Any]:
