@@ -35,6 +35,7 @@ CONFIG = "the configuration of a model"
 REPORT = "a JSON report"
 DOCUMENT = "another JSON document"
 PAGE = "an HTML page"
+TIMES = "a timing cache"
 TEXT = "a text"
 UNKNOWN = "a file of another kind"
 
@@ -49,7 +50,8 @@ class Kind:
         contents: what an existing file must contain to be replaced by one of this kind, as `contents_of` returns it.
         facts: whether a file of facts (`NAME.json`) is written beside it.
         folder: whether a folder of this name may exist; it is checked by the code that writes into it.
-        extended: whether an existing file is read and extended, which needs no permission.
+        extended: whether an existing file is read and extended, which needs no permission; one of this kind it must be,
+            an empty file is none.
         companion: whether it is published together with the main output, whose facts describe it.
     """
 
@@ -76,7 +78,7 @@ CONFIGURATION = Kind("a configuration", (".json",), frozenset())  # never replac
 TAR = Kind("a tar", (), frozenset({ARCHIVE}))
 BUNDLE = Kind("a bundle", (), frozenset({ARCHIVE}), folder=True)
 FOLDER = Kind("a folder", (), frozenset(), folder=True)
-TIMING_CACHE = Kind("a timing cache", (), frozenset({UNKNOWN}), extended=True)
+TIMING_CACHE = Kind("a timing cache", (), frozenset({TIMES}), extended=True)
 
 REPORTS = (JSON_REPORT, MARKDOWN, HTML)
 # Suffixes that no kind without suffixes of its own may take.
@@ -133,6 +135,8 @@ def contents_of(path: Path) -> str:
             found = _json_contents(start + stream.read(_LARGEST_JSON))
             if found is not None:
                 return found
+    if _is_timing_cache(start, status.st_size):
+        return TIMES
     return next((name for name, matches in _binary() if matches(start)), TEXT if _is_text(start) else UNKNOWN)
 
 
@@ -168,6 +172,14 @@ def _is_torch(start: bytes) -> bool:
 def _is_onnx(start: bytes) -> bool:
     # ModelProto: the IR version (field 1, a small number), then any of the fields that may follow it.
     return len(start) > 2 and start[0] == 0x08 and start[1] < 0x40 and start[2] in b"\x12\x1a\x22\x28\x32\x3a\x42\x72"
+
+
+def _is_timing_cache(start: bytes, size: int) -> bool:
+    # Two headers were seen: of TensorRT 10.3 on a Jetson Orin, 24 bytes, and of TensorRT-RTX 1.7, 20 bytes. Each states
+    # how many bytes follow it. Engines of these releases begin with other letters.
+    follow = {16: 24, 8: 20}  # where the number stands, and the length of its header
+    sizes = [int.from_bytes(start[place : place + 8], "little") + header for place, header in follow.items()]
+    return start.startswith(b"ptrt") and size > max(follow.values()) and size in sizes
 
 
 def _is_text(start: bytes) -> bool:

@@ -203,7 +203,8 @@ def _check_contents(path: Path, kind: Kind) -> None:
         found = contents_of(path)
     except OSError as error:
         raise write_error(path, error) from error
-    if found == NOTHING or found in kind.contents or (kind is ENGINE and _has_facts(path)):
+    empty = found == NOTHING and not kind.extended
+    if empty or found in kind.contents or (kind is ENGINE and _has_facts(path)):
         return
     raise UsageError(
         f"{path} is not replaced.",

@@ -9,6 +9,7 @@ import os
 import shutil
 import socket
 import stat
+import struct
 import subprocess
 import typing
 from collections.abc import Callable, Iterator
@@ -129,6 +130,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     (folder / "report.json").write_text('{"passed": true, "comparisons": []}')
     (folder / "package.json").write_text('{"name": "mine"}')
     (folder / "x.engine").write_bytes(bytes(range(256)) * 4)
+    (folder / "times.cache").write_bytes(b"ptrt" + struct.pack("<3IQ", 0, 239, 0, 40) + bytes(40))
     (folder / "x.so").write_bytes(b"\x7fELF" + bytes(60))
     (folder / "page.html").write_text("<!DOCTYPE html>\n<html></html>")
     (folder / "notes.md").write_text("# Ünïcode\n")
@@ -147,7 +149,7 @@ OWN = {
     "a Markdown report": ("notes.md", ".md"),
     "an HTML report": ("page.html", ".html"),
     "a bundle": ("x.tar", ".tar"),
-    "a timing cache": ("x.engine", ".cache"),  # bytes of no known kind
+    "a timing cache": ("times.cache", ".cache"),
 }
 KINDS = [kind for kind in vars(file_kinds).values() if isinstance(kind, Kind) and kind.name in OWN]
 
@@ -168,6 +170,7 @@ def test_contents_are_told_apart(samples: dict[str, bytes], tmp_path: Path) -> N
         "report.json": file_kinds.REPORT,
         "package.json": file_kinds.DOCUMENT,
         "x.engine": file_kinds.UNKNOWN,
+        "times.cache": file_kinds.TIMES,
         "x.so": file_kinds.PROGRAM,
         "page.html": file_kinds.PAGE,
         "notes.md": file_kinds.TEXT,

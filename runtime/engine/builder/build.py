@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import platform
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from ....core.documents.engine_facts import BuildOptions, EngineFacts, PluginFacts, ProfileFacts
 from ....core.documents.report import Report
@@ -19,8 +19,8 @@ from ....core.documents.sidecar import CheckRecord, sidecar_path
 from ....core.error_texts import argument
 from ....core.errors import BuildFailed, MissingDependency, UsageError
 from ....core.progress import timed_steps
-from ....core.storage.files import publish, sha256, work_folder
-from ....core.storage.outputs import writing
+from ....core.storage.files import sha256
+from ....core.storage.outputs import check_outputs, writing
 from ....core.storage.publishing import publish_together, sealed
 from ..device import Device, find_device, find_device_or_none, platform_name
 from ..library import TensorRTLibrary, open_library
@@ -29,8 +29,9 @@ from ..plugins import loaded_plugin, registered_op_types
 from .checks import check_engine, check_network, not_opened
 from .network import build, parse
 from .request import BuildRequest, resolve_targets
-from .source import Source, profiles_for, read_source
+from .source import Source, check_fp8, profiles_for, read_source
 from .special import check_kept, check_kind
+from .timing_cache import extend, stage
 
 _log = logging.getLogger(__name__)
 
@@ -88,23 +89,26 @@ def build_engine(
         BuildFailed: the file cannot be parsed, the build fails, or a check of the result does.
     """
     with ExitStack() as stack:
-        folder = stack.enter_context(writing(*request.outputs, inputs=request.inputs, overwrite=request.overwrite))
+        check_outputs(request.outputs, inputs=request.inputs, overwrite=request.overwrite)
+        engine = request.outputs[-1]
+        folder = stack.enter_context(writing(engine, inputs=request.inputs, overwrite=request.overwrite))
         source = read_source(request.model)
         profiles = profiles_for(source, request.profiles)
         progress(f"Opening {request.backend}")
         opened, device = _library(request.backend, request.device)
         targets = resolve_targets(opened, request.targets, device)
         check_kind(opened, request)
+        check_fp8(source, targets)
         notes = _notes(request, opened)
         if request.plugin.register is not None:
             request.plugin.register()
         stack.enter_context(loaded_plugin(opened, request.plugin.library))
-        cache = _staged_cache(request, opened)
         started = time.perf_counter()
         nodes, op_types = _served(opened, request, source)
         progress("Parsing")
         network = parse(opened, source, request.plugin.kind, op_types)
         checks = demand(check_network(opened, network.definition, source, nodes))
+        cache = _staged_cache(request, opened, network.builder, folder)
         progress("Building")
         staged = folder / request.output.name
         with staged.open("wb") as stream:
@@ -125,22 +129,15 @@ def build_engine(
         publish_together({described: sidecar_path(request.output), staged: request.output}, folder)
         if cache is not None and cache.is_file():
             assert request.timing_cache is not None
-            publish(cache, request.timing_cache)
+            notes += extend(network.builder, request.timing_cache, cache.read_bytes())
     return BuildReport(request.output, facts, notes)
 
 
-def _staged_cache(request: BuildRequest, opened: TensorRTLibrary) -> Path | None:
-    """Copy the timing cache, to be read and extended, into a folder beside it.
-
-    Return None if no cache is used.
-    """
+def _staged_cache(request: BuildRequest, opened: TensorRTLibrary, builder: Any, folder: Path) -> Path | None:
+    """Copy the timing cache into the folder of this build; None if no cache is used."""
     if request.timing_cache is None or not opened.has("timing_cache"):
         return None
-    with work_folder(request.timing_cache) as folder:  # the caller already holds the lock
-        staged = folder / "timing.cache"
-        if request.timing_cache.is_file():
-            shutil.copyfile(request.timing_cache, staged)
-    return staged
+    return stage(opened, builder, request.timing_cache, folder)
 
 
 def plan_targets(backend: str, wanted: Sequence[str], gpu: int = 0) -> list[int]:

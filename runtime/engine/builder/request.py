@@ -88,7 +88,7 @@ class BuildRequest:
 
     @property
     def outputs(self) -> list[Output]:
-        """The files to write, the engine last."""
+        """The files to write, the engine last; other builds may extend the timing cache meanwhile."""
         cache = [] if self.timing_cache is None else [Output(self.timing_cache, TIMING_CACHE)]
         return [*cache, Output(self.output, ENGINE)]
 

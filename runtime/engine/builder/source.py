@@ -15,10 +15,13 @@ from ....core.nodes.attention import DOMAIN
 from ....core.tensors import BATCH, SEQUENCE, UNNAMED_DIMENSION, TensorSpec
 from ....onnx_graph.facts import OnnxFacts, inspect_onnx
 from ....onnx_graph.gpu_nodes import aft_nodes, gpu_nodes, keep_functions
+from ....onnx_graph.graph_values import element_types
 from ....onnx_graph.onnx_file import OnnxFile
 
 # Operators that multiply matrices: if an input is a weight, they show the precision of the file.
 _PRODUCTS = ("MatMul", "Gemm", "Conv")
+# Its kinds as ONNX calls them, and the first compute capability that multiplies them (NVIDIA's table of precisions).
+_FP8, _OLDEST_WITH_FP8 = {"float8e4m3fn", "float8e5m2"}, 89
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,21 @@ def read_source(path: Path | OnnxFile) -> Source:
             fix="Copy the file that holds the weights beside it, under its name.",
         )
     return Source(file, facts, _weighted_products(file.parse().graph))
+
+
+def check_fp8(source: Source, targets: Sequence[int]) -> None:
+    """Refuse a file with numbers in fp8 for GPUs that have none: TensorRT would say so late, in words of its own.
+
+    Raises:
+        UsageError: one of the compute capabilities is below 8.9.
+    """
+    older = [f"sm_{target}" for target in targets if target < _OLDEST_WITH_FP8]
+    if older and not _FP8.isdisjoint(element_types(source.file.parse())):
+        raise UsageError(
+            f"{source.file.name} has numbers in fp8, and {', '.join(older)} cannot multiply them.",
+            why="GPUs can from compute capability 8.9 on: RTX 40 and 50, L4, Hopper, Blackwell, Jetson Thor.",
+            fix="Name such GPUs alone as targets, or export with int8-qdq weights, which every GPU multiplies.",
+        )
 
 
 def _weighted_products(graph: Any) -> dict[str, str]:

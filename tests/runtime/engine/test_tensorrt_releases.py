@@ -175,7 +175,8 @@ def test_every_option_reaches_the_builder(name: str, shown: dict[str, Any]) -> N
         "monitored": True,
     }
     assert model["sizes"] == ([[1, 16], [2, 32], [4, 64]] if name == "open" else [])
-    assert model["times"] > 0, "the timing cache is written"
+    assert model["times"] == ["a timing cache", [], []], "the timing cache is written, and combined with itself"
+    assert model["staged"]
     assert model["again"] == model["engine"], "and read"
 
 

@@ -34,6 +34,12 @@ OBJECTS = {
     },
     "runtime/engine/builder/progress.py": {},
     "runtime/engine/builder/special.py": {"config": "IBuilderConfig"},
+    "runtime/engine/builder/timing_cache.py": {
+        "builder": "Builder",
+        "config": "IBuilderConfig",
+        "create_builder_config": "IBuilderConfig",
+        "caches": "ITimingCache",
+    },
     "runtime/bundle/device/run_engine.py": {
         "registry": "IPluginRegistry",
         "Runtime": "Runtime",

@@ -19,6 +19,7 @@ from unittest import mock
 
 from localattn.core.documents.engine_facts import ProfileFacts
 from localattn.core.errors import LocalAttnError
+from localattn.core.storage.file_kinds import contents_of
 from localattn.core.storage.library_store import TENSORRT_PLUGIN, Library, read_named
 from localattn.core.tensorrt_versions import FEATURES
 from localattn.doctor.probe_process import package
@@ -27,6 +28,7 @@ from localattn.runtime.engine.builder import network
 from localattn.runtime.engine.builder.checks import check_network
 from localattn.runtime.engine.builder.request import BuildRequest, PluginChoice
 from localattn.runtime.engine.builder.source import profiles_for, read_source
+from localattn.runtime.engine.builder.timing_cache import extend, stage
 from localattn.runtime.engine.library import TensorRTLibrary, open_library
 from localattn.runtime.engine.plugins import loaded_plugin, registered_op_types
 
@@ -115,17 +117,22 @@ def model(opened: TensorRTLibrary, path: Path, library: Library | None, times: P
             "checks": {check.name: check.status for check in checks},
         }
         lines: list[str] = []
+        folder = times.with_suffix("")
+        folder.mkdir()
+        copy = stage(opened, parsed.builder, times, folder)
         with configurations(opened, parsed.definition) as made:
-            engine = network.build(opened, parsed, asked, [], profiles, lines.append, times)
+            engine = network.build(opened, parsed, asked, [], profiles, lines.append, copy)
+        left = [extend(parsed.builder, times, copy.read_bytes()) for _ in range(2)]  # made, then combined
         shown |= {
             "engine": memoryview(engine).nbytes,
             "lines": list(lines),
             "config": made,
-            "times": times.stat().st_size,
+            "times": [contents_of(times), *left],
+            "staged": stage(opened, parsed.builder, times, folder).read_bytes() == times.read_bytes(),
         }
         shown["sizes"] = made.pop("sizes")
         shown["named"] = b"localattn" in bytes(engine)
-        shown["again"] = memoryview(network.build(opened, parsed, asked, [], profiles, lines.append)).nbytes
+        shown["again"] = memoryview(network.build(opened, parsed, asked, [], profiles, lines.append, copy)).nbytes
         shown["cancelled"] = cancelled(opened, parsed, asked, profiles)
     shown["left"] = registered_op_types(opened)
     return shown
