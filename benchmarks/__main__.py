@@ -35,6 +35,15 @@ def run_aft(options: argparse.Namespace) -> bool:
     return all(target["met"] for target in result["targets"])
 
 
+def run_windows(_: argparse.Namespace) -> bool:
+    from .limit import windows
+
+    result = windows.measure(_tell)
+    write_result("windows", result)
+    windows.print_windows(result)
+    return all(target["met"] for target in result["targets"])
+
+
 def run_peers(options: argparse.Namespace) -> bool:
     from .machine import result_path
     from .peers import report as peers_report
@@ -207,6 +216,7 @@ def run_all(options: argparse.Namespace) -> bool:
             run_startup,
             run_export,
             run_node,
+            run_windows,
             run_aft,
             run_model,
             run_generate,
@@ -257,6 +267,7 @@ def parse_arguments() -> argparse.Namespace:
     for name, text, run, parents in (
         ("node", "the attention node: time and memory", run_node, [node, timed]),
         ("aft", "the AFT-local node: time and memory", run_aft, []),
+        ("windows", "the compiled kernel over its limit: windows, types, instruction sets, threads", run_windows, []),
         ("peers", "the node beside every alternative, over a grid", run_peers, [peers]),
         ("model", "a whole model over its products and attention", run_model, [of_model, timed]),
         ("export", "the export of a checkpoint", run_export, [of_model, export]),

@@ -76,11 +76,11 @@ def value_of(name: str, shape: list[int], dtype: ir.DataType = ir.DataType.FLOAT
 
 
 def open_session(
-    model: str | bytes, kernels: Path | None = None, profile_to: Path | None = None
+    model: str | bytes, kernels: Path | None = None, profile_to: Path | None = None, threads: int = THREADS
 ) -> onnxruntime.InferenceSession:
     """A session on the CPU as all candidates have it: a library of compiled kernels or none, a profile or none."""
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = THREADS
+    options.intra_op_num_threads = threads
     options.log_severity_level = 4
     if kernels is not None:
         options.register_custom_ops_library(str(kernels))
@@ -90,7 +90,13 @@ def open_session(
 
 
 def in_onnxruntime(
-    inputs: list[ir.Value], nodes: list[ir.Node], feed: dict[str, Any], *, opset: int, kernels: Path | None = None
+    inputs: list[ir.Value],
+    nodes: list[ir.Node],
+    feed: dict[str, Any],
+    *,
+    opset: int,
+    kernels: Path | None = None,
+    threads: int = THREADS,
 ) -> Run:
     """A session of a graph of these nodes, ready to run; the last node gives the output.
 
@@ -102,7 +108,7 @@ def in_onnxruntime(
     graph = ir.Graph(inputs, [output], nodes=nodes, opset_imports=opsets, name="candidate")
     model = ir.Model(graph, ir_version=IR_VERSION)
     attach_functions(model)
-    session = open_session(ir.serde.serialize_model(model).SerializeToString(), kernels)
+    session = open_session(ir.serde.serialize_model(model).SerializeToString(), kernels, threads=threads)
     return lambda: np.asarray(session.run(["out"], feed)[0])
 
 

@@ -2,6 +2,7 @@
 
 python -m benchmarks.child node CANDIDATE LENGTH
 python -m benchmarks.child aft CANDIDATE LENGTH DIM CAUSAL
+python -m benchmarks.child windows INSTRUCTION_SET THREADS
 python -m benchmarks.child export CHECKPOINT
 python -m benchmarks.child generate CANDIDATE FOLDER CONTEXT TOKENS
 """
@@ -35,6 +36,13 @@ def aft(candidate: str, length: str, dim: str, causal: str) -> dict[str, Any]:
     from .cases.aft import prepared
 
     return {"peak_bytes": peak_of_call(prepared(candidate, int(length), int(dim), causal == "1"), times=3)}
+
+
+def windows(instruction_set: str, threads: str) -> dict[str, Any]:
+    """The compiled kernel over its limit, window by window; an instruction set is chosen once in a process."""
+    from .limit.windows import measure_set
+
+    return {"rows": measure_set(instruction_set, int(threads))}
 
 
 def export(checkpoint: str) -> dict[str, Any]:
@@ -90,4 +98,5 @@ def generate(candidate: str, folder: str, length: str, tokens: str) -> dict[str,
 
 
 if __name__ == "__main__":
-    print(json.dumps({"node": node, "aft": aft, "export": export, "generate": generate}[sys.argv[1]](*sys.argv[2:])))
+    called = {"node": node, "aft": aft, "windows": windows, "export": export, "generate": generate}[sys.argv[1]]
+    print(json.dumps(called(*sys.argv[2:])))
