@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar, get_args
 
 import typer
 
 from ..core.limits import LARGEST_SEED, LARGEST_SIZE, LONGEST_SECONDS, MOST_ITERATIONS, MOST_ROUNDS
-from .parts.console import QuietOption, VerboseOption, finite, progress, say, suggest, warn
+from .parts.console import finite, progress, say, suggest, warn
 from .parts.paths import INPUT, ForceOption
-from .parts.plugins.options import PluginUse, plugin_asked
+from .parts.plugins.options import PluginUse, library_hint, plugin_asked
 from .parts.report_output import Destination, OutputOption, ReportFormat, ReportFormatOption, choose
 
 if TYPE_CHECKING:
@@ -83,8 +83,6 @@ def bench(
     output_format: ReportFormatOption = None,
     output: OutputOption = None,
     force: ForceOption = False,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Measure latency, throughput, memory and load time of models beside each other.
 
@@ -164,12 +162,12 @@ def _plugins(uses: str | None, libraries: Sequence[Path]) -> tuple[str, ...]:
 
     listed = [] if uses is None else _listed("--plugin", uses, str)
     for way in listed:
-        if way not in {use.value for use in PluginUse}:
+        if way not in get_args(PluginUse):
             raise UsageError(
                 f"--plugin {way[:80]!r} is neither auto nor none.",
-                fix=PluginUse.instead(way[:80]) or "Write auto, none, or none,auto.",
+                fix=library_hint(way[:80]) or "Write auto, none, or none,auto.",
             )
-    return (*listed, *(plugin_asked(PluginUse.auto, library) for library in libraries)) or (PluginUse.auto.value,)
+    return (*listed, *(plugin_asked("auto", library) for library in libraries)) or ("auto",)
 
 
 def _count(text: str) -> int:
@@ -182,16 +180,16 @@ def _count(text: str) -> int:
 def _show(report: BenchReport, destination: Destination) -> None:
     if destination.shows_console:
         _print(report)
-    if destination.format is not ReportFormat.console:
+    if destination.format != "console":
         destination.write(_written(report, destination.format))
     for line in report.warnings:
         warn(line)
 
 
 def _written(report: BenchReport, chosen: ReportFormat) -> str:
-    if chosen is ReportFormat.json:
+    if chosen == "json":
         return report.to_json()
-    if chosen is ReportFormat.md:
+    if chosen == "md":
         from ..reports.bench.markdown import bench_markdown
 
         return bench_markdown(report)

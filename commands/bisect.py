@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..core.limits import LARGEST_SEED
-from .parts.console import QuietOption, VerboseOption, finite, note, progress, say
+from .parts.console import finite, note, progress, say
 from .parts.paths import INPUT, ForceOption
-from .parts.plugins.options import PluginLibraryOption, PluginUse, plugin_asked
+from .parts.plugins.options import PluginLibraryOption, plugin_asked
 from .parts.report_output import OutputOption, ReportFormatOption, choose, show
 
 if TYPE_CHECKING:
@@ -48,8 +48,6 @@ def bisect(
     output_format: ReportFormatOption = None,
     output: OutputOption = None,
     force: ForceOption = False,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Name the first module whose output leaves the tolerance, and the likely cause.
 
@@ -71,7 +69,7 @@ def bisect(
             atol=atol,
             rtol=rtol,
             provider=provider,
-            plugin=plugin_asked(PluginUse.auto, plugin_library),
+            plugin=plugin_asked("auto", plugin_library),
         )
         report = run_bisect(request, step)
     for line in report.notes:

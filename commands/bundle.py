@@ -6,19 +6,15 @@
 from __future__ import annotations
 
 import shlex
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from ..core.limits import LARGEST_SEED, LARGEST_SIZE
 from ..core.storage.file_kinds import BUNDLE
 from .parts.console import (
-    Format,
     FormatOption,
-    QuietOption,
-    VerboseOption,
     bytes_text,
     finite,
     note,
@@ -36,13 +32,6 @@ if TYPE_CHECKING:
 
 # Where npm installs it, relative to the folder that npm runs in.
 NPM_FOLDER = Path("node_modules/onnxruntime-web")
-
-
-class Shape(str, Enum):
-    """The form of a bundle: a folder or a tar archive."""
-
-    dir = "dir"
-    tar = "tar"
 
 
 class _CreateByDefault(Group):
@@ -76,7 +65,8 @@ def create(
         Path, typer.Option("--output", "-o", help="The folder or tar to write.", show_default=False), OutputPath(BUNDLE)
     ],
     shape: Annotated[
-        Shape | None, typer.Option("--format", help="dir or tar; without it a name that ends in .tar is a tar.")
+        Literal["dir", "tar"] | None,
+        typer.Option("--format", help="dir or tar; without it a name that ends in .tar is a tar."),
     ] = None,
     triton: Annotated[bool, typer.Option("--triton", help="Add a repository for Triton Inference Server.")] = False,
     web: Annotated[
@@ -130,8 +120,6 @@ def create(
     ] = 16,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier bundle.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest and nothing else, as JSON.")] = False,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Pack a model with samples, their expected outputs and a script that checks them on the device."""
     if onnxruntime_web is not None and not web:
@@ -144,7 +132,7 @@ def create(
         from ..runtime.bundle.create import BundleRequest, create_bundle
         from ..runtime.bundle.triton import Serving
 
-        as_tar = shape is Shape.tar or (shape is None and output.suffix.lower() == ".tar")
+        as_tar = shape == "tar" or (shape is None and output.suffix.lower() == ".tar")
         request = BundleRequest(
             model=model,
             output=output,
@@ -216,9 +204,7 @@ def verify(
         str | None,
         typer.Option(help="Refuse the bundle unless its manifest has this SHA-256, which allows its libraries too."),
     ] = None,
-    output_format: FormatOption = Format.console,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
+    output_format: FormatOption = "console",
 ) -> None:
     """Check every file of a bundle, then run its samples and compare. Exit codes 0, 1, 2, 3."""
     if server is not None:
@@ -245,7 +231,7 @@ def verify(
                 manifest_sha256=manifest_sha256,
                 run_libraries=run_libraries,
             )
-    if output_format is Format.json:
+    if output_format == "json":
         document = {"bundle": found.manifest["name"], "manifest_sha256": found.manifest_sha256, **found.report}
         print_json(document)
     else:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
-from .parts.console import QuietOption, VerboseOption, print_json, progress, say, styled, suggest
+from .parts.console import print_json, progress, say, styled, suggest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,23 +19,13 @@ if TYPE_CHECKING:
     Looked = tuple[Status, str, str, tuple[str, ...]]
 
 
-class DoctorFormat(str, Enum):
-    """How the report is written."""
-
-    console = "console"
-    json = "json"
-    md = "md"
-
-
 def doctor(
     require: Annotated[
         str, typer.Option(help="Commands that must be able to work, as export,build; else exit code 3.")
     ] = "",
-    output_format: Annotated[DoctorFormat, typer.Option("--format", help="console, json, or md for a bug report.")] = (
-        DoctorFormat.console
-    ),
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
+    output_format: Annotated[
+        Literal["console", "json", "md"], typer.Option("--format", help="console, json, or md for a bug report.")
+    ] = "console",
 ) -> None:
     """Look at this machine: packages, providers that really start, TensorRT, driver, headers, compilers.
 
@@ -52,14 +41,14 @@ def doctor(
         wanted = _wanted(require, [ability.command for ability in ABILITIES])
         findings = run_probes((*PROBES, *_plugin_probes()))
         verdicts = judge(findings, ABILITIES)
-    if output_format is DoctorFormat.json:
+    if output_format == "json":
         print_json(as_dict(findings, verdicts))
-    elif output_format is DoctorFormat.md:
+    elif output_format == "md":
         say(as_markdown(findings, verdicts))
     else:
         _print(findings, verdicts)
     _insist(wanted, verdicts)
-    if output_format is DoctorFormat.console:
+    if output_format == "console":
         suggest("localattn", "demo")
 
 

@@ -14,11 +14,8 @@ import typer
 
 from ..core.limits import LARGEST_SEED, LARGEST_SIZE
 from .parts.console import (
-    Format,
     FormatOption,
-    QuietOption,
     RuntimeOption,
-    VerboseOption,
     finite,
     note,
     print_json,
@@ -27,7 +24,7 @@ from .parts.console import (
     warn,
 )
 from .parts.paths import INPUT
-from .parts.plugins.options import PluginLibraryOption, PluginOption, PluginUse, plugin_asked
+from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,15 +106,13 @@ def generate(
         ),
     ] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")] = None,
-    plugin: PluginOption = PluginUse.auto,
+    plugin: PluginOption = "auto",
     plugin_library: PluginLibraryOption = None,
     runtime: RuntimeOption = "auto",
     cuda_graph: Annotated[
         bool, typer.Option("--cuda-graph", help="Record the step as a CUDA graph, and replay it (engines).")
     ] = False,
-    output_format: FormatOption = Format.console,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
+    output_format: FormatOption = "console",
 ) -> None:
     """Continue a prompt, token by token, at constant memory.
 
@@ -152,13 +147,13 @@ def generate(
         limit = DEFAULT_TOKENS if said is None else said
         limit = limit if room is None else min(limit, max(room, 1))
     settings |= {"seed": seed, "stop": () if folder is None else folder.stop}
-    shown = echo and output_format is Format.console
+    shown = echo and output_format == "console"
     run = _Run(generator, ids, None if limit < 0 else limit, settings, shown, tokenizer)
     try:
-        run.all(batch, show=output_format is Format.console)
+        run.all(batch, show=output_format == "console")
     except KeyboardInterrupt:
         run.finish = "interrupted"
-    if output_format is Format.json:
+    if output_format == "json":
         print_json({"model": str(model), **run.report(seed)})
     else:
         note(run.summary())

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .parts.console import QuietOption, VerboseOption, bytes_text, note, print_checks, say, warn
+from .parts.console import bytes_text, note, print_checks, say, warn
 from .parts.flags import in_flags
 from .parts.paths import INPUT, ForceOption
-from .parts.plugins.options import PluginLibraryOption, PluginOption, PluginUse, plugin_asked
+from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
 from .parts.report_output import OutputOption, ReportFormatOption, choose, show
 
 if TYPE_CHECKING:
@@ -34,13 +34,11 @@ def inspect(
             "--write-config", help="Write a configuration to complete beside the checkpoint; never replaces one."
         ),
     ] = False,
-    plugin: PluginOption = PluginUse.auto,
+    plugin: PluginOption = "auto",
     plugin_library: PluginLibraryOption = None,
     output_format: ReportFormatOption = None,
     output: OutputOption = None,
     force: ForceOption = False,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Show what a checkpoint, an exported model or an engine is.
 

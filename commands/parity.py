@@ -10,9 +10,7 @@ import typer
 from ..core.limits import LARGEST_SEED, MOST_SEEDS, is_size
 from ..core.storage.file_kinds import NPZ
 from .parts.console import (
-    QuietOption,
     RuntimeOption,
-    VerboseOption,
     finite,
     note,
     progress,
@@ -20,7 +18,7 @@ from .parts.console import (
     warn,
 )
 from .parts.paths import INPUT, ForceOption, OutputPath
-from .parts.plugins.options import PluginLibraryOption, PluginOption, PluginUse, plugin_asked
+from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
 from .parts.report_output import OutputOption, ReportFormatOption, choose, show
 
 if TYPE_CHECKING:
@@ -81,14 +79,12 @@ def parity(
         typer.Option("--causal/--not-causal", help="AFTLocal: how it was exported. (Default: the sidecar's word.)"),
     ] = None,
     provider: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or tensorrt.")] = "auto",
-    plugin: PluginOption = PluginUse.auto,
+    plugin: PluginOption = "auto",
     plugin_library: PluginLibraryOption = None,
     runtime: RuntimeOption = "auto",
     output_format: ReportFormatOption = None,
     output: OutputOption = None,
     force: ForceOption = False,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Compare exported models and engines with an independent float64 reference of their checkpoint.
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from ...core.storage.library_store import Library
@@ -15,14 +14,8 @@ if TYPE_CHECKING:
     from ...plugins.kernel.targets import Target
     from ...runtime.engine.builder.request import PluginChoice
 
-
-class PluginKind(str, Enum):
-    """What computes the attention node."""
-
-    auto = "auto"
-    library = "library"
-    aot = "aot"
-    none = "none"
+# What computes the attention node.
+PluginKind = Literal["auto", "library", "aot", "none"]
 
 
 def choose_plugin(
@@ -56,21 +49,21 @@ def choose_plugin(
     from ...plugins.library.selection import without_kernel
     from ...runtime.engine.builder.request import PluginChoice
 
-    if library is not None and kind not in (PluginKind.auto, PluginKind.library):
-        raise UsageError(f"--plugin {kind.value} takes no --plugin-library.", fix="Leave one of them out.")
-    if kind is PluginKind.none:
+    if library is not None and kind not in ("auto", "library"):
+        raise UsageError(f"--plugin {kind} takes no --plugin-library.", fix="Leave one of them out.")
+    if kind == "none":
         return PluginChoice(), []
     left = [f"{name} is built from its ONNX function: {why}" for name, why in without_kernel(model).items()]
-    if kind is PluginKind.aot:
+    if kind == "aot":
         return _inside_engine(backend, capabilities), left
     try:
         found, specs = _library(library, model, capabilities, progress)
     except LocalAttnError as error:
-        if kind is PluginKind.library or library is not None:
+        if kind == "library" or library is not None:
             raise
         reason = " ".join(line for line in (error.what, error.why) if line)
         return PluginChoice(asked="auto"), [f"no plugin: {reason} Attention is built from its standard operators"]
-    if found is None and kind is PluginKind.library:
+    if found is None and kind == "library":
         raise UsageError(
             f"{model.name} has no attention node that a plugin serves.",
             why="; ".join(left),
@@ -79,7 +72,7 @@ def choose_plugin(
     if found is None:
         return PluginChoice(asked="auto"), [*left, "the model has no attention node that a plugin serves"]
     kernels = tuple(KernelName(**asdict(spec)) for spec in specs)
-    return PluginChoice("library", library=found, kernels=kernels, asked=kind.value), left
+    return PluginChoice("library", library=found, kernels=kernels, asked=kind), left
 
 
 def _library(

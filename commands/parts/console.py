@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import math
 import re
@@ -10,8 +12,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -29,12 +30,8 @@ if TYPE_CHECKING:
     from ...exporter.export import ExportReport
     from ...exporter.user_module.export_module import ModuleExportReport
 
-
-class Format(str, Enum):
-    """How a result is printed."""
-
-    console = "console"
-    json = "json"
+# How a result is printed.
+Format = Literal["console", "json"]
 
 
 class Verbosity:
@@ -79,6 +76,21 @@ RuntimeOption = Annotated[
     typer.Option(help="What runs ONNX files: auto (onnxruntime) or openvino, in fp32; openvino:bf16 is faster."),
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", callback=_set_quiet, help="No progress.")]
+_MESSAGES = (("verbose", VerboseOption), ("quiet", QuietOption))
+
+
+def with_messages(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --verbose and --quiet to a command: what they ask for is done before it runs, by their callbacks."""
+
+    @functools.wraps(command)
+    def run(**options: Any) -> Any:
+        return command(**{name: value for name, value in options.items() if name not in dict(_MESSAGES)})
+
+    own = inspect.signature(command, eval_str=True)
+    added = [inspect.Parameter(x, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=y) for x, y in _MESSAGES]
+    run.__signature__ = own.replace(parameters=[*own.parameters.values(), *added])  # type: ignore[attr-defined]
+    run.__annotations__ = {**command.__annotations__, **dict(_MESSAGES)}
+    return run
 
 
 def say(text: str, end: str = "\n") -> None:

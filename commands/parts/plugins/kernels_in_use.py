@@ -6,8 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .options import PluginUse
-
 if TYPE_CHECKING:
     from ....onnx_graph.onnx_file import OnnxFile
 
@@ -36,7 +34,7 @@ def kernels_in_use(has_nodes: Callable[[], bool], backend: str, provider: str, p
     """
     if plugin is not None:
         return f"Kernels: compiled, {plugin}"
-    if (backend, provider, asked) != ("onnxruntime", "cpu", PluginUse.auto.value):
+    if (backend, provider, asked) != ("onnxruntime", "cpu", "auto"):
         return ""
     if not has_nodes():
         return ""
