@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, TypeVar, get_args
 
 import typer
 
-from ..core.limits import LARGEST_SEED, LARGEST_SIZE, LONGEST_SECONDS, MOST_ITERATIONS, MOST_ROUNDS
-from .parts.console import finite, progress, say, suggest, warn
+from ..core.errors import UsageError
+from ..core.limits import LARGEST_SIZE, LONGEST_SECONDS, MOST_ITERATIONS, MOST_ROUNDS
+from .parts.console import finite, progress, say, seed_option, size_option, suggest, warn
 from .parts.paths import INPUT, ForceOption
 from .parts.plugins.options import PluginUse, library_hint, plugin_asked
 from .parts.report_output import Destination, OutputOption, ReportFormat, ReportFormatOption, choose
@@ -32,9 +33,7 @@ def bench(
     seq_len: Annotated[
         str | None, typer.Option(help="Lengths to measure at (512,1024), for files with a dynamic axis.")
     ] = None,
-    batch: Annotated[
-        int | None, typer.Option(min=1, max=LARGEST_SIZE, help="Sequences a call, for files with a dynamic axis.")
-    ] = None,
+    batch: Annotated[int | None, size_option("Sequences a call, for files with a dynamic axis.", least=1)] = None,
     duration: Annotated[
         float,
         typer.Option(min=0, max=LONGEST_SECONDS, callback=finite, help="Seconds of timed calls of each, at the least."),
@@ -76,10 +75,8 @@ def bench(
         bool, typer.Option("--profile", help="Tell where the time goes, by module, operator and node (.onnx).")
     ] = False,
     load_inputs: Annotated[Path | None, typer.Option(help="Inputs (.npz) instead of random ones."), INPUT] = None,
-    top: Annotated[int, typer.Option(min=1, max=LARGEST_SIZE, help="Rows of each table of the profile.")] = 15,
-    seed: Annotated[
-        int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the random inputs and of the order of turns.")
-    ] = 0,
+    top: Annotated[int, size_option("Rows of each table of the profile.", least=1)] = 15,
+    seed: Annotated[int, seed_option("Seed of the random inputs and of the order of turns.")] = 0,
     output_format: ReportFormatOption = None,
     output: OutputOption = None,
     force: ForceOption = False,
@@ -138,8 +135,6 @@ def _listed(flag: str, text: str, read: Callable[[str], _T]) -> list[_T]:
     Raises:
         UsageError: a part cannot be read.
     """
-    from ..core.errors import UsageError
-
     values = []
     for part in text.split(","):
         try:
@@ -158,8 +153,6 @@ def _plugins(uses: str | None, libraries: Sequence[Path]) -> tuple[str, ...]:
     Raises:
         UsageError: there is no such way.
     """
-    from ..core.errors import UsageError
-
     listed = [] if uses is None else _listed("--plugin", uses, str)
     for way in listed:
         if way not in get_args(PluginUse):

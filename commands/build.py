@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ..core.errors import UsageError
 from ..core.limits import LARGEST_WORKSPACE_MIB, is_size
 from ..core.storage.file_kinds import ENGINE, TIMING_CACHE
 from .api.build_plugin import PluginKind
@@ -16,6 +17,7 @@ from .parts.console import (
     note,
     print_checks,
     print_json,
+    print_signature,
     progress,
     say,
     suggest,
@@ -144,8 +146,6 @@ def parse_shapes(option: str, text: str | None) -> dict[str, tuple[int, ...]]:
     Raises:
         UsageError: it does not parse.
     """
-    from ..core.errors import UsageError
-
     found: dict[str, tuple[int, ...]] = {}
     for part in (text or "").split(","):
         if not part.strip():
@@ -164,10 +164,7 @@ def _print_report(report: BuildReport) -> None:
         f"{report.path}  {facts.backend} {facts.library_version} for {', '.join(facts.targets)}, {facts.dtype}, "
         f"{bytes_text(facts.engine_bytes)}, built in {facts.seconds:.1f} s"
     )
-    for spec in facts.inputs:
-        say(f"  input   {spec.describe()}")
-    for spec in facts.outputs:
-        say(f"  output  {spec.describe()}")
+    print_signature(facts)
     if facts.plugin is not None:
         say(f"  plugin  {facts.plugin.kind}{f', {facts.plugin.path}' if facts.plugin.path else ''}")
     say("Checks:")

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ..core.limits import LARGEST_SEED, LARGEST_SIZE
 from ..core.storage.file_kinds import BUNDLE
 from .parts.console import (
     FormatOption,
     bytes_text,
-    finite,
     note,
+    number_option,
     print_json,
     progress,
     say,
+    seed_option,
+    size_option,
     suggest,
 )
 from .parts.paths import INPUT, OutputPath
@@ -81,7 +82,7 @@ def create(
         INPUT,
     ] = None,
     samples: Annotated[int, typer.Option(min=0, max=1000, help="Random samples to draw for each model.")] = 2,
-    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the first sample.")] = 0,
+    seed: Annotated[int, seed_option("Seed of the first sample.")] = 0,
     load_inputs: Annotated[
         list[Path] | None, typer.Option(help="Inputs as .npz to take as a sample instead; may be repeated."), INPUT
     ] = None,
@@ -93,30 +94,18 @@ def create(
     engine: Annotated[
         list[Path] | None, typer.Option(help="An engine built from the model; may be repeated."), INPUT
     ] = None,
-    atol: Annotated[
-        float | None,
-        typer.Option(min=0, callback=finite, help="Absolute tolerance on the device, instead of the type's."),
-    ] = None,
-    rtol: Annotated[
-        float | None,
-        typer.Option(min=0, callback=finite, help="Relative tolerance on the device, instead of the type's."),
-    ] = None,
-    triton_instances: Annotated[
-        int, typer.Option(min=1, max=LARGEST_SIZE, help="Copies of the model that run at once.")
-    ] = 1,
+    atol: Annotated[float | None, number_option("Absolute tolerance on the device, instead of the type's.")] = None,
+    rtol: Annotated[float | None, number_option("Relative tolerance on the device, instead of the type's.")] = None,
+    triton_instances: Annotated[int, size_option("Copies of the model that run at once.", least=1)] = 1,
     triton_threads: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            max=LARGEST_SIZE,
-            help="CPU threads of each copy. (Default: 1 for step files and several copies, else all.)",
-        ),
+        size_option("CPU threads of each copy. (Default: 1 for step files and several copies, else all.)", least=1),
     ] = None,
     triton_max_batch: Annotated[
-        int, typer.Option(min=1, max=LARGEST_SIZE, help="Requests joined in a call, if rows are proven independent.")
+        int, size_option("Requests joined in a call, if rows are proven independent.", least=1)
     ] = 8,
     max_sequences: Annotated[
-        int, typer.Option(min=1, max=LARGEST_SIZE, help="Sequences a copy of a step file serves; the next one waits.")
+        int, size_option("Sequences a copy of a step file serves; the next one waits.", least=1)
     ] = 16,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier bundle.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest and nothing else, as JSON.")] = False,

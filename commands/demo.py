@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from ..core.limits import LARGEST_SEED
 from ..core.storage.file_kinds import FOLDER
 from .export import DtypeOption
 from .parts.console import (
@@ -18,6 +17,7 @@ from .parts.console import (
     print_json,
     progress,
     say,
+    seed_option,
     styled,
     suggest,
 )
@@ -36,7 +36,7 @@ def demo(
     ] = 0.5,
     dtype: DtypeOption = "fp32",
     rows: Annotated[int, typer.Option(min=1, max=64, help="Rows of held-out text to measure, of 64.")] = 64,
-    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the sampling.")] = 0,
+    seed: Annotated[int, seed_option("Seed of the sampling.")] = 0,
     force: ForceOption = False,
     output_format: FormatOption = "console",
 ) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
+from ..core.errors import LocalAttnError, MissingDependency, UsageError
 from .parts.console import print_json, progress, say, styled, suggest
 
 if TYPE_CHECKING:
@@ -58,8 +59,6 @@ def _wanted(require: str, commands: Sequence[str]) -> list[str]:
     Raises:
         UsageError: a name that is neither.
     """
-    from ..core.errors import UsageError
-
     names = [name.strip() for name in require.split(",") if name.strip()]
     for name in names:
         if not any(command == name or command.split()[0] == name for command in commands):
@@ -74,8 +73,6 @@ def _insist(wanted: Sequence[str], verdicts: Sequence[Verdict]) -> None:
     Raises:
         MissingDependency: one of them cannot.
     """
-    from ..core.errors import MissingDependency
-
     for name in wanted:
         ways = [v for v in verdicts if v.ability.command == name or v.ability.command.split()[0] == name]
         if not any(verdict.able for verdict in ways):
@@ -115,8 +112,6 @@ def _safely(look: Callable[[], Looked]) -> Callable[[], Looked]:
     """Wrap a look, so that errors of this package become its result."""
 
     def safe() -> Looked:
-        from ..core.errors import LocalAttnError, MissingDependency
-
         try:
             return look()
         except LocalAttnError as error:
@@ -161,7 +156,6 @@ def _library() -> Looked:
 
 def _kernels_probe() -> Probe:
     """Make the probe that loads kernels of the newest plugin library onto the GPU: machine code of it, or PTX?"""
-    from ..core.errors import LocalAttnError
     from ..core.storage.library_image import for_child
     from ..core.storage.library_store import TENSORRT_PLUGIN, find
     from ..doctor.probes import Probe
@@ -197,7 +191,6 @@ def _kernels_probe() -> Probe:
 
 def _cpu_library_probe() -> Probe:
     """Make the probe that loads, if there is one, the library that sessions on the CPU load automatically."""
-    from ..core.errors import LocalAttnError
     from ..core.storage.library_image import for_child
     from ..core.storage.library_store import CPU_KERNELS, candidates, find
     from ..doctor.probes import Probe

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
-from ..core.limits import LARGEST_SIZE
 from ..core.storage.file_kinds import ONNX
 from ..core.versions import DEFAULT_OPSET, OPSETS
 from .api.exporting import Mode, export_request
@@ -17,12 +16,13 @@ from .api.exporting import export as export_checkpoint
 from .parts.console import (
     FormatOption,
     export_document,
-    finite,
     note,
+    number_option,
     print_exported,
     print_json,
     progress,
     say,
+    size_option,
     suggest,
 )
 from .parts.export_module import ModuleRequest, export_users_module, parse_axes, print_module, refuse_options
@@ -88,14 +88,11 @@ def export(
         typer.Option(help="What a Hugging Face folder is exported for. (Default: what it was saved for.)"),
     ] = None,
     seq_len: Annotated[
-        int | None,
-        typer.Option(max=LARGEST_SIZE, help="Sequence length of the file. (Default: the model's max_seq_len.)"),
+        int | None, size_option("Sequence length of the file. (Default: the model's max_seq_len.)")
     ] = None,
-    batch: Annotated[int, typer.Option(max=LARGEST_SIZE, help="Batch size of the file.")] = 1,
-    heads: Annotated[int | None, typer.Option(max=LARGEST_SIZE, help="Heads, where the weights do not tell.")] = None,
-    dim_head: Annotated[
-        int | None, typer.Option(max=LARGEST_SIZE, help="Head size, where the weights do not tell.")
-    ] = None,
+    batch: Annotated[int, size_option("Batch size of the file.")] = 1,
+    heads: Annotated[int | None, size_option("Heads, where the weights do not tell.")] = None,
+    dim_head: Annotated[int | None, size_option("Head size, where the weights do not tell.")] = None,
     mask: Annotated[bool, typer.Option("--mask", help="Add the input mask: bool, True = keep.")] = False,
     attn_bias: Annotated[bool, typer.Option("--attn-bias", help="Add the input attn_bias [H, w, K].")] = False,
     causal: Annotated[bool, typer.Option("--causal", help="AFTLocal: the model was run with a causal mask.")] = False,
@@ -113,15 +110,11 @@ def export(
         ),
     ] = "full",
     chunk: Annotated[
-        int | None,
-        typer.Option(max=LARGEST_SIZE, help="Tokens a call of the file for prompts; 1: none. (Default: 64 or fewer.)"),
+        int | None, size_option("Tokens a call of the file for prompts; 1: none. (Default: 64 or fewer.)")
     ] = None,
     max_length: Annotated[
         int | None,
-        typer.Option(
-            max=LARGEST_SIZE,
-            help="Most positions of a step file of a Hugging Face model. (Default: 4096, or what it has.)",
-        ),
+        size_option("Most positions of a step file of a Hugging Face model. (Default: 4096, or what it has.)"),
     ] = None,
     dtype: DtypeOption = "fp32",
     weight_dtype: Annotated[
@@ -132,11 +125,7 @@ def export(
         ),
     ] = None,
     opset: Annotated[
-        int,
-        typer.Option(
-            max=LARGEST_SIZE,
-            help=f"ONNX opset, {OPSETS[0]} to {OPSETS[-1]}; TensorRT 10.3 reads up to {DEFAULT_OPSET}.",
-        ),
+        int, size_option(f"ONNX opset, {OPSETS[0]} to {OPSETS[-1]}; TensorRT 10.3 reads up to {DEFAULT_OPSET}.")
     ] = DEFAULT_OPSET,
     no_function_body: Annotated[
         bool,
@@ -159,14 +148,8 @@ def export(
             help="Write standard operators alone, no functions: for runtimes other than onnxruntime and TensorRT.",
         ),
     ] = False,
-    atol: Annotated[
-        float | None,
-        typer.Option(min=0, callback=finite, help="Absolute tolerance of the parity check. (Default: by dtype.)"),
-    ] = None,
-    rtol: Annotated[
-        float | None,
-        typer.Option(min=0, callback=finite, help="Relative tolerance of the parity check. (Default: by dtype.)"),
-    ] = None,
+    atol: Annotated[float | None, number_option("Absolute tolerance of the parity check. (Default: by dtype.)")] = None,
+    rtol: Annotated[float | None, number_option("Relative tolerance of the parity check. (Default: by dtype.)")] = None,
     allow_quadratic: Annotated[
         bool, typer.Option("--allow-quadratic", help="Accept tensors that are square in the sequence length.")
     ] = False,
@@ -183,10 +166,7 @@ def export(
         ),
     ] = None,
     max_seq_len: Annotated[
-        int | None,
-        typer.Option(
-            max=LARGEST_SIZE, help="Longest sequence with --dynamic seq. (Default: the example's, or the model's.)"
-        ),
+        int | None, size_option("Longest sequence with --dynamic seq. (Default: the example's, or the model's.)")
     ] = None,
     factory: Annotated[
         str | None,

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..core.limits import LARGEST_SEED, MOST_SEEDS, is_size
+from ..core.errors import UsageError
+from ..core.limits import MOST_SEEDS, is_size
 from ..core.storage.file_kinds import NPZ
 from .parts.console import (
     RuntimeOption,
-    finite,
     note,
+    number_option,
     progress,
     say,
+    seed_option,
     warn,
 )
 from .parts.paths import INPUT, ForceOption, OutputPath
@@ -52,13 +54,9 @@ def parity(
         INPUT,
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="How many sets of random inputs.")] = 3,
-    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="The first seed.")] = 0,
-    atol: Annotated[
-        float | None, typer.Option(min=0, callback=finite, help="Absolute tolerance. (Default: by dtype.)")
-    ] = None,
-    rtol: Annotated[
-        float | None, typer.Option(min=0, callback=finite, help="Relative tolerance. (Default: by dtype.)")
-    ] = None,
+    seed: Annotated[int, seed_option("The first seed.")] = 0,
+    atol: Annotated[float | None, number_option("Absolute tolerance. (Default: by dtype.)")] = None,
+    rtol: Annotated[float | None, number_option("Relative tolerance. (Default: by dtype.)")] = None,
     load_inputs: Annotated[
         Path | None, typer.Option(help="Compare on these inputs (.npz) instead of random ones."), INPUT
     ] = None,
@@ -156,8 +154,6 @@ def _lengths(text: str | None) -> tuple[int, ...]:
     Raises:
         UsageError: it is no such list.
     """
-    from ..core.errors import UsageError
-
     parts = [] if text is None else text.split(",")
     if not all(is_size(part.strip()) for part in parts):
         raise UsageError(
@@ -167,8 +163,6 @@ def _lengths(text: str | None) -> tuple[int, ...]:
 
 
 def _refuse_shared_files(models: list[Path], save_inputs: Path | None, save_outputs: Path | None) -> None:
-    from ..core.errors import UsageError
-
     if len(models) > 1 and (save_inputs is not None or save_outputs is not None):
         raise UsageError(
             "--save-inputs and --save-outputs take the arrays of one file.",

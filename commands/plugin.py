@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..core.errors import MissingDependency, UsageError
 from ..core.limits import MOST_JOBS
 from ..core.storage.file_kinds import LIBRARY, REWRITTEN
 from .parts.console import (
@@ -76,7 +77,6 @@ def build(
     For TensorRT it needs Triton, a C++ compiler, and TensorRT's headers; no GPU, no CUDA toolkit, no TensorRT. Every
     library has PTX for later GPUs besides the machine code of its targets. For onnxruntime it needs the C++ compiler.
     """
-    from ..core.errors import UsageError
     from ..core.storage.library_store import prepare_cache
     from ..plugins.compilers import find_compiler
     from ..plugins.kernel.targets import target as target_called
@@ -154,7 +154,6 @@ def path(
     output_format: FormatOption = "console",
 ) -> None:
     """Print the path of the library in the cache that was built last for a processor."""
-    from ..core.errors import UsageError
     from ..plugins.library.facts import find_library
 
     chosen_arch = _arch(arch)
@@ -279,8 +278,6 @@ def _split(text: str) -> list[str]:
 
 
 def _numbers(text: str) -> list[int]:
-    from ..core.errors import UsageError
-
     try:
         return [int(part) for part in _split(text)]
     except ValueError:
@@ -288,7 +285,6 @@ def _numbers(text: str) -> list[int]:
 
 
 def _arch(text: str) -> Arch:
-    from ..core.errors import UsageError
     from ..plugins.library.facts import ARCHITECTURES, host_arch
 
     if not text:
@@ -301,7 +297,6 @@ def _arch(text: str) -> Arch:
 
 def _prepare(backend: RegistryBackend) -> None:
     """Load TensorRT-RTX's library under the name that its own wheel looks for."""
-    from ..core.errors import MissingDependency
     from ..runtime.engine.rtx_library import preload
 
     if backend == "tensorrt-rtx":
@@ -312,8 +307,6 @@ def _prepare(backend: RegistryBackend) -> None:
 
 
 def _none_built(arch: str) -> Exception:
-    from ..core.errors import MissingDependency
-
     return MissingDependency(
         f"There is no plugin library for {arch} in your cache.",
         why="None was built without --output, or it was removed.",
@@ -327,7 +320,6 @@ def _say_companion(arch: Arch, *, as_json: bool) -> None:
     Raises:
         MissingDependency: there is no plugin library, or none beside it that is its companion.
     """
-    from ..core.errors import MissingDependency
     from ..plugins.library.facts import companion_path, find_library, parse_facts
 
     library = find_library(arch)

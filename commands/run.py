@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..core.limits import LARGEST_SEED, MOST_ITERATIONS
+from ..core.limits import MOST_ITERATIONS
 from ..core.storage.file_kinds import NPZ
-from .parts.console import FormatOption, RuntimeOption, say, suggest, warn
+from .parts.console import FormatOption, RuntimeOption, say, seed_option, suggest, warn
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.plugins.kernels_in_use import has_nodes, kernels_in_use
 from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
@@ -45,7 +45,7 @@ def run(
         bool, typer.Option("--cuda-graph", help="Record the run as a CUDA graph, and replay it (engines).")
     ] = False,
     iterations: Annotated[int, typer.Option(min=1, max=MOST_ITERATIONS, help="How often to run.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the random inputs.")] = 0,
+    seed: Annotated[int, seed_option("Seed of the random inputs.")] = 0,
     force: ForceOption = False,
     output_format: FormatOption = "console",
 ) -> None:

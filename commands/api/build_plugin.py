@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from ...core.errors import LocalAttnError, MissingDependency, UsageError
+
 if TYPE_CHECKING:
     from ...core.storage.library_store import Library
     from ...onnx_graph.onnx_file import OnnxFile
@@ -45,7 +47,6 @@ def choose_plugin(
         BuildFailed: a plugin was asked for, and could not be built.
     """
     from ...core.documents.engine_facts import KernelName
-    from ...core.errors import LocalAttnError, UsageError
     from ...plugins.library.selection import without_kernel
     from ...runtime.engine.builder.request import PluginChoice
 
@@ -96,8 +97,6 @@ def _library(
 
 
 def _demand_kernels(library: Path, missing: list[str]) -> None:
-    from ...core.errors import UsageError
-
     if missing:
         raise UsageError(
             f"{library} lacks kernels that the model needs.",
@@ -139,7 +138,6 @@ def _build(specs: list[AnySpec], targets: list[Target], progress: Callable[[str]
 
 def _inside_engine(backend: str, capabilities: Sequence[int]) -> PluginChoice:
     """Put kernels inside the engine, by TensorRT's ahead-of-time plugins."""
-    from ...core.errors import MissingDependency, UsageError
     from ...core.nodes.gpu import SERVED
     from ...plugins.aot.availability import why_not
     from ...plugins.aot.register import register_plugins

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ...core.documents.report import SIGNS
+from ...core.limits import LARGEST_SEED, LARGEST_SIZE
 from ...reports import figures
 from .flags import in_flags
 from .log_output import show_log
@@ -24,11 +25,13 @@ from .log_output import show_log
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ...core.documents.engine_facts import EngineFacts
     from ...core.documents.report import Report
-    from ...core.documents.sidecar import CheckRecord
+    from ...core.documents.sidecar import CheckRecord, Sidecar
     from ...core.errors import LocalAttnError
     from ...exporter.export import ExportReport
     from ...exporter.user_module.export_module import ModuleExportReport
+    from ...onnx_graph.facts import OnnxFacts
 
 # How a result is printed.
 Format = Literal["console", "json"]
@@ -57,6 +60,21 @@ def finite(value: float | None) -> float | None:
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is not a finite number.")
     return value
+
+
+def number_option(help_text: str) -> Any:
+    """Declare an option that is a finite number of 0 or more."""
+    return typer.Option(min=0, callback=finite, help=help_text)
+
+
+def size_option(help_text: str, least: int | None = None) -> Any:
+    """Declare an option that is a size or a count; without `least`, what uses it says what it must be."""
+    return typer.Option(min=least, max=LARGEST_SIZE, help=help_text)
+
+
+def seed_option(help_text: str) -> Any:
+    """Declare an option that is a seed of random numbers."""
+    return typer.Option(min=0, max=LARGEST_SEED, help=help_text)
 
 
 FormatOption = Annotated[Format, typer.Option("--format", help="console, or json: nothing but JSON on stdout.")]
@@ -188,6 +206,13 @@ def print_checks(checks: Sequence[CheckRecord]) -> None:
         say(f"  {styled(sign, fg=colour)} {check.name:<{width}}  {outcome}{check.detail}")
 
 
+def print_signature(facts: Sidecar | EngineFacts | OnnxFacts) -> None:
+    """Print the inputs and outputs of a file."""
+    for kind, specs in (("input ", facts.inputs), ("output", facts.outputs)):
+        for spec in specs:
+            say(f"  {kind}  {spec.describe()}")
+
+
 def print_exported(report: ExportReport | ModuleExportReport, details: Sequence[str] = ()) -> None:
     """Print what an export wrote: notes, the file and its signature, details, the checks, warnings."""
     sidecar = report.sidecar
@@ -197,10 +222,7 @@ def print_exported(report: ExportReport | ModuleExportReport, details: Sequence[
     if sidecar.external_data is not None:
         size += report.path.with_name(sidecar.external_data).stat().st_size
     say(f"{report.headline()}, {bytes_text(size)}")
-    for spec in sidecar.inputs:
-        say(f"  input   {spec.describe()}")
-    for spec in sidecar.outputs:
-        say(f"  output  {spec.describe()}")
+    print_signature(sidecar)
     if sidecar.dynamic:
         say(f"  open    {', '.join(sidecar.dynamic)}; sequences up to {sidecar.seq_len}")
     for line in details:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...core.errors import UsageError
 from .console import export_document, print_exported, print_json, say, warn
 
 if TYPE_CHECKING:
@@ -44,8 +45,6 @@ def parse_axes(text: str | None) -> tuple[str, ...]:
     Raises:
         UsageError: a name is empty, or given twice.
     """
-    from ...core.errors import UsageError
-
     names = () if text is None or text == "none" else tuple(name.strip() for name in text.split(","))
     if len(set(names)) < len(names) or not all(name.isidentifier() for name in names):
         raise UsageError(f"--dynamic is {text!r}.", fix="Write --dynamic batch,seq.")
@@ -58,8 +57,6 @@ def refuse_options(given: Collection[str], refused: Collection[str], what: str) 
     Raises:
         UsageError: one of them is given.
     """
-    from ...core.errors import UsageError
-
     for name in sorted(set(given) & set(refused)):
         option = "--" + {"module_input": "input"}.get(name, name.replace("_", "-"))
         raise UsageError(f"{option} does not apply to {what}.", fix=f"Leave {option} out.")
@@ -72,7 +69,6 @@ def export_users_module(
 
     Return the path of the file, and the report.
     """
-    from ...core.errors import UsageError
     from ...exporter.user_module.export_module import ModuleOptions, open_module
     from ...exporter.user_module.factory import module_from_factory, module_from_pickle
     from ...exporter.user_module.live_model import planned

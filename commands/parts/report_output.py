@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from ...core.errors import UsageError
 from ...core.storage.file_kinds import REPORTS, kind_named
 from .console import note, say, suggest
 from .paths import OutputPath
@@ -72,8 +73,6 @@ def choose(asked: ReportFormat | None, output: Path | None, force: bool) -> Dest
         UsageError: the suffix of the file is not that of the format.
         MissingDependency: a page is asked for and Jinja2 is not installed.
     """
-    from ...core.errors import UsageError
-
     chosen = asked
     if chosen is None:
         chosen = "console" if output is None else _BY_SUFFIX.get(output.suffix.lower())

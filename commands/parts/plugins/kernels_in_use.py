@@ -6,6 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ....core.errors import LocalAttnError, MissingDependency
+from ....core.extras import as_installed
+
 if TYPE_CHECKING:
     from ....onnx_graph.onnx_file import OnnxFile
 
@@ -46,8 +49,6 @@ def kernels_in_use(has_nodes: Callable[[], bool], backend: str, provider: str, p
 
 def how_to_add() -> str:
     """Return the command that adds compiled kernels here, with a compiler where there is none; "" where none can be."""
-    from ....core.errors import LocalAttnError, MissingDependency
-    from ....core.extras import as_installed
     from ....core.machine.processor import host_arch
     from ....core.storage.library_store import CPU_KERNELS
     from ....plugins.compilers import find_compiler

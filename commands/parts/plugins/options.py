@@ -7,6 +7,7 @@ from typing import Annotated, Literal, get_args
 
 import typer
 
+from ....core.errors import UsageError
 from ..paths import INPUT
 from ..terminal.help import Hint
 
@@ -50,8 +51,6 @@ def plugin_asked(use: PluginUse, library: Path | None) -> str:
     if library is None:
         return use
     if use == "none":
-        from ....core.errors import UsageError
-
         raise UsageError("--plugin none takes no --plugin-library.", fix="Leave one of them out.")
     named = str(library)
     return f"./{named}" if named in get_args(PluginUse) else named
