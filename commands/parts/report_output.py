@@ -101,7 +101,7 @@ def show(
 
     Args:
         destination: from `choose`.
-        kind: a key of `reports.documents.KINDS`.
+        kind: a key of `reports.documents.PAGES`.
         document: what `--format json` prints.
         console: prints the result for a terminal.
         following: the command to type next, for people.
