@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ...exporter.export import ExportReport, ExportRequest
     from ...exporter.step_export import StepRequest
-    from ...exporter.user_module.export_module import Inputs, ModuleExportReport, Origin
+    from ...exporter.user_module.export_module import Inputs, Origin
 
 Progress = Callable[[str], None]
 Mode = Literal["full", "step", "prefill"]
@@ -208,7 +208,7 @@ def export_module(
     overwrite: bool = False,
     origin: Origin | None = None,
     progress: Progress = lambda _: None,
-) -> ModuleExportReport | ExportReport:
+) -> ExportReport:
     """Export a module of your own with supported layers, or a Hugging Face model; compare it with the untouched one.
 
     Args:

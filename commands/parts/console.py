@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from ...core.documents.sidecar import CheckRecord, Sidecar
     from ...core.errors import LocalAttnError
     from ...exporter.export import ExportReport
-    from ...exporter.user_module.export_module import ModuleExportReport
     from ...onnx_graph.facts import OnnxFacts
 
 # How a result is printed.
@@ -213,7 +212,7 @@ def print_signature(facts: Sidecar | EngineFacts | OnnxFacts) -> None:
             say(f"  {kind}  {spec.describe()}")
 
 
-def print_exported(report: ExportReport | ModuleExportReport, details: Sequence[str] = ()) -> None:
+def print_exported(report: ExportReport, details: Sequence[str] = ()) -> None:
     """Print what an export wrote: notes, the file and its signature, details, the checks, warnings."""
     sidecar = report.sidecar
     for line in report.notes:
@@ -238,7 +237,7 @@ def print_warnings(report: Report) -> None:
         warn(line)
 
 
-def export_document(report: ExportReport | ModuleExportReport) -> dict[str, Any]:
+def export_document(report: ExportReport) -> dict[str, Any]:
     """Return the document that `--format json` prints for an export."""
     return {
         "model": str(report.path),
