@@ -34,7 +34,7 @@ import typer
 
 from .commands.api.packages import missing_package
 from .commands.parts import completion, streams
-from .commands.parts.console import print_error, print_fault
+from .commands.parts.console import print_error, print_fault, with_messages
 from .commands.parts.log_output import show_log
 from .commands.parts.paths import checked
 from .commands.parts.terminal.help import Command, Group
@@ -91,10 +91,11 @@ def command_line(names: Sequence[str] = COMMANDS) -> typer.Typer:
         module = import_module(f".commands.{name}", __package__)
         if hasattr(module, "app"):
             for command in module.app.registered_commands:
-                command.callback, command.cls = checked(inspect.unwrap(command.callback)), Command
+                callback = checked(inspect.unwrap(command.callback))
+                command.callback, command.cls = with_messages(callback), Command
             app.add_typer(module.app)
         else:
-            app.command(cls=Command)(checked(getattr(module, name)))
+            app.command(cls=Command)(with_messages(checked(getattr(module, name))))
     return app
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar, get_args
 
 import typer
 
-from ..core.limits import LARGEST_SEED, LARGEST_SIZE, LONGEST_SECONDS, MOST_ITERATIONS, MOST_ROUNDS
-from .parts.console import QuietOption, VerboseOption, finite, progress, say, suggest, warn
+from ..core.errors import UsageError
+from ..core.limits import LARGEST_SIZE, LONGEST_SECONDS, MOST_ITERATIONS, MOST_ROUNDS
+from .parts.console import finite, progress, say, seed_option, size_option, suggest, warn
 from .parts.paths import INPUT, ForceOption
-from .parts.plugins.options import PluginUse, plugin_asked
+from .parts.plugins.options import PluginUse, library_hint, plugin_asked
 from .parts.report_output import Destination, OutputOption, ReportFormat, ReportFormatOption, choose
 
 if TYPE_CHECKING:
@@ -32,9 +33,7 @@ def bench(
     seq_len: Annotated[
         str | None, typer.Option(help="Lengths to measure at (512,1024), for files with a dynamic axis.")
     ] = None,
-    batch: Annotated[
-        int | None, typer.Option(min=1, max=LARGEST_SIZE, help="Sequences a call, for files with a dynamic axis.")
-    ] = None,
+    batch: Annotated[int | None, size_option("Sequences a call, for files with a dynamic axis.", least=1)] = None,
     duration: Annotated[
         float,
         typer.Option(min=0, max=LONGEST_SECONDS, callback=finite, help="Seconds of timed calls of each, at the least."),
@@ -76,15 +75,11 @@ def bench(
         bool, typer.Option("--profile", help="Tell where the time goes, by module, operator and node (.onnx).")
     ] = False,
     load_inputs: Annotated[Path | None, typer.Option(help="Inputs (.npz) instead of random ones."), INPUT] = None,
-    top: Annotated[int, typer.Option(min=1, max=LARGEST_SIZE, help="Rows of each table of the profile.")] = 15,
-    seed: Annotated[
-        int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the random inputs and of the order of turns.")
-    ] = 0,
+    top: Annotated[int, size_option("Rows of each table of the profile.", least=1)] = 15,
+    seed: Annotated[int, seed_option("Seed of the random inputs and of the order of turns.")] = 0,
     output_format: ReportFormatOption = None,
     output: OutputOption = None,
     force: ForceOption = False,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Measure latency, throughput, memory and load time of models beside each other.
 
@@ -140,8 +135,6 @@ def _listed(flag: str, text: str, read: Callable[[str], _T]) -> list[_T]:
     Raises:
         UsageError: a part cannot be read.
     """
-    from ..core.errors import UsageError
-
     values = []
     for part in text.split(","):
         try:
@@ -160,16 +153,14 @@ def _plugins(uses: str | None, libraries: Sequence[Path]) -> tuple[str, ...]:
     Raises:
         UsageError: there is no such way.
     """
-    from ..core.errors import UsageError
-
     listed = [] if uses is None else _listed("--plugin", uses, str)
     for way in listed:
-        if way not in {use.value for use in PluginUse}:
+        if way not in get_args(PluginUse):
             raise UsageError(
                 f"--plugin {way[:80]!r} is neither auto nor none.",
-                fix=PluginUse.instead(way[:80]) or "Write auto, none, or none,auto.",
+                fix=library_hint(way[:80]) or "Write auto, none, or none,auto.",
             )
-    return (*listed, *(plugin_asked(PluginUse.auto, library) for library in libraries)) or (PluginUse.auto.value,)
+    return (*listed, *(plugin_asked("auto", library) for library in libraries)) or ("auto",)
 
 
 def _count(text: str) -> int:
@@ -182,16 +173,16 @@ def _count(text: str) -> int:
 def _show(report: BenchReport, destination: Destination) -> None:
     if destination.shows_console:
         _print(report)
-    if destination.format is not ReportFormat.console:
+    if destination.format != "console":
         destination.write(_written(report, destination.format))
     for line in report.warnings:
         warn(line)
 
 
 def _written(report: BenchReport, chosen: ReportFormat) -> str:
-    if chosen is ReportFormat.json:
+    if chosen == "json":
         return report.to_json()
-    if chosen is ReportFormat.md:
+    if chosen == "md":
         from ..reports.bench.markdown import bench_markdown
 
         return bench_markdown(report)

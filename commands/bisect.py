@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..core.limits import LARGEST_SEED
-from .parts.console import QuietOption, VerboseOption, finite, note, progress, say
+from .parts.console import note, number_option, progress, say, seed_option
 from .parts.paths import INPUT, ForceOption
-from .parts.plugins.options import PluginLibraryOption, PluginUse, plugin_asked
+from .parts.plugins.options import PluginLibraryOption, plugin_asked
 from .parts.report_output import OutputOption, ReportFormatOption, choose, show
 
 if TYPE_CHECKING:
@@ -25,21 +24,15 @@ def bisect(
         typer.Option(help="Configuration. (Default: the sidecar's, else the one beside the checkpoint.)"),
         INPUT,
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the random inputs.")] = 0,
+    seed: Annotated[int, seed_option("Seed of the random inputs.")] = 0,
     load_inputs: Annotated[
         Path | None, typer.Option(help="Compare on these inputs (.npz) instead of random ones."), INPUT
     ] = None,
     atol: Annotated[
         float | None,
-        typer.Option(
-            min=0,
-            callback=finite,
-            help="Absolute tolerance, in units of each value's root mean square. (Default: by dtype.)",
-        ),
+        number_option("Absolute tolerance, in units of each value's root mean square. (Default: by dtype.)"),
     ] = None,
-    rtol: Annotated[
-        float | None, typer.Option(min=0, callback=finite, help="Relative tolerance. (Default: by dtype.)")
-    ] = None,
+    rtol: Annotated[float | None, number_option("Relative tolerance. (Default: by dtype.)")] = None,
     provider: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or tensorrt.")] = "auto",
     plugin_library: PluginLibraryOption = None,
     all_boundaries: Annotated[
@@ -48,8 +41,6 @@ def bisect(
     output_format: ReportFormatOption = None,
     output: OutputOption = None,
     force: ForceOption = False,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Name the first module whose output leaves the tolerance, and the likely cause.
 
@@ -71,7 +62,7 @@ def bisect(
             atol=atol,
             rtol=rtol,
             provider=provider,
-            plugin=plugin_asked(PluginUse.auto, plugin_library),
+            plugin=plugin_asked("auto", plugin_library),
         )
         report = run_bisect(request, step)
     for line in report.notes:

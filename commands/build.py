@@ -2,48 +2,31 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ..core.errors import UsageError
 from ..core.limits import LARGEST_WORKSPACE_MIB, is_size
 from ..core.storage.file_kinds import ENGINE, TIMING_CACHE
 from .api.build_plugin import PluginKind
 from .parts.console import (
-    Format,
     FormatOption,
-    QuietOption,
-    VerboseOption,
     bytes_text,
     note,
     print_checks,
     print_json,
+    print_signature,
     progress,
     say,
     suggest,
 )
 from .parts.paths import INPUT, ForceOption, OutputPath
-from .parts.plugins.options import Backend, PluginLibraryOption
+from .parts.plugins.options import EngineBackend, PluginLibraryOption
 
 if TYPE_CHECKING:
     from ..runtime.engine.builder.build import BuildReport
-
-
-class EngineBackend(str, Enum):
-    """An inference library that has engines."""
-
-    tensorrt = Backend.tensorrt.value
-    tensorrt_rtx = Backend.tensorrt_rtx.value
-
-
-class HardwareLevel(str, Enum):
-    """The GPUs that run an engine besides those it was built for."""
-
-    ampere_plus = "ampere-plus"
-    same_capability = "same-capability"
-
 
 _SHAPES = "as tokens:1x1024,mask:1x1024."
 
@@ -61,7 +44,7 @@ def build(
             help="The inference library it is for: tensorrt (built on the device), or tensorrt-rtx (RTX GPUs; needs no "
             "GPU to build)."
         ),
-    ] = EngineBackend.tensorrt,
+    ] = "tensorrt",
     target: Annotated[
         str | None,
         typer.Option(
@@ -78,7 +61,7 @@ def build(
             help="What computes the attention node: auto: compiled kernels where there are any or can be built; "
             "library: those or nothing; aot: kernels inside the engine; none: standard operators."
         ),
-    ] = PluginKind.auto,
+    ] = "auto",
     plugin_library: PluginLibraryOption = None,
     timing_cache: Annotated[
         Path | None,
@@ -101,7 +84,7 @@ def build(
         bool, typer.Option("--version-compatible", help="Later releases of TensorRT run it too. (TensorRT only.)")
     ] = False,
     hardware_compatible: Annotated[
-        HardwareLevel | None,
+        Literal["ampere-plus", "same-capability"] | None,
         typer.Option(help="Other GPUs run it too: all from Ampere on, or of its capability. (TensorRT only.)"),
     ] = None,
     refit: Annotated[bool, typer.Option("--refit", help="Its weights can be replaced.")] = False,
@@ -112,9 +95,7 @@ def build(
         bool, typer.Option("--embed-plugin", help="Put the plugin library into it, for hosts that allow code there.")
     ] = False,
     force: ForceOption = False,
-    output_format: FormatOption = Format.console,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
+    output_format: FormatOption = "console",
 ) -> None:
     """Build an engine, and check that it is what was asked for.
 
@@ -128,10 +109,10 @@ def build(
         report = build_engine(
             model,
             output,
-            backend=backend.value,  # type: ignore[arg-type]
+            backend=backend,
             target=(target or "").split(","),
             device=device,
-            plugin=plugin.value,
+            plugin=plugin,
             plugin_library=plugin_library,
             timing_cache=timing_cache,
             workspace=workspace,
@@ -140,14 +121,14 @@ def build(
             opt_shapes=[parse_shapes("--opt-shapes", text) for text in opt_shapes or ()],
             max_shapes=[parse_shapes("--max-shapes", text) for text in max_shapes or ()],
             version_compatible=version_compatible,
-            hardware_compatible=None if hardware_compatible is None else hardware_compatible.value,  # type: ignore[arg-type]
+            hardware_compatible=hardware_compatible,
             refit=refit,
             strip_weights=strip_weights,
             embed_plugin=embed_plugin,
             overwrite=force,
             progress=step,
         )
-    if output_format is Format.json:
+    if output_format == "json":
         facts = report.facts.model_dump(mode="json", by_alias=True)
         print_json({"engine": str(report.path), "notes": report.notes, **facts})
         return
@@ -165,8 +146,6 @@ def parse_shapes(option: str, text: str | None) -> dict[str, tuple[int, ...]]:
     Raises:
         UsageError: it does not parse.
     """
-    from ..core.errors import UsageError
-
     found: dict[str, tuple[int, ...]] = {}
     for part in (text or "").split(","):
         if not part.strip():
@@ -185,10 +164,7 @@ def _print_report(report: BuildReport) -> None:
         f"{report.path}  {facts.backend} {facts.library_version} for {', '.join(facts.targets)}, {facts.dtype}, "
         f"{bytes_text(facts.engine_bytes)}, built in {facts.seconds:.1f} s"
     )
-    for spec in facts.inputs:
-        say(f"  input   {spec.describe()}")
-    for spec in facts.outputs:
-        say(f"  output  {spec.describe()}")
+    print_signature(facts)
     if facts.plugin is not None:
         say(f"  plugin  {facts.plugin.kind}{f', {facts.plugin.path}' if facts.plugin.path else ''}")
     say("Checks:")

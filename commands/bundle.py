@@ -6,25 +6,22 @@
 from __future__ import annotations
 
 import shlex
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ..core.limits import LARGEST_SEED, LARGEST_SIZE
 from ..core.storage.file_kinds import BUNDLE
 from .parts.console import (
-    Format,
     FormatOption,
-    QuietOption,
-    VerboseOption,
     bytes_text,
-    finite,
     note,
+    number_option,
     print_json,
     progress,
     say,
+    seed_option,
+    size_option,
     suggest,
 )
 from .parts.paths import INPUT, OutputPath
@@ -36,13 +33,6 @@ if TYPE_CHECKING:
 
 # Where npm installs it, relative to the folder that npm runs in.
 NPM_FOLDER = Path("node_modules/onnxruntime-web")
-
-
-class Shape(str, Enum):
-    """The form of a bundle: a folder or a tar archive."""
-
-    dir = "dir"
-    tar = "tar"
 
 
 class _CreateByDefault(Group):
@@ -76,7 +66,8 @@ def create(
         Path, typer.Option("--output", "-o", help="The folder or tar to write.", show_default=False), OutputPath(BUNDLE)
     ],
     shape: Annotated[
-        Shape | None, typer.Option("--format", help="dir or tar; without it a name that ends in .tar is a tar.")
+        Literal["dir", "tar"] | None,
+        typer.Option("--format", help="dir or tar; without it a name that ends in .tar is a tar."),
     ] = None,
     triton: Annotated[bool, typer.Option("--triton", help="Add a repository for Triton Inference Server.")] = False,
     web: Annotated[
@@ -91,7 +82,7 @@ def create(
         INPUT,
     ] = None,
     samples: Annotated[int, typer.Option(min=0, max=1000, help="Random samples to draw for each model.")] = 2,
-    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the first sample.")] = 0,
+    seed: Annotated[int, seed_option("Seed of the first sample.")] = 0,
     load_inputs: Annotated[
         list[Path] | None, typer.Option(help="Inputs as .npz to take as a sample instead; may be repeated."), INPUT
     ] = None,
@@ -103,35 +94,21 @@ def create(
     engine: Annotated[
         list[Path] | None, typer.Option(help="An engine built from the model; may be repeated."), INPUT
     ] = None,
-    atol: Annotated[
-        float | None,
-        typer.Option(min=0, callback=finite, help="Absolute tolerance on the device, instead of the type's."),
-    ] = None,
-    rtol: Annotated[
-        float | None,
-        typer.Option(min=0, callback=finite, help="Relative tolerance on the device, instead of the type's."),
-    ] = None,
-    triton_instances: Annotated[
-        int, typer.Option(min=1, max=LARGEST_SIZE, help="Copies of the model that run at once.")
-    ] = 1,
+    atol: Annotated[float | None, number_option("Absolute tolerance on the device, instead of the type's.")] = None,
+    rtol: Annotated[float | None, number_option("Relative tolerance on the device, instead of the type's.")] = None,
+    triton_instances: Annotated[int, size_option("Copies of the model that run at once.", least=1)] = 1,
     triton_threads: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            max=LARGEST_SIZE,
-            help="CPU threads of each copy. (Default: 1 for step files and several copies, else all.)",
-        ),
+        size_option("CPU threads of each copy. (Default: 1 for step files and several copies, else all.)", least=1),
     ] = None,
     triton_max_batch: Annotated[
-        int, typer.Option(min=1, max=LARGEST_SIZE, help="Requests joined in a call, if rows are proven independent.")
+        int, size_option("Requests joined in a call, if rows are proven independent.", least=1)
     ] = 8,
     max_sequences: Annotated[
-        int, typer.Option(min=1, max=LARGEST_SIZE, help="Sequences a copy of a step file serves; the next one waits.")
+        int, size_option("Sequences a copy of a step file serves; the next one waits.", least=1)
     ] = 16,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier bundle.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest and nothing else, as JSON.")] = False,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Pack a model with samples, their expected outputs and a script that checks them on the device."""
     if onnxruntime_web is not None and not web:
@@ -144,7 +121,7 @@ def create(
         from ..runtime.bundle.create import BundleRequest, create_bundle
         from ..runtime.bundle.triton import Serving
 
-        as_tar = shape is Shape.tar or (shape is None and output.suffix.lower() == ".tar")
+        as_tar = shape == "tar" or (shape is None and output.suffix.lower() == ".tar")
         request = BundleRequest(
             model=model,
             output=output,
@@ -216,9 +193,7 @@ def verify(
         str | None,
         typer.Option(help="Refuse the bundle unless its manifest has this SHA-256, which allows its libraries too."),
     ] = None,
-    output_format: FormatOption = Format.console,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
+    output_format: FormatOption = "console",
 ) -> None:
     """Check every file of a bundle, then run its samples and compare. Exit codes 0, 1, 2, 3."""
     if server is not None:
@@ -245,7 +220,7 @@ def verify(
                 manifest_sha256=manifest_sha256,
                 run_libraries=run_libraries,
             )
-    if output_format is Format.json:
+    if output_format == "json":
         document = {"bundle": found.manifest["name"], "manifest_sha256": found.manifest_sha256, **found.report}
         print_json(document)
     else:

@@ -7,20 +7,17 @@ from typing import Annotated
 
 import typer
 
-from ..core.limits import LARGEST_SEED
 from ..core.storage.file_kinds import FOLDER
-from .export import Dtype
+from .export import DtypeOption
 from .parts.console import (
-    Format,
     FormatOption,
-    QuietOption,
-    VerboseOption,
     bytes_text,
     finite,
     print_checks,
     print_json,
     progress,
     say,
+    seed_option,
     styled,
     suggest,
 )
@@ -37,13 +34,11 @@ def demo(
     temperature: Annotated[
         float, typer.Option(min=0.01, callback=finite, help="Lower is safer, higher is bolder.")
     ] = 0.5,
-    dtype: Annotated[Dtype, typer.Option(help="Element type of the file.")] = Dtype.fp32,
+    dtype: DtypeOption = "fp32",
     rows: Annotated[int, typer.Option(min=1, max=64, help="Rows of held-out text to measure, of 64.")] = 64,
-    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the sampling.")] = 0,
+    seed: Annotated[int, seed_option("Seed of the sampling.")] = 0,
     force: ForceOption = False,
-    output_format: FormatOption = Format.console,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
+    output_format: FormatOption = "console",
 ) -> None:
     """Export a small trained model that ships with the package, check it, run it.
 
@@ -53,10 +48,10 @@ def demo(
         step("Loading PyTorch")
         from ..demo.run import run_demo, write_on
 
-        result = run_demo(output, rows, step, dtype=dtype.value, overwrite=force)
+        result = run_demo(output, rows, step, dtype=dtype, overwrite=force)
         text = write_on(result.session, prompt.encode(), length, seed, temperature)
     model = result.report.path
-    if output_format is Format.json:
+    if output_format == "json":
         document = {
             "model": str(model),
             "plugin": result.session.plugin,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
-from .parts.console import QuietOption, VerboseOption, print_json, progress, say, styled, suggest
+from ..core.errors import LocalAttnError, MissingDependency, UsageError
+from .parts.console import print_json, progress, say, styled, suggest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,23 +20,13 @@ if TYPE_CHECKING:
     Looked = tuple[Status, str, str, tuple[str, ...]]
 
 
-class DoctorFormat(str, Enum):
-    """How the report is written."""
-
-    console = "console"
-    json = "json"
-    md = "md"
-
-
 def doctor(
     require: Annotated[
         str, typer.Option(help="Commands that must be able to work, as export,build; else exit code 3.")
     ] = "",
-    output_format: Annotated[DoctorFormat, typer.Option("--format", help="console, json, or md for a bug report.")] = (
-        DoctorFormat.console
-    ),
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
+    output_format: Annotated[
+        Literal["console", "json", "md"], typer.Option("--format", help="console, json, or md for a bug report.")
+    ] = "console",
 ) -> None:
     """Look at this machine: packages, providers that really start, TensorRT, driver, headers, compilers.
 
@@ -52,14 +42,14 @@ def doctor(
         wanted = _wanted(require, [ability.command for ability in ABILITIES])
         findings = run_probes((*PROBES, *_plugin_probes()))
         verdicts = judge(findings, ABILITIES)
-    if output_format is DoctorFormat.json:
+    if output_format == "json":
         print_json(as_dict(findings, verdicts))
-    elif output_format is DoctorFormat.md:
+    elif output_format == "md":
         say(as_markdown(findings, verdicts))
     else:
         _print(findings, verdicts)
     _insist(wanted, verdicts)
-    if output_format is DoctorFormat.console:
+    if output_format == "console":
         suggest("localattn", "demo")
 
 
@@ -69,8 +59,6 @@ def _wanted(require: str, commands: Sequence[str]) -> list[str]:
     Raises:
         UsageError: a name that is neither.
     """
-    from ..core.errors import UsageError
-
     names = [name.strip() for name in require.split(",") if name.strip()]
     for name in names:
         if not any(command == name or command.split()[0] == name for command in commands):
@@ -85,8 +73,6 @@ def _insist(wanted: Sequence[str], verdicts: Sequence[Verdict]) -> None:
     Raises:
         MissingDependency: one of them cannot.
     """
-    from ..core.errors import MissingDependency
-
     for name in wanted:
         ways = [v for v in verdicts if v.ability.command == name or v.ability.command.split()[0] == name]
         if not any(verdict.able for verdict in ways):
@@ -126,8 +112,6 @@ def _safely(look: Callable[[], Looked]) -> Callable[[], Looked]:
     """Wrap a look, so that errors of this package become its result."""
 
     def safe() -> Looked:
-        from ..core.errors import LocalAttnError, MissingDependency
-
         try:
             return look()
         except LocalAttnError as error:
@@ -172,7 +156,6 @@ def _library() -> Looked:
 
 def _kernels_probe() -> Probe:
     """Make the probe that loads kernels of the newest plugin library onto the GPU: machine code of it, or PTX?"""
-    from ..core.errors import LocalAttnError
     from ..core.storage.library_image import for_child
     from ..core.storage.library_store import TENSORRT_PLUGIN, find
     from ..doctor.probes import Probe
@@ -208,7 +191,6 @@ def _kernels_probe() -> Probe:
 
 def _cpu_library_probe() -> Probe:
     """Make the probe that loads, if there is one, the library that sessions on the CPU load automatically."""
-    from ..core.errors import LocalAttnError
     from ..core.storage.library_image import for_child
     from ..core.storage.library_store import CPU_KERNELS, candidates, find
     from ..doctor.probes import Probe

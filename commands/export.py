@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
-from ..core.limits import LARGEST_SIZE
 from ..core.storage.file_kinds import ONNX
 from ..core.versions import DEFAULT_OPSET, OPSETS
+from .api.exporting import Mode, export_request
+from .api.exporting import export as export_checkpoint
 from .parts.console import (
-    Format,
     FormatOption,
-    QuietOption,
-    VerboseOption,
     export_document,
-    finite,
     note,
+    number_option,
     print_exported,
     print_json,
     progress,
     say,
+    size_option,
     suggest,
 )
 from .parts.export_module import ModuleRequest, export_users_module, parse_axes, print_module, refuse_options
-from .parts.export_steps import Mode, print_step_files, print_step_plan
+from .parts.export_steps import print_step_files, print_step_plan
 from .parts.paths import INPUT, ForceOption, OutputPath
+from .parts.terminal.help import Hint
 from .parts.terminal.panels import MODULE
 
 if TYPE_CHECKING:
@@ -39,63 +38,27 @@ if TYPE_CHECKING:
 
 # Options that apply only to a checkpoint of a known class, and options that apply only to the user's own module.
 CHECKPOINT_ONLY = {
-    "config",
-    "seq_len",
-    "batch",
-    "heads",
-    "dim_head",
-    "mask",
-    "attn_bias",
-    "causal",
-    "full_mask",
-    "position_ids",
-    "dtype",
-    "weight_dtype",
-    "mode",
-    "chunk",
-    "max_length",
-    "task",
+    *("config", "seq_len", "batch", "heads", "dim_head", "mask", "attn_bias", "causal", "full_mask", "position_ids"),
+    *("dtype", "weight_dtype", "mode", "chunk", "max_length", "task"),
 }
 MODULE_ONLY = {"weights", "factory_args", "module_input", "load_inputs"}
+# Options of both that are called as arguments of `localattn.export`.
+BOTH = ("opset", "standard_ops", "golden", "allow_quadratic", "allow_wide_integers", "atol", "rtol", "max_seq_len")
+
+# Element type of the weights of linear layers, where it differs from the file's.
+WeightDtype = Literal["int8", "int4", "fp8", "int8-qdq"]
+# What a Hugging Face model is for.
+Task = Literal["feature-extraction", "fill-mask", "text-classification", "token-classification", "text-generation"]
 
 
-class Dtype(str, Enum):
-    """Element type of the exported file."""
-
-    fp32 = "fp32"
-    fp16 = "fp16"
-    bf16 = "bf16"
-
-    @staticmethod
-    def instead(text: str) -> str:
-        """Return a hint for another type: a type of the weights alone has an option of its own."""
-        return f"For weights in {text}: --weight-dtype {text}" if text in {x.value for x in WeightDtype} else ""
+def _weight_dtype_hint(text: str) -> str:
+    """Return a hint for a type of the weights alone, which has an option of its own."""
+    return f"For weights in {text}: --weight-dtype {text}" if text in get_args(WeightDtype) else ""
 
 
-class WeightDtype(str, Enum):
-    """Element type of the weights of linear layers, where it differs from the file's."""
-
-    int8 = "int8"
-    int4 = "int4"
-    fp8 = "fp8"
-    int8_qdq = "int8-qdq"
-
-
-class Task(str, Enum):
-    """What a Hugging Face model is for."""
-
-    feature_extraction = "feature-extraction"
-    fill_mask = "fill-mask"
-    text_classification = "text-classification"
-    token_classification = "token-classification"
-    text_generation = "text-generation"
-
-
-class Checks(str, Enum):
-    """Which checks a file has to pass."""
-
-    all = "all"
-    quick = "quick"
+DtypeOption = Annotated[
+    Literal["fp32", "fp16", "bf16"], typer.Option(help="Element type of the file."), Hint(_weight_dtype_hint)
+]
 
 
 def export(
@@ -125,14 +88,11 @@ def export(
         typer.Option(help="What a Hugging Face folder is exported for. (Default: what it was saved for.)"),
     ] = None,
     seq_len: Annotated[
-        int | None,
-        typer.Option(max=LARGEST_SIZE, help="Sequence length of the file. (Default: the model's max_seq_len.)"),
+        int | None, size_option("Sequence length of the file. (Default: the model's max_seq_len.)")
     ] = None,
-    batch: Annotated[int, typer.Option(max=LARGEST_SIZE, help="Batch size of the file.")] = 1,
-    heads: Annotated[int | None, typer.Option(max=LARGEST_SIZE, help="Heads, where the weights do not tell.")] = None,
-    dim_head: Annotated[
-        int | None, typer.Option(max=LARGEST_SIZE, help="Head size, where the weights do not tell.")
-    ] = None,
+    batch: Annotated[int, size_option("Batch size of the file.")] = 1,
+    heads: Annotated[int | None, size_option("Heads, where the weights do not tell.")] = None,
+    dim_head: Annotated[int | None, size_option("Head size, where the weights do not tell.")] = None,
     mask: Annotated[bool, typer.Option("--mask", help="Add the input mask: bool, True = keep.")] = False,
     attn_bias: Annotated[bool, typer.Option("--attn-bias", help="Add the input attn_bias [H, w, K].")] = False,
     causal: Annotated[bool, typer.Option("--causal", help="AFTLocal: the model was run with a causal mask.")] = False,
@@ -148,19 +108,15 @@ def export(
             help="full: whole sequences. step: a token a call, with caches; and a file for prompts beside it. "
             "prefill: the file for prompts alone."
         ),
-    ] = Mode.full,
+    ] = "full",
     chunk: Annotated[
-        int | None,
-        typer.Option(max=LARGEST_SIZE, help="Tokens a call of the file for prompts; 1: none. (Default: 64 or fewer.)"),
+        int | None, size_option("Tokens a call of the file for prompts; 1: none. (Default: 64 or fewer.)")
     ] = None,
     max_length: Annotated[
         int | None,
-        typer.Option(
-            max=LARGEST_SIZE,
-            help="Most positions of a step file of a Hugging Face model. (Default: 4096, or what it has.)",
-        ),
+        size_option("Most positions of a step file of a Hugging Face model. (Default: 4096, or what it has.)"),
     ] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Element type of the file.")] = Dtype.fp32,
+    dtype: DtypeOption = "fp32",
     weight_dtype: Annotated[
         WeightDtype | None,
         typer.Option(
@@ -169,11 +125,7 @@ def export(
         ),
     ] = None,
     opset: Annotated[
-        int,
-        typer.Option(
-            max=LARGEST_SIZE,
-            help=f"ONNX opset, {OPSETS[0]} to {OPSETS[-1]}; TensorRT 10.3 reads up to {DEFAULT_OPSET}.",
-        ),
+        int, size_option(f"ONNX opset, {OPSETS[0]} to {OPSETS[-1]}; TensorRT 10.3 reads up to {DEFAULT_OPSET}.")
     ] = DEFAULT_OPSET,
     no_function_body: Annotated[
         bool,
@@ -183,12 +135,12 @@ def export(
         ),
     ] = False,
     checks: Annotated[
-        Checks,
+        Literal["all", "quick"],
         typer.Option(
             help="all, or quick for trying things out on a large model: parity on one set of random inputs, no window "
             "check and no quadratic-memory check."
         ),
-    ] = Checks.all,
+    ] = "all",
     standard_ops: Annotated[
         bool,
         typer.Option(
@@ -196,14 +148,8 @@ def export(
             help="Write standard operators alone, no functions: for runtimes other than onnxruntime and TensorRT.",
         ),
     ] = False,
-    atol: Annotated[
-        float | None,
-        typer.Option(min=0, callback=finite, help="Absolute tolerance of the parity check. (Default: by dtype.)"),
-    ] = None,
-    rtol: Annotated[
-        float | None,
-        typer.Option(min=0, callback=finite, help="Relative tolerance of the parity check. (Default: by dtype.)"),
-    ] = None,
+    atol: Annotated[float | None, number_option("Absolute tolerance of the parity check. (Default: by dtype.)")] = None,
+    rtol: Annotated[float | None, number_option("Relative tolerance of the parity check. (Default: by dtype.)")] = None,
     allow_quadratic: Annotated[
         bool, typer.Option("--allow-quadratic", help="Accept tensors that are square in the sequence length.")
     ] = False,
@@ -220,10 +166,7 @@ def export(
         ),
     ] = None,
     max_seq_len: Annotated[
-        int | None,
-        typer.Option(
-            max=LARGEST_SIZE, help="Longest sequence with --dynamic seq. (Default: the example's, or the model's.)"
-        ),
+        int | None, size_option("Longest sequence with --dynamic seq. (Default: the example's, or the model's.)")
     ] = None,
     factory: Annotated[
         str | None,
@@ -248,9 +191,7 @@ def export(
     ] = False,
     force: ForceOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be exported, and stop.")] = False,
-    output_format: FormatOption = Format.console,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
+    output_format: FormatOption = "console",
 ) -> None:
     """Export a checkpoint, or your own module (--factory), to an ONNX file and check it.
 
@@ -258,79 +199,48 @@ def export(
     reference, a check of its window, and a check that memory grows linearly. A JSON sidecar records everything.
     What the weights do not show, such as the window, is proven against your own model with --golden.
     """
+    values = dict(locals())  # before anything else has a name here
     if standard_ops and no_function_body:
         raise typer.BadParameter("it contradicts --no-function-body", param_hint="--standard-ops")
     axes, source = parse_axes(dynamic), weights if checkpoint is None else checkpoint
-    common: dict[str, Any] = {
-        "opset": opset,
-        "function_body": not no_function_body,
-        "standard_ops": standard_ops,
-        "overwrite": force,
-        "golden": golden,
-        "quick": checks is Checks.quick,
-        "allow_quadratic": allow_quadratic,
-        "allow_wide_integers": allow_wide_integers,
-        "atol": atol,
-        "rtol": rtol,
-    }
+    common: dict[str, Any] = {name: values[name] for name in BOTH}
+    common |= {"function_body": not no_function_body, "quick": checks == "quick", "overwrite": force}
     given = {name for name in context.params if _is_given(context, name)}
     if factory is not None or (allow_pickle and source is not None):
         refuse_options(given, CHECKPOINT_ONLY | ({"weights"} if checkpoint is not None else set()), "your own module")
         asked = ModuleRequest(factory, factory_args, source, module_input or [], load_inputs, allow_pickle, output)
         with progress() as step:
             step("Loading PyTorch")
-            common |= {"max_seq_len": max_seq_len, "dynamic": axes}
-            written, outcome = export_users_module(asked, common, step, dry_run=dry_run)
-        print_module(written, outcome, as_json=output_format is Format.json)
-        if output_format is not Format.json:
+            written, outcome = export_users_module(asked, common | {"dynamic": axes}, step, dry_run=dry_run)
+        print_module(written, outcome, as_json=output_format == "json")
+        if output_format != "json":
             suggest(*(["localattn", *_without_dry_run()] if dry_run else ["localattn", "run", written]))
         return
-    if weights is not None and str(weights) in {known.value for known in WeightDtype}:
+    if weights is not None and str(weights) in get_args(WeightDtype):
         raise typer.BadParameter(
             f"it takes a file; for weights in {weights}: --weight-dtype {weights}", param_hint="--weights"
         )
     refuse_options(given, MODULE_ONLY, "a checkpoint alone: name the function that makes your module with --factory")
     if checkpoint is None:
         raise typer.BadParameter("give a checkpoint, or --factory", param_hint="CHECKPOINT")
-    options: dict[str, Any] = {
-        "config": config,
-        "mode": mode.value,
-        "chunk": chunk,
-        "max_length": max_length,
-        "seq_len": seq_len,
-        "batch": batch,
-        "task": None if task is None else task.value,
-        "heads": heads,
-        "dim_head": dim_head,
-        "mask": mask,
-        "attn_bias": attn_bias,
-        "causal": causal,
-        "full_mask": full_mask,
-        "position_ids": position_ids,
-        "max_seq_len": max_seq_len,
-        "dynamic": None if dynamic is None else axes,
-        "dtype": dtype.value,
-        "weight_dtype": None if weight_dtype is None else weight_dtype.value,
-        **common,
-    }
+    options = {name: values[name] for name in CHECKPOINT_ONLY} | common
+    options["dynamic"] = None if dynamic is None else axes
     with progress() as step:
         step("Loading PyTorch")
-        from .api.exporting import export, export_request
-
         if not dry_run:
-            report = export(checkpoint, output, **options, progress=step)
+            report = export_checkpoint(checkpoint, output, **options, progress=step)
     if dry_run:
         _print_plan(export_request(checkpoint, output, **options))
         suggest("localattn", *_without_dry_run())
         return
-    if mode is not Mode.full:
-        print_step_files(report, as_json=output_format is Format.json)
-    elif output_format is Format.json:
+    if mode != "full":
+        print_step_files(report, as_json=output_format == "json")
+    elif output_format == "json":
         print_json(export_document(report))
     else:
         print_exported(report)
-    if output_format is not Format.json:
-        suggest(*_next(report, checkpoint, config, quick=checks is Checks.quick))
+    if output_format != "json":
+        suggest(*_next(report, checkpoint, config, quick=checks == "quick"))
 
 
 def _without_dry_run() -> list[str]:

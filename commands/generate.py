@@ -12,22 +12,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..core.limits import LARGEST_SEED, LARGEST_SIZE
+from ..core.errors import MissingDependency, UsageError
+from ..core.limits import LARGEST_SIZE
 from .parts.console import (
-    Format,
     FormatOption,
-    QuietOption,
     RuntimeOption,
-    VerboseOption,
     finite,
     note,
+    number_option,
     print_json,
     say,
+    seed_option,
+    size_option,
     suggest,
     warn,
 )
 from .parts.paths import INPUT
-from .parts.plugins.options import PluginLibraryOption, PluginOption, PluginUse, plugin_asked
+from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,28 +80,18 @@ def generate(
         ),
     ] = None,
     temperature: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            callback=finite,
-            help="Divides the logits; 0 takes the likeliest token. (Default: the folder's, or 1.)",
-        ),
+        float | None, number_option("Divides the logits; 0 takes the likeliest token. (Default: the folder's, or 1.)")
     ] = None,
-    top_k: Annotated[
-        int | None, typer.Option(min=1, max=LARGEST_SIZE, help="Choose among so many likeliest tokens.")
-    ] = None,
+    top_k: Annotated[int | None, size_option("Choose among so many likeliest tokens.", least=1)] = None,
     top_p: Annotated[
         float | None,
         typer.Option(min=0, max=1, callback=finite, help="Choose among the likeliest that together reach this."),
     ] = None,
     repetition_penalty: Annotated[
-        float | None,
-        typer.Option(min=0, callback=finite, help="Over 1: tokens that were there before become less likely."),
+        float | None, number_option("Over 1: tokens that were there before become less likely.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the sampling.")] = 0,
-    batch: Annotated[
-        int, typer.Option(min=1, max=LARGEST_SIZE, help="How many continuations, each with its own random numbers.")
-    ] = 1,
+    seed: Annotated[int, seed_option("Seed of the sampling.")] = 0,
+    batch: Annotated[int, size_option("How many continuations, each with its own random numbers.", least=1)] = 1,
     echo: Annotated[bool, typer.Option("--echo", help="Write the prompt too.")] = False,
     provider: Annotated[
         str,
@@ -109,15 +100,13 @@ def generate(
         ),
     ] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")] = None,
-    plugin: PluginOption = PluginUse.auto,
+    plugin: PluginOption = "auto",
     plugin_library: PluginLibraryOption = None,
     runtime: RuntimeOption = "auto",
     cuda_graph: Annotated[
         bool, typer.Option("--cuda-graph", help="Record the step as a CUDA graph, and replay it (engines).")
     ] = False,
-    output_format: FormatOption = Format.console,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
+    output_format: FormatOption = "console",
 ) -> None:
     """Continue a prompt, token by token, at constant memory.
 
@@ -152,13 +141,13 @@ def generate(
         limit = DEFAULT_TOKENS if said is None else said
         limit = limit if room is None else min(limit, max(room, 1))
     settings |= {"seed": seed, "stop": () if folder is None else folder.stop}
-    shown = echo and output_format is Format.console
+    shown = echo and output_format == "console"
     run = _Run(generator, ids, None if limit < 0 else limit, settings, shown, tokenizer)
     try:
-        run.all(batch, show=output_format is Format.console)
+        run.all(batch, show=output_format == "console")
     except KeyboardInterrupt:
         run.finish = "interrupted"
-    if output_format is Format.json:
+    if output_format == "json":
         print_json({"model": str(model), **run.report(seed)})
     else:
         note(run.summary())
@@ -303,7 +292,6 @@ def _tokenizer(folder: Path, vocabulary: int, *, required: bool) -> FolderTokeni
         vocabulary: the model's.
         required: the prompt is text.
     """
-    from ..core.errors import MissingDependency
     from ..runtime.generation.tokenizer import TOKENIZER, FolderTokenizer
 
     try:
@@ -341,7 +329,6 @@ def _encoded(
     Raises:
         UsageError: it is no UTF-8, or there is no chat template.
     """
-    from ..core.errors import UsageError
     from ..runtime.generation.chat import render_chat
 
     assert tokenizer is not None and folder is not None
@@ -363,8 +350,6 @@ def _read_prompt(
     Raises:
         UsageError: several sources, none, a file that cannot be read, or text for a model that has no bytes.
     """
-    from ..core.errors import UsageError
-
     given = [
         name
         for name, value in (("--prompt", text), ("--prompt-file", file), ("--prompt-ids", ids))
@@ -392,7 +377,6 @@ def _read_prompt(
 
 def _read_bytes(file: Path | None) -> bytes:
     """Read the bytes of a file, or of stdin."""
-    from ..core.errors import UsageError
     from ..core.storage.reading import read_plain
 
     if file is not None:
@@ -410,8 +394,6 @@ def _read_bytes(file: Path | None) -> bytes:
 
 
 def _bounded(raw: bytes, source: str) -> bytes:
-    from ..core.errors import UsageError
-
     if len(raw) > MOST_PROMPT_BYTES:
         raise UsageError(f"{source} is no prompt.", why=f"It is over {MOST_PROMPT_BYTES >> 20} MiB.")
     return raw
@@ -419,8 +401,6 @@ def _bounded(raw: bytes, source: str) -> bytes:
 
 def _numbers(text: str) -> list[int]:
     """Read token ids from `1,2,3` or `1 2 3`."""
-    from ..core.errors import UsageError
-
     words = re.split(r"[\s,]+", text.strip().strip(","))
     if not all(re.fullmatch(r"\d{1,18}", word) for word in words if word):
         wrong = next(word for word in words if not re.fullmatch(r"\d{1,18}", word))

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .parts.console import QuietOption, VerboseOption, bytes_text, note, print_checks, say, warn
+from ..core.errors import UsageError
+from .parts.console import bytes_text, note, print_checks, print_signature, say, warn
 from .parts.flags import in_flags
 from .parts.paths import INPUT, ForceOption
-from .parts.plugins.options import PluginLibraryOption, PluginOption, PluginUse, plugin_asked
+from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
 from .parts.report_output import OutputOption, ReportFormatOption, choose, show
 
 if TYPE_CHECKING:
@@ -34,13 +35,11 @@ def inspect(
             "--write-config", help="Write a configuration to complete beside the checkpoint; never replaces one."
         ),
     ] = False,
-    plugin: PluginOption = PluginUse.auto,
+    plugin: PluginOption = "auto",
     plugin_library: PluginLibraryOption = None,
     output_format: ReportFormatOption = None,
     output: OutputOption = None,
     force: ForceOption = False,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Show what a checkpoint, an exported model or an engine is.
 
@@ -83,7 +82,6 @@ def inspect(
 
 
 def _write_config(description: dict[str, Any], checkpoint: Path) -> None:
-    from ..core.errors import UsageError
     from ..exporter.checkpoint.template import placeholders, write_template
 
     if description["template"] is None:
@@ -98,10 +96,7 @@ def _write_config(description: dict[str, Any], checkpoint: Path) -> None:
 def _print_model(facts: OnnxFacts) -> None:
     opsets = ", ".join(f"{domain} {number}" for domain, number in facts.opsets.items())
     say(f"{facts.path}  {bytes_text(facts.file_bytes)}, IR {facts.ir_version}, {opsets}, by {facts.producer}")
-    for spec in facts.inputs:
-        say(f"  input   {spec.describe()}")
-    for spec in facts.outputs:
-        say(f"  output  {spec.describe()}")
+    print_signature(facts)
     say(f"  weights {bytes_text(facts.initializer_bytes)}, {facts.weight_dtype or 'none'}")
     for name in facts.external_data:
         say(f"  data    {name}{' MISSING' if name in facts.missing_external_data else ''}")
@@ -122,10 +117,7 @@ def _print_engine(report: EngineReport) -> None:
     say(f"{report.path}  {bytes_text(facts.engine_bytes)}, {facts.dtype}, {facts.backend} {facts.library_version}")
     say(f"  for     {', '.join(facts.targets)}, {facts.platform}; built {facts.created} on {facts.device or 'no GPU'}")
     say(f"  from    {facts.onnx_name} {facts.onnx_sha256[:12]}…")
-    for spec in facts.inputs:
-        say(f"  input   {spec.describe()}")
-    for spec in facts.outputs:
-        say(f"  output  {spec.describe()}")
+    print_signature(facts)
     for profile in facts.options.profiles:
         several = f"profile {profile.profile}: " if facts.options.profiles[-1].profile else ""
         span = f"from {list(profile.min)} to {list(profile.max)}, best at {list(profile.opt)}"

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..core.limits import LARGEST_SEED, MOST_SEEDS, is_size
+from ..core.errors import UsageError
+from ..core.limits import MOST_SEEDS, is_size
 from ..core.storage.file_kinds import NPZ
 from .parts.console import (
-    QuietOption,
     RuntimeOption,
-    VerboseOption,
-    finite,
     note,
+    number_option,
     progress,
     say,
+    seed_option,
     warn,
 )
 from .parts.paths import INPUT, ForceOption, OutputPath
-from .parts.plugins.options import PluginLibraryOption, PluginOption, PluginUse, plugin_asked
+from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
 from .parts.report_output import OutputOption, ReportFormatOption, choose, show
 
 if TYPE_CHECKING:
@@ -54,13 +54,9 @@ def parity(
         INPUT,
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="How many sets of random inputs.")] = 3,
-    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="The first seed.")] = 0,
-    atol: Annotated[
-        float | None, typer.Option(min=0, callback=finite, help="Absolute tolerance. (Default: by dtype.)")
-    ] = None,
-    rtol: Annotated[
-        float | None, typer.Option(min=0, callback=finite, help="Relative tolerance. (Default: by dtype.)")
-    ] = None,
+    seed: Annotated[int, seed_option("The first seed.")] = 0,
+    atol: Annotated[float | None, number_option("Absolute tolerance. (Default: by dtype.)")] = None,
+    rtol: Annotated[float | None, number_option("Relative tolerance. (Default: by dtype.)")] = None,
     load_inputs: Annotated[
         Path | None, typer.Option(help="Compare on these inputs (.npz) instead of random ones."), INPUT
     ] = None,
@@ -81,14 +77,12 @@ def parity(
         typer.Option("--causal/--not-causal", help="AFTLocal: how it was exported. (Default: the sidecar's word.)"),
     ] = None,
     provider: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or tensorrt.")] = "auto",
-    plugin: PluginOption = PluginUse.auto,
+    plugin: PluginOption = "auto",
     plugin_library: PluginLibraryOption = None,
     runtime: RuntimeOption = "auto",
     output_format: ReportFormatOption = None,
     output: OutputOption = None,
     force: ForceOption = False,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Compare exported models and engines with an independent float64 reference of their checkpoint.
 
@@ -160,8 +154,6 @@ def _lengths(text: str | None) -> tuple[int, ...]:
     Raises:
         UsageError: it is no such list.
     """
-    from ..core.errors import UsageError
-
     parts = [] if text is None else text.split(",")
     if not all(is_size(part.strip()) for part in parts):
         raise UsageError(
@@ -171,8 +163,6 @@ def _lengths(text: str | None) -> tuple[int, ...]:
 
 
 def _refuse_shared_files(models: list[Path], save_inputs: Path | None, save_outputs: Path | None) -> None:
-    from ..core.errors import UsageError
-
     if len(models) > 1 and (save_inputs is not None or save_outputs is not None):
         raise UsageError(
             "--save-inputs and --save-outputs take the arrays of one file.",

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..core.errors import MissingDependency, UsageError
 from ..core.limits import MOST_JOBS
 from ..core.storage.file_kinds import LIBRARY, REWRITTEN
 from .parts.console import (
-    Format,
     FormatOption,
-    QuietOption,
-    VerboseOption,
     bytes_text,
     note,
     print_json,
@@ -56,13 +54,13 @@ def build(
         str, typer.Option(help="GPUs, as sm_87,sm_90. (Default: sm_80,sm_90,sm_100; for aarch64 also sm_87,sm_110.)")
     ] = "",
     arch: ArchOption = "",
-    backend: BackendOption = Backend.tensorrt,
+    backend: BackendOption = "tensorrt",
     dtype: Annotated[str, typer.Option(help="Element types, of fp16,bf16,fp32. (Default: all.)")] = "",
     head_dim: Annotated[str, typer.Option(help="Head sizes, 16 to 256. (Default: 16,32,64,128,256.)")] = "",
     fp32_products: Annotated[
         Fp32Products,
         typer.Option(help="How fp32 is multiplied: exactly, as three products of TF32, or as one, with fp16's digits."),
-    ] = Fp32Products.ieee,
+    ] = "ieee",
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="The library to write. (Default: in the cache.)"),
@@ -72,16 +70,13 @@ def build(
         int | None, typer.Option(min=1, max=MOST_JOBS, help="Kernels compiled at a time. (Default: one a processor.)")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Build again, and replace an existing file.")] = False,
-    output_format: FormatOption = Format.console,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
+    output_format: FormatOption = "console",
 ) -> None:
     """Build the plugin library, with all kernels or with those that models need.
 
     For TensorRT it needs Triton, a C++ compiler, and TensorRT's headers; no GPU, no CUDA toolkit, no TensorRT. Every
     library has PTX for later GPUs besides the machine code of its targets. For onnxruntime it needs the C++ compiler.
     """
-    from ..core.errors import UsageError
     from ..core.storage.library_store import prepare_cache
     from ..plugins.compilers import find_compiler
     from ..plugins.kernel.targets import target as target_called
@@ -89,11 +84,11 @@ def build(
     from ..plugins.library.headers import find_cuda_headers, find_tensorrt_headers
     from ..plugins.library.selection import default_targets, every_kernel, needed_by, without_kernel
 
-    if backend is Backend.onnxruntime:
+    if backend == "onnxruntime":
         chosen = {"Models": models, "--target": target, "--dtype": dtype, "--head-dim": head_dim, "--jobs": jobs}
-        chosen["--fp32-products"] = fp32_products is not Fp32Products.ieee
+        chosen["--fp32-products"] = fp32_products != "ieee"
         plugin_cpu.refuse_options(chosen)
-        plugin_cpu.build(output, _arch(arch), force=force, as_json=output_format is Format.json)
+        plugin_cpu.build(output, _arch(arch), force=force, as_json=output_format == "json")
         return
     models = models or []
     if models and (dtype or head_dim):
@@ -102,22 +97,22 @@ def build(
             why="Models say themselves what they need.",
             fix="Leave out the one or the other.",
         )
-    if fp32_products is not Fp32Products.ieee and output is None:
+    if fp32_products != "ieee" and output is None:
         raise UsageError(
-            f"A library with --fp32-products {fp32_products.value} needs --output.",
+            f"A library with --fp32-products {fp32_products} needs --output.",
             why="Commands take libraries of the cache by themselves, and their numbers are those of fp32.",
             fix="Give --output, and name the library with --plugin-library.",
         )
     chosen_arch = _arch(arch)
     targets = [target_called(name) for name in _split(target)] or default_targets(chosen_arch)
     if models:
-        specs = list(dict.fromkeys(spec for model in models for spec in needed_by(model, fp32_products.value)))
+        specs = list(dict.fromkeys(spec for model in models for spec in needed_by(model, fp32_products)))
         if not specs:
             reasons = {why for model in models for why in without_kernel(model).values()}
             why = ["None of their nodes is an attention node that a kernel computes", *sorted(reasons)]
             raise UsageError("These models need no plugin.", why=f"{'; '.join(why)}.")
     else:
-        specs = every_kernel(_split(dtype), _numbers(head_dim), fp32_products.value)
+        specs = every_kernel(_split(dtype), _numbers(head_dim), fp32_products)
     path = output or prepare_cache(chosen_arch) / _file_name(models)
     facts = up_to_date(path, specs, targets, chosen_arch) if output is None and not force else None
     if facts is not None:
@@ -138,7 +133,7 @@ def build(
             )
     if output is not None:
         note(f"Nothing loads {path} by itself: name it with --plugin-library {path}, or build without --output.")
-    if output_format is Format.json:
+    if output_format == "json":
         print_json(_document(facts))
     else:
         _print_library(facts)
@@ -148,7 +143,7 @@ def build(
 @app.command()
 def path(
     arch: ArchOption = "",
-    backend: BackendOption = Backend.tensorrt,
+    backend: BackendOption = "tensorrt",
     companion: Annotated[
         bool,
         typer.Option(
@@ -156,28 +151,25 @@ def path(
             help="That of the library beside it, which registers it in hosts that only open or preload libraries.",
         ),
     ] = False,
-    output_format: FormatOption = Format.console,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
+    output_format: FormatOption = "console",
 ) -> None:
     """Print the path of the library in the cache that was built last for a processor."""
-    from ..core.errors import UsageError
     from ..plugins.library.facts import find_library
 
     chosen_arch = _arch(arch)
-    if companion and backend is Backend.onnxruntime:
+    if companion and backend == "onnxruntime":
         raise UsageError(
             "--companion cannot be combined with --backend onnxruntime.",
             why="onnxruntime is given its library by name: nothing has to register it.",
             fix="Leave out --companion.",
         )
     if companion:
-        _say_companion(chosen_arch, as_json=output_format is Format.json)
+        _say_companion(chosen_arch, as_json=output_format == "json")
         return
-    library = plugin_cpu.newest(chosen_arch) if backend is Backend.onnxruntime else find_library(chosen_arch)
+    library = plugin_cpu.newest(chosen_arch) if backend == "onnxruntime" else find_library(chosen_arch)
     if library is None:
         raise _none_built(chosen_arch)
-    if output_format is Format.json:
+    if output_format == "json":
         print_json({"path": str(library.path), "sha256": library.sha256})
     else:
         say(str(library.path))
@@ -185,9 +177,7 @@ def path(
 
 @app.command("list")
 def list_libraries(
-    output_format: FormatOption = Format.console,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
+    output_format: FormatOption = "console",
 ) -> None:
     """Show the libraries that may be loaded automatically, the newest of each kind first, and what is in them."""
     from ..core.storage.library_store import CPU_KERNELS, TENSORRT_PLUGIN, candidates
@@ -196,7 +186,7 @@ def list_libraries(
 
     libraries = [parse_facts(found.facts, found.path) for found in candidates(TENSORRT_PLUGIN)]
     for_cpu = [parse_cpu_facts(found.facts, found.path) for found in candidates(CPU_KERNELS)]
-    if output_format is Format.json:
+    if output_format == "json":
         print_json([*map(_document, libraries), *map(plugin_cpu.document, for_cpu)])
         return
     if not (libraries or for_cpu):
@@ -218,9 +208,7 @@ def check(
         Backend | None,
         typer.Option(help="The inference library to load it into. (Default: what the library is for.)"),
     ] = None,
-    output_format: FormatOption = Format.console,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
+    output_format: FormatOption = "console",
 ) -> None:
     """Load a library into its runtime, and show what the runtime finds in it.
 
@@ -232,18 +220,18 @@ def check(
     from ..plugins.library.registry import BACKENDS, load_into_registry
 
     named_for_cpu = backend is None and library is not None and kind_of(library) is CPU_KERNELS
-    if backend is Backend.onnxruntime or named_for_cpu:
-        plugin_cpu.check(library, as_json=output_format is Format.json)
+    if backend == "onnxruntime" or named_for_cpu:
+        plugin_cpu.check(library, as_json=output_format == "json")
         return
     found = find_library(host_arch()) if library is None else read_named(TENSORRT_PLUGIN, library)
     if found is None:
         raise _none_built(host_arch())
-    backends = [known for known in BACKENDS if backend is None or known == backend.value]
+    backends = [known for known in BACKENDS if backend is None or known == backend]
     for chosen in backends:
         _prepare(chosen)
     registered = load_into_registry(found, backends)
     reason = why_not_ahead_of_time()
-    if output_format is Format.json:
+    if output_format == "json":
         print_json(_registry_document(found.path, registered, reason))
     else:
         _print_registry(found.path, registered, reason)
@@ -257,9 +245,7 @@ def rewrite(
         Path, typer.Option("-o", "--output", help="Where the rewritten model goes."), OutputPath(REWRITTEN)
     ],
     force: ForceOption = False,
-    output_format: FormatOption = Format.console,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
+    output_format: FormatOption = "console",
 ) -> None:
     """Rewrite a model for onnxruntime's TensorRT provider, which takes plugins from the domain trt.plugins only.
 
@@ -269,7 +255,7 @@ def rewrite(
     from ..onnx_graph.tensorrt_provider import rewrite_for_provider
 
     rewritten = rewrite_for_provider(model, output, overwrite=force)
-    if output_format is Format.json:
+    if output_format == "json":
         print_json({"path": str(output), "nodes": rewritten.nodes, "kept": rewritten.kept, "sha256": rewritten.sha256})
         return
     say(f"{output}  {len(rewritten.nodes)} attention node(s) in the domain trt.plugins")
@@ -292,8 +278,6 @@ def _split(text: str) -> list[str]:
 
 
 def _numbers(text: str) -> list[int]:
-    from ..core.errors import UsageError
-
     try:
         return [int(part) for part in _split(text)]
     except ValueError:
@@ -301,7 +285,6 @@ def _numbers(text: str) -> list[int]:
 
 
 def _arch(text: str) -> Arch:
-    from ..core.errors import UsageError
     from ..plugins.library.facts import ARCHITECTURES, host_arch
 
     if not text:
@@ -314,7 +297,6 @@ def _arch(text: str) -> Arch:
 
 def _prepare(backend: RegistryBackend) -> None:
     """Load TensorRT-RTX's library under the name that its own wheel looks for."""
-    from ..core.errors import MissingDependency
     from ..runtime.engine.rtx_library import preload
 
     if backend == "tensorrt-rtx":
@@ -325,8 +307,6 @@ def _prepare(backend: RegistryBackend) -> None:
 
 
 def _none_built(arch: str) -> Exception:
-    from ..core.errors import MissingDependency
-
     return MissingDependency(
         f"There is no plugin library for {arch} in your cache.",
         why="None was built without --output, or it was removed.",
@@ -340,7 +320,6 @@ def _say_companion(arch: Arch, *, as_json: bool) -> None:
     Raises:
         MissingDependency: there is no plugin library, or none beside it that is its companion.
     """
-    from ..core.errors import MissingDependency
     from ..plugins.library.facts import companion_path, find_library, parse_facts
 
     library = find_library(arch)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..core.limits import LARGEST_SEED, MOST_ITERATIONS
+from ..core.limits import MOST_ITERATIONS
 from ..core.storage.file_kinds import NPZ
-from .parts.console import Format, FormatOption, QuietOption, RuntimeOption, VerboseOption, say, suggest, warn
+from .parts.console import FormatOption, RuntimeOption, say, seed_option, suggest, warn
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.plugins.kernels_in_use import has_nodes, kernels_in_use
-from .parts.plugins.options import PluginLibraryOption, PluginOption, PluginUse, plugin_asked
+from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
 
 if TYPE_CHECKING:
     from ..runtime.session import Arrays, Session
@@ -38,18 +38,16 @@ def run(
         ),
     ] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")] = None,
-    plugin: PluginOption = PluginUse.auto,
+    plugin: PluginOption = "auto",
     plugin_library: PluginLibraryOption = None,
     runtime: RuntimeOption = "auto",
     cuda_graph: Annotated[
         bool, typer.Option("--cuda-graph", help="Record the run as a CUDA graph, and replay it (engines).")
     ] = False,
     iterations: Annotated[int, typer.Option(min=1, max=MOST_ITERATIONS, help="How often to run.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the random inputs.")] = 0,
+    seed: Annotated[int, seed_option("Seed of the random inputs.")] = 0,
     force: ForceOption = False,
-    output_format: FormatOption = Format.console,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
+    output_format: FormatOption = "console",
 ) -> None:
     """Run an exported model and show what it returns."""
     from ..core.documents.engine_facts import read_model_facts
@@ -88,7 +86,7 @@ def run(
     }
     _warn_not_finite("Input", report["inputs"])
     _warn_not_finite("Output", report["outputs"])
-    if output_format is Format.json:
+    if output_format == "json":
         say(json.dumps(report, allow_nan=False))
         return
     say(_as_text(report))

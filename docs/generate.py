@@ -12,7 +12,6 @@ import textwrap
 import types
 import typing
 from collections.abc import Callable, Sequence
-from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,13 +131,11 @@ def _flags(name: str, info: OptionInfo) -> tuple[str, ...]:
 
 def _typed(default: Any) -> str:
     """A default as one would type it."""
-    if isinstance(default, Enum):
-        default = default.value
     text = f"{default:g}" if isinstance(default, float) else str(default)
     return f"`{text}`".replace("\n", "\\n")
 
 
-def _inner_type(annotation: Any) -> tuple[type, bool]:
+def _inner_type(annotation: Any) -> tuple[Any, bool]:
     """`list[Path] | None` → Path, and that there may be several."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         (annotation,) = (part for part in typing.get_args(annotation) if part is not type(None))
@@ -147,9 +144,9 @@ def _inner_type(annotation: Any) -> tuple[type, bool]:
     return annotation, False
 
 
-def _value(kind: type, info: ArgumentInfo | OptionInfo) -> str:
-    if issubclass(kind, Enum):
-        return "|".join(member.value for member in kind)
+def _value(kind: Any, info: ArgumentInfo | OptionInfo) -> str:
+    if typing.get_origin(kind) is typing.Literal:
+        return "|".join(typing.get_args(kind))
     if info.min is None:
         return VALUES[kind]
     return f"{VALUES[kind]} {f'≥ {info.min:g}' if info.max is None else f'{info.min:g} to {info.max:g}'}"

@@ -6,7 +6,7 @@ from pathlib import PurePath
 
 from .figures import comparison_figure, figure
 from .model_sections import Document
-from .page import Chart, Page, Section
+from .page import Page, Section
 from .table import Column, Mark, Table, numbers, texts
 
 _FIGURES = ("max_abs", "relative_rms", "cosine", "not_finite", "worst_index")
@@ -33,20 +33,6 @@ def bisect_page(document: Document) -> Page:
             ("Ran on", document["provider"]),
         ),
     )
-
-
-def bisect_charts(document: Document) -> dict[str, tuple[Chart, ...]]:
-    """Draw the relative error along the graph."""
-    from .svg.errors import Step, error_steps
-
-    rows, fault = document["boundaries"], document["fault"]
-    steps = [Step(boundary_name(row), float(row["relative_rms"]), row["passed"]) for row in rows]
-    marked = None if fault is None else next((n for n, row in enumerate(rows) if row == fault["boundary"]), None)
-    caption = (
-        "The error's root mean square at each boundary, relative to that of the values, in the order of the graph. "
-        "Red: out of tolerance. NaN and Inf are left out of it."
-    )
-    return {BOUNDARIES: (Chart(error_steps(steps, marked), caption),)}
 
 
 def boundary_name(row: Document) -> str:

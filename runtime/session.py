@@ -118,9 +118,9 @@ class Backend:
 
     Args:
         name: its name in reports.
-        module: module of this package that defines it, imported only when such a file is opened.
-        opener: its function `(path, provider, threads, plugin) -> Session`; a backend that can compute in another
-            precision than the file's takes `precision` as one more argument.
+        module: module of this package that has its `open_file(path, provider, threads, plugin) -> Session`, imported
+            only when such a file is opened. A backend that can compute in another precision than the file's takes
+            `precision` as one more argument.
         needs: the name of the Python package that it imports.
         has: a name that the package must define; a package that was half removed still imports.
         install: the command that installs it.
@@ -128,7 +128,6 @@ class Backend:
 
     name: str
     module: str
-    opener: str
     needs: str
     has: str
     install: str
@@ -155,15 +154,14 @@ class Backend:
     def open(self, path: Path | OnnxFile, provider: str, threads: int | None, plugin: str, *precision: str) -> Session:
         """Open a file with this backend; backends of ONNX files also take a file that was already read."""
         self.require()
-        opener = getattr(import_module(self.module, __package__), self.opener)
-        return cast("Session", opener(path, provider, threads, plugin, *precision))
+        module = import_module(self.module, __package__)
+        return cast("Session", module.open_file(path, provider, threads, plugin, *precision))
 
 
 BACKENDS: dict[str, Backend] = {
     ".onnx": Backend(
         name="onnxruntime",
         module=".ort.session",
-        opener="open_file",
         needs="onnxruntime",
         has="InferenceSession",
         install="Install it: pip install onnxruntime (CPU), or pip install 'onnxruntime-gpu[cuda,cudnn]'.",
@@ -171,7 +169,6 @@ BACKENDS: dict[str, Backend] = {
     ".engine": Backend(
         name="tensorrt",
         module=".engine.session",
-        opener="open_file",
         needs="polygraphy",
         has="config",
         install="Install it: pip install 'localattn[tensorrt]', or for TensorRT-RTX pip install 'localattn[rtx]'.",
@@ -185,7 +182,6 @@ RUNTIMES: dict[str, Backend] = {
     "openvino": Backend(
         name="openvino",
         module=".openvino.session",
-        opener="open_file",
         needs="openvino",
         has="Core",
         install="Install it: pip install 'localattn[openvino]'.",

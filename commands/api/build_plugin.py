@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+from ...core.errors import LocalAttnError, MissingDependency, UsageError
 
 if TYPE_CHECKING:
     from ...core.storage.library_store import Library
@@ -15,14 +16,8 @@ if TYPE_CHECKING:
     from ...plugins.kernel.targets import Target
     from ...runtime.engine.builder.request import PluginChoice
 
-
-class PluginKind(str, Enum):
-    """What computes the attention node."""
-
-    auto = "auto"
-    library = "library"
-    aot = "aot"
-    none = "none"
+# What computes the attention node.
+PluginKind = Literal["auto", "library", "aot", "none"]
 
 
 def choose_plugin(
@@ -52,25 +47,24 @@ def choose_plugin(
         BuildFailed: a plugin was asked for, and could not be built.
     """
     from ...core.documents.engine_facts import KernelName
-    from ...core.errors import LocalAttnError, UsageError
     from ...plugins.library.selection import without_kernel
     from ...runtime.engine.builder.request import PluginChoice
 
-    if library is not None and kind not in (PluginKind.auto, PluginKind.library):
-        raise UsageError(f"--plugin {kind.value} takes no --plugin-library.", fix="Leave one of them out.")
-    if kind is PluginKind.none:
+    if library is not None and kind not in ("auto", "library"):
+        raise UsageError(f"--plugin {kind} takes no --plugin-library.", fix="Leave one of them out.")
+    if kind == "none":
         return PluginChoice(), []
     left = [f"{name} is built from its ONNX function: {why}" for name, why in without_kernel(model).items()]
-    if kind is PluginKind.aot:
+    if kind == "aot":
         return _inside_engine(backend, capabilities), left
     try:
         found, specs = _library(library, model, capabilities, progress)
     except LocalAttnError as error:
-        if kind is PluginKind.library or library is not None:
+        if kind == "library" or library is not None:
             raise
         reason = " ".join(line for line in (error.what, error.why) if line)
         return PluginChoice(asked="auto"), [f"no plugin: {reason} Attention is built from its standard operators"]
-    if found is None and kind is PluginKind.library:
+    if found is None and kind == "library":
         raise UsageError(
             f"{model.name} has no attention node that a plugin serves.",
             why="; ".join(left),
@@ -79,7 +73,7 @@ def choose_plugin(
     if found is None:
         return PluginChoice(asked="auto"), [*left, "the model has no attention node that a plugin serves"]
     kernels = tuple(KernelName(**asdict(spec)) for spec in specs)
-    return PluginChoice("library", library=found, kernels=kernels, asked=kind.value), left
+    return PluginChoice("library", library=found, kernels=kernels, asked=kind), left
 
 
 def _library(
@@ -103,8 +97,6 @@ def _library(
 
 
 def _demand_kernels(library: Path, missing: list[str]) -> None:
-    from ...core.errors import UsageError
-
     if missing:
         raise UsageError(
             f"{library} lacks kernels that the model needs.",
@@ -146,7 +138,6 @@ def _build(specs: list[AnySpec], targets: list[Target], progress: Callable[[str]
 
 def _inside_engine(backend: str, capabilities: Sequence[int]) -> PluginChoice:
     """Put kernels inside the engine, by TensorRT's ahead-of-time plugins."""
-    from ...core.errors import MissingDependency, UsageError
     from ...core.nodes.gpu import SERVED
     from ...plugins.aot.availability import why_not
     from ...plugins.aot.register import register_plugins

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from ...core.error_texts import argument
 from ...core.errors import UsageError
+from .build_plugin import PluginKind, choose_plugin
 
 if TYPE_CHECKING:
     from ...core.documents.engine_facts import ProfileFacts
@@ -26,7 +27,7 @@ def build(
     backend: Literal["tensorrt", "tensorrt-rtx"] = "tensorrt",
     target: Sequence[str] = (),
     device: int = 0,
-    plugin: str = "auto",
+    plugin: PluginKind = "auto",
     plugin_library: str | Path | None = None,
     timing_cache: str | Path | None = None,
     workspace: int | None = None,
@@ -75,17 +76,16 @@ def build(
     from ...runtime.engine.builder.build import build_engine, plan_targets
     from ...runtime.engine.builder.request import BuildRequest
     from ...runtime.parity.built_engine import check_built_engine
-    from .build_plugin import PluginKind, choose_plugin
 
     progress("Reading the model")
-    if plugin not in {kind.value for kind in PluginKind}:
-        raise UsageError(f"Unknown plugin {plugin!r}.", fix=f"Known: {', '.join(kind.value for kind in PluginKind)}.")
+    if plugin not in get_args(PluginKind):
+        raise UsageError(f"Unknown plugin {plugin!r}.", fix=f"Known: {', '.join(get_args(PluginKind))}.")
     model = Path(model)
     profiles = _profiles(min_shapes, opt_shapes, max_shapes)
     file, wanted = OnnxFile.read(model), tuple(name for name in target if name.strip())
     library = None if plugin_library is None else Path(plugin_library)
     capabilities = plan_targets(backend, wanted, device)
-    choice, notes = choose_plugin(PluginKind(plugin), library, file, backend, capabilities, progress)
+    choice, notes = choose_plugin(plugin, library, file, backend, capabilities, progress)
     request = BuildRequest(
         model=file,
         output=model.with_suffix(".engine") if output is None else Path(output),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ...exporter.export import ExportReport, ExportRequest
     from ...exporter.step_export import StepRequest
-    from ...exporter.user_module.export_module import Inputs, ModuleExportReport, Origin
+    from ...exporter.user_module.export_module import Inputs, Origin
 
 Progress = Callable[[str], None]
 Mode = Literal["full", "step", "prefill"]
@@ -116,22 +116,10 @@ def export_request(
     golden: str | Path | None,
     mode: Mode,
     chunk: int | None,
-    seq_len: int | None,
-    batch: int,
-    task: str | None,
-    heads: int | None,
-    dim_head: int | None,
-    mask: bool,
-    attn_bias: bool,
-    causal: bool,
-    full_mask: bool,
-    position_ids: bool,
     dynamic: Sequence[str] | None,
     max_seq_len: int | None,
     weight_dtype: str | None,
-    quick: bool,
-    max_length: int | None,
-    **file_options: Any,
+    **options: Any,
 ) -> ExportRequest | StepRequest:
     """Turn the arguments of `export` into the request that the exporter takes.
 
@@ -142,6 +130,7 @@ def export_request(
     from ...exporter.models.family import ShapeRequest
     from ...exporter.step_export import StepRequest
 
+    seq_len = options["seq_len"]
     if mode not in ("full", "step", "prefill"):
         raise UsageError(f"Unknown mode {mode!r}.", fix="Known: full, step, prefill.")
     if max_seq_len is not None and (seq_len is not None or "seq" not in (dynamic or ())):
@@ -150,32 +139,29 @@ def export_request(
         )
     if chunk is not None and mode == "full":
         raise UsageError(f"{argument('chunk')} goes with {argument('mode', 'step')} or {argument('mode', 'prefill')}.")
-    if max_length is not None and mode == "full":
+    if options["max_length"] is not None and mode == "full":
         raise UsageError(
             f"{argument('max_length')} goes with {argument('mode', 'step')}.",
             fix=f"For whole sequences: {argument('seq_len')}, or {argument('max_seq_len')}.",
         )
-    if position_ids and mode != "full":
+    if options["position_ids"] and mode != "full":
         why = "A step file counts the positions of its tokens itself."
         raise UsageError(f"{argument('position_ids', True)} does not go with {argument('mode', mode)}.", why=why)
     checkpoint = Path(checkpoint)
     suffix = ".onnx" if mode == "full" else f"_{mode}.onnx"
-    if quick and mode != "full":
+    if options["quick"] and mode != "full":
         why = "A step file is compared token by token, and has no other long check."
         raise UsageError(f"{argument('quick', True)} does not go with {argument('mode', mode)}.", why=why)
-    length = max_seq_len if seq_len is None else seq_len
-    shapes = ShapeRequest(length, batch, heads, dim_head, mask, attn_bias, causal, full_mask, position_ids)
+    shapes = {field.name: options.pop(field.name) for field in fields(ShapeRequest) if field.name in options}
     request = ExportRequest(
         checkpoint=checkpoint,
         output=_default_output(checkpoint, suffix) if output is None else Path(output),
         config=_path(config),
         golden=_path(golden),
-        shapes=replace(shapes, max_length=max_length),
+        shapes=ShapeRequest(**shapes | {"seq_len": max_seq_len if seq_len is None else seq_len}),
         dynamic=None if dynamic is None else tuple(dynamic),
         weights=weight_dtype,
-        task=task,
-        quick=quick,
-        **file_options,
+        **options,
     )
     return request if mode == "full" else StepRequest(request, mode, chunk)
 
@@ -222,7 +208,7 @@ def export_module(
     overwrite: bool = False,
     origin: Origin | None = None,
     progress: Progress = lambda _: None,
-) -> ModuleExportReport | ExportReport:
+) -> ExportReport:
     """Export a module of your own with supported layers, or a Hugging Face model; compare it with the untouched one.
 
     Args:

@@ -9,10 +9,7 @@ import typer
 
 from ...core.storage.file_kinds import ONNX
 from ..parts.console import (
-    Format,
     FormatOption,
-    QuietOption,
-    VerboseOption,
     bytes_text,
     print_checks,
     print_json,
@@ -34,9 +31,7 @@ def convert(
         bool, typer.Option("--standard-ops", help="To standard operators alone, no functions.")
     ] = False,
     force: ForceOption = False,
-    output_format: FormatOption = Format.console,
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
+    output_format: FormatOption = "console",
 ) -> None:
     """Convert an exported model to another form, and check that it computes the same.
 
@@ -49,7 +44,7 @@ def convert(
         from ...exporter.convert import to_standard_ops
 
         written = to_standard_ops(model, output, overwrite=force, progress=step)
-    if output_format is Format.json:
+    if output_format == "json":
         print_json({"model": str(output), "files": [_document(x) for x in written]})
         return
     for x in written:

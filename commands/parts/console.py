@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import math
 import re
@@ -10,12 +12,12 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from ...core.documents.report import SIGNS
+from ...core.limits import LARGEST_SEED, LARGEST_SIZE
 from ...reports import figures
 from .flags import in_flags
 from .log_output import show_log
@@ -23,18 +25,15 @@ from .log_output import show_log
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ...core.documents.engine_facts import EngineFacts
     from ...core.documents.report import Report
-    from ...core.documents.sidecar import CheckRecord
+    from ...core.documents.sidecar import CheckRecord, Sidecar
     from ...core.errors import LocalAttnError
     from ...exporter.export import ExportReport
-    from ...exporter.user_module.export_module import ModuleExportReport
+    from ...onnx_graph.facts import OnnxFacts
 
-
-class Format(str, Enum):
-    """How a result is printed."""
-
-    console = "console"
-    json = "json"
+# How a result is printed.
+Format = Literal["console", "json"]
 
 
 class Verbosity:
@@ -62,6 +61,21 @@ def finite(value: float | None) -> float | None:
     return value
 
 
+def number_option(help_text: str) -> Any:
+    """Declare an option that is a finite number of 0 or more."""
+    return typer.Option(min=0, callback=finite, help=help_text)
+
+
+def size_option(help_text: str, least: int | None = None) -> Any:
+    """Declare an option that is a size or a count; without `least`, what uses it says what it must be."""
+    return typer.Option(min=least, max=LARGEST_SIZE, help=help_text)
+
+
+def seed_option(help_text: str) -> Any:
+    """Declare an option that is a seed of random numbers."""
+    return typer.Option(min=0, max=LARGEST_SEED, help=help_text)
+
+
 FormatOption = Annotated[Format, typer.Option("--format", help="console, or json: nothing but JSON on stdout.")]
 VerboseOption = Annotated[
     int,
@@ -79,6 +93,21 @@ RuntimeOption = Annotated[
     typer.Option(help="What runs ONNX files: auto (onnxruntime) or openvino, in fp32; openvino:bf16 is faster."),
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", callback=_set_quiet, help="No progress.")]
+_MESSAGES = (("verbose", VerboseOption), ("quiet", QuietOption))
+
+
+def with_messages(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --verbose and --quiet to a command: what they ask for is done before it runs, by their callbacks."""
+
+    @functools.wraps(command)
+    def run(**options: Any) -> Any:
+        return command(**{name: value for name, value in options.items() if name not in dict(_MESSAGES)})
+
+    own = inspect.signature(command, eval_str=True)
+    added = [inspect.Parameter(x, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=y) for x, y in _MESSAGES]
+    run.__signature__ = own.replace(parameters=[*own.parameters.values(), *added])  # type: ignore[attr-defined]
+    run.__annotations__ = {**command.__annotations__, **dict(_MESSAGES)}
+    return run
 
 
 def say(text: str, end: str = "\n") -> None:
@@ -176,7 +205,14 @@ def print_checks(checks: Sequence[CheckRecord]) -> None:
         say(f"  {styled(sign, fg=colour)} {check.name:<{width}}  {outcome}{check.detail}")
 
 
-def print_exported(report: ExportReport | ModuleExportReport, details: Sequence[str] = ()) -> None:
+def print_signature(facts: Sidecar | EngineFacts | OnnxFacts) -> None:
+    """Print the inputs and outputs of a file."""
+    for kind, specs in (("input ", facts.inputs), ("output", facts.outputs)):
+        for spec in specs:
+            say(f"  {kind}  {spec.describe()}")
+
+
+def print_exported(report: ExportReport, details: Sequence[str] = ()) -> None:
     """Print what an export wrote: notes, the file and its signature, details, the checks, warnings."""
     sidecar = report.sidecar
     for line in report.notes:
@@ -185,10 +221,7 @@ def print_exported(report: ExportReport | ModuleExportReport, details: Sequence[
     if sidecar.external_data is not None:
         size += report.path.with_name(sidecar.external_data).stat().st_size
     say(f"{report.headline()}, {bytes_text(size)}")
-    for spec in sidecar.inputs:
-        say(f"  input   {spec.describe()}")
-    for spec in sidecar.outputs:
-        say(f"  output  {spec.describe()}")
+    print_signature(sidecar)
     if sidecar.dynamic:
         say(f"  open    {', '.join(sidecar.dynamic)}; sequences up to {sidecar.seq_len}")
     for line in details:
@@ -204,7 +237,7 @@ def print_warnings(report: Report) -> None:
         warn(line)
 
 
-def export_document(report: ExportReport | ModuleExportReport) -> dict[str, Any]:
+def export_document(report: ExportReport) -> dict[str, Any]:
     """Return the document that `--format json` prints for an export."""
     return {
         "model": str(report.path),

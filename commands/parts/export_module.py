@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...core.errors import UsageError
 from .console import export_document, print_exported, print_json, say, warn
 
 if TYPE_CHECKING:
     from ...exporter.export import ExportReport
-    from ...exporter.user_module.export_module import Inputs, ModuleExportReport
+    from ...exporter.user_module.export_module import Inputs
     from ...exporter.user_module.replace import ReplacementReport
 
 
@@ -44,8 +45,6 @@ def parse_axes(text: str | None) -> tuple[str, ...]:
     Raises:
         UsageError: a name is empty, or given twice.
     """
-    from ...core.errors import UsageError
-
     names = () if text is None or text == "none" else tuple(name.strip() for name in text.split(","))
     if len(set(names)) < len(names) or not all(name.isidentifier() for name in names):
         raise UsageError(f"--dynamic is {text!r}.", fix="Write --dynamic batch,seq.")
@@ -58,8 +57,6 @@ def refuse_options(given: Collection[str], refused: Collection[str], what: str) 
     Raises:
         UsageError: one of them is given.
     """
-    from ...core.errors import UsageError
-
     for name in sorted(set(given) & set(refused)):
         option = "--" + {"module_input": "input"}.get(name, name.replace("_", "-"))
         raise UsageError(f"{option} does not apply to {what}.", fix=f"Leave {option} out.")
@@ -67,12 +64,11 @@ def refuse_options(given: Collection[str], refused: Collection[str], what: str) 
 
 def export_users_module(
     request: ModuleRequest, options: Mapping[str, Any], step: Callable[[str], None], *, dry_run: bool
-) -> tuple[Path, ModuleExportReport | ExportReport | ReplacementReport]:
+) -> tuple[Path, ExportReport | ReplacementReport]:
     """Make the module and export it, or with `dry_run` only replace its layers.
 
     Return the path of the file, and the report.
     """
-    from ...core.errors import UsageError
     from ...exporter.user_module.export_module import ModuleOptions, open_module
     from ...exporter.user_module.factory import module_from_factory, module_from_pickle
     from ...exporter.user_module.live_model import planned
@@ -111,15 +107,17 @@ def _default_output(request: ModuleRequest) -> Path:
     return Path(f"{(request.factory or 'model').rpartition(':')[2]}.onnx")
 
 
-def print_module(
-    output: Path, outcome: ModuleExportReport | ExportReport | ReplacementReport, *, as_json: bool
-) -> None:
+def print_module(output: Path, outcome: ExportReport | ReplacementReport, *, as_json: bool) -> None:
     """Print the result of an export, or of a dry run."""
     from ...exporter.export import ExportReport
     from ...exporter.user_module.export_module import ModuleExportReport
 
-    if isinstance(outcome, ModuleExportReport | ExportReport):
-        _print_report(outcome, as_json=as_json)
+    if isinstance(outcome, ExportReport):
+        if as_json:
+            print_json(export_document(outcome))
+        else:
+            details = _layers(outcome.replacement) if isinstance(outcome, ModuleExportReport) else ()
+            print_exported(outcome, details)
         return
     say(f"Would export {type(outcome.module).__name__} to {output} (fp32):")
     for line in _layers(outcome):
@@ -130,12 +128,3 @@ def _layers(replacement: ReplacementReport) -> list[str]:
     """Write a line for each upstream layer."""
     replaced = [f"replaced  {layer.describe()}" for layer in replacement.replaced]
     return replaced + [f"left      {layer.describe()}" for layer in replacement.left]
-
-
-def _print_report(report: ModuleExportReport | ExportReport, *, as_json: bool) -> None:
-    from ...exporter.export import ExportReport
-
-    if as_json:
-        print_json(export_document(report))
-    else:
-        print_exported(report, [] if isinstance(report, ExportReport) else _layers(report.replacement))

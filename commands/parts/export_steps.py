@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from .console import bytes_text, export_document, note, print_checks, print_json, print_warnings, say
@@ -12,14 +11,6 @@ from .console import bytes_text, export_document, note, print_checks, print_json
 if TYPE_CHECKING:
     from ...exporter.export import ExportReport
     from ...exporter.step_export import StepRequest
-
-
-class Mode(str, Enum):
-    """What a call of the file takes."""
-
-    full = "full"
-    step = "step"
-    prefill = "prefill"
 
 
 def print_step_files(report: ExportReport, *, as_json: bool) -> None:

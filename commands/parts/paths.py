@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...core.storage.file_kinds import kind_named, name_error
+
 if TYPE_CHECKING:
     from ...core.storage.file_kinds import Kind
     from ...core.storage.outputs import Output
@@ -86,7 +88,6 @@ def _output(path: Path, kinds: tuple[Kind, ...]) -> Output:
     Raises:
         UsageError: the name says none of them.
     """
-    from ...core.storage.file_kinds import kind_named, name_error
     from ...core.storage.outputs import Output
 
     kind = kind_named(path, kinds)

@@ -5,27 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
+from ...core.errors import UsageError
 from ...core.storage.file_kinds import REPORTS, kind_named
 from .console import note, say, suggest
 from .paths import OutputPath
 
-
-class ReportFormat(str, Enum):
-    """How a result is written."""
-
-    console = "console"
-    json = "json"
-    md = "md"
-    html = "html"
+# How a result is written.
+ReportFormat = Literal["console", "json", "md", "html"]
 
 
-_BY_SUFFIX = {".json": ReportFormat.json, ".md": ReportFormat.md, ".html": ReportFormat.html, ".htm": ReportFormat.html}
+_BY_SUFFIX: dict[str, ReportFormat] = {".json": "json", ".md": "md", ".html": "html", ".htm": "html"}
 
 ReportFormatOption = Annotated[
     ReportFormat | None,
@@ -69,7 +63,7 @@ class Destination:
     @property
     def shows_console(self) -> bool:
         """Whether stdout shows the result for people: also beside a file, unless that is JSON."""
-        return self.format is ReportFormat.console or (self.path is not None and self.format is not ReportFormat.json)
+        return self.format == "console" or (self.path is not None and self.format != "json")
 
 
 def choose(asked: ReportFormat | None, output: Path | None, force: bool) -> Destination:
@@ -79,19 +73,17 @@ def choose(asked: ReportFormat | None, output: Path | None, force: bool) -> Dest
         UsageError: the suffix of the file is not that of the format.
         MissingDependency: a page is asked for and Jinja2 is not installed.
     """
-    from ...core.errors import UsageError
-
     chosen = asked
     if chosen is None:
-        chosen = ReportFormat.console if output is None else _BY_SUFFIX.get(output.suffix.lower())
+        chosen = "console" if output is None else _BY_SUFFIX.get(output.suffix.lower())
     if output is not None and chosen is not _BY_SUFFIX.get(output.suffix.lower()):
         raise UsageError(
-            f"{output} is not called a report in {chosen.value if chosen else 'a known format'}.",
+            f"{output} is not called a report in {chosen if chosen else 'a known format'}.",
             why="What a file is can be told from its suffix.",
             fix="Name it .json, .md or .html, as --format says; without --format the suffix chooses.",
         )
     assert chosen is not None
-    if chosen is ReportFormat.html:
+    if chosen == "html":
         from ...reports import require_html
 
         require_html()
@@ -109,19 +101,19 @@ def show(
 
     Args:
         destination: from `choose`.
-        kind: a key of `reports.documents.KINDS`.
+        kind: a key of `reports.documents.PAGES`.
         document: what `--format json` prints.
         console: prints the result for a terminal.
         following: the command to type next, for people.
     """
     if destination.shows_console:
         console()
-    if destination.format is ReportFormat.json:
+    if destination.format == "json":
         destination.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
-    elif destination.format is not ReportFormat.console:
+    elif destination.format != "console":
         from ...reports.documents import document_html, document_markdown
 
-        written = document_html if destination.format is ReportFormat.html else document_markdown
+        written = document_html if destination.format == "html" else document_markdown
         destination.write(written(kind, document))
     if following and destination.shows_console:
         suggest(*following)

@@ -20,9 +20,8 @@ from ..models.family import StateDictForm
 from ..models.inference import INV_FREQ, Findings, TensorShapes, bounded
 from ..models.registry import CLASSES, ClassEntry, detect_family
 from .config import RawConfig, adds_residual_only, check_names, resolve_class
-from .not_in_weights import not_in_weights
 from .settings import Settings, contradiction, read_settings, reconciled, stated_classes
-from .traceless import traceless_arguments
+from .traceless import not_in_weights, traceless_arguments
 
 if TYPE_CHECKING:
     import torch

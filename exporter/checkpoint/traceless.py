@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..models.arguments import Arguments
     from ..models.registry import ClassEntry
 
 # By name, the most important first; the meaning is worded to follow "fill in:".
@@ -31,6 +32,8 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "xpos_scale_base": "base of xpos' scale",
     }
 )
+# Padding decides which lengths a model accepts, but changes no output.
+_WITHOUT_EFFECT = {"autopad"}
 # Arguments without an effect on an exported model: for training, for global layers, or a deprecated form of `dim`.
 NO_EFFECT = frozenset(
     {"attn_dropout", "ff_dropout", "dropout", "ignore_index", "layers_insert_global_attn", "rel_pos_emb_config"}
@@ -55,6 +58,21 @@ def traceless_arguments(entry: ClassEntry, values: Mapping[str, Any]) -> list[st
     """List a class's arguments that its tensors need not show, without those that have no effect at these values."""
     idle = {name for name, (other, value) in _IDLE_WHERE.items() if other in values and values[other] == value}
     return [name for name in MEANINGS if name in entry.args.model_fields and name not in {*idle, *entry.unsupported}]
+
+
+def not_in_weights(entry: ClassEntry, args: Arguments, inferred: Collection[str]) -> list[str]:
+    """List the arguments that no tensor shows, wherever their values came from.
+
+    Args:
+        entry: the class.
+        args: arguments of the model.
+        inferred: names of the arguments that its weights show.
+    """
+    possible = traceless_arguments(entry, args.model_dump())
+    names = [name for name in possible if name not in {*inferred, *_WITHOUT_EFFECT}]
+    if getattr(args, "num_residual_streams", 1) > 1:
+        names.append("hyper_connections")
+    return names
 
 
 def default_in_words(entry: ClassEntry, name: str) -> str | None:

@@ -21,7 +21,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ...core.documents.report import Report
 from ...core.documents.sidecar import CheckRecord, LayerFacts, Sidecar
 from ...core.error_texts import argument
 from ...core.errors import ExportFailed, UsageError
@@ -38,7 +37,7 @@ from ...runtime.parity.runner import SessionRunner
 from ...runtime.session import Session
 from ..artifact.form import WrittenForm, written_form
 from ..artifact.options import FileOptions
-from ..artifact.publish import export_headline, finish_export, output_specs, package_versions, written_files
+from ..artifact.publish import finish_export, output_specs, package_versions
 from ..artifact.serialize import read_message
 from ..checkpoint.open_checkpoint import open_live
 from ..checkpoint.tensors import check_finite
@@ -121,34 +120,14 @@ class ModuleOptions(FileOptions):
 
 
 @dataclass(frozen=True)
-class ModuleExportReport(Report):
+class ModuleExportReport(ExportReport):
     """The result of exporting a module.
 
     Args:
-        path: the ONNX file.
-        sidecar: the facts beside it, checks included.
         replacement: which upstream layers were replaced, and the module that was traced.
-        notes: what was assumed.
     """
 
-    path: Path
-    sidecar: Sidecar
-    replacement: ReplacementReport
-    notes: list[str]
-
-    @property
-    def files(self) -> list[Path]:
-        """The written files: the model, its facts, and its weights if they are separate."""
-        return written_files(self.path, self.sidecar)
-
-    @property
-    def checks(self) -> list[CheckRecord]:
-        """The checks of the file."""
-        return self.sidecar.checks
-
-    def headline(self) -> str:
-        """Describe the file in one line."""
-        return export_headline(self.path, self.sidecar)
+    replacement: ReplacementReport = field(kw_only=True)
 
 
 @timed_steps(_log)
@@ -160,7 +139,7 @@ def export_module(
     *,
     origin: Origin | None = None,
     progress: Progress = lambda _: None,
-) -> ModuleExportReport | ExportReport:
+) -> ExportReport:
     """Replace upstream's layers in a module, export it, check the file and move it to its place.
 
     A Hugging Face model is exported as its folder would be.
@@ -201,7 +180,7 @@ def export_module(
             describe=lambda *written: job.sidecar(form, *written),
             progress=progress,
         )
-    return ModuleExportReport(output, sidecar, job.replacement, job.notes)
+    return ModuleExportReport(output, sidecar, job.notes, replacement=job.replacement)
 
 
 def open_module(

@@ -20,22 +20,31 @@ def readme_text(
         served: folders of the Triton repository; empty without one.
         onnxruntime_web: version of onnxruntime-web on the web page; None without a page.
     """
-    return "\n".join(
-        [
-            f"# {manifest['name']}",
-            "",
-            f"Made by localattn {manifest['localattn']}. `manifest.json` has the SHA-256 and size of every file.",
-            "",
-            *_check(manifest),
-            *_run(manifest),
-            *_kernels(manifest),
-            *_build(manifest),
-            *_served(manifest, served),
-            *_web(onnxruntime_web),
-            *_contents(manifest),
-            *(["## Notes", "", *(f"- {note}" for note in notes), ""] if notes else []),
-        ]
-    )
+    blocks = [
+        f"# {manifest['name']}",
+        f"Made by localattn {manifest['localattn']}. `manifest.json` has the SHA-256 and size of every file.",
+        *_check(manifest),
+        *_run(manifest),
+        *_kernels(manifest),
+        *_build(manifest),
+        *_served(manifest, served),
+        *_web(onnxruntime_web),
+        *_contents(manifest),
+        *(["## Notes", _lines(*(f"- {note}" for note in notes))] if notes else []),
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _lines(*lines: str) -> str:
+    return "\n".join(lines)
+
+
+def _code(*lines: str, language: str = "sh") -> str:
+    return _lines(f"```{language}", *lines, "```")
+
+
+def _paths(manifest: Mapping[str, Any], role: str) -> list[str]:
+    return [entry["path"] for entry in manifest["files"] if entry["role"] == role]
 
 
 def _check(manifest: Mapping[str, Any]) -> list[str]:
@@ -45,144 +54,98 @@ def _check(manifest: Mapping[str, Any]) -> list[str]:
         needs += f", and for the engines {' or '.join(engines)} of the version below"
     return [
         "## Check it on the device",
-        "",
         f"Needs {needs}. Neither torch nor localattn is used.",
-        "",
-        "```sh",
-        "python3 verify.py                  # SHA-256 of every file, then the samples against their outputs",
-        "python3 verify.py --provider cuda  # the same on the GPU, with onnxruntime-gpu",
-        "python3 verify.py --files-only     # only the files",
-        "python3 verify.py --run-libraries  # also with the libraries in it, if you trust who made the bundle",
-        "```",
-        "",
+        _code(
+            "python3 verify.py                  # SHA-256 of every file, then the samples against their outputs",
+            "python3 verify.py --provider cuda  # the same on the GPU, with onnxruntime-gpu",
+            "python3 verify.py --files-only     # only the files",
+            "python3 verify.py --run-libraries  # also with the libraries in it, if you trust who made the bundle",
+        ),
         "Exit codes: 0 all is well; 1 a file was altered, a model does not load, or an output differs; 2 this is no "
         "bundle, or wrong usage; 3 something is missing from this machine.",
-        "",
     ]
 
 
 def _run(manifest: Mapping[str, Any]) -> list[str]:
-    lines = ["## Run it", ""]
+    blocks = ["## Run it"]
     for model in manifest["models"]:
-        lines.append(f"`{model['path']}`" + (f" for {_made_for(model)}" if model["kind"] == "engine" else "") + ":")
-        lines.append("")
-        lines += [f"- input `{_spec(spec)}`" for spec in model["inputs"]]
-        lines += [f"- output `{_spec(spec)}`" for spec in model["outputs"]]
-        lines.append("")
+        blocks.append(f"`{model['path']}`" + (f" for {_made_for(model)}" if model["kind"] == "engine" else "") + ":")
+        inputs = [f"- input `{_spec(spec)}`" for spec in model["inputs"]]
+        blocks.append(_lines(*inputs, *(f"- output `{_spec(spec)}`" for spec in model["outputs"])))
     samples = manifest["samples"]
     example = f" --load-inputs {quote(samples[0]['inputs'])}" if samples else ""
     first = quote(manifest["models"][0]["path"])
     return [
-        *lines,
+        *blocks,
         "With localattn on the device (it needs no torch there):",
-        "",
-        "```sh",
-        f"localattn run {first}{example} --save-outputs ../out.npz",
-        "localattn bundle verify .",
-        "```",
-        "",
+        _code(f"localattn run {first}{example} --save-outputs ../out.npz", "localattn bundle verify ."),
     ]
 
 
 def _kernels(manifest: Mapping[str, Any]) -> list[str]:
     """Explain how a program uses the compiled kernels for the CPU."""
-    libraries = [entry["path"] for entry in manifest["files"] if entry["role"] == "kernels"]
+    libraries = _paths(manifest, "kernels")
     if not libraries:
         return []
     model = manifest["models"][0]["path"]
-    lines = ["## Faster on the CPU", "", "With localattn:", "", "```sh"]
-    lines += [
-        f"localattn run {quote(model)} --plugin-library {quote(library)}  # {library.split('/')[1]}"
-        for library in libraries
-    ]
+    runs = [f"localattn run {quote(model)} --plugin-library {quote(x)}  # {x.split('/')[1]}" for x in libraries]
     return [
-        *lines,
-        "```",
-        "",
+        "## Faster on the CPU",
+        "With localattn:",
+        _code(*runs),
         "In a program of your own:",
-        "",
-        "```python",
-        "options = onnxruntime.SessionOptions()",
-        f'options.register_custom_ops_library("{libraries[0]}")  # {libraries[0].split("/")[1]}',
-        f'session = onnxruntime.InferenceSession("{model}", options, providers=["CPUExecutionProvider"])',
-        "```",
-        "",
+        _code(
+            "options = onnxruntime.SessionOptions()",
+            f'options.register_custom_ops_library("{libraries[0]}")  # {libraries[0].split("/")[1]}',
+            f'session = onnxruntime.InferenceSession("{model}", options, providers=["CPUExecutionProvider"])',
+            language="python",
+        ),
         "`python3 verify.py --run-libraries` runs every sample with the library for its processor too, and says which "
         "of its kernels ran. Without the option no library of the bundle is loaded: a library is code.",
-        "",
     ]
 
 
 def _build(manifest: Mapping[str, Any]) -> list[str]:
     """Explain how to build an engine on the device: the ONNX file and plugin library are portable, engines are not."""
-    model = manifest["models"][0]["path"]
-    plugins = [entry["path"] for entry in manifest["files"] if entry["role"] == "plugin"]
-    if not plugins:
-        return [
-            "## Build an engine on the device",
-            "",
-            "```sh",
-            f"trtexec --onnx={quote(model)} --saveEngine=../model.engine",
-            "```",
-            "",
-            "Without a plugin library the attention is built from standard operators.",
-            "",
-        ]
-    lines = ["## Build an engine on the device", "", "```sh"]
-    for plugin in plugins:
-        arch = plugin.split("/")[1]
-        lines.append(
-            f"trtexec --onnx={quote(model)} --saveEngine=../model.engine --dynamicPlugins={quote(plugin)}  # {arch}"
-        )
-    return [
-        *lines,
-        "```",
-        "",
-        "TensorRT 10.3 (JetPack 6) prefers the standard operators to the plugin: use `localattn build`.",
-        "",
-    ]
+    command = f"trtexec --onnx={quote(manifest['models'][0]['path'])} --saveEngine=../model.engine"
+    plugins = _paths(manifest, "plugin")
+    note = "Without a plugin library the attention is built from standard operators."
+    if plugins:
+        note = "TensorRT 10.3 (JetPack 6) prefers the standard operators to the plugin: use `localattn build`."
+    with_plugins = [f"{command} --dynamicPlugins={quote(x)}  # {x.split('/')[1]}" for x in plugins]
+    return ["## Build an engine on the device", _code(*(with_plugins or [command])), note]
 
 
 def _served(manifest: Mapping[str, Any], served: Sequence[str]) -> list[str]:
     if not served:
         return []
-    plugins = [entry["path"] for entry in manifest["files"] if entry["role"] == "plugin"]
+    plugins = _paths(manifest, "plugin")
     option = f" --backend-config='tensorrt,plugins={';'.join(plugins)}'" if plugins else ""
-    kernels = sorted({entry["path"] for entry in manifest["files"] if entry["role"] == "kernels"})
-    folders = {path.split("/")[1]: path.rpartition("/")[0] for path in kernels}
+    folders = {path.split("/")[1]: path.rpartition("/")[0] for path in sorted(set(_paths(manifest, "kernels")))}
     start = [f'export LD_LIBRARY_PATH="$PWD/{folder}:$LD_LIBRARY_PATH"  # {arch}' for arch, folder in folders.items()]
     name = served[0]
     return [
         "## Serve it with NVIDIA Triton Inference Server",
-        "",
-        "```sh",
-        *start,
-        "tritonserver --model-repository=triton --exit-on-error=false --http-address=127.0.0.1 "
-        f"--grpc-address=127.0.0.1 --metrics-address=127.0.0.1{option}",
-        f"localattn bundle verify . --server http://127.0.0.1:8000 --model {name}",
-        "```",
-        "",
+        _code(
+            *start,
+            "tritonserver --model-repository=triton --exit-on-error=false --http-address=127.0.0.1 "
+            f"--grpc-address=127.0.0.1 --metrics-address=127.0.0.1{option}",
+            f"localattn bundle verify . --server http://127.0.0.1:8000 --model {name}",
+        ),
         f"Models: {', '.join(f'`{name}`' for name in served)}. A TensorRT engine runs only in a server with the "
         "TensorRT version and the kind of GPU it was built for. Of several plugin libraries name the one for the "
         "server's processor.",
-        "",
         "Without the addresses the server listens on every network of the machine, to anybody. Without "
         "`--exit-on-error=false` one model that does not load stops all.",
-        "",
-        *_served_kernels(start),
+        *([_SERVED_KERNELS] if start else []),
     ]
 
 
-def _served_kernels(start: Sequence[str]) -> list[str]:
-    """Explain how the server finds the compiled kernels."""
-    if not start:
-        return []
-    return [
-        "The configurations name the compiled kernels for the CPU, and the server finds them through "
-        "`LD_LIBRARY_PATH`: set the line for its processor. To serve without them, remove `model_operations` from "
-        "`config.pbtxt`, and the name in `libraries` of `stream.json`.",
-        "",
-    ]
+_SERVED_KERNELS = (
+    "The configurations name the compiled kernels for the CPU, and the server finds them through "
+    "`LD_LIBRARY_PATH`: set the line for its processor. To serve without them, remove `model_operations` from "
+    "`config.pbtxt`, and the name in `libraries` of `stream.json`."
+)
 
 
 def _web(version: str | None) -> list[str]:
@@ -190,24 +153,18 @@ def _web(version: str | None) -> list[str]:
         return []
     return [
         "## Open it in a browser",
-        "",
-        "```sh",
-        "python3 -m http.server --directory web",
-        "```",
-        "",
+        _code("python3 -m http.server --directory web"),
         "and open http://localhost:8000. The folder `web` is all that a server needs: copy it to any host of static "
         "files. Once loaded the page works offline, where the address is `localhost` or begins with `https`. It "
         "computes on one thread: more need a server that sends the headers `Cross-Origin-Opener-Policy` and "
         "`Cross-Origin-Embedder-Policy`, and a change of `step.js`.",
-        "",
         f"The page runs onnxruntime-web {version} (MIT licence, https://github.com/microsoft/onnxruntime).",
-        "",
     ]
 
 
 def _contents(manifest: Mapping[str, Any]) -> list[str]:
     rows = [f"| `{entry['path']}` | {entry['role']} | {entry['size']:,} |" for entry in manifest["files"]]
-    return ["## Contents", "", "| file | what | bytes |", "|---|---|---|", *rows, ""]
+    return ["## Contents", _lines("| file | what | bytes |", "|---|---|---|", *rows)]
 
 
 def _made_for(model: Mapping[str, Any]) -> str:

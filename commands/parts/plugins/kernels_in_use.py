@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .options import PluginUse
+from ....core.errors import LocalAttnError, MissingDependency
+from ....core.extras import as_installed
 
 if TYPE_CHECKING:
     from ....onnx_graph.onnx_file import OnnxFile
@@ -36,7 +37,7 @@ def kernels_in_use(has_nodes: Callable[[], bool], backend: str, provider: str, p
     """
     if plugin is not None:
         return f"Kernels: compiled, {plugin}"
-    if (backend, provider, asked) != ("onnxruntime", "cpu", PluginUse.auto.value):
+    if (backend, provider, asked) != ("onnxruntime", "cpu", "auto"):
         return ""
     if not has_nodes():
         return ""
@@ -48,8 +49,6 @@ def kernels_in_use(has_nodes: Callable[[], bool], backend: str, provider: str, p
 
 def how_to_add() -> str:
     """Return the command that adds compiled kernels here, with a compiler where there is none; "" where none can be."""
-    from ....core.errors import LocalAttnError, MissingDependency
-    from ....core.extras import as_installed
     from ....core.machine.processor import host_arch
     from ....core.storage.library_store import CPU_KERNELS
     from ....plugins.compilers import find_compiler

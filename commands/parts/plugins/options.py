@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, get_args
 
 import typer
 
+from ....core.errors import UsageError
 from ..paths import INPUT
+from ..terminal.help import Hint
+
+# How an existing file is run.
+PluginUse = Literal["auto", "none"]
+
+# Inference libraries that engines are built for; libraries of kernels are made for onnxruntime too.
+EngineBackend = Literal["tensorrt", "tensorrt-rtx"]
+Backend = Literal[EngineBackend, "onnxruntime"]
+
+# How kernels for GPUs multiply fp32.
+Fp32Products = Literal["ieee", "tf32x3", "tf32"]
 
 
-class PluginUse(str, Enum):
-    """How an existing file is run."""
-
-    auto = "auto"
-    none = "none"
-
-    @staticmethod
-    def instead(text: str) -> str:
-        """Return a hint for another value: the path of a library has an option of its own."""
-        return f"A library is named with --plugin-library {text}" if Path(text).suffix or "/" in text else ""
-
-
-class Backend(str, Enum):
-    """An inference library that engines or libraries of kernels are made for."""
-
-    tensorrt = "tensorrt"
-    tensorrt_rtx = "tensorrt-rtx"
-    onnxruntime = "onnxruntime"
-
-
-class Fp32Products(str, Enum):
-    """How kernels for GPUs multiply fp32."""
-
-    ieee = "ieee"
-    tf32x3 = "tf32x3"
-    tf32 = "tf32"
+def library_hint(text: str) -> str:
+    """Return a hint where a library is given as `--plugin`: its path has an option of its own."""
+    return f"A library is named with --plugin-library {text}" if Path(text).suffix or "/" in text else ""
 
 
 PluginOption = Annotated[
@@ -45,6 +33,7 @@ PluginOption = Annotated[
         "--plugin",
         help="What computes the attention node: auto: compiled kernels where there are any; none: standard operators.",
     ),
+    Hint(library_hint),
 ]
 PluginLibraryOption = Annotated[
     Path | None,
@@ -60,10 +49,8 @@ def plugin_asked(use: PluginUse, library: Path | None) -> str:
         UsageError: a library is named although none shall be used.
     """
     if library is None:
-        return use.value
-    if use is PluginUse.none:
-        from ....core.errors import UsageError
-
+        return use
+    if use == "none":
         raise UsageError("--plugin none takes no --plugin-library.", fix="Leave one of them out.")
     named = str(library)
-    return f"./{named}" if named in {other.value for other in PluginUse} else named
+    return f"./{named}" if named in get_args(PluginUse) else named

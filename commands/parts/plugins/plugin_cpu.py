@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ....core.errors import MissingDependency, UsageError
 from ..console import bytes_text, note, print_json, progress, say, suggest
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ def refuse_options(given: Mapping[str, object]) -> None:
     Raises:
         UsageError: one was given.
     """
-    from ....core.errors import UsageError
-
     named = [name for name, value in given.items() if value]
     if named:
         raise UsageError(
@@ -81,7 +80,6 @@ def newest(arch: Arch) -> Library:
         MissingDependency: there is none.
         CheckFailed: others can write it, or it was changed after it was built.
     """
-    from ....core.errors import MissingDependency
     from ....core.storage.library_store import CPU_KERNELS, find
 
     library = find(CPU_KERNELS, arch=arch, this_release=False)

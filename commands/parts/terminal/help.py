@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Mapping
-from enum import Enum
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -21,10 +20,16 @@ from .panels import OPTIONS, PANELS
 # Bounds that nobody reaches by accident: they are enforced, but not shown in the help.
 _UNSHOWN_BOUNDS = (LARGEST_SIZE, LARGEST_SEED)
 _TYPES = {bool: "", Path: "<path>", int: "<int>", float: "<number>", str: "<text>"}
-# Typer's text for a value that is not in an enumeration.
+# Typer's text for a value that is none of the choices.
 _NO_CHOICE = re.compile(r"(?:Value error, )?(?P<text>'(?P<given>[^']*)' is not one of .*)", re.DOTALL)
 # Least likeness of a suggestion: `fp16` for `float16` has a ratio of 0.55.
 _ALIKE = 0.5
+
+
+class Hint(NamedTuple):
+    """Beside an option's type: returns what to write instead of a value that is none of its choices, or ""."""
+
+    instead: Callable[[str], str]
 
 
 class Command(TyperCommand):
@@ -45,12 +50,12 @@ class Command(TyperCommand):
         """Parse the arguments.
 
         Raises:
-            BadParameter: a value does not belong to its option; of an enumeration, the nearest one is named.
+            BadParameter: a value does not belong to its option; of several choices, the nearest one is named.
         """
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
-            _suggest(error, _enumerations(self.callback))
+            _suggest(error, self.callback)
             raise
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -96,7 +101,7 @@ def _in_panel(parameter: Any) -> Any:
 
 
 def _type_name(hint: Any) -> str | None:
-    """Return the help's name for an option's type; None leaves it to Typer, which lists enumerations."""
+    """Return the help's name for an option's type; None leaves it to Typer, which lists choices."""
     parts = {
         hint,
         *typing.get_args(hint),
@@ -112,22 +117,22 @@ def _place(parameter: Any) -> int:
     return list(OPTIONS).index(parameter.rich_help_panel) if parameter.rich_help_panel in OPTIONS else len(OPTIONS)
 
 
-def _enumerations(callback: Any) -> Mapping[str, type[Enum]]:
-    """Return the parameters of a command whose values are those of an enumeration."""
-    found: dict[str, type[Enum]] = {}
-    for name, hint in typing.get_type_hints(inspect.unwrap(callback)).items():
-        kinds = [part for part in (hint, *typing.get_args(hint)) if isinstance(part, type) and issubclass(part, Enum)]
-        found |= {name: kinds[0]} if kinds else {}
-    return found
-
-
-def _suggest(error: typer.BadParameter, enumerations: Mapping[str, type[Enum]]) -> None:
-    """Add the nearest value to an error about an enumeration."""
+def _suggest(error: typer.BadParameter, callback: Any) -> None:
+    """Add the nearest value to an error about an option with choices."""
     said = _NO_CHOICE.fullmatch(error.message)
-    kind = enumerations.get(str(getattr(error.param, "name", "")))
-    if said is None or kind is None:
+    if said is None:
         return
-    given, values = said["given"], [str(member.value) for member in kind]
-    near = kind.instead(given) if hasattr(kind, "instead") else ""
-    near = near or close_match(given, values, cutoff=_ALIKE)
+    hints = typing.get_type_hints(inspect.unwrap(callback), include_extras=True)
+    parts = list(_parts(hints.get(str(getattr(error.param, "name", "")))))
+    near = next((part.instead(said["given"]) for part in parts if isinstance(part, Hint)), "")
+    choices = [part for part in parts if isinstance(part, str)]
+    near = near or close_match(said["given"], choices, cutoff=_ALIKE)
     error.message = said["text"] if near.startswith("Known") else f"{said['text']} {near}"
+
+
+def _parts(hint: Any) -> Iterator[Any]:
+    """Yield what a type is made of: `Annotated[Literal["a"] | None, Hint(…)]` → "a", None, the hint."""
+    yield from getattr(hint, "__metadata__", ())
+    for part in typing.get_args(hint):
+        yield part
+        yield from _parts(part)

@@ -12,7 +12,6 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,14 +34,14 @@ class Parameter:
     Args:
         name: of the Python parameter.
         option: `--output`; "" for an argument.
-        type: what a value is parsed as: Path, int, float, str, bool or an Enum.
+        type: what a value is parsed as: Path, int, float, str, bool or a Literal.
         low: the smallest value that the command line takes; None for any.
         high: the largest.
     """
 
     name: str
     option: str
-    type: type
+    type: Any
     low: float | None
     high: float | None
 
@@ -282,8 +281,10 @@ def _parameter(name: str, hint: Any, info: ArgumentInfo | OptionInfo) -> Paramet
     return Parameter(name, option, _value_type(hint), info.min, info.max)
 
 
-def _value_type(hint: Any) -> type:
+def _value_type(hint: Any) -> Any:
     """What one value is: `list[Path] | None` is of paths."""
+    if typing.get_origin(hint) is typing.Literal:
+        return hint
     inner = [part for part in typing.get_args(hint) if part is not types.NoneType]
     return _value_type(inner[0]) if inner else hint
 
@@ -318,4 +319,4 @@ def unknown_paths() -> list[str]:
 
 def choices(parameter: Parameter) -> list[str]:
     """The words that an option takes; none for a number or a text."""
-    return [member.value for member in parameter.type] if issubclass(parameter.type, Enum) else []
+    return list(typing.get_args(parameter.type))

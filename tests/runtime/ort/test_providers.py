@@ -331,9 +331,9 @@ def test_a_new_backend_is_one_entry(monkeypatch, tmp_path):
         def _execute(self, inputs):
             return inputs
 
-    module = SimpleNamespace(start=lambda path, provider, threads, plugin: Echo())
+    module = SimpleNamespace(open_file=lambda path, provider, threads, plugin: Echo())
     monkeypatch.setitem(sys.modules, "localattn.runtime.echo", module)
-    entry = sessions.Backend("echo", ".echo", "start", needs="json", has="dumps", install="")
+    entry = sessions.Backend("echo", ".echo", needs="json", has="dumps", install="")
     monkeypatch.setitem(sessions.BACKENDS, ".echo", entry)
     path = tmp_path / "model.echo"
     path.touch()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
 from random import Random
 
@@ -63,7 +62,7 @@ def draw_option(random: Random, seeds: Seeds) -> Case:
 
 
 def _value(random: Random, parameter: Parameter, command: str) -> str:
-    if issubclass(parameter.type, Enum):
+    if choices(parameter):
         return random.choice((*choices(parameter), *choices(parameter), *_TEXTS[:8], choices(parameter)[0].upper()))
     if parameter.type is str and parameter.name not in _LENGTHY:
         return random.choice(_TEXTS)
