@@ -35,20 +35,18 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 # Rings of several blocks of keys, of which some are empty, and some no tile sees.
 LARGE = [Case(70, at, exact=True, window=2000, heads=4, kv_heads=2) for at in (10, 1500)]
-# Rings that a step takes in several pieces, of which some have no key that is seen, or one.
-PIECES = [
-    Case(1, at, exact=at != 7000, window=window, dim=24, **options)
-    for at, window, options in (
-        (40, 3000, {"heads": 4, "kv_heads": 1}),
-        (7000, 3000, {"heads": 4, "kv_heads": 2, "softcap": 2.5, "sinks": True}),
-        (2700, 3000, {"batch": 2, "heads": 2, "kv_heads": 1, "bias": "padding"}),
-        (4000, 1700, {"xpos": True}),
-        (4000, 1700, {"bias": "heads"}),
-        (4000, 3000, {"dtype": "float16", "heads": 3, "kv_heads": 1}),
-    )
+# Rings that a step takes in several pieces, of which some have no key that is seen, or one. The last has rows so long,
+# and so many, that memory is asked for ahead.
+LONG: list[dict[str, Any]] = [
+    {"position": 40, "heads": 4, "kv_heads": 1},
+    {"position": 7000, "exact": False, "heads": 4, "softcap": 2.5, "sinks": True},
+    {"position": 2700, "batch": 2, "kv_heads": 1, "bias": "padding"},
+    {"window": 1700, "xpos": True},
+    {"window": 1700, "bias": "heads"},
+    {"dtype": "float16", "heads": 3, "kv_heads": 1},
+    {"position": 1300, "window": 1100, "heads": 3, "kv_heads": 1, "dim": 136},
 ]
-# Rows so long, and so many, that memory is asked for ahead.
-PIECES.append(Case(1, 1300, window=1100, heads=3, kv_heads=1, dim=136))
+PIECES = [replace(Case(1, 4000, window=3000, dim=24), **option) for option in LONG]
 VARIED = [replace(Case(rows, at), **option) for rows in (1, 40) for at in (3, 300) for option in OPTIONS]
 
 
