@@ -46,11 +46,7 @@ inline void add_lanes(const Vector* parts, float* sums) {
   Vector rows[kLanes];
   LOCALATTN_UNROLL
   for (int i = 0; i < kLanes; ++i) rows[i] = parts[i];
-  transpose(rows);
-  Vector total = rows[0];
-  LOCALATTN_UNROLL
-  for (int i = 1; i < kLanes; ++i) total += rows[i];
-  store(sums, total);
+  store(sums, fold_lanes<kLanes>(rows));
 }
 
 // The products of a row with kCount columns, a vector each that is still to be added up.

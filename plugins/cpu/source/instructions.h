@@ -18,7 +18,8 @@ struct Functions {
   bool (*gated)(const Gated&, Range elements);
   bool (*aft_states)(const Aft&, Range parts);
   bool (*aft_mean)(const Aft&, const AftPart&);
-  bool (*ring_step)(const Ring&, Range heads);
+  bool (*ring_step)(const Ring&, const RingPieces&, Range parts);
+  bool (*ring_merge)(const Ring&, const RingPieces&, Range heads);
   int64_t ring_rows;  // queries of a chunk's tile
   void (*ring_biases)(const Ring&, const RingBiases&, Range tiles);
   bool (*ring_chunk)(const Ring&, const RingBiases&, const RingPart&);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "fused.h"
+#include "tasks.h"
 
 namespace localattn {
 
@@ -38,6 +39,25 @@ struct Ring {
   // Which of the biases a head has.
   int64_t bias_of(int64_t sequence, int64_t head) const { return bias_by_batch ? sequence : bias_by_head ? head : 0; }
   int64_t biases() const { return bias_by_batch ? batch : bias_by_head ? heads : 1; }
+};
+
+// A step's ring in pieces of so many slots. They follow from the shapes alone, and so does the order of every sum.
+struct RingPieces {
+  int64_t slots;
+  int64_t count;
+  int64_t dim;
+  float* data;  // [batch, heads, count, row_floats()] if there are several
+
+  // So many numbers of keys and values are a piece: several fit into a second cache, and a thread is worth its waking.
+  static constexpr int64_t kNumbers = 65536;
+
+  explicit RingPieces(const Ring& call) : dim(call.dim), data(nullptr) {
+    slots = align(divide_up(call.slots, divide_up(2 * call.slots * call.dim, kNumbers)), kMostLanes);
+    count = divide_up(call.slots, slots);
+  }
+  // A row: weighted values, the largest score, the sum of weights.
+  int64_t width() const { return align(dim, kMostLanes); }
+  int64_t row_floats() const { return width() + kMostLanes; }
 };
 
 // The biases as a chunk's tiles take them, in the order of biases, tiles and keys: [biases, tiles, keys, tile_rows].

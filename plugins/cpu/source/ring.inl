@@ -1,12 +1,19 @@
 // Attention to a ring of keys and values. Included once per instruction set, inside its namespace, after tiles.inl,
 // whose tiles of queries a chunk uses.
 //
-// A step has one query a head and reads every key and value once: the products of kLanes keys are added up together.
+// A step has one query a head. Its ring is taken in pieces, which threads share; every piece has sums of its own, which
+// are merged in the end. A group of heads reads every key and value once: the products of kLanes keys are added up
+// together, and stay in the first cache for the next head.
+//
 // A chunk takes tiles of queries. Which keys a tile sees follows from its biases: runs of slots that one of its
 // queries sees. Blocks of keys that no tile sees are not even copied.
 
 // Biases of hidden keys lie below, all others above: OUTSIDE_SCORE is -2e30, LOWEST_BIAS -1e30.
 constexpr float kSeen = -1.5e30f;
+
+constexpr int64_t kValueFloats = 4096;   // of values that all heads of a group take before the next
+constexpr int64_t kAheadNumbers = 8192;  // numbers: how far ahead of a long row memory is asked for
+constexpr int64_t kMergedVectors = 4;    // of channels, whose sums over the pieces are in registers
 
 // Keys [from, to) of those attended to.
 struct Run {
@@ -21,24 +28,45 @@ inline void scaled_query(const Ring& call, const Number* query, float* to) {
     store(to + c, load_some(query + c, least(kLanes, call.dim - c)) * factor);
 }
 
-// The products of a query with kLanes keys, a vector each that is still to be added up.
-template <typename Number>
-inline void multiply_keys(const float* query, const Number* keys, int64_t dim, Vector* parts) {
-  Vector sums[kLanes] = {};
+constexpr int kKeys = kLanes < 8 ? kLanes : 8;  // whose sums are in registers, and whose addresses
+
+// Asks for what lies kAheadNumbers further: several rows at once are no stream that a processor foresees.
+template <bool kAsks, typename Number>
+inline Vector load_and_ask(const Number* from) {
+  if constexpr (kAsks) __builtin_prefetch(from + kAheadNumbers, 0, 2);
+  return load_elements(from);
+}
+
+// The products of a query with kKeys keys; lane l is part of that with key l % kKeys.
+template <bool kAsks, typename Number>
+inline Vector multiply_keys(const float* query, const Number* keys, int64_t dim) {
+  Vector sums[kKeys] = {};
   int64_t c = 0;
   for (; c + kLanes <= dim; c += kLanes) {
     const Vector x = load(query + c);
     LOCALATTN_UNROLL
-    for (int j = 0; j < kLanes; ++j) sums[j] += x * load_elements(keys + j * dim + c);
+    for (int j = 0; j < kKeys; ++j) sums[j] += x * load_and_ask<kAsks>(keys + j * dim + c);
   }
   if (c < dim) {
-    for (int j = 0; j < kLanes; ++j) sums[j] += load(query + c) * load_some(keys + j * dim + c, dim - c);
+    const Vector x = load(query + c);
+    LOCALATTN_UNROLL
+    for (int j = 0; j < kKeys; ++j) sums[j] += x * load_some(keys + j * dim + c, dim - c);
   }
-  LOCALATTN_UNROLL
-  for (int j = 0; j < kLanes; ++j) parts[j] = sums[j];
+  return fold_lanes<kKeys>(sums);
 }
 
-// The same of one key, which may have a scale.
+// The products of a query with kLanes keys.
+template <bool kAsks, typename Number>
+inline Vector multiply_lanes(const float* query, const Number* keys, int64_t dim) {
+  if constexpr (kLanes == kKeys) {
+    return multiply_keys<kAsks>(query, keys, dim);
+  } else {
+    return fold_pair<kKeys>(multiply_keys<kAsks>(query, keys, dim),
+                            multiply_keys<kAsks>(query, keys + kKeys * dim, dim));
+  }
+}
+
+// The product with one key, which may have a scale; its lanes are still to be added up.
 template <typename Number>
 inline Vector multiply_key(const float* query, const Number* key, const float* scale, int64_t dim) {
   Vector sum = {};
@@ -56,12 +84,12 @@ inline Vector biased(const Ring& call, Vector scores, Vector bias) {
   return scores + bias * kLog2e;
 }
 
-// Scores [0, count) become weights, of which none is above 1. Returns their sum, with the sink's.
-inline float weigh_scores(const float* sink, float* scores, int64_t count) {
+// Scores [0, count) become weights, of which none is above 1. Returns their sum; `top` is the largest score.
+inline float weigh_scores(float* scores, int64_t count, float& top) {
   for (int64_t k = count; k < align(count, kLanes); ++k) scores[k] = kBelowScores;
-  Vector tops = splat(sink ? *sink * kLog2e : kBelowScores);
+  Vector tops = splat(kBelowScores);
   for (int64_t k = 0; k < count; k += kLanes) tops = larger(tops, load(scores + k));
-  float top = tops[0];
+  top = tops[0];
   for (int lane = 1; lane < kLanes; ++lane) top = tops[lane] > top ? tops[lane] : top;
   Vector totals = {};
   for (int64_t k = 0; k < count; k += kLanes) {
@@ -69,135 +97,312 @@ inline float weigh_scores(const float* sink, float* scores, int64_t count) {
     store(scores + k, weights);
     totals += weights;
   }
-  float total = sink ? exp2_of(splat(*sink * kLog2e - top))[0] : 0.0f;
-  for (int lane = 0; lane < kLanes; ++lane) total += totals[lane];
-  return total;
+  return add_up(totals);
 }
 
-// kCount vectors of channels of one row: Σ weight · value / total.
-template <int kCount, typename Number>
-inline void mean_vectors(const Number* values, int64_t dim, const float* weights, const Run* runs, int64_t count,
-                         float total, Number* output) {
-  Vector even[kCount] = {}, odd[kCount] = {};
-  for (int64_t i = 0; i < count; ++i) {
-    const Number* value = values + runs[i].from * dim;
-    int64_t k = runs[i].from;
-    for (; k + 2 <= runs[i].to; k += 2, value += 2 * dim, weights += 2) {
-      LOCALATTN_UNROLL
-      for (int c = 0; c < kCount; ++c) {
-        even[c] += load_elements(value + c * kLanes) * weights[0];
-        odd[c] += load_elements(value + dim + c * kLanes) * weights[1];
-      }
+// kCount vectors of channels: the sums, and weight · value of `count` keys.
+template <int kCount, bool kAsks, typename Number>
+inline void add_vectors(const Number* value, int64_t dim, const float* weights, int64_t count, float* sums) {
+  Vector even[kCount], odd[kCount] = {};
+  LOCALATTN_UNROLL
+  for (int c = 0; c < kCount; ++c) even[c] = load(sums + c * kLanes);
+  int64_t k = 0;
+  for (; k + 2 <= count; k += 2, value += 2 * dim) {
+    LOCALATTN_UNROLL
+    for (int c = 0; c < kCount; ++c) {
+      even[c] += load_and_ask<kAsks>(value + c * kLanes) * weights[k];
+      odd[c] += load_and_ask<kAsks>(value + dim + c * kLanes) * weights[k + 1];
     }
-    if (k == runs[i].to) continue;
-    for (int c = 0; c < kCount; ++c) even[c] += load_elements(value + c * kLanes) * weights[0];
-    ++weights;
   }
-  const float factor = 1.0f / total;
-  for (int c = 0; c < kCount; ++c) store_elements(output + c * kLanes, (even[c] + odd[c]) * factor);
+  if (k < count) {
+    for (int c = 0; c < kCount; ++c) even[c] += load_elements(value + c * kLanes) * weights[k];
+  }
+  LOCALATTN_UNROLL
+  for (int c = 0; c < kCount; ++c) store(sums + c * kLanes, even[c] + odd[c]);
 }
 
-// All channels of one row.
-template <typename Number>
-inline void mean_row(const Number* values, int64_t dim, const float* weights, const Run* runs, int64_t count,
-                     float total, Number* output) {
+// All channels of a row.
+template <bool kAsks, typename Number>
+inline void add_values(const Number* values, int64_t dim, const float* weights, int64_t count, float* sums) {
   int64_t c = 0;
-  for (; c + 4 * kLanes <= dim; c += 4 * kLanes) {
-    mean_vectors<4>(values + c, dim, weights, runs, count, total, output + c);
-  }
-  for (; c + kLanes <= dim; c += kLanes) mean_vectors<1>(values + c, dim, weights, runs, count, total, output + c);
+  for (; c + 4 * kLanes <= dim; c += 4 * kLanes) add_vectors<4, kAsks>(values + c, dim, weights, count, sums + c);
+  for (; c + kLanes <= dim; c += kLanes) add_vectors<1, kAsks>(values + c, dim, weights, count, sums + c);
   if (c == dim) return;
-  Vector sum = {};
-  for (int64_t i = 0; i < count; ++i) {
-    for (int64_t k = runs[i].from; k < runs[i].to; ++k) sum += load_some(values + k * dim + c, dim - c) * *weights++;
-  }
-  store_some(output + c, sum * (1.0f / total), dim - c);
+  Vector sum = load(sums + c);
+  for (int64_t k = 0; k < count; ++k) sum += load_some(values + k * dim + c, dim - c) * weights[k];
+  store(sums + c, sum);
 }
 
-// The runs of keys for which `sees` says so; all keys if there is none, which then have equal weights.
+// Appends keys [from, to) to the runs.
+inline void add_run(Run* runs, int64_t& count, int64_t from, int64_t to) {
+  if (count == 0 || runs[count - 1].to != from) runs[count++] = {from, from};
+  runs[count - 1].to = to;
+}
+
+// The runs of keys for which `sees` says so.
 template <typename Sees>
 inline int64_t find_runs(int64_t keys, Run* runs, Sees sees) {
   int64_t count = 0;
   for (int64_t k = 0; k < keys; ++k) {
-    if (!sees(k)) continue;
-    if (count == 0 || runs[count - 1].to != k) runs[count++] = {k, k};
-    runs[count - 1].to = k + 1;
+    if (sees(k)) add_run(runs, count, k, k + 1);
   }
-  if (count == 0) runs[count++] = {0, keys};
   return count;
 }
 
-// One query of a head, against the runs of keys that it sees.
-template <typename Number>
-inline void step_head(const Ring& call, int64_t sequence, int64_t head, const Run* runs, int64_t count, float* memory) {
-  const int64_t ring = (sequence * call.kv_heads + head / call.group()) * call.slots * call.dim;
-  const int64_t own = (sequence * call.heads + head) * call.dim;
-  const Number* keys = static_cast<const Number*>(call.next_key) + ring;
-  const float* bias = call.bias + call.bias_of(sequence, head) * call.slots;
-  float* query = memory;
-  float* scores = memory + align(call.dim, kLanes);
-  scaled_query(call, static_cast<const Number*>(call.query) + own, query);
-  int64_t found = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    for (int64_t k = runs[i].from; k < runs[i].to; k += kLanes) {
-      const int64_t some = least(kLanes, runs[i].to - k);
-      Vector parts[kLanes];
-      alignas(64) float sums[kLanes];
-      if (some == kLanes && !call.key_scale) {
-        multiply_keys(query, keys + k * call.dim, call.dim, parts);
-      } else {
-        for (int64_t j = 0; j < kLanes; ++j) {
-          const int64_t at = k + least(j, some - 1);
-          const float* scale = call.key_scale ? call.key_scale + at * call.dim : nullptr;
-          parts[j] = multiply_key(query, keys + at * call.dim, scale, call.dim);
-        }
+// The runs of keys [first, end) that a row of biases shows.
+inline int64_t find_seen(const float* bias, int64_t first, int64_t end, Run* runs) {
+  constexpr int64_t kSome = 4 * kLanes;
+  int64_t count = 0;
+  for (int64_t k = first; k < end; k += kSome) {
+    const int64_t to = least(k + kSome, end);
+    float hidden = 1;  // or all, or none
+    if (to - k == kSome) {
+      Vector sum = {};
+      LOCALATTN_UNROLL
+      for (int v = 0; v < 4; ++v) sum += load_elements(bias + k + v * kLanes) > kSeen ? Vector{} : splat(1);
+      hidden = add_up(sum);
+    }
+    if (hidden == 0) {
+      add_run(runs, count, k, to);
+    } else if (hidden < kSome) {
+      for (int64_t i = k; i < to; ++i) {
+        if (bias[i] > kSeen) add_run(runs, count, i, i + 1);
       }
-      add_lanes(parts, sums);
-      const Vector biases = some == kLanes ? load_elements(bias + k) : load_some(bias + k, some);
-      store_elements(scores + found, biased(call, load(sums), biases));  // there is room for a vector behind the last
+    }
+  }
+  return count;
+}
+
+// What a step's task keeps while it attends to a piece of a ring.
+struct StepMemory {
+  int64_t stride;  // of a query's scores
+  Run* runs;
+  float* queries;  // [group][width]
+  float* scores;   // [group][stride]
+  float* sums;     // [group][row_floats()]; not used where the pieces have their own
+
+  static int64_t runs_floats(int64_t slots) { return align((slots / 2 + 1) * 4, kMostLanes); }
+  static int64_t stride_of(int64_t slots) { return align(slots, kMostLanes) + kMostLanes; }
+  static int64_t floats(const Ring& call, const RingPieces& pieces) {
+    const int64_t a_query = pieces.width() + stride_of(pieces.slots) + pieces.row_floats();
+    return runs_floats(pieces.slots) + call.group() * a_query;
+  }
+  StepMemory(const Ring& call, const RingPieces& pieces, float* memory)
+      : stride(stride_of(pieces.slots)), runs(reinterpret_cast<Run*>(memory)) {
+    queries = memory + runs_floats(pieces.slots);
+    scores = queries + call.group() * pieces.width();
+    sums = scores + call.group() * stride;
+  }
+};
+
+// Slots [first, end) of the next ring: those of the one before, and the new row where it lies among them.
+template <typename Number>
+inline void write_slots(const Ring& call, int64_t at, int64_t first, int64_t end) {
+  const int64_t slot = call.write_index[at * 3 + 2], from = (at * call.slots + first) * call.dim;
+  const auto write = [&](const void* cache, const void* given, void* next) {
+    Number* ring = static_cast<Number*>(next) + from;
+    if (cache != next) {
+      const size_t size = static_cast<size_t>((end - first) * call.dim) * sizeof(Number);
+      std::memcpy(ring, static_cast<const Number*>(cache) + from, size);
+    }
+    if (slot < first || slot >= end) return;
+    std::memcpy(ring + (slot - first) * call.dim, static_cast<const Number*>(given) + at * call.dim,
+                static_cast<size_t>(call.dim) * sizeof(Number));
+  };
+  write(call.key_cache, call.key, call.next_key);
+  write(call.value_cache, call.value, call.next_value);
+}
+
+// Whether rows are so long, and so many, that what comes next is better asked for.
+template <typename Number>
+inline bool asks_ahead(const Ring& call) {
+  constexpr int64_t kLongRow = 512, kManyBytes = int64_t{1} << 20;
+  const int64_t row = call.dim * static_cast<int64_t>(sizeof(Number));
+  return row >= kLongRow && 2 * call.batch * call.kv_heads * call.slots * row > kManyBytes;
+}
+
+// Scores of up to kLanes keys from `key` on, for `count` queries: the keys are read from memory once.
+template <typename Number>
+inline void score_keys(const Ring& call, const Number* keys, int64_t key, int64_t some, const float* bias,
+                       const StepMemory& memory, int64_t count, int64_t found) {
+  const bool asks = asks_ahead<Number>(call);
+  for (int64_t i = 0; i < count; ++i) {
+    const float* query = memory.queries + i * align(call.dim, kMostLanes);
+    Vector products;
+    if (some == kLanes && !call.key_scale) {
+      const Number* from = keys + key * call.dim;
+      products =
+          asks && i == 0 ? multiply_lanes<true>(query, from, call.dim) : multiply_lanes<false>(query, from, call.dim);
+    } else {
+      Vector parts[kLanes];
+      for (int64_t j = 0; j < kLanes; ++j) {
+        const int64_t at = key + least(j, some - 1);
+        const float* scale = call.key_scale ? call.key_scale + at * call.dim : nullptr;
+        parts[j] = multiply_key(query, keys + at * call.dim, scale, call.dim);
+      }
+      products = fold_lanes<kLanes>(parts);
+    }
+    const Vector biases = some == kLanes ? load_elements(bias + key) : load_some(bias + key, some);
+    // There is room for a vector behind the last.
+    store_elements(memory.scores + i * memory.stride + found, biased(call, products, biases));
+  }
+}
+
+// Query heads [head, head + count) of a group, which share their biases, against the runs of keys that they see. A row
+// of `sums` for each, `stride` floats apart.
+template <typename Number>
+inline void step_heads(const Ring& call, int64_t sequence, int64_t head, int64_t count, int64_t runs,
+                       const StepMemory& memory, float* sums, int64_t stride) {
+  const int64_t ring = (sequence * call.kv_heads + head / call.group()) * call.slots * call.dim;
+  const Number* keys = static_cast<const Number*>(call.next_key) + ring;
+  const Number* values = static_cast<const Number*>(call.next_value) + ring;
+  const Number* queries = static_cast<const Number*>(call.query) + (sequence * call.heads + head) * call.dim;
+  const float* bias = call.bias + call.bias_of(sequence, head) * call.slots;
+  const int64_t width = align(call.dim, kMostLanes);
+  for (int64_t i = 0; i < count; ++i) scaled_query(call, queries + i * call.dim, memory.queries + i * width);
+  int64_t found = 0;
+  for (int64_t r = 0; r < runs; ++r) {
+    for (int64_t k = memory.runs[r].from; k < memory.runs[r].to; k += kLanes) {
+      const int64_t some = least(kLanes, memory.runs[r].to - k);
+      score_keys(call, keys, k, some, bias, memory, count, found);
       found += some;
     }
   }
-  const float total = weigh_scores(call.sinks ? call.sinks + head : nullptr, scores, found);
-  mean_row(static_cast<const Number*>(call.next_value) + ring, call.dim, scores, runs, count, total,
-           static_cast<Number*>(call.output) + own);
+  for (int64_t i = 0; i < count; ++i) {
+    float* row = sums + i * stride;
+    std::memset(row, 0, static_cast<size_t>(width) * sizeof(float));
+    row[width + 1] = weigh_scores(memory.scores + i * memory.stride, found, row[width]);
+  }
+  const float* weights = memory.scores;
+  const bool asks = asks_ahead<Number>(call);
+  const int64_t at_once = most(kValueFloats / call.dim / 2 * 2, 2);
+  for (int64_t r = 0; r < runs; ++r) {
+    for (int64_t k = memory.runs[r].from; k < memory.runs[r].to; k += at_once) {
+      const int64_t some = least(at_once, memory.runs[r].to - k);
+      for (int64_t i = 0; i < count; ++i) {
+        const auto add = asks && i == 0 ? add_values<true, Number> : add_values<false, Number>;
+        add(values + k * call.dim, call.dim, weights + i * memory.stride, some, sums + i * stride);
+      }
+      weights += some;
+    }
+  }
 }
 
+// The pieces' rows of a head become its output; they are added up in their order. False if none saw a key.
 template <typename Number>
-bool ring_step_by(const Ring& call, Range heads) {
-  const int64_t runs_floats = align((call.slots / 2 + 1) * 4, 16);
-  const Scratch scratch(
-      static_cast<size_t>(runs_floats + align(call.dim, kLanes) + align(call.slots, kLanes) + kLanes));
-  if (!scratch.data()) return false;
-  Run* runs = reinterpret_cast<Run*>(scratch.data());
-  const int64_t size = call.slots * call.dim;
-  for (int64_t at = heads.first; at < heads.end; ++at) {
-    const int64_t sequence = at / call.kv_heads, kv_head = at % call.kv_heads, slot = call.write_index[at * 3 + 2];
-    const auto write = [&](const void* cache, const void* given, void* next) {
-      Number* ring = static_cast<Number*>(next) + at * size;
-      if (cache != next) {
-        std::memcpy(ring, static_cast<const Number*>(cache) + at * size, static_cast<size_t>(size) * sizeof(Number));
-      }
-      std::memcpy(ring + slot * call.dim, static_cast<const Number*>(given) + at * call.dim,
-                  static_cast<size_t>(call.dim) * sizeof(Number));
-    };
-    write(call.key_cache, call.key, call.next_key);
-    write(call.value_cache, call.value, call.next_value);
-    int64_t known = -1, count = 0;
-    for (int64_t head = kv_head * call.group(); head < (kv_head + 1) * call.group(); ++head) {
-      const int64_t which = call.bias_of(sequence, head);
-      const float* bias = call.bias + which * call.slots;
-      if (which != known) count = find_runs(call.slots, runs, [&](int64_t k) { return bias[k] > kSeen; });
-      known = which;
-      step_head<Number>(call, sequence, head, runs, count, scratch.data() + runs_floats);
+inline bool merge_rows(const Ring& call, int64_t head, const RingPieces& pieces, float* rows, Number* output) {
+  const int64_t width = pieces.width(), row_floats = pieces.row_floats();
+  const auto top_of = [&](int64_t i) -> float& { return rows[i * row_floats + width]; };
+  const auto total_of = [&](int64_t i) -> float { return rows[i * row_floats + width + 1]; };
+  const float* sink = call.sinks ? call.sinks + head : nullptr;
+  bool seen = sink != nullptr;
+  float top = sink ? *sink * kLog2e : kBelowScores;
+  for (int64_t i = 0; i < pieces.count; ++i) {
+    if (total_of(i) == 0.0f) continue;
+    seen = true;
+    top = top_of(i) > top ? top_of(i) : top;
+  }
+  if (!seen) return false;
+  float total = sink ? exp2_of(splat(*sink * kLog2e - top))[0] : 0.0f;
+  for (int64_t i = 0; i < pieces.count; ++i) {
+    // From here on a piece's share, in the place of its top.
+    top_of(i) = total_of(i) == 0.0f ? 0.0f : exp2_of(splat(top_of(i) - top))[0];
+    total += total_of(i) * top_of(i);
+  }
+  const float factor = 1.0f / total;
+  for (int64_t c = 0; c < call.dim; c += kMergedVectors * kLanes) {
+    const int64_t vectors = least(kMergedVectors, divide_up(call.dim - c, kLanes));
+    Vector sums[kMergedVectors] = {};
+    for (int64_t i = 0; i < pieces.count; ++i) {
+      const float share = top_of(i);
+      if (share == 0.0f) continue;  // what nothing was written to, too
+      for (int64_t v = 0; v < vectors; ++v) sums[v] += load(rows + i * row_floats + c + v * kLanes) * share;
+    }
+    for (int64_t v = 0; v < vectors; ++v) {
+      const int64_t at = c + v * kLanes;
+      store_some(output + at, sums[v] * factor, least(kLanes, call.dim - at));
     }
   }
   return true;
 }
 
-// Heads of keys [first, end) of a step, in the order of sequences.
-bool ring_step(const Ring& call, Range heads) {
-  return (call.element == Element::fp32 ? ring_step_by<float> : ring_step_by<uint16_t>)(call, heads);
+// The heads of one group against one piece of their ring. A row of sums for each, `stride` floats apart: those of a
+// piece without a key that is seen have a total of 0 and nothing else, unless `all` keys count.
+template <typename Number>
+inline void attend_piece(const Ring& call, const RingPieces& pieces, int64_t at, int64_t piece, bool all,
+                         const StepMemory& memory, float* sums, int64_t stride) {
+  const int64_t sequence = at / call.kv_heads, group = at % call.kv_heads * call.group();
+  const int64_t first = piece * pieces.slots, end = least(first + pieces.slots, call.slots);
+  const int64_t together = call.bias_by_head ? 1 : call.group();
+  for (int64_t i = 0; i < call.group(); i += together) {
+    const float* bias = call.bias + call.bias_of(sequence, group + i) * call.slots;
+    memory.runs[0] = {first, end};
+    const int64_t runs = all ? 1 : find_seen(bias, first, end, memory.runs);
+    if (runs == 0) {
+      for (int64_t j = i; j < i + together; ++j) sums[j * stride + pieces.width() + 1] = 0;
+    } else {
+      step_heads<Number>(call, sequence, group + i, together, runs, memory, sums + i * stride, stride);
+    }
+  }
+}
+
+// The outputs of a group, of the rows of all its pieces: [group][pieces][row_floats()].
+template <typename Number>
+inline void finish_group(const Ring& call, const RingPieces& pieces, int64_t at, const StepMemory& memory,
+                         float* rows) {
+  const int64_t row_floats = pieces.row_floats(), stride = pieces.count * row_floats;
+  for (int64_t i = 0; i < call.group(); ++i) {
+    const int64_t head = at % call.kv_heads * call.group() + i;
+    Number* output = static_cast<Number*>(call.output) + (at / call.kv_heads * call.heads + head) * call.dim;
+    if (merge_rows(call, head, pieces, rows + i * stride, output)) continue;
+    // A query that sees no key gets the mean of all.
+    for (int64_t piece = 0; piece < pieces.count; ++piece) {
+      attend_piece<Number>(call, pieces, at, piece, true, memory, rows + piece * row_floats, stride);
+    }
+    merge_rows(call, head, pieces, rows + i * stride, output);
+  }
+}
+
+template <typename Number>
+bool ring_step_by(const Ring& call, const RingPieces& pieces, Range parts) {
+  const Scratch scratch(static_cast<size_t>(StepMemory::floats(call, pieces)));
+  if (!scratch.data()) return false;
+  const StepMemory memory(call, pieces, scratch.data());
+  const int64_t row_floats = pieces.row_floats();
+  for (int64_t part = parts.first; part < parts.end; ++part) {
+    const int64_t at = part / pieces.count, piece = part % pieces.count, first = piece * pieces.slots;
+    write_slots<Number>(call, at, first, least(first + pieces.slots, call.slots));
+    if (pieces.count == 1) {
+      attend_piece<Number>(call, pieces, at, 0, false, memory, memory.sums, row_floats);
+      finish_group<Number>(call, pieces, at, memory, memory.sums);
+    } else {
+      float* sums = pieces.data + at * call.group() * pieces.count * row_floats + piece * row_floats;
+      attend_piece<Number>(call, pieces, at, piece, false, memory, sums, pieces.count * row_floats);
+    }
+  }
+  return true;
+}
+
+// Pieces [first, end) of the rings of all heads of keys, in the order of sequences, heads and slots.
+bool ring_step(const Ring& call, const RingPieces& pieces, Range parts) {
+  return (call.element == Element::fp32 ? ring_step_by<float> : ring_step_by<uint16_t>)(call, pieces, parts);
+}
+
+template <typename Number>
+bool ring_merge_by(const Ring& call, const RingPieces& pieces, Range heads) {
+  const Scratch scratch(static_cast<size_t>(StepMemory::floats(call, pieces)));
+  if (!scratch.data()) return false;
+  const StepMemory memory(call, pieces, scratch.data());
+  for (int64_t at = heads.first; at < heads.end; ++at) {
+    float* rows = pieces.data + at * call.group() * pieces.count * pieces.row_floats();
+    finish_group<Number>(call, pieces, at, memory, rows);
+  }
+  return true;
+}
+
+// The outputs of heads of keys [first, end), after all of their pieces, where there are several.
+bool ring_merge(const Ring& call, const RingPieces& pieces, Range heads) {
+  return (call.element == Element::fp32 ? ring_merge_by<float> : ring_merge_by<uint16_t>)(call, pieces, heads);
 }
 
 constexpr int64_t kRingRows = kWide * kLanes;  // queries of a chunk's tile
@@ -393,8 +598,7 @@ bool ring_chunk_by(const Ring& call, const RingBiases& biases, const RingPart& p
       const float* bias = bias_of(i) + first * kRingRows;
       const bool all = *state(i).blind != 0;
       const int64_t count = find_runs(rows, runs, [&](int64_t k) { return all || is_seen(bias + k * kRingRows); });
-      // Without a visible key `find_runs` gives all, which are hidden here: the rest of the keys has some.
-      if (!all && count == 1 && !is_seen(bias + runs[0].from * kRingRows)) continue;
+      if (count == 0) continue;
       if (!laid) lay_ring_block<Number>(call, at, first, rows, block, plan.panel);
       laid = true;
       for (int64_t r = 0; r < count; ++r) attend_run(call, block, runs[r], state(i), bias, scores);

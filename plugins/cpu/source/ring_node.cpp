@@ -14,7 +14,7 @@ namespace {
 
 // Neither are there more tokens, slots or channels; products of two of these stay within 64 bits.
 constexpr int64_t kMost = int64_t{1} << 31;
-// So many numbers of keys and values are worth a task of their own.
+// So many numbers are worth a task of their own.
 constexpr int64_t kSmallestTask = 16384;
 
 // The biases are those of all, of every head, or of every sequence.
@@ -58,6 +58,29 @@ void write_ring(const Ring& call, int64_t at, const void* ring, const void* give
     const char* from = key < call.slots ? old + key * size : added + (key - call.slots) * size;
     if (from != to + slot * size) std::memcpy(to + slot * size, from, static_cast<size_t>(size));
   }
+}
+
+// Hands `count` parts of so many numbers each to the session's threads.
+void share_out(const OrtApi* api, const OrtKernelContext* context, const char* op, int64_t count, int64_t numbers,
+               const std::function<bool(Range)>& run) {
+  const int64_t fewest = std::min(std::max(kSmallestTask / numbers, int64_t{1}), count);
+  const int64_t size = std::max(divide_up(count, kTasksPerThread * processors()), fewest);
+  run_on_threads(api, context, op, divide_up(count, size),
+                 [&](int64_t task) { return run({task * size, std::min((task + 1) * size, count)}); });
+}
+
+// A step: the pieces of all rings, and then what becomes of them.
+void attend_to_pieces(const OrtApi* api, const OrtKernelContext* context, const char* op, const Ring& call) {
+  RingPieces pieces(call);
+  const int64_t heads = call.batch * call.kv_heads, parts = heads * pieces.count;
+  const Memory memory(static_cast<size_t>(pieces.count > 1 ? parts * call.group() * pieces.row_floats() : 0));
+  if (pieces.count > 1 && memory.data() == nullptr) throw std::bad_alloc();
+  pieces.data = memory.data();
+  share_out(api, context, op, parts, 2 * pieces.slots * call.dim,
+            [&](Range range) { return instructions().ring_step(call, pieces, range); });
+  if (pieces.count == 1) return;
+  share_out(api, context, op, heads, call.group() * pieces.count * pieces.row_floats(),
+            [&](Range range) { return instructions().ring_merge(call, pieces, range); });
 }
 
 }  // namespace
@@ -133,11 +156,7 @@ void RingNode::compute(OrtKernelContext* context) const {
   if (heads == 0 || call.dim == 0 || call.heads == 0) return;
   check_index(op, call);
   if (!call.chunked) {
-    const int64_t numbers = 2 * call.slots * call.dim, least = std::max(kSmallestTask / numbers, int64_t{1});
-    const int64_t size = std::max(divide_up(heads, processors()), std::min(least, heads));
-    run_on_threads(api(), context, op, divide_up(heads, size), [&](int64_t task) {
-      return instructions().ring_step(call, {task * size, std::min((task + 1) * size, heads)});
-    });
+    attend_to_pieces(api(), context, op, call);
     return;
   }
   const int64_t rows = instructions().ring_rows, tiles = divide_up(call.rows, rows);

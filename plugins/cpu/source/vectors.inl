@@ -86,6 +86,39 @@ inline void transpose(Vector* rows) {
   exchange<1>(rows, lanes);
 }
 
+// Lanes that lie kHalf apart are added up: those of `a` where the lane's bit kHalf is 0, of `b` where it is 1.
+template <int kHalf, int... kLane>
+inline Vector fold_pair(Vector a, Vector b, std::integer_sequence<int, kLane...>) {
+  return shuffle<(kLane & kHalf ? kLanes + kLane - kHalf : kLane)...>(a, b) +
+         shuffle<(kLane & kHalf ? kLanes + kLane : kLane + kHalf)...>(a, b);
+}
+template <int kHalf>
+inline Vector fold_pair(Vector a, Vector b) {
+  return fold_pair<kHalf>(a, b, std::make_integer_sequence<int, kLanes>{});
+}
+
+// The lanes of kCount vectors, added up until one vector is left: its lane l is part of the sum of vector l % kCount,
+// and all of it if there are kLanes vectors.
+template <int kCount>
+inline Vector fold_lanes(Vector* rows) {
+  if constexpr (kCount == 1) {
+    return rows[0];
+  } else {
+    constexpr int kHalf = kCount / 2;
+    LOCALATTN_UNROLL
+    for (int i = 0; i < kHalf; ++i) rows[i] = fold_pair<kHalf>(rows[i], rows[i + kHalf]);
+    return fold_lanes<kHalf>(rows);
+  }
+}
+
+// All lanes added up.
+inline float add_up(Vector x) {
+  if constexpr (kLanes > 8) x = fold_pair<8>(x, x);
+  if constexpr (kLanes > 4) x = fold_pair<4>(x, x);
+  x = fold_pair<2>(x, x);
+  return fold_pair<1>(x, x)[0];
+}
+
 // kLanes elements of a tensor as floats, and back.
 inline Vector load_elements(const float* from) { return *reinterpret_cast<const Anywhere*>(from); }
 inline Vector load_elements(const uint16_t* from) { return widen_vector(from); }

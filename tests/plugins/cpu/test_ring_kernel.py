@@ -35,15 +35,27 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 # Rings of several blocks of keys, of which some are empty, and some no tile sees.
 LARGE = [Case(70, at, exact=True, window=2000, heads=4, kv_heads=2) for at in (10, 1500)]
+# Rings that a step takes in several pieces, of which some have no key that is seen, or one. The last has rows so long,
+# and so many, that memory is asked for ahead.
+LONG: list[dict[str, Any]] = [
+    {"position": 40, "heads": 4, "kv_heads": 1},
+    {"position": 7000, "exact": False, "heads": 4, "softcap": 2.5, "sinks": True},
+    {"position": 2700, "batch": 2, "kv_heads": 1, "bias": "padding"},
+    {"window": 1700, "xpos": True},
+    {"window": 1700, "bias": "heads"},
+    {"dtype": "float16", "heads": 3, "kv_heads": 1},
+    {"position": 1300, "window": 1100, "heads": 3, "kv_heads": 1, "dim": 136},
+]
+PIECES = [replace(Case(1, 4000, window=3000, dim=24), **option) for option in LONG]
 VARIED = [replace(Case(rows, at), **option) for rows in (1, 40) for at in (3, 300) for option in OPTIONS]
 
 
-def run(case: Case, arrays: dict[str, Any], kernels: str | None) -> list[Any]:
+def run(case: Case, arrays: dict[str, Any], kernels: str | None, threads: int = 3) -> list[Any]:
     """The outputs, of the library's kernel or of the ONNX function."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
-    options.intra_op_num_threads = 3
+    options.intra_op_num_threads = threads
     options.log_severity_level = 4
     if kernels:
         options.register_custom_ops_library(kernels)
@@ -62,17 +74,25 @@ def close(case: Case, found: list[Any], expected: Any) -> None:
 
 @pytest.mark.parametrize("kernel", [True, False], ids=["kernel", "function"])
 def test_every_option(kernel: bool) -> None:
-    for case in (*STEPS, *CHUNKS, *LARGE, *VARIED):
+    for case in (*STEPS, *CHUNKS, *LARGE, *PIECES, *VARIED):
         arrays = case.inputs()
         close(case, run(case, arrays, library() if kernel else None), case.expected(arrays))
 
 
 def test_a_query_that_sees_no_key_gets_the_mean_of_all() -> None:
-    for case in (Case(1, 30), Case(40, 30), LARGE[0]):
+    for case in (Case(1, 30), Case(40, 30), LARGE[0], PIECES[0], PIECES[4]):
         arrays = case.inputs()
         arrays["score_bias"][-1] = -2e30
         found = run(case, arrays, library())
         close(case, found, case.expected(arrays))
+
+
+def test_threads_change_no_bit() -> None:
+    for case in PIECES[:2]:
+        arrays = case.inputs()
+        alone, shared = (run(case, arrays, library(), threads) for threads in (1, 3))
+        for left, right in zip(alone, shared, strict=True):
+            np.testing.assert_array_equal(left, right)
 
 
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS[1:])
@@ -85,7 +105,7 @@ def test_slower_instruction_sets(isa: str) -> None:
 
 def check(kernels: str) -> None:
     """Every option, as `test_every_option`."""
-    for case in VARIED:
+    for case in (*PIECES, *VARIED):
         arrays = case.inputs()
         close(case, run(case, arrays, kernels), case.expected(arrays))
 
@@ -94,7 +114,7 @@ def test_on_the_other_processor() -> None:
     """Emulated, without onnxruntime: a step and chunks of a full ring, with a cap and a sink too."""
     arch: Arch = "aarch64" if host_arch() == "x86_64" else "x86_64"
     command = [*emulator(arch), str(program("count_ring.cpp", arch, "-O3"))]
-    for rows, slots, dim in ((1, 1025, 64), (1, 37, 21), (2, 130, 136), (64, 300, 64), (70, 9, 21)):
+    for rows, slots, dim in ((1, 1025, 64), (1, 37, 21), (1, 1500, 48), (2, 130, 136), (64, 300, 64), (70, 9, 21)):
         for mode in (3, 4):
             arguments = map(str, (rows, slots, dim, mode))
             isa, error = subprocess.run(

@@ -78,6 +78,10 @@ int main(int count, char** arguments) {
   std::vector<float> memory(tiles * call.keys() * functions.ring_rows + 16);
   float* aligned = memory.data();
   while (reinterpret_cast<uintptr_t>(aligned) % 64) ++aligned;
+  localattn::RingPieces pieces(call);
+  std::vector<float> sums(pieces.count * pieces.row_floats() + 16);
+  pieces.data = sums.data();
+  while (reinterpret_cast<uintptr_t>(pieces.data) % 64) ++pieces.data;
   const localattn::RingBiases biases{aligned, functions.ring_rows, tiles};
   const int run = std::atoi(arguments[4]);
   const float sink = 1.5f;
@@ -91,7 +95,8 @@ int main(int count, char** arguments) {
       functions.ring_biases(call, biases, {0, tiles});
       functions.ring_chunk(call, biases, {0, 0, {0, tiles}});
     } else {
-      functions.ring_step(call, {0, 1});
+      functions.ring_step(call, pieces, {0, pieces.count});
+      if (pieces.count > 1) functions.ring_merge(call, pieces, {0, 1});
     }
   }
   if (run == 2) std::raise(SIGUSR1);
