@@ -80,6 +80,7 @@ def one(line: str) -> int:
         ("mov.b32 %r1, 7; setp.eq.b32 %p1, %r0, 6; @!%p1 mov.b32 %r1, 8;", 8),
         ("mov.b32 %r3, 0x12345678; mov.b32 {%rs1, %rs2}, %r3; mov.b32 %r1, {%rs2, %rs1};", 0x56781234),
         ("cvt.u16.u32 %rs1, %r0; shl.b16 %rs2, %rs1, 2; cvt.u32.u16 %r1, %rs2;", 20),
+        ("mov.b32 %r3, 0x1FFFE; cvt.u32.u16 %r1, %r3;", 0xFFFE),
         ("min.s32 %r1, %r0, -2;", -2),
         ("max.s32 %r1, %r0, 3;", 5),
     ],
@@ -126,6 +127,32 @@ def test_a_warp_exchanges_values() -> None:
     pairs = run(body).view(np.uint32).reshape(THREADS, 2)
     threads = np.arange(THREADS)
     assert (pairs[:, 0] == threads ^ 3).all() and (pairs[:, 1] == threads // 32 * 32 + 4).all()
+
+
+def test_a_warp_finds_its_least_and_greatest_number() -> None:
+    body = """
+    cvt.rn.f32.s32 %r3, %r0;
+    redux.sync.min.f32 %r1, %r3, -1;
+    redux.sync.max.f32 %r2, %r3, -1;
+    st.global.v2.b32 [%rd1], {%r1, %r2};"""
+    pairs = run(body).view(np.float32).reshape(THREADS, 2)
+    assert pairs.tolist() == [[0, 31]] * 32 + [[32, 63]] * 32
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_matrices_are_spread_over_a_warp(count: int) -> None:
+    """Word `w` of shared memory is `w`; a matrix has 32 of them, four a row."""
+    names = ", ".join(f"%r{10 + i}" for i in range(count))
+    body = f"""
+    mad.lo.s32 %r3, %r0, 4, %r30; st.shared.b32 [%r3], %r0; st.shared.b32 [%r3+256], %r0;
+    add.s32 %r4, %r0, 64; st.shared.b32 [%r3+256], %r4;
+    bar.sync 0;
+    and.b32 %r5, %r0, {8 * count - 1}; mad.lo.s32 %r6, %r5, 16, %r30;
+    ldmatrix.sync.aligned.m8n8.x{count}.shared.b16 {{{names}}}, [%r6];
+    st.global.v2.b32 [%rd1], {{%r10, %r{9 + count}}};"""
+    pairs = run(body).view(np.uint32).reshape(THREADS, 2)
+    lanes = np.arange(THREADS) % 32
+    assert (pairs[:, 0] == lanes).all() and (pairs[:, 1] == lanes + 32 * (count - 1)).all()
 
 
 def test_loops_scopes_and_warps_that_part() -> None:
@@ -198,7 +225,10 @@ def test_a_copy_arrives_when_it_is_waited_for() -> None:
         ("div.s32 %r1, 5, 0;", "division by zero"),
         ("sqrt.rn.f32 %r1, %r0;", "no sqrt.rn.f32"),
         ("shfl.sync.down.b32 %r1, %r0, 1, 31, -1;", "a shuffle of the kind down"),
+        ("redux.sync.add.s32 %r1, %r0, -1;", "a reduction of the kind add.s32"),
+        ("cvt.rn.f32.s32 %r1, %r0; redux.sync.min.f32 %r1, %r1, 255;", "a reduction over parts of a warp"),
         ("cvt.rz.f16.f32 %rs1, %r0;", "a conversion with"),
+        ("cvt.u64.u32 %rd2, %rs1;", "%rs1 has 16 bits, not 32"),
         ("setp.lt.s32 %p1, %r0, 7; @%p1 bra $L_a; $L_b: mov.b32 %r1, 0; $L_a: mov.b32 %r1, 1;", "disagree on a branch"),
         ("mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r30], 0;", "was not initialised"),
     ],

@@ -165,6 +165,11 @@ class Blocks:
         """The active threads, `[blocks, threads]`."""
         return np.ones(self.shape, bool) if self.active is None else self.active
 
+    def width(self, operand: Operand) -> int:
+        """Bytes of a register; 0 of what is none."""
+        value = self.registers.get(operand.name) if isinstance(operand, Register) else None
+        return 0 if value is None or value.dtype.kind == "b" else value.dtype.itemsize
+
     def read(self, operand: Operand, dtype: np.dtype[Any]) -> Array:
         """An operand's value in every thread, `[blocks, threads]`."""
         if isinstance(operand, Register):

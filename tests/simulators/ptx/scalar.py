@@ -184,7 +184,11 @@ def _convert(blocks: Blocks, instruction: Instruction) -> None:
     elif source in ("f16", "bf16"):
         blocks.write(result, numbers(blocks.read(operands[0], NUMPY["b16"]), source))
     else:
-        blocks.write(result, blocks.read(operands[0], NUMPY[source]).astype(NUMPY[to]))
+        # The register of an integer may be wider than its type, which then takes the lowest bits.
+        width = blocks.width(operands[0]) if source[0] in "us" else NUMPY[source].itemsize
+        wide = width > NUMPY[source].itemsize
+        value = blocks.read(operands[0], np.dtype(f"u{width}") if wide else NUMPY[source])
+        blocks.write(result, value.astype(NUMPY[source]).astype(NUMPY[to]))
 
 
 def _bits(value: Array, kind: str) -> Array:

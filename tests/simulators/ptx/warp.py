@@ -93,18 +93,20 @@ def _multiply(blocks: Blocks, instruction: Instruction) -> None:
     _add_product(blocks, result, left @ right, c)
 
 
-@handles("ldmatrix.sync.aligned.m8n8.x4")
+@handles("ldmatrix.sync.aligned.m8n8")
 def _load_matrices(blocks: Blocks, instruction: Instruction) -> None:
-    """Four 8 × 8 matrices of 16 bits; lane `8·i + r` names row `r` of matrix `i`."""
+    """One, two or four 8 × 8 matrices of 16 bits; lane `8·i + r` names row `r` of matrix `i`."""
     blocks.taking_part()
     result, source = instruction.operands
-    address = blocks.address(source)
+    count = int(re.findall(r"\.x(\d)", instruction.opcode)[0])
+    address, warp = by_warp(blocks.address(source))[:, :, : 8 * count], by_warp(blocks.warp)[:, :, : 8 * count]
+    block = by_warp(blocks.block)[:, :, : 8 * count]
     if (address % 16).any():
         raise PtxFault("a row of a matrix starts at no multiple of 16")
-    words = [
-        blocks.shared.load(blocks.block.ravel(), (address + 4 * i).ravel(), 4, blocks.warp.ravel()) for i in range(4)
-    ]
-    rows = halves(np.stack(words, axis=-1).reshape(blocks.count, -1, 4, 8, 4)).reshape(blocks.count, -1, 4, 8, 8)
+    words = [blocks.shared.load(block.ravel(), (address + 4 * i).ravel(), 4, warp.ravel()) for i in range(4)]
+    rows = halves(np.stack(words, axis=-1).reshape(blocks.count, -1, count, 8, 4)).reshape(
+        blocks.count, -1, count, 8, 8
+    )
     if ".trans." in instruction.opcode:
         rows = rows.swapaxes(-1, -2)
     values = np.ascontiguousarray(rows[:, :, :, ROW[:, None], COLUMNS]).view(np.uint32)[..., 0]
@@ -146,6 +148,21 @@ def _shuffle(blocks: Blocks, instruction: Instruction) -> None:
         other = other ^ LANES.astype(np.uint32)
     values = by_warp(blocks.read(source, NUMPY["b32"]))
     blocks.write(result, by_thread(np.take_along_axis(values, other.astype(int), axis=2)))
+
+
+@handles("redux.sync")
+def _reduce(blocks: Blocks, instruction: Instruction) -> None:
+    """The least or greatest number of the warp's, to all lanes; NaN counts only where there is nothing else."""
+    blocks.taking_part()
+    result, source, members = instruction.operands
+    kind = instruction.opcode.removeprefix("redux.sync.")
+    if kind not in ("min.f32", "max.f32"):
+        raise PtxFault(f"a reduction of the kind {kind}")
+    if (blocks.read(members, NUMPY["u32"]) != 0xFFFFFFFF).any():
+        raise PtxFault("a reduction over parts of a warp")
+    values = by_warp(blocks.read(source, NUMPY["f32"]))
+    found = (np.fmin if kind == "min.f32" else np.fmax).reduce(values, axis=2, keepdims=True)
+    blocks.write(result, by_thread(np.broadcast_to(found, values.shape)))
 
 
 @handles("elect.sync")
