@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..core.nodes.aft import AFT_VARIANT_BY_OP_TYPE
 from ..core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE
-from ..core.nodes.gpu import NARROWEST_HEAD, SERVED_BY_OP_TYPE, SMALLEST_XPOS_BASE, WIDEST_HEAD
+from ..core.nodes.gpu import (
+    NARROWEST_HEAD,
+    RINGS_BY_OP_TYPE,
+    SERVED_BY_OP_TYPE,
+    SMALLEST_XPOS_BASE,
+    WIDEST_FP32_RING_HEAD,
+    WIDEST_HEAD,
+)
 from ..core.nodes.grouped import GROUPED_BY_OP_TYPE
+from ..core.nodes.step import STEP_VARIANT_BY_OP_TYPE
 
 # onnx.TensorProto.DataType.
 _ELEMENT = {1: "fp32", 10: "fp16", 16: "bf16"}
@@ -41,14 +49,19 @@ class GpuNode:
 
 
 def gpu_nodes(model: Any) -> list[GpuNode]:
-    """List the attention nodes of a model's graph in order; steps of a step file are none of them."""
+    """List the attention nodes of a model's graph in order; those of a step file are `ring_nodes`."""
+    return _judged_nodes(model, {**VARIANT_BY_OP_TYPE, **GROUPED_BY_OP_TYPE})
+
+
+def ring_nodes(model: Any) -> list[GpuNode]:
+    """List the nodes of steps and chunks of a model's graph in order."""
+    return _judged_nodes(model, STEP_VARIANT_BY_OP_TYPE)
+
+
+def _judged_nodes(model: Any, op_types: Mapping[str, Any]) -> list[GpuNode]:
     import onnx
 
-    nodes = [
-        node
-        for node in model.graph.node
-        if node.domain == DOMAIN and (node.op_type in VARIANT_BY_OP_TYPE or node.op_type in GROUPED_BY_OP_TYPE)
-    ]
+    nodes = [node for node in model.graph.node if node.domain == DOMAIN and node.op_type in op_types]
     types = _tensor_types(model)
     if any(node.input[0] not in types for node in nodes):
         types = _tensor_types(onnx.shape_inference.infer_shapes(model))
@@ -77,16 +90,18 @@ def keep_functions(model: Any, nodes: Iterable[Any]) -> None:
 
 
 def _judged(node: Any, element: int, shape: list[Any]) -> GpuNode:
-    served = SERVED_BY_OP_TYPE.get(node.op_type)
+    served = SERVED_BY_OP_TYPE.get(node.op_type) or RINGS_BY_OP_TYPE.get(node.op_type)
     head_dim = shape[3] if len(shape) == 4 and isinstance(shape[3], int) else None
     base = next((a.f for a in node.attribute if a.name == "xpos_scale_base"), 0.0)
     why = ""
     if served is None:
         why = "no kernel has both sinks and a softcap"
-    elif getattr(served, "has_xpos", False) and base < SMALLEST_XPOS_BASE:
+    elif node.op_type in SERVED_BY_OP_TYPE and getattr(served, "has_xpos", False) and base < SMALLEST_XPOS_BASE:
         why = f"the base of its xpos is {base:g}; kernels take {SMALLEST_XPOS_BASE:g} and above"
     elif head_dim is not None and not NARROWEST_HEAD <= head_dim <= WIDEST_HEAD:
         why = f"its heads are {head_dim} wide; kernels take {NARROWEST_HEAD} to {WIDEST_HEAD}"
+    elif element == 1 and node.op_type in RINGS_BY_OP_TYPE and (head_dim or 0) > WIDEST_FP32_RING_HEAD:
+        why = f"its heads are {head_dim} wide; fp32 kernels of steps take up to {WIDEST_FP32_RING_HEAD}"
     return GpuNode(node, why, _ELEMENT.get(element), head_dim)
 
 

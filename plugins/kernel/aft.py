@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ...core.nodes.aft import AftVariant, aft_variant_for
-from .spec import Tile
+from .spec import Flags, Tile
 
 # Keys of the tile are channels here.
 TILE = Tile(32, 32, 4, 1)
@@ -71,9 +71,14 @@ class AftSpec:
         return (*self.inputs, *SCALARS, "output")
 
     @property
-    def flags(self) -> tuple[bool, ...]:
+    def flags(self) -> Flags:
         """As `KernelSpec.flags`."""
-        return self.has_mask, False, False, False, False, False, True, self.causal
+        return Flags(mask=self.has_mask, aft=True, causal=self.causal)
+
+    @property
+    def pointers(self) -> dict[str, str]:
+        """As `KernelSpec.pointers`."""
+        return {"key_mask": "u8"} if self.has_mask else {}
 
     def constants(self, tile: Tile) -> dict[str, Any]:
         """Return what is compiled in, by the names of the kernel's parameters."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from .aft import AFT_SPECS
 from .compile import AnySpec, CompiledKernel, compile_tiles
+from .ring import ring_set
 from .spec import Tile, full_set
 from .targets import TARGETS, Target, target
 from .tiles import FREE_SHARED_BYTES, OPT_IN_SHARED_BYTES, tile_for
@@ -26,7 +27,7 @@ AHEAD_OF_TIME = "@48KB"
 
 def entries(target: Target) -> Iterator[tuple[AnySpec, Tile]]:
     """List the kernels of the table for one target: the full set of the library, and other tiles of it."""
-    specs: list[AnySpec] = [*full_set(), *AFT_SPECS]
+    specs: list[AnySpec] = [*full_set(), *AFT_SPECS, *ring_set()]
     for spec in specs:
         for tile in dict.fromkeys((tile_for(spec, target), tile_for(spec, target, opt_in=False))):
             yield spec, tile

@@ -22,12 +22,13 @@ from typing import Any
 from ...core.errors import BuildFailed, MissingDependency
 from ...core.machine.process import end_with_parent
 from .aft import AftSpec
+from .ring import JoinSpec, RingSpec
 from .spec import ELEMENT_TYPES, KernelSpec, Tile
 from .targets import OLDEST, Target
 from .tiles import tile_for
 
-# A kernel of an attention node, or of AFT-local's.
-AnySpec = KernelSpec | AftSpec
+# A kernel of an attention node, of AFT-local's, or of steps and chunks.
+AnySpec = KernelSpec | AftSpec | RingSpec | JoinSpec
 
 
 @dataclass(frozen=True)
@@ -157,14 +158,17 @@ def _to_ptx(spec: AnySpec, target: Target, tile: Tile) -> tuple[str, str, int, i
 
     if isinstance(spec, AftSpec):
         from .aft_local import aft_local as kernel
+    elif isinstance(spec, RingSpec):
+        from .ring_attention import ring_attention as kernel
+    elif isinstance(spec, JoinSpec):
+        from .ring_attention import join as kernel
     else:
         from .windowed_attention import windowed_attention as kernel
 
     pointer = f"*{ELEMENT_TYPES[spec.dtype].triton}"
     constants = spec.constants(tile)
     types = dict.fromkeys(spec.arguments, pointer) | dict.fromkeys(spec.scalars, "i32")
-    if "key_mask" in types:
-        types["key_mask"] = "*u8"
+    types |= {name: f"*{element}" for name, element in spec.pointers.items()}
     types |= dict.fromkeys(constants, "constexpr")
     # Targets whose PTX is portable have the same text: Triton's cache then makes it once for all of them.
     text_of = OLDEST if target.portable_ptx else target

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,9 +10,12 @@ from torch import Tensor
 
 from ...core.errors import UsageError
 from ...core.nodes.gpu import KernelAttributes
-from . import aft
+from ...core.nodes.step import StepAttributes, StepVariant
+from . import aft, ring
 from . import aft_local as aft_source
+from . import ring_attention as ring_source
 from . import windowed_attention as source
+from .compile import AnySpec
 from .spec import KernelSpec, Tile, grid, pack_scalars, why_unsupported
 from .targets import TARGETS, Target
 from .tiles import tile_for
@@ -95,7 +99,59 @@ def launch_aft(
     return output
 
 
-def _compiled_in(spec: KernelSpec | aft.AftSpec, tile: Tile) -> dict[str, Any]:
+def launch_ring(
+    variant: StepVariant,
+    attributes: StepAttributes,
+    inputs: Sequence[Tensor],
+    tile: Tile | None = None,
+    *,
+    in_place: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute a step or chunk node; shapes and meaning as in `core.nodes.step`.
+
+    Args:
+        variant: the op type.
+        attributes: of the node.
+        inputs: those of the op type, in order.
+        tile: how to cut the work; by default as the table says for the tensors' device.
+        in_place: the caches of a step are the next ones too.
+
+    Returns:
+        Output, next keys, next values.
+
+    Raises:
+        UsageError: the kernel does not compute this case.
+    """
+    named = {name: x.contiguous() for name, x in zip(variant.input_names, inputs, strict=True)}
+    query, caches = named["query"], (named["key_cache"], named["value_cache"])
+    (batch, heads, tokens, head_dim), (_, kv_heads, slots, _) = query.shape, caches[0].shape
+    spec, join = ring.ring_specs_for(variant, DTYPES.get(query.dtype, str(query.dtype)), head_dim)
+    sizes = {"batch": batch, "kv_heads": kv_heads, "tokens": tokens, "slots": slots}
+    reason = ring.why_ring_unsupported(heads=heads, **sizes)
+    if reason:
+        raise UsageError("The kernel does not compute this call.", why=f"{reason[0].upper()}{reason[1:]}.")
+    if in_place and variant.chunked:
+        raise UsageError("Only a step writes its ring in place.", why="A chunk still reads what it would replace.")
+    device = device_target(query.device)
+    tile = tile or tile_for(spec, device)
+    cut = ring.plan(tile, group=heads // kv_heads, chunked=variant.chunked, **sizes)
+    biases = {2: ring.SHARED, 3: ring.BY_HEAD, 4: ring.BY_SEQUENCE}[named["score_bias"].dim()]
+    scalars = ring.pack_ring_scalars(attributes, cut, tokens=tokens, slots=slots, kv_heads=kv_heads, biases=biases)
+    parts = query.new_empty(cut.parts * (head_dim + 2), dtype=torch.float32)
+    output = torch.empty_like(query)
+    next_key, next_value = caches if in_place else (torch.empty_like(x) for x in caches)
+    given = [named.get(name) for name in (*variant.input_names[:7], "query_scale", "key_scale", "sinks")]
+    with torch.cuda.device_of(query):  # type: ignore[no-untyped-call]
+        ring_source.ring_attention[cut.grid](
+            *given, *scalars, parts, output, next_key, next_value, **_compiled_in(spec, tile)
+        )
+        if cut.splits > 1:
+            tile = tile_for(join, device)
+            ring_source.join[cut.join_grid](parts, cut.rows, cut.splits, head_dim, output, **_compiled_in(join, tile))
+    return output, next_key, next_value
+
+
+def _compiled_in(spec: AnySpec, tile: Tile) -> dict[str, Any]:
     """Return what a launch compiles in; tensors that are absent are given as None in their places."""
     constants = {name: value for name, value in spec.constants(tile).items() if value is not None}
     return {**constants, "num_warps": tile.warps, "num_stages": tile.stages}

@@ -32,7 +32,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from ...core.errors import UsageError
 from ...core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST, NodeVariant, check_xpos
@@ -69,6 +69,22 @@ class ElementType:
 ELEMENT_TYPES = {"fp16": ElementType("fp16", 2), "bf16": ElementType("bf16", 2), "fp32": ElementType("fp32", 4)}
 
 
+class Flags(NamedTuple):
+    """The options by which the library tells its kernels apart, in its order."""
+
+    mask: bool = False
+    bias: bool = False
+    xpos: bool = False
+    softcap: bool = False
+    sinks: bool = False
+    shared_qk: bool = False
+    aft: bool = False
+    causal: bool = False
+    ring: bool = False
+    chunked: bool = False
+    joins: bool = False
+
+
 @dataclass(frozen=True)
 class KernelSpec:
     """One compiled kernel.
@@ -102,17 +118,7 @@ class KernelSpec:
     fp32_products: Fp32Products = "ieee"
 
     def __post_init__(self) -> None:
-        if self.dtype not in ELEMENT_TYPES:
-            raise UsageError(
-                f"There is no attention kernel for element type {self.dtype!r}.",
-                fix=f"Known: {', '.join(ELEMENT_TYPES)}.",
-            )
-        if not SMALLEST_HEAD_DIM <= self.head_dim <= LARGEST_HEAD_DIM:
-            raise UsageError(
-                f"There is no attention kernel for heads {self.head_dim} wide.",
-                why=f"It takes {SMALLEST_HEAD_DIM} to {LARGEST_HEAD_DIM}: a tile holds whole rows in shared memory.",
-                fix="Leave the attention node to its function definition, which takes any width.",
-            )
+        check_type_and_width(self.dtype, self.head_dim)
         if self.fp32_products not in _fp32_products(self.dtype, self.head_dim):
             raise UsageError(
                 f"There is no attention kernel for {self.dtype}, heads {self.head_dim} wide, with {self.fp32_products} "
@@ -166,9 +172,14 @@ class KernelSpec:
         return (*self.inputs, *SCALARS, "output")
 
     @property
-    def flags(self) -> tuple[bool, ...]:
-        """The options by which the library tells its kernels apart: those above, shared_qk, AFT-local, causal."""
-        return (*self.options, self.has_shared_qk, False, False)
+    def flags(self) -> Flags:
+        """The options by which the library tells its kernels apart."""
+        return Flags(*self.options, shared_qk=self.has_shared_qk)
+
+    @property
+    def pointers(self) -> dict[str, str]:
+        """Element types of the tensors that have not the query's, as Triton names them."""
+        return {"key_mask": "u8"} if self.has_mask else {}
 
     def constants(self, tile: Tile) -> dict[str, Any]:
         """Return what is compiled in, by the names of the kernel's parameters."""
@@ -183,6 +194,25 @@ class KernelSpec:
             "HAS_SHARED_QK": self.has_shared_qk,
             "FP32_PRODUCTS": self.fp32_products,
         }
+
+
+def check_type_and_width(dtype: str, head_dim: int) -> None:
+    """Refuse an element type or head size that no kernel of attention has.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if dtype not in ELEMENT_TYPES:
+        raise UsageError(
+            f"There is no attention kernel for element type {dtype!r}.",
+            fix=f"Known: {', '.join(ELEMENT_TYPES)}.",
+        )
+    if not SMALLEST_HEAD_DIM <= head_dim <= LARGEST_HEAD_DIM:
+        raise UsageError(
+            f"There is no attention kernel for heads {head_dim} wide.",
+            why=f"It takes {SMALLEST_HEAD_DIM} to {LARGEST_HEAD_DIM}: a tile holds whole rows in shared memory.",
+            fix="Leave the attention node to its function definition, which takes any width.",
+        )
 
 
 def _fp32_products(dtype: str, head_dim: int) -> tuple[Fp32Products, ...]:

@@ -10,8 +10,10 @@ that it asked for (the waits in the machine code show it), so nothing overlaps w
 
 from __future__ import annotations
 
+from ...core.nodes.gpu import WIDEST_FP32_RING_HEAD
 from . import aft
 from .aft import AftSpec
+from .ring import JoinSpec, RingSpec
 from .spec import KernelSpec, Tile
 from .targets import MatrixUnit, Target
 
@@ -76,6 +78,26 @@ TABLE: dict[tuple[MatrixUnit, int, bool], dict[int, Tile]] = {
 }
 
 
+# Steps: a product has 16 rows at least, and fewer heads share keys. Chunks: with 32 rows, scores and biases fit the
+# registers, and every target multiplies by mma.
+_RINGS: dict[tuple[str, str], dict[int, Tile]] = {
+    ("step", "fp16"): dict.fromkeys((16, 32, 64), Tile(16, 64, 4, 3)) | {128: Tile(16, 32, 4, 3)},
+    ("step", "bf16"): dict.fromkeys((16, 32, 64), Tile(16, 32, 4, 2)) | {128: Tile(16, 16, 4, 2)},
+    ("step", "fp32"): dict.fromkeys((16, 32, 64), Tile(16, 32, 4, 2)) | {128: Tile(16, 16, 8, 1)},
+    ("chunk", "fp16"): dict.fromkeys((16, 32, 64), Tile(32, 64, 4, 2)) | {128: Tile(32, 32, 4, 2)},
+    ("chunk", "bf16"): dict.fromkeys((16, 32, 64), Tile(16, 32, 4, 2)) | {128: Tile(16, 16, 4, 2)},
+    ("chunk", "fp32"): dict.fromkeys((16, 32, 64, 128), Tile(16, 16, 4, 2)),
+}
+# Heads above 128 of these; those of fp32 spill with every tile.
+_WIDE_RINGS = {
+    ("step", "fp16"): Tile(16, 16, 4, 3),
+    ("step", "bf16"): Tile(16, 16, 4, 1),
+    ("chunk", "fp16"): Tile(16, 32, 4, 2),
+    ("chunk", "bf16"): Tile(16, 16, 4, 1),
+}
+# The splits that are joined at a time.
+_JOIN = Tile(1, 16, 4, 1)
+
 # Where more shared memory gives a third stage, or wider products.
 OPT_IN: dict[tuple[MatrixUnit, int, bool], dict[int, Tile]] = {
     ("mma", 2, False): {128: Tile(128, 32, 8, 3)},
@@ -87,7 +109,7 @@ FREE_SHARED_BYTES = 48 << 10
 OPT_IN_SHARED_BYTES: dict[MatrixUnit, int] = {"mma": 99 << 10, "wgmma": 227 << 10, "tcgen05": 227 << 10}
 
 
-def tile_for(spec: KernelSpec | AftSpec, target: Target, *, opt_in: bool = True) -> Tile:
+def tile_for(spec: KernelSpec | AftSpec | RingSpec | JoinSpec, target: Target, *, opt_in: bool = True) -> Tile:
     """The tile this kernel is compiled with for this target.
 
     Args:
@@ -97,6 +119,11 @@ def tile_for(spec: KernelSpec | AftSpec, target: Target, *, opt_in: bool = True)
     """
     if isinstance(spec, AftSpec):
         return aft.TILE
+    if isinstance(spec, JoinSpec):
+        return _JOIN
+    if isinstance(spec, RingSpec):
+        wide = spec.padded_head_dim > WIDEST_FP32_RING_HEAD
+        return _WIDE_RINGS[spec.node, spec.dtype] if wide else _RINGS[spec.node, spec.dtype][spec.padded_head_dim]
     row = target.matrix_unit, spec.element_size, spec.has_bias
     if spec.has_xpos:
         halves = _XPOS_BIAS_120 if spec.has_bias and target.capability >= 120 else _XPOS

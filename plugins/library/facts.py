@@ -38,7 +38,7 @@ class KernelFacts(BaseModel):
     op_types: list[str] = Field(default_factory=list)
     dtype: str
     head_dim: int
-    has_mask: bool
+    has_mask: bool = False
     has_bias: bool = False
     has_xpos: bool = False
     has_softcap: bool = False

@@ -8,11 +8,12 @@ from pathlib import Path
 from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.nodes.aft import AFT_VARIANT_BY_OP_TYPE
-from ...core.nodes.gpu import SERVED_BY_OP_TYPE
-from ...onnx_graph.gpu_nodes import aft_nodes, gpu_nodes
+from ...core.nodes.gpu import RINGS_BY_OP_TYPE, SERVED_BY_OP_TYPE
+from ...onnx_graph.gpu_nodes import aft_nodes, gpu_nodes, ring_nodes
 from ...onnx_graph.onnx_file import OnnxFile
 from ..kernel.aft import AFT_SPECS, AftSpec
 from ..kernel.compile import AnySpec
+from ..kernel.ring import ring_set, ring_specs_for
 from ..kernel.spec import Fp32Products, full_set, multiplied, spec_for
 from ..kernel.targets import TARGETS, Target
 from .facts import Arch
@@ -34,9 +35,9 @@ def default_targets(arch: Arch) -> list[Target]:
 def every_kernel(
     dtypes: Sequence[str] = (), head_dims: Sequence[int] = (), fp32_products: Fp32Products = "ieee"
 ) -> list[AnySpec]:
-    """Return the kernels of a library for all models: `full_set`, and AFT-local's unless head sizes were asked for."""
+    """Return the kernels of a library for all models: `full_set`, `ring_set`, and, for all head sizes, AFT-local's."""
     aft = () if head_dims or (dtypes and "fp32" not in dtypes) else AFT_SPECS
-    return [*full_set(dtypes, head_dims, fp32_products), *aft]
+    return [*full_set(dtypes, head_dims, fp32_products), *ring_set(dtypes, head_dims), *aft]
 
 
 def needed_by(model: Path | OnnxFile, fp32_products: Fp32Products = "ieee") -> list[AnySpec]:
@@ -49,7 +50,7 @@ def needed_by(model: Path | OnnxFile, fp32_products: Fp32Products = "ieee") -> l
     file = OnnxFile.read(model)
     graph = file.parse()
     specs: dict[AnySpec, None] = {}
-    for node in gpu_nodes(graph):
+    for node in (*gpu_nodes(graph), *ring_nodes(graph)):
         if node.why_not:
             continue
         if node.dtype is None or node.head_dim is None:
@@ -58,6 +59,9 @@ def needed_by(model: Path | OnnxFile, fp32_products: Fp32Products = "ieee") -> l
                 why=f"Its query {node.proto.input[0]} has no known element type or width.",
                 fix=f"Give {argument('dtype')} and {argument('head_dim')} instead of the model.",
             )
+        if node.proto.op_type in RINGS_BY_OP_TYPE:
+            specs |= dict.fromkeys(ring_specs_for(RINGS_BY_OP_TYPE[node.proto.op_type], node.dtype, node.head_dim))
+            continue
         shared_qk = any(a.name == "shared_qk" and a.i for a in node.proto.attribute)
         spec = spec_for(SERVED_BY_OP_TYPE[node.proto.op_type], node.dtype, node.head_dim, shared_qk=shared_qk)
         specs[multiplied(spec, fp32_products)] = None
@@ -69,4 +73,5 @@ def needed_by(model: Path | OnnxFile, fp32_products: Fp32Products = "ieee") -> l
 
 def without_kernel(model: Path | OnnxFile) -> dict[str, str]:
     """Return the attention nodes of an ONNX file that no kernel computes, by name, and why."""
-    return {node.name: node.why_not for node in gpu_nodes(OnnxFile.read(model).parse()) if node.why_not}
+    graph = OnnxFile.read(model).parse()
+    return {node.name: node.why_not for node in (*gpu_nodes(graph), *ring_nodes(graph)) if node.why_not}

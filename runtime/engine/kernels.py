@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from ...core.documents.engine_facts import KernelName
 
+RING_KERNELS = ("step", "chunk", "join")
 # As `Element` of the library numbers them.
 ELEMENTS = {"fp16": 0, "bf16": 1, "fp32": 2}
 _ROOM = 1 << 16  # bytes; a line has some hundred
@@ -35,7 +36,8 @@ def load_kernels(library: ctypes.CDLL, kernels: Iterable[KernelName]) -> tuple[s
         element = ELEMENTS.get(kernel.dtype, -1)
         options = (kernel.has_mask, kernel.has_bias, kernel.has_xpos, kernel.has_softcap, kernel.has_sinks)
         kinds = (kernel.has_shared_qk, kernel.node == "gated_mean", kernel.causal)
-        bits = sum(1 << bit for bit, there in enumerate((*options, *kinds)) if there)
+        ring = (kernel.node in RING_KERNELS, kernel.node == "chunk", kernel.node == "join")
+        bits = sum(1 << bit for bit, there in enumerate((*options, *kinds, *ring)) if there)
         failed = library.localattn_load_kernel_with(element, kernel.head_dim, bits, text, ctypes.c_size_t(_ROOM))
         line = text.value.decode("utf-8", "replace")
         lines.append(f"not loaded: {line}" if failed else line)

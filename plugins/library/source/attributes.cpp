@@ -56,6 +56,8 @@ bool readIntegers(nvinfer1::PluginFieldCollection const& fields, char const* nam
   return true;
 }
 
+}  // namespace
+
 bool readFloat(nvinfer1::PluginFieldCollection const& fields, char const* name, float& value, std::string& why) {
   PluginField const* field = find(fields, name);
   if (field == nullptr || field->data == nullptr) {
@@ -74,8 +76,6 @@ bool readFloat(nvinfer1::PluginFieldCollection const& fields, char const* name, 
   }
   return true;
 }
-
-}  // namespace
 
 std::vector<OpType> const& opTypes() {
   // Mask, bias, xpos, softcap, sinks, shared_qk, AFT-local, causal; grouped; sees all keys.

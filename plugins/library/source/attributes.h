@@ -30,6 +30,9 @@ struct OpType {
 // Every op type that the kernels compute.
 std::vector<OpType> const& opTypes();
 
+// Reads a finite float from the fields; false, with the reason in `why`, if there is none.
+bool readFloat(nvinfer1::PluginFieldCollection const& fields, char const* name, float& value, std::string& why);
+
 // Bits of the kernel's argument `flags`.
 constexpr int32_t kCAUSAL = 1;
 constexpr int32_t kEXACT = 2;

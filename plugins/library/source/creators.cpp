@@ -3,6 +3,7 @@
 #include "log.h"
 #include "plugin.h"
 #include "report.h"
+#include "ring_plugin.h"
 
 #include <deque>
 #include <exception>
@@ -11,9 +12,11 @@
 namespace localattn {
 namespace {
 
+// `Kind` is the table's row of an op type, `Values` its attributes, `Plugin` the class of its plugins.
+template <typename Kind, typename Values, typename Plugin>
 class Creator final : public nvinfer1::IPluginCreatorV3One {
  public:
-  explicit Creator(OpType const& opType) : mOpType(opType), mFields(kNAMES_ONLY.fields(opType)) {
+  explicit Creator(Kind const& opType) : mOpType(opType), mFields(mNames.fields(opType)) {
     for (nvinfer1::PluginField& field : mFields) {
       field.data = nullptr;
     }
@@ -25,14 +28,14 @@ class Creator final : public nvinfer1::IPluginCreatorV3One {
   nvinfer1::IPluginV3* createPlugin(nvinfer1::AsciiChar const* name, nvinfer1::PluginFieldCollection const* fields,
                                     nvinfer1::TensorRTPhase) noexcept override {
     try {
-      Attributes attributes;
+      Values attributes;
       std::string why = "no attributes";
       if (fields == nullptr || !attributes.read(mOpType, *fields, why)) {
         std::string const node = name != nullptr && name[0] != '\0' ? std::string(" of node ") + name : "";
         say(Severity::kERROR, std::string(mOpType.name) + node + ": " + why);
         return nullptr;
       }
-      return new WindowedAttention(mOpType, attributes);
+      return new Plugin(mOpType, attributes);
     } catch (std::exception const& error) {
       say(Severity::kERROR, error.what());
       return nullptr;
@@ -48,26 +51,29 @@ class Creator final : public nvinfer1::IPluginCreatorV3One {
   nvinfer1::AsciiChar const* getPluginNamespace() const noexcept override { return kNAMESPACE; }
 
  private:
-  static Attributes const kNAMES_ONLY;
-
-  OpType const& mOpType;
+  Values const mNames{};
+  Kind const& mOpType;
   std::vector<nvinfer1::PluginField> mFields;
   nvinfer1::PluginFieldCollection mCollection{};
 };
 
-Attributes const Creator::kNAMES_ONLY{};
+using WindowCreator = Creator<OpType, Attributes, WindowedAttention>;
+using RingCreator = Creator<RingOpType, RingAttributes, RingAttention>;
 
 }  // namespace
 }  // namespace localattn
 
 extern "C" __attribute__((visibility("default"))) nvinfer1::IPluginCreatorInterface* const* getCreators(
     int32_t& nbCreators) {
-  using localattn::Creator;
-  static std::deque<Creator> creators;
+  static std::deque<localattn::WindowCreator> creators;
+  static std::deque<localattn::RingCreator> ringCreators;
   static std::vector<nvinfer1::IPluginCreatorInterface*> const list = [] {
     std::vector<nvinfer1::IPluginCreatorInterface*> all;
     for (localattn::OpType const& opType : localattn::opTypes()) {
       all.push_back(&creators.emplace_back(opType));
+    }
+    for (localattn::RingOpType const& opType : localattn::ringOpTypes()) {
+      all.push_back(&ringCreators.emplace_back(opType));
     }
     return all;
   }();

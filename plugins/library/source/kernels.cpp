@@ -52,7 +52,11 @@ std::string describeKey(KernelKey const& key) {
     return std::string(elementName(key.element)) + ", AFT-local" + (has.causal ? ", causal" : "") +
            (has.mask ? ", key mask" : "");
   }
-  return std::string(elementName(key.element)) + ", head size " + std::to_string(key.headDim) +
+  if (has.joins) {
+    return std::string(elementName(key.element)) + ", joining splits of steps";
+  }
+  char const* const node = !has.ring ? "" : has.chunked ? ", chunk" : ", step";
+  return std::string(elementName(key.element)) + node + ", head size " + std::to_string(key.headDim) +
          (has.mask ? ", key mask" : "") + (has.bias ? ", additive bias" : "") + (has.xpos ? ", xpos" : "") +
          (has.softcap ? ", softcap" : "") + (has.sinks ? ", sinks" : "") + (has.sharedQk ? ", shared_qk" : "");
 }
@@ -62,7 +66,7 @@ std::string howToBuild(KernelKey const& key, int32_t capability) {
   if (capability > 0) {
     command += " --target sm_" + std::to_string(capability);
   }
-  if (key.options.aft) {
+  if (key.options.aft || key.options.joins) {
     return command;
   }
   return command + " --dtype " + elementName(key.element) + " --head-dim " + std::to_string(key.headDim);

@@ -22,18 +22,22 @@ struct Options {
   bool sharedQk;
   bool aft;     // a kernel of AFT-local's nodes, whose only other options are mask and causal
   bool causal;  // attention tells it at run time
+  // Of steps and chunks, and of what joins their splits.
+  bool ring{false};
+  bool chunked{false};
+  bool joins{false};
 
-  auto tied() const { return std::tie(mask, bias, xpos, softcap, sinks, sharedQk, aft, causal); }
+  auto tied() const { return std::tie(mask, bias, xpos, softcap, sinks, sharedQk, aft, causal, ring, chunked, joins); }
   bool operator==(Options const& other) const { return tied() == other.tied(); }
   bool operator<(Options const& other) const { return tied() < other.tied(); }
-  // Of tensors that a kernel with them reads.
+  // Of tensors that a kernel of attention with them reads.
   int32_t inputs() const { return (aft ? 4 : 3) + (mask ? 1 : 0) + (bias ? 1 : 0) + (sinks ? 1 : 0); }
 };
 
 // What a kernel was compiled for.
 struct KernelKey {
   Element element;
-  int32_t headDim;  // 0 of AFT-local's
+  int32_t headDim;  // 0 of AFT-local's, and of what joins
   Options options;
 
   auto tied() const { return std::tie(element, headDim, options); }

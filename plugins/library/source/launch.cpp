@@ -24,11 +24,6 @@ constexpr int64_t kMAX_BATCH_HEADS = 65535;
 // What the kernels' loads assume of every tensor's address, in bytes.
 constexpr uintptr_t kALIGNMENT = 16;
 
-struct Tensor {
-  char const* name;
-  size_t bytes;
-};
-
 bool isAligned(Address address) { return address % kALIGNMENT == 0; }
 
 // One image into the current context.
@@ -181,40 +176,35 @@ class Aligned {
 };
 
 // What a kernel reads, in order.
-std::vector<Tensor> inputsOf(KernelKey const& key, Attributes const& attributes, Sizes const& sizes) {
+std::vector<Operand> inputsOf(KernelKey const& key, Attributes const& attributes, Sizes const& sizes,
+                              void const* const* addresses) {
   size_t const element = key.element == Element::kFP32 ? 4 : 2;
-  auto const bytes = [&](int64_t count) { return static_cast<size_t>(count) * element; };
+  std::vector<Operand> all;
+  auto const add = [&](char const* name, int64_t count, size_t size) {
+    all.push_back({name, static_cast<size_t>(count) * size, addresses[all.size()]});
+  };
   if (key.options.aft) {
-    size_t const tensor = bytes(sizes.length * sizes.batch * sizes.channels);
-    int64_t const columns = (key.options.causal ? 1 : 2) * sizes.reach + 1;
-    std::vector<Tensor> all{
-        {"gate", tensor}, {"key", tensor}, {"value", tensor}, {"position_bias", bytes(sizes.length * columns)}};
-    if (key.options.mask) {
-      all.push_back({"key_mask", static_cast<size_t>(sizes.batch * sizes.length)});
-    }
-    return all;
+    int64_t const count = sizes.length * sizes.batch * sizes.channels;
+    add("gate", count, element);
+    add("key", count, element);
+    add("value", count, element);
+    add("position_bias", sizes.length * ((key.options.causal ? 1 : 2) * sizes.reach + 1), element);
+  } else {
+    int64_t const shared = sizes.batch * sizes.length * sizes.kvHeads * key.headDim;
+    add("query", sizes.batch * sizes.length * sizes.heads * key.headDim, element);
+    add("key", shared, element);
+    add("value", shared, element);
   }
-  int64_t const shared = sizes.batch * sizes.length * sizes.kvHeads * key.headDim;
-  std::vector<Tensor> all{{"query", bytes(sizes.batch * sizes.length * sizes.heads * key.headDim)},
-                          {"key", bytes(shared)},
-                          {"value", bytes(shared)}};
   if (key.options.mask) {
-    all.push_back({"key_mask", static_cast<size_t>(sizes.batch * sizes.length)});
+    add("key_mask", sizes.batch * sizes.length, 1);
   }
   if (key.options.bias) {
-    all.push_back({"attn_bias", bytes(sizes.heads * attributes.windowSize * attributes.keysPerWindow())});
+    add("attn_bias", sizes.heads * attributes.windowSize * attributes.keysPerWindow(), element);
   }
   if (key.options.sinks) {
-    all.push_back({"sinks", bytes(sizes.heads)});
+    add("sinks", sizes.heads, element);
   }
   return all;
-}
-
-int32_t bitsOf(float value) {
-  int32_t bits = 0;
-  static_assert(sizeof(bits) == sizeof(value), "floats travel as their bits");
-  std::memcpy(&bits, &value, sizeof(bits));
-  return bits;
 }
 
 // The int32 arguments, in order.
@@ -237,6 +227,13 @@ std::vector<int32_t> scalarsOf(KernelKey const& key, Attributes const& attribute
 }
 
 }  // namespace
+
+int32_t bitsOf(float value) {
+  int32_t bits = 0;
+  static_assert(sizeof(bits) == sizeof(value), "floats travel as their bits");
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
 
 std::string describe(Loaded const& loaded) {
   Kernel const& kernel = *loaded.kernel;
@@ -272,8 +269,7 @@ bool load(KernelKey const& key, Stream stream, Loaded& loaded, std::string& why)
   return here.good() && loadHere(*cuda, here, key, loaded, why);
 }
 
-bool run(KernelKey const& key, Attributes const& attributes, Sizes const& sizes, void const* const* inputs,
-         void* output, Stream stream, std::string& why) {
+bool launch(KernelKey const& key, std::function<Call(Kernel const&)> const& callOf, Stream stream, std::string& why) {
   Driver const* cuda = driver(why);
   if (cuda == nullptr) {
     return false;
@@ -284,39 +280,54 @@ bool run(KernelKey const& key, Attributes const& attributes, Sizes const& sizes,
     return false;
   }
 
-  std::vector<Tensor> const wanted = inputsOf(key, attributes, sizes);
+  Kernel const& kernel = *loaded.kernel;
+  Call call = callOf(kernel);
   std::deque<Aligned> tensors;
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    tensors.emplace_back(*cuda, stream, reinterpret_cast<Address>(inputs[i]), wanted[i].bytes);
-    if (!tensors.back().prepare(wanted[i].name, true, why)) {
+  std::vector<void*> arguments;
+  auto const add = [&](Operand const& operand, bool isInput) {
+    tensors.emplace_back(*cuda, stream, reinterpret_cast<Address>(operand.address), operand.bytes);
+    arguments.push_back(tensors.back().address());
+    return tensors.back().prepare(operand.name, isInput, why);
+  };
+  for (Operand const& input : call.inputs) {
+    if (!add(input, true)) {
       return false;
     }
   }
-  Aligned result(*cuda, stream, reinterpret_cast<Address>(output), wanted[0].bytes);
-  if (!result.prepare("output", false, why)) {
-    return false;
-  }
-
-  std::vector<int32_t> scalars = scalarsOf(key, attributes, sizes);
-  std::vector<void*> arguments;
-  for (Aligned& input : tensors) {
-    arguments.push_back(input.address());
-  }
-  for (int32_t& scalar : scalars) {
+  for (int32_t& scalar : call.scalars) {
     arguments.push_back(&scalar);
   }
-  arguments.push_back(result.address());
+  for (Operand const& output : call.outputs) {
+    if (!add(output, false)) {
+      return false;
+    }
+  }
 
-  Kernel const& kernel = *loaded.kernel;
-  unsigned const blocks = static_cast<unsigned>((sizes.length + kernel.blockQueries - 1) / kernel.blockQueries);
-  Result const launched = cuda->launch(loaded.function, blocks, static_cast<unsigned>(sizes.batch * sizes.heads), 1,
-                                       static_cast<unsigned>(kernel.threads), 1, 1,
-                                       static_cast<unsigned>(kernel.sharedBytes), stream, arguments.data(), nullptr);
+  Result const launched = cuda->launch(loaded.function, static_cast<unsigned>(call.blocks),
+                                       static_cast<unsigned>(call.groups), 1, static_cast<unsigned>(kernel.threads), 1,
+                                       1, static_cast<unsigned>(kernel.sharedBytes), stream, arguments.data(), nullptr);
   if (launched != 0) {
     why = std::string("launching kernel ") + kernel.entry + ": " + cuda->describe(launched);
     return false;
   }
-  return result.giveBack(why);
+  for (size_t i = call.inputs.size(); i < tensors.size(); ++i) {
+    if (!tensors[i].giveBack(why)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool run(KernelKey const& key, Attributes const& attributes, Sizes const& sizes, void const* const* inputs,
+         void* output, Stream stream, std::string& why) {
+  auto const callOf = [&](Kernel const& kernel) {
+    Call call{inputsOf(key, attributes, sizes, inputs), scalarsOf(key, attributes, sizes), {}, 0, 0};
+    call.outputs = {{"output", call.inputs[0].bytes, output}};
+    call.blocks = (sizes.length + kernel.blockQueries - 1) / kernel.blockQueries;
+    call.groups = sizes.batch * sizes.heads;
+    return call;
+  };
+  return launch(key, callOf, stream, why);
 }
 
 std::vector<Loaded> loadedKernels() {

@@ -1,5 +1,5 @@
 // Loading a kernel into a CUDA context, and launching it with the arguments that every kernel takes: pointers of the
-// inputs, int32, the pointer of the output.
+// inputs, int32, pointers of the outputs.
 #pragma once
 
 #include "attributes.h"
@@ -7,6 +7,7 @@
 #include "kernels.h"
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -42,9 +43,31 @@ std::string whyTooLarge(Attributes const& attributes, Sizes const& sizes);
 // is captured.
 bool load(KernelKey const& key, Stream stream, Loaded& loaded, std::string& why);
 
-// Runs it on `stream`, loading it if need be. `inputs` are query, key, value, then those of key mask, bias and sinks
-// that the kernel has; of AFT-local those of the node. Tensors that do not start where the kernel's loads need it are
-// copied.
+// A float as an int32 argument.
+int32_t bitsOf(float value);
+
+// A tensor of a call.
+struct Operand {
+  char const* name;
+  size_t bytes;
+  void const* address;
+};
+
+// One launch: what a kernel reads, its int32 arguments, what it writes, and the first two axes of the grid.
+struct Call {
+  std::vector<Operand> inputs;
+  std::vector<int32_t> scalars;
+  std::vector<Operand> outputs;
+  int64_t blocks;
+  int64_t groups;
+};
+
+// Launches a kernel on `stream`, loading it if need be; the call may depend on the kernel that was chosen. Tensors that
+// do not start where the kernel's loads need it are copied.
+bool launch(KernelKey const& key, std::function<Call(Kernel const&)> const& callOf, Stream stream, std::string& why);
+
+// Runs attention or AFT-local on `stream`. `inputs` are query, key, value, then those of key mask, bias and sinks
+// that the kernel has; of AFT-local those of the node.
 bool run(KernelKey const& key, Attributes const& attributes, Sizes const& sizes, void const* const* inputs,
          void* output, Stream stream, std::string& why);
 

@@ -14,7 +14,7 @@ from ....core.errors import BuildFailed, UsageError
 from ....core.nodes.attention import DOMAIN
 from ....core.tensors import BATCH, SEQUENCE, UNNAMED_DIMENSION, TensorSpec
 from ....onnx_graph.facts import OnnxFacts, inspect_onnx
-from ....onnx_graph.gpu_nodes import aft_nodes, gpu_nodes, keep_functions
+from ....onnx_graph.gpu_nodes import aft_nodes, gpu_nodes, keep_functions, ring_nodes
 from ....onnx_graph.graph_values import element_types
 from ....onnx_graph.onnx_file import OnnxFile
 
@@ -61,7 +61,8 @@ class Source:
     def nodes(self, op_types: Iterable[str]) -> list[str]:
         """Return the names of the nodes of these op types that kernels compute, AFT-local's among them."""
         wanted, model = set(op_types), self.file.parse()
-        attention = [node.name for node in gpu_nodes(model) if node.proto.op_type in wanted and not node.why_not]
+        judged = [*gpu_nodes(model), *ring_nodes(model)]
+        attention = [node.name for node in judged if node.proto.op_type in wanted and not node.why_not]
         return attention + [node.name for node in aft_nodes(model) if node.op_type in wanted]
 
     def for_plugins(self, op_types: Iterable[str], *, prefers_plugins: bool) -> bytes | str:
@@ -72,7 +73,7 @@ class Source:
             prefers_plugins: the parser takes a plugin where there is a function too.
         """
         model = self.file.parse()
-        others = [node.proto for node in gpu_nodes(model) if node.why_not]
+        others = [node.proto for node in (*gpu_nodes(model), *ring_nodes(model)) if node.why_not]
         if not others:
             return self.file.content if prefers_plugins else self.stripped(op_types)
         keep_functions(model, others)

@@ -60,6 +60,17 @@ def test_xpos(localattn: Callable[..., Finished], tmp_path: Path) -> None:
     assert layers == 2 and len(kernels) == 1 and '"has_xpos":true' in kernels[0]
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_steps_and_chunks(dtype: str, localattn: Callable[..., Finished], tmp_path: Path) -> None:
+    checkpoint = save_upstream(tmp_path, "local_attention.LocalTransformer", SMALL, "model.pt")
+    output = tmp_path / "model_step.onnx"
+    exported = localattn("export", checkpoint, "-o", output, "--mode", "step", "--chunk", "8", "--dtype", dtype)
+    assert exported.code == 0, exported.err
+    for name, node in (("model_step.onnx", "step"), ("model_step.prefill.onnx", "chunk")):
+        layers, kernels = engine_of(localattn, tmp_path / name)
+        assert layers == 2 and [f'"node":"{node}"' in kernels[0], '"node":"join"' in kernels[1]] == [True, True]
+
+
 @pytest.mark.parametrize("mask", [False, True], ids=["causal", "key-mask"])
 def test_aft_local(mask: bool, localattn: Callable[..., Finished], tmp_path: Path) -> None:
     length, width, window = 64, 40, 8

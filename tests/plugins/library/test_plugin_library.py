@@ -12,15 +12,16 @@ import pytest
 
 from localattn.core.errors import CheckFailed
 from localattn.core.nodes.attention import SEQUENCE_FIRST
-from localattn.core.nodes.gpu import SERVED_OP_TYPES
 from localattn.core.storage.library_store import TENSORRT_PLUGIN, read_facts, read_named
 from localattn.plugins.kernel.compile import compile_kernel
 from localattn.plugins.kernel.spec import KernelSpec, grid, pack_scalars
 from localattn.plugins.kernel.targets import TARGETS
 from localattn.plugins.library.facts import ARCHITECTURES, Arch, host_arch, parse_facts
+from localattn.runtime.engine.kernels import RING_KERNELS
 
-from ...support.native.plugin_build import DTYPE, HEAD_DIM, SOURCES, compiler, library, program, stand_in_driver
+from ...support.native.plugin_build import DTYPE, HEAD_DIM, RINGS, SOURCES, compiler, library, program, stand_in_driver
 from ...support.native.plugin_drive import (
+    AFT_OP_TYPES,
     BATCH,
     CASES,
     GROUP,
@@ -66,12 +67,16 @@ def test_facts_tell_what_is_inside(arch: Arch) -> None:
     facts = library(arch)
     assert facts.path is not None
     assert parse_facts(read_facts(TENSORRT_PLUGIN, facts.path), facts.path) == facts
-    ordinary = [kernel for kernel in facts.kernels if not kernel.has_shared_qk]
-    assert sorted(name for kernel in ordinary for name in kernel.op_types) == sorted(SERVED_OP_TYPES)
+    ordinary = [kernel for kernel in facts.kernels if not kernel.has_shared_qk and kernel.node not in RING_KERNELS]
+    assert sorted(name for kernel in ordinary for name in kernel.op_types) == sorted([*OP_TYPES, *AFT_OP_TYPES])
+    assert [(k.node, k.head_dim) for k in facts.kernels if k.node in RING_KERNELS] == [
+        (spec.node, spec.head_dim) for spec in RINGS
+    ]
     for kernel in facts.kernels:
-        aft = kernel.node == "gated_mean"
-        assert (kernel.dtype, kernel.head_dim) == (("fp32", 0) if aft else (DTYPE, HEAD_DIM))
-        rare = aft or kernel.has_xpos or kernel.has_softcap or kernel.has_sinks or kernel.has_shared_qk
+        aft, ring = kernel.node == "gated_mean", kernel.node in RING_KERNELS
+        widths = ("fp32", 0) if aft else (DTYPE, 0 if kernel.node == "join" else HEAD_DIM)
+        assert (kernel.dtype, kernel.head_dim) == widths
+        rare = aft or ring or kernel.has_xpos or kernel.has_softcap or kernel.has_sinks or kernel.has_shared_qk
         assert (kernel.machine_code, kernel.ptx) == (["sm_86"] if rare else ["sm_86", "sm_90"], ["sm_86"])
         assert kernel.runs_on(87) and kernel.runs_on(90) and kernel.runs_on(121) and not kernel.runs_on(80)
     # Ubuntu 22.04, which JetPack 6 is, has 2.35.

@@ -21,7 +21,16 @@ from localattn.core.nodes.attention import DOMAIN, VARIANTS, NodeAttributes
 
 from ...support.models import aft_node, node_model
 from ...support.native.plugin_build import HEAD_DIM, folder, host_arch, library
-from ...support.native.plugin_drive import AFT_OP_TYPES, GROUP, GROUPED, OP_TYPES, WINDOWED, attributes_for
+from ...support.native.plugin_drive import (
+    AFT_OP_TYPES,
+    GROUP,
+    GROUPED,
+    OP_TYPES,
+    RING_OP_TYPES,
+    WINDOWED,
+    attributes_for,
+)
+from ...support.native.ring_node import Case
 
 # Loads the library, and for each model: parses it, lists the layers, builds an engine for compute capability 8.6.
 PROGRAM = """
@@ -111,6 +120,13 @@ def grouped_node(op_type: str, length: int | str, batch: int | str) -> onnx.Mode
     return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
+RING_CASES = {
+    "step": Case(1, 30, dtype="float16", dim=HEAD_DIM),
+    "step of shared heads": Case(1, 30, dtype="float16", dim=HEAD_DIM, heads=6, batch=2, bias="padding"),
+    "chunk with sinks": Case(20, 300, dtype="float16", dim=HEAD_DIM, heads=6, sinks=True, window=1100),
+}
+
+
 def aft_case(op_type: str) -> aft_node.Case:
     return aft_node.Case(75, 6, "Causal" in op_type, "Mask" in op_type, batch=2, dim=37)
 
@@ -135,6 +151,9 @@ def shown() -> dict[str, Any]:
         for op_type in AFT_OP_TYPES:
             models.append(folder() / f"{op_type}.onnx")
             models[-1].write_bytes(aft_case(op_type).model(aft_case(op_type).inputs()))
+        for name, case in RING_CASES.items():
+            models.append(folder() / f"{name}.onnx")
+            models[-1].write_bytes(case.model(case.inputs(), function=True))
         patch.setattr(node_model, "HEAD_DIM", 48)
         models.append(folder() / "no_kernel.onnx")
         models[-1].write_bytes(node_model.one_node(VARIANTS[0], WINDOW, 256, dtype="fp16").SerializeToString())
@@ -157,11 +176,15 @@ def shown() -> dict[str, Any]:
 
 def test_registry_lists_the_creators() -> None:
     names = [name for name, *_ in shown()["creators"]]
-    assert names == sorted([*OP_TYPES, *AFT_OP_TYPES])
+    assert names == sorted([*OP_TYPES, *AFT_OP_TYPES, *RING_OP_TYPES])
     for name, version, namespace, attributes in shown()["creators"]:
         assert (version, namespace) == ("1", "localattn")
         if name in AFT_OP_TYPES:
             assert attributes == {}
+            continue
+        if name in RING_OP_TYPES:
+            softcap = {"softcap": ["FLOAT32", 1]} if "Softcap" in name else {}
+            assert attributes == {"scale": ["FLOAT32", 1]} | softcap
             continue
         written = attributes_for(name, WINDOW).as_onnx()
         left_out = {"query_block", "plugin_namespace", "plugin_version"}
@@ -194,6 +217,15 @@ def test_aft_local_becomes_the_plugin_and_an_engine(op_type: str) -> None:
     model = shown()["models"][op_type]
     assert model["parsed"] and "PLUGIN_V3" in model["layers"] and "LOOP" not in "".join(model["layers"])
     assert model["output"] == [75, 2, 37] and model["engine"] > 0 and model["named"] and model["said"] == []
+
+
+@pytest.mark.parametrize("name", RING_CASES)
+def test_steps_and_chunks_become_the_plugin_and_an_engine(name: str) -> None:
+    """The file has the function too."""
+    model, case = shown()["models"][name], RING_CASES[name]
+    assert model["parsed"] and model["layers"] == ["PLUGIN_V3"]
+    assert model["output"] == [case.batch, case.heads, case.rows, HEAD_DIM]
+    assert model["engine"] > 0 and model["named"] and model["said"] == []
 
 
 def test_engine_without_a_kernel_is_not_built_and_says_why() -> None:

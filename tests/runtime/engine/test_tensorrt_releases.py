@@ -17,7 +17,7 @@ import onnx
 import pytest
 
 from localattn.core.errors import MissingDependency
-from localattn.core.nodes.gpu import SERVED_BY_OP_TYPE, SERVED_OP_TYPES
+from localattn.core.nodes.gpu import RINGS_BY_OP_TYPE, SERVED_BY_OP_TYPE, SERVED_OP_TYPES
 from localattn.core.tensorrt_versions import FEATURES, has
 from localattn.exporter.export import ExportRequest, export
 from localattn.plugins.aot.register import attributes_of
@@ -142,7 +142,12 @@ def test_names_are_found_in_the_source() -> None:
 
 def test_the_registry_takes_the_library(shown: dict[str, Any]) -> None:
     # AFT-local's op types say all themselves.
-    fields = [len(attributes_of(SERVED_BY_OP_TYPE[name])) if name in SERVED_BY_OP_TYPE else 0 for name in OP_TYPES]
+    def fields_of(name: str) -> int:
+        if name in RINGS_BY_OP_TYPE:
+            return 1 + RINGS_BY_OP_TYPE[name].has_softcap
+        return len(attributes_of(SERVED_BY_OP_TYPE[name])) if name in SERVED_BY_OP_TYPE else 0
+
+    fields = [fields_of(name) for name in OP_TYPES]
     assert shown["creators"] == [[name, "1", "localattn", count] for name, count in zip(OP_TYPES, fields, strict=True)]
     code, out, _ = shown["check"]
     assert code == 0

@@ -47,12 +47,13 @@ def main() -> None:
     os.dup2(2, 1)  # whatever else prints must not end up between the answers
     _widen_bf16_products()
     from localattn.plugins import grouped_op, torch_op
-    from localattn.plugins.kernel.launch import launch, launch_aft
+    from localattn.plugins.kernel.launch import launch, launch_aft, launch_ring
 
     # `_on_gpu` is what the operator calls for CUDA tensors; it is the same on the CPU, but interpreted.
     calls = {
         "launch": launch,
         "aft": lambda *tensors: launch_aft(*tensors[:5], causal=tensors[5]),
+        "ring": launch_ring,
         "operator": torch_op._on_gpu,
         "grouped operator": grouped_op._on_gpu,
     }

@@ -20,6 +20,7 @@ from localattn.plugins import compilers
 from localattn.plugins.compilers import Compiler, find_compiler
 from localattn.plugins.kernel.aft import AFT_SPECS
 from localattn.plugins.kernel.compile import AnySpec, CompiledKernel, compile_many
+from localattn.plugins.kernel.ring import JoinSpec, RingSpec
 from localattn.plugins.kernel.spec import KernelSpec, full_set
 from localattn.plugins.kernel.targets import TARGETS
 from localattn.plugins.library import build
@@ -28,6 +29,12 @@ from localattn.plugins.library.headers import find_cuda_headers, find_tensorrt_h
 
 SOURCES = Path(__file__).parents[3] / "tests" / "support" / "native" / "sources"
 DTYPE, HEAD_DIM = "fp16", 64
+# What the libraries of the tests have of steps and chunks.
+RINGS = (
+    RingSpec("step", DTYPE, HEAD_DIM),
+    RingSpec("chunk", DTYPE, HEAD_DIM, has_sinks=True),
+    JoinSpec(DTYPE),
+)
 BUILT_FOR = ("sm_86", "sm_90")  # one with PTX for later GPUs, one without
 SYSROOT = Path("/usr/aarch64-linux-gnu")
 
@@ -72,9 +79,9 @@ def failing_compiler(folder: Path, source: str) -> Path:
 
 
 def specs() -> list[AnySpec]:
-    """Every kernel of one element type and head size, but those with both xpos and shared_qk; and AFT-local's."""
+    """Every kernel of one element type and head size, but those with both xpos and shared_qk; AFT-local's; `RINGS`."""
     attention = (spec for spec in full_set([DTYPE], [HEAD_DIM]) if not (spec.has_xpos and spec.has_shared_qk))
-    return [*attention, *AFT_SPECS]
+    return [*attention, *AFT_SPECS, *RINGS]
 
 
 def is_rare(spec: AnySpec) -> bool:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from localattn.core.geometry import WindowGeometry
+from localattn.core.nodes.aft import AFT_VARIANTS
 from localattn.core.nodes.attention import HEADS_FIRST, NodeAttributes
-from localattn.core.nodes.gpu import SERVED, SERVED_BY_OP_TYPE, SERVED_OP_TYPES, KernelAttributes
+from localattn.core.nodes.gpu import RINGS, SERVED, SERVED_BY_OP_TYPE, KernelAttributes
 from localattn.core.nodes.grouped import GroupedAttributes
 from localattn.plugins.kernel.spec import KernelSpec, spec_for
 from localattn.plugins.library.facts import Arch, host_arch
@@ -20,7 +21,8 @@ from localattn.plugins.library.facts import Arch, host_arch
 from .plugin_build import DTYPE, HEAD_DIM, emulator, library, program, stand_in_driver
 
 OP_TYPES = [node.op_type for node in SERVED]
-AFT_OP_TYPES = [name for name in SERVED_OP_TYPES if name not in OP_TYPES]
+AFT_OP_TYPES = [variant.op_type for variant in AFT_VARIANTS]
+RING_OP_TYPES = [variant.op_type for variant in RINGS]
 GROUPED = [name for name in OP_TYPES if name.startswith(("Grouped", "Global"))]
 WINDOWED = [name for name in OP_TYPES if name not in GROUPED]
 BATCH, LENGTH, HEADS = 2, 100, 3
@@ -78,8 +80,13 @@ class Driven:
         self.loads = [call for call in calls if call["call"] == "load"]
         ptx = log.with_name(log.name + ".ptx")
         self.ptx = ptx.read_text() if ptx.exists() else ""
+        self._log = log
         self.calls = calls
         self.launches = [call for call in calls if call["call"] == "launch"]
+
+    def ptx_of(self, entry: str) -> str:
+        """The PTX that has a kernel."""
+        return self._log.with_name(f"{self._log.name}.{entry}").read_text()
 
 
 def drive(

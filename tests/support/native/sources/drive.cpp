@@ -8,6 +8,7 @@
 // DRIVE_SHIFT: "name=bytes": where the last launch finds "query", "key", "value" or the output too late by that much.
 // DRIVE_KV_HEADS: heads of key and value.
 // DRIVE_BIAS: the shape of AFT-local's biases.
+// DRIVE_INPUTS: types and shapes of all inputs, "fp16:1,2,1,64;fp32:1,9;int64:9".
 // DRIVE_PROFILE: the largest shape of query, key and value in the profile.
 // DRIVE_TENSORRT: a library whose function `finder` returns the ILoggerFinder to give to the plugin library.
 #include <NvInferRuntime.h>
@@ -71,7 +72,10 @@ void printFields(PluginFieldCollection const& collection) {
 }
 
 DataType typeCalled(std::string const& name) {
-  return name == "fp16" ? DataType::kHALF : name == "bf16" ? DataType::kBF16 : DataType::kFLOAT;
+  return name == "int64"  ? DataType::kINT64
+         : name == "fp16" ? DataType::kHALF
+         : name == "bf16" ? DataType::kBF16
+                          : DataType::kFLOAT;
 }
 
 PluginTensorDesc describe(DataType type, std::vector<int64_t> const& sizes) {
@@ -108,6 +112,15 @@ int32_t of(Fields const& fields, char const* name, size_t index = 0) {
 
 std::vector<PluginTensorDesc> inputsOf(std::string const& opType, DataType type, std::vector<int64_t> const& shape,
                                        Fields const& fields) {
+  if (char const* given = std::getenv("DRIVE_INPUTS")) {
+    std::vector<PluginTensorDesc> all;
+    std::stringstream parts(given);
+    for (std::string part; std::getline(parts, part, ';');) {
+      size_t const colon = part.find(':');
+      all.push_back(describe(typeCalled(part.substr(0, colon)), sizesOf(part.c_str() + colon + 1)));
+    }
+    return all;
+  }
   std::vector<PluginTensorDesc> inputs(3, describe(type, shape));
   if (opType.find("AFTLocal") == 0) {
     inputs.push_back(describe(type, sizesOf(std::getenv("DRIVE_BIAS"))));
@@ -164,26 +177,35 @@ void run(IPluginV3* plugin, std::vector<PluginTensorDesc> const& inputs) {
     }
   }
   all.push_back(all[0]);
+  int32_t const outputs = build->getNbOutputs();
+  for (int32_t i = 1; i < outputs; ++i) {
+    all.push_back(all[i + 2]);  // the caches of a step
+  }
   int32_t const count = static_cast<int32_t>(inputs.size());
   std::printf("\"supported\": [");
-  for (int32_t i = 0; i <= count; ++i) {
-    bool const good = build->supportsFormatCombination(i, all.data(), count, 1);
+  for (int32_t i = 0; i < count + outputs; ++i) {
+    bool const good = build->supportsFormatCombination(i, all.data(), count, outputs);
     std::printf("%s%s", i != 0 ? ", " : "", good ? "true" : "false");
   }
-  std::printf("], \"configure\": %d, ", build->configurePlugin(all.data(), count, &all[count], 1));
+  std::printf("], \"configure\": %d, ", build->configurePlugin(all.data(), count, &all[count], outputs));
+  std::printf("\"workspace\": %zu, ", build->getWorkspaceSize(all.data(), count, &all[count], outputs));
   std::printf("\"metadata\": \"%s\", ", build->getMetadataString());
 
   IPluginV3* attached = static_cast<IPluginV3OneRuntime*>(runtime)->attachToContext(nullptr);
   runtime = static_cast<IPluginV3OneRuntime*>(attached->getCapabilityInterface(PluginCapabilityType::kRUNTIME));
-  std::printf("\"shape_change\": %d, ", runtime->onShapeChange(inputs.data(), count, inputs.data(), 1));
+  std::printf("\"shape_change\": %d, ", runtime->onShapeChange(inputs.data(), count, inputs.data(), outputs));
   std::vector<void const*> addresses;
   for (int32_t i = 0; i < count; ++i) {
     addresses.push_back(reinterpret_cast<void const*>(uintptr_t{0x40000000} * (i + 1)));
   }
-  void* output = reinterpret_cast<void*>(uintptr_t{0x900000000});
+  void* output[3];
+  for (uintptr_t i = 0; i < 3; ++i) {
+    output[i] = reinterpret_cast<void*>(uintptr_t{0x900000000} + (i << 24));
+  }
+  void* const workspace = reinterpret_cast<void*>(uintptr_t{0x800000000});
   cudaStream_t const stream = reinterpret_cast<cudaStream_t>(uintptr_t{0x55});
   auto const launch = [&] {
-    return runtime->enqueue(inputs.data(), inputs.data(), addresses.data(), &output, nullptr, stream);
+    return runtime->enqueue(inputs.data(), inputs.data(), addresses.data(), output, workspace, stream);
   };
   auto const launches = [&] {
     std::printf("\"enqueue\": [");
@@ -208,7 +230,7 @@ void run(IPluginV3* plugin, std::vector<PluginTensorDesc> const& inputs) {
       }
     }
     if (name == "output") {
-      output = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(output) + bytes);
+      output[0] = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(output[0]) + bytes);
     }
     std::printf(", \"shifted\": %d", launch());
   }

@@ -1,6 +1,7 @@
 // A stand-in for libcuda.so.1 on machines without a GPU. It computes nothing: it writes each call that matters as a
-// line of JSON into the file $FAKE_CUDA_LOG, and the PTX it is given into $FAKE_CUDA_LOG.ptx, so that a test can
-// compare the arguments of a launch with the kernel's contract, and repeat the launch on a machine for PTX.
+// line of JSON into the file $FAKE_CUDA_LOG, and the PTX it is given into $FAKE_CUDA_LOG.ptx and $FAKE_CUDA_LOG.ENTRY,
+// so that a test can compare the arguments of a launch with the kernel's contract, and repeat the launch on a machine
+// for PTX.
 //
 // FAKE_CUDA_CAPABILITY: compute capability, "87" for 8.7.  FAKE_CUDA_REFUSE: "cubin", "ptx" or "all" are not loaded.
 // FAKE_CUDA_CONTEXT: "none": no thread has a context; "lost": nor has the stream.
@@ -41,6 +42,13 @@ void record(std::string const& line) {
 
 void keep(char const* ptx) {
   if (std::FILE* file = std::fopen((std::string(std::getenv("FAKE_CUDA_LOG")) + ".ptx").c_str(), "w")) {
+    std::fputs(ptx, file);
+    std::fclose(file);
+  }
+  std::string const text = ptx;
+  size_t const at = text.find(".entry ") + 7;
+  std::string const entry = text.substr(at, text.find('(', at) - at);
+  if (std::FILE* file = std::fopen((std::string(std::getenv("FAKE_CUDA_LOG")) + "." + entry).c_str(), "w")) {
     std::fputs(ptx, file);
     std::fclose(file);
   }
@@ -189,9 +197,18 @@ int cuLaunchKernel(void* handle, unsigned gridX, unsigned gridY, unsigned gridZ,
                    unsigned blockZ, unsigned sharedBytes, void* stream, void** arguments, void** extra) {
   Function const& function = *static_cast<Function*>(handle);
   bool const aft = has(function.entry, "_aft");
-  int const pointers = (aft ? 4 : 3) + (has(function.entry, "_mask") ? 1 : 0) + (has(function.entry, "_bias") ? 1 : 0) +
+  bool const join = has(function.entry, "_join");
+  bool const chunk = has(function.entry, "_chunk_");
+  bool const ring = chunk || has(function.entry, "_step_");
+  int const scales = !ring || !has(function.entry, "_xpos") ? 0 : chunk ? 2 : 1;
+  int const outputs = ring ? 4 : 1;
+  int const pointers = (join   ? 1
+                        : ring ? 7 + scales
+                        : aft  ? 4
+                               : 3) +
+                       (has(function.entry, "_mask") ? 1 : 0) + (has(function.entry, "_bias") ? 1 : 0) +
                        (has(function.entry, "_sinks") ? 1 : 0);
-  int const scalars = aft ? 4 : 10;
+  int const scalars = join ? 3 : ring ? 9 : aft ? 4 : 10;
   std::string line = "{\"call\": \"launch\", \"entry\": \"" + function.entry +
                      "\", \"ptx\": " + (function.isPtx ? "true" : "false") + ", \"grid\": [" + std::to_string(gridX) +
                      ", " + std::to_string(gridY) + ", " + std::to_string(gridZ) + "], \"block\": [" +
@@ -205,6 +222,10 @@ int cuLaunchKernel(void* handle, unsigned gridX, unsigned gridY, unsigned gridZ,
   line += "], \"scalars\": [";
   for (int i = 0; i < scalars; ++i) {
     line += (i != 0 ? ", " : "") + std::to_string(*static_cast<int32_t*>(arguments[pointers + i]));
+  }
+  for (int i = 0; ring && i < outputs; ++i) {
+    line += (i != 0 ? ", " : "], \"outputs\": [") +
+            std::to_string(*static_cast<uint64_t*>(arguments[pointers + scalars + i]));
   }
   record(line + "], \"output\": " + std::to_string(*static_cast<uint64_t*>(arguments[pointers + scalars])) +
          ", \"context\": " + std::to_string(current()) + ", \"capture_mode\": " + std::to_string(captureMode) + "}");
