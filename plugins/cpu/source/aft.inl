@@ -20,7 +20,7 @@ struct MeanState {
   Vector top, num, den;
 };
 
-inline Vector exp_of(Vector x) { return exp2_of(x * kLog2e); }
+LOCALATTN_INLINE Vector exp_of(Vector x) { return exp2_of(x * kLog2e); }
 
 inline MeanState merged(const MeanState& a, const MeanState& b) {
   const Vector top = larger(a.top, b.top);

@@ -7,7 +7,7 @@ constexpr int kColumns = 6;
 inline Vector magnitude(Vector x) { return x < 0.0f ? -x : x; }
 
 // tanh |x| = (1 - e) / (1 + e) with e = exp(-2|x|); absolute error below 1.5e-7.
-inline Vector tanh_of(Vector x) {
+LOCALATTN_INLINE Vector tanh_of(Vector x) {
   const Vector e = exp2_of(magnitude(x) * -2.885390082f);  // -2 / log 2
   const Vector y = (1.0f - e) / (1.0f + e);
   return x < 0.0f ? -y : y;
@@ -16,7 +16,7 @@ inline Vector tanh_of(Vector x) {
 // x·Φ(x), Φ the normal distribution: Φ(-|x|) = erfc(z)/2 with z = |x|/√2, and erfc(z) = exp(-z²)·t·p(t) with
 // t = 1/(1 + 0.43 z), the form of Abramowitz & Stegun 7.1.26; p of least relative error on [0, 9.3] (8e-8), fitted
 // here. Absolute error of Φ below 3e-7.
-inline Vector gelu_of(Vector x) {
+LOCALATTN_INLINE Vector gelu_of(Vector x) {
   const Vector t = 1.0f / (1.0f + magnitude(x) * 0.304055916f);  // 0.43 / √2
   Vector p = splat(0x1.2de808p-4f) * t - 0x1.3dd230p-2f;
   p = p * t + 0x1.88e996p-2f;
@@ -30,16 +30,16 @@ inline Vector gelu_of(Vector x) {
 }
 
 // 1 / (1 + e^-x); relative error below 4e-7.
-inline Vector sigmoid_of(Vector x) {
+LOCALATTN_INLINE Vector sigmoid_of(Vector x) {
   const Vector power = exp2_of(magnitude(x) * -1.442695041f);  // -1 / log 2
   const Vector large = 1.0f / (1.0f + power);
   return x > 0.0f ? large : power * large;
 }
 
-inline Vector silu_of(Vector x) { return x * sigmoid_of(x); }
+LOCALATTN_INLINE Vector silu_of(Vector x) { return x * sigmoid_of(x); }
 
 // x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))), with (1 + tanh u) / 2 = sigmoid(2u).
-inline Vector gelu_tanh_of(Vector x) { return x * sigmoid_of(x * (x * x * 0.0713548163f + 1.595769122f)); }
+LOCALATTN_INLINE Vector gelu_tanh_of(Vector x) { return x * sigmoid_of(x * (x * x * 0.0713548163f + 1.595769122f)); }
 
 // The lanes of every vector added up: sums[i] of parts[i], for kLanes of them.
 inline void add_lanes(const Vector* parts, float* sums) {
