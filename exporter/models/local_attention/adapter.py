@@ -28,6 +28,9 @@ def adapt(layer: Any, calls: Sequence[LayerCall], dynamic_length: bool) -> Windo
     """
     args = attention_args(layer)
     for call in calls:
+        shapes = [call.shapes[name] for name in ("q", "k", "v")]
+        if len(set(shapes)) > 1:  # upstream takes wider values, and one head of keys for all
+            raise UsageError(f"It is called with q, k, v of the shapes {', '.join(str(list(x)) for x in shapes)}.")
         heads, batch = call.shapes.get("attn_bias", (1,))[0], call.shapes.get("mask", (1,))[0]
         packed = 1
         for size in call.shapes["q"][:-2]:
