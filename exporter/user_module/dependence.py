@@ -26,7 +26,7 @@ _SIZES_ALONE = frozenset(
 _TO_PYTHON = "aten::_local_scalar_dense"
 
 
-class Dependence(TorchDispatchMode):
+class Dependence(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is active, follows tensors that depend on marked ones.
 
     A result depends on the inputs if one of its operands does; so does a tensor that such a value was written into,
@@ -34,7 +34,7 @@ class Dependence(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._dependent = WeakTensorKeyDictionary()
         self._everything = False
 

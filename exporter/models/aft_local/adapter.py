@@ -30,6 +30,8 @@ def adapt(layer: Any, calls: Sequence[LayerCall], dynamic_length: bool) -> None:
     kinds = {_mask_kind(call) for call in calls}
     if len(lengths) > 1 or len(kinds) > 1:
         raise UsageError("It is called with several lengths or kinds of mask.")
+    if type(layer.activation) is not nn.Sigmoid:
+        raise UsageError(f"Its activation is a {type(layer.activation).__name__}.")
     kind = kinds.pop()
     args = AFTLocalArgs(
         d_model=calls[0].shapes["query"][-1],

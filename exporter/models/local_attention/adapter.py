@@ -57,6 +57,8 @@ def attention_args(layer: Any) -> LocalAttentionArgs:
     rotary = layer.rel_pos
     if type(layer.dropout) not in (nn.Dropout, nn.Identity):
         raise UsageError(f"Its dropout is a {type(layer.dropout).__name__}.")
+    if has_hooks(layer.dropout, rotary):
+        raise UsageError("Its dropout or its rotary embedding has hooks.")
     xpos = False
     if rotary is not None:
         if not is_upstream(rotary, "SinusoidalEmbeddings"):
@@ -84,6 +86,11 @@ def attention_args(layer: Any) -> LocalAttentionArgs:
         use_xpos=xpos,
         xpos_scale_base=float(rotary.scale_base) if xpos else None,
     )
+
+
+def has_hooks(*parts: nn.Module | None) -> bool:
+    """Return whether a part of a layer that is not called after a replacement has hooks, which may change results."""
+    return any(part._forward_hooks or part._forward_pre_hooks for part in parts if part is not None)
 
 
 def is_upstream(part: nn.Module, class_name: str) -> bool:

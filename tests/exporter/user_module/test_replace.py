@@ -255,6 +255,8 @@ def test_the_cache_is_upstreams() -> None:
         (lambda m: setattr(m.attn_fn.rel_pos, "forward", lambda x: x), "SinusoidalEmbeddings"),
         (lambda m: setattr(m, "forward", lambda x: x), "forward of its own"),
         (lambda m: m.attn_fn.register_forward_hook(lambda *x: None), "hooks"),
+        (lambda m: m.attn_fn.dropout.register_forward_hook(lambda *x: 2 * x[2]), "hooks"),
+        (lambda m: m.attn_fn.rel_pos.register_forward_hook(lambda *x: (2 * x[2][0], x[2][1])), "hooks"),
         (lambda m: setattr(m.attn_fn, "look_forward", -1), "look_forward"),
     ],
 )
