@@ -69,11 +69,17 @@ def working_copy(module: nn.Module, *, double: bool = False) -> nn.Module:
     """Copy the module on the CPU, in fp32 (or float64) and in evaluation mode, sharing weights where possible.
 
     Raises:
-        UsageError: the module holds something that cannot be copied.
+        UsageError: the module holds something that cannot be copied, or no weights.
     """
     tensors = (*module.parameters(), *module.buffers())
+    if any(x.device.type == "meta" for x in tensors):
+        raise UsageError(
+            f"The {type(module).__name__} has no weights.",
+            why="Some of its tensors are on the device meta, which keeps shapes alone.",
+            fix="Load the weights first: model.to_empty(device='cpu'), then load_state_dict.",
+        )
     as_needed = not double and all(
-        x.device.type == "cpu" and x.dtype not in (torch.float16, torch.bfloat16) for x in tensors
+        x.device.type == "cpu" and (not x.is_floating_point() or x.dtype == torch.float32) for x in tensors
     )
     memo: dict[int, Any] = {id(x): x for x in module.parameters()} if as_needed else {}
     for part in module.modules():

@@ -380,6 +380,28 @@ def test_a_mask_that_depends_on_the_inputs_is_not_built_in(how: str, causal: boo
     torch.testing.assert_close(report.module(padded), model(padded), atol=1e-5, rtol=1e-5)
 
 
+def test_a_module_in_double_precision_runs_in_fp32() -> None:
+    model = randomised(mha()).double()
+    report = replaced(model, example(9))
+    expected = model(example(9).double()).float()
+    torch.testing.assert_close(report.module(example(9)), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_modules_that_cannot_run_in_fp32_are_told_why() -> None:
+    class Casts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = mha().bfloat16()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attention(x.bfloat16()).float()
+
+    with pytest.raises(UsageError, match="must not cast to another type"):
+        replaced(Casts(), example(9))
+    with pytest.raises(UsageError, match="has no weights"):
+        replaced(mha().to("meta"), example(9))
+
+
 def test_a_failing_example_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="fails on the example inputs"):
         replaced(mha(), torch.randn(2, 8, 3))
