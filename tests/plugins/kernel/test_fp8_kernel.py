@@ -129,7 +129,7 @@ def test_what_fp8_costs(sharper: int, least: float, most: float) -> None:
         scaled = replace(case, scale=64**-0.5 * scales[0] * scales[1])
         actual = fp8.attention(scaled, *numbers, None, Tile(64, 64, 4, 3), half=False) * scales[2]
         found.append(np.sqrt(np.mean((actual - exact) ** 2) / np.mean(exact**2)))
-    assert least < found[0] < most and found[1] == pytest.approx(found[0], rel=0.02)
+    assert least < found[0] < most and found[1] == pytest.approx(found[0], rel=0.03)
 
 
 # Each set of instructions for fp8.
