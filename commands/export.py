@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 # Options that apply only to a checkpoint of a known class, and options that apply only to the user's own module.
 CHECKPOINT_ONLY = {
     *("config", "seq_len", "batch", "heads", "dim_head", "mask", "attn_bias", "causal", "full_mask", "position_ids"),
-    *("dtype", "weight_dtype", "mode", "chunk", "max_length", "task"),
+    *("dtype", "weight_dtype", "attention_dtype", "mode", "chunk", "max_length", "task"),
 }
 MODULE_ONLY = {"weights", "factory_args", "module_input", "load_inputs"}
 # Options of both that are called as arguments of `localattn.export`.
@@ -122,6 +122,13 @@ def export(
         typer.Option(
             help="int8: linear layers with dynamic int8 products. int4: their weights in 4 bits, in blocks of 32. "
             "fp8, int8-qdq: 8-bit products of TensorRT's engines. (Default: as --dtype.)"
+        ),
+    ] = None,
+    attention_dtype: Annotated[
+        Literal["fp8"] | None,
+        typer.Option(
+            help="fp8: attention that the plugin library computes in fp8, on GPUs from compute capability 8.9 on. "
+            "(Default: as --dtype.)"
         ),
     ] = None,
     opset: Annotated[

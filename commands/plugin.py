@@ -55,7 +55,7 @@ def build(
     ] = "",
     arch: ArchOption = "",
     backend: BackendOption = "tensorrt",
-    dtype: Annotated[str, typer.Option(help="Element types, of fp16,bf16,fp32. (Default: all.)")] = "",
+    dtype: Annotated[str, typer.Option(help="Element types, of fp16,bf16,fp32,fp8. (Default: all but fp8.)")] = "",
     head_dim: Annotated[str, typer.Option(help="Head sizes, 16 to 256. (Default: 16,32,64,128,256.)")] = "",
     fp32_products: Annotated[
         Fp32Products,

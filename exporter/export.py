@@ -25,6 +25,7 @@ from ..core.storage.file_kinds import ONNX
 from ..core.storage.files import sha256
 from ..core.storage.outputs import Output, check_outputs, writing
 from ..core.tensors import SEQUENCE
+from ..core.tolerance import coarsest
 from ..runtime.inputs.arrays import check_drawable
 from ..runtime.parity.golden import Golden
 from ..runtime.parity.runner import SessionRunner
@@ -43,6 +44,7 @@ from .checks.sweep import check_sweep, dynamic_node_checks, rows_of_checkpoint
 from .checks.wide_integers import check_wide_integers, dynamic_sizes, token_limits
 from .checks.window import check_window
 from .lowering import functions, trace
+from .lowering.quantize.fp8_attention import check_attention, measure, quantize_attention
 from .lowering.quantize.weights import check_weights, quantize_weights, spans_tokens
 from .models.family import TORCH_DTYPE, ShapeRequest
 from .source.dynamic_axes import at_dynamic_sizes, check_axes, dimensions, dynamic_specs
@@ -69,6 +71,7 @@ class ExportRequest(FileOptions):
         dtype: "fp32" or "fp16".
         weights: "int8" for linear layers in dynamic int8, "int4" for 4 bits in blocks, "fp8" or "int8-qdq" for
             8-bit products of TensorRT, None for the dtype.
+        attention: "fp8" for attention that the plugin library computes in fp8, None for the dtype.
         dynamic: the dynamic axes, of "batch" and "seq"; the sequence length is then the longest one. None: the
             family's default, for most families no dynamic axes.
         task: what a model in a folder is for; None for what it was saved for.
@@ -80,6 +83,7 @@ class ExportRequest(FileOptions):
     shapes: ShapeRequest = field(default_factory=ShapeRequest)
     dtype: str = "fp32"
     weights: str | None = None
+    attention: str | None = None
     dynamic: tuple[str, ...] | None = None
     task: str | None = None
 
@@ -91,7 +95,7 @@ class ExportRequest(FileOptions):
     @property
     def precision(self) -> str:
         """The entry of `core.tolerance` with the file's tolerance."""
-        return self.weights or self.dtype
+        return coarsest([self.weights or self.dtype, self.attention or "fp32"])
 
 
 @dataclass(frozen=True)
@@ -173,6 +177,7 @@ def check_precision(request: ExportRequest) -> None:
     if request.dtype not in TORCH_DTYPE:
         raise UsageError(f"Unknown dtype {request.dtype!r}.", fix=f"Known: {', '.join(TORCH_DTYPE)}.")
     check_weights(request.weights, request.dtype, request.opset, standard_ops=request.standard_ops)
+    check_attention(request.attention, request.dtype, request.opset)
 
 
 @timed_steps(_log)
@@ -202,6 +207,9 @@ def export(
         axes = dimensions(source, request.dynamic) if request.dynamic else None
         model = trace.trace(source, request.dtype, request.opset, axes)
         functions.attach_functions(model)
+        if request.attention is not None:
+            progress("Measuring attention")
+            model = quantize_attention(model, measure(source, model))
         if request.weights is not None:
             progress("Quantizing")
             model = quantize_weights(model, request.weights)
@@ -307,7 +315,9 @@ def _retrace(request: ExportRequest, source: SourceModel, taken: Taken) -> tuple
     other = next(freest(range(length - step, 0, -step), with_padding, taken))
     shorter = source.at(replace(request.shapes, seq_len=other))
     model = trace.trace(shorter, request.dtype, request.opset)
-    if request.weights is not None:  # so that tensors have the same names
+    if request.attention is not None:  # so that tensors have the same names
+        model = quantize_attention(model, {})
+    if request.weights is not None:
         model = quantize_weights(model, request.weights)
     return with_padding(other), graph_shapes(message(model))
 
@@ -334,7 +344,8 @@ def sidecar_of(
         "dynamic": list(request.dynamic or ()),
         "dtype": cast(Literal["fp32", "fp16", "bf16"], request.dtype),
         "options": ({"causal": True} if source.shapes.causal else {})
-        | ({} if request.weights is None else {"weights": request.weights}),
+        | ({} if request.weights is None else {"weights": request.weights})
+        | ({} if request.attention is None else {"attention": request.attention}),
         "opset": request.opset,
         "windows": form.windows,
         "function_body": request.function_body,

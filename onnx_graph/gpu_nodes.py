@@ -20,7 +20,7 @@ from ..core.nodes.grouped import GROUPED_BY_OP_TYPE
 from ..core.nodes.step import STEP_VARIANT_BY_OP_TYPE
 
 # onnx.TensorProto.DataType.
-_ELEMENT = {1: "fp32", 10: "fp16", 16: "bf16"}
+_ELEMENT = {1: "fp32", 10: "fp16", 16: "bf16", 17: "fp8"}
 
 # Behind the op type of a node that no plugin may take, and behind the name of its function.
 _BY_FUNCTION = "ByFunction"
@@ -33,7 +33,7 @@ class GpuNode:
     Args:
         proto: the `onnx.NodeProto`.
         why_not: why no kernel computes it; empty if one does, as far as the file tells.
-        dtype: element type of its query, "fp16", "bf16" or "fp32"; None where the file does not tell.
+        dtype: element type of its query, "fp16", "bf16", "fp32" or "fp8"; None where the file does not tell.
         head_dim: width of its heads; None where the file does not tell.
     """
 

@@ -10,10 +10,10 @@ from localattn.core.machine.processor import ARCHITECTURES, Arch
 from localattn.core.storage.library_store import TENSORRT_PLUGIN
 from localattn.core.storage.publishing import sidecar_path
 from localattn.plugins.compilers import zig_compiler
-from localattn.plugins.kernel.compile import AnySpec, CompiledKernel, compile_many
+from localattn.plugins.kernel.compile import AnySpec, CompiledKernel, compile_tiles
 from localattn.plugins.kernel.targets import TARGETS, Target
 from localattn.plugins.library.build import build_library
-from localattn.plugins.library.embed import targets_to_compile
+from localattn.plugins.library.embed import to_compile
 from localattn.plugins.library.facts import companion_path
 from localattn.plugins.library.selection import every_kernel
 
@@ -50,11 +50,9 @@ def wheels(
         progress: told of each kernel.
     """
     specs = every_kernel() if specs is None else specs
-    compiled_for = targets_to_compile(targets)
-    total, done = len(specs) * len(compiled_for), iter(range(1, len(specs) * len(compiled_for) + 1))
-    kernels = compile_many(
-        specs, compiled_for, progress=lambda kernel: progress(f"kernel {next(done)} of {total}: {kernel.entry}")
-    )
+    wanted = to_compile(specs, targets)
+    total, done = len(wanted), iter(range(1, len(wanted) + 1))
+    kernels = compile_tiles(wanted, progress=lambda kernel: progress(f"kernel {next(done)} of {total}: {kernel.entry}"))
     base = _information(read(pure))
     made = []
     for arch in archs:

@@ -63,6 +63,7 @@ GRIDS = {
     "plugins/kernel/test_cpu_kernel.py::test_windows_larger_than_a_block_of_keys": 2,
     "plugins/kernel/test_cpu_kernel_options.py::test_grouped": 2,
     "plugins/kernel/test_cpu_kernel_options.py::test_xpos": 3,
+    "plugins/kernel/test_fp8_kernel.py::test_interpreted": 8,
     "plugins/kernel/test_kernel.py::test_every_geometry": 6,
     "plugins/kernel/test_kernel.py::test_every_head_size_and_type_with_its_own_tile": 3,
     "plugins/kernel/test_kernel.py::test_shared_heads_softcap_sinks_all_keys_and_xpos": 2,

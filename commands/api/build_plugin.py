@@ -49,11 +49,13 @@ def choose_plugin(
     from ...core.documents.engine_facts import KernelName
     from ...plugins.library.selection import without_kernel
     from ...runtime.engine.builder.request import PluginChoice
+    from ...runtime.engine.builder.source import check_fp8
 
     if library is not None and kind not in ("auto", "library"):
         raise UsageError(f"--plugin {kind} takes no --plugin-library.", fix="Leave one of them out.")
     if kind == "none":
         return PluginChoice(), []
+    check_fp8(model, capabilities)  # before a library is built
     left = [f"{name} is built from its ONNX function: {why}" for name, why in without_kernel(model).items()]
     if kind == "aot":
         return _inside_engine(backend, capabilities), left

@@ -45,6 +45,7 @@ def export(
     max_seq_len: int | None = None,
     dtype: str = "fp32",
     weight_dtype: str | None = None,
+    attention_dtype: str | None = None,
     opset: int = DEFAULT_OPSET,
     function_body: bool = True,
     standard_ops: bool = False,
@@ -83,6 +84,7 @@ def export(
         dtype: "fp32", "fp16" or "bf16".
         weight_dtype: "int8" for linear layers with dynamic int8 products, "int4" for their weights in blocks of 4 bits,
             "fp8" or "int8-qdq" for 8-bit products of TensorRT's engines.
+        attention_dtype: "fp8" for attention that the plugin library computes in fp8.
         opset: ONNX opset, 18 to 24.
         function_body: carry the attention node's function; without it only a plugin runs the file.
         standard_ops: write standard operators alone, no functions, for other runtimes.
@@ -119,6 +121,7 @@ def export_request(
     dynamic: Sequence[str] | None,
     max_seq_len: int | None,
     weight_dtype: str | None,
+    attention_dtype: str | None,
     **options: Any,
 ) -> ExportRequest | StepRequest:
     """Turn the arguments of `export` into the request that the exporter takes.
@@ -147,6 +150,10 @@ def export_request(
     if options["position_ids"] and mode != "full":
         why = "A step file counts the positions of its tokens itself."
         raise UsageError(f"{argument('position_ids', True)} does not go with {argument('mode', mode)}.", why=why)
+    if attention_dtype is not None and mode != "full":
+        why = "Steps and chunks have no kernels of fp8."
+        what = f"{argument('attention_dtype', attention_dtype)} does not go with {argument('mode', mode)}."
+        raise UsageError(what, why=why)
     checkpoint = Path(checkpoint)
     suffix = ".onnx" if mode == "full" else f"_{mode}.onnx"
     if options["quick"] and mode != "full":
@@ -161,6 +168,7 @@ def export_request(
         shapes=ShapeRequest(**shapes | {"seq_len": max_seq_len if seq_len is None else seq_len}),
         dynamic=None if dynamic is None else tuple(dynamic),
         weights=weight_dtype,
+        attention=attention_dtype,
         **options,
     )
     return request if mode == "full" else StepRequest(request, mode, chunk)

@@ -26,5 +26,18 @@ SERVED_BY_OP_TYPE = {node.op_type: node for node in SERVED}
 NARROWEST_HEAD, WIDEST_HEAD = 16, 256
 # Products in fp32 of wider heads do not fit the registers beside a ring that is written.
 WIDEST_FP32_RING_HEAD = 128
+# The first compute capability with matrix products of fp8 (NVIDIA's table of precisions), and what its kernels take:
+# wider heads do not fit the registers.
+OLDEST_WITH_FP8, WIDEST_FP8_HEAD = 89, 128
+# Inputs and options of nodes that the kernels of fp8 do not take.
+_NOT_IN_FP8 = ("has_bias", "has_xpos", "has_softcap", "has_sinks")
 # Below, the two halves of the xpos decay could leave the range of fp32 within one block of queries.
 SMALLEST_XPOS_BASE = 1.0
+
+
+def computes_in_fp8(op_type: str, head_dim: int, *, shared_qk: bool) -> bool:
+    """Return whether a kernel computes nodes of this op type in fp8, with heads this wide."""
+    node = SERVED_BY_OP_TYPE.get(op_type)
+    if node is None or shared_qk or any(getattr(node, option, False) for option in _NOT_IN_FP8):
+        return False
+    return NARROWEST_HEAD <= head_dim <= WIDEST_FP8_HEAD

@@ -63,12 +63,7 @@ def trace(
     """
     specs = source.inputs(dtype)
     model = trace_module(
-        _Entry(
-            source.module(dtype),
-            [source.parameter(spec.name) for spec in specs],
-            computes_in=TORCH_DTYPE[dtype] if source.family.casts_inputs else None,
-            gives=getattr(torch, IO_NAME[dtype]),
-        ),
+        entry_of(source, dtype),
         tuple(_example(spec) for spec in specs),
         [spec.name for spec in specs],
         source.outputs,
@@ -78,6 +73,16 @@ def trace(
     if source.family.fuses:
         fuse.apply(model)
     return model
+
+
+def entry_of(source: SourceModel, dtype: str) -> torch.nn.Module:
+    """Return the module that is traced: it takes the inputs of `source.inputs(dtype)` by position."""
+    return _Entry(
+        source.module(dtype),
+        [source.parameter(spec.name) for spec in source.inputs(dtype)],
+        computes_in=TORCH_DTYPE[dtype] if source.family.casts_inputs else None,
+        gives=getattr(torch, IO_NAME[dtype]),
+    )
 
 
 def trace_module(

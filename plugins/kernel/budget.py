@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .aft import AFT_SPECS
-from .compile import AnySpec, CompiledKernel, compile_tiles
+from .compile import AnySpec, CompiledKernel, compile_tiles, runs_on
 from .ring import ring_set
 from .spec import Tile, full_set
 from .targets import TARGETS, Target, target
@@ -26,9 +26,9 @@ AHEAD_OF_TIME = "@48KB"
 
 
 def entries(target: Target) -> Iterator[tuple[AnySpec, Tile]]:
-    """List the kernels of the table for one target: the full set of the library, and other tiles of it."""
-    specs: list[AnySpec] = [*full_set(), *AFT_SPECS, *ring_set()]
-    for spec in specs:
+    """List the kernels of the table for one target: the full set of the library, fp8, and other tiles of them."""
+    specs: list[AnySpec] = [*full_set(), *AFT_SPECS, *ring_set(), *full_set(["fp8"])]
+    for spec in (spec for spec in specs if runs_on(spec, target)):
         for tile in dict.fromkeys((tile_for(spec, target), tile_for(spec, target, opt_in=False))):
             yield spec, tile
 

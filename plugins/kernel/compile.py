@@ -24,7 +24,7 @@ from ...core.machine.process import end_with_parent
 from .aft import AftSpec
 from .ring import JoinSpec, RingSpec
 from .spec import ELEMENT_TYPES, KernelSpec, Tile
-from .targets import OLDEST, Target
+from .targets import FP8_PTX_VERSION, OLDEST, OLDEST_OF_FP8, Target
 from .tiles import tile_for
 
 # A kernel of an attention node, of AFT-local's, or of steps and chunks.
@@ -60,6 +60,16 @@ class CompiledKernel:
     spills: int
 
 
+def oldest_for(spec: AnySpec) -> Target:
+    """Return the oldest GPU that a kernel can be compiled for: its PTX runs on all later ones."""
+    return OLDEST_OF_FP8 if spec.dtype == "fp8" else OLDEST
+
+
+def runs_on(spec: AnySpec, target: Target) -> bool:
+    """Return whether a kernel can be compiled for a GPU."""
+    return target.capability >= oldest_for(spec).capability
+
+
 def compile_kernel(spec: AnySpec, target: Target, tile: Tile | None = None) -> CompiledKernel:
     """Compile a kernel with the given tile, or the one of the table.
 
@@ -78,35 +88,17 @@ def compile_kernel(spec: AnySpec, target: Target, tile: Tile | None = None) -> C
     return CompiledKernel(spec, target, tile, spec.name, ptx, cubin, shared_bytes, threads, registers, spills)
 
 
-def compile_many(
-    specs: Iterable[AnySpec],
-    targets: Iterable[Target],
-    jobs: int | None = None,
-    progress: Callable[[CompiledKernel], None] | None = None,
-) -> list[CompiledKernel]:
-    """Every spec for every target, target by target, in `jobs` processes (all processors by default).
-
-    Args:
-        specs: what to compile.
-        targets: for which GPUs.
-        jobs: processes at a time.
-        progress: told of each kernel in the order of the result.
-
-    Raises:
-        MissingDependency: Triton is not installed, or was imported as interpreter.
-        BuildFailed: the compiler failed.
-    """
-    specs = list(specs)
-    wanted = [(spec, target, tile_for(spec, target)) for target in targets for spec in specs]
-    return compile_tiles(wanted, jobs, progress)
-
-
 def compile_tiles(
     wanted: Sequence[tuple[AnySpec, Target, Tile]],
     jobs: int | None = None,
     progress: Callable[[CompiledKernel], None] | None = None,
 ) -> list[CompiledKernel]:
-    """Compile kernels with given tiles, in `jobs` processes; as `compile_many` else.
+    """Compile kernels, each for its target with its tile, in `jobs` processes (all processors by default).
+
+    Args:
+        wanted: what to compile.
+        jobs: processes at a time.
+        progress: told of each kernel in the order of the result.
 
     Raises:
         MissingDependency: Triton is not installed, or was imported as interpreter.
@@ -171,10 +163,11 @@ def _to_ptx(spec: AnySpec, target: Target, tile: Tile) -> tuple[str, str, int, i
     types |= {name: f"*{element}" for name, element in spec.pointers.items()}
     types |= dict.fromkeys(constants, "constexpr")
     # Targets whose PTX is portable have the same text: Triton's cache then makes it once for all of them.
-    text_of = OLDEST if target.portable_ptx else target
+    text_of = oldest_for(spec) if target.portable_ptx else target
     # Tensors start at multiples of 16 bytes everywhere; said so, their loads are 16 bytes wide and asynchronous.
     aligned = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in types if types[name][0] == "*"}
-    options = {"num_warps": tile.warps, "num_stages": tile.stages, "ptx_version": target.ptx_version}
+    version = max(target.ptx_version, FP8_PTX_VERSION if text_of is OLDEST_OF_FP8 else 0)
+    options = {"num_warps": tile.warps, "num_stages": tile.stages, "ptx_version": version}
     printed = io.StringIO()
     try:
         # Line tables would make the PTX six times as long; on a failure Triton prints all of it.

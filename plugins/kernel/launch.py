@@ -36,7 +36,7 @@ def launch(
     """Windowed attention; shapes and meaning as in `core.nodes.attention` and `core.nodes.grouped`.
 
     Args:
-        query: fp16, bf16 or fp32 in the layout of `attributes.perm`; copied if not contiguous.
+        query: fp16, bf16, fp32 or fp8 (E4M3) in the layout of `attributes.perm`; copied if not contiguous.
         key: as query, with heads that divide those of the queries.
         value: as key.
         key_mask: bool or uint8 `[B, N]`.
@@ -46,7 +46,7 @@ def launch(
         sinks: `[H]`; converted to the query's type.
 
     Returns:
-        A contiguous tensor of the query's shape and type.
+        A contiguous tensor of the query's shape and type; fp16 where that is fp8.
 
     Raises:
         UsageError: the kernel does not compute this case.
@@ -58,7 +58,7 @@ def launch(
     if reason:
         raise UsageError("The attention kernel does not compute this case.", why=f"{reason[0].upper()}{reason[1:]}.")
     query, key, value = (x.contiguous() for x in (query, key, value))
-    output = torch.empty_like(query)
+    output = torch.empty_like(query, dtype=torch.float16 if spec.output_dtype == "fp16" else None)
     if not output.numel():
         return output
     tile = tile or tile_for(spec, device_target(query.device))
@@ -169,7 +169,7 @@ def spec_of(
     Raises:
         UsageError: no kernel has this element type or head size.
     """
-    dtype = DTYPES.get(query.dtype, str(query.dtype).removeprefix("torch."))
+    dtype = (DTYPES | {torch.float8_e4m3fn: "fp8"}).get(query.dtype, str(query.dtype).removeprefix("torch."))
     return KernelSpec(
         dtype,
         query.shape[-1],

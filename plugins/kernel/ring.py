@@ -41,7 +41,7 @@ from typing import Any, ClassVar, Literal
 from ...core.errors import UsageError
 from ...core.nodes.gpu import RINGS, RINGS_BY_OP_TYPE, WIDEST_FP32_RING_HEAD
 from ...core.nodes.step import StepAttributes, StepVariant
-from .spec import MAX_BATCH_HEADS, Flags, Tile, check_type_and_width, float_bits
+from .spec import FULL_SET_TYPES, MAX_BATCH_HEADS, Flags, Tile, check_type_and_width, float_bits
 
 SCALARS = ("tokens", "slots", "kv_heads", "group", "biases", "span", "splits", "scale_bits", "softcap_bits")
 SHARED, BY_HEAD, BY_SEQUENCE = range(3)
@@ -82,7 +82,7 @@ class RingSpec:
     has_sinks: bool = False
 
     def __post_init__(self) -> None:
-        check_type_and_width(self.dtype, self.head_dim)
+        check_type_and_width(self.dtype, self.head_dim, FULL_SET_TYPES)
         if self.dtype == "fp32" and self.head_dim > WIDEST_FP32_RING_HEAD:
             raise UsageError(
                 f"There is no kernel of a {self.node} for fp32 heads {self.head_dim} wide.",
@@ -223,10 +223,10 @@ def ring_set(dtypes: Iterable[str] = (), head_dims: Iterable[int] = ()) -> list[
     Raises:
         UsageError: an element type or head size without a kernel.
     """
-    asked, types = tuple(head_dims), tuple(dtypes) or ("fp16", "bf16", "fp32")
+    asked, types = tuple(head_dims), tuple(dtypes) or FULL_SET_TYPES
     found: dict[RingSpec | JoinSpec, None] = {}
     for dtype in types:
-        for head_dim in asked or RING_HEAD_DIMS:
+        for head_dim in (asked or RING_HEAD_DIMS) if dtype in FULL_SET_TYPES else ():
             for variant in RINGS:
                 rare = variant.has_xpos or variant.has_softcap or variant.has_sinks
                 there = dtype != "fp32" or head_dim <= WIDEST_FP32_RING_HEAD

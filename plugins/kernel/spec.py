@@ -9,7 +9,8 @@ The order is inputs, scalars, output:
 
 ===================  =========================================================================
 `query, key, value`  pointers, contiguous `[B, H, N, D]`, or `[B, N, H, D]` if `SEQUENCE_FIRST_FLAG`;
-                     key and value with `kv_heads` instead of H
+                     key and value with `kv_heads` instead of H; in fp8 E4M3 numbers, whose scales are the
+                     caller's: those of query and key are factors of `scale_bits`, the value's of the output
 `key_mask`           pointer, uint8 or bool `[B, N]`, 0 = hidden; only if `has_mask`
 `attn_bias`          pointer, `[H, window_size, K]` of the query's type; only if `has_bias`
 `sinks`              pointer, `[H]` of the query's type; only if `has_sinks`
@@ -21,7 +22,7 @@ The order is inputs, scalars, output:
 `scale_bits`         the bits of the fp32 factor of the scores
 `softcap_bits`       the bits of the fp32 cap of the scores, 0 without
 `xpos_base_bits`     the bits of the fp32 base of the xpos decay; only read if `has_xpos`
-`output`             pointer, as query
+`output`             pointer, as query; fp16 where that is fp8
 ===================  =========================================================================
 
 The launch grid is `(⌈N / block_queries⌉, B·H, 1)`.
@@ -30,13 +31,21 @@ The launch grid is `(⌈N / block_queries⌉, B·H, 1)`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from ...core.errors import UsageError
 from ...core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST, NodeVariant, check_xpos
-from ...core.nodes.gpu import NARROWEST_HEAD, SERVED, SMALLEST_XPOS_BASE, WIDEST_HEAD, KernelAttributes, KernelNode
+from ...core.nodes.gpu import (
+    NARROWEST_HEAD,
+    SERVED,
+    SMALLEST_XPOS_BASE,
+    WIDEST_FP8_HEAD,
+    WIDEST_HEAD,
+    KernelAttributes,
+    KernelNode,
+)
 
 CAUSAL_FLAG, EXACT_FLAG, SEQUENCE_FIRST_FLAG = 1, 2, 4
 SCALARS = (
@@ -66,7 +75,18 @@ class ElementType:
     size: int
 
 
-ELEMENT_TYPES = {"fp16": ElementType("fp16", 2), "bf16": ElementType("bf16", 2), "fp32": ElementType("fp32", 4)}
+ELEMENT_TYPES = {
+    "fp16": ElementType("fp16", 2),
+    "bf16": ElementType("bf16", 2),
+    "fp32": ElementType("fp32", 4),
+    "fp8": ElementType("fp8e4nv", 1),  # E4M3
+}
+# Those of the full set, and of steps; kernels of fp8 are built when they are asked for or when a model has them.
+FULL_SET_TYPES = ("fp16", "bf16", "fp32")
+# Head sizes of the kernels of fp8 that are built when none is named.
+FP8_HEAD_DIMS = (64, 128)
+# Products of fp8 take 32 numbers at once.
+_PADDED_FP8_HEAD = 32
 
 
 class Flags(NamedTuple):
@@ -90,7 +110,8 @@ class KernelSpec:
     """One compiled kernel.
 
     Args:
-        dtype: element type of query, key, value, bias and output: "fp16", "bf16" or "fp32".
+        dtype: element type of query, key, value, bias and output: "fp16", "bf16", "fp32", or "fp8" (E4M3), whose output
+            is fp16 and which goes with no input but a key mask.
         head_dim: `D`, 16 to 256; within the kernel it is padded to a power of two.
         has_mask: there is a key mask.
         has_bias: there is an additive bias.
@@ -119,6 +140,12 @@ class KernelSpec:
 
     def __post_init__(self) -> None:
         check_type_and_width(self.dtype, self.head_dim)
+        if self.dtype == "fp8" and not _fp8_takes(self.head_dim, self.options, shared_qk=self.has_shared_qk):
+            raise UsageError(
+                f"There is no attention kernel for fp8 with heads {self.head_dim} wide and these inputs.",
+                why=f"Kernels of fp8 take heads up to {WIDEST_FP8_HEAD} wide and a key mask, nothing else.",
+                fix="Leave query, key and value of this node in fp16.",
+            )
         if self.fp32_products not in _fp32_products(self.dtype, self.head_dim):
             raise UsageError(
                 f"There is no attention kernel for {self.dtype}, heads {self.head_dim} wide, with {self.fp32_products} "
@@ -135,7 +162,12 @@ class KernelSpec:
     @property
     def padded_head_dim(self) -> int:
         """The power of two that a row fills in the kernel."""
-        return 1 << (self.head_dim - 1).bit_length()
+        return max(1 << (self.head_dim - 1).bit_length(), _PADDED_FP8_HEAD if self.dtype == "fp8" else 1)
+
+    @property
+    def output_dtype(self) -> str:
+        """Element type of the output."""
+        return "fp16" if self.dtype == "fp8" else self.dtype
 
     @property
     def element_size(self) -> int:
@@ -179,7 +211,8 @@ class KernelSpec:
     @property
     def pointers(self) -> dict[str, str]:
         """Element types of the tensors that have not the query's, as Triton names them."""
-        return {"key_mask": "u8"} if self.has_mask else {}
+        others = {"output": ELEMENT_TYPES[self.output_dtype].triton} if self.output_dtype != self.dtype else {}
+        return others | ({"key_mask": "u8"} if self.has_mask else {})
 
     def constants(self, tile: Tile) -> dict[str, Any]:
         """Return what is compiled in, by the names of the kernel's parameters."""
@@ -196,16 +229,16 @@ class KernelSpec:
         }
 
 
-def check_type_and_width(dtype: str, head_dim: int) -> None:
-    """Refuse an element type or head size that no kernel of attention has.
+def check_type_and_width(dtype: str, head_dim: int, known: Collection[str] = ELEMENT_TYPES) -> None:
+    """Refuse an element type that is not known, or a head size that no kernel of attention has.
 
     Raises:
         UsageError: there is none.
     """
-    if dtype not in ELEMENT_TYPES:
+    if dtype not in known:
         raise UsageError(
             f"There is no attention kernel for element type {dtype!r}.",
-            fix=f"Known: {', '.join(ELEMENT_TYPES)}.",
+            fix=f"Known: {', '.join(known)}.",
         )
     if not SMALLEST_HEAD_DIM <= head_dim <= LARGEST_HEAD_DIM:
         raise UsageError(
@@ -213,6 +246,11 @@ def check_type_and_width(dtype: str, head_dim: int) -> None:
             why=f"It takes {SMALLEST_HEAD_DIM} to {LARGEST_HEAD_DIM}: a tile holds whole rows in shared memory.",
             fix="Leave the attention node to its function definition, which takes any width.",
         )
+
+
+def _fp8_takes(head_dim: int, options: Options, *, shared_qk: bool) -> bool:
+    """Return whether there is a kernel of fp8 with these options: none but a mask."""
+    return head_dim <= WIDEST_FP8_HEAD and not (shared_qk or any(options[1:]))
 
 
 def _fp32_products(dtype: str, head_dim: int) -> tuple[Fp32Products, ...]:
@@ -250,7 +288,7 @@ RARE_HEAD_DIMS = {"has_xpos": (64,), "has_softcap": (128, 256), "has_sinks": (64
 def full_set(
     dtypes: Iterable[str] = (), head_dims: Iterable[int] = (), fp32_products: Fp32Products = "ieee"
 ) -> list[KernelSpec]:
-    """Return the kernels of every op type in these element types and head sizes.
+    """Return the kernels of every op type in these element types (by default all but fp8) and head sizes.
 
     Without head sizes those of the full set: what is rare has fewer. `fp32_products` are "ieee" where there are no
     others.
@@ -261,12 +299,13 @@ def full_set(
     asked = tuple(head_dims)
     every = [
         KernelSpec(dtype, head_dim, *options, shared_qk)
-        for dtype in (tuple(dtypes) or tuple(ELEMENT_TYPES))
-        for head_dim in (asked or HEAD_DIMS)
+        for dtype in (tuple(dtypes) or FULL_SET_TYPES)
+        for head_dim in (asked or (FP8_HEAD_DIMS if dtype == "fp8" else HEAD_DIMS))
         for options in OPTIONS
         for shared_qk in (False, True)
         if not (options[2] and head_dim % 2)  # xpos scales channels in pairs
         if not (shared_qk and any(options[3:]))  # grouped nodes have none
+        if dtype != "fp8" or _fp8_takes(head_dim, options, shared_qk=shared_qk)
     ]
     return [multiplied(spec, fp32_products) for spec in every if asked or _in_full_set(spec)]
 

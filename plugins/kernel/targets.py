@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...core.errors import UsageError
+from ...core.nodes.gpu import OLDEST_WITH_FP8
 
 # Which of the tensor core instructions Triton uses: mma (also on sm_120), wgmma, tcgen05.
 MatrixUnit = Literal["mma", "wgmma", "tcgen05"]
@@ -57,6 +58,8 @@ TARGETS = {
 
 # The oldest: its PTX runs on all later devices.
 OLDEST = min(TARGETS.values(), key=lambda target: target.capability)
+# The oldest with matrix products of fp8, and the version of PTX that has them for mma (drivers of CUDA 12.4).
+OLDEST_OF_FP8, FP8_PTX_VERSION = TARGETS[f"sm_{OLDEST_WITH_FP8}"], 84
 
 # Left out, with the reason.
 REFUSED = {

@@ -62,6 +62,10 @@ _XPOS_FP32 = dict.fromkeys((16, 32, 64), Tile(32, 16, 4, 2)) | dict.fromkeys((12
 _TF32 = dict.fromkeys((16, 32, 64), Tile(64, 32, 4, 2)) | {128: Tile(32, 16, 4, 2), 256: Tile(16, 16, 4, 1)}
 _TF32X3 = dict.fromkeys((16, 32, 64), Tile(32, 32, 4, 2)) | {128: Tile(16, 16, 4, 1)}
 
+# Products of fp8 take 32 keys at least.
+_FP8 = {32: Tile(64, 64, 4, 3), 64: Tile(64, 64, 4, 3), 128: Tile(128, 64, 8, 2)}
+_TCGEN05_FP8 = {32: Tile(64, 64, 4, 2), 64: Tile(64, 64, 4, 2), 128: Tile(64, 64, 4, 1)}
+
 TABLE: dict[tuple[MatrixUnit, int, bool], dict[int, Tile]] = {
     ("mma", 2, False): _MMA,
     ("wgmma", 2, False): _WGMMA,
@@ -69,6 +73,9 @@ TABLE: dict[tuple[MatrixUnit, int, bool], dict[int, Tile]] = {
     ("mma", 2, True): _MMA_BIAS,
     ("wgmma", 2, True): _WGMMA_BIAS,
     ("tcgen05", 2, True): _TCGEN05_BIAS,
+    ("mma", 1, False): _FP8,
+    ("wgmma", 1, False): _FP8,
+    ("tcgen05", 1, False): _TCGEN05_FP8,
     ("mma", 4, False): _FP32,
     ("wgmma", 4, False): _FP32,
     ("tcgen05", 4, False): _FP32,

@@ -22,6 +22,9 @@ What only some kernels have:
 - shared_qk: a token's score with itself is a constant.
 - Softcap: scores become `softcap·tanh(score / softcap)`, with `tanh u = 1 - 2 / (1 + e^(2u))`.
 - Sinks: a logit of each head joins the row totals after the last tile.
+- fp8: weights are rounded to E4M3 for the product with the values, 2⁸ times as large, as in FlashAttention-3: E4M3 ends
+  at 448, and weights down to 2⁻¹⁴ of the largest keep all their digits. The sum that the output is divided by has the
+  same factor, and its weights are not rounded.
 - xpos: channel `c` of a product is scaled by `ζ_c^((t - s + f·w) / base)`. The factor is split at the middle of the
   block of queries: half of it goes into the queries, half into the keys. Each half alone may leave fp16's range, so
   16-bit inputs are multiplied as TF32, which has the digits of fp16 and the range of fp32.
@@ -50,6 +53,10 @@ _LOWEST_RAW_BIAS = tl.constexpr(-1e38)
 _SMALLEST_SCALE = tl.constexpr(1e-30)
 # Up to this exponent the largest weight is at most 2⁸, which fp16 holds; neighbouring fp32 numbers beyond are 32 apart.
 _EXACT_UP_TO = tl.constexpr(2.0**28)
+# Of fp8 (E4M3): how many times as large weights are, as an exponent of 2; and the same limit for 448, beyond which
+# neighbouring numbers are 2 apart.
+_FP8_WEIGHTS = tl.constexpr(8.0)
+_FP8_EXACT_UP_TO = tl.constexpr(2.0**24)
 # The bits of an fp32 number's exponent.
 _POWER_OF_TWO = tl.constexpr(0x7F800000)
 # Half of TF32's last bit, and the bits of fp32 that TF32 has: products cut the others off.
@@ -185,8 +192,12 @@ def _attend(
             x = tl.where(position[None, :] == itself[:, None], raw * _SELF_SCORE, x)
         x = tl.where((position[None, :] >= first[:, None]) & (position[None, :] < end[:, None]), x, float("-inf"))
     higher = tl.maximum(top, tl.max(x, 1))
-    factor = tl.where(tl.abs(higher) > (1.0 / unit) * _EXACT_UP_TO, coarse, unit)
-    p = tl.math.exp2(x * factor[:, None] - (higher * factor)[:, None])
+    if v.dtype == tl.float8e4nv:
+        factor = tl.where(tl.abs(higher) > (1.0 / unit) * _FP8_EXACT_UP_TO, coarse, unit)
+        p = tl.math.exp2(x * factor[:, None] - (higher * factor - _FP8_WEIGHTS)[:, None])
+    else:
+        factor = tl.where(tl.abs(higher) > (1.0 / unit) * _EXACT_UP_TO, coarse, unit)
+        p = tl.math.exp2(x * factor[:, None] - (higher * factor)[:, None])
     shrink = tl.math.exp2((top - higher) * unit)
     total = total * shrink + tl.sum(p, 1)
     acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=OF_VALUES)

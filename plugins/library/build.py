@@ -21,10 +21,10 @@ from ...core.storage.library_store import TENSORRT_PLUGIN, candidates, keep
 from ...core.storage.outputs import Output, writing
 from ...core.storage.publishing import publish_together, sidecar_path
 from ..compilers import Compiler, find_compiler
-from ..kernel.compile import AnySpec, CompiledKernel, compile_many
-from ..kernel.targets import Target
+from ..kernel.compile import AnySpec, CompiledKernel, compile_tiles, runs_on
+from ..kernel.targets import OLDEST_OF_FP8, Target
 from ..shared_library import compile_library, newest_glibc, package_version, time_of_build
-from .embed import images_of, kernel_facts, targets_to_compile, write_sources
+from .embed import images_of, kernel_facts, to_compile, write_sources
 from .facts import Arch, CompanionFacts, LibraryFacts, companion_path, parse_facts
 from .fingerprint import fingerprint as fingerprint
 from .headers import HeaderFolder, find_cuda_headers, find_tensorrt_headers
@@ -58,8 +58,8 @@ def build_library(
         targets: GPUs to embed machine code for, at least one.
         arch: processor it shall run on.
         compiler: for this processor; the first that is found by default.
-        kernels: `specs` compiled for `targets_to_compile(targets)`; by default they are compiled here. They are the
-            same for every processor.
+        kernels: `specs` compiled as `to_compile` says; by default they are compiled here. They are the same for every
+            processor.
         overwrite: an existing file may be replaced.
         jobs: kernels compiled at a time; all processors by default.
         progress: told of each step.
@@ -71,6 +71,12 @@ def build_library(
     """
     if not specs or not targets:
         raise UsageError("There is nothing to build.", why="No kernel or no GPU target was asked for.")
+    if not any(runs_on(spec, target) for spec in specs for target in targets):
+        raise UsageError(
+            f"None of these kernels runs on {', '.join(target.name for target in targets)}.",
+            why=f"Products of fp8 take {OLDEST_OF_FP8.name} and later.",
+            fix="Name such a target, or other element types.",
+        )
     companion = companion_path(output)
     with writing(Output(companion, COMPANION), Output(output, LIBRARY), overwrite=overwrite) as folder:
         tensorrt, cuda = find_tensorrt_headers(arch), find_cuda_headers(arch)
@@ -128,7 +134,7 @@ def up_to_date(library: Path, specs: Sequence[AnySpec], targets: Sequence[Target
         and facts.fingerprint == fingerprint()
         and facts.targets == [target.name for target in dict.fromkeys(targets)]
         and all(any(kernel.is_of(spec) for spec in specs) for kernel in facts.kernels)
-        and not facts.missing(list(specs), list(targets))
+        and not any(facts.missing([spec], [each for each in targets if runs_on(spec, each)]) for spec in specs)
     )
     return facts if same else None
 
@@ -136,8 +142,8 @@ def up_to_date(library: Path, specs: Sequence[AnySpec], targets: Sequence[Target
 def _compile_kernels(
     specs: Sequence[AnySpec], targets: Sequence[Target], jobs: int | None, progress: Callable[[str], None]
 ) -> list[CompiledKernel]:
-    compiled_for = targets_to_compile(targets)
-    total, done = len(specs) * len(compiled_for), 0
+    wanted = to_compile(specs, targets)
+    total, done = len(wanted), 0
 
     def count(kernel: CompiledKernel) -> None:
         nonlocal done
@@ -145,7 +151,7 @@ def _compile_kernels(
         progress(f"kernel {done} of {total}: {kernel.spec.name} for {kernel.target.name}")
 
     progress(f"compiling {total} kernels")
-    return compile_many(specs, compiled_for, jobs=jobs, progress=count)
+    return compile_tiles(wanted, jobs, count)
 
 
 def _compile_library(work: Path, compiler: Compiler, tensorrt: HeaderFolder, cuda: HeaderFolder, output: Path) -> None:

@@ -1,7 +1,7 @@
 """Writing compiled kernels as sources of the library: a table in C++, and an assembler file that includes their bytes.
 
-Machine code is embedded for every target. PTX is embedded once a kernel, that of the oldest target whose PTX runs on
-all later GPUs: it is for the GPUs that no machine code is there for.
+Machine code is embedded for every target that has the kernel's instructions. PTX is embedded once a kernel, that of the
+oldest target whose PTX runs on all later GPUs: it is for the GPUs that no machine code is there for.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ..kernel.compile import AnySpec, CompiledKernel
-from ..kernel.targets import TARGETS, Target
+from ..kernel.compile import AnySpec, CompiledKernel, oldest_for, runs_on
+from ..kernel.spec import Tile
+from ..kernel.targets import Target
+from ..kernel.tiles import tile_for
 from .facts import KernelFacts
 
-_ELEMENT = {"fp16": "Element::kFP16", "bf16": "Element::kBF16", "fp32": "Element::kFP32"}
-# The oldest target whose PTX every later GPU takes.
-PORTABLE = min((target for target in TARGETS.values() if target.portable_ptx), key=lambda target: target.capability)
+_ELEMENT = {"fp16": "Element::kFP16", "bf16": "Element::kBF16", "fp32": "Element::kFP32", "fp8": "Element::kFP8"}
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,24 @@ class Image:
         return self.kernel.ptx.encode("ascii") + b"\0" if self.is_ptx else self.kernel.cubin
 
 
-def targets_to_compile(asked: Sequence[Target]) -> list[Target]:
-    """The targets asked for, each once, and one with portable PTX if none of them has it."""
-    unique = list(dict.fromkeys(asked))
-    return unique if any(target.portable_ptx for target in unique) else [*unique, PORTABLE]
+def to_compile(specs: Sequence[AnySpec], asked: Sequence[Target]) -> list[tuple[AnySpec, Target, Tile]]:
+    """The kernels to compile, target by target: each for the targets asked for that it runs on, and once for PTX."""
+    own = {spec: [target for target in dict.fromkeys(asked) if runs_on(spec, target)] for spec in specs}
+    for spec, there in own.items():
+        if not any(target.portable_ptx for target in there):
+            there.append(oldest_for(spec))
+    order = dict.fromkeys((*asked, *(target for there in own.values() for target in there)))
+    return [(spec, target, tile_for(spec, target)) for target in order for spec in specs if target in own[spec]]
 
 
 def images_of(kernels: Sequence[CompiledKernel], asked: Sequence[Target]) -> list[Image]:
     """What to embed of compiled kernels."""
-    portable = [kernel.target for kernel in kernels if kernel.target.portable_ptx]
-    ptx_target = min(portable, key=lambda target: target.capability)
+    portable = [kernel for kernel in kernels if kernel.target.portable_ptx]
+    oldest: dict[AnySpec, CompiledKernel] = {}
+    for kernel in sorted(portable, key=lambda kernel: -kernel.target.capability):
+        oldest[kernel.spec] = kernel
     images = [Image(kernel, is_ptx=False) for kernel in kernels if kernel.target in asked]
-    return images + [Image(kernel, is_ptx=True) for kernel in kernels if kernel.target == ptx_target]
+    return images + [Image(kernel, is_ptx=True) for kernel in portable if kernel is oldest[kernel.spec]]
 
 
 def write_sources(images: Sequence[Image], version: str, folder: Path) -> None:

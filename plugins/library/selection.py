@@ -11,6 +11,7 @@ from ...core.nodes.aft import AFT_VARIANT_BY_OP_TYPE
 from ...core.nodes.gpu import RINGS_BY_OP_TYPE, SERVED_BY_OP_TYPE
 from ...onnx_graph.gpu_nodes import aft_nodes, gpu_nodes, ring_nodes
 from ...onnx_graph.onnx_file import OnnxFile
+from ...onnx_graph.precision import fp8_attention
 from ..kernel.aft import AFT_SPECS, AftSpec
 from ..kernel.compile import AnySpec
 from ..kernel.ring import ring_set, ring_specs_for
@@ -48,7 +49,7 @@ def needed_by(model: Path | OnnxFile, fp32_products: Fp32Products = "ieee") -> l
             such kernel.
     """
     file = OnnxFile.read(model)
-    graph = file.parse()
+    graph = fp8_attention.apply(file.parse())
     specs: dict[AnySpec, None] = {}
     for node in (*gpu_nodes(graph), *ring_nodes(graph)):
         if node.why_not:

@@ -13,7 +13,7 @@ from ...core.documents.engine_facts import KernelName
 
 RING_KERNELS = ("step", "chunk", "join")
 # As `Element` of the library numbers them.
-ELEMENTS = {"fp16": 0, "bf16": 1, "fp32": 2}
+ELEMENTS = {"fp16": 0, "bf16": 1, "fp32": 2, "fp8": 3}
 _ROOM = 1 << 16  # bytes; a line has some hundred
 
 

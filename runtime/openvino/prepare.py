@@ -25,7 +25,8 @@ def readable(file: OnnxFile) -> str | bytes:
     Raises:
         UsageError: the file is no ONNX model, needs wider integers than OpenVINO has, or its copy is too large.
     """
-    from ...onnx_graph import bf16_to_fp32, inlining
+    from ...onnx_graph import inlining
+    from ...onnx_graph.precision import bf16_to_fp32
     from ...onnx_graph.standard_ops import scan_states
 
     model = file.parse()

@@ -182,7 +182,7 @@ def model_for(
     """
     find_data(file, options)
     if provider.sums_halves_in_fp16(ort.__version__):
-        from ...onnx_graph import fp16_matmul_in_fp32
+        from ...onnx_graph.precision import fp16_matmul_in_fp32
 
         model = file.parse()
         wide = fp16_matmul_in_fp32.apply(model)
@@ -206,8 +206,8 @@ def model_for(
 
 
 def emulating_bf16(file: OnnxFile) -> bytes | None:
-    """Return the model in fp32 (`onnx_graph.bf16_to_fp32`), or None if it has no bf16."""
-    from ...onnx_graph import bf16_to_fp32
+    """Return the model in fp32 (`onnx_graph.precision.bf16_to_fp32`), or None if it has no bf16."""
+    from ...onnx_graph.precision import bf16_to_fp32
 
     model = file.parse()
     copy = bf16_to_fp32.apply(model)

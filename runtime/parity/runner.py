@@ -158,9 +158,10 @@ class FileRunner(Runner):
 
     @property
     def precision(self) -> str:
-        """What chooses the tolerance: its element type, or that of its weights where they have 8 or 4 bits."""
+        """What chooses the tolerance: its element type, or that of weights or attention where they have 8 or 4 bits."""
         if self.sidecar is not None:
-            return str(self.sidecar.options.get("weights", self.sidecar.dtype))
+            options = self.sidecar.options
+            return coarsest([str(options.get("weights", self.sidecar.dtype)), str(options.get("attention", "fp32"))])
         if self.engine is not None:
             return self.dtype
         facts = inspect_onnx(self.file)

@@ -17,7 +17,7 @@ OPTIONS = {
         *("seq_len", "batch", "dynamic", "max_seq_len", "heads", "dim_head", "head_dim"),
         *("mask", "attn_bias", "causal", "full_mask", "position_ids", "min_shapes", "opt_shapes", "max_shapes"),
     ),
-    "Precision": ("dtype", "weight_dtype", "fp32_products"),
+    "Precision": ("dtype", "weight_dtype", "attention_dtype", "fp32_products"),
     MODULE: ("factory", "factory_args", "weights", "module_input", "allow_pickle"),
     "Step files": ("mode", "chunk", "max_length"),
     "Generation": (

@@ -7,6 +7,7 @@ char const* elementName(Element element) {
     case Element::kFP16: return "fp16";
     case Element::kBF16: return "bf16";
     case Element::kFP32: return "fp32";
+    case Element::kFP8: return "fp8";
   }
   return "?";
 }

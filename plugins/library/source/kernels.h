@@ -8,7 +8,8 @@
 
 namespace localattn {
 
-enum class Element : int32_t { kFP16 = 0, kBF16 = 1, kFP32 = 2 };
+// Of what a kernel reads; the outputs of those that read fp8 (E4M3) are fp16.
+enum class Element : int32_t { kFP16 = 0, kBF16 = 1, kFP32 = 2, kFP8 = 3 };
 
 char const* elementName(Element element);
 

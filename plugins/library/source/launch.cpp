@@ -175,10 +175,12 @@ class Aligned {
   Address mUsed;
 };
 
+size_t bytesOf(Element element) { return element == Element::kFP32 ? 4 : element == Element::kFP8 ? 1 : 2; }
+
 // What a kernel reads, in order.
 std::vector<Operand> inputsOf(KernelKey const& key, Attributes const& attributes, Sizes const& sizes,
                               void const* const* addresses) {
-  size_t const element = key.element == Element::kFP32 ? 4 : 2;
+  size_t const element = bytesOf(key.element);
   std::vector<Operand> all;
   auto const add = [&](char const* name, int64_t count, size_t size) {
     all.push_back({name, static_cast<size_t>(count) * size, addresses[all.size()]});
@@ -322,7 +324,8 @@ bool run(KernelKey const& key, Attributes const& attributes, Sizes const& sizes,
          void* output, Stream stream, std::string& why) {
   auto const callOf = [&](Kernel const& kernel) {
     Call call{inputsOf(key, attributes, sizes, inputs), scalarsOf(key, attributes, sizes), {}, 0, 0};
-    call.outputs = {{"output", call.inputs[0].bytes, output}};
+    // As many elements as the query has; those of fp8 become fp16.
+    call.outputs = {{"output", call.inputs[0].bytes * (key.element == Element::kFP8 ? 2 : 1), output}};
     call.blocks = (sizes.length + kernel.blockQueries - 1) / kernel.blockQueries;
     call.groups = sizes.batch * sizes.heads;
     return call;

@@ -15,6 +15,9 @@ using nvinfer1::Dims;
 using nvinfer1::DynamicPluginTensorDesc;
 using nvinfer1::PluginTensorDesc;
 
+// Of a kernel's output.
+DataType outputOf(DataType query) { return query == DataType::kFP8 ? DataType::kHALF : query; }
+
 }  // namespace
 
 WindowedAttention::WindowedAttention(OpType const& opType, Attributes const& attributes)
@@ -56,7 +59,7 @@ int32_t WindowedAttention::getOutputDataTypes(DataType* outputTypes, int32_t nbO
     return fail("it takes " + std::to_string(mOpType.inputs()) + " inputs and gives one output, not " +
                 std::to_string(nbInputs) + " and " + std::to_string(nbOutputs));
   }
-  outputTypes[0] = inputTypes[0];
+  outputTypes[0] = outputOf(inputTypes[0]);
   return 0;
 }
 
@@ -80,14 +83,15 @@ bool WindowedAttention::supportsFormatCombination(int32_t pos, DynamicPluginTens
   PluginTensorDesc const& query = inOut[0].desc;
   if (pos != 0) {
     bool const isMask = mOpType.options.mask && pos == mOpType.maskAt();
-    return inOut[pos].desc.type == (isMask ? DataType::kBOOL : query.type);
+    DataType const own = pos == nbInputs ? outputOf(query.type) : query.type;
+    return inOut[pos].desc.type == (isMask ? DataType::kBOOL : own);
   }
   Element element{};
   if (!elementOf(query.type, element)) {
     try {
       sayOnce(Severity::kINFO, std::string(mOpType.name) + ": TensorRT offers element type " +
                                    std::to_string(static_cast<int32_t>(query.type)) +
-                                   "; the kernels take fp16, bf16 and fp32");
+                                   "; the kernels take fp16, bf16, fp32 and fp8");
     } catch (std::exception const&) {
       // No memory for a message.
     }

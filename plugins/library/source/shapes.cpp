@@ -16,6 +16,7 @@ bool elementOf(DataType type, Element& element) {
     case DataType::kHALF: element = Element::kFP16; return true;
     case DataType::kBF16: element = Element::kBF16; return true;
     case DataType::kFLOAT: element = Element::kFP32; return true;
+    case DataType::kFP8: element = Element::kFP8; return true;
     default: return false;
   }
 }

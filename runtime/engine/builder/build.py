@@ -98,7 +98,7 @@ def build_engine(
         opened, device = _library(request.backend, request.device)
         targets = resolve_targets(opened, request.targets, device)
         check_kind(opened, request)
-        check_fp8(source, targets)
+        check_fp8(source.file, targets)
         notes = _notes(request, opened)
         if request.plugin.register is not None:
             request.plugin.register()

@@ -52,7 +52,8 @@ def parse(opened: TensorRTLibrary, source: Source, plugin_kind: str, op_types: S
     parser = trt.OnnxParser(definition, opened.logger)
     content = source.file.content
     if plugin_kind != "none":
-        content = source.for_plugins(op_types, prefers_plugins=opened.has("plugin_before_function"))
+        first, fp8 = opened.has("plugin_before_function"), plugin_kind == "library"
+        content = source.for_plugins(op_types, prefers_plugins=first, fp8=fp8)
     if isinstance(content, bytes):
         understood = parser.parse(content, str(source.path))
     else:

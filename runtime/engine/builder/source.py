@@ -12,16 +12,18 @@ from ....core.dtypes import SHORT_NAME
 from ....core.error_texts import argument
 from ....core.errors import BuildFailed, UsageError
 from ....core.nodes.attention import DOMAIN
+from ....core.nodes.gpu import OLDEST_WITH_FP8
 from ....core.tensors import BATCH, SEQUENCE, UNNAMED_DIMENSION, TensorSpec
 from ....onnx_graph.facts import OnnxFacts, inspect_onnx
 from ....onnx_graph.gpu_nodes import aft_nodes, gpu_nodes, keep_functions, ring_nodes
 from ....onnx_graph.graph_values import element_types
 from ....onnx_graph.onnx_file import OnnxFile
+from ....onnx_graph.precision import fp8_attention
 
 # Operators that multiply matrices: if an input is a weight, they show the precision of the file.
 _PRODUCTS = ("MatMul", "Gemm", "Conv")
-# Its kinds as ONNX calls them, and the first compute capability that multiplies them (NVIDIA's table of precisions).
-_FP8, _OLDEST_WITH_FP8 = {"float8e4m3fn", "float8e5m2"}, 89
+# Its kinds as ONNX calls them.
+_FP8 = {"float8e4m3fn", "float8e5m2"}
 
 
 @dataclass(frozen=True)
@@ -65,16 +67,18 @@ class Source:
         attention = [node.name for node in judged if node.proto.op_type in wanted and not node.why_not]
         return attention + [node.name for node in aft_nodes(model) if node.op_type in wanted]
 
-    def for_plugins(self, op_types: Iterable[str], *, prefers_plugins: bool) -> bytes | str:
+    def for_plugins(self, op_types: Iterable[str], *, prefers_plugins: bool, fp8: bool = False) -> bytes | str:
         """Return what to parse, in memory or by path, so that plugins take the nodes that kernels compute, no other.
 
         Args:
             op_types: those of the plugins.
             prefers_plugins: the parser takes a plugin where there is a function too.
+            fp8: the plugins read fp8, where the file quantises the inputs of attention.
         """
-        model = self.file.parse()
+        own = self.file.parse()
+        model = fp8_attention.apply(own) if fp8 else own
         others = [node.proto for node in (*gpu_nodes(model), *ring_nodes(model)) if node.why_not]
-        if not others:
+        if not others and model is own:
             return self.file.content if prefers_plugins else self.stripped(op_types)
         keep_functions(model, others)
         return model.SerializeToString() if prefers_plugins else _without(model, op_types)  # type: ignore[no-any-return]
@@ -113,16 +117,16 @@ def read_source(path: Path | OnnxFile) -> Source:
     return Source(file, facts, _weighted_products(file.parse().graph))
 
 
-def check_fp8(source: Source, targets: Sequence[int]) -> None:
+def check_fp8(file: OnnxFile, targets: Sequence[int]) -> None:
     """Refuse a file with numbers in fp8 for GPUs that have none: TensorRT would say so late, in words of its own.
 
     Raises:
         UsageError: one of the compute capabilities is below 8.9.
     """
-    older = [f"sm_{target}" for target in targets if target < _OLDEST_WITH_FP8]
-    if older and not _FP8.isdisjoint(element_types(source.file.parse())):
+    older = [f"sm_{target}" for target in targets if target < OLDEST_WITH_FP8]
+    if older and not _FP8.isdisjoint(element_types(file.parse())):
         raise UsageError(
-            f"{source.file.name} has numbers in fp8, and {', '.join(older)} cannot multiply them.",
+            f"{file.name} has numbers in fp8, and {', '.join(older)} cannot multiply them.",
             why="GPUs can from compute capability 8.9 on: RTX 40 and 50, L4, Hopper, Blackwell, Jetson Thor.",
             fix="Name such GPUs alone as targets, or export with int8-qdq weights, which every GPU multiplies.",
         )

@@ -17,7 +17,7 @@ from localattn.core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST, NodeAttr
 from localattn.core.nodes.gpu import SERVED
 from localattn.core.nodes.grouped import GroupedAttributes
 from localattn.plugins.kernel import budget
-from localattn.plugins.kernel.compile import CompiledKernel, assemble, compile_kernel, compile_many
+from localattn.plugins.kernel.compile import CompiledKernel, assemble, compile_kernel, compile_tiles
 from localattn.plugins.kernel.spec import (
     HEAD_DIMS,
     KernelSpec,
@@ -127,7 +127,8 @@ def test_many_in_processes() -> None:
     seen: list[str] = []
     specs = [KernelSpec("fp16", 16), KernelSpec("fp16", 32)]
     targets = [target("sm_80"), target("sm_87")]
-    kernels = compile_many(specs, targets, jobs=2, progress=lambda kernel: seen.append(kernel.spec.name))
+    wanted = [(spec, chosen, tile_for(spec, chosen)) for chosen in targets for spec in specs]
+    kernels = compile_tiles(wanted, jobs=2, progress=lambda kernel: seen.append(kernel.spec.name))
     assert [(k.target.name, k.spec) for k in kernels] == [(t.name, s) for t in targets for s in specs]
     assert seen == [kernel.spec.name for kernel in kernels]
 

@@ -22,7 +22,7 @@ from localattn.plugins.kernel.tiles import tile_for
 from ...simulators.ptx.launch import launch
 from ...simulators.ptx.memory import GlobalMemory
 from ...simulators.ptx.program import Program, PtxFault, read_program
-from ...support.native.kernel_cases import Case, expected, geometries, judge, named, some_case
+from ...support.native.kernel_cases import DTYPES, Case, expected, geometries, judge, named, some_case
 
 pytest.importorskip("triton", reason="Triton compiles the kernel: pip install 'localattn[plugin]'")
 
@@ -61,7 +61,7 @@ def launched(
     """The output of a launch as a driver launches it, NaN where nothing was written; and what was executed."""
     query = tensors[0]
     assert query is not None
-    output = torch.full_like(query, torch.nan)
+    output = torch.full_like(query, torch.nan, dtype=DTYPES[case.spec.output_dtype])
     memory = GlobalMemory()
     inputs = [memory.put(x.contiguous().view(torch.uint8).numpy()) for x in tensors if x is not None]
     scalars = pack_scalars(case.attributes, case.length, case.heads, case.heads // case.group)

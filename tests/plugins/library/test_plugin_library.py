@@ -19,7 +19,17 @@ from localattn.plugins.kernel.targets import TARGETS
 from localattn.plugins.library.facts import ARCHITECTURES, Arch, host_arch, parse_facts
 from localattn.runtime.engine.kernels import RING_KERNELS
 
-from ...support.native.plugin_build import DTYPE, HEAD_DIM, RINGS, SOURCES, compiler, library, program, stand_in_driver
+from ...support.native.plugin_build import (
+    DTYPE,
+    FP8,
+    HEAD_DIM,
+    RINGS,
+    SOURCES,
+    compiler,
+    library,
+    program,
+    stand_in_driver,
+)
 from ...support.native.plugin_drive import (
     AFT_OP_TYPES,
     BATCH,
@@ -67,12 +77,15 @@ def test_facts_tell_what_is_inside(arch: Arch) -> None:
     facts = library(arch)
     assert facts.path is not None
     assert parse_facts(read_facts(TENSORRT_PLUGIN, facts.path), facts.path) == facts
-    ordinary = [kernel for kernel in facts.kernels if not kernel.has_shared_qk and kernel.node not in RING_KERNELS]
+    (fp8,) = (kernel for kernel in facts.kernels if kernel.dtype == "fp8")
+    assert fp8.is_of(FP8) and (fp8.machine_code, fp8.ptx) == ([], ["sm_89"]) and not fp8.runs_on(87)
+    wider = [kernel for kernel in facts.kernels if kernel is not fp8]
+    ordinary = [kernel for kernel in wider if not kernel.has_shared_qk and kernel.node not in RING_KERNELS]
     assert sorted(name for kernel in ordinary for name in kernel.op_types) == sorted([*OP_TYPES, *AFT_OP_TYPES])
     assert [(k.node, k.head_dim) for k in facts.kernels if k.node in RING_KERNELS] == [
         (spec.node, spec.head_dim) for spec in RINGS
     ]
-    for kernel in facts.kernels:
+    for kernel in wider:
         aft, ring = kernel.node == "gated_mean", kernel.node in RING_KERNELS
         widths = ("fp32", 0) if aft else (DTYPE, 0 if kernel.node == "join" else HEAD_DIM)
         assert (kernel.dtype, kernel.head_dim) == widths

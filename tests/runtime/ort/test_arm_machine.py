@@ -87,7 +87,7 @@ print(*(numpy.sqrt(numpy.mean((y - exact) ** 2)) for y in (plain, ours, exact.as
 
 
 def test_fp16_products_are_summed_in_fp32(arm: ArmMachine, tmp_path: Path) -> None:
-    """onnxruntime's own are not, from 1.29 on: else there would be no need of `onnx_graph.fp16_matmul_in_fp32`."""
+    """onnxruntime's own are not, from 1.29 on: else there would be no need of the pass `fp16_matmul_in_fp32`."""
     generator = np.random.default_rng(0)
     x, w = (generator.standard_normal(shape).astype(np.float16) for shape in ((32, 1024), (1024, 64)))
     value = onnx.helper.make_tensor_value_info

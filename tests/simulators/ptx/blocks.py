@@ -78,7 +78,9 @@ class Blocks:
     ) -> None:
         self.program, self.memory = program, memory
         self.count, self.threads = count, program.threads
-        self.shared = SharedMemory(count, shared_bytes)
+        # Two warps may write the two bytes of a half at once.
+        single = any(x.opcode.startswith("st.shared") and x.type in ("b8", "u8") for x in program.instructions)
+        self.shared = SharedMemory(count, shared_bytes, 1 if single else 2)
         self.parameters = dict(zip(program.parameters, arguments, strict=True))
         shape = (count, self.threads)
         thread = np.broadcast_to(np.arange(self.threads, dtype=np.uint32), shape)
@@ -247,7 +249,7 @@ def immediate(text: str, dtype: np.dtype[Any]) -> Array:
     """A number as PTX writes it, in a given type."""
     if text.startswith("0f"):
         return np.array(int(text[2:], 16), np.uint32).view(dtype)
-    number = int(text, 0)
+    number = int(text.removesuffix("U"), 0)
     if dtype.kind == "b":
         return np.array(number != 0)
     bits = 8 * dtype.itemsize

@@ -68,16 +68,14 @@ def _view(array: Array, size: int) -> Array:
 class SharedMemory:
     """The shared memory of some blocks.
 
-    Besides the bytes it keeps, of every two, who wrote and read them since the last barrier: what nothing wrote cannot
-    be read, nor can what another warp wrote since; and what another warp read cannot be overwritten.
+    Besides the bytes it keeps, of every `unit` of them, who wrote and read them since the last barrier: what nothing
+    wrote cannot be read, nor can what another warp wrote since; and what another warp read cannot be overwritten.
     """
 
-    UNIT = 2
-
-    def __init__(self, blocks: int, size: int) -> None:
-        self.size = size
+    def __init__(self, blocks: int, size: int, unit: int = 2) -> None:
+        self.size, self.unit = size, unit
         self._bytes = np.zeros((blocks, size + -size % 16), np.uint8)
-        units = self._bytes.shape[1] // self.UNIT
+        units = self._bytes.shape[1] // self.unit
         self._valid = np.zeros((blocks, units), bool)
         self._writer = np.full((blocks, units), -1, np.int16)
         self._reader = np.full((blocks, units), -1, np.int16)
@@ -97,7 +95,7 @@ class SharedMemory:
             warp: that reads.
         """
         offset = self._offset(address, size)
-        unit = (offset[:, None] + np.arange(0, size, self.UNIT)) // self.UNIT
+        unit = (offset[:, None] + np.arange(0, size, self.unit)) // self.unit
         rows, warps = block[:, None], warp[:, None]
         if not self._valid[rows, unit].all():
             raise PtxFault("shared memory: read before anything was written there, or before a copy was waited for")
@@ -110,7 +108,7 @@ class SharedMemory:
         """Write unsigned numbers; arguments as of `load`."""
         size = values.dtype.itemsize
         offset = self._offset(address, size)
-        unit = (offset[:, None] + np.arange(0, max(size, self.UNIT), self.UNIT)) // self.UNIT
+        unit = (offset[:, None] + np.arange(0, max(size, self.unit), self.unit)) // self.unit
         rows, warps = block[:, None], warp[:, None]
         self._forbid(self._writer[rows, unit], warps, "written", "wrote")
         self._forbid(self._reader[rows, unit], warps, "written", "read")
@@ -121,7 +119,7 @@ class SharedMemory:
     def promise(self, block: Array, address: Array, size: int, warp: Array) -> None:
         """A copy has started: until it arrives, its bytes are nobody's to read."""
         offset = self._offset(address, size)
-        unit = (offset[:, None] + np.arange(0, size, self.UNIT)) // self.UNIT
+        unit = (offset[:, None] + np.arange(0, size, self.unit)) // self.unit
         self._forbid(self._reader[block[:, None], unit], warp[:, None], "copied over", "read")
         self._valid[block[:, None], unit] = False
 

@@ -20,7 +20,7 @@ class Register:
 
 @dataclass(frozen=True)
 class Immediate:
-    """A number as it is written: `16`, `0x10`, `-1`, `0f3F800000`."""
+    """A number as it is written: `16`, `0x10`, `0x10U`, `-1`, `0f3F800000`."""
 
     text: str
 

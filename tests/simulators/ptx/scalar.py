@@ -13,7 +13,8 @@ from .blocks import HANDLERS, NUMPY, Blocks, Handler, handles
 from .memory import Array
 from .program import Instruction, PtxFault, Vector
 
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+BFLOAT16, E4M3 = np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn)
+LARGEST_E4M3 = np.float32(448)
 
 
 def _shifted(shift: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
@@ -167,12 +168,20 @@ def _move(blocks: Blocks, instruction: Instruction) -> None:
 
 @handles("cvt")
 def _convert(blocks: Blocks, instruction: Instruction) -> None:
-    """Between types; to a pair of halves from two numbers, the higher half first."""
+    """Between types; to a pair of numbers from two, the higher part first."""
     _, *rounding, to, source = instruction.opcode.split(".")
-    if rounding not in ([], ["rn"]) and (rounding, to) != (["rna"], "tf32"):
+    known = [([], to), (["rn"], to), (["rna"], "tf32"), (["rz"], "f16"), (["rn", "satfinite"], "e4m3x2")]
+    if (rounding, to) not in known or (to == "e4m3x2" and rounding == ["rn"]):
         raise PtxFault(f"a conversion with {rounding}")
     result, *operands = instruction.operands
-    if to == "tf32":
+    if to == "e4m3x2":
+        _to_e4m3(blocks, instruction)
+    elif source == "e4m3x2":
+        pair = np.ascontiguousarray(blocks.read(operands[0], NUMPY["b16"])).view(E4M3).astype(np.float16)
+        blocks.write(result, pair.view(np.uint32))
+    elif rounding == ["rz"]:
+        blocks.write(result, _truncated_half(blocks.read(operands[0], NUMPY[source])).view(np.uint16))
+    elif to == "tf32":
         # To the nearest, halves away from zero: in the bits a sum, whatever the sign.
         nearest = blocks.read(operands[0], NUMPY["b32"]) + np.uint32(0x1000)
         blocks.write(result, nearest & np.uint32(0xFFFFE000))
@@ -191,6 +200,39 @@ def _convert(blocks: Blocks, instruction: Instruction) -> None:
         blocks.write(result, value.astype(NUMPY[source]).astype(NUMPY[to]))
 
 
+def _to_e4m3(blocks: Blocks, instruction: Instruction) -> None:
+    """To two numbers of E4M3: to the nearest, of two the even one, at most the largest; from fp32, or from fp16."""
+    result, *operands = instruction.operands
+    if instruction.type == "f16x2":
+        both = np.ascontiguousarray(blocks.read(operands[0], NUMPY["b32"])).view(np.float16)
+        values = both.reshape(*blocks.shape, 2).astype(np.float32)
+    else:
+        values = np.stack([blocks.read(x, NUMPY["f32"]) for x in reversed(operands)], axis=-1)
+    bits = np.clip(values, -LARGEST_E4M3, LARGEST_E4M3).astype(E4M3).view(np.uint8)
+    blocks.write(result, np.ascontiguousarray(bits).view(np.uint16)[..., 0])
+
+
+def _truncated_half(value: Array) -> Array:
+    """fp32 numbers as halves that are not larger in size; what is beyond the largest becomes that."""
+    nearest = np.clip(value, -65504, 65504).astype(np.float16)
+    return np.where(np.abs(nearest.astype(np.float32)) > np.abs(value), np.nextafter(nearest, np.float16(0)), nearest)
+
+
+@handles("prmt.b32")
+def _permute(blocks: Blocks, instruction: Instruction) -> None:
+    """Four of the eight bytes of two registers, each chosen by a digit of the third; no signs are copied."""
+    result, a, b, selector = instruction.operands
+    low, high = (blocks.read(x, NUMPY["u32"]).astype(np.uint64) for x in (a, b))
+    chosen, both = blocks.read(selector, NUMPY["u32"]), low | high << np.uint64(32)
+    if (chosen & np.uint32(0x8888)).any():
+        raise PtxFault("a permutation that copies signs")
+    value = np.zeros(blocks.shape, np.uint64)
+    for byte in range(4):
+        place = np.uint64(8) * (chosen >> np.uint32(4 * byte) & np.uint32(7)).astype(np.uint64)
+        value |= (both >> place & np.uint64(0xFF)) << np.uint64(8 * byte)
+    blocks.write(result, value.astype(np.uint32))
+
+
 def _bits(value: Array, kind: str) -> Array:
     """fp32 numbers rounded to a half type, as bits."""
     dtype: np.dtype[Any] = NUMPY["f16"] if kind == "f16" else BFLOAT16
@@ -198,7 +240,9 @@ def _bits(value: Array, kind: str) -> Array:
 
 
 def numbers(bits: Array, kind: str) -> Array:
-    """Bits of a half type as fp32 numbers; of TF32, 32 bits of which the last 13 do not count."""
+    """Bits of a half type as fp32 numbers; of TF32, 32 bits of which the last 13 do not count; of E4M3, bytes."""
+    if kind == "e4m3":
+        return np.ascontiguousarray(bits).view(E4M3).astype(np.float32)
     if kind == "tf32":
         return (np.ascontiguousarray(bits).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
     dtype: np.dtype[Any] = NUMPY["f16"] if kind == "f16" else BFLOAT16

@@ -15,15 +15,16 @@ import numpy as np
 
 from .blocks import NUMPY, Blocks, handles
 from .memory import Array
-from .program import Address, Instruction, PtxFault, Vector
+from .program import Address, Instruction, Operand, PtxFault, Vector
 from .scalar import numbers
 from .warp import by_thread, by_warp, halves
-from .wgmma import DEPTH, DEPTH_TF32, read_matrix, uniform
+from .wgmma import DEPTH, DEPTH_E4M3, DEPTH_TF32, read_matrix, uniform
 
 LANES, COLUMNS = 128, 512
 _WIDTHS = {2: 128, 4: 64, 6: 32}
 # Of the factors, by the kind of the product.
-_KINDS = {"f16": {0: "f16", 1: "bf16"}, "tf32": {2: "tf32"}}
+_KINDS = {"f16": {0: "f16", 1: "bf16"}, "tf32": {2: "tf32"}, "f8f6f4": {0: "e4m3"}}
+_DEPTHS = {"f16": DEPTH, "tf32": DEPTH_TF32, "f8f6f4": DEPTH_E4M3}
 _FP32_SUMS = 1
 
 
@@ -136,23 +137,43 @@ def _halves_of_a_warp(blocks: Blocks, operand: Address, half: Array, count: int)
     return np.broadcast_arrays(block, lane, column)  # type: ignore[return-value]
 
 
-@handles("tcgen05.ld.sync.aligned.16x32bx2")
+def _whole_warps(blocks: Blocks, operand: Address, count: int) -> tuple[Array, Array, Array]:
+    """Block, lane and column `[blocks, warps, 32, count]` of shape 32x32b: a lane for each thread."""
+    address = blocks.address(operand)
+    rows = _rows(blocks, address)
+    if (rows % 32).any():
+        raise PtxFault("a warp reaches for lanes of tensor memory that are another's")
+    column = by_warp(address & 0xFFFF)[..., None] + np.arange(count)
+    for half in range(2):
+        _memory(blocks).need(half, range(int(column.min()), int(column.max()) + 1))
+    block = np.arange(blocks.count)[:, None, None, None]
+    return np.broadcast_arrays(block, rows[:, :, None, None] + np.arange(32)[:, None], column)  # type: ignore[return-value]
+
+
+@handles("tcgen05.ld.sync.aligned.16x32bx2", "tcgen05.ld.sync.aligned.32x32b")
 def _load(blocks: Blocks, instruction: Instruction) -> None:
     blocks.taking_part()
-    result, source, half = instruction.operands
+    result, source, *half = instruction.operands
     assert isinstance(source, Address) and isinstance(result, Vector)
-    places = _halves_of_a_warp(blocks, source, blocks.read(half, NUMPY["u32"]), len(result.parts))
+    places = _places(blocks, source, half, len(result.parts))
     blocks.write_all(result, by_thread(_memory(blocks).words[places]))
 
 
-@handles("tcgen05.st.sync.aligned.16x32bx2")
+@handles("tcgen05.st.sync.aligned.16x32bx2", "tcgen05.st.sync.aligned.32x32b")
 def _store(blocks: Blocks, instruction: Instruction) -> None:
     if not blocks.taking_part():
         return
-    target, half, source = instruction.operands
+    target, *half, source = instruction.operands
     assert isinstance(target, Address) and isinstance(source, Vector)
-    places = _halves_of_a_warp(blocks, target, blocks.read(half, NUMPY["u32"]), len(source.parts))
+    places = _places(blocks, target, half, len(source.parts))
     _memory(blocks).words[places] = by_warp(blocks.read_all(source, NUMPY["b32"]))
+
+
+def _places(blocks: Blocks, operand: Address, half: list[Operand], count: int) -> tuple[Array, Array, Array]:
+    """Where a load or store reaches; its second half starts where the operand `half` says, if there is one."""
+    if half:
+        return _halves_of_a_warp(blocks, operand, blocks.read(half[0], NUMPY["u32"]), count)
+    return _whole_warps(blocks, operand, count)
 
 
 def _lanes(rows: int) -> Array:
@@ -161,7 +182,7 @@ def _lanes(rows: int) -> Array:
     return row // 16 * 32 + row % 16 if rows == 64 else row
 
 
-@handles("tcgen05.mma.cta_group::1.kind::f16", "tcgen05.mma.cta_group::1.kind::tf32")
+@handles(*(f"tcgen05.mma.cta_group::1.kind::{kind}" for kind in _KINDS))
 def _multiply(blocks: Blocks, instruction: Instruction) -> None:
     """`d = a·b + d`, or `a·b`: d in tensor memory, a there or in shared memory, b in shared memory."""
     thread = _one_thread(blocks)
@@ -172,14 +193,14 @@ def _multiply(blocks: Blocks, instruction: Instruction) -> None:
     form = int(blocks.read(shape, NUMPY["u32"])[0, thread])
     rows, size = (form >> 24 & 31) * 16, (form >> 17 & 63) * 8
     kind = instruction.opcode.rpartition("::")[2]
-    depth = DEPTH_TF32 if kind == "tf32" else DEPTH
+    depth = _DEPTHS[kind]
     kinds = [_KINDS[kind][form >> shift & 7] for shift in (7, 10)]
     if form >> 4 & 3 != _FP32_SUMS or form >> 13 & 3:
         raise PtxFault("a product of another form")
     lanes = _lanes(rows)
     if isinstance(a, Address):
         if kind != "f16":
-            raise PtxFault("a factor of TF32 in tensor memory")
+            raise PtxFault(f"a factor of {kind} in tensor memory")
         left = _from_tensor_memory(blocks, int(blocks.address(a)[0, thread]), lanes)
     else:
         left = _from_shared(blocks, blocks.read(a, NUMPY["b64"])[:, thread], rows, form >> 15 & 1, depth)

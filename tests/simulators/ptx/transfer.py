@@ -87,7 +87,9 @@ def _load_shared(blocks: Blocks, instruction: Instruction) -> None:
 def _store_shared(blocks: Blocks, instruction: Instruction) -> None:
     target, source = instruction.operands
     active, dtype = blocks.mask(), NUMPY[instruction.type]
-    address, values = blocks.address(target)[active], blocks.read_all(source, dtype)[active]
+    # A register may be wider than what is stored of it: its lowest bits.
+    stored = blocks.storage(source) if dtype.itemsize == 1 else dtype
+    address, values = blocks.address(target)[active], blocks.read_all(source, stored)[active].astype(dtype)
     _aligned(address, values.shape[-1] * dtype.itemsize)
     for part in range(values.shape[-1]):
         places = blocks.block[active], address + part * dtype.itemsize

@@ -2,6 +2,7 @@
 
 Where a matrix's elements lie is told by "Matrix Fragments for mma.m16n8k16" and "ldmatrix" of the PTX ISA: of every
 8 × 8 part, thread `t` of the warp holds row `t / 4`, columns `2·(t mod 4)` and the next, as the halves of a register.
+Of a matrix of bytes ("Matrix Fragments for mma.m16n8k32") each such half is two neighbours of a row.
 """
 
 from __future__ import annotations
@@ -36,21 +37,21 @@ def halves(registers: Array) -> Array:
 
 
 def left_factor(registers: Array, kind: str) -> Array:
-    """The 16 × 16 matrix of four registers a thread: `[blocks, warps, 32, 4]` → `[blocks, warps, 16, 16]` in fp32."""
-    matrix = np.empty((*registers.shape[:2], 16, 16), np.float32)
-    values = numbers(halves(registers), kind)
+    """The 16 × 16 matrix of four registers a thread, `[blocks, warps, 32, 4]`, in fp32; of bytes 16 × 32."""
+    matrix = np.empty((*registers.shape[:2], 16, 16), np.uint16)
+    values = halves(registers)
     for part, (row, column) in enumerate(((0, 0), (8, 0), (0, 8), (8, 8))):
         matrix[:, :, row + ROW[:, None], column + COLUMNS] = values[:, :, :, part]
-    return matrix
+    return numbers(matrix, kind)
 
 
 def _right_factor(registers: Array, kind: str) -> Array:
-    """The 16 × 8 matrix of two registers a thread."""
-    matrix = np.empty((*registers.shape[:2], 16, 8), np.float32)
-    values = numbers(halves(registers), kind)
+    """The 16 × 8 matrix of two registers a thread, of bytes 32 × 8."""
+    columns = np.empty((*registers.shape[:2], 8, 16), np.uint16)
+    values = halves(registers)
     for part in range(2):
-        matrix[:, :, 8 * part + COLUMNS, ROW[:, None]] = values[:, :, :, part]
-    return matrix
+        columns[:, :, ROW[:, None], 8 * part + COLUMNS] = values[:, :, :, part]
+    return numbers(columns, kind).swapaxes(2, 3)
 
 
 def left_factor_tf32(registers: Array) -> Array:
@@ -82,9 +83,9 @@ def _add_product(blocks: Blocks, result: Operand, product: Array, c: Operand) ->
     blocks.write_all(result, by_thread(sums))
 
 
-@handles("mma.sync.aligned.m16n8k16.row.col.f32")
+@handles("mma.sync.aligned.m16n8k16.row.col.f32", "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32")
 def _multiply(blocks: Blocks, instruction: Instruction) -> None:
-    """`d = a·b + c` for 16 × 16 and 16 × 8 halves, sums in fp32."""
+    """`d = a·b + c` for 16 × 16 and 16 × 8 halves, or 16 × 32 and 32 × 8 numbers of E4M3; sums in fp32."""
     blocks.taking_part()
     kind = instruction.opcode.split(".")[-3]
     result, a, b, c = instruction.operands

@@ -21,7 +21,7 @@ from .scalar import numbers
 from .warp import COLUMNS, ROW, by_thread, by_warp, left_factor, left_factor_tf32
 
 DEPTH = 16  # of a product of halves, in elements
-DEPTH_TF32 = 8
+DEPTH_TF32, DEPTH_E4M3 = 8, 32
 # Swizzle of a descriptor → bytes of a row.
 _WIDTHS = {1: 128, 2: 64, 3: 32}
 
@@ -47,10 +47,10 @@ def offsets(
     """
     if inner_is_contiguous:
         return outer // 8 * stride + outer % 8 * width + size * inner
-    if size != 2:
+    if size == 4:
         raise PtxFault("a matrix of TF32 whose rows do not run along the sum")
-    row = width // 2
-    return outer // row * leading + inner // 8 * stride + inner % 8 * width + outer % row * 2
+    row = width // size
+    return outer // row * leading + inner // 8 * stride + inner % 8 * width + outer % row * size
 
 
 def read_matrix(
@@ -81,13 +81,16 @@ def uniform(values: Array, what: str) -> Any:
 
 @handles("wgmma.mma_async.sync.aligned")
 def _multiply(blocks: Blocks, instruction: Instruction) -> None:
-    """`d = a·b + d`, or `a·b`: 64 × 16 halves from registers, 16 × n from shared memory, or 8 of TF32; sums in fp32."""
+    """`d = a·b + d`, or `a·b`, in fp32: 64 × 16 halves from registers, 16 × n from shared memory.
+
+    Of TF32 they are 8 numbers deep, of E4M3 32.
+    """
     blocks.taking_part()
     result, a, b, add, scale_a, scale_b, *transposed = instruction.operands
     if not isinstance(a, Vector) or [scale_a, scale_b] != [Immediate("1")] * 2:
         raise PtxFault("a product of another form")
     kind = instruction.type
-    depth = DEPTH_TF32 if kind == "tf32" else DEPTH
+    depth = {"tf32": DEPTH_TF32, "e4m3": DEPTH_E4M3}.get(kind, DEPTH)
     size = int(re.findall(rf"m64n(\d+)k{depth}\b", instruction.opcode)[0])
     registers = by_warp(blocks.read_all(a, NUMPY["b32"]))
     left = left_factor_tf32(registers) if kind == "tf32" else left_factor(registers, kind)

@@ -21,10 +21,10 @@ from localattn.plugins.kernel.spec import Fp32Products, KernelSpec, Tile
 
 from .. import reference
 
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 # Outputs are averages of values of size 1; weights are rounded to the input's type before the second product. The same
 # number is what larger values may differ by in proportion: averages of few keys are as large as their largest.
-TOLERANCE = {"fp32": 4e-6, "fp16": 2e-3, "bf16": 2e-2}
+TOLERANCE = {"fp32": 4e-6, "fp16": 2e-3, "bf16": 2e-2, "fp8": 6e-2}
 # How much larger the scores of a case with a cap are, and with them what rounding makes of them.
 LARGE = 4
 # Below the windows, so that all kinds of tiles occur.

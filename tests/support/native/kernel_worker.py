@@ -46,12 +46,16 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever else prints must not end up between the answers
     _widen_bf16_products()
+    _round_to_fp8()
+    import torch
+
     from localattn.plugins import grouped_op, torch_op
     from localattn.plugins.kernel.launch import launch, launch_aft, launch_ring
 
     # `_on_gpu` is what the operator calls for CUDA tensors; it is the same on the CPU, but interpreted.
     calls = {
         "launch": launch,
+        "launch fp8": lambda *given: launch(*(x.view(torch.float8_e4m3fn) for x in given[:3]), *given[3:]),
         "aft": lambda *tensors: launch_aft(*tensors[:5], causal=tensors[5]),
         "ring": launch_ring,
         "operator": torch_op._on_gpu,
@@ -87,6 +91,30 @@ def _widen_bf16_products() -> None:
         return multiply(self, a, b, *rest)
 
     builder.create_dot = create_dot
+
+
+def _round_to_fp8() -> None:
+    """Let the interpreter round to E4M3 as a GPU does: to nearest even, at most 448.
+
+    Triton 3.7.1's interpreter rounds halves up, and does not carry into the exponent.
+    """
+    import ml_dtypes
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    convert = interpreter._convert_float
+    fp8, wide = tl.float8e4nv, {tl.float16: np.float16, tl.float32: np.float32}
+
+    def rounded(values: Any, source: Any, result: Any, mode: Any) -> Any:
+        if fp8 not in (source, result):
+            return convert(values, source, result, mode)
+        numbers = values.view(ml_dtypes.float8_e4m3fn if source == fp8 else wide[source])
+        if source == fp8:
+            return numbers.astype(wide[result])
+        return np.clip(numbers, -448, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+
+    interpreter._convert_float = rounded
 
 
 if __name__ == "__main__":

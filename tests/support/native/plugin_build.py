@@ -19,11 +19,12 @@ from localattn.core.errors import MissingDependency
 from localattn.plugins import compilers
 from localattn.plugins.compilers import Compiler, find_compiler
 from localattn.plugins.kernel.aft import AFT_SPECS
-from localattn.plugins.kernel.compile import AnySpec, CompiledKernel, compile_many
+from localattn.plugins.kernel.compile import AnySpec, CompiledKernel, compile_tiles
 from localattn.plugins.kernel.ring import JoinSpec, RingSpec
 from localattn.plugins.kernel.spec import KernelSpec, full_set
 from localattn.plugins.kernel.targets import TARGETS
 from localattn.plugins.library import build
+from localattn.plugins.library.embed import to_compile
 from localattn.plugins.library.facts import Arch, LibraryFacts, host_arch
 from localattn.plugins.library.headers import find_cuda_headers, find_tensorrt_headers
 
@@ -35,6 +36,8 @@ RINGS = (
     RingSpec("chunk", DTYPE, HEAD_DIM, has_sinks=True),
     JoinSpec(DTYPE),
 )
+# Of fp8; the first GPU below has no products of it, so it is there as PTX.
+FP8 = KernelSpec("fp8", HEAD_DIM, has_mask=True)
 BUILT_FOR = ("sm_86", "sm_90")  # one with PTX for later GPUs, one without
 SYSROOT = Path("/usr/aarch64-linux-gnu")
 
@@ -79,21 +82,23 @@ def failing_compiler(folder: Path, source: str) -> Path:
 
 
 def specs() -> list[AnySpec]:
-    """Every kernel of one element type and head size, but those with both xpos and shared_qk; AFT-local's; `RINGS`."""
+    """Every kernel of one type and head size, but those with both xpos and shared_qk; AFT-local's; `RINGS`; `FP8`."""
     attention = (spec for spec in full_set([DTYPE], [HEAD_DIM]) if not (spec.has_xpos and spec.has_shared_qk))
-    return [*attention, *AFT_SPECS, *RINGS]
+    return [*attention, *AFT_SPECS, *RINGS, FP8]
 
 
 def is_rare(spec: AnySpec) -> bool:
     """What few models have is compiled for one GPU here: others run its PTX."""
-    return not isinstance(spec, KernelSpec) or any(spec.options[2:]) or spec.has_shared_qk
+    ordinary = isinstance(spec, KernelSpec) and spec.dtype == DTYPE
+    return not ordinary or any(spec.flags[2:])
 
 
 @cache
 def kernels() -> list[CompiledKernel]:
     """What goes into the libraries of both processors: it is the same, and takes most of the time."""
     common, rare = ([spec for spec in specs() if is_rare(spec) == wanted] for wanted in (False, True))
-    return [*compile_many(common, [TARGETS[name] for name in BUILT_FOR]), *compile_many(rare, [TARGETS[BUILT_FOR[0]]])]
+    every, first = [TARGETS[name] for name in BUILT_FOR], [TARGETS[BUILT_FOR[0]]]
+    return compile_tiles([*to_compile(common, every), *to_compile(rare, first)])
 
 
 @cache
@@ -101,7 +106,7 @@ def library(arch: Arch) -> LibraryFacts:
     """A library of all op types for one element type and head size."""
     pytest.importorskip("triton", reason="triton compiles the kernels")
     compiler(arch)
-    compiled = mock.patch.object(build, "compile_many", lambda *_, **__: kernels())
+    compiled = mock.patch.object(build, "compile_tiles", lambda *_, **__: kernels())
     with compiled:
         return build.build_library(
             folder() / f"{arch}.so",

@@ -75,6 +75,7 @@ DataType typeCalled(std::string const& name) {
   return name == "int64"  ? DataType::kINT64
          : name == "fp16" ? DataType::kHALF
          : name == "bf16" ? DataType::kBF16
+         : name == "fp8"  ? DataType::kFP8
                           : DataType::kFLOAT;
 }
 
@@ -182,6 +183,12 @@ void run(IPluginV3* plugin, std::vector<PluginTensorDesc> const& inputs) {
     all.push_back(all[i + 2]);  // the caches of a step
   }
   int32_t const count = static_cast<int32_t>(inputs.size());
+  std::vector<DataType> given, written(static_cast<size_t>(outputs));
+  for (PluginTensorDesc const& desc : inputs) {
+    given.push_back(desc.type);
+  }
+  build->getOutputDataTypes(written.data(), outputs, given.data(), count);
+  all[static_cast<size_t>(count)].desc.type = written[0];
   std::printf("\"supported\": [");
   for (int32_t i = 0; i < count + outputs; ++i) {
     bool const good = build->supportsFormatCombination(i, all.data(), count, outputs);

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from . import inlining
-from .graph_values import graphs_of, put_back, take_weights, types_of
+from .. import inlining
+from ..graph_values import graphs_of, put_back, take_weights, types_of
 
 # Results of these operators are among their inputs, or negatives of them: exact in any element type. Results of control
 # flow are those of its subgraphs, which are rounded inside.

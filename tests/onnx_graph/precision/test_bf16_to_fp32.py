@@ -17,7 +17,7 @@ from torch import Tensor
 
 from localattn.core.errors import UsageError
 from localattn.core.tensors import TensorSpec
-from localattn.onnx_graph import bf16_to_fp32
+from localattn.onnx_graph.precision import bf16_to_fp32
 from localattn.runtime import load
 from localattn.runtime.ort.session import EMULATED, open_bytes
 

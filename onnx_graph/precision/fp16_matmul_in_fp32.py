@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..core.nodes.attention import DOMAIN
-from .graph_values import element_types, graphs_of, put_back, take_weights, types_of
+from ...core.nodes.attention import DOMAIN
+from ..graph_values import element_types, graphs_of, put_back, take_weights, types_of
 
 _PRODUCTS = ("Gemm", "MatMul")
 

@@ -15,14 +15,14 @@ from onnx import TensorProto
 
 from localattn.core.machine.processor import host_arch
 from localattn.exporter.export import ExportRequest, export
-from localattn.onnx_graph import fp16_matmul_in_fp32
+from localattn.onnx_graph.precision import fp16_matmul_in_fp32
 from localattn.runtime import load, open_step
 from localattn.runtime.bench.tuned import OPTIMIZED, open_tuned
 from localattn.runtime.ort.providers import PROVIDERS, SUMMED
 from localattn.runtime.ort.session import open_bytes
 
-from ..exporter.test_step_export import steps
-from ..support.models.engine_models import small_checkpoint, small_model
+from ...exporter.test_step_export import steps
+from ...support.models.engine_models import small_checkpoint, small_model
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20, "own" : 1, "localattn" : 1]>\n'
 FUNCTIONS = """

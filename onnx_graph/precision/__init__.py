@@ -1,0 +1,1 @@
+"""Passes that change the element types that a graph computes in."""
