@@ -2,7 +2,8 @@
 
 Every node of the file has the path of the module it came from. A value that is produced inside a module and used
 outside it, in the shape the module returned, is its output; a value that enters it is its input. The attention node's
-own inputs and output are boundaries too, because the rotary embedding comes between them and the module.
+own inputs and output are boundaries too, because the rotary embedding comes between them and the module. A node of the
+residual streams that normalizes what it reads computes the norm's output.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ import onnx
 
 from ...core.nodes.aft import AFT_VARIANT_BY_OP_TYPE
 from ...core.nodes.attention import DOMAIN
+from ...core.nodes.fused import FUSED_BY_OP_TYPE, FUSED_DOMAIN
+from ...onnx_graph.fusing.streams import NORM
+from ...onnx_graph.standard_ops.names import MODULE
 from .reference import Floats, Recording
 
 
@@ -54,7 +58,8 @@ class GraphIndex:
         self.outputs = {value.name for value in graph.output}
         self.types = {value.name: value for value in (*graph.value_info, *graph.input, *graph.output)}
         self.initializers = {tensor.name: tensor for tensor in graph.initializer}
-        self.modules = [_module(node) for node in self.nodes]
+        self.modules = [_path(node) for node in self.nodes]
+        self.norms = dict(pair for node in self.nodes for pair in _norms(node))
         self.attention = [
             (node, path)
             for node, path in zip(self.nodes, self.modules, strict=True)
@@ -130,6 +135,9 @@ def find_boundaries(index: GraphIndex, recording: Recording) -> list[Boundary]:
             return
         found[value] = Boundary(value, index.maker[value], path, role, expected)
 
+    for value, path in index.norms.items():
+        if path in recording.modules and len(recording.modules[path].outputs) == 1:
+            add(value, path, "output", recording.modules[path].outputs[0])
     attention = list(zip(index.attention, recording.attention, strict=False))
     for (node, path), call in attention:
         add(node.output[0], path, "attention", call.output)
@@ -153,10 +161,20 @@ def find_boundaries(index: GraphIndex, recording: Recording) -> list[Boundary]:
             entering = [value for value in index.entering(path) if index.shape(value) == expected.shape]
             # One of several equal inputs may enter in another shape: then they cannot be matched.
             alike = [given for given in module_call.inputs if given.shape == expected.shape]
-            if len(entering) == len(alike) == 1:
+            if len(entering) == len(alike) == 1 and entering[0] not in index.norms:
                 add(entering[0], path, "input", expected)
     return sorted(found.values(), key=lambda boundary: boundary.order)
 
 
-def _module(node: onnx.NodeProto) -> str:
-    return next((prop.value for prop in node.metadata_props if prop.key == "module"), "")
+def _norms(node: onnx.NodeProto) -> Iterator[tuple[str, str]]:
+    """Yield what a node read and normalized, and the path of the norm's module."""
+    path = _path(node, NORM)
+    contract = FUSED_BY_OP_TYPE.get(node.op_type) if node.domain == FUSED_DOMAIN else None
+    if path and contract is not None:
+        yield from (
+            (name, path) for formal, name in zip(contract.outputs, node.output, strict=False) if formal == "read"
+        )
+
+
+def _path(node: onnx.NodeProto, key: str = MODULE) -> str:
+    return next((prop.value for prop in node.metadata_props if prop.key == key), "")

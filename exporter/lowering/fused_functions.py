@@ -13,7 +13,7 @@ from typing import Any
 import onnx_ir as ir
 from onnxscript import build_function
 
-from ...core.nodes.fused import FUSED_BY_OP_TYPE, FUSED_DOMAIN
+from ...core.nodes.fused import FUSED_BY_OP_TYPE, FUSED_DOMAIN, NORM_EPSILON
 
 _FIRST_INT64 = -(1 << 63)
 # The first opset with Gelu.
@@ -42,6 +42,30 @@ def _read_streams(op: Any, streams: Any, weight: Any, gain: Any, constant: Any) 
 def _mix_streams(op: Any, streams: Any, mix: Any, beta: Any, output: Any) -> Any:
     kept = op.MatMul(op.Transpose(mix, perm=[0, 1, 3, 2]), streams)
     return op.Add(kept, op.Mul(beta, op.Unsqueeze(output, _integers(op, 2))))
+
+
+def _norm(op: Any, x: Any, scale: Any, shift: Any) -> Any:
+    return op.LayerNormalization(x, scale, shift, axis=-1, epsilon=NORM_EPSILON)
+
+
+def _then_norm(read: Callable[..., tuple[Any, Any, Any]]) -> Callable[..., tuple[Any, Any, Any]]:
+    """Build a reading body whose first output is normalized."""
+
+    def body(op: Any, streams: Any, weight: Any, gain: Any, constant: Any, scale: Any, shift: Any) -> Any:
+        x, mix, beta = read(op, streams, weight, gain, constant)
+        return _norm(op, x, scale, shift), mix, beta
+
+    return body
+
+
+def _then_read(write: Callable[..., Any], read: Callable[..., tuple[Any, Any, Any]]) -> Callable[..., Any]:
+    """Build a body that writes to the streams, and reads from what it wrote."""
+
+    def body(op: Any, streams: Any, mix: Any, beta: Any, output: Any, *reading: Any) -> Any:
+        written = write(op, streams, mix, beta, output)
+        return (written, *_then_norm(read)(op, written, *reading))
+
+    return body
 
 
 def _add_to_streams(op: Any, streams: Any, beta: Any, output: Any) -> Any:
@@ -118,7 +142,9 @@ def _add_to_one(op: Any, streams: Any, beta: Any, output: Any) -> Any:
 
 _BODIES: Mapping[str, Callable[..., Any]] = {
     "ReadStreams": _read_streams,
+    "ReadStreamsNorm": _then_norm(_read_streams),
     "MixStreams": _mix_streams,
+    "MixReadStreamsNorm": _then_read(_mix_streams, _read_streams),
     "AddToStreams": _add_to_streams,
     "BeginStreams": _begin_streams,
     "EndStreams": _end_streams,
@@ -135,7 +161,9 @@ _BODIES_WITHOUT_GELU: Mapping[str, Callable[..., Any]] = {
 # Of streams `[S, D]` without axes of batch and length.
 _BODIES_OF_ONE_TOKEN: Mapping[str, Callable[..., Any]] = {
     "ReadStreams": _read_one,
+    "ReadStreamsNorm": _then_norm(_read_one),
     "MixStreams": _mix_one,
+    "MixReadStreamsNorm": _then_read(_mix_one, _read_one),
     "AddToStreams": _add_to_one,
 }
 

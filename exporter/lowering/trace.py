@@ -23,7 +23,7 @@ from ...core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE
 from ...core.nodes.grouped import GROUPED_BY_OP_TYPE
 from ...core.tensors import TensorSpec
 from ...core.versions import DEFAULT_OPSET, IR_VERSION, OPSETS
-from ...onnx_graph.fusing import fuse
+from ...onnx_graph.fusing import fuse, streams
 from ..models.family import TORCH_DTYPE
 from ..source.source_model import SourceModel
 
@@ -125,6 +125,7 @@ def trace_module(
     if program is None:
         raise ExportFailed("PyTorch could not export the model.", why="It returned no program.")
     model = _finish(program.model)
+    streams.apply(model)
     if dynamic_axes is not None:
         _check_dynamic(model, dynamic_axes)
     return model

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ...core.geometry import WindowGeometry
 from ...core.nodes.aft import AFT_VARIANT_BY_OP_TYPE
 from ...core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE, NodeAttributes
-from ...core.nodes.fused import FUSED_BY_OP_TYPE
+from ...core.nodes.fused import FUSED_BY_OP_TYPE, NORM_EPSILON
 from ...core.nodes.grouped import GROUPED_BY_OP_TYPE, GroupedAttributes
 from ...core.nodes.step import STEP_VARIANT_BY_OP_TYPE, StepAttributes, ring_slots
 from ...core.storage.cpu_library import KERNELS
@@ -206,6 +206,23 @@ def _read_streams(_: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
     return [streams, weight, gain, constant], [read, mix, beta]
 
 
+def _read_and_norm(_: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+    """Make the same streams; what is read is scaled by 2 and shifted by 3 after its LayerNorm."""
+    inputs, (read, *weights) = _read_streams(_)
+    spread = np.sqrt(read.var(axis=-1, keepdims=True) + NORM_EPSILON)
+    normal = 2 * (read - read.mean(axis=-1, keepdims=True)) / spread + 3
+    scale, shift = (np.full(_HEAD_DIM, value, np.float32) for value in (2, 3))
+    return [*inputs, scale, shift], [normal, *weights]
+
+
+def _mix_and_read(_: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+    """Make streams that are, once moved on by one and without a branch's output, those of `_read_and_norm`."""
+    (streams, *reading), outputs = _read_and_norm(_)
+    before = np.roll(streams, -1, axis=2)
+    nothing = np.zeros((_BATCH, _LENGTH, _HEAD_DIM), np.float32)
+    return [before, _per_token(_SHIFT), _per_token(_BETA), nothing, *reading], [streams, *outputs]
+
+
 _ROWS = (_HEAD_DIM, _STREAMS, _STREAMS)  # rows of the matrix, of the gain and of the constant
 _BETA = np.arange(1, _STREAMS + 1, dtype=np.float32)[:, None]
 # Stream t receives the content of stream t - 1.
@@ -261,7 +278,9 @@ def _gated(at_1: float) -> Callable[[Any], tuple[list[NDArray[Any]], list[NDArra
 
 _FUSED: Mapping[str, Callable[[Any], tuple[list[NDArray[Any]], list[NDArray[Any]]]]] = {
     "ReadStreams": _read_streams,
+    "ReadStreamsNorm": _read_and_norm,
     "MixStreams": _mix_streams,
+    "MixReadStreamsNorm": _mix_and_read,
     "AddToStreams": _add_to_streams,
     "BeginStreams": _begin_streams,
     "EndStreams": _end_streams,

@@ -127,6 +127,8 @@ HOSTILE = [
     fused("ReadStreams", 1, 2, 1024, 1, 1),
     fused("ReadStreams", 1, 2, 1, 1 << 20, 1),
     fused("MixStreams", 1, 2, 1024, 8, 1),
+    fused("MixReadStreamsNorm", 1, 2, 1024, 8, 1),
+    fused("ReadStreamsNorm", 1, 2, 1, 1 << 20, 1),
     fused("AddToStreams", 1, 2, 1 << 19, 1, 1),
     fused("BeginStreams", 1, 2, 1 << 19, 1, 1),
     fused("EndStreams", 1, 2, 1024, 8, 1),

@@ -114,6 +114,22 @@ def test_a_changed_weight(causal: tuple[Path, Path], tmp_path: Path) -> None:
     assert fault.before and all(row.passed for row in fault.before)
 
 
+def test_a_norm_that_a_node_of_the_streams_computes(causal: tuple[Path, Path], tmp_path: Path) -> None:
+    """It has no node of its own; its module is named all the same."""
+    path = "layers.1.0.branch.norm"
+
+    def plant(document: onnx.ModelProto) -> None:
+        (node,) = (n for n in document.graph.node if any((x.key, x.value) == ("norm", path) for x in n.metadata_props))
+        assert node.op_type == "MixReadStreamsNorm"
+        held = {tensor.name: numpy_helper.to_array(tensor) for tensor in document.graph.initializer}
+        document.graph.initializer.append(numpy_helper.from_array(2 * held[node.input[7]], "doubled"))
+        node.input[7] = "doubled"
+
+    fault = planted(causal, tmp_path, plant).fault
+    assert fault is not None and fault.module == path
+    assert fault.before and all(row.passed for row in fault.before)
+
+
 def test_a_rotation_by_one_position(causal: tuple[Path, Path], tmp_path: Path) -> None:
     def plant(document: onnx.ModelProto) -> None:
         change_weight(document, "layers.1.0.branch.attn_fn.rel_pos", lambda table: np.roll(table, 1, axis=0))

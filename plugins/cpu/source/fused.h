@@ -25,6 +25,8 @@ struct ReadStreams {
   int64_t count;          // of streams
   int64_t dim;
   int64_t width;
+  const float* scale;  // [dim]: what is read is normalized; null: it is not
+  const float* shift;  // [dim]
 };
 
 struct WriteStreams {

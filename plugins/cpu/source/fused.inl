@@ -49,13 +49,39 @@ inline void add_lanes(const Vector* parts, float* sums) {
   store(sums, fold_lanes<kLanes>(rows));
 }
 
+// What a token's loops ask for while they compute: nothing, or the lines of the next token, little by little. A core
+// waits for some two dozen lines at a time, and stops where it is asked for more: asked for at once, they gained
+// nothing.
+struct Nothing {
+  void go_on() {}
+};
+struct NextToken {
+  struct Part {
+    const float* at;
+    int64_t left;
+  };
+  Part parts[3];
+  int part;
+
+  void go_on() {
+    while (part < 3 && parts[part].left <= 0) ++part;
+    if (part == 3) return;
+    __builtin_prefetch(parts[part].at);
+    parts[part].at += 16;
+    parts[part].left -= 16;
+  }
+};
+
 // The products of a row with kCount columns, a vector each that is still to be added up.
-template <int kCount>
-inline void multiply_columns(const float* row, const float* columns, int64_t width, int64_t dim, Vector* parts) {
+template <int kCount, typename Soon>
+inline void multiply_columns(const float* row, const float* columns, int64_t width, int64_t dim, Vector* parts,
+                             Soon& soon) {
   Vector sums[kCount] = {};
   int64_t c = 0;
   for (; c + kLanes <= dim; c += kLanes) {
     const Vector x = load_elements(row + c);
+    soon.go_on();
+    if constexpr (kLanes > 8) soon.go_on();
     LOCALATTN_UNROLL
     for (int j = 0; j < kCount; ++j) sums[j] += x * load(columns + j * width + c);
   }
@@ -67,15 +93,16 @@ inline void multiply_columns(const float* row, const float* columns, int64_t wid
   for (int j = 0; j < kCount; ++j) parts[j] = sums[j];
 }
 
-inline void multiply_some(int count, const float* row, const float* columns, int64_t width, int64_t dim,
-                          Vector* parts) {
+template <typename Soon>
+inline void multiply_some(int count, const float* row, const float* columns, int64_t width, int64_t dim, Vector* parts,
+                          Soon& soon) {
   switch (count) {
-    case 1: return multiply_columns<1>(row, columns, width, dim, parts);
-    case 2: return multiply_columns<2>(row, columns, width, dim, parts);
-    case 3: return multiply_columns<3>(row, columns, width, dim, parts);
-    case 4: return multiply_columns<4>(row, columns, width, dim, parts);
-    case 5: return multiply_columns<5>(row, columns, width, dim, parts);
-    default: return multiply_columns<kColumns>(row, columns, width, dim, parts);
+    case 1: return multiply_columns<1>(row, columns, width, dim, parts, soon);
+    case 2: return multiply_columns<2>(row, columns, width, dim, parts, soon);
+    case 3: return multiply_columns<3>(row, columns, width, dim, parts, soon);
+    case 4: return multiply_columns<4>(row, columns, width, dim, parts, soon);
+    case 5: return multiply_columns<5>(row, columns, width, dim, parts, soon);
+    default: return multiply_columns<kColumns>(row, columns, width, dim, parts, soon);
   }
 }
 
@@ -106,8 +133,9 @@ inline int64_t weights_floats(int64_t count) {
 }
 
 // What streams [first, end) of a token are multiplied with: 2 + count weights each. `memory` holds `weights_floats`.
-inline const float* weights_of(const ReadStreams& call, const float* streams, int64_t first, int64_t end,
-                               float* memory) {
+template <typename Soon>
+inline const float* weights_of(const ReadStreams& call, const float* streams, int64_t first, int64_t end, float* memory,
+                               Soon& soon) {
   const int64_t columns = call.count + 2, a_stream = columns + 1;
   const int64_t sums = align((end - first) * a_stream, kLanes), weights = (end - first) * columns;
   float* parts = memory;
@@ -118,7 +146,7 @@ inline const float* weights_of(const ReadStreams& call, const float* streams, in
     const float* row = streams + (first + s) * call.dim;
     for (int64_t j = 0; j < columns; j += kColumns) {
       const int some = static_cast<int>(least(kColumns, columns - j));
-      multiply_some(some, row, call.columns + j * call.width, call.width, call.dim, part + j);
+      multiply_some(some, row, call.columns + j * call.width, call.width, call.dim, part + j, soon);
     }
     part[columns] = sum_of_squares(row, call.dim);
   }
@@ -157,43 +185,74 @@ inline void combine(const float* streams, const float* weights, int64_t any, int
   store_some(to + c, sum, dim - c);
 }
 
-bool read_streams(const ReadStreams& call, Range rows) {
-  const int64_t count = call.count, columns = count + 2, floats = weights_floats(count);
-  const Scratch scratch(static_cast<size_t>(floats + count));
-  float* memory = scratch.data();
-  if (!memory) return false;
-  // Padding is added up with the rest: it has to be numbers.
-  std::memset(memory, 0, static_cast<size_t>(floats) * sizeof(float));
-  float* first_weights = memory + floats;  // of every stream
-  for (int64_t row = rows.first; row < rows.end; ++row) {
-    const float* streams = call.streams + row * count * call.dim;
-    for (int64_t first = 0; first < count; first += kStreams) {
-      const int64_t end = least(first + kStreams, count);
-      const float* own = weights_of(call, streams, first, end, memory);
-      for (int64_t s = first; s < end; ++s, own += columns) {
-        first_weights[s] = own[0];
-        std::memcpy(call.mix + (row * count + s) * count, own + 1, static_cast<size_t>(count) * sizeof(float));
-        call.beta[row * count + s] = own[count + 1];
-      }
-    }
-    float* read = call.read + row * call.dim;
-    if (count == 4) {
-      combine<4>(streams, first_weights, count, call.dim, read);
-    } else {
-      combine<0>(streams, first_weights, count, call.dim, read);
+// A row less its mean, over the root of its variance and 1e-5, in place; it stays in the first cache.
+inline void normalize(const ReadStreams& call, float* row) {
+  const int64_t whole = call.dim / kLanes * kLanes, some = call.dim - whole;
+  Vector sum = {};
+  for (int64_t c = 0; c < whole; c += kLanes) sum += load_elements(row + c);
+  if (some) sum += load_some(row + whole, some);
+  const float mean = add_up(sum) / static_cast<float>(call.dim);
+  Vector squares = {};
+  for (int64_t c = 0; c < whole; c += kLanes) {
+    const Vector x = load_elements(row + c) - mean;
+    squares += x * x;
+  }
+  float rest = 0.0f;
+  for (int64_t c = whole; c < call.dim; ++c) rest += (row[c] - mean) * (row[c] - mean);
+  const float factor = 1.0f / std::sqrt((add_up(squares) + rest) / static_cast<float>(call.dim) + 1e-5f);
+  for (int64_t c = 0; c < whole; c += kLanes) {
+    const Vector x = (load_elements(row + c) - mean) * factor;
+    store_elements(row + c, x * load_elements(call.scale + c) + load_elements(call.shift + c));
+  }
+  for (int64_t c = whole; c < call.dim; ++c) row[c] = (row[c] - mean) * factor * call.scale[c] + call.shift[c];
+}
+
+// The memory of `read_row`.
+inline int64_t read_floats(int64_t count) { return weights_floats(count) + count; }
+
+// One token; `memory` holds `read_floats`, zeros at first: padding is added up with the rest, and has to be numbers.
+template <typename Soon>
+inline void read_row(const ReadStreams& call, int64_t row, float* memory, Soon& soon) {
+  const int64_t count = call.count, columns = count + 2;
+  float* first_weights = memory + weights_floats(count);  // of every stream
+  const float* streams = call.streams + row * count * call.dim;
+  for (int64_t first = 0; first < count; first += kStreams) {
+    const int64_t end = least(first + kStreams, count);
+    const float* own = weights_of(call, streams, first, end, memory, soon);
+    for (int64_t s = first; s < end; ++s, own += columns) {
+      first_weights[s] = own[0];
+      std::memcpy(call.mix + (row * count + s) * count, own + 1, static_cast<size_t>(count) * sizeof(float));
+      call.beta[row * count + s] = own[count + 1];
     }
   }
+  float* read = call.read + row * call.dim;
+  if (count == 4) {
+    combine<4>(streams, first_weights, count, call.dim, read);
+  } else {
+    combine<0>(streams, first_weights, count, call.dim, read);
+  }
+  if (call.scale) normalize(call, read);
+}
+
+bool read_streams(const ReadStreams& call, Range rows) {
+  const size_t floats = static_cast<size_t>(read_floats(call.count));
+  const Scratch scratch(floats);
+  if (!scratch.data()) return false;
+  std::memset(scratch.data(), 0, floats * sizeof(float));
+  Nothing soon;
+  for (int64_t row = rows.first; row < rows.end; ++row) read_row(call, row, scratch.data(), soon);
   return true;
 }
 
 // One token of kFrom streams that become kTo (0: any number); kWhole: a vector of channels, else the first `some`.
-template <int kFrom, int kTo, bool kWhole>
+template <int kFrom, int kTo, bool kWhole, typename Soon>
 inline void write_vector(const WriteStreams& call, int64_t row, const float* mix, const float* beta, int64_t c,
-                         int64_t some) {
+                         int64_t some, Soon& soon) {
   const int64_t from = kFrom ? kFrom : call.from, to = kTo ? kTo : call.to;
   const auto at = [&](const float* data) { return kWhole ? load_elements(data) : load_some(data, some); };
   const float* streams = call.streams + row * from * call.dim + c;
   const Vector y = at(call.output + row * call.dim + c);
+  soon.go_on();
   Vector kept[kFrom ? kFrom : 1];
   for (int s = 0; s < kFrom; ++s) kept[s] = at(streams + s * call.dim);
   const auto write = [&](int64_t t) {
@@ -226,8 +285,8 @@ inline void sum_weights(const float* mix, const float* beta, int64_t from, int64
   }
 }
 
-template <int kFrom, int kTo>
-inline void write_rows(WriteStreams call, Range rows, float* summed) {
+template <int kFrom, int kTo, typename Soon>
+inline void write_rows(WriteStreams call, Range rows, float* summed, Soon& soon) {
   const int64_t weights = call.from * call.to;
   for (int64_t row = rows.first; row < rows.end; ++row) {
     const float* mix = call.mix ? call.mix + row * weights : nullptr;
@@ -238,8 +297,8 @@ inline void write_rows(WriteStreams call, Range rows, float* summed) {
       beta = summed + call.from;
     }
     int64_t c = 0;
-    for (; c + kLanes <= call.dim; c += kLanes) write_vector<kFrom, kTo, true>(call, row, mix, beta, c, kLanes);
-    if (c < call.dim) write_vector<kFrom, kTo, false>(call, row, mix, beta, c, call.dim - c);
+    for (; c + kLanes <= call.dim; c += kLanes) write_vector<kFrom, kTo, true>(call, row, mix, beta, c, kLanes, soon);
+    if (c < call.dim) write_vector<kFrom, kTo, false>(call, row, mix, beta, c, call.dim - c, soon);
   }
 }
 
@@ -247,12 +306,37 @@ bool write_streams(const WriteStreams& call, Range rows) {
   const Scratch scratch(static_cast<size_t>(call.from + 1));
   float* summed = scratch.data();
   if (!summed) return false;
+  Nothing soon;
   if (call.adds_up) {
-    call.from == 4 ? write_rows<4, 1>(call, rows, summed) : write_rows<0, 1>(call, rows, summed);
+    call.from == 4 ? write_rows<4, 1>(call, rows, summed, soon) : write_rows<0, 1>(call, rows, summed, soon);
   } else if (call.from == 4 && call.to == 4) {
-    write_rows<4, 4>(call, rows, summed);
+    write_rows<4, 4>(call, rows, summed, soon);
   } else {
-    write_rows<0, 0>(call, rows, summed);
+    write_rows<0, 0>(call, rows, summed, soon);
+  }
+  return true;
+}
+
+// A token is read as soon as it is written, while the next one's lines are on their way: alone, writing only waits for
+// memory, and reading computes.
+bool write_and_read_streams(const WriteStreams& writing, const ReadStreams& reading, Range rows) {
+  const size_t floats = static_cast<size_t>(read_floats(reading.count));
+  const Scratch scratch(floats);
+  if (!scratch.data()) return false;
+  std::memset(scratch.data(), 0, floats * sizeof(float));
+  const int64_t dim = writing.dim, width = writing.from * dim;
+  for (int64_t row = rows.first; row < rows.end; ++row) {
+    const int64_t next = row + 1;
+    NextToken soon{{{writing.streams + next * width, width},
+                    {writing.written + next * width, width},
+                    {writing.output + next * dim, dim}},
+                   next < rows.end ? 0 : 3};
+    if (writing.from == 4) {
+      write_rows<4, 4>(writing, {row, row + 1}, nullptr, soon);
+    } else {
+      write_rows<0, 0>(writing, {row, row + 1}, nullptr, soon);
+    }
+    read_row(reading, row, scratch.data(), soon);
   }
   return true;
 }

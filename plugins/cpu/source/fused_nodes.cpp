@@ -68,6 +68,34 @@ StreamTokens stream_tokens(const OrtApi* api, const OrtKernelContext* context, c
   return {first, {first.dims[0], first.dims[1]}, first.dims[0] * first.dims[1]};
 }
 
+// A call of the inputs that follow the streams (mix, beta, output), and of the first output.
+WriteStreams writing_of(const OrtApi* api, OrtKernelContext* context, const char* op, const StreamTokens& given,
+                        Writing writing) {
+  const bool begins = writing == Writing::begin;
+  const Dims& dims = given.streams.dims;
+  size_t next = 1;
+  WriteStreams call{};
+  call.dim = dims.back();
+  call.from = call.to = begins ? 1 : dims[dims.size() - 2];
+  call.adds_up = writing == Writing::end;
+  if (writing != Writing::add) {
+    const Tensor mix = input(api, context, next++);
+    if (begins) call.to = mix.dims.size() == 4 ? mix.dims[2] : 0;
+    if (call.to > kMost) refuse(op, ": mix has shape ", text(mix.dims), "; there are at most ", kMost, " streams");
+    require(op, "mix", mix.dims, given.with({call.to, call.from}));
+    call.mix = mix.floats();
+  }
+  const Tensor beta = input(api, context, next++), branch = input(api, context, next++);
+  require(op, "beta", beta.dims, given.with({call.to, 1}));
+  require(op, "output", branch.dims, given.rows(call.dim));
+  call.streams = given.streams.floats();
+  call.beta = beta.floats();
+  call.output = branch.floats();
+  const Dims written = call.adds_up ? given.rows(call.dim) : given.with({call.to, call.dim});
+  call.written = static_cast<float*>(output(api, context, 0, written));
+  return call;
+}
+
 }  // namespace
 
 // A matrix [rows, columns] transposed, its rows filled up with zeros. Throws if there is no memory.
@@ -113,60 +141,52 @@ std::shared_ptr<const Columns> ReadStreamsNode::columns_of(const float* matrix, 
 }
 
 void ReadStreamsNode::compute(OrtKernelContext* context) const {
-  const char* op = "ReadStreams";
-  const StreamTokens given = stream_tokens(api(), context, op, 4, true);
-  const Tensor weight = input(api(), context, 1), gain = input(api(), context, 2), constant = input(api(), context, 3);
+  const StreamTokens given = stream_tokens(api(), context, op_type_, 4, true);
   const Dims& dims = given.streams.dims;
   const int64_t count = dims[dims.size() - 2], dim = dims.back();
-  require(op, "weight", weight.dims, {dim, count + 2});
-  require(op, "gain", gain.dims, {count, count + 2});
-  require(op, "constant", constant.dims, {count, count + 2});
-  const std::shared_ptr<const Columns> columns = columns_of(weight.floats(), dim, count + 2);
+  size_t in = 1, out = 0;
+  WriteStreams writing{};
+  if (mixes_) {
+    writing = writing_of(api(), context, op_type_, given, Writing::mix);
+    in = 4;
+    out = 1;
+  }
+  const auto next = [&](const char* name, const Dims& wanted) {
+    const Tensor tensor = input(api(), context, in++);
+    require(op_type_, name, tensor.dims, wanted);
+    return tensor.floats();
+  };
   ReadStreams call{};
-  call.streams = given.streams.floats();
+  const float* weight = next("weight", {dim, count + 2});
+  call.gain = next("gain", {count, count + 2});
+  call.constant = next("constant", {count, count + 2});
+  if (has_norm_) {
+    call.scale = next("scale", {dim});
+    call.shift = next("shift", {dim});
+  }
+  const std::shared_ptr<const Columns> columns = columns_of(weight, dim, count + 2);
+  call.streams = mixes_ ? writing.written : given.streams.floats();
   call.columns = columns->data();
-  call.gain = gain.floats();
-  call.constant = constant.floats();
-  call.read = static_cast<float*>(output(api(), context, 0, given.rows(dim)));
-  call.mix = static_cast<float*>(output(api(), context, 1, given.with({count, count})));
-  call.beta = static_cast<float*>(output(api(), context, 2, given.with({count, 1})));
+  call.read = static_cast<float*>(output(api(), context, out++, given.rows(dim)));
+  call.mix = static_cast<float*>(output(api(), context, out++, given.with({count, count})));
+  call.beta = static_cast<float*>(output(api(), context, out++, given.with({count, 1})));
   if (is_empty(dims)) return;
   call.count = count;
   call.dim = dim;
   call.width = columns->width();
-  for_all(api(), context, op, given.count, count * dim,
-          [&](Range rows) { return instructions().read_streams(call, rows); });
+  for_all(api(), context, op_type_, given.count, count * dim, [&](Range rows) {
+    return mixes_ ? instructions().write_and_read_streams(writing, call, rows)
+                  : instructions().read_streams(call, rows);
+  });
 }
 
 void WriteStreamsNode::compute(OrtKernelContext* context) const {
   // One stream is not an axis: [B, N, D].
   const bool begins = writing_ == Writing::begin, ends = writing_ == Writing::end;
   const StreamTokens given = stream_tokens(api(), context, op_type_, begins ? 3 : 4, !begins && !ends);
-  const Dims& dims = given.streams.dims;
-  const int64_t dim = dims.back();
-  size_t next = 1;
-  WriteStreams call{};
-  call.from = call.to = begins ? 1 : dims[dims.size() - 2];
-  call.adds_up = ends;
-  if (writing_ != Writing::add) {
-    const Tensor mix = input(api(), context, next++);
-    if (begins) call.to = mix.dims.size() == 4 ? mix.dims[2] : 0;
-    if (call.to > kMost)
-      refuse(op_type_, ": mix has shape ", text(mix.dims), "; there are at most ", kMost, " streams");
-    require(op_type_, "mix", mix.dims, given.with({call.to, call.from}));
-    call.mix = mix.floats();
-  }
-  const Tensor beta = input(api(), context, next++), branch = input(api(), context, next++);
-  require(op_type_, "beta", beta.dims, given.with({call.to, 1}));
-  require(op_type_, "output", branch.dims, given.rows(dim));
-  call.streams = given.streams.floats();
-  call.beta = beta.floats();
-  call.output = branch.floats();
-  const Dims written = call.adds_up ? given.rows(dim) : given.with({call.to, dim});
-  call.written = static_cast<float*>(output(api(), context, 0, written));
-  if (is_empty(written)) return;
-  call.dim = dim;
-  for_all(api(), context, op_type_, given.count, std::max(call.from, call.to) * dim,
+  const WriteStreams call = writing_of(api(), context, op_type_, given, writing_);
+  if (call.to == 0) return;
+  for_all(api(), context, op_type_, given.count, std::max(call.from, call.to) * call.dim,
           [&](Range rows) { return instructions().write_streams(call, rows); });
 }
 

@@ -11,16 +11,21 @@ namespace localattn {
 
 class Columns;
 
-// (streams, weight, gain, constant) -> (read, mix, beta)
+// (streams, weight, gain, constant) -> (read, mix, beta); with a norm (..., scale, shift), and after mixing
+// (streams, mix, beta, output, weight, ...) -> (written, read, next_mix, next_beta).
 class ReadStreamsNode : public Node {
  public:
-  using Node::Node;
+  ReadStreamsNode(const OrtApi* api, const char* op_type, bool mixes, bool has_norm)
+      : Node(api), op_type_(op_type), mixes_(mixes), has_norm_(has_norm) {}
   void compute(OrtKernelContext* context) const override;
 
  private:
   // The matrix transposed; that of the call before, if the matrix is the same, because one token takes less time.
   std::shared_ptr<const Columns> columns_of(const float* matrix, int64_t rows, int64_t columns) const;
 
+  const char* op_type_;
+  bool mixes_;
+  bool has_norm_;
   mutable std::mutex mutex_;
   mutable std::shared_ptr<const Columns> columns_;
 };

@@ -14,6 +14,8 @@ struct Functions {
   bool (*attend_rows)(const Call&, const Rows&, int64_t most_floats);
   bool (*read_streams)(const ReadStreams&, Range rows);
   bool (*write_streams)(const WriteStreams&, Range rows);
+  // `reading.streams` is `writing.written`, which does not add up, of as many streams as before.
+  bool (*write_and_read_streams)(const WriteStreams& writing, const ReadStreams& reading, Range rows);
   bool (*rotate)(const Rotate&, Range rows);
   bool (*gated)(const Gated&, Range elements);
   bool (*aft_states)(const Aft&, Range parts);

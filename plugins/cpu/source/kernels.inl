@@ -12,6 +12,8 @@
 #include "ring.inl"
 
 extern const Functions functions = {
-    attend_rows, read_streams, write_streams, rotate,    gated,       aft_states,
-    aft_mean,    ring_step,    ring_merge,    kRingRows, ring_biases, ring_chunk,
+    attend_rows, read_streams, write_streams, write_and_read_streams,
+    rotate,      gated,        aft_states,    aft_mean,
+    ring_step,   ring_merge,   kRingRows,     ring_biases,
+    ring_chunk,
 };

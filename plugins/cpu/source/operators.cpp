@@ -161,8 +161,14 @@ std::vector<Operator> fused_operators() {
     op.make = [make](const OrtApi* api, const OrtKernelInfo*) -> Node* { return make(api); };
     operators.push_back(op);
   };
-  const auto read = [](auto* api) { return new ReadStreamsNode(api); };
-  add("ReadStreams", Elements(4, kFloat), Elements(3, kFloat), read, false);
+  const auto add_reading = [&](const char* op_type, bool mixes, bool has_norm) {
+    add(
+        op_type, Elements(4 + 3 * mixes + 2 * has_norm, kFloat), Elements(3 + mixes, kFloat),
+        [=](auto* api) { return new ReadStreamsNode(api, op_type, mixes, has_norm); }, mixes);
+  };
+  add_reading("ReadStreams", false, false);
+  add_reading("ReadStreamsNorm", false, true);
+  add_reading("MixReadStreamsNorm", true, true);
   const auto add_writing = [&](const char* op_type, Writing writing) {
     add(
         op_type, Elements(writing == Writing::add ? 3 : 4, kFloat), {kFloat},

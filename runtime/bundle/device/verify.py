@@ -118,7 +118,8 @@ KERNELS = (
         for cap in ("", "Softcap")
         for sinks in ("", "Sinks")
     ),
-    *("ReadStreams", "MixStreams", "AddToStreams", "BeginStreams", "EndStreams", "RotateHeads"),
+    *("ReadStreams", "ReadStreamsNorm", "MixStreams", "MixReadStreamsNorm"),
+    *("AddToStreams", "BeginStreams", "EndStreams", "RotateHeads"),
     *("GatedGelu", "GatedGeluTanh", "GatedSilu"),
 )
 

@@ -27,9 +27,9 @@ from ...support.native.plugin_build import folder
 pytest.importorskip("onnxruntime", reason="onnxruntime opens the library")
 
 # Two layers of attention and feed-forward: four branches, of which the first begins the streams and the last ends them.
-MIXING = {"RotateHeads": 4, "GatedGelu": 2, "ReadStreams": 3, "MixStreams": 2, "BeginStreams": 1, "EndStreams": 1}
-ADDING = {"RotateHeads": 4, "GatedGelu": 2, "ReadStreams": 3, "AddToStreams": 2}
 ALONE = {"RotateHeads": 4, "GatedGelu": 2}
+MIXING = ALONE | {"ReadStreamsNorm": 1, "MixReadStreamsNorm": 2, "BeginStreams": 1, "EndStreams": 1}
+ADDING = ALONE | {"ReadStreamsNorm": 3, "AddToStreams": 2}
 # Arguments, the release of hyper-connections, and the nodes.
 MODELS: dict[str, tuple[dict[str, Any], str | None, dict[str, int]]] = {
     "four streams": ({}, None, MIXING),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,9 @@ KERNEL_TOLERANCE = {"fp32": 5e-6, "fp16": 1e-3}
 EVERY = [(node.op_type, dtype) for node in FUSED_NODES for dtype in node.dtypes]
 EAGER: dict[str, Callable[..., Any]] = {
     "ReadStreams": fused_calls.read_streams,
+    "ReadStreamsNorm": lambda *reading: normalized(reading),
     "MixStreams": fused_calls.write_streams,
+    "MixReadStreamsNorm": lambda *inputs: mixed(inputs[:4], inputs[4:]),
     "AddToStreams": lambda streams, beta, output: fused_calls.write_streams(streams, None, beta, output),
     "BeginStreams": fused_calls.begin_streams,
     "EndStreams": fused_calls.end_streams,
@@ -75,6 +77,17 @@ def one_node(
     for value in () if shaped else (*model.graph.input, *model.graph.output):
         value.type.tensor_type.ClearField("shape")
     return model
+
+
+def normalized(reading: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    *inputs, scale, shift = reading
+    x, *weights = fused_calls.read_streams(*inputs)
+    return F.layer_norm(x, scale.shape, scale, shift), *weights
+
+
+def mixed(writing: Sequence[torch.Tensor], reading: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    written = fused_calls.write_streams(*writing)
+    return written, *normalized([written, *reading])
 
 
 def answer(model: onnx.ModelProto, plugin: str, feed: dict[str, Array], threads: int = 2) -> dict[str, Array]:
@@ -127,7 +140,9 @@ def test_all_that_compute_it_agree(op_type: str, dtype: str, opset: int) -> None
                 assert all(np.array_equal(made[name], alone[name]) for name in made)
 
 
-@pytest.mark.parametrize("op_type", ["ReadStreams", "MixStreams", "AddToStreams"])
+@pytest.mark.parametrize(
+    "op_type", ["ReadStreams", "ReadStreamsNorm", "MixStreams", "MixReadStreamsNorm", "AddToStreams"]
+)
 def test_one_token_may_have_no_axes_but_its_streams(op_type: str) -> None:
     """Kernel, eager function and a body of its own, of fewer operators."""
     feed = random_inputs(shapes(op_type, 1, 1, 4, 16), np.float32)
@@ -217,6 +232,21 @@ REFUSED = [
     ("ReadStreams", "streams", (2, 7, 0, 8), "the first input has shape [2, 7, 0, 8]; streams and width must lie in"),
     ("EndStreams", "streams", (2, 7, 4, 0), "the first input has shape [2, 7, 4, 0]; streams and width must lie in"),
     ("ReadStreams", "streams", (2, 7, 3, 8), "weight has shape [8, 6]; it must be [8, 5]"),
+    ("ReadStreamsNorm", "streams", (2, 7, 8), "the first input has shape [2, 7, 8]; it must have 4 dimensions"),
+    ("ReadStreamsNorm", "weight", (8, 5), "weight has shape [8, 5]; it must be [8, 6]"),
+    ("ReadStreamsNorm", "gain", (6,), "gain has shape [6]; it must be [4, 6]"),
+    ("ReadStreamsNorm", "constant", (6, 4), "constant has shape [6, 4]; it must be [4, 6]"),
+    ("ReadStreamsNorm", "scale", (9,), "scale has shape [9]; it must be [8]"),
+    ("ReadStreamsNorm", "shift", (1, 8), "shift has shape [1, 8]; it must be [8]"),
+    ("MixReadStreamsNorm", "streams", (2, 7, 8), "the first input has shape [2, 7, 8]; it must have 4 dimensions"),
+    ("MixReadStreamsNorm", "mix", (2, 7, 4, 3), "mix has shape [2, 7, 4, 3]; it must be [2, 7, 4, 4]"),
+    ("MixReadStreamsNorm", "beta", (2, 7, 4), "beta has shape [2, 7, 4]; it must be [2, 7, 4, 1]"),
+    ("MixReadStreamsNorm", "output", (2, 6, 8), "output has shape [2, 6, 8]; it must be [2, 7, 8]"),
+    ("MixReadStreamsNorm", "weight", (7, 6), "weight has shape [7, 6]; it must be [8, 6]"),
+    ("MixReadStreamsNorm", "gain", (), "gain has shape []; it must be [4, 6]"),
+    ("MixReadStreamsNorm", "constant", (6, 4), "constant has shape [6, 4]; it must be [4, 6]"),
+    ("MixReadStreamsNorm", "scale", (4,), "scale has shape [4]; it must be [8]"),
+    ("MixReadStreamsNorm", "shift", (0,), "shift has shape [0]; it must be [8]"),
     ("MixStreams", "streams", (2, 7, 8), "the first input has shape [2, 7, 8]; it must have 4 dimensions"),
     ("MixStreams", "mix", (2, 7, 4, 3), "mix has shape [2, 7, 4, 3]; it must be [2, 7, 4, 4]"),
     ("MixStreams", "mix", (1, 7, 4, 4), "mix has shape [1, 7, 4, 4]"),

@@ -16,15 +16,15 @@ def test_between_products_lie_norms_and_one_node_for_each_pass(tiny: Path, tmp_p
     found = operators(str(path), tmp_path, library=library())
     linear = 7 * depth + 1  # q, k, v, out; value, gate, contract; logits
     assert found.pop("MatMul") == linear + 1  # the first connection's weights, of what is no stream yet
-    assert found.pop("LayerNormalization") == branches + 1
+    assert found.pop("LayerNormalization") == 2  # the first branch's, and the last of all
     assert found.pop("Reshape") == 4 * depth  # heads: q, k, v apart, and the output together
     passes = {
         "WindowedAttention": depth,
         "RotateHeads": 2 * depth,
         "GatedGelu": depth,
-        "ReadStreams": branches - 1,
         "BeginStreams": 1,
-        "MixStreams": branches - 2,
+        "ReadStreamsNorm": 1,
+        "MixReadStreamsNorm": branches - 2,
         "EndStreams": 1,
     }
     assert {name: found.pop(name) for name in passes} == passes

@@ -35,7 +35,7 @@ KEYS = {
 LENGTHS = {"avx512": 128, "neon": 192}
 TOKENS, STREAMS, DIM = 128, 4, 256
 # Instructions for each of a token's 4 × 256 numbers, measured and a tenth more.
-NUMBERS = {"read": 3.75, "mix": 2.12, "rotate": 1.65, "gelu": 5.65}
+NUMBERS = {"read": 3.75, "mix": 2.12, "mix-read": 9.6, "rotate": 1.65, "gelu": 5.65}
 # Instruction set and tokens a call → instructions of a query and a key of a full ring, measured and a tenth more. Short
 # rings, where counting takes its time, spread what a call takes once over fewer keys.
 RINGS = {

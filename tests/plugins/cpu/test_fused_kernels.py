@@ -34,7 +34,7 @@ from ...support.native.plugin_build import emulator
 DIMS = (1, 2, 3, 15, 16, 17, 64, 100, 256, 300)
 STREAMS = (1, 2, 3, 4, 5, 8)
 LENGTHS = (1, 2, 7, 33)
-OF_STREAMS = ("ReadStreams", "MixStreams", "AddToStreams", "BeginStreams", "EndStreams")
+OF_STREAMS = tuple(op_type for op_type in OP_TYPES if op_type not in ("RotateHeads", *GATES))
 
 
 @pytest.fixture(scope="module", params=INSTRUCTION_SETS)

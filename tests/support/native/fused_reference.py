@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localattn.core.nodes.fused import FUSED_BY_OP_TYPE
+from localattn.core.nodes.fused import FUSED_BY_OP_TYPE, NORM_EPSILON
 
 Array = NDArray[Any]
 Exact = tuple[NDArray[np.float64], ...]
@@ -49,6 +49,21 @@ def _mix_streams(streams: Array, mix: Array, beta: Array, output: Array) -> Exac
     return (np.einsum("...st,...sd->...td", mix, streams) + beta * output[..., None, :],)
 
 
+def _spread(x: Array) -> Array:
+    spread: Array = np.sqrt(x.var(axis=-1, keepdims=True) + NORM_EPSILON)
+    return spread
+
+
+def _read_norm(streams: Array, weight: Array, gain: Array, constant: Array, scale: Array, shift: Array) -> Exact:
+    x, mix, beta = _read_streams(streams, weight, gain, constant)
+    return (x - x.mean(axis=-1, keepdims=True)) / _spread(x) * scale + shift, mix, beta
+
+
+def _mix_read_norm(streams: Array, mix: Array, beta: Array, output: Array, *reading: Array) -> Exact:
+    (written,) = _mix_streams(streams, mix, beta, output)
+    return written, *_read_norm(written, *reading)
+
+
 def _add_to_streams(streams: Array, beta: Array, output: Array) -> Exact:
     return (streams + beta * output[..., None, :],)
 
@@ -83,7 +98,9 @@ def _gated_silu(value: Array, gate: Array) -> Exact:
 
 _FORMULAS: dict[str, Callable[..., Exact]] = {
     "ReadStreams": _read_streams,
+    "ReadStreamsNorm": _read_norm,
     "MixStreams": _mix_streams,
+    "MixReadStreamsNorm": _mix_read_norm,
     "AddToStreams": _add_to_streams,
     "BeginStreams": _begin_streams,
     "EndStreams": _end_streams,
@@ -99,6 +116,18 @@ def expected(op_type: str, inputs: dict[str, Array]) -> dict[str, NDArray[np.flo
     with np.errstate(invalid="ignore", over="ignore"):
         outputs = _FORMULAS[op_type](*(array.astype(np.float64) for array in inputs.values()))
     return dict(zip(FUSED_BY_OP_TYPE[op_type].outputs, outputs, strict=True))
+
+
+def magnified(op_type: str, inputs: dict[str, Array]) -> float:
+    """How much larger a LayerNorm makes the errors of what it takes: rows of a few channels may be nearly equal."""
+    if not op_type.endswith("Norm"):
+        return 1.0
+    wide = {name: array.astype(np.float64) for name, array in inputs.items()}
+    if op_type == "MixReadStreamsNorm":
+        (wide["streams"],) = _mix_streams(*(wide[name] for name in ("streams", "mix", "beta", "output")))
+    x, *_ = _read_streams(*(wide[name] for name in ("streams", "weight", "gain", "constant")))
+    factors = np.abs(wide["scale"]).max(initial=0.0) * np.abs(x).max(initial=1.0) / _spread(x)
+    return float(factors.max(initial=1.0))
 
 
 def shapes(
@@ -126,6 +155,8 @@ def shapes(
         "mix": [*tokens, streams, 1 if op_type == "BeginStreams" else streams],
         "beta": [*tokens, streams, 1],
         "output": [*tokens, dim],
+        "scale": [dim],
+        "shift": [dim],
         "x": rotated if op_type == "RotateHeads" else [*tokens, dim],
         "cosine": table,
         "sine": table,
@@ -138,9 +169,11 @@ def shapes(
 def output_shapes(op_type: str, inputs: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """Shapes of its outputs."""
     first, *_ = inputs.values()
-    if op_type == "ReadStreams":
+    if op_type in ("ReadStreams", "ReadStreamsNorm", "MixReadStreamsNorm"):
         *tokens, streams, dim = first
-        return {"read": [*tokens, dim], "mix": [*tokens, streams, streams], "beta": [*tokens, streams, 1]}
+        read = [[*tokens, dim], [*tokens, streams, streams], [*tokens, streams, 1]]
+        written = [first] if op_type == "MixReadStreamsNorm" else []
+        return dict(zip(FUSED_BY_OP_TYPE[op_type].outputs, [*written, *read], strict=True))
     shape = first
     if op_type == "BeginStreams":
         shape = [*inputs["beta"][:3], first[-1]]

@@ -28,6 +28,9 @@ int main(int count, char** arguments) {
   const int64_t tokens = std::atoll(arguments[2]), dim = std::atoll(arguments[3]), wide = tokens * kStreams;
   float* streams = numbers(wide * dim);
   float* other = numbers(wide * dim);
+  float* mix = numbers(wide * kStreams);
+  float* next_beta = numbers(wide);
+  float* scale = numbers(2 * dim);
   float* weights = numbers(wide * kStreams);
   float* beta = numbers(wide);
   float* row = numbers(tokens * dim);
@@ -35,7 +38,12 @@ int main(int count, char** arguments) {
   const localattn::Functions& functions = localattn::instructions();
   const bool run = std::atoi(arguments[4]) != 0;
   if (run && !std::strcmp(op, "read")) {
-    functions.read_streams({streams, columns, columns, columns, row, weights, beta, kStreams, dim, dim}, {0, tokens});
+    localattn::ReadStreams call{streams, columns, columns, columns, row, weights, beta, kStreams, dim, dim, {}, {}};
+    functions.read_streams(call, {0, tokens});
+  } else if (run && !std::strcmp(op, "mix-read")) {
+    functions.write_and_read_streams(
+        {streams, weights, beta, row, other, kStreams, kStreams, false, dim},
+        {other, columns, columns, columns, row, mix, next_beta, kStreams, dim, dim, scale, scale + dim}, {0, tokens});
   } else if (run && !std::strcmp(op, "mix")) {
     functions.write_streams({streams, weights, beta, row, other, kStreams, kStreams, false, dim}, {0, tokens});
   } else if (run && !std::strcmp(op, "rotate")) {

@@ -13,7 +13,7 @@ namespace {
 using localattn::Element;
 using localattn::Range;
 
-enum class Kind : int64_t { read, mix, add, begin, end, rotate, gelu, geluTanh, silu };
+enum class Kind : int64_t { read, readNorm, mix, mixRead, add, begin, end, rotate, gelu, geluTanh, silu };
 
 struct Header {
   Kind kind;
@@ -65,23 +65,28 @@ void run(Header const& h, Call const& call, bool (*kernel)(Call const&, Range)) 
   });
 }
 
-void readStreams(Header const& h, Tensors& tensors) {
+// Of `streams`, or of the next input.
+localattn::ReadStreams reading(Header const& h, Tensors& tensors, float const* streams) {
   localattn::ReadStreams call{};
   int64_t const columns = h.from + 2;
   call.count = h.from;
   call.dim = h.dim;
   call.width = (h.dim + localattn::kMostLanes - 1) / localattn::kMostLanes * localattn::kMostLanes;
-  call.streams = tensors.input<float>(h.rows * h.from * h.dim);
+  call.streams = streams ? streams : tensors.input<float>(h.rows * h.from * h.dim);
   call.columns = tensors.input<float>(columns * call.width, true);
   call.gain = tensors.input<float>(h.from * columns);
   call.constant = tensors.input<float>(h.from * columns);
+  if (h.kind != Kind::read) {
+    call.scale = tensors.input<float>(h.dim);
+    call.shift = tensors.input<float>(h.dim);
+  }
   call.read = tensors.output<float>(h.rows * h.dim);
   call.mix = tensors.output<float>(h.rows * h.from * h.from);
   call.beta = tensors.output<float>(h.rows * h.from);
-  run(h, call, localattn::instructions().read_streams);
+  return call;
 }
 
-void writeStreams(Header const& h, Tensors& tensors) {
+localattn::WriteStreams writing(Header const& h, Tensors& tensors) {
   localattn::WriteStreams call{};
   call.from = h.from;
   call.to = h.to;
@@ -92,7 +97,20 @@ void writeStreams(Header const& h, Tensors& tensors) {
   call.beta = tensors.input<float>(h.rows * h.to);
   call.output = tensors.input<float>(h.rows * h.dim);
   call.written = tensors.output<float>(h.rows * (call.adds_up ? 1 : h.to) * h.dim);
-  run(h, call, localattn::instructions().write_streams);
+  return call;
+}
+
+struct Mixed {
+  localattn::WriteStreams writing;
+  localattn::ReadStreams reading;
+};
+
+void mixAndRead(Header const& h, Tensors& tensors) {
+  localattn::WriteStreams const first = writing(h, tensors);
+  Mixed const call{first, reading(h, tensors, first.written)};
+  run<Mixed>(h, call, [](Mixed const& both, Range rows) {
+    return localattn::instructions().write_and_read_streams(both.writing, both.reading, rows);
+  });
 }
 
 void rotate(Header const& h, Tensors& tensors) {
@@ -123,12 +141,14 @@ void gated(Header const& h, Tensors& tensors) {
 int64_t fuse(Header const& h, std::ifstream& in, std::ofstream& out) {
   Tensors tensors(in, h);
   switch (h.kind) {
-    case Kind::read: readStreams(h, tensors); break;
+    case Kind::read:
+    case Kind::readNorm: run(h, reading(h, tensors, nullptr), localattn::instructions().read_streams); break;
+    case Kind::mixRead: mixAndRead(h, tensors); break;
     case Kind::rotate: rotate(h, tensors); break;
     case Kind::gelu:
     case Kind::geluTanh:
     case Kind::silu: gated(h, tensors); break;
-    default: writeStreams(h, tensors);
+    default: run(h, writing(h, tensors), localattn::instructions().write_streams);
   }
   tensors.write(out);
   return tasksOf(h);
