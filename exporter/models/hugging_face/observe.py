@@ -143,12 +143,13 @@ def scale_nothing(model: nn.Module) -> bool:
     """
     found = False
     for module in model.modules():
-        kind: Any = getattr(module, "rope_type", None)
+        owner: Any = module
+        kind = getattr(owner, "rope_type", None)
         kinds = kind if isinstance(kind, dict) else {"": kind}
         fixed = {name: "default" if grows(one) else one for name, one in kinds.items()}
         if fixed != kinds:
             found = True
-            module.rope_type = fixed if isinstance(kind, dict) else fixed[""]
+            owner.rope_type = fixed if isinstance(kind, dict) else fixed[""]
     return found
 
 
