@@ -283,7 +283,7 @@ def _print_plan(request: ExportRequest | StepRequest) -> None:
     axes = dynamic_axes(request, source)
     for line in opened.notes:
         note(f"Note: {line}")
-    say(f"Would export {source.class_name} to {request.output} ({request.dtype}, opset {request.opset}):")
+    say(f"Would export {source.title} to {request.output} ({request.dtype}, opset {request.opset}):")
     for spec in dynamic_specs(source, request.dtype, axes):
         say(f"  input   {spec.describe()}")
     say(f"  output  {', '.join(source.outputs)}")

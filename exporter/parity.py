@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..core.documents.sidecar import Sidecar
+from ..core.documents.sidecar import Sidecar, class_title
 from ..core.error_texts import argument
 from ..core.errors import UsageError
 from ..core.progress import timed_steps
@@ -83,9 +83,10 @@ def source_of_file(request: ParityRequest, candidate: FileRunner) -> tuple[Sourc
     optional = {name: name in inputs for name in ("mask", "attn_bias", "full_mask", POSITION_IDS)}
     wanted = signature(opened.resolved.class_name, opened.resolved.args, **optional)
     caches = {spec.name for spec in candidate.signature} - {spec.name for spec in wanted} if stepwise else set()
+    title = class_title(opened.resolved.class_name, opened.resolved.args.model_dump(include={"architecture"}))
     ranks = [(spec.name, len(spec.shape)) for spec in candidate.signature if spec.name not in caches]
     if ranks != [(spec.name, len(spec.shape)) for spec in wanted]:
-        raise _other_inputs(candidate.signature, wanted, opened.resolved.class_name)
+        raise _other_inputs(candidate.signature, wanted, title)
     causal = request.causal
     if causal is None:
         causal = bool(sidecar is not None and sidecar.options.get("causal"))
@@ -118,7 +119,7 @@ def source_of_file(request: ParityRequest, candidate: FileRunner) -> tuple[Sourc
     except UsageError as error:
         if not all(isinstance(size, int) for spec in candidate.signature for size in spec.shape):
             raise
-        raise _other_inputs(candidate.signature, wanted, opened.resolved.class_name, error.what) from error
+        raise _other_inputs(candidate.signature, wanted, title, error.what) from error
 
 
 def _longest(request: ParityRequest, sidecar: Sidecar | None) -> int | None:
@@ -136,15 +137,15 @@ def check_signature(candidate: FileRunner, source: SourceModel, wanted: Sequence
         UsageError: the inputs differ; the text lists both.
     """
     if list(candidate.signature) != list(wanted):
-        raise _other_inputs(candidate.signature, wanted, source.class_name)
+        raise _other_inputs(candidate.signature, wanted, source.title)
 
 
 def _other_inputs(
-    found: Sequence[TensorSpec], wanted: Sequence[TensorSpec], class_name: str, detail: str = ""
+    found: Sequence[TensorSpec], wanted: Sequence[TensorSpec], title: str, detail: str = ""
 ) -> UsageError:
     return UsageError(
         "The model and the checkpoint do not belong together.",
-        why=f"The model takes {_listed(found) or 'nothing'}; the checkpoint's {class_name} takes {_listed(wanted)}. "
+        why=f"The model takes {_listed(found) or 'nothing'}; the checkpoint's {title} takes {_listed(wanted)}. "
         f"{detail}".rstrip(),
         fix="Give the checkpoint and configuration the model was exported from.",
     )

@@ -57,7 +57,7 @@ def print_step_plan(request: StepRequest) -> None:
     for line in opened.notes:
         note(f"Note: {line}")
     for path, source in files.items():
-        say(f"Would export {source.source.class_name} to {path}, {source.chunk} token(s) a call:")
+        say(f"Would export {source.source.title} to {path}, {source.chunk} token(s) a call:")
         for spec in source.inputs(request.export.dtype):
             say(f"  input   {spec.describe()}")
         say(f"  output  {', '.join(source.output_names())}")

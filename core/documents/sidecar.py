@@ -6,7 +6,7 @@ file. Importing this module imports pydantic: light modules import it inside fun
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -27,6 +27,7 @@ __all__ = [
     "Sidecar",
     "TensorSpec",
     "WindowFacts",
+    "class_title",
     "first_problem",
     "parse_facts",
     "read_sidecar",
@@ -84,6 +85,12 @@ class CheckRecord(BaseModel):
     detail: str = ""
     figures: dict[str, float | int | str] = Field(default_factory=dict)
     baseline: Baseline | None = None
+
+
+def class_title(class_name: str, kwargs: Mapping[str, Any]) -> str:
+    """Return a class in words: of a Hugging Face model its architecture, one of the arguments."""
+    architecture = kwargs.get("architecture")
+    return f"transformers.{architecture}" if isinstance(architecture, str) else class_name
 
 
 class Sidecar(BaseModel):
@@ -150,9 +157,8 @@ class Sidecar(BaseModel):
 
     @property
     def title(self) -> str:
-        """The class in words: of a Hugging Face model its architecture."""
-        architecture = self.kwargs.get("architecture")
-        return f"transformers.{architecture}" if isinstance(architecture, str) else self.class_name
+        """The class in words."""
+        return class_title(self.class_name, self.kwargs)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts as JSON types, under the names of the file."""

@@ -26,7 +26,7 @@ from ...runtime.parity.runner import Runner, SessionRunner
 from ...runtime.session import Session, check_inputs, find_model, load
 from ..parity import check_signature, source_of_file
 from ..source.source_model import SourceModel
-from .boundaries import Boundary, GraphIndex, find_boundaries
+from .boundaries import Boundary, GraphIndex, find_boundaries, first_column
 from .causes import likely_cause
 from .evidence import Evidence, Measured, measure
 from .marked import onnx_file_of, open_marked
@@ -188,10 +188,14 @@ class _Bisection:
             if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.data_type == onnx.TensorProto.INT64:
                 continue
             in_file = onnx.numpy_helper.to_array(tensor).astype(np.float64)
+            start = first_column(tensor.name)
+            held_by_module = recording.parameters.get(module, {}).items()
             fitting = [
-                (name, own)
-                for name, own in recording.parameters.get(module, {}).items()
-                if in_file.shape in (own.shape, own.T.shape)
+                (name, part)
+                for name, own in held_by_module
+                # A packed matrix has as many columns as upstream's has rows.
+                for part in [own if start is None else own[start : start + in_file.shape[-1]]]
+                if in_file.shape in (part.shape, part.T.shape)
             ]
             if len(fitting) == 1:
                 pairs.append((fitting[0][0], in_file, _alike(fitting[0][1], in_file)))

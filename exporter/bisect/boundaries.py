@@ -8,6 +8,7 @@ residual streams that normalizes what it reads computes the norm's output.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -29,7 +30,8 @@ class Boundary:
         value: its name in the graph.
         order: index of the node that computes it.
         path: the module's path; "" is the whole model.
-        role: "output", "input", "query", "key", "value" or "attention".
+        role: "output", "output from column …" where a packed matrix was cut, "input", "query", "key", "value" or
+            "attention".
         expected: the float64 module's value.
     """
 
@@ -106,6 +108,20 @@ class GraphIndex:
                     seen.add(value)
                     yield value
 
+    def parts(self, path: str) -> Iterator[tuple[str, int]]:
+        """List the values that leave a module whose matrix was cut, each with its first column of the output."""
+        for value in self.leaving(path):
+            queue = [value]
+            while queue:
+                maker = self.maker.get(queue.pop())
+                if maker is None or not self.inside(maker, path):
+                    continue
+                node = self.nodes[maker]
+                if node.op_type != "MatMul":
+                    queue += node.input
+                elif (start := first_column(node.input[1])) is not None:
+                    yield value, start
+
     def behind(self, value: str, known: set[str]) -> list[str]:
         """Return the nearest of the `known` values that a value is computed from."""
         found: list[str] = []
@@ -150,6 +166,13 @@ def find_boundaries(index: GraphIndex, recording: Recording) -> list[Boundary]:
         elif len(outputs) == len(leaving):
             for value, expected in zip(leaving, outputs, strict=True):
                 add(value, path, "output", expected)
+        elif len(outputs) == 1:
+            for value, start in index.parts(path):
+                shape, before = index.shape(value) or (), outputs[0].shape[:-1]
+                width = math.prod(shape[len(before) :])
+                expected = outputs[0][..., start : start + width]
+                if shape[: len(before)] == before and expected.shape[-1] == width:
+                    add(value, path, f"output from column {start}", expected.reshape(shape))
     # After the modules' outputs: where no operation comes between, the rotary embedding's output is the query.
     for (node, path), call in attention:
         for role, value, expected in zip(
@@ -164,6 +187,12 @@ def find_boundaries(index: GraphIndex, recording: Recording) -> list[Boundary]:
             if len(entering) == len(alike) == 1 and entering[0] not in index.norms:
                 add(entering[0], path, "input", expected)
     return sorted(found.values(), key=lambda boundary: boundary.order)
+
+
+def first_column(weight: str) -> int | None:
+    """Return at which column a matrix or bias was cut from a packed one, as `fusing.products` names it; else None."""
+    packed, _, start = weight.rpartition("/")
+    return int(start) if packed and start.isdecimal() else None
 
 
 def _norms(node: onnx.NodeProto) -> Iterator[tuple[str, str]]:

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ...core.documents.sidecar import class_title
 from ...core.documents.window_view import WindowView
 from ...core.dtypes import IO_NAME
 from ...core.error_texts import argument
@@ -77,13 +78,13 @@ class SourceModel:
         self._float64 = Float64State(state)
         if (request.causal or request.full_mask) and not {"causal", "full_mask"} <= self.family.extra_inputs:
             raise UsageError(
-                f"{argument('causal')} and {argument('full_mask')} do not apply to {class_name}.",
+                f"{argument('causal')} and {argument('full_mask')} do not apply to {self.title}.",
                 why="Whether it is causal is an argument of the class; AFTLocal gets a mask instead.",
                 fix="Say it in the config.",
             )
         if request.position_ids and "position_ids" not in self.family.extra_inputs:
             raise UsageError(
-                f"{argument('position_ids', True)} does not apply to {class_name}.", why="It counts positions itself."
+                f"{argument('position_ids', True)} does not apply to {self.title}.", why="It counts positions itself."
             )
         self.shapes = replace(self.family.sizes(args, request), dynamic_length=request.dynamic_length)
 
@@ -92,6 +93,11 @@ class SourceModel:
         other = SourceModel(self.class_name, self.args, self.state, self.mixes_residuals, request, self.not_in_weights)
         other._float64 = self._float64  # so that a reference that is a module is built only once
         return other
+
+    @property
+    def title(self) -> str:
+        """The class in words, as a sidecar has it."""
+        return class_title(self.class_name, self.args.model_dump(include={"architecture"}))
 
     @property
     def spec(self) -> ModelSpec:

@@ -1,7 +1,8 @@
 """Pass: a rotary embedding as one `RotateHeads` node.
 
 It finds `x·cosine + rotate_half(x)·sine` with `rotate_half((x₁, x₂)) = (−x₂, x₁)`, as most models write it, for tables
-`[B, 1, N, D]` or `[B, N, 1, D]`. `x` may be a part of a head (partial rotary), and `B` one.
+`[B, 1, N, D]` or `[B, N, 1, D]`. `x` may be a part of a head (partial rotary), and `B` one. The other way to write it
+is `(x₁·cosine − x₂·sine, x₂·cosine + x₁·sine)`, with tables of half that width.
 """
 
 from __future__ import annotations
@@ -25,6 +26,37 @@ def apply(model: Any) -> None:
                     continue
                 _replace(model.graph, node, x, tables.cosine(cosine, heads_first), tables.sine(sine, heads_first))
                 break
+        elif node.op_type == "Concat" and node.domain == "" and (found := _by_halves(node)) is not None:
+            x, *halves = found
+            heads_first = _heads_first(x, halves[0], 2)
+            if heads_first is not None and list(halves[0].shape) == list(halves[1].shape):
+                cosine, sine = (tables.doubled(half) for half in halves)
+                _replace(model.graph, node, x, tables.cosine(cosine, heads_first), tables.sine(sine, heads_first))
+
+
+def _by_halves(node: Any) -> tuple[Any, Any, Any] | None:
+    """Read a Concat as a rotation written by halves: `x`, and the tables of half its width."""
+    value = node.outputs[0]
+    if len(node.inputs) != 2 or value.shape is None or len(value.shape) != 4:
+        return None
+    difference, total = maker(node.inputs[0], "Sub"), maker(node.inputs[1], "Add")
+    if difference is None or total is None or node.attributes["axis"].value % 4 != 3:
+        return None
+    minuend, subtrahend = (maker(side, "Mul") for side in difference.inputs)
+    if minuend is None or subtrahend is None:
+        return None
+    size = static(value, -1) or 0
+    products = [{*(part.inputs if part else ())} for part in (maker(side, "Mul") for side in total.inputs)]
+    for first, cosine in (minuend.inputs, minuend.inputs[::-1]):
+        for second, sine in (subtrahend.inputs, subtrahend.inputs[::-1]):
+            low, high = cut_of(first), cut_of(second)
+            if low is None or high is None or low.source is not high.source or static(low.source, -1) != size:
+                continue
+            halves = (low[1:], high[1:]) == ((3, 0, size // 2), (3, size // 2, size))
+            wanted = [{second, cosine}, {first, sine}]
+            if halves and cosine.shape is not None and sine.shape is not None and wanted in (products, products[::-1]):
+                return low.source, cosine, sine
+    return None
 
 
 def _rotations(node: Any) -> Iterator[tuple[Any, Any, Any]]:
@@ -55,11 +87,15 @@ def _turned(value: Any) -> Any:
     return first.source if alike and halves == [(last, 0, size // 2), (last, size // 2, size)] else None
 
 
-def _heads_first(x: Any, table: Any) -> bool | None:
-    """Return whether `x` is `[B, H, N, D]`, not `[B, N, H, D]`, by the shape of its table; None if neither fits."""
+def _heads_first(x: Any, table: Any, parts: int = 1) -> bool | None:
+    """Return whether `x` is `[B, H, N, D]`, not `[B, N, H, D]`, by the shape of its table; None if neither fits.
+
+    The table has `D / parts` channels.
+    """
     if table is None or x.shape is None or table.shape is None or len(x.shape) != 4 or len(table.shape) != 4:
         return None
-    if table.shape[0] not in (1, x.shape[0]) or table.shape[3] != x.shape[3]:
+    width = static(x, -1)
+    if table.shape[0] not in (1, x.shape[0]) or width is None or static(table, -1) != width // parts:
         return None
     if table.shape[1] == 1 and table.shape[2] == x.shape[2]:
         return True
@@ -85,6 +121,17 @@ class Tables:
         self.graph = graph
         self._made: dict[tuple[Any, bool], Any] = {}
         self._signed: dict[Any, Any] = {}
+        self._doubled: dict[Any, Any] = {}
+
+    def doubled(self, value: Any) -> Any:
+        """Return a table of half the width beside itself."""
+        import onnx_ir as ir
+
+        if value not in self._doubled:
+            made = self._insert(value, ir.node("Concat", [value, value], {"axis": -1}))
+            made.shape, made.dtype = ir.Shape([*value.shape[:3], 2 * value.shape[3]]), value.dtype
+            self._doubled[value] = made
+        return self._doubled[value]
 
     def cosine(self, value: Any, heads_first: bool) -> Any:
         """Return the halves of a table apart: an axis of two before the last."""
@@ -123,15 +170,17 @@ class Tables:
         return self.cosine(table.producer().inputs[0], False)
 
     def _add(self, op_type: str, value: Any, constant: Any) -> Any:
-        """Add a node behind the one that makes the value, or first if it is a constant or an input."""
         import onnx_ir as ir
 
+        return self._insert(value, ir.node(op_type, [value, constant]))
+
+    def _insert(self, value: Any, node: Any) -> Any:
+        """Add a node behind the one that makes the value, or first if it is a constant or an input."""
         before = value.producer()
-        properties = {} if before is None else dict(before.metadata_props)
-        node = ir.node(op_type, [value, constant], metadata_props=properties)
         if before is None:
             self.graph.insert_before(self.graph[0], node)
         else:
+            node.metadata_props.update(before.metadata_props)
             self.graph.insert_after(before, node)
         return node.outputs[0]
 

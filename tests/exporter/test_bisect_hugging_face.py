@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from ..conftest import Finished
 from ..support.models.hugging_face import CASES, build
@@ -38,3 +39,11 @@ def test_another_window_is_found_in_its_layer(
     found = localattn("bisect", file, "--against", tmp_path / "other")
     assert found.code == 1 and f"first leaves the tolerance in: {layer}\n" in found.out, found.out
     assert "likely cause  window" in found.out
+    if name == "modernbert":  # values, the last third of its packed matrix
+        (tmp_path / "other" / "config.json").write_text(json.dumps(config))
+        weights = load_file(tmp_path / "other" / "model.safetensors")
+        weights["model.layers.1.attn.Wqkv.weight"][128:] *= 1.01
+        save_file(weights, tmp_path / "other" / "model.safetensors", metadata={"format": "pt"})
+        found = localattn("bisect", file, "--against", tmp_path / "other")
+        assert "first leaves the tolerance in: model.layers.1.attn.Wqkv\n" in found.out, found.out
+        assert "likely cause  weights" in found.out

@@ -86,6 +86,33 @@ def test_a_rotation_becomes_one_node(heads_first: bool, batch: str) -> None:
     agree(first, second, x=given, c1=tables, s1=tables)
 
 
+BY_HALVES = """
+    first = Slice(x, a, b, last)
+    second = Slice(x, b, c, last)
+    one = Mul(first, cosine)
+    two = Mul(second, sine)
+    three = Mul(second, cosine)
+    four = Mul(first, sine)
+    low = Sub(one, two)
+    high = Add(three, four)
+    y = Concat<axis = -1>(low, high)
+"""
+
+
+@pytest.mark.parametrize("heads_first", [True, False])
+def test_a_rotation_by_halves_becomes_one_node(heads_first: bool) -> None:
+    """With tables of half a head, as gpt_oss writes it."""
+    x, table = ("B, 3, N, 16", "B, 1, N, 8") if heads_first else ("B, N, 3, 16", "B, N, 1, 8")
+    text = f"g (float[{x}] x, float[{table}] cosine, float[{table}] sine) => (float[{x}] y) {HALVES} {{ {BY_HALVES} }}"
+    first, second = fused(text)
+    assert nodes(second) == {"RotateHeads": 1, "Concat": 2, "Reshape": 2, "Mul": 1}
+    given, tables = ((2, 3, 5, 16), (2, 1, 5, 8)) if heads_first else ((2, 5, 3, 16), (2, 5, 1, 8))
+    agree(first, second, x=given, cosine=tables, sine=tables)
+    for right, wrong in (("Sub(one, two)", "Sub(two, one)"), ("Add(three", "Sub(three"), ("low, high", "high, low")):
+        _, second = fused(text.replace(right, wrong))
+        assert nodes(second)["RotateHeads"] == 0
+
+
 def test_a_part_of_a_head_is_rotated_too() -> None:
     body = ROTATION.format(x="low", cosine="cosine", sine="sine", to="rotated")
     sizes = "float[B, 3, N, 24] x, float[1, 1, N, 16] cosine, float[1, 1, N, 16] sine"

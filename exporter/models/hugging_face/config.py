@@ -80,7 +80,7 @@ def require_transformers() -> None:
 
 
 def choose_class(
-    config: Mapping[str, Any], task: str | None, where: str, exported: str | None = None
+    config: Mapping[str, Any], made: PreTrainedConfig, task: str | None, where: str, exported: str | None = None
 ) -> type[PreTrainedModel]:
     """Return the class to export: that of a task, or the one that the configuration names.
 
@@ -88,6 +88,7 @@ def choose_class(
 
     Args:
         config: the values of `config.json`.
+        made: the configuration that `made_config` makes of them.
         task: a key of `TASKS`; None for the class that the model was saved as.
         where: the folder's name, for errors.
         exported: name of the class that the file was exported as which the model is compared with; it comes before
@@ -99,7 +100,7 @@ def choose_class(
     import transformers
     from transformers import PreTrainedModel
 
-    kind = type(made_config(config, where))
+    kind = type(made)
     if task is not None:
         if task not in TASKS:
             raise UsageError(f"{argument('task')} is {shown(task)}.", fix=f"Known: {', '.join(TASKS)}.")
@@ -221,24 +222,31 @@ def _check_rotary(config: Mapping[str, Any], where: str) -> None:
                 raise UsageError(f"{where}: {name} of the rotary embedding is {value}.", why="It is above 0.", fix=_FIX)
 
 
-def check_fixed_rotation(config: Mapping[str, Any]) -> None:
-    """Refuse a rotary embedding whose frequencies depend on the length, which is open in a file of whole sequences.
+def rotation_grows(config: Mapping[str, Any]) -> bool:
+    """Return whether a rotary embedding changes beyond the positions that the configuration states."""
+    return any(grows(_type(table)) for table in _rotary_tables(config))
 
-    Raises:
-        UsageError: it is one.
-    """
-    if any("dynamic" in str(table.get("rope_type", table.get("type"))) for table in _rotary_tables(config)):
-        raise UsageError(
-            "The model has a rotary embedding of the type 'dynamic'.",
-            why="Its frequencies follow from the longest sequence seen so far; those of a file are fixed.",
-            fix="A decoder exports token by token, up to the positions in which it changes nothing: "
-            f"{argument('mode', 'step')}.",
-        )
+
+def rotation_changes(config: Mapping[str, Any]) -> list[int]:
+    """List the lengths beyond which a rotary embedding takes other frequencies, those of `longrope`."""
+    name = "original_max_position_embeddings"
+    stated = [table.get(name, config.get(name)) for table in _rotary_tables(config) if _type(table) == "longrope"]
+    return [length for length in stated if isinstance(length, int)]
+
+
+def grows(kind: object) -> bool:
+    """Return whether a type of rotary embedding is one that changes with the length, as transformers tells it."""
+    return isinstance(kind, str) and "dynamic" in kind
+
+
+def _type(table: Mapping[str, Any]) -> object:
+    return table.get("rope_type", table.get("type"))
 
 
 def _rotary_tables(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """List the tables of rotary embeddings in a configuration, those of single types of layers among them."""
-    found = [config.get(name) for name in ("rope_parameters", "rope_scaling")]
+    owners = [owner for owner in (config, config.get("text_config")) if isinstance(owner, Mapping)]
+    found = [owner.get(name) for owner in owners for name in ("rope_parameters", "rope_scaling")]
     found += [inner for outer in found if isinstance(outer, Mapping) for inner in outer.values()]
     return [table for table in found if isinstance(table, Mapping)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 from collections.abc import Mapping
@@ -26,16 +27,26 @@ from ..family import (
     UpstreamClass,
     sequence_length,
 )
-from . import weights
+from . import longformer, weights
 from .arguments import HuggingFaceArgs
-from .config import broken, choose_class, is_hugging_face, made_config, named_class, read_config, require_transformers
+from .config import (
+    broken,
+    choose_class,
+    is_hugging_face,
+    made_config,
+    named_class,
+    read_config,
+    require_transformers,
+    rotation_changes,
+    rotation_grows,
+)
 from .module import BATCHED, MASK, load, of_whole_sequences, parameters
 from .observe import read_layers
-from .reference import reference, undecided, untouched
+from .reference import check_live, reference, undecided, untouched
 from .step_module import step_arguments, step_caches, step_call, step_module
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 CLASS = "transformers.PreTrainedModel"
 # Outputs that a file has, of all that a model may return.
@@ -62,13 +73,20 @@ _SHORT = 256
 _POSITIONS, _MOST_POSITIONS = 8192, 1 << 30
 
 
-def describe(kind: type[PreTrainedModel], raw: Mapping[str, Any], where: str) -> HuggingFaceArgs:
+def describe(
+    kind: type[PreTrainedModel], raw: Mapping[str, Any], config: PreTrainedConfig, where: str
+) -> HuggingFaceArgs:
     """Read everything about a model that does not need its weights.
+
+    Args:
+        kind: its class.
+        raw: the values of `config.json`.
+        config: the configuration that `made_config` makes of them; it stays as it is.
+        where: the folder's name, for errors.
 
     Raises:
         UsageError: the configuration cannot be used, or a layer of the model cannot be exported.
     """
-    config = made_config(raw, where)
     model = _made(kind, config, where, "meta")
     if "input_ids" not in parameters(model):
         raise UsageError(
@@ -80,7 +98,9 @@ def describe(kind: type[PreTrainedModel], raw: Mapping[str, Any], where: str) ->
     # Chunks begin after each sequence's padding, and those of the node at the first position: no padding then.
     chunked = bool(getattr(text, "attention_chunk_size", None))
     names = ["input_ids", *([MASK] if MASK in parameters(model) and not chunked else [])]
-    layers, run = read_layers(_made(kind, config, where, "cpu") if chunked else model, names)
+    own_code = longformer.is_longformer(config)
+    read = longformer.read_layers if own_code else read_layers
+    layers, run = read(_made(kind, config, where, "cpu") if chunked else model, names)
     outputs = [name for name in _OUTPUTS if name in run.outputs]
     if not outputs:
         raise UsageError(
@@ -95,7 +115,7 @@ def describe(kind: type[PreTrainedModel], raw: Mapping[str, Any], where: str) ->
         per_token=len(shape) > 1 and shape[1] == run.length,
         layers=tuple(layers),
         vocab_size=text.vocab_size,
-        longest=_positions(text, where),
+        longest=longformer.positions(config) if own_code else _positions(text, where),
     )
 
 
@@ -114,7 +134,7 @@ def _positions(config: Any, where: str) -> int:
     return stated
 
 
-def _made(kind: type[PreTrainedModel], config: Any, where: str, device: str) -> PreTrainedModel:
+def _made(kind: type[PreTrainedModel], config: PreTrainedConfig, where: str, device: str) -> PreTrainedModel:
     """Build a model with weights of any value, or on the meta device with none.
 
     Raises:
@@ -125,7 +145,9 @@ def _made(kind: type[PreTrainedModel], config: Any, where: str, device: str) -> 
     made: Any = kind
     try:
         with torch.device(device), initialization.no_init_weights():
-            model: PreTrainedModel = made._from_config(config, dtype=torch.float32, experts_implementation=BATCHED)
+            model: PreTrainedModel = made._from_config(
+                copy.deepcopy(config), dtype=torch.float32, experts_implementation=BATCHED
+            )
     except UsageError:
         raise
     except Exception as error:  # each class refuses values in its own way
@@ -136,12 +158,13 @@ def _made(kind: type[PreTrainedModel], config: Any, where: str, device: str) -> 
 def _read(folder: Path, given: Mapping[str, Any]) -> FolderContents:
     require_transformers()
     raw, task, known = read_config(folder), given.get("task"), given.get("known", {})
-    kind = choose_class(raw, task, folder.name, known.get("architecture"))
-    args = describe(kind, raw, folder.name)
+    config = made_config(raw, folder.name)
+    kind = choose_class(raw, config, task, folder.name, known.get("architecture"))
+    args = describe(kind, raw, config, folder.name)
     saved = raw.get("architectures")
     part = not isinstance(saved, list) or kind.__name__ not in saved
-    model, notes = weights.load_model(kind, made_config(raw, folder.name), folder, part=part)
-    notes.append(f"{kind.__name__}: {args.describe()}, read off its own masks")
+    model, notes = weights.load_model(kind, config, folder, part=part)
+    notes += _said(args)
     if raw.get("auto_map"):
         notes.append(f"code of {folder.name} (auto_map) did not run; the model is transformers' own {kind.__name__}")
     if known.get("max_length") is not None:  # the arguments of a step file
@@ -155,10 +178,23 @@ def _live(module: nn.Module) -> FolderContents | None:
     if ("transformers.modeling_utils", "PreTrainedModel") not in bases:
         return None
     model: Any = module
-    args = describe(type(model), json.loads(model.config.to_json_string()), type(model).__name__)
+    raw, name = json.loads(model.config.to_json_string()), type(model).__name__
+    args = describe(type(model), raw, made_config(raw, name), name)
     state = {name: tensor.cpu() for name, tensor in weights.whole_state(model).items()}
-    notes = [f"{type(model).__name__}: {args.describe()}, read off its own masks"]
-    return FolderContents(CLASS, args.model_dump(), state, notes)
+    check_live(model, args, state)
+    return FolderContents(CLASS, args.model_dump(), state, _said(args))
+
+
+def _said(args: HuggingFaceArgs) -> list[str]:
+    """Say what was read off the model."""
+    own_code = args.config.get("model_type") == "longformer"
+    notes = [f"{args.architecture}: {args.describe()}, read off its own {'layers' if own_code else 'masks'}"]
+    if own_code:
+        notes.append(longformer.NOTE)
+    if rotation_grows(args.config):
+        changes = "its rotary embedding is of the type 'dynamic', and changes beyond them"
+        notes.append(f"a file of whole sequences takes positions below {args.longest}: {changes}")
+    return notes
 
 
 def _sizes(args: HuggingFaceArgs, request: ShapeRequest) -> Sizes:
@@ -194,8 +230,8 @@ def _inputs(args: HuggingFaceArgs, sizes: Sizes) -> Inputs:
 
 
 def _longest_compared(args: HuggingFaceArgs) -> int:
-    """Return a length over every window: the reference's time and memory grow with its square."""
-    return max(2 * args.window + 2, _SHORT)
+    """Return a length over every window and change of rotary embedding: time and memory grow with its square."""
+    return max(2 * args.window + 2, _SHORT, *(length + 1 for length in rotation_changes(args.config)))
 
 
 def _views(class_name: str, args: HuggingFaceArgs, sizes: Sizes | None) -> list[WindowView]:

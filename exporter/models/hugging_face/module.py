@@ -20,10 +20,11 @@ from ....core.errors import UsageError
 from ....core.geometry import WindowGeometry
 from ..family import ModelSpec, State
 from ..parts.grouped_attention_op import grouped_attention_op
+from . import longformer
 from .arguments import HuggingFaceArgs
 from .complex_pairs import ComplexAsPairs
-from .config import check_fixed_rotation, made_config, named_class
-from .observe import install, takes_cache
+from .config import made_config, named_class
+from .observe import install, scale_nothing, takes_cache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -69,13 +70,61 @@ def load(model: nn.Module, state: State) -> None:
 
 
 def of_whole_sequences(spec: ModelSpec) -> nn.Module:
-    """Build the same as `exportable`, for sequences of any length.
+    """Build the same as `exportable`, for sequences of any length that the model has positions for.
 
-    Raises:
-        UsageError: its rotary embedding depends on the length.
+    A rotary embedding that changes beyond them keeps the frequencies that it begins with, and the file takes no
+    position beyond.
     """
-    check_fixed_rotation(spec.args.config)
-    return exportable(spec)
+    args: HuggingFaceArgs = spec.args
+    model: Any = exportable(spec)
+    if scale_nothing(model):
+        known = KnownPositions(args.longest)
+        for part in rotary_modules(model):
+            part.register_forward_pre_hook(known, with_kwargs=True)
+        model.localattn_known = known
+    module: nn.Module = model
+    return module
+
+
+class KnownPositions(nn.Module):
+    """Divide positions by one, which a table has for every position of the model.
+
+    Beyond the table onnxruntime on the CPU refuses the sequence. Runtimes that read zeros there divide by zero, and all
+    that sees such a position is NaN.
+
+    Args:
+        count: number of positions.
+    """
+
+    ones: Tensor
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def prepare(self) -> None:
+        """Make the table."""
+        self.register_buffer("ones", torch.ones(self.count, 1), persistent=False)
+
+    def forward(self, owner: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+        """Replace the positions that a rotary module is given, its second argument."""
+        if "position_ids" in named:
+            return given, {**named, "position_ids": self._checked(named["position_ids"])}
+        x, positions, *rest = given
+        return (x, self._checked(positions), *rest), named
+
+    def _checked(self, positions: Tensor) -> Tensor:
+        return positions.to(torch.float32) / nn.functional.embedding(positions, self.ones).squeeze(-1)
+
+
+def rotary_modules(model: nn.Module) -> list[nn.Module]:
+    """List the modules that compute cosines and sines of positions."""
+    return [
+        module
+        for module in model.modules()
+        if type(module).__name__.endswith("RotaryEmbedding")
+        and "position_ids" in inspect.signature(type(module).forward).parameters
+    ]
 
 
 def exportable(spec: ModelSpec) -> nn.Module:
@@ -83,12 +132,14 @@ def exportable(spec: ModelSpec) -> nn.Module:
     args: HuggingFaceArgs = spec.args
     model = build(args, BATCHED)
     replace_attention(model, {layer.path: layer.geometry for layer in args.layers})
+    if longformer.is_longformer(model.config):
+        longformer.replace_code(model, _attention)
     for part in model.modules():
         if isinstance(part, (nn.Linear, nn.Embedding)):
             part.register_forward_pre_hook(_take_weights_dtype)
             part.register_forward_hook(_give_fp32)
     given = {"use_cache": False} if takes_cache(model) else {}
-    own = type(model).forward
+    own = longformer.forward_of(model)
 
     def forward(self: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
         with ComplexAsPairs():

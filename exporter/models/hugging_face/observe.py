@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from ....core.errors import UsageError
 from .arguments import Layer, words
+from .config import grows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -132,21 +133,24 @@ def read_reach(visible: NDArray[np.bool_]) -> Reach | str:
     return f"its reach differs from query to query (up to {back} back and {ahead} ahead)"
 
 
-def _scale_nothing(model: PreTrainedModel) -> None:
-    """Let rotary modules that look at the values of positions be: masks do not hang on angles.
+def scale_nothing(model: nn.Module) -> bool:
+    """Let rotary modules that look at the values of positions keep the frequencies that they begin with.
 
-    On the meta device there are no values to look at.
+    Masks do not hang on angles, and on the meta device there are no values to look at.
+
+    Returns:
+        Whether there was such a module.
     """
+    found = False
     for module in model.modules():
-        kind: Any = getattr(module, "rope_type", None)
-        if isinstance(kind, dict):
-            module.rope_type = {name: _unscaled(one) for name, one in kind.items()}  # type: ignore[assignment]
-        elif isinstance(kind, str):
-            module.rope_type = _unscaled(kind)  # type: ignore[assignment]
-
-
-def _unscaled(kind: Any) -> Any:
-    return "default" if isinstance(kind, str) and "dynamic" in kind else kind
+        owner: Any = module
+        kind = getattr(owner, "rope_type", None)
+        kinds = kind if isinstance(kind, dict) else {"": kind}
+        fixed = {name: "default" if grows(one) else one for name, one in kinds.items()}
+        if fixed != kinds:
+            found = True
+            owner.rope_type = fixed if isinstance(kind, dict) else fixed[""]
+    return found
 
 
 def read_layers(model: PreTrainedModel, names: Sequence[str]) -> tuple[list[Layer], Observation]:
@@ -165,7 +169,7 @@ def read_layers(model: PreTrainedModel, names: Sequence[str]) -> tuple[list[Laye
             f"The configuration states a window of {(length - 3) // 2} tokens.",
             why=f"Windows are read off the model's own masks, here up to {_LONGEST // 2} tokens.",
         )
-    _scale_nothing(model)
+    scale_nothing(model)
     run, again = (observe(model, names, n) for n in (length, length + 7))
     if not run.seen:
         raise UsageError(

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from ....core.errors import UsageError
 from ..family import ModelSpec, State
 from ..parts.float64 import Float64State, InFloat64
 from . import routing
@@ -20,7 +21,13 @@ from .arguments import HuggingFaceArgs, Layer
 from .module import build, load
 from .observe import takes_cache
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 _MOST_SEEING = 0.9
+# What rounding leaves between a live model and the same one in fp32, relative; in half precision the rest of types.
+_ALIKE = {torch.float32: 1e-3, torch.float64: 1e-3}
+_ROUNDED = 0.3
 
 
 def reference(
@@ -73,9 +80,43 @@ def _run(spec: ModelSpec, state: Float64State, inputs: Mapping[str, Tensor]) -> 
     return tuple(result[name] for name in args.outputs), [x for x in margins if x is not None]
 
 
+def check_live(model: PreTrainedModel, args: HuggingFaceArgs, state: State) -> None:
+    """Refuse a live model that computes something else than its configuration and its weights say.
+
+    Hooks, and values that were changed in its modules, are in neither.
+
+    Raises:
+        UsageError: on random tokens, more than a window has, it gives other outputs.
+    """
+    kind = next((x.dtype for x in model.parameters() if x.is_floating_point()), torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(args.vocab_size, (1, min(args.window + 9, args.longest)), generator=generator)
+    modes = [(part, part.training) for part in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            given = {"use_cache": False} if takes_cache(model) else {}
+            found = model(input_ids=ids.to(model.device), **given)[args.outputs[0]].cpu().double()
+            wanted = untouched_of(args, state)(input_ids=ids).double()
+    finally:
+        for part, training in modes:
+            part.training = training
+    off = float((found - wanted).square().mean().sqrt() / wanted.square().mean().sqrt())
+    if not off <= _ALIKE.get(kind, _ROUNDED):
+        raise UsageError(
+            f"This {args.architecture} computes something else than its configuration and weights say.",
+            why=f"On {ids.shape[1]} random tokens its {args.outputs[0]} are off by {off:.2g} of their size.",
+            fix="Hooks, and values changed in its modules, are not exported: change its configuration, or its weights.",
+        )
+
+
 def untouched(spec: ModelSpec, state: State) -> nn.Module:
     """Build the untouched model in fp32; it takes the file's inputs by name, and returns its first output alone."""
-    args: HuggingFaceArgs = spec.args
+    return untouched_of(spec.args, state)
+
+
+def untouched_of(args: HuggingFaceArgs, state: State) -> nn.Module:
+    """Build the same of its arguments."""
     model = build(args)
     load(model, state)
     given = {"use_cache": False} if takes_cache(model) else {}

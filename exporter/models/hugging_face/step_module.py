@@ -31,7 +31,7 @@ from ..parts.step_attention_op import step_attention_op
 from ..parts.step_rotary import rows_of
 from ..parts.step_tables import StepTableBuilder, StepTables
 from .arguments import HuggingFaceArgs, Layer
-from .module import MASK, exportable, set_step
+from .module import MASK, exportable, rotary_modules, set_step
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -171,7 +171,9 @@ class StepState(nn.Module):
         self.builders = nn.ModuleList(made.values())
         self._place = {key: index for index, key in enumerate(made)}
         self.rotary = nn.ModuleList(
-            RotaryTable(module, kind, args.max_length) for module in _rotary(model) for kind in _kinds(module, args)
+            RotaryTable(module, kind, args.max_length)
+            for module in rotary_modules(model)
+            for kind in _kinds(module, args)
         )
         for table in self.rotary:
             assert isinstance(table, RotaryTable)
@@ -305,15 +307,6 @@ class RotaryTable(nn.Module):
         """Return cosines and sines of positions `[C]`, each `[1, C, D]`."""
         found = [rows_of(table, positions).unsqueeze(0) for table in (self.cosine, self.sine)]
         return [x if x.shape[-1] == self.width else torch.cat((x, x), dim=-1) for x in found]
-
-
-def _rotary(model: nn.Module) -> list[nn.Module]:
-    return [
-        module
-        for module in model.modules()
-        if type(module).__name__.endswith("RotaryEmbedding")
-        and "position_ids" in inspect.signature(type(module).forward).parameters
-    ]
 
 
 def _kinds(module: nn.Module, args: HuggingFaceArgs) -> list[str | None]:

@@ -14,13 +14,15 @@ from ....core.error_texts import shown
 from ....core.errors import UsageError
 from ....core.storage.reading import read_plain
 from ..inference import bounded
-from .config import CONFIG, broken
+from .config import CONFIG, broken, grows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _MOST_BYTES = 64 << 20
+# Class → tensors that only make outputs which no file has, and that other classes are saved without.
+_UNREAD = {"LongformerModel": "pooler."}
 # Files of other kinds that hold weights.
 _OTHERS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack")
 
@@ -100,6 +102,8 @@ def load_model(
         if shows:
             logging.enable_progress_bar()
     missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+    unread = [name for name in missing if name.startswith(_UNREAD.get(kind.__name__, "\0"))]
+    missing = [name for name in missing if name not in unread]
     wrong = sorted(str(entry[0] if isinstance(entry, tuple) else entry) for entry in info["mismatched_keys"])
     if wrong:
         raise UsageError(
@@ -115,6 +119,8 @@ def load_model(
             fix="Check the configuration, and the task.",
         )
     notes = [f"{len(unexpected)} tensors of {folder.name} are no part of {kind.__name__}"] if unexpected else []
+    if unread:
+        notes.append(f"{folder.name} lacks {bounded(unread, 3)}, which no output of the file depends on")
     return model.eval(), notes
 
 
@@ -132,4 +138,10 @@ def _unreadable(folder: Path, error: Exception) -> UsageError:
 def whole_state(model: PreTrainedModel) -> Mapping[str, Tensor]:
     """Return the weights and all buffers of a model by name, floating point ones in float32."""
     state = {**dict(model.named_buffers()), **model.state_dict()}
+    for path, module in model.named_modules():
+        kinds = getattr(module, "rope_type", None)
+        for layer, kind in kinds.items() if isinstance(kinds, dict) else [("", kinds)]:
+            if grows(kind):  # longer sequences that a live model has seen are no part of it
+                own = path + "." * bool(path) + layer + "_" * bool(layer)
+                state[f"{own}inv_freq"] = state[f"{own}original_inv_freq"]
     return {name: x.detach().float() if x.is_floating_point() else x.detach() for name, x in state.items()}

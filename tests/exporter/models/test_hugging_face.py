@@ -18,12 +18,13 @@ import torch
 from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import CheckFailed, UsageError
 from localattn.core.geometry import WindowGeometry
-from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint
+from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint, open_live
 from localattn.exporter.checks.sweep import fewer_sizes, shows
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.models.hugging_face import family
 from localattn.exporter.models.hugging_face.arguments import words
+from localattn.exporter.models.hugging_face.config import made_config
 from localattn.exporter.models.hugging_face.family import describe
 from localattn.exporter.models.hugging_face.observe import Reach, read_reach
 from localattn.exporter.models.hugging_face.routing import margin, undecided
@@ -38,6 +39,8 @@ Command = Callable[..., Finished]
 BY_NAME = {case.name: case for case in CASES}
 # Types whose file is made by default; the others are slow tests.
 QUICK = ("modernbert", "gemma3_text")
+# A rotary embedding that changes beyond the model's positions.
+GROWING = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
 # Types whose layers are read, and whose own code cannot be exported.
 NOT_TRACED = {"recurrent_gemma": "cannot stay open"}
 
@@ -201,7 +204,8 @@ def _run(model: Any, names: list[str]) -> Any:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_windows_are_read_off_the_models_own_masks(case: Case) -> None:
     model = build(case)
-    args = describe(type(model), json.loads(model.config.to_json_string()), case.name)
+    raw = json.loads(model.config.to_json_string())
+    args = describe(type(model), raw, made_config(raw, case.name), case.name)
     assert tuple(words(layer) for layer in args.layers) == case.windows
 
 
@@ -245,6 +249,39 @@ def test_the_margin_of_a_choice_is_that_of_its_scores() -> None:
     assert margin(scores, 3) is None  # all are taken
 
 
+@pytest.mark.parametrize("task", ["fill-mask", "feature-extraction"])
+def test_longformer_without_its_own_attention_code_computes_the_same(task: str, tmp_path: Path) -> None:
+    """At lengths that upstream pads to whole windows, with padding of the caller's on both sides."""
+    build(BY_NAME["longformer"], chunk_size_feed_forward=8).save_pretrained(tmp_path)
+    opened = open_checkpoint(tmp_path, task=task)
+    assert opened.resolved.args.longest == 255  # positions count from that of padding
+    assert any("no token is global" in note for note in opened.notes)
+    module = opened.source(ShapeRequest()).module("fp32")
+    kind: Any = getattr(transformers, opened.resolved.args.architecture)
+    model = kind.from_pretrained(tmp_path).eval()
+    rng = np.random.default_rng(0)
+    for length in (1, 9, 16, 31, 50):
+        ids = torch.from_numpy(rng.integers(1, 128, (3, length)))
+        mask = torch.ones_like(ids)
+        mask[1, : length // 3], mask[2, length - length // 3 :] = 0, 0
+        ids *= mask
+        with torch.no_grad():
+            (found,), wanted = module(input_ids=ids, attention_mask=mask), model(input_ids=ids, attention_mask=mask)
+        assert (found - wanted[opened.resolved.args.outputs[0]])[mask != 0].abs().max() < 5e-5
+
+
+def test_global_attention_is_refused_by_name(tmp_path: Path) -> None:
+    build(BY_NAME["longformer"]).save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="LongformerForSequenceClassification has global attention"):
+        open_checkpoint(tmp_path, task="text-classification")
+    _config(tmp_path, {"attention_window": [16, 2]})
+    with pytest.raises(UsageError, match=r"layer\.1\.attention\.self is 2"):
+        open_checkpoint(tmp_path)
+    _config(tmp_path, {"attention_window": 16, "chunk_size_feed_forward": 5})
+    with pytest.raises(UsageError, match="chunk_size_feed_forward is 5"):
+        open_checkpoint(tmp_path)
+
+
 def test_a_mask_that_is_no_window_is_told_by_its_shape() -> None:
     distance = np.arange(40)[:, None] - np.arange(40)
     assert read_reach((distance >= 0) & (distance < 8)) == Reach(7, 0)
@@ -268,6 +305,33 @@ def test_a_live_model_is_exported_as_its_folder(tmp_path: Path, localattn: Comma
     assert "sees token 29 on, the first" in next(check.detail for check in report.checks if check.name == "window")
     with pytest.raises(UsageError, match="labels"):
         export_module(model, {**inputs, "labels": inputs["input_ids"]}, tmp_path / "other.onnx")
+
+
+def test_a_live_model_that_was_changed_is_refused() -> None:
+    """A hook, or a value in one of its modules, is in neither its configuration nor its weights."""
+    model = build(BY_NAME["mistral"], num_hidden_layers=1)
+    model.train()
+    assert open_live(model) is not None and model.training
+    hook = model.model.layers[0].mlp.register_forward_hook(lambda module, given, output: output * 1.1)
+    with pytest.raises(UsageError, match="something else than its configuration"):
+        open_live(model)
+    hook.remove()
+    model.model.layers[0].self_attn.scaling *= 1.1
+    with pytest.raises(UsageError, match="something else than its configuration"):
+        open_live(model)
+
+
+def test_longer_sequences_that_a_live_model_has_seen_leave_no_trace() -> None:
+    """Its rotary embedding, of the type dynamic, has the frequencies of the longest sequence so far."""
+    model = build(BY_NAME["mistral"], num_hidden_layers=1, max_position_embeddings=48, rope_parameters=GROWING)
+    fresh = open_live(model)
+    with torch.no_grad():
+        model(input_ids=torch.ones(1, 200, dtype=torch.int64))
+    grown = model.model.rotary_emb.inv_freq.clone()
+    used = open_live(model)
+    assert fresh is not None and used is not None
+    first, second = (opened.loaded.state["model.rotary_emb.inv_freq"] for opened in (fresh, used))
+    assert torch.equal(first, second) and not torch.equal(first, grown)
 
 
 @pytest.mark.slow
@@ -331,6 +395,22 @@ def test_a_file_shorter_than_its_window_is_not_proven(tmp_path: Path) -> None:
     assert [shows(window, length) for length in (WINDOW + 1, WINDOW + 2)] == [False, True]
 
 
+def test_a_rotation_that_grows_is_exported_for_the_positions_that_the_model_has(tmp_path: Path) -> None:
+    """Up to them its frequencies do not change; beyond, plain onnxruntime refuses the sequence."""
+    model = build(BY_NAME["mistral"], num_hidden_layers=1, max_position_embeddings=48, rope_parameters=GROWING)
+    model.save_pretrained(tmp_path)
+    report = export(ExportRequest(tmp_path, tmp_path / "model.onnx", quick=True))
+    assert any("positions below 48" in note for note in report.notes)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    ids = np.random.default_rng(0).integers(3, 128, (1, 49))
+    with torch.no_grad():
+        wanted = model(input_ids=torch.from_numpy(ids[:, :48])).logits.numpy()
+    found = session.run(None, {"input_ids": ids[:, :48], "attention_mask": np.ones_like(ids[:, :48])})[0]
+    assert np.abs(found - wanted).max() < 5e-5
+    with pytest.raises(Exception, match="out of data bounds"):
+        session.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -357,7 +437,6 @@ def test_a_file_shorter_than_its_window_is_not_proven(tmp_path: Path) -> None:
         ({"hidden_activation": "swoosh"}, "hidden_activation is 'swoosh'"),
         (_rope(rope_type="spiral"), r"rope_parameters\.full_attention\.rope_type is 'spiral'"),
         (_rope(rope_type="linear"), "Missing required keys"),
-        (_rope(rope_type="dynamic", factor=2.0), "type 'dynamic'"),
         (_rope(rope_theta=0), "rope_theta of the rotary embedding is 0"),
         (_rope(rope_theta=float("nan")), "rope_theta of the rotary embedding is nan"),
         (_rope(rope_type="yarn", factor=float("inf")), "factor of the rotary embedding is inf"),

@@ -330,3 +330,11 @@ def test_tensorrt_rtx_builds_both_files(
         options = ("--backend", "tensorrt-rtx", "--target", "rtx40", "--plugin", "none")
         done = localattn("build", path, "-o", tmp_path / f"{path.stem}.engine", *options)
         assert done.code == 0, done.err
+
+
+def test_a_plan_names_the_architecture(
+    files: Callable[[str], Files], tmp_path: Path, localattn: Callable[..., Finished]
+) -> None:
+    done = localattn("export", files("gemma3_text").folder, "--mode", "step", "-o", tmp_path / "m.onnx", "--dry-run")
+    assert done.code == 0 and "Would export transformers.Gemma3ForCausalLM to" in done.out, done.err
+    assert not (tmp_path / "m.onnx").exists()

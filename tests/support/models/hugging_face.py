@@ -238,10 +238,24 @@ CASES = [
         {"num_hidden_layers": 3, "attention_window_size": WINDOW, "lru_width": 64},
         (_BACK,),
     ),
+    Case(
+        "longformer",
+        "LongformerConfig",
+        "LongformerForMaskedLM",
+        {"num_key_value_heads": None, "head_dim": None, "attention_window": [WINDOW, WINDOW // 2]},
+        ("±8", "±4"),
+    ),
     Case("mellum", "MellumConfig", "MellumForCausalLM", {"sliding_window": WINDOW, "layer_types": _MIXED}, _MIX),
 ]
 
-_NOT_CAUSAL = ("modernbert", "gemma3_text bidirectional", "embedding_gemma2", "ultrabert", "openai_privacy_filter")
+_NOT_CAUSAL = (
+    "modernbert",
+    "longformer",
+    "gemma3_text bidirectional",
+    "embedding_gemma2",
+    "ultrabert",
+    "openai_privacy_filter",
+)
 # Types that take a token at a time too.
 STEPS = [case for case in CASES if case.name not in (*_NOT_CAUSAL, "llama4_text", "recurrent_gemma")]
 
@@ -262,6 +276,7 @@ _NEEDS = {
 _LIMITS = {
     "recurrent_gemma": "refused: its recurrence is written for one length",
     "llama4_text": "equal, without `attention_mask`",
+    "longformer": "equal, without global tokens",
 }
 
 
