@@ -27,6 +27,7 @@ def test_there_are_ten_and_they_begin_with_the_clone() -> None:
     assert not any(sign in line for line in lines for sign in ("&&", ";", "|")), "one line is one command"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not is_repository(), reason="this is no clone of a repository that git can clone")
 def test_they_work_as_written(tmp_path: Path) -> None:
     printed = {command: out for command, _, out in follow(tmp_path)}

@@ -37,6 +37,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "plugin", [pytest.param("library", marks=needs_plugin_tools), "none"], ids=["plugin library", "function definition"]
 )
