@@ -11,8 +11,11 @@ from .parts.console import note, number_option, progress, say, seed_option
 from .parts.paths import INPUT, ForceOption
 from .parts.plugins.options import PluginLibraryOption, plugin_asked
 from .parts.report_output import OutputOption, ReportFormatOption, choose, show
+from .parts.terminal.controls import harmless
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..exporter.bisect.request import BisectReport, BoundaryRow
 
 
@@ -94,32 +97,35 @@ def _print_report(model: Path, report: BisectReport, all_boundaries: bool) -> No
             f"(rms), {largest.comparison.max_abs:.2g} at most."
         )
         if all_boundaries:
-            _print_rows([(row, "ok") for row in report.rows])
+            _print_rows(report.rows)
         return
     say(f"{model} first leaves the tolerance in: {fault.module or 'the model itself, between its modules'}")
     say(f"  likely cause  {fault.cause.name}")
     say(f"  evidence      {fault.cause.evidence}")
     rows = report.rows if all_boundaries else [*fault.before, fault.boundary]
-    _print_rows([(row, "ok" if row.passed else "[red]WRONG[/red]") for row in rows])
+    _print_rows(rows)
 
 
 def _label(row: BoundaryRow) -> str:
     return f"{row.path or 'the model'} ({row.role})"
 
 
-def _print_rows(rows: list[tuple[BoundaryRow, str]]) -> None:
+def _print_rows(rows: Sequence[BoundaryRow]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
     for name in ("module", "what", "max_abs", "relative_rms", "not_finite", ""):
         table.add_column(name, justify="right" if name in _FIGURES else "left")
-    for row, verdict in rows:
+    for row in rows:
         figures: dict[str, Any] = row.comparison.figures()
         shown = [
             f"{figures[name]:.3g}" if isinstance(figures[name], float) else str(figures[name]) for name in _FIGURES
         ]
-        table.add_row(row.path or "(the model)", row.role, *shown, verdict)
+        verdict = Text("ok") if row.passed else Text("WRONG", style="red")
+        # Text, because a name may hold brackets, which Rich reads as markup.
+        table.add_row(*(Text(harmless(x)) for x in (row.path or "(the model)", row.role)), *shown, verdict)
     Console(width=120).print(table)
 
 

@@ -22,6 +22,7 @@ from .parts.console import (
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
 from .parts.report_output import OutputOption, ReportFormatOption, choose, show
+from .parts.terminal.controls import harmless
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -191,6 +192,7 @@ def _print_reports(reports: list[ParityReport]) -> None:
 def _print_table(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from ..reports.figures import comparison_figure
 
@@ -205,7 +207,9 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     for row in rows:
         values = [comparison_figure(row, name) for name in figures]
-        table.add_row(row["output"], row["inputs"], *values, "ok" if row["passed"] else "[red]FAILED[/red]")
+        verdict = Text("ok") if row["passed"] else Text("FAILED", style="red")
+        # Text, because a name may hold brackets, which Rich reads as markup.
+        table.add_row(*(Text(harmless(x)) for x in (row["output"], row["inputs"])), *values, verdict)
     Console(width=120).print(table)
 
 

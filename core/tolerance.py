@@ -4,7 +4,7 @@ Three sorts of criteria, each a row of numbers:
 
 - single elements: `|a - e| ≤ atol + rtol·|e|` everywhere;
 - figures over all elements: cosine, relative error, and for logits the divergence and the agreement of the largest one.
-  They are for files whose weights are rounded to 8 or 4 bits, in which single elements say little;
+  They are for files whose weights are rounded to 8 or 4 bits, and for small outputs, where single elements say little;
 - in fp16 and bf16 a `Baseline`, the error that the untouched module itself makes in that precision: a file that exceeds
   the table is still right if its own error is no more than a multiple of that.
 """
@@ -121,6 +121,8 @@ class Tolerance:
         return text
 
 
+# fp32 has a bound on the error over all elements, because outputs smaller than its absolute part (probabilities over a
+# large vocabulary, a layer that is scaled down) would pass whatever they are. Correct files are far below it.
 # Half precision gets a cosine floor: 1e-2 absolute alone would pass small outputs that are all wrong. The rest of the
 # rule is the baseline. bf16's absolute part is five times fp16's, as in comparable projects.
 # Rounded weights: on random tokens, the hardest inputs, int8 files had cosines from 0.9969 on, relative errors up to
@@ -128,7 +130,7 @@ class Tolerance:
 # and 0.74 in trained models (docs/numerics.md).
 # In the order from fine to coarse, which `coarsest` reads.
 TOLERANCES = {
-    "fp32": Tolerance(1e-4, 1e-4),
+    "fp32": Tolerance(1e-4, 1e-4, relative_rms=1e-2),
     "fp16": Tolerance(1e-2, 1e-2, cosine=0.999, takes_baseline=True),
     "bf16": Tolerance(5e-2, 2e-2, cosine=0.999, takes_baseline=True),
     "int8": Tolerance(None, None, cosine=0.99, relative_rms=0.14, divergence=0.1, agreement=0.7),

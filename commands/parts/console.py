@@ -21,6 +21,7 @@ from ...core.limits import LARGEST_SEED, LARGEST_SIZE
 from ...reports import figures
 from .flags import in_flags
 from .log_output import show_log
+from .terminal.controls import harmless
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,8 +112,8 @@ def with_messages(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def say(text: str, end: str = "\n") -> None:
-    """Print a line of the result on stdout."""
-    print(text, end=end, flush=True)
+    """Print a line of the result on stdout; control characters in it are shown as escapes."""
+    print(harmless(text), end=end, flush=True)
 
 
 def styled(text: str, **style: Any) -> str:
@@ -132,6 +133,7 @@ def warn(text: str) -> None:
 
 
 def _remark(text: str, **style: Any) -> None:
+    text = harmless(text)
     print(typer.style(text, **style) if style and sys.stderr.isatty() else text, file=sys.stderr, flush=True)
 
 

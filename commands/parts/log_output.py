@@ -6,6 +6,8 @@ import logging
 
 import typer
 
+from .terminal.controls import harmless
+
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 
@@ -13,7 +15,7 @@ class _OnStderr(logging.Handler):
     """Handler that writes each record as a line on the current standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
+        text = harmless(record.getMessage())
         if record.levelno >= logging.WARNING:
             typer.secho(f"Warning: {text}", fg="yellow", err=True)
         else:

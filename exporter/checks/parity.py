@@ -176,8 +176,11 @@ def _error(comparison: Comparison) -> str:
         )
         return f"{count} of {comparison.count} numbers of the {whose} are NaN or infinite"
     text = f"max error {comparison.max_abs:.1e}"
+    most = comparison.tolerance.relative_rms
     if comparison.tolerance.atol is None:
         text += f", relative rms {comparison.relative_rms:.2g}, cosine {comparison.cosine:.5g}"
+    elif most is not None and comparison.relative_rms > most:
+        text += f", relative rms {comparison.relative_rms:.2g}"
     if comparison.distribution is not None:
         text += f", divergence {comparison.distribution.divergence:.2g} nats"
         text += f", same largest logit at {comparison.distribution.agreement:.1%} of positions"

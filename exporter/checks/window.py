@@ -177,7 +177,7 @@ def _check_model(session: Session, source: SourceModel, findings: Findings, firs
         seen = first
         while seen < query and difference(np.array([seen])) == 0:
             seen += max(1, (query - seen) // 4)
-        findings.expect(seen < query, f"the model: query {query} sees nothing before itself")
+        findings.expect(seen < query or first == query, f"the model: query {query} sees nothing before itself")
         edge = "the first" if seen == first else f"token {seen} the first to weigh"
         sentence = f"through {depth} layer(s) query {query} sees token {first} on, {edge}, and none before"
     return sentence

@@ -106,11 +106,15 @@ class LayerCall:
 
     Args:
         shapes: shapes of the tensors.
-        given: every argument that is not None; masks with their values, other tensors without their data.
+        given: every argument that is not None; masks with their values (equal rows of an expanded one once), other
+            tensors without their data.
+        dependent: names of the tensors that are computed from the inputs of the user's module, so that other inputs
+            give them other values.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     given: Mapping[str, Any]
+    dependent: frozenset[str] = frozenset()
 
 
 # Live layer, its observed calls, whether the length is dynamic → its window, or None if it has none.

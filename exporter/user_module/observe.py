@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ...core.errors import UsageError
 from ..models.family import LayerCall
+from .dependence import Dependence
 
 
 def observe(
@@ -25,18 +26,23 @@ def observe(
         layers: path of each layer, and the class that defines the arguments of its forward.
     """
     calls: dict[str, list[LayerCall]] = {path: [] for path in layers}
-    handles = []
+    dependence = Dependence()
+
+    def mark(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        dependence.mark((args, kwargs))
+
+    handles = [module.register_forward_pre_hook(mark, with_kwargs=True)]
     for path, owner in layers.items():
         signature = inspect.signature(owner.forward)  # type: ignore[attr-defined]
 
         def note(
             layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], path: str = path, known: Any = signature
         ) -> None:
-            calls[path].append(_call(known.bind(layer, *args, **kwargs).arguments))
+            calls[path].append(_call(known.bind(layer, *args, **kwargs).arguments, dependence))
 
         handles.append(module.get_submodule(path).register_forward_pre_hook(note, with_kwargs=True))
     try:
-        with torch.no_grad():
+        with torch.no_grad(), dependence:
             run(module)
     finally:
         for handle in handles:
@@ -44,26 +50,36 @@ def observe(
     return calls
 
 
-def _call(arguments: Mapping[str, Any]) -> LayerCall:
+def _call(arguments: Mapping[str, Any], dependence: Dependence) -> LayerCall:
     given = {name: value for name, value in list(arguments.items())[1:] if value is not None}
-    shapes = {name: tuple(value.shape) for name, value in given.items() if isinstance(value, Tensor)}
-    light = {
-        name: value.clone() if isinstance(value, Tensor) and value.dtype == torch.bool else value
-        for name, value in given.items()
-        if not isinstance(value, Tensor) or value.dtype == torch.bool
-    }
-    return LayerCall(shapes, {**dict.fromkeys(shapes), **light})
+    tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+    shapes = {name: tuple(value.shape) for name, value in tensors.items()}
+    masks = {name: _distinct_rows(value) for name, value in tensors.items() if value.dtype == torch.bool}
+    light = {name: value for name, value in given.items() if name not in tensors}
+    dependent = frozenset(name for name, value in tensors.items() if dependence.depends(value))
+    return LayerCall(shapes, {**dict.fromkeys(shapes), **masks, **light}, dependent)
+
+
+def _distinct_rows(mask: Tensor) -> Tensor:
+    """Copy a mask; of one row that was expanded to many, that row."""
+    return (mask[:1] if mask.ndim and mask.stride(0) == 0 else mask).clone()
 
 
 def working_copy(module: nn.Module, *, double: bool = False) -> nn.Module:
     """Copy the module on the CPU, in fp32 (or float64) and in evaluation mode, sharing weights where possible.
 
     Raises:
-        UsageError: the module holds something that cannot be copied.
+        UsageError: the module holds something that cannot be copied, or no weights.
     """
     tensors = (*module.parameters(), *module.buffers())
+    if any(x.device.type == "meta" for x in tensors):
+        raise UsageError(
+            f"The {type(module).__name__} has no weights.",
+            why="Some of its tensors are on the device meta, which keeps shapes alone.",
+            fix="Load the weights first: model.to_empty(device='cpu'), then load_state_dict.",
+        )
     as_needed = not double and all(
-        x.device.type == "cpu" and x.dtype not in (torch.float16, torch.bfloat16) for x in tensors
+        x.device.type == "cpu" and (not x.is_floating_point() or x.dtype == torch.float32) for x in tensors
     )
     memo: dict[int, Any] = {id(x): x for x in module.parameters()} if as_needed else {}
     for part in module.modules():

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import nn
 
 from ...core.errors import LocalAttnError, UsageError
@@ -108,7 +109,9 @@ def replace_local_attention(
         raise UsageError(
             "The module fails on the example inputs.",
             why=f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}",
-            fix="Check the names, dtypes and shapes of the inputs.",
+            fix="Check the names, dtypes and shapes of the inputs."
+            if all(x.dtype == torch.float32 for x in module.parameters())
+            else "It is run and exported with its weights in fp32: its forward must not cast to another type.",
         ) from error
     report = ReplacementReport(working_copy(module))
     paths = _paths_by_object(module)

@@ -37,6 +37,29 @@ def check_bundle(target: Path, *, as_tar: bool, overwrite: bool) -> None:
         raise UsageError(
             f"{target} exists.", why="Nothing is replaced unasked.", fix=f"Add {argument('overwrite', True)}."
         )
+    added = "" if as_tar else _added(target)
+    if added:
+        raise UsageError(
+            f"{target} is not replaced.",
+            why=f"It holds {added}, which is no file of the bundle and would be lost.",
+            fix="Move it elsewhere, or choose another name.",
+        )
+
+
+def _added(folder: Path) -> str:
+    """Return a file that lies in the folder of a bundle and that its manifest does not list; "" if there is none."""
+    files = json.loads(read_plain(folder / MANIFEST, MAX_MANIFEST)).get("files")
+    entries = files if isinstance(files, list) else []
+    listed = {MANIFEST, *(str(entry.get("path")) for entry in entries if isinstance(entry, dict))}
+    for root, folders, names in os.walk(folder):
+        if "__pycache__" in folders:
+            folders.remove("__pycache__")
+        # A link to a folder is listed among the folders, and not walked into.
+        links = [name for name in folders if Path(root, name).is_symlink()]
+        for path in (Path(root, name).relative_to(folder).as_posix() for name in [*names, *links]):
+            if path not in listed:
+                return path
+    return ""
 
 
 def _is_bundle(folder: Path) -> bool:

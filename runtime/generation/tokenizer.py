@@ -5,7 +5,8 @@ It is Hugging Face's `tokenizer.json`, read by the package `tokenizers`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from ...core.storage.reading import read_plain
 TOKENIZER = "tokenizer.json"
 # The largest known ones, with 262,144 tokens, have 33 MB.
 _MOST_BYTES = 128 << 20
+# How many times longer replacements may make a text: a few kilobytes could ask for more memory than there is.
+_MOST_GROWTH = 1024
 # What a decoder writes for bytes that are no whole character.
 _UNFINISHED = "�"
 # A character of UTF-8 has four bytes at most; more tokens without a whole one are no text, and are shown as they are.
@@ -36,7 +39,7 @@ class FolderTokenizer:
         """Open the tokenizer of a folder; None where there is none.
 
         Raises:
-            UsageError: the file is broken, or too large.
+            UsageError: the file is broken, too large, or its replacements make texts too long.
             MissingDependency: the package `tokenizers` is not installed.
         """
         path = folder / TOKENIZER
@@ -57,12 +60,20 @@ class FolderTokenizer:
                 fix="pip install 'localattn[transformers]', or give numbers with --prompt-ids",
             ) from error
         try:
-            return cls(Tokenizer.from_str(raw.decode("utf-8")))
+            found = Tokenizer.from_str(raw.decode("utf-8"))
+            # As transformers does: what is stored about batches for training cuts or pads no prompt.
+            found.no_truncation()
+            found.no_padding()
+            steps = [json.loads(part.__getstate__()) for part in (found.normalizer, found.decoder) if part is not None]
         except BaseException as error:  # a panic of its Rust code is no Exception
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
             reason = " ".join(str(error).split())[:200]
             raise UsageError(f"{path} cannot be read.", why=f"{reason}.", fix="Copy the original again.") from error
+        if max(map(_growth, steps), default=1) > _MOST_GROWTH:
+            why = f"Its replacements may make a text over {_MOST_GROWTH} times longer."
+            raise UsageError(f"{path} is not used.", why=why, fix="Copy the original again.")
+        return cls(found)
 
     @property
     def size(self) -> int:
@@ -86,6 +97,18 @@ class FolderTokenizer:
         """Return the number of a token by its name, `<eos>` for example."""
         found: int | None = self._tokenizer.token_to_id(text)
         return found
+
+
+def _growth(step: Mapping[str, Any]) -> int:
+    """Return how many times longer a normalizer or decoder may make a text, by its replacements one after the other."""
+    found = 1
+    for inner in (*step.get("normalizers", ()), *step.get("decoders", ())):
+        found = min(found * _growth(inner), _MOST_GROWTH + 1)
+    if step.get("type") == "Replace":
+        content, pattern = step.get("content", ""), step.get("pattern", {}).get("String")
+        # A regular expression may match the place between two characters.
+        found = len(content) + 1 if pattern is None else max(1, -(-len(content) // max(1, len(pattern))))
+    return found
 
 
 class TextStream:

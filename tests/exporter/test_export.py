@@ -134,6 +134,14 @@ def test_without_function_body(tiny: Path) -> None:
         load(report.path)
 
 
+def test_a_query_with_nothing_to_see_before_itself_is_no_fault(tmp_path: Path) -> None:
+    """Without windows before its own, the first query of a window sees no earlier token."""
+    kwargs = MHA | {"look_backward": 0, "exact_windowsize": False}
+    checkpoint = save_upstream(tmp_path, "local_attention.LocalMHA", kwargs)
+    report = export(ExportRequest(checkpoint, tmp_path / "model.onnx", shapes=ShapeRequest(16)))
+    assert statuses(report.sidecar.checks)["window"] == "passed"
+
+
 def test_a_length_within_one_window_proves_nothing_and_says_so(tiny: Path) -> None:
     report = export(ExportRequest(tiny, tiny.with_name("m.onnx"), shapes=ShapeRequest(seq_len=4)))
     found = statuses(report.sidecar.checks)

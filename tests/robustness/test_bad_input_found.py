@@ -99,6 +99,20 @@ def test_names_in_a_file_do_not_steer_the_terminal(tmp_path: Path, localattn: Co
     np.savez(tmp_path / "in.npz", x=np.zeros(1, np.float32))
     finished = localattn("run", tmp_path / "m.onnx", "--load-inputs", tmp_path / "in.npz")
     assert finished.code == 2 and "\x1b[2J" not in finished.err and "\\x1b[2J" in finished.err
+    shown = localattn("inspect", tmp_path / "m.onnx")
+    assert shown.code == 0 and "\x1b" not in shown.out and "\\x1b[2J" in shown.out
+
+
+def test_names_in_a_file_are_no_markup(tmp_path: Path, localattn: Command) -> None:
+    """Rich reads brackets as markup: `[/b]` ended the command with a fault, `[red]` disappeared."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 20]> g (float[1] x) => (float[1] y) {y = Neg(x)}'
+    )
+    model.graph.output[0].name = model.graph.node[0].output[0] = "[/b] [red]y"
+    for name in ("m.onnx", "n.onnx"):
+        onnx.save(model, tmp_path / name)
+    finished = localattn("parity", tmp_path / "m.onnx", "--against", tmp_path / "n.onnx")
+    assert finished.code == 0 and "[/b] [red]y" in finished.out
 
 
 @pytest.mark.parametrize("text", ["kwargs: &a {dim: *a}", "kwargs: &a {dim: [*a, *a]}", "kwargs: {dim: &a [*a]}"])

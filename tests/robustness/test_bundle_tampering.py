@@ -160,6 +160,16 @@ FOLDERS: dict[str, tuple[Change, int, str]] = {
         2,
         "NaN",
     ),
+    "a tolerance beyond every float": (
+        lambda b: edit_manifest(b, lambda m: m["models"][0]["tolerance"].update(rtol=10**400)),
+        2,
+        "beyond 64 bits",
+    ),
+    "a name that steers the terminal": (
+        lambda b: edit_manifest(b, lambda m: m.update(name="\x1b[2J")),
+        2,
+        "no name of a folder",
+    ),
     "a negative size": (lambda b: edit_manifest(b, lambda m: m["files"][0].update(size=-1)), 2, "size"),
     "a huge size": (lambda b: edit_manifest(b, lambda m: m["files"][0].update(size=1 << 62)), 1, "was altered"),
     "a model outside": (lambda b: edit_manifest(b, lambda m: m["models"][0].update(path="../x")), 2, "not listed"),

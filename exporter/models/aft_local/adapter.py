@@ -18,8 +18,8 @@ from .module import AFTLocal
 def adapt(layer: Any, calls: Sequence[LayerCall], dynamic_length: bool) -> None:
     """Replace the forward of labml's `AFTLocal`.
 
-    The kind of mask that was observed is built in, for example no mask or a causal triangle. If the mask depends on the
-    inputs after all, the parity check fails.
+    A mask that does not depend on the module's inputs is built in by its kind: no mask, or a causal triangle. Of one
+    that does, the observed values prove nothing, so only its shape counts.
 
     Raises:
         UsageError: the layer cannot be replaced; the text says why.
@@ -30,6 +30,8 @@ def adapt(layer: Any, calls: Sequence[LayerCall], dynamic_length: bool) -> None:
     kinds = {_mask_kind(call) for call in calls}
     if len(lengths) > 1 or len(kinds) > 1:
         raise UsageError("It is called with several lengths or kinds of mask.")
+    if type(layer.activation) is not nn.Sigmoid:
+        raise UsageError(f"Its activation is a {type(layer.activation).__name__}.")
     kind = kinds.pop()
     args = AFTLocalArgs(
         d_model=calls[0].shapes["query"][-1],
@@ -49,9 +51,15 @@ def adapt(layer: Any, calls: Sequence[LayerCall], dynamic_length: bool) -> None:
 def _mask_kind(call: LayerCall) -> str:
     """Return the kind of a call's mask: "none", "causal", "keys" (the same for every query) or "full"."""
     mask = call.given.get("mask")
-    if mask is None or bool(mask.all()):
+    if mask is None or ("mask" not in call.dependent and bool(mask.all())):
         return "none"
     length = call.shapes["query"][0]
+    if "mask" in call.dependent:
+        if mask.shape[0] == 1:
+            return "keys"
+        if mask.shape[2] == 1:
+            return "full"
+        raise UsageError("Its mask is another one for each sequence of the batch.")
     triangle = torch.ones(length, length, dtype=torch.bool).tril()[:, :, None]
     if mask.shape[0] == length and bool((mask == triangle).all()):
         return "causal"

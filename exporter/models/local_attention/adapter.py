@@ -28,6 +28,9 @@ def adapt(layer: Any, calls: Sequence[LayerCall], dynamic_length: bool) -> Windo
     """
     args = attention_args(layer)
     for call in calls:
+        shapes = [call.shapes[name] for name in ("q", "k", "v")]
+        if len(set(shapes)) > 1:  # upstream takes wider values, and one head of keys for all
+            raise UsageError(f"It is called with q, k, v of the shapes {', '.join(str(list(x)) for x in shapes)}.")
         heads, batch = call.shapes.get("attn_bias", (1,))[0], call.shapes.get("mask", (1,))[0]
         packed = 1
         for size in call.shapes["q"][:-2]:
@@ -54,6 +57,8 @@ def attention_args(layer: Any) -> LocalAttentionArgs:
     rotary = layer.rel_pos
     if type(layer.dropout) not in (nn.Dropout, nn.Identity):
         raise UsageError(f"Its dropout is a {type(layer.dropout).__name__}.")
+    if has_hooks(layer.dropout, rotary):
+        raise UsageError("Its dropout or its rotary embedding has hooks.")
     xpos = False
     if rotary is not None:
         if not is_upstream(rotary, "SinusoidalEmbeddings"):
@@ -81,6 +86,11 @@ def attention_args(layer: Any) -> LocalAttentionArgs:
         use_xpos=xpos,
         xpos_scale_base=float(rotary.scale_base) if xpos else None,
     )
+
+
+def has_hooks(*parts: nn.Module | None) -> bool:
+    """Return whether a part of a layer that is not called after a replacement has hooks, which may change results."""
+    return any(part._forward_hooks or part._forward_pre_hooks for part in parts if part is not None)
 
 
 def is_upstream(part: nn.Module, class_name: str) -> bool:

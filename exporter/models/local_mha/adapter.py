@@ -13,7 +13,14 @@ from ....core.errors import UsageError
 from ....core.geometry import WindowGeometry
 from ..drop_in import install
 from ..family import LayerCall
-from ..local_attention.adapter import WindowedCore, attention_args, bias_with_heads, is_upstream, windowed_core
+from ..local_attention.adapter import (
+    WindowedCore,
+    attention_args,
+    bias_with_heads,
+    has_hooks,
+    is_upstream,
+    windowed_core,
+)
 from ..parts.norms import unit_norm
 
 
@@ -26,7 +33,7 @@ def adapt(layer: Any, calls: Sequence[LayerCall], dynamic_length: bool) -> Windo
     attention = layer.attn_fn
     if not is_upstream(attention, "LocalAttention"):
         raise UsageError(f"Its attention is a {type(attention).__name__}.")
-    if attention._forward_hooks or attention._forward_pre_hooks:
+    if has_hooks(attention):
         raise UsageError("Its attention has hooks.")
     for call in calls:
         if "cache" in call.given:

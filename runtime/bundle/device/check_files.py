@@ -54,6 +54,7 @@ _SCHEMA = {
     "models": [_MODEL],
     "samples": [{"model": str, "inputs": str, "outputs": str, "source": str}],
 }
+_LARGEST = (1 << 63) - 1
 _KINDS = ("onnx", "engine")
 _HEX = re.compile("[0-9a-f]{64}")
 # Names that Windows reserves for devices, whatever follows their first dot.
@@ -71,6 +72,8 @@ def parse_manifest(text: bytes) -> Report:
         _check_types(manifest, _SCHEMA, "manifest")
         if (manifest["format"], manifest["format_version"]) != ("localattn-bundle", 1):
             raise ValueError(f"it is {manifest['format'][:40]!r} version {manifest['format_version']}")
+        if path_problem(manifest["name"]) or "/" in manifest["name"]:
+            raise ValueError(f"its name {manifest['name'][:100]!r} is no name of a folder")
         _check_files(manifest["files"])
         _check_references(manifest)
     except (ValueError, RecursionError) as error:
@@ -107,6 +110,8 @@ def _check_types(value: Any, schema: Any, place: str) -> None:
         raise ValueError(f"{place} is a {type(value).__name__}")
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{place} is not finite")
+    elif isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:  # Python's have any size, floats have not
+        raise ValueError(f"{place} is beyond 64 bits")
 
 
 def _check_files(files: list[Report]) -> None:

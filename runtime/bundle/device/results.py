@@ -42,6 +42,11 @@ def _summed_in_fp16(row: Report) -> bool:
     return arch() == "aarch64" and row["provider"].startswith("cpu") and row["dtype"] == "float16"
 
 
+def shown(text: str) -> str:
+    """Write what would steer a terminal as escapes: names in a bundle come from outside."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def report_lines(report: Report) -> list[str]:
     """Return the lines of a report for a terminal."""
     lines = []
@@ -62,7 +67,7 @@ def report_lines(report: Report) -> list[str]:
     lines += [f"not run: {library}. {ONLY_IF_TOLD}" for library in report.get("libraries_not_run", ())]
     if not report["rows"] and not report["not_run"]:
         lines.append("The files are intact. The bundle has no samples, so nothing was run.")
-    return lines
+    return [shown(line) for line in lines]
 
 
 def _computed_by(row: Report) -> str:

@@ -428,9 +428,8 @@ def main() -> int:
             libraries = options.run_libraries or options.manifest_sha256 is not None
             report = run_bundle(folder, manifest, options.model, options.provider, options.threads, libraries=libraries)
     except Fault as fault:
-        print(
-            f"Error: {fault.what}", *[f"  {line}" for line in (fault.why, fault.fix) if line], sep="\n", file=sys.stderr
-        )
+        lines = [f"Error: {fault.what}", *[f"  {line}" for line in (fault.why, fault.fix) if line]]
+        print(*map(results.shown, lines), sep="\n", file=sys.stderr)
         return fault.code
     if options.format == "json":
         print(json.dumps({"bundle": manifest["name"], "manifest_sha256": digest, **report}, indent=2))

@@ -209,6 +209,18 @@ def test_subclasses() -> None:
     assert [(layer.path, "forward of its own" in layer.why) for layer in report.left] == [("1", True)]
 
 
+@pytest.mark.parametrize(
+    ("shape", "heads"), [((1, 2, 12, 12), 2), ((1, 1, 12, 8), 1)], ids=["wider values", "one head of keys"]
+)
+def test_keys_and_values_of_another_shape_stay_upstreams(shape: tuple[int, ...], heads: int) -> None:
+    attention = LocalAttention(4, dim=8, autopad=True)
+    q, k, v = torch.randn(1, 2, 12, 8), torch.randn(1, heads, 12, 8), torch.randn(shape)
+    if heads == 1:  # upstream's product repeats them, where no other axis is in front
+        q, k, v = (x[0] for x in (q, k, v))
+    report = assert_same(attention, q, k, v)
+    assert not report.replaced and "of the shapes" in report.left[0].why
+
+
 def test_parts_that_the_user_changed_stay_in_use() -> None:
     model = mha(prenorm=True)
     model.norm = nn.RMSNorm(DIM)
@@ -243,6 +255,8 @@ def test_the_cache_is_upstreams() -> None:
         (lambda m: setattr(m.attn_fn.rel_pos, "forward", lambda x: x), "SinusoidalEmbeddings"),
         (lambda m: setattr(m, "forward", lambda x: x), "forward of its own"),
         (lambda m: m.attn_fn.register_forward_hook(lambda *x: None), "hooks"),
+        (lambda m: m.attn_fn.dropout.register_forward_hook(lambda *x: 2 * x[2]), "hooks"),
+        (lambda m: m.attn_fn.rel_pos.register_forward_hook(lambda *x: (2 * x[2][0], x[2][1])), "hooks"),
         (lambda m: setattr(m.attn_fn, "look_forward", -1), "look_forward"),
     ],
 )
@@ -328,6 +342,64 @@ def test_aft_local(kind: str) -> None:
     assert [layer.path for layer in report.replaced] == ["layer"]
     torch.testing.assert_close(report.module(x), model(x), atol=1e-5, rtol=1e-5)
     assert "dynamic length" in replaced(model, x, dynamic_length=True).left[0].why
+
+
+class Padded(nn.Module):
+    """AFT-local whose mask hides tokens 0, which random tokens of a large vocabulary need not hold."""
+
+    def __init__(self, causal: bool, how: str) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(1000, DIM)
+        self.layer = labml_class()(DIM, 24, 5)
+        self.causal, self.how = causal, how
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens).transpose(0, 1)
+        length = tokens.shape[1]
+        mask = (tokens != 0).t()[None]
+        if self.how == "written":
+            mask = torch.ones(1, length, 1, dtype=torch.bool)
+            mask[:, :, 0] = tokens != 0
+        elif self.how == "counted":
+            mask = (torch.arange(length) < int((tokens != 0).sum()))[None, :, None]
+        elif self.how == "expanded":
+            mask = mask.expand(length, -1, -1)
+        if self.causal:
+            mask = mask & torch.ones(length, length).tril().bool()[:, :, None]
+        return self.layer(query=x, key=x, value=x, mask=mask).transpose(0, 1)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("how", ["computed", "written", "counted", "expanded"])
+def test_a_mask_that_depends_on_the_inputs_is_not_built_in(how: str, causal: bool) -> None:
+    model = randomised(Padded(causal, how))
+    tokens = torch.arange(1, 18)[None]
+    report = replaced(model, tokens)
+    assert report.module.layer.exported_mask == ("full" if causal else "keys")
+    padded = torch.cat((tokens[:, :12], torch.zeros(1, 5, dtype=torch.int64)), dim=1)
+    torch.testing.assert_close(report.module(padded), model(padded), atol=1e-5, rtol=1e-5)
+
+
+def test_a_module_in_double_precision_runs_in_fp32() -> None:
+    model = randomised(mha()).double()
+    report = replaced(model, example(9))
+    expected = model(example(9).double()).float()
+    torch.testing.assert_close(report.module(example(9)), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_modules_that_cannot_run_in_fp32_are_told_why() -> None:
+    class Casts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = mha().bfloat16()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attention(x.bfloat16()).float()
+
+    with pytest.raises(UsageError, match="must not cast to another type"):
+        replaced(Casts(), example(9))
+    with pytest.raises(UsageError, match="has no weights"):
+        replaced(mha().to("meta"), example(9))
 
 
 def test_a_failing_example_is_a_usage_error() -> None:

@@ -245,6 +245,10 @@ def test_nothing_but_a_bundle_is_replaced(tiny_model: Path, tmp_path: Path, loca
     assert files_of(tmp_path / "empty") != before
     assert verify_bundle(tmp_path / "empty").report["code"] == 0
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    (tmp_path / "empty/notes.txt").write_text("my own")
+    kept = localattn("bundle", tiny_model, "-o", tmp_path / "empty", "--force")
+    assert kept.code == 2 and "notes.txt" in kept.err
+    assert (tmp_path / "empty/notes.txt").read_text() == "my own"
 
 
 # Runs in a process without torch: each child is killed at its nth file operation.

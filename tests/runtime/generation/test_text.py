@@ -82,6 +82,39 @@ def test_a_broken_tokenizer_is_said(tmp_path: Path, content: bytes) -> None:
         FolderTokenizer.open(tmp_path)
 
 
+def changed(folder: Path, **entries: object) -> None:
+    """Write the tokenizer with other entries."""
+    tokenizer_folder.write(folder)
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+
+
+def test_truncation_and_padding_for_training_leave_prompts_alone(tmp_path: Path, tokenizer: FolderTokenizer) -> None:
+    changed(
+        tmp_path,
+        truncation={"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0},
+        padding={
+            **{"strategy": {"Fixed": 2000}, "direction": "Left", "pad_to_multiple_of": None},
+            **{"pad_id": 3, "pad_type_id": 0, "pad_token": "x"},
+        },
+    )
+    stored = FolderTokenizer.open(tmp_path)
+    assert stored is not None and stored.encode("a long prompt") == tokenizer.encode("a long prompt")
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("normalizer", "normalizers"), ("decoder", "decoders")])
+def test_replacements_that_would_fill_the_memory_are_refused(kind: str, steps: str, tmp_path: Path) -> None:
+    """Forty times twice as long: a text of one letter would take a terabyte."""
+    twice = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+    for count in (2, 40):
+        changed(tmp_path, **{kind: {"type": "Sequence", steps: [twice] * count}})
+        if count == 2:
+            assert FolderTokenizer.open(tmp_path) is not None
+            continue
+        with pytest.raises(UsageError, match="times longer"):
+            FolderTokenizer.open(tmp_path)
+
+
 def test_without_the_package_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer_folder.write(tmp_path)
     monkeypatch.setitem(sys.modules, "tokenizers", None)

@@ -167,9 +167,20 @@ def test_the_tolerance_table_is_the_documented_one():
         "int8": (None, None, 0.99), "int8-qdq": (None, None, 0.99), "fp8": (None, None, 0.99),
         "int4": (None, None, 0.985),
     }  # fmt: skip
-    figures = {name: (t.relative_rms, t.divergence, t.agreement) for name, t in TOLERANCES.items() if t.atol is None}
+    figures = {name: (t.relative_rms, t.divergence, t.agreement) for name, t in TOLERANCES.items()}
     eight_bits = dict.fromkeys(("int8", "int8-qdq", "fp8"), (0.14, 0.1, 0.7))
-    assert figures == eight_bits | {"int4": (0.17, 0.15, 0.6)}
+    full = {"fp32": (1e-2, None, None), "fp16": (None, None, None), "bf16": (None, None, None)}
+    assert figures == full | eight_bits | {"int4": (0.17, 0.15, 0.6)}
+
+
+def test_outputs_below_the_absolute_tolerance_do_not_pass_unseen():
+    """Probabilities of a large vocabulary, for example: single elements say nothing about them."""
+    expected = 1e-5 * np.random.default_rng(0).standard_normal((4, 100))
+    assert not compare_arrays("out", 1.5 * expected, expected, FP32).passed
+    assert not compare_arrays("out", np.zeros_like(expected), expected, FP32).passed
+    assert compare_arrays("out", expected.astype(np.float32), expected, FP32).passed
+    own = tolerance_for("fp32", atol=1e-4)  # what the user sets stands alone
+    assert compare_arrays("out", np.zeros_like(expected), expected, own).passed
 
 
 def test_a_tolerance_of_the_users_judges_single_elements_alone():
