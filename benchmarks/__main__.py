@@ -153,9 +153,10 @@ def run_decoder(options: argparse.Namespace) -> bool:
     from . import report
     from .hugging_face import decoder
 
+    shape = decoder.SHAPES[options.model]
     options.folder.mkdir(parents=True, exist_ok=True)
     result = decoder.measure(
-        options.folder, options.contexts, options.only, _tell, lambda found: write_result(decoder.NAME, found)
+        shape, options.folder, options.contexts, options.only, _tell, lambda found: write_result(shape.result, found)
     )
     report.print_decoder(result)
     return all(target["met"] for target in result["targets"])
@@ -258,7 +259,8 @@ def parse_arguments() -> argparse.Namespace:
     hugging.add_argument("--lengths", type=int, nargs="+", help="sequence lengths [those with a target]")
     hugging.add_argument("--only", nargs="+", default=[], help="only these, the others keep their figures")
     decoder.add_argument("--folder", type=Path, required=True, help="where model and files are kept")
-    decoder.add_argument("--contexts", type=int, nargs="+", default=(1024, 8192), help="tokens of the prompt")
+    decoder.add_argument("--model", choices=("gemma3", "mistral"), default="gemma3", help="whose shape")
+    decoder.add_argument("--contexts", type=int, nargs="+", default=(1024, 8192, 32768), help="tokens of the prompt")
     decoder.add_argument("--only", nargs="+", default=[], help="only these, the others keep their figures")
     startup.add_argument("--samples", type=int, default=15, help="samples of each command")
 
@@ -278,7 +280,7 @@ def parse_arguments() -> argparse.Namespace:
         ("decoder", "a Hugging Face decoder, token by token, beside other ways", run_decoder, [decoder]),
         ("getting-started", "the ten commands of docs/getting-started.md", run_getting_started, []),
         ("serving", "a real Triton server: requests and tokens a second", run_serving, [serving]),
-        ("plot", "draw node.png and peers.png of docs/images again", run_plot, []),
+        ("plot", "draw node.png, decoder.png and peers.png of docs/images again", run_plot, []),
         ("all", "everything", run_all, [node, peers, of_model, export, generate, precision, startup, timed]),
     ):
         command = commands.add_parser(

@@ -36,8 +36,17 @@ _GENERATE = Look(
 
 
 _DECODER = Look(
-    ours=("ours",),
-    colors={"ours": OURS, "ours_int4": OURS_TOO, "pytorch": "#c2410c", "optimum": "#7c3aed"},
+    ours=("ours", "ours_int4"),
+    colors={
+        "ours": OURS,
+        "ours_int4": OURS_TOO,
+        "pytorch": "#c2410c",
+        "optimum": "#7c3aed",
+        "genai": "#0f766e",
+        "genai_int4": "#57606a",
+        "llama": "#a16207",
+        "llama_int4": "#be185d",
+    },
     panels=(("token_ms", "Time of one token", "ms"), ("peak_mib", "Peak memory", "MiB")),
     axis="tokens before it",
     title="A Hugging Face decoder on the CPU, token by token",
@@ -98,7 +107,7 @@ def draw_decoder() -> Path:
         _DECODER,
         IMAGES / "decoder.png",
         limit=None,
-        subtitle=f"{result['model']}, fp32, {result['threads']} threads, {machine(result)}",
+        subtitle=f"{result['model']}, fp32 where nothing is said, {result['threads']} threads, {machine(result)}",
     )
 
 

@@ -70,7 +70,7 @@ def print_hugging_face(result: dict[str, Any]) -> None:
 
 def print_decoder(result: dict[str, Any]) -> None:
     """One row a candidate and context."""
-    columns = ("candidate", "context", "prompt s", "ms a token", "processor ms", "peak MiB", "differs by")
+    columns = ("candidate", "context", "prompt s", "ms a token", "processor ms", "over bytes", "peak MiB", "differs")
     table = _table(result["model"], *columns)
     for size in result["sizes"]:
         for name, label in result["labels"].items():
@@ -79,9 +79,9 @@ def print_decoder(result: dict[str, Any]) -> None:
                 table.add_row(label, f"{size['context']:,}", entry.get("skipped") or entry.get("failed"))
                 continue
             figures = (f"{entry[key]:.1f}" for key in ("first_s", "token_ms", "token_cpu_ms"))
-            table.add_row(
-                label, f"{size['context']:,}", *figures, f"{entry['peak_mib']:,}", f"{entry.get('differs_by', 0):.1g}"
-            )
+            over = f"{entry['over_rate']:.2f}" if "over_rate" in entry else ""
+            differs = f"{entry['differs_by']:.1g}" if "differs_by" in entry else ""
+            table.add_row(label, f"{size['context']:,}", *figures, over, f"{entry['peak_mib']:,}", differs)
         table.add_section()
     console.print(table)
     for target in result["targets"]:

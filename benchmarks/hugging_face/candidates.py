@@ -16,8 +16,9 @@ import numpy as np
 from ..machine import ROOT, own_result
 from ..target import Target
 
-# optimum-onnx takes an older transformers: the interpreter of its environment.
+# Variables that name Python interpreters. optimum-onnx takes an older transformers, onnxruntime-genai may be anywhere.
 OPTIMUM = "LOCALATTN_BENCHMARKS_OPTIMUM"
+GENAI = "LOCALATTN_BENCHMARKS_GENAI"
 # Files of one model differ by rounding alone; hidden states and logits are about 1.
 AGREEMENT = 1e-3
 SCRIPTS = ROOT / "benchmarks" / "hugging_face"
@@ -32,7 +33,7 @@ class Measurement:
         size: what a row's size is called, "length".
         facts: entries of the document before its rows; `labels` among them has a text for each candidate.
         targets: what is asked of the rows.
-        file: the file of a candidate, or why there is none.
+        file: the file of a candidate for a size, made once; or why there is none.
         run: measures a candidate's file at a size, as the entry of its row.
     """
 
@@ -40,7 +41,7 @@ class Measurement:
     size: str
     facts: Mapping[str, Any]
     targets: Callable[[Sequence[dict[str, Any]]], list[Target]]
-    file: Callable[[str], Path | dict[str, str]]
+    file: Callable[[str, int], Path | dict[str, str]]
     run: Callable[[str, Path, int], dict[str, Any]]
 
     def measure(
@@ -62,9 +63,9 @@ class Measurement:
         sizes = {row[self.size]: row["candidates"] for row in known}
         labels = self.facts["labels"]
         for name in (name for name in labels if not only or name in only):
-            tell(f"Its file: {labels[name]}")
-            path = self.file(name)
             for value in values:
+                tell(f"Its file: {labels[name]}")
+                path = self.file(name, value)
                 entry = sizes.setdefault(value, {})
                 entry[name] = path if isinstance(path, dict) else self.run(name, path, value)
                 tell(f"{value}: {labels[name]}: {entry[name]}")
@@ -76,13 +77,13 @@ class Measurement:
         return {**self.facts, "sizes": rows, "targets": [target.to_dict() for target in self.targets(rows)]}
 
 
-def in_process(words: Sequence[object], *, optimum: bool = False) -> str | dict[str, str]:
-    """Run Python with these words, in optimum's environment if asked: what it printed, or why it did not."""
+def in_process(words: Sequence[object], *, elsewhere: str | None = None) -> str | dict[str, str]:
+    """Run Python with these words, that of another environment if a variable is given: what it printed, or why not."""
     python, environment = sys.executable, dict(os.environ)
-    if optimum:
-        if OPTIMUM not in os.environ:
-            return {"skipped": f"{OPTIMUM} names no interpreter"}
-        python, environment = os.environ[OPTIMUM], {**os.environ, "PYTHONPATH": ""}
+    if elsewhere is not None:
+        if elsewhere not in os.environ:
+            return {"skipped": f"{elsewhere} names no interpreter"}
+        python, environment = os.environ[elsewhere], {**os.environ, "PYTHONPATH": ""}
     command = [python, *map(str, words)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode:
@@ -91,25 +92,31 @@ def in_process(words: Sequence[object], *, optimum: bool = False) -> str | dict[
     return done.stdout
 
 
-def made(path: Path, words: Sequence[object], *, optimum: bool = False) -> Path | dict[str, str]:
+def made(path: Path, words: Sequence[object], *, elsewhere: str | None = None) -> Path | dict[str, str]:
     """The file that these words make, made once; or why there is none."""
     if path.exists():
         return path
     path.parent.mkdir(exist_ok=True)
-    done = in_process(words, optimum=optimum)
+    done = in_process(words, elsewhere=elsewhere)
     return done if isinstance(done, dict) else path
 
 
 def measured(
-    words: Sequence[object], output: Path, expected: Path, what: str, *, exact: bool = True, optimum: bool = False
+    words: Sequence[object],
+    output: Path,
+    expected: Path,
+    what: str,
+    *,
+    exact: bool = True,
+    elsewhere: str | None = None,
 ) -> dict[str, Any]:
     """Run a candidate that prints its figures and saves its outputs; how far those are from the expected, if known."""
-    done = in_process([*words, output], optimum=optimum)
+    done = in_process([*words, output], elsewhere=elsewhere)
     if isinstance(done, dict):
         return done
     entry: dict[str, Any] = json.loads(done.splitlines()[-1])
     entry["peak_mib"] = round(entry.pop("peak_bytes") / 2**20)
-    if expected.exists():
+    if expected.exists() and output.exists():
         differs = float(np.abs(np.load(output) - np.load(expected)).max())
         entry["differs_by"] = float(f"{differs:.2g}")
         if differs > AGREEMENT and exact:

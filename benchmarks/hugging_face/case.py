@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ..candidates import THREADS
 from ..cases.compiled import why_no_library
 from ..target import Target
-from .candidates import SCRIPTS, Measurement, made, measured
+from .candidates import OPTIMUM, SCRIPTS, Measurement, made, measured
 from .decoder import GEMMA_3_270M
 from .run import COMPILED, EAGER
 
@@ -93,14 +93,15 @@ def measure(
     """
     made_model = _made(model, folder)
 
-    def file(name: str) -> Path | dict[str, str]:
+    def file(name: str, _length: int) -> Path | dict[str, str]:
         if name == EAGER:
             return made_model
         if name == COMPILED and (reason := why_no_library()):
             return {"skipped": reason}
         maker = "ours" if name == COMPILED else name
         path = folder / maker / "model.onnx"
-        return made(path, [SCRIPTS / "make.py", maker, made_model, path], optimum=maker == "optimum")
+        elsewhere = OPTIMUM if maker == "optimum" else None
+        return made(path, [SCRIPTS / "make.py", maker, made_model, path], elsewhere=elsewhere)
 
     def run(name: str, path: Path, length: int) -> dict[str, Any]:
         words = ["-m", "benchmarks.hugging_face.run", name, path, length]

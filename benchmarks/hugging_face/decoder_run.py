@@ -1,6 +1,6 @@
 """Generate with one candidate in this process: seconds of the prompt and of a token, memory, and the tokens.
 
-python decoder_run.py NAME PATH CONTEXT TOKENS OUTPUT
+python decoder_run.py NAME PATH CONTEXT TOKENS ROOM OUTPUT
 
 It imports only what the candidate needs, because optimum-onnx has an environment of its own, with an older
 transformers.
@@ -9,7 +9,9 @@ transformers.
 from __future__ import annotations
 
 import json
+import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -19,19 +21,25 @@ from typing import Any
 import numpy as np
 
 THREADS = 2
+# The variable that names the folder of node-llama-cpp, the package that brings llama.cpp's libraries.
+LLAMA = "LOCALATTN_BENCHMARKS_LLAMA"
+# Peers whose attention has a number for every pair of tokens take a longer prompt in pieces.
+_WHOLE, _PIECE = 8192, 1024
 # Tokens that count, after this many that do not.
 _FIRST = 4
 Logits = np.ndarray[Any, Any]
+# They take a prompt in chunks anyway.
+_OWN = ("ours", "ours_functions")
 # Consumes tokens `[T]` and returns the logits after the last one, `[V]`.
 Consume = Callable[[np.ndarray[Any, Any]], Logits]
 
 
-def ours(path: Path) -> Consume:
+def ours(path: Path, _room: int) -> Consume:
     """The step file and its prefill file, by `localattn`; kernels as they are installed."""
     return _ours(path, "auto")
 
 
-def ours_functions(path: Path) -> Consume:
+def ours_functions(path: Path, _room: int) -> Consume:
     """The same without compiled kernels."""
     return _ours(path, "none")
 
@@ -43,7 +51,7 @@ def _ours(path: Path, plugin: str) -> Consume:
     return lambda tokens: generator.prefill(tokens)[0]
 
 
-def pytorch(path: Path) -> Consume:
+def pytorch(path: Path, _room: int) -> Consume:
     """The untouched model with the cache that its configuration asks for, attention by sdpa; the last token's logits.
 
     `generate` of transformers asks for no others either.
@@ -56,7 +64,7 @@ def pytorch(path: Path) -> Consume:
     return _with_cache(model, torch.inference_mode(), logits_to_keep=1)
 
 
-def optimum(path: Path) -> Consume:
+def optimum(path: Path, _room: int) -> Consume:
     """optimum's `ORTModelForCausalLM`, with its cache."""
     import onnxruntime
     import torch
@@ -68,10 +76,42 @@ def optimum(path: Path) -> Consume:
     return _with_cache(model, torch.inference_mode())
 
 
-def _with_cache(model: Any, mode: Any, **options: Any) -> Consume:
+def transformers(path: Path, _room: int) -> Consume:
+    """transformers' own runner of its exported graph, with the cache that the configuration asks for."""
+    import onnxruntime
+    import torch
+    from transformers import AutoConfig, DynamicCache
+    from transformers.exporters import ExportedModel
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = THREADS, 1
+    exported = ExportedModel.from_pretrained(path.parent, session_options=options)
+    begun = DynamicCache(config=AutoConfig.from_pretrained(path.parent))
+    return _with_cache(exported.runners["decode"], torch.inference_mode(), begun=begun)
+
+
+def genai(path: Path, room: int) -> Consume:
+    """onnxruntime-genai, with a folder of its own builder."""
+    import onnxruntime_genai
+
+    config = onnxruntime_genai.Config(str(path.parent))
+    config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": THREADS}}}}))
+    model = onnxruntime_genai.Model(config)
+    options = onnxruntime_genai.GeneratorParams(model)
+    options.set_search_options(do_sample=False, max_length=room)
+    generator = onnxruntime_genai.Generator(model, options)
+
+    def consume(tokens: np.ndarray[Any, Any]) -> Logits:
+        generator.append_tokens(tokens[None].astype(np.int32))
+        return np.asarray(generator.get_logits(), np.float32).reshape(-1)
+
+    return consume
+
+
+def _with_cache(model: Any, mode: Any, begun: Any = None, **options: Any) -> Consume:
     import torch
 
-    kept: list[Any] = []
+    kept: list[Any] = [] if begun is None else [begun]
     seen = 0
 
     def consume(tokens: np.ndarray[Any, Any]) -> Logits:
@@ -92,12 +132,35 @@ def peak() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024
 
 
-def main(name: str, path: str, context: str, tokens: str, output: str) -> dict[str, Any]:
+def llama(path: str, prompt: Logits, tokens: int, room: str) -> dict[str, Any]:
+    """llama.cpp, in a process of Node; it shows no logits, and keeps keys and values in fp16."""
+    words = ("node", Path(__file__).with_name("llama.mjs"), os.environ[LLAMA], path, room, THREADS, tokens + _FIRST)
+    done = subprocess.run([str(x) for x in words], input=json.dumps(prompt.tolist()), capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(" ".join(done.stderr.split())[-200:])
+    found = json.loads(done.stdout.splitlines()[-1])
+    (first, *walls), (first_cpu, *cpus) = found["seconds"], found["cpu"]
+    return {
+        "first_s": first,
+        "first_cpu_s": first_cpu,
+        "token_ms": 1e3 * statistics.median(walls[_FIRST:]),
+        "token_cpu_ms": 1e3 * statistics.mean(cpus[_FIRST:]),
+        "peak_bytes": found["peak_bytes"],
+        "tokens": found["tokens"][:-1],  # as many as the others choose
+    }
+
+
+def main(name: str, path: str, context: str, tokens: str, room: str, output: str) -> dict[str, Any]:
     """Take a prompt of so many tokens, then the likeliest token, again and again."""
-    consume: Consume = globals()[name](Path(path))
     prompt = np.random.default_rng(0).integers(5, 30_000, int(context))
+    if name == "llama":
+        found = llama(path, prompt, int(tokens), room)
+        return {k: round(v, 3) if isinstance(v, float) else v for k, v in found.items()}
+    consume: Consume = globals()[name](Path(path), int(room))
     began, cpu = time.perf_counter(), time.process_time()
-    logits = consume(prompt)
+    pieces = range(_PIECE, len(prompt), _PIECE) if len(prompt) > _WHOLE and name not in _OWN else ()
+    for piece in np.split(prompt, pieces):
+        logits = consume(piece)
     first = {"first_s": time.perf_counter() - began, "first_cpu_s": time.process_time() - cpu}
     np.save(output, logits)
     walls, chosen = [], []

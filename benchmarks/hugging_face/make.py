@@ -7,9 +7,15 @@ It imports only what its exporter needs, because optimum-onnx has an environment
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
+# The variable that names the sources of llama.cpp, with its converter.
+LLAMA_SOURCE = "LOCALATTN_BENCHMARKS_LLAMA_SOURCE"
 # Tokens of the example that others trace with; their files leave batch and length open.
 TRACED = 512
 
@@ -90,6 +96,100 @@ def optimum_decoder(folder: Path, output: Path) -> None:
 
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     onnx_export_from_model(model, output.parent, task="text-generation-with-past", opset=18, do_validation=False)
+
+
+def transformers_decoder(folder: Path, output: Path) -> None:
+    """transformers' own `OnnxExporter`: one graph for prompt and tokens, with its fusions for the CPU."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.exporters import OnnxConfig, OnnxExporter
+
+    ids = torch.zeros(1, TRACED, dtype=torch.long)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    exporter, config = OnnxExporter(), OnnxConfig(dynamic=True, opset_version=20, ort_fusions="cpu")
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    exported = exporter.export_for_generation(model, inputs, config, multi_token_decode=True)
+    exported.components = {"decode": exported.components["decode"]}  # it takes a prompt too, on an empty cache
+    exported.save_pretrained(output.parent)
+
+
+def genai_decoder(folder: Path, output: Path) -> None:
+    """onnxruntime-genai's builder, for the CPU."""
+    _genai(folder, output, "fp32")
+
+
+def genai_int4_decoder(folder: Path, output: Path) -> None:
+    """The same with weights in 4 bits."""
+    _genai(folder, output, "int4")
+
+
+def _genai(folder: Path, output: Path, precision: str) -> None:
+    from onnxruntime_genai.models import builder
+    from onnxruntime_genai.models.builders import base
+    from transformers import AutoConfig
+
+    read = AutoConfig.from_pretrained
+
+    def flat(*args: Any, **options: Any) -> Any:
+        """Read a configuration as transformers 4 wrote it: the builder of 0.18 takes no other of Gemma 3."""
+        config = read(*args, **options)
+        kinds = getattr(config, "rope_parameters", {})  # transformers itself asks for a pair
+        if "sliding_attention" in kinds:
+            config.rope_local_base_freq = kinds["sliding_attention"]["rope_theta"]
+            config.rope_parameters = kinds["full_attention"]
+        return config
+
+    AutoConfig.from_pretrained = flat
+    base.Model.save_processing = lambda *args: None  # the folder has no tokenizer
+    with tempfile.TemporaryDirectory() as cache:
+        asked = (None, str(folder), str(output.parent), precision, "cpu", cache)
+        # Logits of a whole prompt would be gigabytes, and nobody reads them.
+        builder.create_model(*asked, **builder.parse_extra_options(*asked, ["prune_lm_head=true"]))
+
+
+def llama_decoder(folder: Path, output: Path) -> None:
+    """llama.cpp's own converter, weights in fp32."""
+    _llama(folder, output, None)
+
+
+def llama_int4_decoder(folder: Path, output: Path) -> None:
+    """The same, every matrix in Q4_0: 4 bits, a scale for 32."""
+    _llama(folder, output, "Q4_0")
+
+
+def _llama(folder: Path, output: Path, matrices: str | None) -> None:
+    source = Path(os.environ[LLAMA_SOURCE])
+    sys.path[:0] = [str(source), str(source / "gguf-py")]
+    import gguf
+    from conversion import get_model_class
+
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    kind = get_model_class(config["architectures"][0])
+
+    class Converted(kind):  # type: ignore[misc, valid-type]
+        model_arch = kind.model_arch
+
+        def set_vocab(self) -> None:
+            """Write names that stand for tokens, the least that llama.cpp opens: the folder has none."""
+            count, byte = config["vocab_size"], gguf.TokenType.BYTE
+            known = {3 + i: f"<0x{i:02X}>" for i in range(256)}
+            self.gguf_writer.add_tokenizer_model("llama")
+            self.gguf_writer.add_token_list([known.get(i, f"t{i}") for i in range(count)])
+            self.gguf_writer.add_token_scores([0.0] * count)
+            self.gguf_writer.add_token_types([byte if i in known else gguf.TokenType.NORMAL for i in range(count)])
+
+        def tensor_force_quant(self, name: str, new_name: str, bid: int | None, n_dims: int) -> Any:
+            """Choose the type of a tensor."""
+            matrix = matrices is not None and n_dims == 2
+            return gguf.GGMLQuantizationType[matrices] if matrix else gguf.GGMLQuantizationType.F32
+
+    with tempfile.TemporaryDirectory() as beside:
+        for path in folder.iterdir():
+            (Path(beside) / path.name).symlink_to(path.resolve())
+        # Gemma's converter counts the tokens there, and cuts the table of embeddings to them.
+        names = {"model": {"vocab": dict.fromkeys(map(str, range(config["vocab_size"])), 0)}, "added_tokens": []}
+        (Path(beside) / "tokenizer.json").write_text(json.dumps(names), encoding="utf-8")
+        Converted(Path(beside), gguf.LlamaFileType.ALL_F32, output).write()
 
 
 if __name__ == "__main__":

@@ -52,11 +52,12 @@ def render_chat(defaults: FolderDefaults, messages: Sequence[Mapping[str, str]],
     if answer.get("missing"):
         raise MissingDependency("A chat template needs jinja2.", fix="pip install 'localattn[transformers]'")
     if "error" in answer:
-        raise _failed(str(answer["error"]))
+        raise _failed(str(answer["error"]), told=any(message["role"] == "system" for message in messages))
     return str(answer["text"])
 
 
-def _failed(why: str) -> UsageError:
-    return UsageError(
-        "The model's chat template cannot be used.", why=why, fix=f"Write the prompt without {argument('chat')}."
-    )
+def _failed(why: str, *, told: bool = False) -> UsageError:
+    fix = f"Write the prompt without {argument('chat')}."
+    if told:  # many templates know no system message, and say so
+        fix = f"Leave {argument('system')} out, if that is why; or write the prompt without {argument('chat')}."
+    return UsageError("The model's chat template cannot be used.", why=why, fix=fix)

@@ -27,7 +27,7 @@ from .session import OnnxRuntimeSession, open_file
 
 if TYPE_CHECKING:
     from ...core.documents.sidecar import Sidecar
-    from ...core.documents.step_facts import StepFacts
+    from ...core.documents.step_facts import CacheFacts, StepFacts
 
 _NOTHING = np.zeros((0, 0, 0), dtype=np.float32)
 # Tokens of a call from which products take no longer if each call arranges its matrices anew (docs/streaming.md).
@@ -42,27 +42,35 @@ class _Banks:
     Args:
         facts: names, shapes and first values of the caches.
         device: the device that holds them, by onnxruntime's name.
+
+    Attributes:
+        current: the bank that the next call reads.
+        written: whether a call may have written since the caches had their initial values.
     """
 
     def __init__(self, facts: StepFacts, device: str) -> None:
         self._facts, self._device = facts.caches, device
-        self._banks: dict[int, list[Any]] = {}
-        self.current = 0
+        self._banks: dict[int, list[tuple[Any, NDArray[Any]]]] = {}
+        self.current, self.written = 0, False
 
     def __getitem__(self, index: int) -> list[Any]:
         """Return the buffers (OrtValues) of a bank, in the order of the facts; allocated when first needed."""
         if index not in self._banks:
             make = BACKENDS[".onnx"].require().OrtValue.ortvalue_from_numpy
-            self._banks[index] = [make(value, self._device, 0) for value in self._starts()]
-        return self._banks[index]
+            starts = [_start(cache) for cache in self._facts]
+            self._banks[index] = [(make(value, self._device, 0), value) for value in starts]
+        return [buffer for buffer, _ in self._banks[index]]
 
     def clear(self) -> None:
         """Fill the current bank with the caches' initial values; the other one is written before it is read."""
-        for buffer, value in zip(self[self.current], self._starts(), strict=True):
-            buffer.update_inplace(value)
-
-    def _starts(self) -> list[NDArray[Any]]:
-        return [np.full(cache.shape, cache.fill, dtype=cache.dtype) for cache in self._facts]
+        if not self.written:
+            return
+        for cache, (buffer, value) in zip(self._facts, self._banks[self.current], strict=True):
+            if self._device == "cpu":
+                value.fill(cache.fill)  # the buffer is this array's memory
+            else:
+                buffer.update_inplace(value)
+        self.written = False
 
 
 class _BoundFile:
@@ -95,6 +103,7 @@ class _BoundFile:
         written = read if self._facts.in_place else 1 - read
         if read not in self._bindings:
             self._bindings[read] = self._bind(self._banks[read], self._banks[written])
+        self._banks.written = True
         self._session.run_bound(self._bindings[read])
         self._banks.current = written
         return self._arrays[self.outputs[0].name] if self.outputs else _NOTHING
@@ -179,6 +188,13 @@ def open_step_file(
     path = Path(file)
     session = open_file(file, provider, threads, plugin)
     return OnnxRuntimeStep(path, sidecar, session, find_prefill(path, sidecar), threads, plugin)
+
+
+def _start(cache: CacheFacts) -> NDArray[Any]:
+    """Return the initial value of a cache. Zeros take no memory before they are written, as a long ring is."""
+    if cache.fill == 0:
+        return np.zeros(cache.shape, dtype=cache.dtype)
+    return np.full(cache.shape, cache.fill, dtype=cache.dtype)
 
 
 def _zeros(spec: TensorSpec) -> NDArray[Any]:

@@ -18,6 +18,7 @@ pytest.importorskip("local_attention", reason="a peer is the upstream package")
 from localattn.benchmarks import clock, machine
 from localattn.benchmarks.cases import node, startup
 from localattn.benchmarks.cases.compiled import why_no_library
+from localattn.benchmarks.hugging_face import decoder
 from localattn.benchmarks.limit import program as loops_program
 from localattn.benchmarks.limit.roofline import LIMIT, OLD_LIMIT, Loops, Roofline, name_of_limit
 from localattn.benchmarks.peers import report, run
@@ -307,3 +308,28 @@ def test_a_candidate_that_fails_is_reported_beside_the_others(
     assert any(step.startswith("Failed: localattn, int8") for step in steps)
     tables.print_model(result)
     assert "nothing to quantize" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_decoder_is_held_against_peers_of_its_precision_and_against_what_it_reads() -> None:
+    def took(token: float, first: float, peak: int, **more: float) -> dict[str, float]:
+        return {"token_ms": token, "first_s": first, "peak_mib": peak, **more}
+
+    rows = [
+        {
+            "context": context,
+            "candidates": {
+                "ours": took(40, 2, 1000, over_rate=1.2),
+                "ours_int4": took(30, 3, 500, over_rate=2.0),
+                "genai": {"failed": "it did"},
+                "genai_int4": took(20, 4, 300),
+                "pytorch": took(50, 1, 4000),
+            },
+        }
+        for context in (1024, 8192)
+    ]
+    found = {target.what: target.value for target in decoder.targets(rows)}
+    assert found["a token after 1024 / the fastest peer's"] == 0.8
+    assert found["the prompt after 8192 / the fastest peer's"] == 2.0
+    assert found["int4, a token after 8192 / the fastest peer's"] == 1.5
+    assert found["localattn, int4: a token after 1024 / its bytes at the measured rate"] == 2.0
+    assert [name for name in found if "memory" in name] == ["memory after 8192 / PyTorch's"]

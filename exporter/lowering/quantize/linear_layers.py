@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from ....core.errors import ExportFailed
+from ....onnx_graph.graph_values import add_constant
 
 # Narrower matrices (a gate per head, the weights of residual streams) take almost no time and are the most sensitive.
 NARROWEST = 32
@@ -15,9 +17,12 @@ NARROWEST = 32
 def linear_layers(model: ir.Model) -> list[ir.Node]:
     """List plain products with a constant matrix that is wide enough: `x·W`, or `x·Wᵀ` by Gemm.
 
+    A head that reads the table of embeddings turned around gets a matrix of its own, in place.
+
     Raises:
         ExportFailed: there is none.
     """
+    _part_from_tables(model)
     found = []
     for node in model.graph:
         if node.domain or not (node.op_type == "MatMul" or _is_plain_gemm(node)):
@@ -31,6 +36,23 @@ def linear_layers(model: ir.Model) -> list[ir.Node]:
     if not found:
         raise ExportFailed("There is nothing to quantize.", why=f"No constant matrix is {NARROWEST} wide or more.")
     return found
+
+
+def _part_from_tables(model: ir.Model) -> None:
+    """Give products with a turned constant, as `x·Transpose(W)`, the turned matrix as a constant."""
+    for node in list(model.graph):
+        matrix = node.inputs[1] if node.op_type == "MatMul" and not node.domain else None
+        turning = matrix.producer() if matrix is not None else None
+        if turning is None or turning.op_type != "Transpose" or turning.domain:
+            continue
+        table = turning.inputs[0]
+        if table is None or not table.is_initializer() or table.const_value is None:
+            continue
+        numbers = table.const_value.numpy()
+        if numbers.ndim == 2 and min(numbers.shape) >= NARROWEST:
+            turned = add_constant(model.graph, f"{table.name}.head", np.ascontiguousarray(numbers.T))
+            turning.outputs[0].replace_all_uses_with(turned)
+            model.graph.remove(turning, safe=True)
 
 
 def replace_layers(

@@ -14,6 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from localattn.benchmarks.hugging_face.traffic import bytes_of_token
 from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import UsageError
 from localattn.exporter.export import ExportRequest
@@ -132,6 +133,16 @@ def test_long_chunks_keep_no_arranged_matrices(files: Callable[[str], Files], mo
         with asked:
             assert chunks.get_session_options().get_session_config_entry("session.disable_prepacking") == "1"
     np.testing.assert_allclose(*found, atol=1e-5)
+
+
+def test_a_reset_leaves_nothing_of_the_text_before(files: Callable[[str], Files]) -> None:
+    session = Generator.open(files("gemma3_text").step(), "cpu", 1).session
+    assert isinstance(session, OnnxRuntimeStep)
+    for length in (CHUNK + 2, 2 * CHUNK):  # the second leaves its caches in the other bank
+        session.consume({"input_ids": prompt(length)})
+        assert all(cache.numpy().any() for cache in session._banks[session._banks.current])
+        session.reset()
+        assert not any(cache.numpy().any() for cache in session._banks[session._banks.current])
 
 
 def test_a_call_that_fails_moves_nothing(files: Callable[[str], Files]) -> None:
@@ -261,6 +272,19 @@ def test_layers_that_share_keys_share_a_ring(files: Callable[[str], Files]) -> N
     sidecar = read_sidecar(files("gemma4_text shared keys").step())
     assert sidecar is not None and sidecar.step is not None
     assert len(sidecar.step.caches) == 4 and len(sidecar.kwargs["layers"]) == 4
+
+
+def test_what_a_token_reads_is_counted(files: Callable[[str], Files]) -> None:
+    made = files("gemma3_text")
+    table = sum(x.numel() for name, x in made.model.named_parameters() if "embed_tokens" in name)
+    weights = sum(x.numel() for x in made.model.parameters()) - table
+    for context in (1, WINDOW, POSITIONS):
+        caches = sum(  # two tensors a layer, of two heads of 16
+            2 * 2 * 16 * min(context, WINDOW if kind == "sliding_attention" else POSITIONS)
+            for kind in made.model.config.layer_types
+        )
+        found = bytes_of_token(made.step(), context) / 4 - caches
+        assert weights <= found < 1.1 * weights, (found, weights)  # beside weights, rotation and masks
 
 
 def test_the_commands_take_the_file(files: Callable[[str], Files], localattn: Callable[..., Finished]) -> None:

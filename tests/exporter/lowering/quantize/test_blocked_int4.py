@@ -262,3 +262,23 @@ def _product(matrix: np.ndarray, *, transposed: bool = False, times: int = 1) ->
     weights = [onnx.numpy_helper.from_array(np.ascontiguousarray(matrix), "w")]
     graph = helper.make_graph(nodes, "g", inputs, outputs, weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def test_a_head_that_reads_the_table_of_embeddings_gets_a_matrix_of_its_own() -> None:
+    rng = np.random.default_rng(0)
+    table = rng.standard_normal((96, 64)).astype(np.float32)
+    nodes = [
+        onnx.helper.make_node("Gather", ["table", "tokens"], ["x"]),
+        onnx.helper.make_node("Transpose", ["table"], ["turned"], perm=[1, 0]),
+        onnx.helper.make_node("MatMul", ["x", "turned"], ["logits"]),
+    ]
+    inputs = [onnx.helper.make_tensor_value_info("tokens", onnx.TensorProto.INT64, [1, 5])]
+    outputs = [onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, [1, 5, 96])]
+    graph = onnx.helper.make_graph(nodes, "tied", inputs, outputs, [onnx.numpy_helper.from_array(table, "table")])
+    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10)
+    made = ir.to_proto(blocked_int4.quantize(ir.from_proto(proto)))
+    assert Counter(node.op_type for node in made.graph.node) == {"Gather": 1, "MatMulNBits": 1}
+    session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    tokens = np.array([[3, 95, 0, 41, 7]])
+    found, wanted = session.run(None, {"tokens": tokens})[0], table[tokens] @ table.T
+    assert np.linalg.norm(found - wanted) < 0.12 * np.linalg.norm(wanted)
