@@ -19,6 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ....core.errors import ExportFailed, MissingDependency
+from ....onnx_graph.standard_ops.names import MODULE
 from .linear_layers import is_transposed, linear_layers
 
 _log = logging.getLogger(__name__)
@@ -82,10 +83,10 @@ def quantize(model: ir.Model) -> ir.Model:
     for key in _PREPARED:
         quantized.metadata_props.pop(key, None)
     quantized.functions.update(bodies)
-    modules = {f"{node.name}_quant": node.metadata_props["module"] for node in model.graph if node.metadata_props}
+    modules = {f"{node.name}_quant": path for node in model.graph if (path := node.metadata_props.get(MODULE))}
     for node in quantized.graph:
         if node.name in modules:
-            node.metadata_props["module"] = modules[node.name]
+            node.metadata_props[MODULE] = modules[node.name]
     quantized.ir_version = model.ir_version
     quantized.producer_name, quantized.producer_version = model.producer_name, model.producer_version
     quantized.opset_imports.update(model.opset_imports)
