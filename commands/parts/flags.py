@@ -46,4 +46,4 @@ def _words(value: str) -> str:
         read = ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return value
-    return ",".join(map(str, read)) if isinstance(read, tuple | list) else str(read)
+    return ",".join(map(str, read)) or "none" if isinstance(read, tuple | list) else str(read)

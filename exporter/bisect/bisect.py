@@ -14,6 +14,7 @@ import onnx
 from numpy.typing import NDArray
 
 from ...core.documents.engine_facts import read_model_facts
+from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.geometry import WindowGeometry
 from ...core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST
@@ -54,7 +55,12 @@ def run_bisect(request: BisectRequest, progress: Callable[[str], None] = lambda 
     session = load(file, provider="cpu", plugin="none", verify=False)  # an altered file is what bisect looks for
     candidate = SessionRunner(session, file, facts)
     if not all(isinstance(size, int) for spec in session.inputs for size in spec.shape):
-        raise UsageError(f"{path} has dynamic axes.", why="This needs a file with static shapes.")
+        raise UsageError(
+            f"{path} has dynamic axes.",
+            why="Modules are compared at one size, which a file with fixed sizes states.",
+            fix=f"Export the model once more, {argument('dynamic', ())} and with {argument('seq_len')}, and look into "
+            "that file.",
+        )
     source, notes = source_of_file(ParityRequest(path, request.checkpoint, config=request.config), candidate)
     dtype = candidate.dtype
     check_signature(candidate, source, source.inputs(dtype))

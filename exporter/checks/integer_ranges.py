@@ -126,7 +126,7 @@ class IntegerRanges:
                 )
             )
         except (onnx.defs.SchemaError, onnx.shape_inference.InferenceError, KeyError, RuntimeError):
-            return {}
+            return _blocked_product(node, types)
 
     def _opset(self, domain: str) -> int:
         return next((x.version for x in self._opsets if x.domain == domain), 1)
@@ -204,6 +204,15 @@ class IntegerRanges:
                         known[name] = np.asarray(-LARGEST_SIZE), np.asarray(LARGEST_SIZE)
             elif name in made:
                 self.unknown.append(f"{node.op_type} {node.name or name!r}")
+
+
+def _blocked_product(node: onnx.NodeProto, types: Types) -> Types:
+    """Return the type of onnxruntime's product with a matrix of few bits, of which ONNX knows nothing; else nothing."""
+    given = types.get(node.input[0]) if node.op_type == "MatMulNBits" else None
+    if (shape := _shape(given)) is None:
+        return {}
+    columns = next(x.i for x in node.attribute if x.name == "N")
+    return {node.output[0]: onnx.helper.make_tensor_type_proto(_element(given), [*shape[:-1], columns])}
 
 
 def _exact(values: NDArray[Any]) -> Interval:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ...core.documents.engine_facts import KernelName
 from ...core.documents.sidecar import first_problem
 from ...core.errors import UsageError
 from ...core.machine.processor import ARCHITECTURES as ARCHITECTURES
@@ -25,27 +26,15 @@ from ..kernel.targets import Target
 _SCHEMA = ConfigDict(extra="allow", protected_namespaces=())
 
 
-class KernelFacts(BaseModel):
+class KernelFacts(KernelName):
     """One kernel: what it computes, and the GPUs it has code for.
 
     `op_types` are the nodes it serves, and `op_type` is the first of them. `machine_code` and `ptx` are target names
     ("sm_87"); PTX also runs on every later GPU. `causal` is of AFT-local's: attention tells it at run time.
     """
 
-    model_config = _SCHEMA
-
     op_type: str
     op_types: list[str] = Field(default_factory=list)
-    dtype: str
-    head_dim: int
-    has_mask: bool = False
-    has_bias: bool = False
-    has_xpos: bool = False
-    has_softcap: bool = False
-    has_sinks: bool = False
-    has_shared_qk: bool = False
-    node: str = "attention"
-    causal: bool = False
     fp32_products: str = "ieee"
     machine_code: list[str]
     ptx: list[str]

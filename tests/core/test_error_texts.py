@@ -96,6 +96,7 @@ def test_every_argument_that_is_named_has_an_option() -> None:
         (argument("seq_len"), "--seq-len"),
         (argument("seq_len", 64), "--seq-len 64"),
         (argument("dynamic", ("batch", "seq")), "--dynamic batch,seq"),
+        (argument("dynamic", ()), "--dynamic none"),
         (argument("mode", "step"), "--mode step"),
         ("`localattn inspect`", "`localattn inspect`"),
     ],

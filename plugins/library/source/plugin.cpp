@@ -21,19 +21,8 @@ DataType outputOf(DataType query) { return query == DataType::kFP8 ? DataType::k
 }  // namespace
 
 WindowedAttention::WindowedAttention(OpType const& opType, Attributes const& attributes)
-    : mOpType(opType),
-      mAttributes(attributes),
-      mDescription((opType.options.aft ? std::string(opType.name) : attributes.describe()) + "; localattn " + kVERSION),
-      mFields(mAttributes.fields(opType)),
-      mCollection{static_cast<int32_t>(mFields.size()), mFields.data()} {}
-
-nvinfer1::IPluginCapability* WindowedAttention::getCapabilityInterface(nvinfer1::PluginCapabilityType type) noexcept {
-  switch (type) {
-    case nvinfer1::PluginCapabilityType::kCORE: return static_cast<nvinfer1::IPluginV3OneCore*>(this);
-    case nvinfer1::PluginCapabilityType::kBUILD: return static_cast<nvinfer1::IPluginV3OneBuild*>(this);
-    case nvinfer1::PluginCapabilityType::kRUNTIME: return static_cast<nvinfer1::IPluginV3OneRuntime*>(this);
-  }
-  return nullptr;
+    : Plugin(opType.name), mOpType(opType), mAttributes(attributes) {
+  describe(opType.options.aft ? std::string(opType.name) : attributes.describe(), mAttributes.fields(opType));
 }
 
 nvinfer1::IPluginV3* WindowedAttention::clone() noexcept {
@@ -44,12 +33,6 @@ nvinfer1::IPluginV3* WindowedAttention::clone() noexcept {
     return nullptr;
   }
 }
-
-nvinfer1::AsciiChar const* WindowedAttention::getPluginName() const noexcept { return mOpType.name; }
-
-nvinfer1::AsciiChar const* WindowedAttention::getPluginVersion() const noexcept { return kPLUGIN_VERSION; }
-
-nvinfer1::AsciiChar const* WindowedAttention::getPluginNamespace() const noexcept { return kNAMESPACE; }
 
 int32_t WindowedAttention::getNbOutputs() const noexcept { return 1; }
 
@@ -131,10 +114,6 @@ int32_t WindowedAttention::configurePlugin(DynamicPluginTensorDesc const* in, in
   }
 }
 
-char const* WindowedAttention::getTimingCacheID() noexcept { return mDescription.c_str(); }
-
-char const* WindowedAttention::getMetadataString() noexcept { return mDescription.c_str(); }
-
 int32_t WindowedAttention::onShapeChange(PluginTensorDesc const* in, int32_t nbInputs, PluginTensorDesc const*,
                                          int32_t) noexcept {
   try {
@@ -184,10 +163,6 @@ int32_t WindowedAttention::enqueue(PluginTensorDesc const* inputDesc, PluginTens
     return fail(error.what());
   }
 }
-
-nvinfer1::IPluginV3* WindowedAttention::attachToContext(nvinfer1::IPluginResourceContext*) noexcept { return clone(); }
-
-nvinfer1::PluginFieldCollection const* WindowedAttention::getFieldsToSerialize() noexcept { return &mCollection; }
 
 KernelKey WindowedAttention::keyOf(PluginTensorDesc const& query) const {
   Element element = Element::kFP32;
@@ -275,15 +250,6 @@ std::string WindowedAttention::whyAftUnfit(Dims const* shapes) const {
     return "key_mask is " + shapeText(shapes[4]) + "; it must be [batch, length] of gate " + shapeText(gate);
   }
   return "";
-}
-
-int32_t WindowedAttention::fail(std::string const& why) const noexcept {
-  try {
-    say(Severity::kERROR, std::string(mOpType.name) + ": " + why);
-  } catch (std::exception const&) {
-    // No memory for a message.
-  }
-  return -1;
 }
 
 }  // namespace localattn

@@ -3,7 +3,6 @@
 #include "attributes.h"
 #include "launch.h"
 #include "log.h"
-#include "plugin.h"
 #include "shapes.h"
 
 #include <algorithm>
@@ -86,25 +85,15 @@ std::vector<PluginField> RingAttributes::fields(RingOpType const& opType) const 
 }
 
 RingAttention::RingAttention(RingOpType const& opType, RingAttributes const& attributes)
-    : mOpType(opType), mAttributes(attributes), mFields(mAttributes.fields(opType)) {
+    : Plugin(opType.name), mOpType(opType), mAttributes(attributes) {
   char text[96];
   std::snprintf(text, sizeof(text), ", scale %.9g", static_cast<double>(mAttributes.scale));
-  mDescription = std::string(opType.name) + text;
+  std::string description = std::string(opType.name) + text;
   if (opType.softcap) {
     std::snprintf(text, sizeof(text), ", softcap %.9g", static_cast<double>(mAttributes.softcap));
-    mDescription += text;
+    description += text;
   }
-  mDescription += std::string("; localattn ") + kVERSION;
-  mCollection = {static_cast<int32_t>(mFields.size()), mFields.data()};
-}
-
-nvinfer1::IPluginCapability* RingAttention::getCapabilityInterface(nvinfer1::PluginCapabilityType type) noexcept {
-  switch (type) {
-    case nvinfer1::PluginCapabilityType::kCORE: return static_cast<nvinfer1::IPluginV3OneCore*>(this);
-    case nvinfer1::PluginCapabilityType::kBUILD: return static_cast<nvinfer1::IPluginV3OneBuild*>(this);
-    case nvinfer1::PluginCapabilityType::kRUNTIME: return static_cast<nvinfer1::IPluginV3OneRuntime*>(this);
-  }
-  return nullptr;
+  describe(description, mAttributes.fields(opType));
 }
 
 nvinfer1::IPluginV3* RingAttention::clone() noexcept {
@@ -115,12 +104,6 @@ nvinfer1::IPluginV3* RingAttention::clone() noexcept {
     return nullptr;
   }
 }
-
-nvinfer1::AsciiChar const* RingAttention::getPluginName() const noexcept { return mOpType.name; }
-
-nvinfer1::AsciiChar const* RingAttention::getPluginVersion() const noexcept { return kPLUGIN_VERSION; }
-
-nvinfer1::AsciiChar const* RingAttention::getPluginNamespace() const noexcept { return kNAMESPACE; }
 
 int32_t RingAttention::getNbOutputs() const noexcept { return kOUTPUTS; }
 
@@ -219,10 +202,6 @@ size_t RingAttention::getWorkspaceSize(DynamicPluginTensorDesc const* in, int32_
   return largest.kvHeads > 0 ? static_cast<size_t>(mostPartBytes(largest)) : 0;
 }
 
-char const* RingAttention::getTimingCacheID() noexcept { return mDescription.c_str(); }
-
-char const* RingAttention::getMetadataString() noexcept { return mDescription.c_str(); }
-
 int32_t RingAttention::onShapeChange(PluginTensorDesc const* in, int32_t nbInputs, PluginTensorDesc const*,
                                      int32_t) noexcept {
   try {
@@ -317,10 +296,6 @@ bool RingAttention::run(PluginTensorDesc const* descriptions, void const* const*
   return launch({element, 0, joins}, joinOf, order, why);
 }
 
-nvinfer1::IPluginV3* RingAttention::attachToContext(nvinfer1::IPluginResourceContext*) noexcept { return clone(); }
-
-nvinfer1::PluginFieldCollection const* RingAttention::getFieldsToSerialize() noexcept { return &mCollection; }
-
 KernelKey RingAttention::keyOf(Element element, Dims const& query) const {
   Options options{};
   options.xpos = mOpType.xpos;
@@ -399,15 +374,6 @@ std::string RingAttention::whyUnfit(std::vector<Dims> const& shapes) const {
            " slots overflow 32-bit positions";
   }
   return "";
-}
-
-int32_t RingAttention::fail(std::string const& why) const noexcept {
-  try {
-    say(Severity::kERROR, std::string(mOpType.name) + ": " + why);
-  } catch (std::exception const&) {
-    // No memory for a message.
-  }
-  return -1;
 }
 
 }  // namespace localattn

@@ -1,6 +1,7 @@
 // The plugin of the step and chunk nodes (core/nodes/step.py): one class for all their op types.
 #pragma once
 
+#include "base.h"
 #include "kernels.h"
 #include "ring_plan.h"
 
@@ -36,21 +37,12 @@ struct RingAttributes {
   std::vector<nvinfer1::PluginField> fields(RingOpType const& opType) const;
 };
 
-class RingAttention final : public nvinfer1::IPluginV3,
-                            public nvinfer1::IPluginV3OneCore,
-                            public nvinfer1::IPluginV3OneBuild,
-                            public nvinfer1::IPluginV3OneRuntime {
+class RingAttention final : public Plugin {
  public:
   RingAttention(RingOpType const& opType, RingAttributes const& attributes);
 
   // IPluginV3
-  nvinfer1::IPluginCapability* getCapabilityInterface(nvinfer1::PluginCapabilityType type) noexcept override;
   nvinfer1::IPluginV3* clone() noexcept override;
-
-  // IPluginV3OneCore
-  nvinfer1::AsciiChar const* getPluginName() const noexcept override;
-  nvinfer1::AsciiChar const* getPluginVersion() const noexcept override;
-  nvinfer1::AsciiChar const* getPluginNamespace() const noexcept override;
 
   // IPluginV3OneBuild
   int32_t configurePlugin(nvinfer1::DynamicPluginTensorDesc const* in, int32_t nbInputs,
@@ -65,8 +57,6 @@ class RingAttention final : public nvinfer1::IPluginV3,
   int32_t getNbOutputs() const noexcept override;
   size_t getWorkspaceSize(nvinfer1::DynamicPluginTensorDesc const* in, int32_t nbInputs,
                           nvinfer1::DynamicPluginTensorDesc const* out, int32_t nbOutputs) const noexcept override;
-  char const* getTimingCacheID() noexcept override;
-  char const* getMetadataString() noexcept override;
 
   // IPluginV3OneRuntime
   int32_t onShapeChange(nvinfer1::PluginTensorDesc const* in, int32_t nbInputs, nvinfer1::PluginTensorDesc const* out,
@@ -74,8 +64,6 @@ class RingAttention final : public nvinfer1::IPluginV3,
   int32_t enqueue(nvinfer1::PluginTensorDesc const* inputDesc, nvinfer1::PluginTensorDesc const* outputDesc,
                   void const* const* inputs, void* const* outputs, void* workspace,
                   cudaStream_t stream) noexcept override;
-  nvinfer1::IPluginV3* attachToContext(nvinfer1::IPluginResourceContext* context) noexcept override;
-  nvinfer1::PluginFieldCollection const* getFieldsToSerialize() noexcept override;
 
  private:
   KernelKey keyOf(Element element, nvinfer1::Dims const& query) const;
@@ -86,13 +74,9 @@ class RingAttention final : public nvinfer1::IPluginV3,
   std::string whyUnfit(std::vector<nvinfer1::Dims> const& shapes) const;
   bool run(nvinfer1::PluginTensorDesc const* descriptions, void const* const* inputs, void* const* outputs,
            void* workspace, cudaStream_t stream, std::string& why) const;
-  int32_t fail(std::string const& why) const noexcept;
 
   RingOpType const& mOpType;
   RingAttributes mAttributes;
-  std::string mDescription;
-  std::vector<nvinfer1::PluginField> mFields;
-  nvinfer1::PluginFieldCollection mCollection;
 };
 
 }  // namespace localattn

@@ -144,6 +144,17 @@ def test_dynamic_axes_are_taken_at_their_largest(tmp_path: Path) -> None:
     assert judged(tmp_path, found, seq=4096).status == "failed"
 
 
+def test_sizes_of_a_product_with_few_bits_are_known(tmp_path: Path) -> None:
+    """ONNX infers nothing of onnxruntime's operator; what follows from its result's shape is analysed all the same."""
+    product = node("MatMulNBits", "cast", "table", "scales", domain="com.microsoft", K=32, N=48, bits=4, block_size=32)
+    nodes = [node("Cast", "position", to=TensorProto.FLOAT), product, node("Shape", "matmulnbits")]
+    nodes.append(node("Mul", "shape", "k"))
+    table = {"table": np.zeros((48, 1, 16), np.uint8), "scales": np.ones(48, np.float32)}
+    found = model(nodes, ("seq", 32), **table, k=1 << 20)
+    assert judged(tmp_path, found, seq=1024).status == "passed"
+    assert judged(tmp_path, found, seq=4096).status == "failed"
+
+
 def test_the_interval_of_a_large_result_is_one(tmp_path: Path) -> None:
     """Rows and columns of indices: each of 9 million sums as an object of Python would take 700 MB."""
     positions = np.arange(3000)
