@@ -29,7 +29,6 @@ LABELS = {
     "ours": "localattn, compiled kernels",
     "ours_functions": "localattn, functions",
     "optimum": "optimum-onnx",
-    "transformers": "transformers' OnnxExporter",
     "genai": "onnxruntime-genai",
     "llama": "llama.cpp",
     "pytorch": "PyTorch, transformers' cache",

@@ -35,8 +35,13 @@ Consume = Callable[[np.ndarray[Any, Any]], Logits]
 
 
 def ours(path: Path, _room: int) -> Consume:
-    """The step file and its prefill file, by `localattn`; kernels as they are installed."""
-    return _ours(path, "auto")
+    """The step file and its prefill file, by `localattn`, with the library of kernels in the cache."""
+    from localattn.core.storage.library_store import CPU_KERNELS, find
+
+    library = find(CPU_KERNELS)
+    if library is None:  # sessions would go on without, and be measured as what they are not
+        raise RuntimeError(f"no library of kernels of these sources: {CPU_KERNELS.how_to_build}")
+    return _ours(path, str(library.path))
 
 
 def ours_functions(path: Path, _room: int) -> Consume:
@@ -76,20 +81,6 @@ def optimum(path: Path, _room: int) -> Consume:
     return _with_cache(model, torch.inference_mode())
 
 
-def transformers(path: Path, _room: int) -> Consume:
-    """transformers' own runner of its exported graph, with the cache that the configuration asks for."""
-    import onnxruntime
-    import torch
-    from transformers import AutoConfig, DynamicCache
-    from transformers.exporters import ExportedModel
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = THREADS, 1
-    exported = ExportedModel.from_pretrained(path.parent, session_options=options)
-    begun = DynamicCache(config=AutoConfig.from_pretrained(path.parent))
-    return _with_cache(exported.runners["decode"], torch.inference_mode(), begun=begun)
-
-
 def genai(path: Path, room: int) -> Consume:
     """onnxruntime-genai, with a folder of its own builder."""
     import onnxruntime_genai
@@ -108,10 +99,10 @@ def genai(path: Path, room: int) -> Consume:
     return consume
 
 
-def _with_cache(model: Any, mode: Any, begun: Any = None, **options: Any) -> Consume:
+def _with_cache(model: Any, mode: Any, **options: Any) -> Consume:
     import torch
 
-    kept: list[Any] = [] if begun is None else [begun]
+    kept: list[Any] = []
     seen = 0
 
     def consume(tokens: np.ndarray[Any, Any]) -> Logits:

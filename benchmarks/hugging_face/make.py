@@ -98,21 +98,6 @@ def optimum_decoder(folder: Path, output: Path) -> None:
     onnx_export_from_model(model, output.parent, task="text-generation-with-past", opset=18, do_validation=False)
 
 
-def transformers_decoder(folder: Path, output: Path) -> None:
-    """transformers' own `OnnxExporter`: one graph for prompt and tokens, with its fusions for the CPU."""
-    import torch
-    from transformers import AutoModelForCausalLM
-    from transformers.exporters import OnnxConfig, OnnxExporter
-
-    ids = torch.zeros(1, TRACED, dtype=torch.long)
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    exporter, config = OnnxExporter(), OnnxConfig(dynamic=True, opset_version=20, ort_fusions="cpu")
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    exported = exporter.export_for_generation(model, inputs, config, multi_token_decode=True)
-    exported.components = {"decode": exported.components["decode"]}  # it takes a prompt too, on an empty cache
-    exported.save_pretrained(output.parent)
-
-
 def genai_decoder(folder: Path, output: Path) -> None:
     """onnxruntime-genai's builder, for the CPU."""
     _genai(folder, output, "fp32")
