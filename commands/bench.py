@@ -14,7 +14,7 @@ from .parts.console import finite, progress, say, seed_option, size_option, sugg
 from .parts.paths import INPUT, ForceOption
 from .parts.plugins.options import PluginUse, library_hint, plugin_asked
 from .parts.report_output import Destination, OutputOption, ReportFormat, ReportFormatOption, choose
-from .parts.terminal.controls import harmless
+from .parts.terminal.controls import cell
 
 if TYPE_CHECKING:
     from ..core.documents.bench_report import BenchReport
@@ -218,7 +218,7 @@ def _print_table(table: Table) -> None:
     for column in table.columns:
         shown.add_column(Text(column.name), justify="right" if column.number else "left", overflow="fold")
     for row in table.rows:
-        shown.add_row(*(Text(harmless(cell)) for cell in row))
+        shown.add_row(*map(cell, row))
     # Piped output is not cut to some terminal's width.
     Console(width=None if sys.stdout.isatty() else 160).print(shown)
     for line in table.notes:

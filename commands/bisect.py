@@ -11,7 +11,7 @@ from .parts.console import note, number_option, progress, say, seed_option
 from .parts.paths import INPUT, ForceOption
 from .parts.plugins.options import PluginLibraryOption, plugin_asked
 from .parts.report_output import OutputOption, ReportFormatOption, choose, show
-from .parts.terminal.controls import harmless
+from .parts.terminal.controls import cell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,8 +124,7 @@ def _print_rows(rows: Sequence[BoundaryRow]) -> None:
             f"{figures[name]:.3g}" if isinstance(figures[name], float) else str(figures[name]) for name in _FIGURES
         ]
         verdict = Text("ok") if row.passed else Text("WRONG", style="red")
-        # Text, because a name may hold brackets, which Rich reads as markup.
-        table.add_row(*(Text(harmless(x)) for x in (row.path or "(the model)", row.role)), *shown, verdict)
+        table.add_row(*map(cell, (row.path or "(the model)", row.role)), *shown, verdict)
     Console(width=120).print(table)
 
 

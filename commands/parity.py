@@ -22,7 +22,7 @@ from .parts.console import (
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
 from .parts.report_output import OutputOption, ReportFormatOption, choose, show
-from .parts.terminal.controls import harmless
+from .parts.terminal.controls import cell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -208,8 +208,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         values = [comparison_figure(row, name) for name in figures]
         verdict = Text("ok") if row["passed"] else Text("FAILED", style="red")
-        # Text, because a name may hold brackets, which Rich reads as markup.
-        table.add_row(*(Text(harmless(x)) for x in (row["output"], row["inputs"])), *values, verdict)
+        table.add_row(*map(cell, (row["output"], row["inputs"])), *values, verdict)
     Console(width=120).print(table)
 
 

@@ -24,6 +24,7 @@ from ...core.nodes.grouped import GROUPED_BY_OP_TYPE
 from ...core.tensors import TensorSpec
 from ...core.versions import DEFAULT_OPSET, IR_VERSION, OPSETS
 from ...onnx_graph.fusing import fuse, streams
+from ...onnx_graph.standard_ops.names import MODULE
 from ..models.family import TORCH_DTYPE
 from ..source.source_model import SourceModel
 
@@ -214,7 +215,7 @@ def _finish(model: ir.Model) -> ir.Model:
         node.metadata_props.clear()  # stack traces contain paths of this machine
         path = _module_path(scopes)
         if path:
-            node.metadata_props["module"] = path
+            node.metadata_props[MODULE] = path
         if node.domain == DOMAIN:
             calls[path] += 1  # one module may be called more than once
             node.name = f"{path or 'attention'}/{node.op_type}" + (f"_{calls[path]}" if calls[path] > 1 else "")

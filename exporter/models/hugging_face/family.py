@@ -98,7 +98,7 @@ def describe(
     # Chunks begin after each sequence's padding, and those of the node at the first position: no padding then.
     chunked = bool(getattr(text, "attention_chunk_size", None))
     names = ["input_ids", *([MASK] if MASK in parameters(model) and not chunked else [])]
-    own_code = longformer.is_longformer(config)
+    own_code = config.model_type == longformer.MODEL_TYPE
     read = longformer.read_layers if own_code else read_layers
     layers, run = read(_made(kind, config, where, "cpu") if chunked else model, names)
     outputs = [name for name in _OUTPUTS if name in run.outputs]
@@ -187,7 +187,7 @@ def _live(module: nn.Module) -> FolderContents | None:
 
 def _said(args: HuggingFaceArgs) -> list[str]:
     """Say what was read off the model."""
-    own_code = args.config.get("model_type") == "longformer"
+    own_code = args.config.get("model_type") == longformer.MODEL_TYPE
     notes = [f"{args.architecture}: {args.describe()}, read off its own {'layers' if own_code else 'masks'}"]
     if own_code:
         notes.append(longformer.NOTE)

@@ -21,6 +21,8 @@ from .observe import Observation
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+# Of its configuration.
+MODEL_TYPE = "longformer"
 _BASE = "LongformerModel"
 # Classes whose forward makes tokens global, and which ones.
 _GLOBAL = {
@@ -29,12 +31,6 @@ _GLOBAL = {
     "LongformerForMultipleChoice": "the tokens of the question",
 }
 NOTE = "no token is global: the file computes what upstream does without global_attention_mask"
-
-
-def is_longformer(config: Any) -> bool:
-    """Return whether a configuration is that of a Longformer."""
-    kind: object = getattr(config, "model_type", None)
-    return kind == "longformer"
 
 
 def read_layers(model: PreTrainedModel, names: Sequence[str]) -> tuple[list[Layer], Observation]:
