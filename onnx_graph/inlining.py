@@ -11,6 +11,7 @@ given model must not be used afterwards.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,25 @@ TOO_LARGE = "Its weights are more than 2 GB, which no ONNX model in memory holds
 _MOST_BYTES = (1 << 31) - (1 << 20)  # protobuf's limit, and room for the functions
 
 
-def apply(model: Any) -> Any:
-    """Return the model without functions, its weights kept."""
+def no_calls(domain: str, op_type: str) -> bool:
+    """Keep no call."""
+    return False
+
+
+def apply(model: Any, keep: Callable[[str, str], bool] = no_calls) -> Any:
+    """Return the model without functions, its weights kept.
+
+    Args:
+        model: the model.
+        keep: whether calls of the function with this domain and name stay, and the function with them.
+    """
     import onnx.inliner
 
-    if not model.functions:
+    kept = [(function.domain, function.name) for function in model.functions if keep(function.domain, function.name)]
+    if len(kept) == len(model.functions):
         return model
     weights = take_weights(model)
-    plain = onnx.inliner.inline_local_functions(model)
+    plain = onnx.inliner.inline_selected_functions(model, kept, exclude=True)
     put_back(plain, weights)
     return plain
 

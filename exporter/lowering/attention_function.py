@@ -306,9 +306,10 @@ class OwnSpans:
         self._key, self._value = (x if mask is None else _with_zero_row(op, x) for x in (key, value))
         if mask is not None:
             batch_heads = op.Shape(key, start=0, end=2)
-            first = op.Mul(op.Range(span.zero, op.ReduceProd(batch_heads, keepdims=0), span.one), span.length)
+            sequences = op.ReduceProd(batch_heads, keepdims=0)
+            first = op.Mul(op.Range(span.zero, sequences, span.one), span.length)
             self._first = op.Reshape(first, op.Concat(batch_heads, integers(op, 1, 1), axis=0))  # [B, H, 1, 1]
-            self._end = op.Mul(op.ReduceProd(batch_heads, keepdims=0), span.length)
+            self._end = op.Mul(sequences, span.length)
         # Added in advance, two constant biases would be stored by runtimes as `[blocks, block, keys]` for every layer.
         # So the few parts that are not inside add them one after the other.
         self._apart = in_parts

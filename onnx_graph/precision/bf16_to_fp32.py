@@ -5,13 +5,15 @@ is bf16 in the file is fp32 and holds a bf16 number: operators compute in fp32, 
 results, to nearest even. A product of bf16 matrices is thus summed in fp32 and rounded once, which is what tensor
 cores do. Operators that only move or choose numbers need no rounding.
 
+A kernel that the caller has, such as one of localattn's compiled ones, computes its whole node in fp32 and rounds once.
+
 Inputs and outputs that are bf16 in the file are float32 in the copy, since numpy has no bf16; inputs are rounded.
 Weights stay bf16, in the file of external data too, with a Cast behind each that the engine folds when it loads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from .. import inlining
@@ -31,21 +33,26 @@ EXACT = frozenset((
 _CASTS = ("Cast", "CastLike")
 
 
-def apply(model: Any) -> Any:
+def apply(model: Any, has_kernel: Callable[[str, str], bool] = inlining.no_calls) -> Any:
     """Return the model in fp32 and without functions, or the model itself if nothing in it is bf16.
 
     Functions are inlined (see `inlining`). External data is not read: the copy refers to it as the model does.
+
+    Args:
+        model: the model.
+        has_kernel: whether the engine has a kernel in fp32 for nodes of this domain and op type. They stay as they are.
     """
     import onnx
 
     weights = take_weights(model)
-    typed = onnx.shape_inference.infer_shapes(inlining.apply(model))
+    typed = onnx.shape_inference.infer_shapes(inlining.apply(model, has_kernel))
     types = dict(types_of(typed.graph))
     if onnx.TensorProto.BFLOAT16 not in types.values():
         put_back(model, weights)
         return model
     put_back(typed, weights)
     _Rewrite(types).top(typed.graph)
+    del typed.functions[:]  # of the nodes that have kernels: their bodies are bf16, and only named the types
     return typed
 
 

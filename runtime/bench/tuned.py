@@ -102,7 +102,7 @@ def open_tuned(
     recorded = _CUDA_GRAPH[started] if cuda_graph else None
     begin = time.perf_counter()
     given = model_for(ort, PROVIDERS[started], file, options, recorded)
-    emulated = emulating_bf16(file) if EMULATED in opened.notes else None
+    emulated = emulating_bf16(file, compiled=opened.kernel is not None) if EMULATED in opened.notes else None
     try:
         native = new_session(ort, replace(given, model=emulated or given.model), options)
     except Exception as error:  # without a CUDA graph the file opened above

@@ -16,6 +16,7 @@ from ...core.errors import MissingDependency
 from ...core.machine import process
 from ...core.machine.execution_providers import CPU, CUDA, TENSORRT, short_name
 from ...core.machine.processor import machine
+from ...core.storage.cpu_library import computes
 from ...core.tensorrt_versions import parse
 
 if TYPE_CHECKING:
@@ -205,12 +206,18 @@ def model_for(
     return SessionInput(inlining.apply(model).SerializeToString(), _chain(provider, more))
 
 
-def emulating_bf16(file: OnnxFile) -> bytes | None:
-    """Return the model in fp32 (`onnx_graph.precision.bf16_to_fp32`), or None if it has no bf16."""
+def emulating_bf16(file: OnnxFile, *, compiled: bool) -> bytes | None:
+    """Return the model in fp32 (`onnx_graph.precision.bf16_to_fp32`), or None if it has no bf16.
+
+    Args:
+        file: the model.
+        compiled: leave the nodes that the library of compiled kernels computes as they are.
+    """
+    from ...onnx_graph import inlining
     from ...onnx_graph.precision import bf16_to_fp32
 
     model = file.parse()
-    copy = bf16_to_fp32.apply(model)
+    copy = bf16_to_fp32.apply(model, computes if compiled else inlining.no_calls)
     if copy is model:
         return None
     _log.info("pass bf16_to_fp32 applied to %s", file.name)

@@ -36,8 +36,8 @@ from .providers import (
 _BACKEND = BACKENDS[".onnx"]
 _log = logging.getLogger(__name__)
 
-# onnxruntime's message for an element type that a provider cannot compute in.
-_NO_KERNEL = "Could not find an implementation"
+# onnxruntime's messages for an element type that neither a provider nor a registered library computes in.
+_NO_KERNEL = ("Could not find an implementation", "'tensor(bfloat16)' of input parameter")
 
 EMULATED = "bf16 products emulated in fp32 by this provider: the numbers are those of bf16, the time is not"
 
@@ -256,12 +256,9 @@ def _opened(
     candidate, file = setup.candidate, setup.file
     _log.info("%s runs on %s", file.name, candidate.name)
     without = next((error for failed, error in failures if failed.kernel is not None), None)
-    # There is no bf16 kernel; the note explains how such a model runs.
-    if without is not None and EMULATED not in notes:
+    if without is not None:
         fall_back(_reason(without))  # the model is not at fault: it opens without the library
-    kernel = candidate.kernel
-    # The copy that emulates bf16 has its ONNX functions inlined.
-    kernel = kernel if kernel is not None and kernel.used and EMULATED not in notes else None
+    kernel = candidate.kernel if candidate.kernel is not None and candidate.kernel.used else None
     reopen = (lambda: _create_again(setup)) if setup.lean else None
     return OnnxRuntimeSession(session, candidate.provider.name, file.name, notes, kernel, reopen)
 
@@ -347,10 +344,10 @@ def _create(ort: Any, setup: _Setup) -> tuple[Any, tuple[str, ...]]:
             lacks = provider.notes((op_type for _, op_type in setup.file.scan.operators), ort.__version__)
             return session, (*given.notes, *lacks)
     except Exception as error:
-        if provider.chain or _NO_KERNEL not in str(error):
+        if provider.chain or not any(text in str(error) for text in _NO_KERNEL):
             raise
         failure = error
-    copy = emulating_bf16(setup.file)
+    copy = emulating_bf16(setup.file, compiled=kernel is not None)
     if copy is None:
         assert failure is not None
         raise failure

@@ -151,6 +151,22 @@ def test_functions_are_followed_inside() -> None:
     np.testing.assert_array_equal(session.run({"x": fed(x)})["y"], fed(expected))
 
 
+def test_nodes_with_a_kernel_stay_and_their_results_are_rounded_once() -> None:
+    model = parsed(
+        "g (bfloat16[4,8] x) => (bfloat16[4,8] y) { a = own.twice(x)\n y = own.twice(a) }\n"
+        '<domain: "own", opset_import: ["" : 20, "own" : 1]> twice (a) => (c) { b = Mul(a, a)\n c = own.inner(b) }\n'
+        '<domain: "own", opset_import: ["" : 20]> inner (a) => (b) { c = Add(a, a)\n b = Mul(c, a) }'
+    )
+    copy = bf16_to_fp32.apply(model, lambda domain, op_type: (domain, op_type) == ("own", "inner"))
+    assert not copy.functions
+    assert [node.op_type for node in copy.graph.node] == [
+        *("Cast", "Cast"),  # the input
+        *("Mul", "Cast", "Cast", "inner", "Cast", "Cast"),
+        *("Mul", "Cast", "Cast", "inner", "Cast", "Cast"),
+    ]
+    assert {value.type.tensor_type.elem_type for value in copy.graph.output} == {TensorProto.FLOAT}
+
+
 def test_graphs_inside_nodes_round_too() -> None:
     body = onnx.parser.parse_graph(
         "step (bfloat16[8] state, bfloat16[8] row) => (bfloat16[8] next, bfloat16[8] out)"

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -29,7 +30,7 @@ from localattn.core.nodes.attention import (
 from localattn.core.nodes.grouped import GROUPED_VARIANTS, GroupedVariant
 from localattn.core.storage import cpu_library
 from localattn.runtime.ort import custom_ops
-from localattn.runtime.ort.session import open_bytes
+from localattn.runtime.ort.session import EMULATED, open_bytes
 from localattn.runtime.session import Session, load
 
 from ...conftest import TINY, Finished, save_upstream
@@ -89,6 +90,38 @@ def test_kernel_equals_reference_and_body(variant: NodeVariant, case: str, dtype
             np.testing.assert_allclose(output, exact, atol=tolerance, rtol=tolerance)
             np.testing.assert_allclose(output, with_body.run(feed)["out"], atol=tolerance, rtol=tolerance)
             assert np.array_equal(output, opened(without_body(model), library()).run(feed)["out"])
+
+
+def rounded(array: NDArray[Any]) -> NDArray[Any]:
+    """The nearest bf16 numbers, in float32."""
+    return array.astype(ml_dtypes.bfloat16).astype(np.float32) if array.dtype == np.float32 else array
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.op_type)
+def test_a_bf16_node_is_computed_in_fp32_and_rounded_once(variant: NodeVariant) -> None:
+    attributes = for_variant(variant, WINDOW)
+    model = node_model.one_node(variant, attributes, "n", dtype="bf16")
+    with_kernel, with_body = opened(model, library()), opened(model, "none")
+    assert (with_kernel.plugin, with_body.plugin) == (library(), None)
+    assert with_kernel.notes == with_body.notes == (EMULATED,)
+    for tokens in (1, 8, 50):
+        given = node_model.feed_for(variant, attributes, tokens, dtype="bf16")
+        output, by_function = (session.run(given)["out"] for session in (with_kernel, with_body))
+        exact = reference.windowed_attention(attributes, **{name: rounded(array) for name, array in given.items()})
+        assert np.array_equal(output, rounded(output))
+        np.testing.assert_allclose(output, exact, rtol=2**-8, atol=1e-5)  # half a place, and the sums' own rounding
+        np.testing.assert_allclose(by_function, exact, rtol=0.05, atol=0.05)
+
+
+def test_a_bf16_node_without_a_function_needs_the_kernel() -> None:
+    model = without_body(node_model.one_node(PLAIN, WINDOW, 50, dtype="bf16"))
+    feed = node_model.feed_for(PLAIN, WINDOW, 50, dtype="bf16")
+    assert np.array_equal(
+        opened(model, library()).run(feed)["out"],
+        opened(node_model.one_node(PLAIN, WINDOW, 50, dtype="bf16"), library()).run(feed)["out"],
+    )
+    with pytest.raises(MissingDependency, match="needs the compiled attention kernel"):
+        opened(model, "none")
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
@@ -370,7 +403,12 @@ def test_commands_use_it_and_say_so(in_cache: Path, tiny: Path, localattn: Call,
 
 @pytest.mark.parametrize(
     ("options", "plugin"),
-    [(["--dtype", "fp16"], True), (["--weight-dtype", "int8"], True), (["--dynamic", "batch,seq"], True)],
+    [
+        (["--dtype", "fp16"], True),
+        (["--dtype", "bf16"], True),
+        (["--weight-dtype", "int8"], True),
+        (["--dynamic", "batch,seq"], True),
+    ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_other_kinds_of_files(
@@ -385,13 +423,15 @@ def test_other_kinds_of_files(
         session = load(model, plugin=choice)
         assert (session.plugin is not None) == (plugin and choice == "auto")
         outputs.append(session.run({"tokens": tokens})["logits"])
-    np.testing.assert_allclose(*outputs, atol=0.3 if "int8" in options else 5e-3 if "fp16" in options else 1e-4)
+    atol = next((x for name, x in {"int8": 0.3, "fp16": 5e-3, "bf16": 0.1}.items() if name in options), 1e-4)
+    np.testing.assert_allclose(*outputs, atol=atol)
 
 
 # Peak of a call on buffers that exist, beyond them, at two lengths; printed as JSON.
 MEMORY = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
+import ml_dtypes
 import numpy as np
 import onnxruntime as ort
 from localattn.runtime.bench.resources import forget_peak, peak_resident, resident

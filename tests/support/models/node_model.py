@@ -15,8 +15,8 @@ from localattn.exporter.lowering.attention_function import attention_function
 from localattn.runtime.ort.session import OnnxRuntimeSession, open_bytes
 
 HEADS, HEAD_DIM = 2, 8
-ELEMENT = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16}
-NUMPY = {"fp32": np.float32, "fp16": np.float16}
+ELEMENT = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
+NUMPY = {"fp32": np.float32, "fp16": np.float16, "bf16": np.float32}  # sessions take bf16 as float32
 
 Feed = dict[str, NDArray[Any]]
 
