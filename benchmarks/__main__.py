@@ -35,10 +35,10 @@ def run_aft(options: argparse.Namespace) -> bool:
     return all(target["met"] for target in result["targets"])
 
 
-def run_windows(_: argparse.Namespace) -> bool:
+def run_windows(options: argparse.Namespace) -> bool:
     from .limit import windows
 
-    result = windows.measure(_tell)
+    result = windows.measure(options.sets, _tell)
     write_result("windows", result)
     windows.print_windows(result)
     return all(target["met"] for target in result["targets"])
@@ -229,11 +229,12 @@ def run_all(options: argparse.Namespace) -> bool:
 
 
 def parse_arguments() -> argparse.Namespace:
-    node, peers, of_model, export, generate, precision, startup, timed, serving, hugging, decoder = (
-        argparse.ArgumentParser(add_help=False) for _ in range(11)
+    node, sets, peers, of_model, export, generate, precision, startup, timed, serving, hugging, decoder = (
+        argparse.ArgumentParser(add_help=False) for _ in range(12)
     )
     lengths = (1024, 2048, 4096, 8192, 16384)
     node.add_argument("--lengths", type=int, nargs="+", default=lengths, help="sequence lengths")
+    sets.add_argument("--sets", nargs="+", default=[], help="only these instruction sets, the others keep their rows")
     timed.add_argument("--seconds", type=float, default=40, help="patience for calm samples, at each length")
     of_model.add_argument("--checkpoint", type=Path, help="weights, configuration beside them [the demo's]")
     export.add_argument("--repeats", type=int, default=5, help="exports")
@@ -269,7 +270,12 @@ def parse_arguments() -> argparse.Namespace:
     for name, text, run, parents in (
         ("node", "the attention node: time and memory", run_node, [node, timed]),
         ("aft", "the AFT-local node: time and memory", run_aft, []),
-        ("windows", "the compiled kernel over its limit: windows, types, instruction sets, threads", run_windows, []),
+        (
+            "windows",
+            "the compiled kernel over its limit: windows, types, instruction sets, threads",
+            run_windows,
+            [sets],
+        ),
         ("peers", "the node beside every alternative, over a grid", run_peers, [peers]),
         ("model", "a whole model over its products and attention", run_model, [of_model, timed]),
         ("export", "the export of a checkpoint", run_export, [of_model, export]),
@@ -281,7 +287,7 @@ def parse_arguments() -> argparse.Namespace:
         ("getting-started", "the ten commands of docs/getting-started.md", run_getting_started, []),
         ("serving", "a real Triton server: requests and tokens a second", run_serving, [serving]),
         ("plot", "draw node.png, decoder.png and peers.png of docs/images again", run_plot, []),
-        ("all", "everything", run_all, [node, peers, of_model, export, generate, precision, startup, timed]),
+        ("all", "everything", run_all, [node, sets, peers, of_model, export, generate, precision, startup, timed]),
     ):
         command = commands.add_parser(
             name, help=text, parents=parents, formatter_class=argparse.ArgumentDefaultsHelpFormatter

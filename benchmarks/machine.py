@@ -15,13 +15,24 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
-def _cpu_model() -> str:
+def _cpu_fields() -> dict[str, str]:
+    """What Linux tells of the first processor, by name; nothing elsewhere."""
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+    if not info.exists():
+        return {}
+    lines = info.read_text(encoding="utf-8").split("\n\n", 1)[0].splitlines()
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _cpu_model() -> str:
+    return _cpu_fields().get("model name") or platform.processor() or platform.machine()
+
+
+def _cpu_generation() -> str:
+    """Family and model as x86 processors number them: virtual machines call processors of many years "AMD EPYC"."""
+    fields = _cpu_fields()
+    parts = [f"{name} {fields[key]}" for name, key in (("family", "cpu family"), ("model", "model")) if key in fields]
+    return ", ".join(parts)
 
 
 def facts() -> dict[str, dict[str, Any]]:
@@ -31,6 +42,7 @@ def facts() -> dict[str, dict[str, Any]]:
     return {
         "machine": {
             "cpu": _cpu_model(),
+            "generation": _cpu_generation(),
             "cores": os.cpu_count(),
             "architecture": platform.machine(),
             "system": platform.system(),
@@ -41,11 +53,11 @@ def facts() -> dict[str, dict[str, Any]]:
 
 def result_path(name: str, suffix: str = "json") -> Path:
     """Where a result of this processor belongs: figures of two processors stand beside each other."""
-    return RESULTS / _folder_name(_cpu_model()) / f"{name}.{suffix}"
+    return RESULTS / _folder_name(f"{_cpu_model()} {_cpu_generation()}") / f"{name}.{suffix}"
 
 
 def _folder_name(cpu: str) -> str:
-    """ "Intel(R) Xeon(R) Processor" → "intel_xeon_processor"."""
+    """ "AMD EPYC(TM) family 26, model 2" → "amd_epyc_family_26_model_2"."""
     return "_".join(re.findall(r"[a-z0-9]+", re.sub(r"\((r|tm)\)", " ", cpu.lower()))) or "unknown"
 
 

@@ -7,7 +7,7 @@ measured in processes of its own, against its own multiply-adds.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -25,6 +25,7 @@ from ..candidates import HEAD_DIM, HEADS, Run, attention_node, in_onnxruntime, r
 from ..cases.compiled import library
 from ..cases.memory import in_child
 from ..clock import interleave
+from ..machine import own_result
 from ..target import Target
 from .program import instruction_set
 from .roofline import Loops
@@ -36,11 +37,20 @@ MOST = {16: 2.0, 32: 2.0, 64: 1 / 0.45, 256: 1 / 0.7, 1024: 1 / 0.7}
 _SAMPLES, _LEAST_SAMPLES, _SECONDS = 9, 5, 15
 
 
-def measure(tell: Callable[[str], None]) -> dict[str, Any]:
-    """The whole benchmark as it is stored; `tell` is told each step."""
+def measure(only: Sequence[str], tell: Callable[[str], None]) -> dict[str, Any]:
+    """The whole benchmark as it is stored.
+
+    Args:
+        only: instruction sets; the others keep their rows. None: all.
+        tell: told each step.
+    """
     library()
+    known = (own_result("windows") or {"rows": []})["rows"] if only else []
     rows = []
     for name, threads in product(SETS, THREADS):
+        if only and name not in only:
+            rows += [row for row in known if (row["instruction_set"], row["threads"]) == (name, threads)]
+            continue
         tell(f"Timing {name}, threads: {threads}")
         rows += in_child("windows", name, str(threads))["rows"]
     setting = {"batch": 1, "heads": HEADS, "head_dim": HEAD_DIM, "length": LENGTH, "geometry": "causal exact"}

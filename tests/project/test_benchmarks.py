@@ -37,8 +37,9 @@ SHORT = 192
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(machine, "RESULTS", tmp_path)
-    monkeypatch.setattr(machine, "_cpu_model", lambda: "Fast(R) Chip 7")
-    return tmp_path / "fast_chip_7"
+    monkeypatch.setattr(machine, "_cpu_model", lambda: "Fast(R) Chip")
+    monkeypatch.setattr(machine, "_cpu_generation", lambda: "family 7, model 3")
+    return tmp_path / "fast_chip_family_7_model_3"
 
 
 def row(cell: Cell, *, others: float = 0.0, **milliseconds: float) -> dict[str, Any]:

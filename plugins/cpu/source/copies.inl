@@ -12,30 +12,40 @@ inline void prefetch_row(const Number* row, int64_t count) {
 // Lines of the tensors that will be needed soon, asked for little by little while a tile computes: a processor waits
 // for a dozen at a time, and stops where it is asked for more.
 struct Ahead {
+  // Lines that follow each other: a row's, or those of all rows where no gap is between them.
   struct Part {
-    const char* line;  // the next to ask for
-    int64_t rows;      // still to come
-    int64_t stride;    // in bytes
+    const char* run;  // the next to ask for
+    int64_t runs;     // still to come
+    int64_t stride;   // from one to the next, in bytes
+    int64_t lines;    // of a run
   };
   Part parts[4];    // the next queries, keys and values, and this tile's outputs
-  int64_t bytes;    // of a row
   int64_t at_once;  // lines a call
   int part;
-  int64_t byte;
+  const char* line;  // the next of a run
+  int64_t left;      // of its lines
 
   void go_on() {
-    for (int64_t some = 0; some < at_once && part < 4; ++some) {
-      if (parts[part].rows <= 0) {
-        ++part;
-        continue;
-      }
-      __builtin_prefetch(parts[part].line + byte, 0, 2);
-      byte += 64;
-      if (byte < bytes) continue;
-      byte = 0;
-      parts[part].line += parts[part].stride;
-      --parts[part].rows;
+    for (int64_t some = at_once; some > 0;) {
+      if (left == 0 && !begin_run()) return;
+      const int64_t now = least(some, left);
+      for (int64_t i = 0; i < now; ++i) __builtin_prefetch(line + 64 * i, 0, 2);
+      line += 64 * now;
+      left -= now;
+      some -= now;
     }
+  }
+
+ private:
+  bool begin_run() {
+    while (part < 4 && parts[part].runs <= 0) ++part;
+    if (part == 4) return false;
+    Part& from = parts[part];
+    line = from.run;
+    left = from.lines;
+    from.run += from.stride;
+    --from.runs;
+    return true;
   }
 };
 
@@ -45,19 +55,19 @@ inline Ahead ahead_of(const Call& call, const Rows& rows, const Tile& tile, int6
                       int64_t calls) {
   const int64_t size = sizeof(Number), bytes = call.head_dim * size;
   const auto part = [&](const void* tensor, const Layout& layout, int64_t origin, int64_t row, int64_t rows_to_come) {
-    const char* line = static_cast<const char*>(tensor) + (origin + row * layout.row) * size;
-    return Ahead::Part{line, rows_to_come, layout.row * size};
+    const char* run = static_cast<const char*>(tensor) + (origin + row * layout.row) * size;
+    if (layout.row == call.head_dim) return Ahead::Part{run, rows_to_come > 0, 0, divide_up(rows_to_come * bytes, 64)};
+    return Ahead::Part{run, rows_to_come, layout.row * size, divide_up(bytes, 64)};
   };
   const int64_t next_query = tile.first + count, keys = least(count, call.length - next_key);
   const int64_t origin = rows.origin(call), key_origin = rows.key_origin(call);
-  return {{part(call.key, call.key_layout, key_origin, next_key, keys),
-           part(call.value, call.key_layout, key_origin, next_key, keys),
-           part(call.query, call.layout, origin, next_query, least(count, rows.end - next_query)),
-           part(call.output, call.layout, origin, tile.first, tile.count)},
-          bytes,
-          divide_up(4 * count * divide_up(bytes, 64), most(calls, 1)) + 1,
-          0,
-          0};
+  Ahead ahead{};
+  ahead.parts[0] = part(call.key, call.key_layout, key_origin, next_key, keys);
+  ahead.parts[1] = part(call.value, call.key_layout, key_origin, next_key, keys);
+  ahead.parts[2] = part(call.query, call.layout, origin, next_query, least(count, rows.end - next_query));
+  ahead.parts[3] = part(call.output, call.layout, origin, tile.first, tile.count);
+  ahead.at_once = divide_up(4 * count * divide_up(bytes, 64), most(calls, 1)) + 1;
+  return ahead;
 }
 
 // Whether the keys and values from a position to `limit` can be taken from the tensors: rows that lie as in a block,
@@ -140,9 +150,9 @@ void extend_block(const Call& call, const Rows& rows, Block& block, int64_t end)
   block.end = end;
 }
 
-// Queries of a tile, transposed and scaled; the state in which it has seen no key.
+// Queries of a tile, transposed and scaled; the state, but for its sums, in which it has seen no key.
 template <int kVectors, typename Number>
-void begin_tile(const Call& call, const Rows& rows, Tile& tile, int64_t width) {
+void begin_tile(const Call& call, const Rows& rows, Tile& tile) {
   constexpr int kRows = kVectors * kLanes;
   const Number* queries = static_cast<const Number*>(call.query) + rows.origin(call) + tile.first * call.layout.row;
   const float factor = call.softcap > 0 ? call.scale / call.softcap : call.scale * kLog2e;
@@ -164,7 +174,6 @@ void begin_tile(const Call& call, const Rows& rows, Tile& tile, int64_t width) {
       for (int i = 0; i < kLanes; ++i) store(tile.query + ((c + i) * kVectors + v) * kLanes, square[i] * factor);
     }
   }
-  for (int64_t i = 0; i < width * kRows; i += kLanes) store(tile.sums + i, Vector{});
   // A sink is a score that was seen before all keys; NaN stays NaN.
   float sink = call.sinks ? call.sinks[rows.head] * kLog2e : kBelowScores;
   if (sink < kBelowScores) sink = kBelowScores;
@@ -177,6 +186,9 @@ void begin_tile(const Call& call, const Rows& rows, Tile& tile, int64_t width) {
     tile.total[lane] = call.sinks ? 1 : 0;
   }
 }
+
+// What sums are multiplied by, given the weights' sums: nothing is seen where that is 0.
+inline Vector factor_of(Vector totals) { return 1.0f / (totals > 0.0f ? totals : splat(1.0f)); }
 
 // The tile's sums, divided by the weights', into the output.
 template <int kVectors, typename Number>

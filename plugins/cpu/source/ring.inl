@@ -536,8 +536,9 @@ inline void attend_run(const Ring& call, const Block& block, Run run, const Ring
       soften<kWide>(scores + lane, count, tile.top + lane, tile.total + lane, shrink + lane);
     }
     for (int64_t r = 0; r < kRingRows; r += kValueRows) {
-      weigh_rows<kRingRows, kValueVectors>(block.values + at * block.width, block.width, scores + r, count, shrink + r,
-                                           tile.sums + r * block.width, align(call.dim, kLanes));
+      const Sums to{tile.sums + r * block.width, block.width, shrink + r};
+      weigh_rows<kRingRows, kValueVectors>(block.values + at * block.width, block.width, scores + r, count, to,
+                                           align(call.dim, kLanes));
     }
   }
 }

@@ -93,44 +93,62 @@ inline void score_step(const Block& block, const Reach* reach, const Tile& tile,
   }
 }
 
-// kCount vectors of channels of kValueRows queries: sums · shrink + Σ weight · value over `count` values; without
-// `shrink` there are no sums so far. Weights lie as scores do, [key][kRows].
-template <int kRows, int kCount>
-inline void weigh_group(const float* values, int64_t width, const float* weights, int64_t count, const float* shrink,
-                        float* sums) {
+// Where the sums of kValueRows queries go: to the tile, from where the next keys' go on. `shrink` is what those so far
+// are worth; null if there are none.
+struct Sums {
+  float* data;
+  int64_t width;
+  const float* shrink;
+
+  Vector begin(int row, int64_t c) const { return shrink ? load(data + row * width + c) * shrink[row] : Vector{}; }
+  void end(int row, int64_t c, Vector sum) const { store(data + row * width + c, sum); }
+};
+
+// Or, times the row's factor, into the output: of a tile that is done with these keys.
+template <typename Number>
+struct Outputs {
+  Number* data;
+  int64_t row_stride;
+  const float* factor;
+
+  Vector begin(int, int64_t) const { return Vector{}; }
+  void end(int row, int64_t c, Vector sum) const { store_elements(data + row * row_stride + c, sum * factor[row]); }
+};
+
+// kCount vectors of channels, from `c` on, of kValueRows queries: Σ weight · value over `count` values. Weights lie as
+// scores do, [key][kRows].
+template <int kRows, int kCount, typename To>
+inline void weigh_group(const float* values, int64_t width, const float* weights, int64_t count, const To& to,
+                        int64_t c) {
   Vector acc[kValueRows][kCount];
   LOCALATTN_UNROLL
   for (int r = 0; r < kValueRows; ++r) {
-    for (int c = 0; c < kCount; ++c) {
-      acc[r][c] = shrink ? load(sums + r * width + c * kLanes) * shrink[r] : Vector{};
-    }
+    for (int i = 0; i < kCount; ++i) acc[r][i] = to.begin(r, c + i * kLanes);
   }
+  values += c;
   for (int64_t k = 0; k < count; ++k, values += width, weights += kRows) {
     Vector x[kCount];
-    for (int c = 0; c < kCount; ++c) x[c] = load_elements(values + c * kLanes);
+    for (int i = 0; i < kCount; ++i) x[i] = load_elements(values + i * kLanes);
     LOCALATTN_UNROLL
     for (int r = 0; r < kValueRows; ++r) {
-      for (int c = 0; c < kCount; ++c) acc[r][c] += weights[r] * x[c];
+      for (int i = 0; i < kCount; ++i) acc[r][i] += weights[r] * x[i];
     }
   }
   LOCALATTN_UNROLL
   for (int r = 0; r < kValueRows; ++r) {
-    for (int c = 0; c < kCount; ++c) store(sums + r * width + c * kLanes, acc[r][c]);
+    for (int i = 0; i < kCount; ++i) to.end(r, c + i * kLanes, acc[r][i]);
   }
 }
 
-// All channels of kValueRows queries, kCount vectors of them at a time and the rest in fewer.
-template <int kRows, int kCount>
-inline void weigh_rows(const float* values, int64_t width, const float* weights, int64_t count, const float* shrink,
-                       float* sums, int64_t channels) {
-  int64_t c = 0;
+// Channels [c, channels) of kValueRows queries, kCount vectors of them at a time and the rest in fewer.
+template <int kRows, int kCount, typename To>
+inline void weigh_rows(const float* values, int64_t width, const float* weights, int64_t count, const To& to,
+                       int64_t channels, int64_t c = 0) {
   for (; c + kCount * kLanes <= channels; c += kCount * kLanes) {
-    weigh_group<kRows, kCount>(values + c, width, weights, count, shrink, sums + c);
+    weigh_group<kRows, kCount>(values, width, weights, count, to, c);
   }
   if constexpr (kCount > 1) {
-    if (c < channels) {
-      weigh_rows<kRows, kCount - 1>(values + c, width, weights, count, shrink, sums + c, channels - c);
-    }
+    if (c < channels) weigh_rows<kRows, kCount - 1>(values, width, weights, count, to, channels, c);
   }
 }
 
@@ -265,9 +283,10 @@ void add_not_finite(const Call& call, const Rows& rows, const Block& block, cons
   }
 }
 
-// One tile attends to one block, which may be its first. `scores` holds kStep + kPadding keys.
+// One tile attends to one block, which may be its first and its last. `scores` holds kStep + kPadding keys. True: the
+// outputs are written, because its keys were taken at once; the tile has no sums then.
 template <int kVectors, typename Number>
-void attend(const Call& call, const Rows& task, const Block& block, Tile& tile, bool begins, float* scores) {
+bool attend(const Call& call, const Rows& task, const Block& block, Tile& tile, bool begins, bool ends, float* scores) {
   constexpr int kRows = kVectors * kLanes;
   alignas(64) int32_t first[kRows], end[kRows];
   alignas(64) float shrink[kRows];
@@ -280,9 +299,13 @@ void attend(const Call& call, const Rows& task, const Block& block, Tile& tile, 
     end[lane] = block.rank[end[lane]];
   }
   const int64_t rows = end[kRows - 1] - first[0];
-  if (rows <= 0) return;
+  const bool at_once =
+      begins && ends && rows > 0 && rows <= kStep && block.finite && tile.count == kRows && call.head_dim % kLanes == 0;
+  for (int64_t i = 0; begins && !at_once && i < kRows * block.width; i += kLanes) store(tile.sums + i, Vector{});
+  if (rows <= 0) return false;
   Reach reach[kVectors];
   for (int v = 0; v < kVectors; ++v) reach[v] = {first[v * kLanes], end[v * kLanes + kLanes - 1]};
+  Number* const output = static_cast<Number*>(call.output) + task.origin(call) + tile.first * call.layout.row;
   const int64_t steps = (rows + kStep - 1) / kStep;
   const int64_t step = align(divide_up(rows, steps), kGroup);
   Ahead ahead = ahead_of<Number>(call, task, tile, block.end, kRows, rows / kGroup + steps * (kRows / kValueRows));
@@ -304,22 +327,31 @@ void attend(const Call& call, const Rows& task, const Block& block, Tile& tile, 
     for (int v = 0; v < kVectors; ++v) {
       const Reach some = reach[v].within(at, at + count);
       const int64_t own = some.to - some.from;
-      if (own <= 0) continue;
+      if (own <= 0 && !at_once) continue;
       float* own_scores = scores + ((some.from - at) * kVectors + v) * kLanes;
-      hide<kVectors>(own_scores, some.from, own, first + v * kLanes, end + v * kLanes);
-      soften<kVectors>(own_scores, own, tile.top + v * kLanes, tile.total + v * kLanes, shrink + v * kLanes);
+      if (own > 0) {
+        hide<kVectors>(own_scores, some.from, own, first + v * kLanes, end + v * kLanes);
+        soften<kVectors>(own_scores, own, tile.top + v * kLanes, tile.total + v * kLanes, shrink + v * kLanes);
+      }
+      if (at_once) store(shrink + v * kLanes, factor_of(load(tile.total + v * kLanes)));
       for (int r = v * kLanes; r < (v + 1) * kLanes; r += kValueRows) {
         const Reach seen = Reach{first[r], end[r + kValueRows - 1]}.within(at, at + count);
-        if (seen.from >= seen.to) continue;  // and so is `shrink` 1
-        weigh_rows<kRows, kValueVectors>(block.values + seen.from * block.width, block.width,
-                                         scores + (seen.from - at) * kRows + r, seen.to - seen.from,
-                                         begins && at == first[0] ? nullptr : shrink + r, tile.sums + r * block.width,
-                                         align(call.head_dim, kLanes));
+        const float* values = block.values + seen.from * block.width;
+        const float* weights = scores + (seen.from - at) * kRows + r;
+        if (at_once) {
+          const Outputs<Number> to{output + r * call.layout.row, call.layout.row, shrink + r};
+          weigh_rows<kRows, kValueVectors>(values, block.width, weights, seen.to - seen.from, to, call.head_dim);
+        } else if (seen.from < seen.to) {  // else `shrink` is 1
+          const Sums to{tile.sums + r * block.width, block.width, begins && at == first[0] ? nullptr : shrink + r};
+          weigh_rows<kRows, kValueVectors>(values, block.width, weights, seen.to - seen.from, to,
+                                           align(call.head_dim, kLanes));
+        }
         ahead.go_on();
       }
     }
     if (!block.finite) add_not_finite<kVectors, Number>(call, task, block, tile, scores, at, count, first, end);
   }
+  return at_once;
 }
 
 // All queries of `rows`. False: they need more floats of scratch than `most_floats`, or there is no memory, and nothing
@@ -361,12 +393,12 @@ bool attend_rows_by(const Call& call, const Rows& rows, int64_t most_floats) {
       extend_block<Number>(call, rows, block, least(end, limit));
       if (decay.rates) decay.scale_keys(block, scaled, centre);
       const bool begins = first >= block.first;
-      if (begins) begin_tile<kVectors, Number>(call, rows, tile, plan.width);
+      if (begins) begin_tile<kVectors, Number>(call, rows, tile);
       Tile seen = tile;
       if (decay.rates) seen.query = decay.scaled<kVectors>(tile, centre);
-      attend<kVectors, Number>(call, rows, block, seen, begins, scores);
+      const bool done = attend<kVectors, Number>(call, rows, block, seen, begins, end <= limit, scores);
       if (end > limit) continue;
-      end_tile<kVectors, Number>(call, rows, tile, plan.width);
+      if (!done) end_tile<kVectors, Number>(call, rows, tile, plan.width);
       next = i + 1;
     }
   }
