@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,14 +20,17 @@ CONFIG = "config.json"
 _MOST_BYTES = 8 << 20
 _MOST_LAYERS = 4096
 
+_FEATURES = "feature-extraction"
 # Task → transformers' table of classes for it.
 TASKS: Mapping[str, str] = {
-    "feature-extraction": "MODEL_MAPPING",
+    _FEATURES: "MODEL_MAPPING",
     "fill-mask": "MODEL_FOR_MASKED_LM_MAPPING",
     "text-classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
     "token-classification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
     "text-generation": "MODEL_FOR_CAUSAL_LM_MAPPING",
 }
+# Type of models with encoder and decoder → class of its encoder, which is exported alone.
+_ENCODERS: Mapping[str, str] = {"led": "LEDEncoder"}
 _FIX = "Take the folder as `save_pretrained` writes it."
 # Entries that say how a model is run by PyTorch, not what it computes.
 _RUNNING = (
@@ -104,6 +108,9 @@ def choose_class(
     if task is not None:
         if task not in TASKS:
             raise UsageError(f"{argument('task')} is {shown(task)}.", fix=f"Known: {', '.join(TASKS)}.")
+        if task == _FEATURES and made.model_type in _ENCODERS:
+            encoder: type[PreTrainedModel] = named_class(_ENCODERS[made.model_type], config)
+            return encoder
         table = getattr(transformers.models.auto.modeling_auto, TASKS[task])
         found = table.get(kind, None)
         if found is None:
@@ -135,6 +142,22 @@ def choose_class(
             fix=close_match(names[0], _classes_of(config)),
         )
     return named
+
+
+def refuse_decoder(kind: type[PreTrainedModel], config: PreTrainedConfig) -> None:
+    """Refuse a class that has an encoder and a decoder.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if "decoder_input_ids" not in inspect.signature(kind.forward).parameters:
+        return
+    encoder = _ENCODERS.get(config.model_type)
+    raise UsageError(
+        f"{kind.__name__} has an encoder and a decoder.",
+        why="The decoder sees all outputs of the encoder, and writes token by token: that takes files of its own.",
+        fix=f"{argument('task', _FEATURES)} exports its encoder alone, {encoder}." if encoder else "",
+    )
 
 
 def named_class(name: str, config: Mapping[str, Any]) -> Any:

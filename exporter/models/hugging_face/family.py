@@ -36,6 +36,7 @@ from .config import (
     made_config,
     named_class,
     read_config,
+    refuse_decoder,
     require_transformers,
     rotation_changes,
     rotation_grows,
@@ -87,6 +88,7 @@ def describe(
     Raises:
         UsageError: the configuration cannot be used, or a layer of the model cannot be exported.
     """
+    refuse_decoder(kind, config)
     model = _made(kind, config, where, "meta")
     if "input_ids" not in parameters(model):
         raise UsageError(
@@ -98,7 +100,7 @@ def describe(
     # Chunks begin after each sequence's padding, and those of the node at the first position: no padding then.
     chunked = bool(getattr(text, "attention_chunk_size", None))
     names = ["input_ids", *([MASK] if MASK in parameters(model) and not chunked else [])]
-    own_code = config.model_type == longformer.MODEL_TYPE
+    own_code = config.model_type in longformer.MODEL_TYPES
     read = longformer.read_layers if own_code else read_layers
     layers, run = read(_made(kind, config, where, "cpu") if chunked else model, names)
     outputs = [name for name in _OUTPUTS if name in run.outputs]
@@ -187,7 +189,7 @@ def _live(module: nn.Module) -> FolderContents | None:
 
 def _said(args: HuggingFaceArgs) -> list[str]:
     """Say what was read off the model."""
-    own_code = args.config.get("model_type") == longformer.MODEL_TYPE
+    own_code = args.config.get("model_type") in longformer.MODEL_TYPES
     notes = [f"{args.architecture}: {args.describe()}, read off its own {'layers' if own_code else 'masks'}"]
     if own_code:
         notes.append(longformer.NOTE)
