@@ -32,6 +32,9 @@ TASKS: Mapping[str, str] = {
 # Type of models with encoder and decoder → class of its encoder, which is exported alone.
 _ENCODERS: Mapping[str, str] = {"led": "LEDEncoder"}
 _FIX = "Take the folder as `save_pretrained` writes it."
+# Entries that scores or logits are divided by, and ends of the names of those that are added below a root.
+_ABOVE_ZERO = ("attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap", "query_pre_attn_scalar")
+_NOT_BELOW_ZERO = ("_eps", "_epsilon")
 # Entries that say how a model is run by PyTorch, not what it computes.
 _RUNNING = (
     *("auto_map", "dtype", "torch_dtype", "return_dict", "output_attentions", "output_hidden_states"),
@@ -224,12 +227,29 @@ def made_config(config: Mapping[str, Any], where: str) -> PreTrainedConfig:
     if isinstance(layers, int) and not 0 < layers <= _MOST_LAYERS:
         raise UsageError(f"{where}: num_hidden_layers is {layers}.", why=f"It is from 1 to {_MOST_LAYERS}.")
     _check_rotary(config, where)
+    _check_numbers(config, where)
     values = {name: value for name, value in config.items() if name not in _RUNNING}
     try:
         made: PreTrainedConfig = CONFIG_MAPPING[kind].from_dict(dict(values))
     except Exception as error:  # each type checks its values in its own way
         raise broken(where, error, config) from error
     return made
+
+
+def _check_numbers(config: Mapping[str, Any], where: str) -> None:
+    """Refuse entries of which the outputs would be NaN, or that mean nothing: scores limited to below 0, for example.
+
+    Raises:
+        UsageError: there is one.
+    """
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            _check_numbers(value, where)
+        elif isinstance(value, int | float):
+            above, least = name in _ABOVE_ZERO, name.endswith(_NOT_BELOW_ZERO)
+            if math.isnan(value) or (above and not 0 < value < math.inf) or (least and not 0 <= value < math.inf):
+                why = "It is above 0, or null." if above else "It is 0 or above." if least else "It is a number."
+                raise UsageError(f"{where}: {name} is {value}.", why=why, fix=_FIX)
 
 
 def _check_rotary(config: Mapping[str, Any], where: str) -> None:

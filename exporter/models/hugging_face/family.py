@@ -43,7 +43,7 @@ from .config import (
 )
 from .module import BATCHED, MASK, load, of_whole_sequences, parameters
 from .observe import read_layers
-from .reference import check_live, reference, undecided, untouched
+from .reference import check_live, check_numbers, reference, undecided, untouched
 from .step_module import step_arguments, step_caches, step_call, step_module
 
 if TYPE_CHECKING:
@@ -166,6 +166,7 @@ def _read(folder: Path, given: Mapping[str, Any]) -> FolderContents:
     saved = raw.get("architectures")
     part = not isinstance(saved, list) or kind.__name__ not in saved
     model, notes = weights.load_model(kind, config, folder, part=part)
+    check_numbers(model, args)
     notes += _said(args)
     if raw.get("auto_map"):
         notes.append(f"code of {folder.name} (auto_map) did not run; the model is transformers' own {kind.__name__}")

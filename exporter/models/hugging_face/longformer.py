@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ....core.errors import UsageError
 from .arguments import Layer
-from .observe import Observation
+from .observe import Observation, does_not_run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -71,8 +71,11 @@ def read_layers(model: PreTrainedModel, names: Sequence[str]) -> tuple[list[Laye
     replace_code(model, attend)
     run = Observation(8)
     inputs = {each: torch.ones(1, run.length, dtype=torch.int64, device=model.device) for each in names}
-    with torch.no_grad():
-        result = model(**inputs)
+    try:
+        with torch.no_grad():
+            result = model(**inputs)
+    except Exception as error:  # the configuration decides what goes wrong, and where
+        raise does_not_run(model, error) from error
     run.outputs = {each: tuple(x.shape) for each, x in result.items() if isinstance(x, Tensor)}
     layers = [
         Layer(

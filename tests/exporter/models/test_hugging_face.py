@@ -475,6 +475,8 @@ def test_a_rotation_that_grows_is_exported_for_the_positions_that_the_model_has(
         (_rope(rope_theta=0), "rope_theta of the rotary embedding is 0"),
         (_rope(rope_theta=float("nan")), "rope_theta of the rotary embedding is nan"),
         (_rope(rope_type="yarn", factor=float("inf")), "factor of the rotary embedding is inf"),
+        ({"norm_eps": -2.0}, "norm_eps is -2.0"),
+        ({"norm_eps": float("nan")}, "norm_eps is nan"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -487,6 +489,35 @@ def test_a_broken_configuration_is_one_clear_error(
     with pytest.raises(UsageError, match=said):
         export(ExportRequest(broken, tmp_path / "model.onnx"))
     assert not (tmp_path / "model.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("gemma2", {"attn_logit_softcapping": -2}, "attn_logit_softcapping is -2"),
+        ("gemma2", {"attn_logit_softcapping": 0.0}, "attn_logit_softcapping is 0.0"),
+        ("gemma2", {"final_logit_softcapping": float("inf")}, "final_logit_softcapping is inf"),
+        ("gemma2", {"query_pre_attn_scalar": -2}, "query_pre_attn_scalar is -2"),
+        ("granite_swa", {"logits_scaling": 0.0}, "This GraniteSWAForCausalLM computes NaN or infinity"),
+        ("granite_swa", {"attention_multiplier": float("inf")}, "This GraniteSWAForCausalLM computes NaN or infinity"),
+    ],
+    ids=str,
+)
+def test_numbers_that_make_nan_are_refused_early(
+    name: str, change: dict[str, Any], said: str, tmp_path: Path, localattn: Command
+) -> None:
+    build(BY_NAME[name]).save_pretrained(tmp_path / "model")
+    open_checkpoint(tmp_path / "model")
+    _config(tmp_path / "model", change)
+    done = localattn("export", tmp_path / "model", "-o", tmp_path / "model.onnx")
+    assert done.code == 2 and said in done.err and not (tmp_path / "model.onnx").exists(), done.err
+
+
+def test_numbers_of_a_live_model_that_make_nan_are_refused() -> None:
+    model = build(BY_NAME["granite_swa"], logits_scaling=0.0)
+    with pytest.raises(UsageError, match="computes NaN or infinity"):
+        open_live(model)
+    assert open_live(build(BY_NAME["granite_swa"])) is not None
 
 
 def test_code_of_a_folder_does_not_run(folder: Path, tmp_path: Path) -> None:
