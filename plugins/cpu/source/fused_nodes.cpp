@@ -194,8 +194,8 @@ void RotateNode::compute(OrtKernelContext* context) const {
   const Tensor x = tokens(api(), context, op_type_, 4);
   const Tensor cosine = input(api(), context, 1), sine = input(api(), context, 2);
   if (x.dims[3] % 2) refuse(op_type_, ": heads are ", x.dims[3], " wide; they must be even");
-  // [N, 1, 2, D/2] for [B, N, H, D], [N, 2, D/2] for [B, H, N, D]; before them B where sequences have their own. Of pairs
-  // the last two change places.
+  // [N, 1, 2, D/2] for [B, N, H, D], [N, 2, D/2] for [B, H, N, D]; before them B where sequences have their own. Of
+  // pairs the last two change places.
   const bool own = cosine.dims.size() == 5;
   const bool heads_first = own ? cosine.dims[1] == 1 && x.dims[1] != 1 : cosine.dims.size() == 3;
   const int64_t positions = x.dims[heads_first ? 2 : 1], half = x.dims[3] / 2;

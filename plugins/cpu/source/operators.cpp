@@ -182,8 +182,7 @@ std::vector<Operator> fused_operators() {
   for (const Element element : {kSingle, kHalf}) {
     const OrtElement type = onnx_element(element);
     const auto add_rotation = [&](const char* op_type, bool pairs) {
-      add(op_type, Elements(3, type), {type},
-          [=](auto* api) { return new RotateNode(api, op_type, pairs, element); });
+      add(op_type, Elements(3, type), {type}, [=](auto* api) { return new RotateNode(api, op_type, pairs, element); });
     };
     add_rotation("RotateHeads", false);
     add_rotation("RotatePairs", true);
