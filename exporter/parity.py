@@ -51,7 +51,7 @@ def run_parity(request: ParityRequest, progress: Callable[[str], None] = lambda 
         check_signature(candidate, source, step.inputs(candidate.dtype))
         reference = ReferenceRunner(whole_sequence(step), candidate.dtype, few_sequences=True)
     else:
-        reference = ReferenceRunner(source, candidate.dtype, _dynamic_axes(candidate), samples=True)
+        reference = ReferenceRunner(source, candidate.dtype, dynamic_axes(candidate), samples=True)
         check_signature(candidate, source, reference.inputs)
     notes += [*altered(candidate.file), *candidate.notes]
     unproven = () if was_proven(candidate) else source.not_in_weights
@@ -59,7 +59,8 @@ def run_parity(request: ParityRequest, progress: Callable[[str], None] = lambda 
     return compare_models(request, candidate, reference, FLOAT64, windows, notes, progress, module, unproven)
 
 
-def _dynamic_axes(candidate: FileRunner) -> list[str]:
+def dynamic_axes(candidate: FileRunner) -> list[str]:
+    """List the dynamic axes of a file's inputs, of those that a checkpoint has."""
     sizes = {size for spec in candidate.inputs for size in spec.shape}
     return [name for name in (BATCH, SEQUENCE) if name in sizes]
 

@@ -21,6 +21,8 @@ With `B` batch, `N` sequence length, `S` residual streams `r_s` of width `D`, `H
                         fp16 or bf16 → `x·cosine + (x₂, x₁)·sine` for the halves `x = (x₁, x₂)` of a head; `sine`
                         carries the signs. Where sequences differ in their positions, `[B, N, 1, 2, D/2]` or
                         `[B, 1, N, 2, D/2]`
+`RotatePairs`           the same of neighbours: `x·cosine + (x₁, x₀, x₃, x₂, …)·sine`, tables `[N, 1, D/2, 2]` for
+                        `x [B, N, H, D]`, `[N, D/2, 2]` for `x [B, H, N, D]`, `B` before them as above
 `GatedGelu`             `value`, `gate` of one shape, fp32, fp16 or bf16 → `value·gelu(gate)`, the exact (erf) gelu
 `GatedGeluTanh`         the same with `gelu(x) = x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³)))`
 `GatedSilu`             the same with `silu(x) = x/(1 + e⁻ˣ)`
@@ -57,6 +59,7 @@ class FusedNode:
     dtypes: tuple[str, ...] = ("fp32",)
 
 
+ROTATIONS = ("RotateHeads", "RotatePairs")
 GATES = ("GatedGelu", "GatedGeluTanh", "GatedSilu")
 _ANY = ("fp32", "fp16")
 _WRITING = ("streams", "mix", "beta", "output")
@@ -70,7 +73,7 @@ FUSED_NODES = (
     FusedNode("AddToStreams", ("streams", "beta", "output"), ("written",)),
     FusedNode("BeginStreams", ("x", "mix", "beta", "output"), ("written",)),
     FusedNode("EndStreams", _WRITING, ("written",)),
-    FusedNode("RotateHeads", ("x", "cosine", "sine"), ("rotated",), _ANY),
+    *(FusedNode(op_type, ("x", "cosine", "sine"), ("rotated",), _ANY) for op_type in ROTATIONS),
     *(FusedNode(op_type, ("value", "gate"), ("gated",), _ANY) for op_type in GATES),
 )
 FUSED_BY_OP_TYPE = {node.op_type: node for node in FUSED_NODES}

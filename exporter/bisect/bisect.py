@@ -14,22 +14,24 @@ import onnx
 from numpy.typing import NDArray
 
 from ...core.documents.engine_facts import read_model_facts
-from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.geometry import WindowGeometry
 from ...core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST
 from ...core.progress import timed_steps
+from ...core.tensors import SEQUENCE, TensorSpec
 from ...core.tolerance import tolerance_for
 from ...onnx_graph.onnx_file import OnnxFile
 from ...runtime.inputs.arrays import load_arrays, random_inputs
 from ...runtime.parity.report import ParityRequest
 from ...runtime.parity.runner import Runner, SessionRunner
 from ...runtime.session import Session, check_inputs, find_model, load
-from ..parity import check_signature, source_of_file
+from ..parity import check_signature, dynamic_axes, source_of_file
+from ..source.dynamic_axes import dynamic_specs, with_dynamic_length
 from ..source.source_model import SourceModel
 from .boundaries import Boundary, GraphIndex, find_boundaries, first_column
 from .causes import likely_cause
 from .evidence import Evidence, Measured, measure
+from .fixed_sizes import chosen_sizes, fix, sizes_of
 from .marked import onnx_file_of, open_marked
 from .reference import AttentionCall, Floats, Recording, record
 from .request import BisectReport, BisectRequest, BoundaryRow, Fault
@@ -54,22 +56,23 @@ def run_bisect(request: BisectRequest, progress: Callable[[str], None] = lambda 
     file = OnnxFile.read(find_model(path))
     session = load(file, provider="cpu", plugin="none", verify=False)  # an altered file is what bisect looks for
     candidate = SessionRunner(session, file, facts)
-    if not all(isinstance(size, int) for spec in session.inputs for size in spec.shape):
-        raise UsageError(
-            f"{path} has dynamic axes.",
-            why="Modules are compared at one size, which a file with fixed sizes states.",
-            fix=f"Export the model once more, {argument('dynamic', ())} and with {argument('seq_len')}, and look into "
-            "that file.",
-        )
     source, notes = source_of_file(ParityRequest(path, request.checkpoint, config=request.config), candidate)
-    dtype = candidate.dtype
-    check_signature(candidate, source, source.inputs(dtype))
-    inputs = _inputs(request, session, source, dtype)
+    dtype, axes = candidate.dtype, dynamic_axes(candidate)
+    if axes:
+        source = with_dynamic_length(source, axes)
+    specs = dynamic_specs(source, dtype, axes)
+    check_signature(candidate, source, specs)
+    sizes = chosen_sizes(source, source.shapes.seq_len) if axes else {}
+    inputs = _inputs(request, session, source, specs, sizes)
+    sizes = sizes_of(specs, inputs)
+    if axes:
+        notes.append(f"compared at {', '.join(f'{name}={size}' for name, size in sizes.items())}")
     progress("Running the model in float64")
     document = file.parse()
     if not document.graph.value_info:  # a file in standard operators omits shapes that inference gives
         document = onnx.shape_inference.infer_shapes(document, data_prop=True)
-    bisection = _Bisection(request, source, dtype, document)
+    fix(document.graph, sizes)
+    bisection = _Bisection(request, source, dtype, document, sizes.get(SEQUENCE, source.shapes.seq_len))
     recording = bisection.record(inputs)
     boundaries = find_boundaries(bisection.index, recording)
     if not any(boundary.path for boundary in boundaries):
@@ -82,10 +85,12 @@ def run_bisect(request: BisectRequest, progress: Callable[[str], None] = lambda 
     return bisection.report(inputs, recording, boundaries, notes)
 
 
-def _inputs(request: BisectRequest, session: Session, source: SourceModel, dtype: str) -> Arrays:
+def _inputs(
+    request: BisectRequest, session: Session, source: SourceModel, specs: Sequence[TensorSpec], sizes: Mapping[str, int]
+) -> Arrays:
     if request.inputs is not None:
         return check_inputs(session.inputs, load_arrays(request.inputs))
-    return random_inputs(source.inputs(dtype), request.seed, token_limit=source.token_limit)
+    return random_inputs(specs, request.seed, token_limit=source.token_limit, sizes=sizes)
 
 
 # How many times wider the absolute tolerance of intermediate values is than that of outputs.
@@ -93,10 +98,12 @@ _ROUNDING_TAILS = {"fp16": 5.0, "bf16": 10.0}
 
 
 class _Bisection:
-    """One file compared with one model."""
+    """One file compared with one model, at one length."""
 
-    def __init__(self, request: BisectRequest, source: SourceModel, dtype: str, document: onnx.ModelProto) -> None:
-        self.request, self.source, self.dtype = request, source, dtype
+    def __init__(
+        self, request: BisectRequest, source: SourceModel, dtype: str, document: onnx.ModelProto, length: int
+    ) -> None:
+        self.request, self.source, self.dtype, self.length = request, source, dtype, length
         self.document = document
         self.index = GraphIndex(document.graph)
         # A few intermediate values are rounded far worse than most: only a larger error is blamed on a module.
@@ -156,7 +163,7 @@ class _Bisection:
             tolerance=self.tolerance,
             inputs=inputs,
             geometry=geometry,
-            length=self.source.shapes.seq_len,
+            length=self.length,
             call=call,
             attributes=attributes,
             weights=self._weights(module, recording),

@@ -120,7 +120,7 @@ def open_checkpoint(
             )
         return _open_folder(path, form, {"task": task, "known": {} if known is None else known.kwargs})
     _refuse_hub_name(path)
-    if task is not None:
+    if task is not None and path.exists():
         raise UsageError(f"{argument('task')} does not apply to {path}.", why="It is for a folder of Hugging Face.")
     loaded = load_state(path)
     if not detect_family({name: tuple(x.shape) for name, x in loaded.state.items()})[0].sizes_are_arguments:

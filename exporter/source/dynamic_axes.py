@@ -48,16 +48,25 @@ def at_sizes(source: SourceModel, sizes: Mapping[str, int]) -> SourceModel:
     Raises:
         UsageError: the model does not accept the length.
     """
-    request = ShapeRequest(
-        heads=source.shapes.heads,
-        dim_head=source.shapes.dim_head,
-        mask=source.shapes.mask,
-        attn_bias=source.shapes.attn_bias,
-        position_ids=source.shapes.position_ids,
-        seq_len=sizes[SEQUENCE],
-        batch=sizes[BATCH],
+    return source.at(replace(_request(source), seq_len=sizes[SEQUENCE], batch=sizes[BATCH]))
+
+
+def with_dynamic_length(source: SourceModel, axes: Sequence[str]) -> SourceModel:
+    """Return the model as it was traced for a file with these dynamic axes."""
+    return source.at(replace(_request(source), dynamic_length=SEQUENCE in axes))
+
+
+def _request(source: SourceModel) -> ShapeRequest:
+    shapes = source.shapes
+    return ShapeRequest(
+        heads=shapes.heads,
+        dim_head=shapes.dim_head,
+        mask=shapes.mask,
+        attn_bias=shapes.attn_bias,
+        position_ids=shapes.position_ids,
+        seq_len=shapes.seq_len,
+        batch=shapes.batch,
     )
-    return source.at(request)
 
 
 def dynamic_axes_of(source: SourceModel, axes: Sequence[str]) -> list[dict[int, str]]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from ...core.nodes.attention import DOMAIN, HEADS_FIRST, SEQUENCE_FIRST, VARIANT_BY_OP_TYPE
-from ...core.nodes.fused import FUSED_DOMAIN
+from ...core.nodes.fused import FUSED_DOMAIN, ROTATIONS
 from ...core.nodes.grouped import GROUPED_BY_OP_TYPE
 from .matching import attribute, cut_of, integers, only_user, users
-from .rotary import Tables
+from .rotary import PAIRS, Tables
 
 _ATTENTION = VARIANT_BY_OP_TYPE.keys() | GROUPED_BY_OP_TYPE.keys()
 # Operators that compute each element by those in the same place, or by the last axis.
@@ -96,7 +96,7 @@ def _swaps(node: Any) -> bool:
 def _moved(node: Any) -> list[Any] | None:
     """List the inputs over which a node would be moved; None for a node that depends on the layout."""
     if node.domain == FUSED_DOMAIN:
-        return [node.inputs[0]] if node.op_type == "RotateHeads" else None
+        return [node.inputs[0]] if node.op_type in ROTATIONS else None
     if node.domain:
         return None
     if node.op_type in _BY_ELEMENT:
@@ -128,4 +128,4 @@ def _same_in_both(value: Any) -> bool:
 def _turn_tables(node: Any, tables: Tables) -> None:
     """Give a rotation of `[B, H, N, D]` the tables of `[B, N, H, D]`."""
     for place in (1, 2):
-        node.replace_input_with(place, tables.turned(node.inputs[place]))
+        node.replace_input_with(place, tables.turned(node.inputs[place], pairs=node.op_type == PAIRS))

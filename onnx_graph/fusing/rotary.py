@@ -1,8 +1,9 @@
-"""Pass: a rotary embedding as one `RotateHeads` node.
+"""Pass: a rotary embedding as one `RotateHeads` node, or `RotatePairs` where it turns neighbouring channels.
 
 It finds `x·cosine + rotate_half(x)·sine` with `rotate_half((x₁, x₂)) = (−x₂, x₁)`, as most models write it, for tables
 `[B, 1, N, D]` or `[B, N, 1, D]`. `x` may be a part of a head (partial rotary), and `B` one. The other way to write it
-is `(x₁·cosine − x₂·sine, x₂·cosine + x₁·sine)`, with tables of half that width.
+is `(x₁·cosine − x₂·sine, x₂·cosine + x₁·sine)`, with tables of half that width. Of neighbours it finds
+`x·cosine + rotate_pairs(x)·sine` with `rotate_pairs((x₀, x₁, x₂, …)) = (−x₁, x₀, −x₃, …)`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from typing import Any
 
 from ...core.nodes.fused import FUSED_DOMAIN, FUSED_VERSION
 from ..graph_values import add_constant
-from .matching import cut_of, maker, static
+from .matching import cut_of, integers, maker, static
+
+PAIRS = "RotatePairs"
 
 
 def apply(model: Any) -> None:
@@ -20,11 +23,12 @@ def apply(model: Any) -> None:
     tables = Tables(model.graph)
     for node in list(model.graph):
         if node.op_type == "Add" and node.domain == "":
-            for x, cosine, sine in _rotations(node):
+            for x, cosine, sine, pairs in _rotations(node):
                 heads_first = _heads_first(x, cosine)
                 if heads_first is None or list(cosine.shape) != list(sine.shape):
                     continue
-                _replace(model.graph, node, x, tables.cosine(cosine, heads_first), tables.sine(sine, heads_first))
+                made = (tables.cosine(cosine, heads_first, pairs), tables.sine(sine, heads_first, pairs))
+                _replace(model.graph, node, x, *made, PAIRS if pairs else "RotateHeads")
                 break
         elif node.op_type == "Concat" and node.domain == "" and (found := _by_halves(node)) is not None:
             x, *halves = found
@@ -59,16 +63,16 @@ def _by_halves(node: Any) -> tuple[Any, Any, Any] | None:
     return None
 
 
-def _rotations(node: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """List how an Add can be read as a rotation: `x`, cosine and sine."""
+def _rotations(node: Any) -> Iterator[tuple[Any, Any, Any, bool]]:
+    """List how an Add can be read as a rotation: `x`, cosine and sine, and whether neighbours turn."""
     for first, second in (node.inputs, node.inputs[::-1]):
         straight, turned = maker(first, "Mul"), maker(second, "Mul")
         if straight is None or turned is None:
             continue
         for half, sine in (turned.inputs, turned.inputs[::-1]):
-            x = _turned(half)
-            if x is not None and x in straight.inputs:
-                yield x, straight.inputs[1 - list(straight.inputs).index(x)], sine
+            for x, pairs in ((_turned(half), False), (_turned_pairs(half), True)):
+                if x is not None and x in straight.inputs:
+                    yield x, straight.inputs[1 - list(straight.inputs).index(x)], sine, pairs
 
 
 def _turned(value: Any) -> Any:
@@ -87,6 +91,47 @@ def _turned(value: Any) -> Any:
     return first.source if alike and halves == [(last, 0, size // 2), (last, size // 2, size)] else None
 
 
+def _turned_pairs(value: Any) -> Any:
+    """Return `x` of a value `(−x₁, x₀, −x₃, x₂, …)`, else None."""
+    flat = maker(value, "Reshape")
+    stacked = None if flat is None else maker(flat.inputs[0], "Concat")
+    if stacked is None or len(stacked.inputs) != 2 or value.shape is None or stacked.outputs[0].shape is None:
+        return None
+    last = len(value.shape)
+    if stacked.attributes["axis"].value % (last + 1) != last or len(stacked.outputs[0].shape) != last + 1:
+        return None
+    second, first = (_single(part, last) for part in stacked.inputs)
+    negated = maker(second, "Neg")
+    odd, even = None if negated is None else _every_other(negated.inputs[0]), _every_other(first)
+    if odd is None or even is None or odd[0] is not even[0] or (odd[1], even[1]) != (1, 0):
+        return None
+    source = odd[0]
+    same = list(source.shape[:-1]) == list(value.shape[:-1]) and static(source, -1) == static(value, -1)
+    return source if same else None
+
+
+def _single(value: Any, axis: int) -> Any:
+    """Return what an Unsqueeze makes a value of by this axis, else None."""
+    node = maker(value, "Unsqueeze")
+    if node is None or value.shape is None or [x % len(value.shape) for x in integers(node.inputs[1]) or ()] != [axis]:
+        return None
+    return node.inputs[0]
+
+
+def _every_other(value: Any) -> tuple[Any, int] | None:
+    """Return what a value has every second channel of, and the first of them; None for every other value."""
+    node = maker(value, "Slice")
+    if node is None or len(node.inputs) != 5 or node.inputs[0].shape is None:
+        return None
+    source = node.inputs[0]
+    starts, ends, axes, steps = (integers(given) for given in node.inputs[1:])
+    size = static(source, -1)
+    if size is None or size % 2 or starts not in ([0], [1]) or steps != [2] or not axes or not ends:
+        return None
+    whole = len(axes) == len(ends) == 1 and axes[0] % len(source.shape) == len(source.shape) - 1 and ends[0] >= size
+    return (source, starts[0]) if whole else None
+
+
 def _heads_first(x: Any, table: Any, parts: int = 1) -> bool | None:
     """Return whether `x` is `[B, H, N, D]`, not `[B, N, H, D]`, by the shape of its table; None if neither fits.
 
@@ -102,16 +147,16 @@ def _heads_first(x: Any, table: Any, parts: int = 1) -> bool | None:
     return False if table.shape[2] == 1 and table.shape[1] == x.shape[1] else None
 
 
-def _replace(graph: Any, node: Any, x: Any, cosine: Any, sine: Any) -> None:
+def _replace(graph: Any, node: Any, x: Any, cosine: Any, sine: Any, op_type: str = "RotateHeads") -> None:
     import onnx_ir as ir
 
-    made = ir.node("RotateHeads", [x, cosine, sine], domain=FUSED_DOMAIN, metadata_props=dict(node.metadata_props))
+    made = ir.node(op_type, [x, cosine, sine], domain=FUSED_DOMAIN, metadata_props=dict(node.metadata_props))
     graph.opset_imports.setdefault(FUSED_DOMAIN, FUSED_VERSION)
     ir.convenience.replace_nodes_and_values(graph, node, [node], [made], node.outputs, made.outputs)
 
 
 class Tables:
-    """The tables of `RotateHeads`, made once of each value `[B, 1, N, D]` or `[B, N, 1, D]`.
+    """The tables of rotations, made once of each value `[B, 1, N, D]` or `[B, N, 1, D]`.
 
     Args:
         graph: the graph that they are added to.
@@ -119,8 +164,8 @@ class Tables:
 
     def __init__(self, graph: Any) -> None:
         self.graph = graph
-        self._made: dict[tuple[Any, bool], Any] = {}
-        self._signed: dict[Any, Any] = {}
+        self._made: dict[tuple[Any, bool, bool], Any] = {}
+        self._signed: dict[tuple[Any, bool], Any] = {}
         self._doubled: dict[Any, Any] = {}
 
     def doubled(self, value: Any) -> Any:
@@ -133,41 +178,43 @@ class Tables:
             self._doubled[value] = made
         return self._doubled[value]
 
-    def cosine(self, value: Any, heads_first: bool) -> Any:
-        """Return the halves of a table apart: an axis of two before the last."""
+    def cosine(self, value: Any, heads_first: bool, pairs: bool = False) -> Any:
+        """Return the halves of a table apart, an axis of two before the last, or its pairs, one behind it."""
         import onnx_ir as ir
 
-        if (value, heads_first) not in self._made:
+        if (value, heads_first, pairs) not in self._made:
             batch, size = ([] if value.shape[0] == 1 else [0]), value.shape[3] // 2
-            shape = [*([0, 1] if batch and heads_first else batch), -1, *([] if heads_first else [1]), 2, size]
+            channels = [size, 2] if pairs else [2, size]
+            shape = [*([0, 1] if batch and heads_first else batch), -1, *([] if heads_first else [1]), *channels]
             made = self._add(
                 "Reshape",
                 value,
-                self._constant(f"shape_{heads_first}_{len(shape)}_{size}", shape),
+                self._constant(f"shape_{heads_first}_{pairs}_{len(shape)}_{size}", shape),
             )
             sizes = list(value.shape)
             positions = sizes[2] if sizes[1] == 1 else sizes[1]
-            whole = [positions, 2, size] if heads_first else [positions, 1, 2, size]
+            whole = [positions, *([] if heads_first else [1]), *channels]
             made.shape = ir.Shape([sizes[0], *([1] if heads_first else []), *whole] if batch else whole)
             made.dtype = value.dtype
-            self._made[value, heads_first] = made
-        return self._made[value, heads_first]
+            self._made[value, heads_first, pairs] = made
+        return self._made[value, heads_first, pairs]
 
-    def sine(self, value: Any, heads_first: bool) -> Any:
-        """Return the same of sines, with the signs of the halves."""
-        if value not in self._signed:
+    def sine(self, value: Any, heads_first: bool, pairs: bool = False) -> Any:
+        """Return the same of sines, with the signs of the halves, or of the pairs."""
+        if (value, pairs) not in self._signed:
             import numpy as np
 
-            half = value.shape[3] // 2
-            signs = np.repeat(np.array([-1, 1], value.dtype.numpy()), half)
-            made = self._add("Mul", value, self._constant(f"signs_{half}_{value.dtype.name.lower()}", signs))
+            half, signs = value.shape[3] // 2, np.array([-1, 1], value.dtype.numpy())
+            signs = np.tile(signs, half) if pairs else np.repeat(signs, half)
+            name = f"signs_{pairs}_{half}_{value.dtype.name.lower()}"
+            made = self._add("Mul", value, self._constant(name, signs))
             made.shape, made.dtype = value.shape, value.dtype
-            self._signed[value] = made
-        return self.cosine(self._signed[value], heads_first)
+            self._signed[value, pairs] = made
+        return self.cosine(self._signed[value, pairs], heads_first, pairs)
 
-    def turned(self, table: Any) -> Any:
+    def turned(self, table: Any, *, pairs: bool) -> Any:
         """Return the table of `[B, N, H, D]` that says the same as one of `[B, H, N, D]`."""
-        return self.cosine(table.producer().inputs[0], False)
+        return self.cosine(table.producer().inputs[0], False, pairs)
 
     def _add(self, op_type: str, value: Any, constant: Any) -> Any:
         import onnx_ir as ir

@@ -266,6 +266,15 @@ def _rotate(element: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
     return [x, table, signs], [np.concatenate((-second * turn, first * turn), axis=-1)]
 
 
+def _rotate_pairs(element: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+    """Rotate by the same quarter turns: neighbours swap, and one changes its sign."""
+    (x, table, signs), _ = _rotate(element)
+    turn = signs[:, :, 1, :1]
+    first, second = x[..., ::2], x[..., 1::2]
+    turned = np.stack((-second * turn, first * turn), axis=-1)
+    return [x, *(part.swapaxes(-1, -2).copy() for part in (table, signs))], [turned.reshape(x.shape)]
+
+
 def _gated(at_1: float) -> Callable[[Any], tuple[list[NDArray[Any]], list[NDArray[Any]]]]:
     """Make the inputs of a gate that is 1 everywhere, of an activation that is `at_1` there."""
 
@@ -285,6 +294,7 @@ _FUSED: Mapping[str, Callable[[Any], tuple[list[NDArray[Any]], list[NDArray[Any]
     "BeginStreams": _begin_streams,
     "EndStreams": _end_streams,
     "RotateHeads": _rotate,
+    "RotatePairs": _rotate_pairs,
     "GatedGelu": _gated(_PHI_1),
     "GatedGeluTanh": _gated(_GELU_TANH_1),
     "GatedSilu": _gated(1 / (1 + math.exp(-1))),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from localattn.exporter.bisect.bisect import run_bisect
+from localattn.exporter.bisect.fixed_sizes import fix
 from localattn.exporter.bisect.request import BisectReport, BisectRequest
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.models.family import ShapeRequest
@@ -28,10 +29,15 @@ Plant = Callable[[onnx.ModelProto], None]
 LENGTH = 70  # no multiple of the window, 4
 
 
-def _export(folder: Path, kwargs: dict[str, object], dtype: str = "fp32", **shapes: object) -> tuple[Path, Path]:
+def _export(
+    folder: Path, kwargs: dict[str, object], dtype: str = "fp32", dynamic: Sequence[str] = (), **shapes: object
+) -> tuple[Path, Path]:
     checkpoint = save_upstream(folder, "local_attention.LocalTransformer", {**TINY, "max_seq_len": 128, **kwargs})
     model = folder / "model.onnx"
-    export(ExportRequest(checkpoint, model, dtype=dtype, shapes=ShapeRequest(seq_len=LENGTH, **shapes)))
+    request = ExportRequest(
+        checkpoint, model, dtype=dtype, dynamic=dynamic, shapes=ShapeRequest(seq_len=LENGTH, **shapes)
+    )
+    export(request)
     return model, checkpoint
 
 
@@ -50,6 +56,12 @@ def both_ways(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def half(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return _export(tmp_path_factory.mktemp("half"), {}, dtype="fp16")
+
+
+@pytest.fixture(scope="module")
+def open_sizes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Block-local windows that look ahead, any batch and length."""
+    return _export(tmp_path_factory.mktemp("open"), {"causal": False}, dynamic=("batch", "seq"))
 
 
 def planted(pair: tuple[Path, Path], folder: Path, plant: Plant) -> BisectReport:
@@ -88,7 +100,7 @@ def attention_node(document: onnx.ModelProto, layer: int) -> onnx.NodeProto:
     return [node for node in document.graph.node if node.domain == "localattn"][layer]
 
 
-@pytest.mark.parametrize("pair", ["causal", "both_ways", "half"])
+@pytest.mark.parametrize("pair", ["causal", "both_ways", "half", "open_sizes"])
 def test_a_good_file_agrees_everywhere(pair: str, request: pytest.FixtureRequest) -> None:
     model, checkpoint = request.getfixturevalue(pair)
     report = run_bisect(BisectRequest(model, checkpoint))
@@ -223,6 +235,32 @@ def test_another_window(causal: tuple[Path, Path], tmp_path: Path) -> None:
     assert fault is not None
     assert (fault.module, fault.cause.name) == ("layers.1.0.branch.attn_fn", "window")
     assert "3 back" in fault.cause.evidence
+
+
+def test_a_file_of_open_sizes_is_compared_at_sizes_of_its_own_or_of_the_inputs(
+    open_sizes: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """The same module is found as in a file of fixed sizes; the length is no multiple of the window."""
+
+    def plant(document: onnx.ModelProto) -> None:
+        change_weight(document, "layers.1.0.branch.to_out", lambda w: np.where(w == w.max(), w + 0.5, w))
+
+    found = planted(open_sizes, tmp_path, plant)
+    assert found.fault is not None and found.fault.module == "layers.1.0.branch.to_out"
+    assert found.fault.cause.name == "weights" and "compared at batch=1, seq=27" in found.notes
+    np.savez(tmp_path / "inputs.npz", tokens=np.ones((2, 45), np.int64))
+    given = run_bisect(BisectRequest(*open_sizes, inputs=tmp_path / "inputs.npz"))
+    assert given.fault is None and "compared at batch=2, seq=45" in given.notes
+
+
+def test_expressions_of_sizes_are_computed_and_others_left() -> None:
+    sizes = {"batch": 3, "seq": 10}
+    texts = {"seq": 10, "2*batch*seq": 60, "4*((seq + 3)//4) - 1": 11, "-batch + seq": 7, "Max(seq, 1)": 0, "other": 0}
+    values = [helper.make_tensor_value_info(text, TensorProto.FLOAT, [text, 5]) for text in texts]
+    graph = helper.make_graph([], "sizes", values, [])
+    fix(graph, sizes)
+    found = {value.name: value.type.tensor_type.shape.dim[0].dim_value for value in graph.input}
+    assert found == texts
 
 
 def test_a_softmax_in_half_precision(causal: tuple[Path, Path], tmp_path: Path) -> None:

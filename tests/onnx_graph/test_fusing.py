@@ -86,6 +86,46 @@ def test_a_rotation_becomes_one_node(heads_first: bool, batch: str) -> None:
     agree(first, second, x=given, c1=tables, s1=tables)
 
 
+BY_PAIRS = """
+    straight = Mul(x, cosine)
+    even = Slice(x, zero, end, last, two)
+    odd = Slice(x, one, end, last, two)
+    negated = Neg(odd)
+    former = Unsqueeze(negated, behind)
+    latter = Unsqueeze(even, behind)
+    stacked = Concat<axis = -1>(former, latter)
+    turned = Reshape(stacked, shape)
+    around = Mul(turned, sine)
+    y = Add(straight, around)
+"""
+PAIRS = (
+    "<int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] end = {9223372036854775807},"
+    " int64[1] last = {3}, int64[1] behind = {-1}, int64[4] shape = {0, 0, 0, 16}>"
+)
+
+
+@pytest.mark.parametrize("batch", ["1", "B"], ids=["shared", "own"])
+@pytest.mark.parametrize("heads_first", [True, False])
+def test_a_rotation_of_neighbours_becomes_one_node(heads_first: bool, batch: str) -> None:
+    """As cohere2 writes it."""
+    x, table = ("B, 3, N, 16", f"{batch}, 1, N, 16") if heads_first else ("B, N, 3, 16", f"{batch}, N, 1, 16")
+    text = f"g (float[{x}] x, float[{table}] cosine, float[{table}] sine) => (float[{x}] y) {PAIRS} {{ {BY_PAIRS} }}"
+    first, second = fused(text)
+    assert nodes(second) == {"RotatePairs": 1, "Reshape": 2, "Mul": 1}
+    given, tables = ((2, 3, 5, 16), (2, 1, 5, 16)) if heads_first else ((2, 5, 3, 16), (2, 5, 1, 16))
+    tables = tables if batch == "B" else (1, *tables[1:])
+    agree(first, second, x=given, cosine=tables, sine=tables)
+    wrong = (
+        ("Slice(x, one", "Slice(x, two"),
+        ("(former, latter)", "(latter, former)"),
+        ("Neg(odd)", "Neg(even)"),
+        ("odd = Slice(x, one, end, last, two)", "odd = Slice(x, zero, end, last, two)"),
+    )
+    for right, other in wrong:
+        _, second = fused(text.replace(right, other))
+        assert nodes(second)["RotatePairs"] == 0, other
+
+
 BY_HALVES = """
     first = Slice(x, a, b, last)
     second = Slice(x, b, c, last)

@@ -21,11 +21,16 @@ class Pairs:
         self.real = real
 
     def __mul__(self, other: Pairs | float) -> Pairs:
-        """Multiply by numbers of the same kind, or by a real factor."""
+        """Multiply by numbers of the same kind, or by a real factor.
+
+        The product is written as a rotation of neighbouring channels, in which the rewriting passes find one node.
+        """
         if not isinstance(other, Pairs):
             return Pairs(self.real * other)
-        (a, b), (c, d) = self.real.unbind(-1), other.real.unbind(-1)
-        return Pairs(torch.stack((a * c - b * d, a * d + b * c), dim=-1))
+        x, (cosine, sine) = self.real.flatten(-2), other.real.unbind(-1)
+        turned = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+        product = x * cosine.repeat_interleave(2, dim=-1) + turned * sine.repeat_interleave(2, dim=-1)
+        return Pairs(product.unflatten(-1, (-1, 2)))
 
     def __getitem__(self, index: Any) -> Pairs:
         """Take a part of all axes but the last."""

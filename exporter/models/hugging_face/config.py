@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,15 +20,21 @@ CONFIG = "config.json"
 _MOST_BYTES = 8 << 20
 _MOST_LAYERS = 4096
 
+_FEATURES = "feature-extraction"
 # Task → transformers' table of classes for it.
 TASKS: Mapping[str, str] = {
-    "feature-extraction": "MODEL_MAPPING",
+    _FEATURES: "MODEL_MAPPING",
     "fill-mask": "MODEL_FOR_MASKED_LM_MAPPING",
     "text-classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
     "token-classification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
     "text-generation": "MODEL_FOR_CAUSAL_LM_MAPPING",
 }
+# Type of models with encoder and decoder → class of its encoder, which is exported alone.
+_ENCODERS: Mapping[str, str] = {"led": "LEDEncoder"}
 _FIX = "Take the folder as `save_pretrained` writes it."
+# Entries that scores or logits are divided by, and ends of the names of those that are added below a root.
+_ABOVE_ZERO = ("attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap", "query_pre_attn_scalar")
+_NOT_BELOW_ZERO = ("_eps", "_epsilon")
 # Entries that say how a model is run by PyTorch, not what it computes.
 _RUNNING = (
     *("auto_map", "dtype", "torch_dtype", "return_dict", "output_attentions", "output_hidden_states"),
@@ -104,6 +111,9 @@ def choose_class(
     if task is not None:
         if task not in TASKS:
             raise UsageError(f"{argument('task')} is {shown(task)}.", fix=f"Known: {', '.join(TASKS)}.")
+        if task == _FEATURES and made.model_type in _ENCODERS:
+            encoder: type[PreTrainedModel] = named_class(_ENCODERS[made.model_type], config)
+            return encoder
         table = getattr(transformers.models.auto.modeling_auto, TASKS[task])
         found = table.get(kind, None)
         if found is None:
@@ -135,6 +145,22 @@ def choose_class(
             fix=close_match(names[0], _classes_of(config)),
         )
     return named
+
+
+def refuse_decoder(kind: type[PreTrainedModel], config: PreTrainedConfig) -> None:
+    """Refuse a class that has an encoder and a decoder.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if "decoder_input_ids" not in inspect.signature(kind.forward).parameters:
+        return
+    encoder = _ENCODERS.get(config.model_type)
+    raise UsageError(
+        f"{kind.__name__} has an encoder and a decoder.",
+        why="The decoder sees all outputs of the encoder, and writes token by token: that takes files of its own.",
+        fix=f"{argument('task', _FEATURES)} exports its encoder alone, {encoder}." if encoder else "",
+    )
 
 
 def named_class(name: str, config: Mapping[str, Any]) -> Any:
@@ -201,12 +227,29 @@ def made_config(config: Mapping[str, Any], where: str) -> PreTrainedConfig:
     if isinstance(layers, int) and not 0 < layers <= _MOST_LAYERS:
         raise UsageError(f"{where}: num_hidden_layers is {layers}.", why=f"It is from 1 to {_MOST_LAYERS}.")
     _check_rotary(config, where)
+    _check_numbers(config, where)
     values = {name: value for name, value in config.items() if name not in _RUNNING}
     try:
         made: PreTrainedConfig = CONFIG_MAPPING[kind].from_dict(dict(values))
     except Exception as error:  # each type checks its values in its own way
         raise broken(where, error, config) from error
     return made
+
+
+def _check_numbers(config: Mapping[str, Any], where: str) -> None:
+    """Refuse entries of which the outputs would be NaN, or that mean nothing: scores limited to below 0, for example.
+
+    Raises:
+        UsageError: there is one.
+    """
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            _check_numbers(value, where)
+        elif isinstance(value, int | float):
+            above, least = name in _ABOVE_ZERO, name.endswith(_NOT_BELOW_ZERO)
+            if math.isnan(value) or (above and not 0 < value < math.inf) or (least and not 0 <= value < math.inf):
+                why = "It is above 0, or null." if above else "It is 0 or above." if least else "It is a number."
+                raise UsageError(f"{where}: {name} is {value}.", why=why, fix=_FIX)
 
 
 def _check_rotary(config: Mapping[str, Any], where: str) -> None:

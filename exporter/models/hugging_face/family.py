@@ -36,13 +36,14 @@ from .config import (
     made_config,
     named_class,
     read_config,
+    refuse_decoder,
     require_transformers,
     rotation_changes,
     rotation_grows,
 )
 from .module import BATCHED, MASK, load, of_whole_sequences, parameters
 from .observe import read_layers
-from .reference import check_live, reference, undecided, untouched
+from .reference import check_live, check_numbers, reference, undecided, untouched
 from .step_module import step_arguments, step_caches, step_call, step_module
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ def describe(
     Raises:
         UsageError: the configuration cannot be used, or a layer of the model cannot be exported.
     """
+    refuse_decoder(kind, config)
     model = _made(kind, config, where, "meta")
     if "input_ids" not in parameters(model):
         raise UsageError(
@@ -98,7 +100,7 @@ def describe(
     # Chunks begin after each sequence's padding, and those of the node at the first position: no padding then.
     chunked = bool(getattr(text, "attention_chunk_size", None))
     names = ["input_ids", *([MASK] if MASK in parameters(model) and not chunked else [])]
-    own_code = config.model_type == longformer.MODEL_TYPE
+    own_code = config.model_type in longformer.MODEL_TYPES
     read = longformer.read_layers if own_code else read_layers
     layers, run = read(_made(kind, config, where, "cpu") if chunked else model, names)
     outputs = [name for name in _OUTPUTS if name in run.outputs]
@@ -164,6 +166,7 @@ def _read(folder: Path, given: Mapping[str, Any]) -> FolderContents:
     saved = raw.get("architectures")
     part = not isinstance(saved, list) or kind.__name__ not in saved
     model, notes = weights.load_model(kind, config, folder, part=part)
+    check_numbers(model, args)
     notes += _said(args)
     if raw.get("auto_map"):
         notes.append(f"code of {folder.name} (auto_map) did not run; the model is transformers' own {kind.__name__}")
@@ -187,7 +190,7 @@ def _live(module: nn.Module) -> FolderContents | None:
 
 def _said(args: HuggingFaceArgs) -> list[str]:
     """Say what was read off the model."""
-    own_code = args.config.get("model_type") == longformer.MODEL_TYPE
+    own_code = args.config.get("model_type") in longformer.MODEL_TYPES
     notes = [f"{args.architecture}: {args.describe()}, read off its own {'layers' if own_code else 'masks'}"]
     if own_code:
         notes.append(longformer.NOTE)

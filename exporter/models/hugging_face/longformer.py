@@ -1,13 +1,13 @@
-"""Longformer without global tokens: each of its layers is a plain window of `attention_window / 2` to both sides.
+"""Longformer and LED's encoder without global tokens: each layer is a window of `attention_window / 2` to both sides.
 
-Its attention is code of its own, which cuts the sequence into chunks and pads it to whole windows. That code is
+Their attention is code of their own, which cuts the sequence into chunks and pads it to whole windows. That code is
 replaced by the attention of `module.py`; embeddings, feed-forward layers and heads stay upstream's. Without
 `global_attention_mask` upstream computes the same, but for classes that make tokens global themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +16,15 @@ from torch import Tensor, nn
 
 from ....core.errors import UsageError
 from .arguments import Layer
-from .observe import Observation
+from .observe import Observation, does_not_run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Of its configuration.
-MODEL_TYPE = "longformer"
-_BASE = "LongformerModel"
+# In their configurations.
+MODEL_TYPES = ("longformer", "led")
+# Classes of layers that compute attention.
+_ATTENTION = ("LongformerSelfAttention", "LEDEncoderSelfAttention")
 # Classes whose forward makes tokens global, and which ones.
 _GLOBAL = {
     "LongformerForSequenceClassification": "the first token",
@@ -57,7 +58,7 @@ def read_layers(model: PreTrainedModel, names: Sequence[str]) -> tuple[list[Laye
             why="transformers' own Longformer computes none below 4: there is nothing to compare with.",
         )
     chunk, widest = model.config.chunk_size_feed_forward, max(model.config.attention_window)
-    if chunk and widest % chunk:
+    if model.config.model_type == "longformer" and chunk and widest % chunk:
         raise UsageError(
             f"chunk_size_feed_forward is {chunk}.",
             why=f"transformers' own Longformer takes one that divides its widest window, {widest}.",
@@ -70,8 +71,11 @@ def read_layers(model: PreTrainedModel, names: Sequence[str]) -> tuple[list[Laye
     replace_code(model, attend)
     run = Observation(8)
     inputs = {each: torch.ones(1, run.length, dtype=torch.int64, device=model.device) for each in names}
-    with torch.no_grad():
-        result = model(**inputs)
+    try:
+        with torch.no_grad():
+            result = model(**inputs)
+    except Exception as error:  # the configuration decides what goes wrong, and where
+        raise does_not_run(model, error) from error
     run.outputs = {each: tuple(x.shape) for each, x in result.items() if isinstance(x, Tensor)}
     layers = [
         Layer(
@@ -87,8 +91,25 @@ def read_layers(model: PreTrainedModel, names: Sequence[str]) -> tuple[list[Laye
 
 
 def positions(config: Any) -> int:
-    """Return the length of the longest sequence: positions count from the padding's, which they leave out."""
-    found: int = config.max_position_embeddings - (config.pad_token_id or 0) - 1
+    """Return the length of the longest sequence that upstream computes.
+
+    Longformer counts positions from that of padding, and leaves those before it out. LED has positions for the tokens
+    that it adds up to whole windows too.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if config.model_type == "longformer":
+        found: int = config.max_position_embeddings - (config.pad_token_id or 0) - 1
+        return found
+    windows = config.attention_window
+    widest = max(windows) if isinstance(windows, list) else windows
+    found = config.max_encoder_position_embeddings // widest * widest
+    if found < 1:
+        raise UsageError(
+            f"max_encoder_position_embeddings is {config.max_encoder_position_embeddings}.",
+            why=f"transformers' own LED pads every sequence to whole windows, of {widest} tokens.",
+        )
     return found
 
 
@@ -98,19 +119,19 @@ def replace_code(model: PreTrainedModel, attend: Callable[..., tuple[Tensor, Non
         part.forward = partial(_attend, part, attend)
     for part in model.modules():
         own: Any = part
-        if type(own).__name__ == _BASE:
-            own.forward = partial(_run, own)
+        if type(own).__name__ in _BASES:
+            own.forward = partial(_BASES[type(own).__name__], own)
         elif type(own).__name__ == "LongformerLayer":
             own.chunk_size_feed_forward = 0  # the same for every token, and no length has to be a multiple
 
 
 def forward_of(model: nn.Module) -> Callable[..., Any]:
     """Return the function that computes a model with its code replaced, `self` first: its class's own for most."""
-    return _run if type(model).__name__ == _BASE else type(model).forward
+    return _BASES.get(type(model).__name__, type(model).forward)
 
 
 def _attention(model: nn.Module) -> list[tuple[str, Any]]:
-    return [(path, part) for path, part in model.named_modules() if type(part).__name__ == "LongformerSelfAttention"]
+    return [(path, part) for path, part in model.named_modules() if type(part).__name__ in _ATTENTION]
 
 
 def _attend(
@@ -120,7 +141,7 @@ def _attend(
     attention_mask: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor]:
-    """Compute `LongformerSelfAttention.forward`, `[B, N, H·D]`, with a mask `[B, 1, 1, N]` or none."""
+    """Compute the forward of one of `_ATTENTION`, `[B, N, H·D]`, with a mask `[B, 1, 1, N]` or none."""
     batch, length, width = hidden_states.shape
     heads = (batch, length, own.num_heads, own.head_dim)
     query, key, value = (part(hidden_states).view(heads).transpose(1, 2) for part in (own.query, own.key, own.value))
@@ -128,7 +149,7 @@ def _attend(
     return (out.reshape(batch, length, width),)
 
 
-def _run(
+def _longformer(
     own: Any,
     input_ids: Tensor,
     attention_mask: Tensor | None = None,
@@ -140,8 +161,25 @@ def _run(
     from transformers.models.longformer.modeling_longformer import LongformerBaseModelOutputWithPooling
 
     hidden = own.embeddings(input_ids=input_ids, token_type_ids=token_type_ids, position_ids=position_ids)
-    mask = None if attention_mask is None else (attention_mask != 0)[:, None, None, :]
-    for layer in own.encoder.layer:
-        hidden = layer(hidden, attention_mask=mask)[0]
+    hidden = _through(own.encoder.layer, hidden, attention_mask)
     pooled = None if own.pooler is None else own.pooler(hidden)
     return LongformerBaseModelOutputWithPooling(last_hidden_state=hidden, pooler_output=pooled)
+
+
+def _led(own: Any, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> Any:
+    """Compute `LEDEncoder.forward`, without its padding to whole windows."""
+    from transformers.models.led.modeling_led import LEDEncoderBaseModelOutput
+
+    hidden = own.layernorm_embedding(own.embed_tokens(input_ids) + own.embed_positions(input_ids.shape))
+    return LEDEncoderBaseModelOutput(last_hidden_state=_through(own.layers, hidden, attention_mask))
+
+
+def _through(layers: Iterable[Any], hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
+    mask = None if attention_mask is None else (attention_mask != 0)[:, None, None, :]
+    for layer in layers:
+        hidden = layer(hidden, attention_mask=mask)[0]
+    return hidden
+
+
+# Class whose forward pads to whole windows → what computes the same without.
+_BASES: Mapping[str, Callable[..., Any]] = {"LongformerModel": _longformer, "LEDEncoder": _led}

@@ -132,7 +132,7 @@ def exportable(spec: ModelSpec) -> nn.Module:
     args: HuggingFaceArgs = spec.args
     model = build(args, BATCHED)
     replace_attention(model, {layer.path: layer.geometry for layer in args.layers})
-    if model.config.model_type == longformer.MODEL_TYPE:
+    if model.config.model_type in longformer.MODEL_TYPES:
         longformer.replace_code(model, _attention)
     for part in model.modules():
         if isinstance(part, (nn.Linear, nn.Embedding)):

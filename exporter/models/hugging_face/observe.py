@@ -265,13 +265,18 @@ def observe(model: PreTrainedModel, names: Sequence[str], length: int) -> Observ
         except UsageError:
             raise
         except Exception as error:
-            raise UsageError(
-                f"{type(model).__name__} does not run.",
-                why=f"{type(error).__name__}: {' '.join(str(error).split())[:250]}",
-                fix="Check config.json.",
-            ) from error
+            raise does_not_run(model, error) from error
     found.outputs = {name: tuple(x.shape) for name, x in result.items() if isinstance(x, Tensor)}
     return found
+
+
+def does_not_run(model: PreTrainedModel, error: Exception) -> UsageError:
+    """Make the error for a model that raised one of its own."""
+    return UsageError(
+        f"{type(model).__name__} does not run.",
+        why=f"{type(error).__name__}: {' '.join(str(error).split())[:250]}",
+        fix="Check config.json.",
+    )
 
 
 def takes_cache(model: PreTrainedModel) -> bool:

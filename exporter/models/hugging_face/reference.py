@@ -18,6 +18,7 @@ from ..family import ModelSpec, State
 from ..parts.float64 import Float64State, InFloat64
 from . import routing
 from .arguments import HuggingFaceArgs, Layer
+from .config import broken
 from .module import build, load
 from .observe import takes_cache
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _MOST_SEEING = 0.9
+# Tokens that show whether a model computes numbers at all.
+_FEW = 8
 # What rounding leaves between a live model and the same one in fp32, relative; in half precision the rest of types.
 _ALIKE = {torch.float32: 1e-3, torch.float64: 1e-3}
 _ROUNDED = 0.3
@@ -80,6 +83,36 @@ def _run(spec: ModelSpec, state: Float64State, inputs: Mapping[str, Tensor]) -> 
     return tuple(result[name] for name in args.outputs), [x for x in margins if x is not None]
 
 
+def check_numbers(model: PreTrainedModel, args: HuggingFaceArgs) -> None:
+    """Refuse a model whose configuration makes NaN of finite weights; it computes a few tokens to see it.
+
+    Raises:
+        UsageError: its outputs are not finite, or it does not run.
+    """
+    ids = torch.ones(1, min(_FEW, args.longest), dtype=torch.int64, device=model.device).clamp(max=args.vocab_size - 1)
+    given = {"use_cache": False} if takes_cache(model) else {}
+    try:
+        with torch.no_grad():
+            found = model(input_ids=ids, **given)[args.outputs[0]]
+    except Exception as error:  # the configuration decides what goes wrong, and where
+        raise broken(args.architecture, error) from error
+    _refuse_nan(found, model, args)
+
+
+def _refuse_nan(found: Tensor, model: nn.Module, args: HuggingFaceArgs) -> None:
+    """Refuse outputs that are not finite; weights that are not are refused by their names, elsewhere.
+
+    Raises:
+        UsageError: they are not, and the weights are.
+    """
+    if not found.isfinite().all() and all(x.isfinite().all() for x in model.parameters()):
+        raise UsageError(
+            f"This {args.architecture} computes NaN or infinity.",
+            why=f"Its {args.outputs[0]} are not finite, and its weights are.",
+            fix="Check the numbers in config.json: scales, limits, what is divided by.",
+        )
+
+
 def check_live(model: PreTrainedModel, args: HuggingFaceArgs, state: State) -> None:
     """Refuse a live model that computes something else than its configuration and its weights say.
 
@@ -97,10 +130,12 @@ def check_live(model: PreTrainedModel, args: HuggingFaceArgs, state: State) -> N
         with torch.no_grad():
             given = {"use_cache": False} if takes_cache(model) else {}
             found = model(input_ids=ids.to(model.device), **given)[args.outputs[0]].cpu().double()
-            wanted = untouched_of(args, state)(input_ids=ids).double()
+            plain = untouched_of(args, state)
+            wanted = plain(input_ids=ids).double()
     finally:
         for part, training in modes:
             part.training = training
+    _refuse_nan(wanted, plain, args)
     off = float((found - wanted).square().mean().sqrt() / wanted.square().mean().sqrt())
     if not off <= _ALIKE.get(kind, _ROUNDED):
         raise UsageError(

@@ -23,6 +23,8 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _MOST_BYTES = 64 << 20
 # Class → tensors that only make outputs which no file has, and that other classes are saved without.
 _UNREAD = {"LongformerModel": "pooler."}
+# Encoder that is exported alone → names of its tensors in whole models, as patterns, and what they become.
+_INSIDE = {"LEDEncoder": {r"^(led\.)?encoder\.": "", r"^(led\.)?shared\.": "embed_tokens."}}
 # Files of other kinds that hold weights.
 _OTHERS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack")
 
@@ -90,6 +92,7 @@ def load_model(
 
     options = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True, "dtype": torch.float32}
     options["ignore_mismatched_sizes"] = True  # they are refused below, by name
+    options["key_mapping"] = _INSIDE.get(kind.__name__)
     shows, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()

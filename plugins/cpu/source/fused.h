@@ -52,6 +52,7 @@ struct Rotate {
   int64_t positions;
   int64_t rows_a_position;  // that follow each other
   int64_t rows_a_sequence;  // after so many rows come the next sequence's tables; 0: all share the same
+  bool pairs;               // neighbours turn; else the halves of a row
 };
 
 enum class Activation { gelu, gelu_tanh, silu };

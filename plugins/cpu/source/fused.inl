@@ -342,8 +342,39 @@ bool write_and_read_streams(const WriteStreams& writing, const ReadStreams& read
 }
 
 template <typename Number>
+inline void rotate_halves(const Number* x, const Number* cosine, const Number* sine, Number* to, int64_t half) {
+  for (int64_t c = 0; c < half; c += kLanes) {
+    const int64_t some = least(kLanes, half - c);
+    const auto at = [&](const Number* from) { return some == kLanes ? load_elements(from) : load_some(from, some); };
+    const Vector low = at(x + c), high = at(x + half + c);
+    const Vector turned_low = low * at(cosine + c) + high * at(sine + c);
+    const Vector turned_high = high * at(cosine + half + c) + low * at(sine + half + c);
+    if (some == kLanes) {
+      store_elements(to + c, turned_low);
+      store_elements(to + half + c, turned_high);
+    } else {
+      store_some(to + c, turned_low, some);
+      store_some(to + half + c, turned_high, some);
+    }
+  }
+}
+
+template <typename Number>
+inline void rotate_pairs(const Number* x, const Number* cosine, const Number* sine, Number* to, int64_t dim) {
+  int64_t c = 0;
+  for (; c + kLanes <= dim; c += kLanes) {
+    const Vector own = load_elements(x + c);
+    const Vector turned = swap_neighbours(own) * load_elements(sine + c);
+    store_elements(to + c, own * load_elements(cosine + c) + turned);
+  }
+  if (c == dim) return;
+  const int64_t some = dim - c;
+  const Vector own = load_some(x + c, some);
+  store_some(to + c, own * load_some(cosine + c, some) + swap_neighbours(own) * load_some(sine + c, some), some);
+}
+
+template <typename Number>
 inline void rotate_rows(const Rotate& call, Range rows) {
-  const int64_t half = call.dim / 2;
   for (int64_t row = rows.first; row < rows.end; ++row) {
     const int64_t sequence = call.rows_a_sequence ? row / call.rows_a_sequence : 0;
     const int64_t position = row / call.rows_a_position % call.positions + sequence * call.positions;
@@ -351,19 +382,10 @@ inline void rotate_rows(const Rotate& call, Range rows) {
     const Number* cosine = static_cast<const Number*>(call.cosine) + position * call.dim;
     const Number* sine = static_cast<const Number*>(call.sine) + position * call.dim;
     Number* to = static_cast<Number*>(call.rotated) + row * call.dim;
-    for (int64_t c = 0; c < half; c += kLanes) {
-      const int64_t some = least(kLanes, half - c);
-      const auto at = [&](const Number* from) { return some == kLanes ? load_elements(from) : load_some(from, some); };
-      const Vector low = at(x + c), high = at(x + half + c);
-      const Vector turned_low = low * at(cosine + c) + high * at(sine + c);
-      const Vector turned_high = high * at(cosine + half + c) + low * at(sine + half + c);
-      if (some == kLanes) {
-        store_elements(to + c, turned_low);
-        store_elements(to + half + c, turned_high);
-      } else {
-        store_some(to + c, turned_low, some);
-        store_some(to + half + c, turned_high, some);
-      }
+    if (call.pairs) {
+      rotate_pairs(x, cosine, sine, to, call.dim);
+    } else {
+      rotate_halves(x, cosine, sine, to, call.dim / 2);
     }
   }
 }

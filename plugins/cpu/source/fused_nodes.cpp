@@ -191,19 +191,20 @@ void WriteStreamsNode::compute(OrtKernelContext* context) const {
 }
 
 void RotateNode::compute(OrtKernelContext* context) const {
-  const char* op = "RotateHeads";
-  const Tensor x = tokens(api(), context, op, 4);
+  const Tensor x = tokens(api(), context, op_type_, 4);
   const Tensor cosine = input(api(), context, 1), sine = input(api(), context, 2);
-  if (x.dims[3] % 2) refuse(op, ": heads are ", x.dims[3], " wide; they must be even");
-  // [N, 1, 2, D/2] for [B, N, H, D], [N, 2, D/2] for [B, H, N, D]; before them B where sequences have their own.
+  if (x.dims[3] % 2) refuse(op_type_, ": heads are ", x.dims[3], " wide; they must be even");
+  // [N, 1, 2, D/2] for [B, N, H, D], [N, 2, D/2] for [B, H, N, D]; before them B where sequences have their own. Of
+  // pairs the last two change places.
   const bool own = cosine.dims.size() == 5;
   const bool heads_first = own ? cosine.dims[1] == 1 && x.dims[1] != 1 : cosine.dims.size() == 3;
   const int64_t positions = x.dims[heads_first ? 2 : 1], half = x.dims[3] / 2;
-  Dims table = heads_first ? Dims{positions, 2, half} : Dims{positions, 1, 2, half};
+  const int64_t outer = pairs_ ? half : 2, inner = pairs_ ? 2 : half;
+  Dims table = heads_first ? Dims{positions, outer, inner} : Dims{positions, 1, outer, inner};
   if (own && heads_first) table.insert(table.begin(), 1);
   if (own) table.insert(table.begin(), x.dims[0]);
-  require(op, "cosine", cosine.dims, table);
-  require(op, "sine", sine.dims, table);
+  require(op_type_, "cosine", cosine.dims, table);
+  require(op_type_, "sine", sine.dims, table);
   Rotate call{};
   call.x = x.data;
   call.cosine = cosine.data;
@@ -215,7 +216,8 @@ void RotateNode::compute(OrtKernelContext* context) const {
   call.positions = positions;
   call.rows_a_position = heads_first ? 1 : x.dims[2];
   call.rows_a_sequence = own ? x.dims[1] * x.dims[2] : 0;
-  for_all(api(), context, op, x.dims[0] * x.dims[1] * x.dims[2], x.dims[3],
+  call.pairs = pairs_;
+  for_all(api(), context, op_type_, x.dims[0] * x.dims[1] * x.dims[2], x.dims[3],
           [&](Range rows) { return instructions().rotate(call, rows); });
 }
 

@@ -48,10 +48,13 @@ class WriteStreamsNode : public Node {
 // (x, cosine, sine) -> rotated
 class RotateNode : public Node {
  public:
-  RotateNode(const OrtApi* api, Element element) : Node(api), element_(element) {}
+  RotateNode(const OrtApi* api, const char* op_type, bool pairs, Element element)
+      : Node(api), op_type_(op_type), pairs_(pairs), element_(element) {}
   void compute(OrtKernelContext* context) const override;
 
  private:
+  const char* op_type_;
+  bool pairs_;
   Element element_;
 };
 

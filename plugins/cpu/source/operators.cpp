@@ -181,7 +181,11 @@ std::vector<Operator> fused_operators() {
   add_writing("EndStreams", Writing::end);
   for (const Element element : {kSingle, kHalf}) {
     const OrtElement type = onnx_element(element);
-    add("RotateHeads", Elements(3, type), {type}, [element](auto* api) { return new RotateNode(api, element); });
+    const auto add_rotation = [&](const char* op_type, bool pairs) {
+      add(op_type, Elements(3, type), {type}, [=](auto* api) { return new RotateNode(api, op_type, pairs, element); });
+    };
+    add_rotation("RotateHeads", false);
+    add_rotation("RotatePairs", true);
     const auto add_gate = [&](const char* op_type, Activation activation) {
       add(op_type, Elements(2, type), {type},
           [=](auto* api) { return new GatedNode(api, op_type, activation, element); });

@@ -68,6 +68,13 @@ inline Vector shuffle(Vector a, Vector b) {
 }
 #endif
 
+// Neighbouring lanes change places.
+template <int... kLane>
+inline Vector swap_neighbours(Vector x, std::integer_sequence<int, kLane...>) {
+  return shuffle<(kLane ^ 1)...>(x, x);
+}
+inline Vector swap_neighbours(Vector x) { return swap_neighbours(x, std::make_integer_sequence<int, kLanes>{}); }
+
 // Exchanges the two off-diagonal quarters of every square of 2·kHalf rows and lanes.
 template <int kHalf, int... kLane>
 inline void exchange(Vector* rows, std::integer_sequence<int, kLane...>) {

@@ -119,7 +119,7 @@ KERNELS = (
         for sinks in ("", "Sinks")
     ),
     *("ReadStreams", "ReadStreamsNorm", "MixStreams", "MixReadStreamsNorm"),
-    *("AddToStreams", "BeginStreams", "EndStreams", "RotateHeads"),
+    *("AddToStreams", "BeginStreams", "EndStreams", "RotateHeads", "RotatePairs"),
     *("GatedGelu", "GatedGeluTanh", "GatedSilu"),
 )
 

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 
 from localattn.core.errors import CheckFailed
 from localattn.core.machine.processor import host_arch
-from localattn.core.nodes.fused import FUSED_BY_OP_TYPE, FUSED_DOMAIN, FUSED_NODES, FUSED_VERSION, GATES
+from localattn.core.nodes.fused import FUSED_BY_OP_TYPE, FUSED_DOMAIN, FUSED_NODES, FUSED_VERSION, GATES, ROTATIONS
 from localattn.core.storage.library_store import CPU_KERNELS, read_named
 from localattn.exporter.lowering.functions import attach_functions
 from localattn.exporter.lowering.fused_functions import build_fused
@@ -51,6 +51,7 @@ EAGER: dict[str, Callable[..., Any]] = {
     "BeginStreams": fused_calls.begin_streams,
     "EndStreams": fused_calls.end_streams,
     "RotateHeads": fused_calls.rotate,
+    "RotatePairs": lambda x, cosine, sine: pairs_turned(x, cosine, sine),
     "GatedGelu": fused_calls.gated_gelu,
     "GatedGeluTanh": lambda value, gate: value * F.gelu(gate, approximate="tanh"),
     "GatedSilu": lambda value, gate: value * F.silu(gate),
@@ -90,6 +91,11 @@ def mixed(writing: Sequence[torch.Tensor], reading: Sequence[torch.Tensor]) -> t
     return written, *normalized([written, *reading])
 
 
+def pairs_turned(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    pairs = x.unflatten(-1, (-1, 2))
+    return (pairs * cosine + pairs.flip(-1) * sine).flatten(-2)
+
+
 def answer(model: onnx.ModelProto, plugin: str, feed: dict[str, Array], threads: int = 2) -> dict[str, Array]:
     session = open_bytes(model.SerializeToString(), "cpu", threads, plugin)
     assert session.plugin == (None if plugin == "none" else plugin)
@@ -112,7 +118,7 @@ def close(found: dict[str, Array], right: dict[str, NDArray[np.float64]], tolera
 
 def kinds(op_type: str) -> Iterator[dict[str, Any]]:
     """Sizes besides batch and length."""
-    if op_type == "RotateHeads":
+    if op_type in ROTATIONS:
         yield from (
             {"streams": 0, "dim": d, "heads": h, "heads_first": f, "own_positions": own}
             for d, h, f, own in ((6, 3, False, False), (16, 2, True, False), (6, 3, False, True), (16, 2, True, True))
@@ -272,6 +278,10 @@ REFUSED = [
     ("RotateHeads", "cosine", (2, 8, 1, 2, 4), "cosine has shape [2, 8, 1, 2, 4]; it must be [2, 7, 1, 2, 4]"),
     ("RotateHeads", "cosine", (1, 7, 1, 2, 4), "cosine has shape [1, 7, 1, 2, 4]; it must be [2, 7, 1, 2, 4]"),
     ("RotateHeads", "cosine", (2, 1, 7, 2, 4), "cosine has shape [2, 1, 7, 2, 4]; it must be [2, 1, 2, 2, 4]"),
+    ("RotatePairs", "x", (2, 7, 2, 9), "heads are 9 wide; they must be even"),
+    ("RotatePairs", "cosine", (7, 1, 2, 4), "cosine has shape [7, 1, 2, 4]; it must be [7, 1, 4, 2]"),
+    ("RotatePairs", "sine", (7, 4, 2), "sine has shape [7, 4, 2]; it must be [7, 1, 4, 2]"),
+    ("RotatePairs", "cosine", (2, 1, 7, 4, 2), "cosine has shape [2, 1, 7, 4, 2]; it must be [2, 1, 2, 4, 2]"),
     ("GatedGelu", "gate", (2, 7, 1), "gate has shape [2, 7, 1]; it must be [2, 7, 8]"),
     ("GatedGeluTanh", "gate", (2, 8, 7), "gate has shape [2, 8, 7]; it must be [2, 7, 8]"),
     ("GatedSilu", "gate", (1, 7, 8), "gate has shape [1, 7, 8]; it must be [2, 7, 8]"),

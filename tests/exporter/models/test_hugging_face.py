@@ -24,7 +24,7 @@ from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.models.hugging_face import family
 from localattn.exporter.models.hugging_face.arguments import words
-from localattn.exporter.models.hugging_face.config import made_config
+from localattn.exporter.models.hugging_face.config import choose_class, made_config
 from localattn.exporter.models.hugging_face.family import describe
 from localattn.exporter.models.hugging_face.observe import Reach, read_reach
 from localattn.exporter.models.hugging_face.routing import margin, undecided
@@ -203,9 +203,9 @@ def _run(model: Any, names: list[str]) -> Any:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_windows_are_read_off_the_models_own_masks(case: Case) -> None:
-    model = build(case)
-    raw = json.loads(model.config.to_json_string())
-    args = describe(type(model), raw, made_config(raw, case.name), case.name)
+    raw = json.loads(build(case).config.to_json_string()) | {"architectures": [case.model]}
+    config = made_config(raw, case.name)
+    args = describe(choose_class(raw, config, case.task, case.name), raw, config, case.name)
     assert tuple(words(layer) for layer in args.layers) == case.windows
 
 
@@ -216,7 +216,7 @@ def test_windows_are_read_off_the_models_own_masks(case: Case) -> None:
 )
 def test_every_type_is_exported_and_equal(case: Case, tmp_path: Path) -> None:
     build(case).save_pretrained(tmp_path / "model")
-    request = ExportRequest(tmp_path / "model", tmp_path / "model.onnx")
+    request = ExportRequest(tmp_path / "model", tmp_path / "model.onnx", task=case.task)
     if case.name in NOT_TRACED:
         with pytest.raises(Exception, match=NOT_TRACED[case.name]):
             export(request)
@@ -249,16 +249,26 @@ def test_the_margin_of_a_choice_is_that_of_its_scores() -> None:
     assert margin(scores, 3) is None  # all are taken
 
 
-@pytest.mark.parametrize("task", ["fill-mask", "feature-extraction"])
-def test_longformer_without_its_own_attention_code_computes_the_same(task: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "task", "longest"),
+    [
+        ("longformer", "fill-mask", 255),  # positions count from that of padding
+        ("longformer", "feature-extraction", 255),
+        ("led", "feature-extraction", 240),  # of 250 positions, whole windows
+    ],
+)
+def test_chunked_attention_without_its_code_computes_the_same(
+    name: str, task: str, longest: int, tmp_path: Path
+) -> None:
     """At lengths that upstream pads to whole windows, with padding of the caller's on both sides."""
-    build(BY_NAME["longformer"], chunk_size_feed_forward=8).save_pretrained(tmp_path)
+    build(BY_NAME[name], chunk_size_feed_forward=8).save_pretrained(tmp_path)
     opened = open_checkpoint(tmp_path, task=task)
-    assert opened.resolved.args.longest == 255  # positions count from that of padding
+    assert opened.resolved.args.longest == longest
     assert any("no token is global" in note for note in opened.notes)
     module = opened.source(ShapeRequest()).module("fp32")
-    kind: Any = getattr(transformers, opened.resolved.args.architecture)
-    model = kind.from_pretrained(tmp_path).eval()
+    model = getattr(transformers, BY_NAME[name].model).from_pretrained(tmp_path).eval()
+    if task == "feature-extraction":
+        model = model.get_encoder() if name == "led" else model.longformer
     rng = np.random.default_rng(0)
     for length in (1, 9, 16, 31, 50):
         ids = torch.from_numpy(rng.integers(1, 128, (3, length)))
@@ -268,6 +278,31 @@ def test_longformer_without_its_own_attention_code_computes_the_same(task: str, 
         with torch.no_grad():
             (found,), wanted = module(input_ids=ids, attention_mask=mask), model(input_ids=ids, attention_mask=mask)
         assert (found - wanted[opened.resolved.args.outputs[0]])[mask != 0].abs().max() < 5e-5
+
+
+def test_an_encoder_is_exported_without_its_decoder(tmp_path: Path, localattn: Command) -> None:
+    """From a whole model, from one without a head, and from the encoder by itself; with the decoder it is refused."""
+    whole = build(BY_NAME["led"])
+    whole.save_pretrained(tmp_path / "whole")
+    whole.led.save_pretrained(tmp_path / "base")
+    whole.get_encoder().save_pretrained(tmp_path / "alone")
+    states = [
+        open_checkpoint(tmp_path / folder, task=task).loaded.state
+        for folder, task in (("whole", "feature-extraction"), ("base", "feature-extraction"), ("alone", None))
+    ]
+    assert all(states[0].keys() == state.keys() for state in states)
+    assert all(torch.equal(x, state[name]) for state in states for name, x in states[0].items())
+    live = open_live(whole.get_encoder())
+    assert live is not None and live.loaded.state.keys() == states[0].keys()
+    done = localattn("export", tmp_path / "whole", "-o", tmp_path / "model.onnx")
+    assert done.code == 2 and "--task feature-extraction exports its encoder alone" in done.err, done.err
+    with pytest.raises(UsageError, match="LEDForConditionalGeneration has an encoder and a decoder"):
+        open_live(whole)
+    with pytest.raises(UsageError, match="It has some for feature-extraction"):
+        open_checkpoint(tmp_path / "whole", task="text-generation")
+    _config(tmp_path / "whole", {"max_encoder_position_embeddings": 15})
+    with pytest.raises(UsageError, match="max_encoder_position_embeddings is 15"):
+        open_checkpoint(tmp_path / "whole", task="feature-extraction")
 
 
 def test_global_attention_is_refused_by_name(tmp_path: Path) -> None:
@@ -440,6 +475,8 @@ def test_a_rotation_that_grows_is_exported_for_the_positions_that_the_model_has(
         (_rope(rope_theta=0), "rope_theta of the rotary embedding is 0"),
         (_rope(rope_theta=float("nan")), "rope_theta of the rotary embedding is nan"),
         (_rope(rope_type="yarn", factor=float("inf")), "factor of the rotary embedding is inf"),
+        ({"norm_eps": -2.0}, "norm_eps is -2.0"),
+        ({"norm_eps": float("nan")}, "norm_eps is nan"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -452,6 +489,35 @@ def test_a_broken_configuration_is_one_clear_error(
     with pytest.raises(UsageError, match=said):
         export(ExportRequest(broken, tmp_path / "model.onnx"))
     assert not (tmp_path / "model.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("gemma2", {"attn_logit_softcapping": -2}, "attn_logit_softcapping is -2"),
+        ("gemma2", {"attn_logit_softcapping": 0.0}, "attn_logit_softcapping is 0.0"),
+        ("gemma2", {"final_logit_softcapping": float("inf")}, "final_logit_softcapping is inf"),
+        ("gemma2", {"query_pre_attn_scalar": -2}, "query_pre_attn_scalar is -2"),
+        ("granite_swa", {"logits_scaling": 0.0}, "This GraniteSWAForCausalLM computes NaN or infinity"),
+        ("granite_swa", {"attention_multiplier": float("inf")}, "This GraniteSWAForCausalLM computes NaN or infinity"),
+    ],
+    ids=str,
+)
+def test_numbers_that_make_nan_are_refused_early(
+    name: str, change: dict[str, Any], said: str, tmp_path: Path, localattn: Command
+) -> None:
+    build(BY_NAME[name]).save_pretrained(tmp_path / "model")
+    open_checkpoint(tmp_path / "model")
+    _config(tmp_path / "model", change)
+    done = localattn("export", tmp_path / "model", "-o", tmp_path / "model.onnx")
+    assert done.code == 2 and said in done.err and not (tmp_path / "model.onnx").exists(), done.err
+
+
+def test_numbers_of_a_live_model_that_make_nan_are_refused() -> None:
+    model = build(BY_NAME["granite_swa"], logits_scaling=0.0)
+    with pytest.raises(UsageError, match="computes NaN or infinity"):
+        open_live(model)
+    assert open_live(build(BY_NAME["granite_swa"])) is not None
 
 
 def test_code_of_a_folder_does_not_run(folder: Path, tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ EVERY_KERNEL = {
     "BeginStreams": ["fp32"],
     "EndStreams": ["fp32"],
     "RotateHeads": ["fp32", "fp16"],
+    "RotatePairs": ["fp32", "fp16"],
     "GatedGelu": ["fp32", "fp16"],
     "GatedGeluTanh": ["fp32", "fp16"],
     "GatedSilu": ["fp32", "fp16"],

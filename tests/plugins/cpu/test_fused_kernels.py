@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from localattn.core.nodes.fused import FUSED_BY_OP_TYPE, GATES
+from localattn.core.nodes.fused import FUSED_BY_OP_TYPE, GATES, ROTATIONS
 from localattn.plugins.library.facts import Arch, host_arch
 
 from ...support.native.cpu_program import (
@@ -34,7 +34,7 @@ from ...support.native.plugin_build import emulator
 DIMS = (1, 2, 3, 15, 16, 17, 64, 100, 256, 300)
 STREAMS = (1, 2, 3, 4, 5, 8)
 LENGTHS = (1, 2, 7, 33)
-OF_STREAMS = tuple(op_type for op_type in OP_TYPES if op_type not in ("RotateHeads", *GATES))
+OF_STREAMS = tuple(op_type for op_type in OP_TYPES if op_type not in (*ROTATIONS, *GATES))
 
 
 @pytest.fixture(scope="module", params=INSTRUCTION_SETS)
@@ -55,10 +55,11 @@ def of_streams(op_type: str) -> list[Case]:
 
 def rotations(element: str) -> list[Case]:
     """Halves of every length, odd ones too; both layouts, one head and several, one batch entry and several."""
-    sizes = itertools.product((2, 6, 16, 30, 34, 64, 100, 256, 300), LENGTHS, (1, 3), (False, True), (False, True))
+    dims = (2, 6, 16, 30, 34, 64, 100, 256, 300)
+    sizes = itertools.product(ROTATIONS, dims, LENGTHS, (1, 3), (False, True), (False, True))
     return [
-        Case("RotateHeads", n, d, element=element, batch=b, heads=4 - b, heads_first=f, own_positions=own)
-        for d, n, b, f, own in sizes
+        Case(op_type, n, d, element=element, batch=b, heads=4 - b, heads_first=f, own_positions=own)
+        for op_type, d, n, b, f, own in sizes
     ]
 
 
@@ -69,8 +70,8 @@ def gates(element: str) -> list[Case]:
 
 def small(op_type: str) -> list[Case]:
     """One of every kind of size: less than a vector, no multiple of one, several."""
-    elements = ELEMENTS if op_type in ("RotateHeads", *GATES) else ("fp32",)
-    dims = (2, 14, 34, 100) if op_type == "RotateHeads" else (1, 3, 17, 100)
+    elements = ELEMENTS if op_type in (*ROTATIONS, *GATES) else ("fp32",)
+    dims = (2, 14, 34, 100) if op_type in ROTATIONS else (1, 3, 17, 100)
     sizes = itertools.product((1, 3, 4, 5), dims, elements, (False, True))  # scratch memory grows
     return [
         Case(op_type, 9, d, s, e, batch=2, heads=3, heads_first=first, own_positions=s % 2 == 0)
@@ -280,7 +281,7 @@ def test_random_cases(kernels: Runner, tmp_path: Path, data: st.DataObject) -> N
     case = Case(
         op_type,
         data.draw(st.integers(1, 60), "length"),
-        2 * dim if op_type == "RotateHeads" else dim,
+        2 * dim if op_type in ROTATIONS else dim,
         data.draw(st.integers(1, 12), "streams"),
         data.draw(st.sampled_from(FUSED_BY_OP_TYPE[op_type].dtypes), "element"),
         batch=data.draw(st.integers(1, 3), "batch"),
@@ -334,4 +335,4 @@ def test_a_fault_is_seen(tmp_path: Path, fault: str) -> None:
     sources = mutated(tmp_path, "fused.inl", right, wrong)
     runner = Runner(program(SOURCE, host_arch(), "-O0", sources=sources), host_arch())
     with pytest.raises(AssertionError, match="Not equal"):
-        check(runner, tmp_path, [Case(op_type, dim=34 if op_type == "RotateHeads" else 33, streams=8)])
+        check(runner, tmp_path, [Case(op_type, dim=34 if op_type in ROTATIONS else 33, streams=8)])

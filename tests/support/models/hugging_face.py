@@ -35,6 +35,7 @@ class Case(NamedTuple):
         model: name of its model class.
         values: of the configuration, besides the base; None takes one out of the base.
         windows: in words, for each of its attention layers.
+        task: that it is exported for; None as the class it is.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Case(NamedTuple):
     model: str
     values: Mapping[str, Any]
     windows: tuple[str, ...]
+    task: str | None = None
 
 
 def initialised(case: Case, seed: int = 0, **others: Any) -> Any:
@@ -245,12 +247,25 @@ CASES = [
         {"num_key_value_heads": None, "head_dim": None, "attention_window": [WINDOW, WINDOW // 2]},
         ("±8", "±4"),
     ),
+    Case(
+        "led",
+        "LEDConfig",
+        "LEDForConditionalGeneration",
+        {
+            **dict.fromkeys(("num_key_value_heads", "head_dim", "intermediate_size", "max_position_embeddings")),
+            **{"attention_window": [WINDOW, WINDOW // 2], "max_encoder_position_embeddings": 250},
+            **{"encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "decoder_layers": 1, "decoder_attention_heads": 4},
+        },
+        ("±8", "±4"),
+        "feature-extraction",
+    ),
     Case("mellum", "MellumConfig", "MellumForCausalLM", {"sliding_window": WINDOW, "layer_types": _MIXED}, _MIX),
 ]
 
 _NOT_CAUSAL = (
     "modernbert",
     "longformer",
+    "led",
     "gemma3_text bidirectional",
     "embedding_gemma2",
     "ultrabert",
@@ -277,6 +292,7 @@ _LIMITS = {
     "recurrent_gemma": "refused: its recurrence is written for one length",
     "llama4_text": "equal, without `attention_mask`",
     "longformer": "equal, without global tokens",
+    "led": "equal, its encoder, without global tokens",
 }
 
 

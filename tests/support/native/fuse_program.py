@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localattn.core.nodes.fused import FUSED_NODES, GATES
+from localattn.core.nodes.fused import FUSED_NODES, GATES, ROTATIONS
 
 from .cpu_program import ELEMENTS, NUMPY, Program
 from .fused_reference import Array, expected, magnified, output_shapes, random_inputs, shapes
@@ -34,6 +34,7 @@ FAULTS = {
     "sign": ("return x < 0.0f ? -y : y;", "return y;", "ReadStreams"),
     "norm": ("part[columns] = sum_of_squares(row, call.dim);", "part[columns] = splat(1.0f);", "ReadStreams"),
     "position": ("row / call.rows_a_position %", "row %", "RotateHeads"),
+    "pair": ("own * load_some(cosine + c, some)", "own * load_some(sine + c, some)", "RotatePairs"),
     "gelu": ("x > 0.0f ? 1.0f - tail", "x > 0.0f ? tail", "GatedGelu"),
     "sigmoid": ("x > 0.0f ? large", "x > 0.0f ? power", "GatedSilu"),
     "mean": (
@@ -78,7 +79,7 @@ class Case:
     def header(self) -> bytes:
         """As fuse.cpp reads it."""
         rows = self.batch * self.length
-        if self.op_type == "RotateHeads":
+        if self.op_type in ROTATIONS:
             rows *= self.heads
         elif self.op_type in GATES:
             rows *= self.dim

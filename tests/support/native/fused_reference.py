@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localattn.core.nodes.fused import FUSED_BY_OP_TYPE, NORM_EPSILON
+from localattn.core.nodes.fused import FUSED_BY_OP_TYPE, NORM_EPSILON, ROTATIONS
 
 Array = NDArray[Any]
 Exact = tuple[NDArray[np.float64], ...]
@@ -84,6 +84,12 @@ def _rotate(x: Array, cosine: Array, sine: Array) -> Exact:
     return (x * cosine.reshape(table) + turned * sine.reshape(table),)
 
 
+def _rotate_pairs(x: Array, cosine: Array, sine: Array) -> Exact:
+    table = (*cosine.shape[:-2], x.shape[-1])
+    turned = x[..., np.arange(x.shape[-1]) ^ 1]
+    return (x * cosine.reshape(table) + turned * sine.reshape(table),)
+
+
 def _gated_gelu(value: Array, gate: Array) -> Exact:
     return (value * gelu(gate),)
 
@@ -105,6 +111,7 @@ _FORMULAS: dict[str, Callable[..., Exact]] = {
     "BeginStreams": _begin_streams,
     "EndStreams": _end_streams,
     "RotateHeads": _rotate,
+    "RotatePairs": _rotate_pairs,
     "GatedGelu": _gated_gelu,
     "GatedGeluTanh": _gated_gelu_tanh,
     "GatedSilu": _gated_silu,
@@ -144,7 +151,8 @@ def shapes(
     """Shapes of a node's inputs; batch and length may be names."""
     tokens = [batch, length]
     rotated = [batch, heads, length, dim] if heads_first else [batch, length, heads, dim]
-    table = [length, 2, dim // 2] if heads_first else [length, 1, 2, dim // 2]
+    channels = [dim // 2, 2] if op_type == "RotatePairs" else [2, dim // 2]
+    table = [length, *channels] if heads_first else [length, 1, *channels]
     if own_positions:
         table = [batch, *([1] if heads_first else []), *table]
     known = {
@@ -157,7 +165,7 @@ def shapes(
         "output": [*tokens, dim],
         "scale": [dim],
         "shift": [dim],
-        "x": rotated if op_type == "RotateHeads" else [*tokens, dim],
+        "x": rotated if op_type in ROTATIONS else [*tokens, dim],
         "cosine": table,
         "sine": table,
         "value": [*tokens, dim],

@@ -47,7 +47,7 @@ int main(int count, char** arguments) {
   } else if (run && !std::strcmp(op, "mix")) {
     functions.write_streams({streams, weights, beta, row, other, kStreams, kStreams, false, dim}, {0, tokens});
   } else if (run && !std::strcmp(op, "rotate")) {
-    functions.rotate({streams, row, row, other, localattn::Element::fp32, dim, tokens, kStreams, 0}, {0, wide});
+    functions.rotate({streams, row, row, other, localattn::Element::fp32, dim, tokens, kStreams, 0, false}, {0, wide});
   } else if (run && !std::strcmp(op, "gelu")) {
     functions.gated({streams, other, other, localattn::Element::fp32, localattn::Activation::gelu}, {0, wide * dim});
   }

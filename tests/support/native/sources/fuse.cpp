@@ -13,7 +13,7 @@ namespace {
 using localattn::Element;
 using localattn::Range;
 
-enum class Kind : int64_t { read, readNorm, mix, mixRead, add, begin, end, rotate, gelu, geluTanh, silu };
+enum class Kind : int64_t { read, readNorm, mix, mixRead, add, begin, end, rotate, rotatePairs, gelu, geluTanh, silu };
 
 struct Header {
   Kind kind;
@@ -120,6 +120,7 @@ void rotate(Header const& h, Tensors& tensors) {
   call.positions = h.positions;
   call.rows_a_position = h.rowsAPosition;
   call.rows_a_sequence = h.rowsASequence;
+  call.pairs = h.kind == Kind::rotatePairs;
   int64_t const tables = h.rowsASequence > 0 ? h.rows / h.rowsASequence : 1;
   call.x = tensors.input<void>(h.rows * h.dim);
   call.cosine = tensors.input<void>(tables * h.positions * h.dim);
@@ -144,7 +145,8 @@ int64_t fuse(Header const& h, std::ifstream& in, std::ofstream& out) {
     case Kind::read:
     case Kind::readNorm: run(h, reading(h, tensors, nullptr), localattn::instructions().read_streams); break;
     case Kind::mixRead: mixAndRead(h, tensors); break;
-    case Kind::rotate: rotate(h, tensors); break;
+    case Kind::rotate:
+    case Kind::rotatePairs: rotate(h, tensors); break;
     case Kind::gelu:
     case Kind::geluTanh:
     case Kind::silu: gated(h, tensors); break;
