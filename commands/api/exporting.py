@@ -154,9 +154,10 @@ def check_options(
     if quick and mode != "full":
         why = "A step file is compared token by token, and has no other long check."
         raise UsageError(f"{argument('quick', True)} does not go with {argument('mode', mode)}.", why=why)
-    for name, value in (("chunk", chunk), ("max_length", max_length)):
-        if value is not None and value < 1:
-            raise UsageError(f"{argument(name)} is {value}.", why="It is 1 at the least.")
+    if chunk is not None and chunk < 1:
+        raise UsageError(f"{argument('chunk')} is {chunk}.", why="A call takes at least 1 token.")
+    if max_length is not None and max_length < 1:
+        raise UsageError(f"{argument('max_length')} is {max_length}.", why="These are positions, 1 at the least.")
     check_exists(Path(checkpoint))
 
 
