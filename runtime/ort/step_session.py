@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -163,7 +164,7 @@ class OnnxRuntimeStep(StepSession):
         self._banks = _Banks(facts, PROVIDERS[session.provider].device)
         step = _BoundFile(session, facts, self._banks)
         self._files = {(facts.chunk, True): step}
-        self._prefill = prefill
+        self._prefill, self._opening = prefill, Lock()
         chunks = {facts.chunk} | ({prefill[1].chunk} if prefill else set())
         super().__init__(facts, step.inputs, step.outputs[0], sorted(chunks))
         self.missing_prefill = facts.prefill if prefill is None else None
@@ -175,12 +176,26 @@ class OnnxRuntimeStep(StepSession):
         return self._file(chunk, True).run(inputs, self.position)
 
     def _skip(self, inputs: Mapping[str, NDArray[Any]], chunk: int) -> NDArray[Any]:
-        # Where a prompt may need the output of a chunk too, one session of that file is enough.
-        left_out = chunk != self.facts.chunk and self.facts.early_start
-        return self._file(chunk, not left_out).run(inputs, self.position)
+        return self._file(chunk, not self._leaves_out(chunk)).run(inputs, self.position)
+
+    def _leaves_out(self, chunk: int) -> bool:
+        """Return whether calls of this chunk whose output nobody looks at go without it.
+
+        Where a prompt may need the output of a chunk too, one session of that file is enough.
+        """
+        return chunk != self.facts.chunk and self.facts.early_start
+
+    def prepare(self) -> None:
+        """Open the prefill file as prompts need it."""
+        longest = max(self.chunks)
+        self._file(longest, not self._leaves_out(longest))
 
     def _file(self, chunk: int, with_output: bool) -> _BoundFile:
         """Return the file for this chunk, opened when first needed, with its output or without."""
+        with self._opening:
+            return self._opened(chunk, with_output)
+
+    def _opened(self, chunk: int, with_output: bool) -> _BoundFile:
         if (chunk, with_output) not in self._files:
             assert self._prefill is not None, "only a prefill file adds a chunk"
             path, facts = self._prefill
