@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..core.storage.checkpoint_paths import check_exists
 from .parts.console import note, number_option, progress, say, seed_option
 from .parts.paths import INPUT, ForceOption
 from .parts.plugins.options import PluginLibraryOption, plugin_asked
@@ -51,6 +52,7 @@ def bisect(
     1 if a module was found.
     """
     destination = choose(output_format, output, force)
+    check_exists(against)
     with progress() as step:
         step("Loading PyTorch")
         from ..exporter.bisect.bisect import run_bisect

@@ -11,7 +11,7 @@ import typer
 
 from ..core.storage.file_kinds import ONNX
 from ..core.versions import DEFAULT_OPSET, OPSETS
-from .api.exporting import Mode, export_request
+from .api.exporting import Mode, check_options, export_request
 from .api.exporting import export as export_checkpoint
 from .parts.console import (
     FormatOption,
@@ -232,6 +232,7 @@ def export(
         raise typer.BadParameter("give a checkpoint, or --factory", param_hint="CHECKPOINT")
     options = {name: values[name] for name in CHECKPOINT_ONLY} | common
     options["dynamic"] = None if dynamic is None else axes
+    check_options(checkpoint, **options)
     with progress() as step:
         step("Loading PyTorch")
         if not dry_run:

@@ -6,13 +6,15 @@ import os
 import re
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..core.errors import MissingDependency, UsageError
+from ..core.errors import LocalAttnError, MissingDependency, UsageError
 from ..core.limits import LARGEST_SIZE
 from .parts.console import (
     FormatOption,
@@ -123,6 +125,7 @@ def generate(
     generator = Generator.open(model, provider, threads, plugin=plugin_asked(plugin, plugin_library), runtime=runtime)
     if cuda_graph:
         generator.session.use_cuda_graph()
+    _prepare(generator)
     tokenizer = _tokenizer(model.parent, generator.vocabulary, required=prompt_ids is None)
     folder = read_defaults(model.parent, tokenizer) if tokenizer is not None else None
     settings = _settings(folder, do_sample, temperature, top_k, top_p, repetition_penalty)
@@ -154,6 +157,16 @@ def generate(
         suggest("localattn", "bench", model)
     if run.finish == "interrupted":
         raise typer.Exit(INTERRUPTED)
+
+
+def _prepare(generator: Generator) -> None:
+    """Open the prefill file while tokenizer and template are read; where it does not open, the prompt says so."""
+
+    def open_prefill() -> None:
+        with suppress(LocalAttnError):
+            generator.session.prepare()
+
+    Thread(target=open_prefill, name="prefill").start()
 
 
 @dataclass

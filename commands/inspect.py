@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..core.errors import UsageError
+from ..core.storage.checkpoint_paths import check_exists
 from .parts.console import bytes_text, note, print_checks, print_signature, say, warn
 from .parts.flags import in_flags
 from .parts.paths import INPUT, ForceOption
@@ -67,6 +68,7 @@ def inspect(
         document = {**facts.to_dict(), "windows": windows}
         show(destination, "onnx", document, lambda: _print_model(facts), ("localattn", "run", file))
     else:
+        check_exists(file)
         from ..exporter.checkpoint.describe import describe_checkpoint
 
         description = describe_checkpoint(file, config)

@@ -155,7 +155,8 @@ def open_request(
     sizes = {"heads": request.shapes.heads, "dim_head": request.shapes.dim_head}
     overrides = {name: size for name, size in sizes.items() if size is not None}
     if opened is None:
-        opened = open_checkpoint(request.checkpoint, request.config, overrides, task=request.task)
+        asked = {"shapes": request.shapes, "steps": False}
+        opened = open_checkpoint(request.checkpoint, request.config, overrides, task=request.task, asked=asked)
     source = opened.source(request.shapes)
     axes = dynamic_axes(request, source)
     check_axes(source, axes)

@@ -96,7 +96,8 @@ def open_steps(request: StepRequest) -> tuple[OpenedCheckpoint, dict[Path, StepS
             )
     sizes = {"heads": asked.shapes.heads, "dim_head": asked.shapes.dim_head}
     overrides = {k: v for k, v in sizes.items() if v is not None}
-    opened = open_checkpoint(asked.checkpoint, asked.config, overrides, task=asked.task)
+    sizes_asked = {"shapes": asked.shapes, "steps": True}
+    opened = open_checkpoint(asked.checkpoint, asked.config, overrides, task=asked.task, asked=sizes_asked)
     opened = opened.for_steps(asked.shapes)
     # Any length the class accepts, because the files do not depend on it.
     some_length = getattr(opened.resolved.args, "window_size", 1)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..machine import ROOT
 from ..target import Target
 from .candidates import GENAI, OPTIMUM, SCRIPTS, Measurement, made, measured
 from .decoder_run import LLAMA, THREADS
@@ -175,4 +176,20 @@ def _model(shape: Shape, folder: Path) -> Path:
         torch.manual_seed(0)
         config = getattr(transformers, shape.config)(**{**shape.sizes, "max_position_embeddings": max(ROOMS)})
         transformers.AutoModelForCausalLM.from_config(config).save_pretrained(path)
+        _save_tokenizer(path, config.vocab_size)
     return path
+
+
+def _save_tokenizer(folder: Path, size: int) -> None:
+    """Save a tokenizer of at most so many tokens, trained on the documentation: some builders open one."""
+    import tokenizers
+    import transformers
+
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    letters = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=size, initial_alphabet=letters, special_tokens=["<s>", "</s>"])
+    tokenizer.train([str(page) for page in sorted((ROOT / "docs").glob("*.md"))], trainer)
+    saved = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    saved.save_pretrained(folder)

@@ -5,6 +5,7 @@ import { readFileSync } from "node:fs";
 import { performance } from "node:perf_hooks";
 import { pathToFileURL } from "node:url";
 
+const started = performance.now();
 const [folder, modelPath, room, threads, count] = process.argv.slice(2);
 const { getLlama, LlamaLogLevel } = await import(pathToFileURL(folder + "/dist/index.js"));
 const llama = await getLlama({ gpu: false, build: "never", logLevel: LlamaLogLevel.error, maxThreads: Number(threads) });
@@ -12,6 +13,7 @@ const model = await llama.loadModel({ modelPath });
 const context = await model.createContext({
     contextSize: Number(room), batchSize: 512, threads: { ideal: Number(threads), min: Number(threads) }
 });
+const opened = (performance.now() - started) / 1e3;
 const prompt = JSON.parse(readFileSync(0, "utf8"));
 const seconds = [], cpu = [], tokens = [];
 const used = () => { const { user, system } = process.cpuUsage(); return (user + system) / 1e6; };
@@ -24,5 +26,5 @@ for await (const token of context.getSequence().evaluate(prompt, { temperature: 
     began = performance.now();
     before = used();
 }
-console.log(JSON.stringify({ seconds, cpu, tokens, peak_bytes: process.resourceUsage().maxRSS * 1024 }));
+console.log(JSON.stringify({ opened, seconds, cpu, tokens, peak_bytes: process.resourceUsage().maxRSS * 1024 }));
 process.exit(0);

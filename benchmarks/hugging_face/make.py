@@ -170,7 +170,8 @@ def _llama(folder: Path, output: Path, matrices: str | None) -> None:
 
     with tempfile.TemporaryDirectory() as beside:
         for path in folder.iterdir():
-            (Path(beside) / path.name).symlink_to(path.resolve())
+            if path.name != "tokenizer.json":
+                (Path(beside) / path.name).symlink_to(path.resolve())
         # Gemma's converter counts the tokens there, and cuts the table of embeddings to them.
         names = {"model": {"vocab": dict.fromkeys(map(str, range(config["vocab_size"])), 0)}, "added_tokens": []}
         (Path(beside) / "tokenizer.json").write_text(json.dumps(names), encoding="utf-8")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...core.error_texts import argument
 from ...core.errors import MissingDependency, UsageError
+from ...core.storage.checkpoint_paths import check_exists
 from .packages import missing_package
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ def _comparison(request: ParityRequest, progress: Progress) -> Callable[[ParityR
         return run_golden_parity
     if request.against.suffix.lower() in BACKENDS:
         return run_file_parity
+    check_exists(request.against)
     progress("Loading PyTorch")
     try:
         from ...exporter.parity import run_parity

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...core.error_texts import argument
 from ...core.errors import UsageError
+from ...core.storage.checkpoint_paths import check_exists
 from ...core.versions import DEFAULT_OPSET
 from .packages import packages_named
 
@@ -106,8 +107,58 @@ def export(
     """
     options = dict(locals())  # before anything else has a name here
     del options["progress"]
+    check_options(**options)
     with packages_named():
         return run_export(export_request(**options), progress)
+
+
+def check_options(
+    checkpoint: str | Path,
+    *,
+    mode: Mode,
+    chunk: int | None,
+    seq_len: int | None,
+    max_seq_len: int | None,
+    max_length: int | None,
+    dynamic: Sequence[str] | None,
+    position_ids: bool,
+    attention_dtype: str | None,
+    quick: bool,
+    **_: Any,
+) -> None:
+    """Refuse a missing checkpoint, and arguments of `export` that do not go together, without importing PyTorch.
+
+    Raises:
+        UsageError: one of these.
+    """
+    if mode not in ("full", "step", "prefill"):
+        raise UsageError(f"Unknown mode {mode!r}.", fix="Known: full, step, prefill.")
+    if max_seq_len is not None and (seq_len is not None or "seq" not in (dynamic or ())):
+        raise UsageError(
+            f"{argument('max_seq_len')} goes with {argument('dynamic', ('seq',))}, and without {argument('seq_len')}."
+        )
+    if chunk is not None and mode == "full":
+        raise UsageError(f"{argument('chunk')} goes with {argument('mode', 'step')} or {argument('mode', 'prefill')}.")
+    if max_length is not None and mode == "full":
+        raise UsageError(
+            f"{argument('max_length')} goes with {argument('mode', 'step')}.",
+            fix=f"For whole sequences: {argument('seq_len')}, or {argument('max_seq_len')}.",
+        )
+    if position_ids and mode != "full":
+        why = "A step file counts the positions of its tokens itself."
+        raise UsageError(f"{argument('position_ids', True)} does not go with {argument('mode', mode)}.", why=why)
+    if attention_dtype is not None and mode != "full":
+        why = "Steps and chunks have no kernels of fp8."
+        what = f"{argument('attention_dtype', attention_dtype)} does not go with {argument('mode', mode)}."
+        raise UsageError(what, why=why)
+    if quick and mode != "full":
+        why = "A step file is compared token by token, and has no other long check."
+        raise UsageError(f"{argument('quick', True)} does not go with {argument('mode', mode)}.", why=why)
+    if chunk is not None and chunk < 1:
+        raise UsageError(f"{argument('chunk')} is {chunk}.", why="A call takes at least 1 token.")
+    if max_length is not None and max_length < 1:
+        raise UsageError(f"{argument('max_length')} is {max_length}.", why="These are positions, 1 at the least.")
+    check_exists(Path(checkpoint))
 
 
 def export_request(
@@ -124,48 +175,22 @@ def export_request(
     attention_dtype: str | None,
     **options: Any,
 ) -> ExportRequest | StepRequest:
-    """Turn the arguments of `export` into the request that the exporter takes.
-
-    Raises:
-        UsageError: arguments that do not go together.
-    """
+    """Turn the arguments of `export`, which `check_options` accepts, into the request that the exporter takes."""
     from ...exporter.export import ExportRequest
     from ...exporter.models.family import ShapeRequest
     from ...exporter.step_export import StepRequest
 
-    seq_len = options["seq_len"]
-    if mode not in ("full", "step", "prefill"):
-        raise UsageError(f"Unknown mode {mode!r}.", fix="Known: full, step, prefill.")
-    if max_seq_len is not None and (seq_len is not None or "seq" not in (dynamic or ())):
-        raise UsageError(
-            f"{argument('max_seq_len')} goes with {argument('dynamic', ('seq',))}, and without {argument('seq_len')}."
-        )
-    if chunk is not None and mode == "full":
-        raise UsageError(f"{argument('chunk')} goes with {argument('mode', 'step')} or {argument('mode', 'prefill')}.")
-    if options["max_length"] is not None and mode == "full":
-        raise UsageError(
-            f"{argument('max_length')} goes with {argument('mode', 'step')}.",
-            fix=f"For whole sequences: {argument('seq_len')}, or {argument('max_seq_len')}.",
-        )
-    if options["position_ids"] and mode != "full":
-        why = "A step file counts the positions of its tokens itself."
-        raise UsageError(f"{argument('position_ids', True)} does not go with {argument('mode', mode)}.", why=why)
-    if attention_dtype is not None and mode != "full":
-        why = "Steps and chunks have no kernels of fp8."
-        what = f"{argument('attention_dtype', attention_dtype)} does not go with {argument('mode', mode)}."
-        raise UsageError(what, why=why)
     checkpoint = Path(checkpoint)
     suffix = ".onnx" if mode == "full" else f"_{mode}.onnx"
-    if options["quick"] and mode != "full":
-        why = "A step file is compared token by token, and has no other long check."
-        raise UsageError(f"{argument('quick', True)} does not go with {argument('mode', mode)}.", why=why)
     shapes = {field.name: options.pop(field.name) for field in fields(ShapeRequest) if field.name in options}
+    if shapes["seq_len"] is None:
+        shapes["seq_len"] = max_seq_len
     request = ExportRequest(
         checkpoint=checkpoint,
         output=_default_output(checkpoint, suffix) if output is None else Path(output),
         config=_path(config),
         golden=_path(golden),
-        shapes=ShapeRequest(**shapes | {"seq_len": max_seq_len if seq_len is None else seq_len}),
+        shapes=ShapeRequest(**shapes),
         dynamic=None if dynamic is None else tuple(dynamic),
         weights=weight_dtype,
         attention=attention_dtype,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import nn
 
 from ...core.error_texts import argument
 from ...core.errors import UsageError
+from ...core.storage.checkpoint_paths import check_exists
 from ...core.storage.files import sha256
 from ...core.storage.reading import check_plain
 from ..models.family import FolderContents, FolderForm, ShapeRequest
@@ -25,10 +25,6 @@ from .load import LoadedCheckpoint, find_config, load_state
 from .tensors import check_finite
 
 _log = logging.getLogger(__name__)
-
-# As the Hub writes a model's name: owner/model.
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".onnx", ".npz")
 
 
 @dataclass(frozen=True)
@@ -99,6 +95,7 @@ def open_checkpoint(
     overrides: Mapping[str, Any] | None = None,
     known: RawConfig | None = None,
     task: str | None = None,
+    asked: Mapping[str, Any] | None = None,
 ) -> OpenedCheckpoint:
     """Load a checkpoint and complete its configuration.
 
@@ -108,9 +105,11 @@ def open_checkpoint(
         overrides: arguments that replace the configuration's.
         known: a configuration that is already known (from a sidecar); `config` takes precedence.
         task: what a model in a folder is for, where it is saved for something else.
+        asked: `shapes` of an export and whether it is in `steps`: sizes that a model in a folder does not have are
+            refused before its weights are read.
 
     Raises:
-        UsageError: a file that is broken, or a configuration that does not fit the weights.
+        UsageError: a file that is broken, a configuration that does not fit the weights, or sizes that do not fit it.
         MissingDependency: a package that the checkpoint's format needs is not installed.
     """
     if path.is_dir() and (form := detect_folder(path)) is not None:
@@ -118,9 +117,9 @@ def open_checkpoint(
             raise UsageError(
                 f"{path} needs no config.", why="The folder has its own.", fix=f"Leave {argument('config')} out."
             )
-        return _open_folder(path, form, {"task": task, "known": {} if known is None else known.kwargs})
-    _refuse_hub_name(path)
-    if task is not None and path.exists():
+        return _open_folder(path, form, {"task": task, "known": {} if known is None else known.kwargs, **(asked or {})})
+    check_exists(path)
+    if task is not None:
         raise UsageError(f"{argument('task')} does not apply to {path}.", why="It is for a folder of Hugging Face.")
     loaded = load_state(path)
     if not detect_family({name: tuple(x.shape) for name, x in loaded.state.items()})[0].sizes_are_arguments:
@@ -150,21 +149,6 @@ def open_live(module: nn.Module) -> OpenedCheckpoint | None:
 def _opened(read: FolderContents, loaded: LoadedCheckpoint) -> OpenedCheckpoint:
     args = CLASSES[read.class_name].args(**read.arguments)
     return OpenedCheckpoint(loaded, Resolved(read.class_name, args, None, loaded.state), None)
-
-
-def _refuse_hub_name(path: Path) -> None:
-    """Refuse a name of the Hugging Face Hub.
-
-    Raises:
-        UsageError: the path looks like one, and there is no such file.
-    """
-    name = path.as_posix()
-    if _HUB_NAME.fullmatch(name) and path.suffix.lower() not in _WEIGHTS and not path.parent.exists():
-        raise UsageError(
-            f"There is no folder {name}.",
-            why="Nothing is downloaded; a model of the Hugging Face Hub is exported from a folder.",
-            fix=f"hf download {name} --local-dir {path.name}, then export {path.name}.",
-        )
 
 
 def _open_folder(path: Path, form: FolderForm, given: Mapping[str, Any]) -> OpenedCheckpoint:

@@ -247,8 +247,9 @@ class FolderForm:
         files: lists the files that `read` reads, in a fixed order; each must be a plain file, and the model's SHA-256
             is computed from theirs.
         read: reads these files: only tensors and plain data, and no code from the folder is run. Its second argument
-            is what is chosen beside them: `task`, None if not given, and `known`, the arguments in the facts of the
-            file that the folder is compared with, none for an export.
+            is what is chosen beside them: `task`, None if not given; `known`, the arguments in the facts of the file
+            that the folder is compared with, none for an export; and of an export its `shapes` and whether it is in
+            `steps`, to refuse sizes before weights are read.
         live: reads a live module of this family; returns None for any other.
         companions: names of files in the folder that those who run the exported file need, a tokenizer for example.
     """

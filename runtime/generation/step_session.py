@@ -141,6 +141,16 @@ class StepSession(ABC):
             f"A session of {self.backend} records no CUDA graphs.", fix="Open an engine: localattn build makes one."
         )
 
+    def prepare(self) -> None:
+        """Open now what the first prompt would open: the prefill file, where it is opened late.
+
+        Another thread may do so meanwhile; the session may be used, and waits where it needs that file.
+
+        Raises:
+            UsageError: the prefill file does not open.
+        """
+        return
+
     def reset(self) -> None:
         """Return to position 0 and clear the caches."""
         self.position = 0

@@ -1,7 +1,8 @@
 """Step files in onnxruntime: every buffer is bound once, so that a call allocates nothing and copies no cache.
 
 Where a file may overwrite its caches (`in_place`), each cache is one buffer, bound as input and as output. Where it may
-not, two banks of buffers take turns. The step file and the prefill file share them. Caches live on the device that runs
+not, two banks of buffers take turns, which have those rings in common that compiled kernels overwrite. The step file
+and the prefill file share them. Caches live on the device that runs
 the model; tokens, position and logits in host memory.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from ..generation.step_session import StepSession, step_facts
 from ..session import BACKENDS, Arrays
 from . import without_output
 from .providers import PROVIDERS
+from .rings import overwritten
 from .session import OnnxRuntimeSession, open_file
 
 if TYPE_CHECKING:
@@ -51,14 +54,25 @@ class _Banks:
     def __init__(self, facts: StepFacts, device: str) -> None:
         self._facts, self._device = facts.caches, device
         self._banks: dict[int, list[tuple[Any, NDArray[Any]]]] = {}
+        self._common: frozenset[str] = frozenset()
         self.current, self.written = 0, False
+
+    def have_in_common(self, inputs: frozenset[str]) -> None:
+        """Keep these caches, by the names of their inputs, once for both banks; before the second is needed."""
+        self._common = inputs
 
     def __getitem__(self, index: int) -> list[Any]:
         """Return the buffers (OrtValues) of a bank, in the order of the facts; allocated when first needed."""
         if index not in self._banks:
             make = BACKENDS[".onnx"].require().OrtValue.ortvalue_from_numpy
-            starts = [_start(cache) for cache in self._facts]
-            self._banks[index] = [(make(value, self._device, 0), value) for value in starts]
+            others = self._banks.get(1 - index, [])
+            kept = {cache.input: entry for cache, entry in zip(self._facts, others, strict=False)}
+            self._banks[index] = [
+                kept[cache.input]
+                if cache.input in kept and cache.input in self._common
+                else (make(value := _start(cache), self._device, 0), value)
+                for cache in self._facts
+            ]
         return [buffer for buffer, _ in self._banks[index]]
 
     def clear(self) -> None:
@@ -150,7 +164,7 @@ class OnnxRuntimeStep(StepSession):
         self._banks = _Banks(facts, PROVIDERS[session.provider].device)
         step = _BoundFile(session, facts, self._banks)
         self._files = {(facts.chunk, True): step}
-        self._prefill = prefill
+        self._prefill, self._opening = prefill, Lock()
         chunks = {facts.chunk} | ({prefill[1].chunk} if prefill else set())
         super().__init__(facts, step.inputs, step.outputs[0], sorted(chunks))
         self.missing_prefill = facts.prefill if prefill is None else None
@@ -162,12 +176,26 @@ class OnnxRuntimeStep(StepSession):
         return self._file(chunk, True).run(inputs, self.position)
 
     def _skip(self, inputs: Mapping[str, NDArray[Any]], chunk: int) -> NDArray[Any]:
-        # Where a prompt may need the output of a chunk too, one session of that file is enough.
-        left_out = chunk != self.facts.chunk and self.facts.early_start
-        return self._file(chunk, not left_out).run(inputs, self.position)
+        return self._file(chunk, not self._leaves_out(chunk)).run(inputs, self.position)
+
+    def _leaves_out(self, chunk: int) -> bool:
+        """Return whether calls of this chunk whose output nobody looks at go without it.
+
+        Where a prompt may need the output of a chunk too, one session of that file is enough.
+        """
+        return chunk != self.facts.chunk and self.facts.early_start
+
+    def prepare(self) -> None:
+        """Open the prefill file as prompts need it."""
+        longest = max(self.chunks)
+        self._file(longest, not self._leaves_out(longest))
 
     def _file(self, chunk: int, with_output: bool) -> _BoundFile:
         """Return the file for this chunk, opened when first needed, with its output or without."""
+        with self._opening:
+            return self._opened(chunk, with_output)
+
+    def _opened(self, chunk: int, with_output: bool) -> _BoundFile:
         if (chunk, with_output) not in self._files:
             assert self._prefill is not None, "only a prefill file adds a chunk"
             path, facts = self._prefill
@@ -177,6 +205,8 @@ class OnnxRuntimeStep(StepSession):
             arranged = facts.chunk < _MANY_TOKENS or any(_FEW_BITS.search(name) for _, name in file.scan.operators)
             session = open_file(file, self.provider, self._threads, self._plugin, arranged=arranged)
             check_caches(session, facts, Path(file), output=with_output)
+            if session.plugin is not None and file.size <= IN_MEMORY:
+                self._banks.have_in_common(overwritten(file.parse(), facts.caches))
             self._files[chunk, with_output] = _BoundFile(session, facts, self._banks)
         return self._files[chunk, with_output]
 

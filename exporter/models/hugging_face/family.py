@@ -163,6 +163,7 @@ def _read(folder: Path, given: Mapping[str, Any]) -> FolderContents:
     config = made_config(raw, folder.name)
     kind = choose_class(raw, config, task, folder.name, known.get("architecture"))
     args = describe(kind, raw, config, folder.name)
+    _check_asked(args, given)
     saved = raw.get("architectures")
     part = not isinstance(saved, list) or kind.__name__ not in saved
     model, notes = weights.load_model(kind, config, folder, part=part)
@@ -173,6 +174,21 @@ def _read(folder: Path, given: Mapping[str, Any]) -> FolderContents:
     if known.get("max_length") is not None:  # the arguments of a step file
         args = HuggingFaceArgs(**{**args.model_dump(), "inputs": known["inputs"], "max_length": known["max_length"]})
     return FolderContents(CLASS, args.model_dump(), weights.whole_state(model), notes)
+
+
+def _check_asked(args: HuggingFaceArgs, given: Mapping[str, Any]) -> None:
+    """Refuse sizes of an export that the model does not have; of its weights nothing is read yet.
+
+    Raises:
+        UsageError: they do not fit, or the model cannot run in steps.
+    """
+    shapes: ShapeRequest | None = given.get("shapes")
+    if shapes is None:
+        return
+    if given.get("steps"):
+        step_arguments(args, shapes.batch, shapes.max_length)
+    else:
+        _sizes(args, shapes)
 
 
 def _live(module: nn.Module) -> FolderContents | None:

@@ -60,15 +60,11 @@ struct RingPieces {
   int64_t row_floats() const { return width() + kMostLanes; }
 };
 
-// The biases as a chunk's tiles take them, in the order of biases, tiles and keys: [biases, tiles, keys, tile_rows].
+// The biases as a chunk's tiles take them, in the order of biases, tiles and keys.
 struct RingBiases {
-  float* data;
-  int64_t tile_rows;  // queries of a tile
+  float* data;    // [biases, tiles, keys, queries of a tile]; any content where a tile sees none of some keys
+  uint8_t* seen;  // [biases, tiles, keys]: 1 for a key that one of the tile's queries takes
   int64_t tiles;
-
-  const float* of(const Ring& call, int64_t bias, int64_t tile) const {
-    return data + (bias * tiles + tile) * call.keys() * tile_rows;
-  }
 };
 
 // The tiles [first, first + count) of all heads of a group of a chunk: head after head.

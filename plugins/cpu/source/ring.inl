@@ -407,50 +407,72 @@ bool ring_merge(const Ring& call, const RingPieces& pieces, Range heads) {
 
 constexpr int64_t kRingRows = kWide * kLanes;  // queries of a chunk's tile
 
-// Tiles [first, end) of the biases of a chunk, transposed, in units of log 2. Lanes past the last row repeat it.
+// kLanes rows of a tile's biases at keys [k, k + some).
+inline void load_biases(const Ring& call, const float* from, int64_t first, int64_t k, int64_t some, Vector* square) {
+  const int64_t keys = call.keys();
+  for (int64_t i = 0; i < kLanes; ++i) {
+    const float* row = from + least(first + i, call.rows - 1) * keys + k;
+    square[i] = some == kLanes ? load_elements(row) : load_some(row, some);
+  }
+}
+
+// Where a bias hides nothing; NaN does not.
+inline Integers shown(Vector bias) { return ~(bias <= splat(kSeen)); }
+
+// Which keys [k, k + some) a query of the tile sees, as bytes; returns whether there is one.
+inline bool mark_seen(const Ring& call, const float* from, int64_t first, int64_t k, int64_t some, uint8_t* seen) {
+  Integers any{};
+  for (int v = 0; v < kWide; ++v) {
+    Vector square[kLanes];
+    load_biases(call, from, first + v * kLanes, k, some, square);
+    for (const Vector& row : square) any |= shown(row);
+  }
+  bool found = false;
+  for (int64_t i = 0; i < some; ++i) {
+    seen[k + i] = any[i] != 0;
+    found |= any[i] != 0;
+  }
+  return found;
+}
+
+// Keys [k, k + some) of a tile, transposed, in units of log 2; adds to what each query sees.
+inline void turn_biases(const Ring& call, const float* from, int64_t first, int64_t k, int64_t some, float* to,
+                        Integers* sees) {
+  for (int v = 0; v < kWide; ++v) {
+    Vector square[kLanes];
+    load_biases(call, from, first + v * kLanes, k, some, square);
+    transpose(square);
+    for (int64_t i = 0; i < some; ++i) {
+      sees[v] |= shown(square[i]);
+      store(to + ((k + i) * kWide + v) * kLanes, square[i] * kLog2e);
+    }
+  }
+}
+
+// Tiles [first, end) of the biases of a chunk, transposed where one of its queries sees a key: a long ring is mostly
+// hidden. Lanes past the last row repeat it. A query that sees no key at all gets the mean of all, as everywhere.
 void ring_biases(const Ring& call, const RingBiases& biases, Range tiles) {
   const int64_t keys = call.keys();
   for (int64_t at = tiles.first; at < tiles.end; ++at) {
     const int64_t first = at % biases.tiles * kRingRows;
     const float* from = call.bias + at / biases.tiles * call.rows * keys;
     float* to = biases.data + at * keys * kRingRows;
-    for (int v = 0; v < kWide; ++v) {
-      for (int64_t k = 0; k < keys; k += kLanes) {
-        const int64_t some = least(kLanes, keys - k);
-        Vector square[kLanes];
-        for (int64_t i = 0; i < kLanes; ++i) {
-          const float* row = from + least(first + v * kLanes + i, call.rows - 1) * keys + k;
-          square[i] = some == kLanes ? load_elements(row) : load_some(row, some);
-        }
-        transpose(square);
-        for (int64_t i = 0; i < some; ++i) store(to + ((k + i) * kWide + v) * kLanes, square[i] * kLog2e);
-      }
+    uint8_t* seen = biases.seen + at * keys;
+    Integers sees[kWide] = {};
+    for (int64_t k = 0; k < keys; k += kLanes) {
+      const int64_t some = least(kLanes, keys - k);
+      if (mark_seen(call, from, first, k, some, seen)) turn_biases(call, from, first, k, some, to, sees);
     }
-  }
-}
-
-// Whether a query of a tile sees no key at all: it gets the mean of all, as everywhere.
-inline bool sees_nothing(const float* bias, int64_t keys) {
-  Vector tops[kWide];
-  for (Vector& top : tops) top = splat(kBelowScores);
-  for (int64_t k = 0; k < keys * kWide; ++k) tops[k % kWide] = larger(tops[k % kWide], load(bias + k * kLanes));
-  for (const Vector& top : tops) {
-    for (int lane = 0; lane < kLanes; ++lane) {
-      if (!(top[lane] > kSeen * kLog2e)) return true;
+    bool blind = false;
+    for (const Integers& lanes : sees) {
+      for (int lane = 0; lane < kLanes; ++lane) blind |= lanes[lane] == 0;
     }
+    if (!blind) continue;
+    for (int64_t k = 0; k < keys; k += kLanes) {
+      turn_biases(call, from, first, k, least(kLanes, keys - k), to, sees);
+    }
+    std::memset(seen, 1, static_cast<size_t>(keys));
   }
-  return false;
-}
-
-// The largest bias of a key in a tile.
-inline bool is_seen(const float* bias) {
-  Vector top = load(bias);
-  for (int v = 1; v < kWide; ++v) top = larger(top, load(bias + v * kLanes));
-  const Integers seen = top > splat(kSeen * kLog2e);
-  for (int lane = 0; lane < kLanes; ++lane) {
-    if (seen[lane]) return true;
-  }
-  return false;
 }
 
 // What a chunk's tile keeps between blocks of keys.
@@ -459,7 +481,6 @@ struct RingTile {
   float* sums;   // [kRingRows][width]
   float* top;
   float* total;
-  float* blind;  // 1 if one of its queries sees no key at all
 };
 
 // How a chunk's scratch memory is divided; sizes in floats.
@@ -471,7 +492,7 @@ struct RingPlan {
     panels = divide_up(call.dim, kDepth);
     block_rows = least(most(kBlockFloats / (panels * kDepth + width) / kStep * kStep, kStep), align(call.keys(), 16));
     panel = (block_rows + kPadding) * kDepth;
-    tile = kRingRows * (align(call.dim, kLanes) + width + 2) + 16;
+    tile = kRingRows * (align(call.dim, kLanes) + width + 2);
   }
   int64_t scores() const { return (kStep + kPadding) * kRingRows; }
   int64_t values() const { return block_rows * width; }
@@ -585,21 +606,20 @@ bool ring_chunk_by(const Ring& call, const RingBiases& biases, const RingPart& p
     float* query = states + i * plan.tile;
     float* sums = query + kRingRows * align(call.dim, kLanes);
     float* top = sums + kRingRows * plan.width;
-    return RingTile{query, sums, top, top + kRingRows, top + 2 * kRingRows};
+    return RingTile{query, sums, top, top + kRingRows};
   };
-  const auto bias_of = [&](int64_t i) { return biases.of(call, call.bias_of(part.sequence, head_of(i)), tile_of(i)); };
+  const auto bias_of = [&](int64_t i) { return call.bias_of(part.sequence, head_of(i)) * biases.tiles + tile_of(i); };
   for (int64_t i = 0; i < tiles; ++i) {
     begin_ring_tile<Number>(call, part.sequence, head_of(i), tile_of(i) * kRingRows, state(i), plan.width);
-    *state(i).blind = sees_nothing(bias_of(i), keys) ? 1.0f : 0.0f;
   }
   for (int64_t first = 0; first < keys; first += plan.block_rows) {
     const int64_t rows = least(plan.block_rows, keys - first);
     bool laid = false;
     for (int64_t i = 0; i < tiles; ++i) {
-      const float* bias = bias_of(i) + first * kRingRows;
-      const bool all = *state(i).blind != 0;
-      const int64_t count = find_runs(rows, runs, [&](int64_t k) { return all || is_seen(bias + k * kRingRows); });
-      if (count == 0) continue;
+      const uint8_t* seen = biases.seen + bias_of(i) * keys + first;
+      if (std::memchr(seen, 1, static_cast<size_t>(rows)) == nullptr) continue;
+      const int64_t count = find_runs(rows, runs, [&](int64_t k) { return seen[k] != 0; });
+      const float* bias = biases.data + (bias_of(i) * keys + first) * kRingRows;
       if (!laid) lay_ring_block<Number>(call, at, first, rows, block, plan.panel);
       laid = true;
       for (int64_t r = 0; r < count; ++r) attend_run(call, block, runs[r], state(i), bias, scores);

@@ -163,7 +163,8 @@ void RingNode::compute(OrtKernelContext* context) const {
   if (tiles != 0) {
     const Memory memory(static_cast<size_t>(call.biases() * tiles * call.keys() * rows));
     if (memory.data() == nullptr) throw std::bad_alloc();
-    const RingBiases biases{memory.data(), rows, tiles};
+    std::vector<uint8_t> seen(static_cast<size_t>(call.biases() * tiles * call.keys()));
+    const RingBiases biases{memory.data(), seen.data(), tiles};
     run_on_threads(api(), context, op, call.biases() * tiles, [&](int64_t task) {
       instructions().ring_biases(call, biases, {task, task + 1});
       return true;

@@ -82,7 +82,8 @@ int main(int count, char** arguments) {
   std::vector<float> sums(pieces.count * pieces.row_floats() + 16);
   pieces.data = sums.data();
   while (reinterpret_cast<uintptr_t>(pieces.data) % 64) ++pieces.data;
-  const localattn::RingBiases biases{aligned, functions.ring_rows, tiles};
+  std::vector<uint8_t> seen(tiles * call.keys());
+  const localattn::RingBiases biases{aligned, seen.data(), tiles};
   const int run = std::atoi(arguments[4]);
   const float sink = 1.5f;
   if (run == 4) {
