@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from localattn import cli
 
+from .support import run_folder
 from .thinning import thin
 
 
@@ -48,6 +49,12 @@ TINY = {
     "heads": 2,
     "causal": True,
 }
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the folder that the workers of this run share; remove it when the run ends."""
+    if run_folder.begin():
+        config.add_cleanup(run_folder.end)
 
 
 @pytest.hookimpl(tryfirst=True)

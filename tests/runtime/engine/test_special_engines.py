@@ -3,12 +3,9 @@ what is refused."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -26,24 +23,15 @@ from localattn.runtime.engine.session import check_place
 from ...conftest import Finished
 from ...support.models import node_model
 from ...support.models.engine_models import needs_plugin_tools, needs_rtx, open_node, small_model
-from ...support.native.plugin_build import folder
+from ...support.native.plugin_build import small_library
 from .test_facts import written
 
 RTX = ("--backend", "tensorrt-rtx", "--target", "rtx40")
 
 
-@cache
 def library() -> Path:
     """A plugin library with the kernel of the small model."""
-    from localattn.plugins.kernel.spec import KernelSpec
-    from localattn.plugins.kernel.targets import TARGETS
-    from localattn.plugins.library.build import build_library
-    from localattn.plugins.library.facts import host_arch
-
-    path = folder() / "special.so"
-    with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(folder() / "cache")}):
-        build_library(path, specs=[KernelSpec("fp32", 16)], targets=[TARGETS["sm_80"]], arch=host_arch())
-    return path
+    return small_library("fp32")
 
 
 def shapes(low: str, opt: str, high: str) -> list[str]:
