@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,8 +17,10 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from localattn import cli
+from localattn.plugins import shared_library
 
 from .support import run_folder
+from .support.native import compiled_once
 from .thinning import thin
 
 
@@ -83,6 +86,14 @@ def no_libraries_of_the_users(tmp_path_factory: pytest.TempPathFactory) -> Itera
     """Libraries that were built on this machine are not found: whoever wants one builds it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def libraries_are_compiled_once() -> Iterator[None]:
+    """A library of the same sources, options and compiler is compiled once a run; who builds it again gets a copy."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared_library, "subprocess", SimpleNamespace(run=compiled_once.run))
         yield
 
 
