@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import json
 import os
 import random
@@ -66,6 +68,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     thin(items)
 
 
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays: the collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 def save_upstream(folder: Path, class_name: str, kwargs: dict[str, Any], name: str = "model.pt") -> Path:
     """An upstream model with random weights, saved with its config beside it."""
     import local_attention
@@ -99,19 +107,23 @@ def libraries_are_compiled_once() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def operators_are_listed_once() -> Iterator[None]:
-    """PyTorch's exporter parses the source of all its operators at each export, a fifth of a small model's time."""
-    from torch.onnx._internal import _lazy_import
+    """PyTorch's exporter lists all its operators at each export and parses their source, a third of a small model's."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-    apis: Any = _lazy_import.onnxscript_apis
-    listed: list[Any] = []
+    make = ONNXRegistry.from_torchlib
+    listed: dict[str, ONNXRegistry] = {}
 
-    def list_once() -> list[Any]:
-        if not listed:
-            listed.extend(type(apis).__getattr__(apis, "get_torchlib_ops")())
-        return listed
+    def copied(**options: Any) -> ONNXRegistry:
+        """A registry that an export may add to."""
+        asked = repr(options)
+        if asked not in listed:
+            listed[asked] = make(**options)
+        registry = copy.copy(listed[asked])
+        registry.functions = {name: [*functions] for name, functions in registry.functions.items()}
+        return registry
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(vars(apis), "get_torchlib_ops", list_once)
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(copied))
         yield
 
 
