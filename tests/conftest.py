@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import json
 import os
 import random
@@ -9,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,7 +19,10 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from localattn import cli
+from localattn.plugins import shared_library
 
+from .support import run_folder
+from .support.native import compiled_once
 from .thinning import thin
 
 
@@ -50,10 +56,22 @@ TINY = {
 }
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the folder that the workers of this run share; remove it when the run ends."""
+    if run_folder.begin():
+        config.add_cleanup(run_folder.end)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark cases as slow before pytest leaves the slow ones out."""
     thin(items)
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays: the collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def save_upstream(folder: Path, class_name: str, kwargs: dict[str, Any], name: str = "model.pt") -> Path:
@@ -80,20 +98,32 @@ def no_libraries_of_the_users(tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(autouse=True, scope="session")
+def libraries_are_compiled_once() -> Iterator[None]:
+    """A library of the same sources, options and compiler is compiled once a run; who builds it again gets a copy."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared_library, "subprocess", SimpleNamespace(run=compiled_once.run))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def operators_are_listed_once() -> Iterator[None]:
-    """PyTorch's exporter parses the source of all its operators at each export, a fifth of a small model's time."""
-    from torch.onnx._internal import _lazy_import
+    """PyTorch's exporter lists all its operators at each export and parses their source, a third of a small model's."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-    apis: Any = _lazy_import.onnxscript_apis
-    listed: list[Any] = []
+    make = ONNXRegistry.from_torchlib
+    listed: dict[str, ONNXRegistry] = {}
 
-    def list_once() -> list[Any]:
-        if not listed:
-            listed.extend(type(apis).__getattr__(apis, "get_torchlib_ops")())
-        return listed
+    def copied(**options: Any) -> ONNXRegistry:
+        """A registry that an export may add to."""
+        asked = repr(options)
+        if asked not in listed:
+            listed[asked] = make(**options)
+        registry = copy.copy(listed[asked])
+        registry.functions = {name: [*functions] for name, functions in registry.functions.items()}
+        return registry
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(vars(apis), "get_torchlib_ops", list_once)
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(copied))
         yield
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import ctypes
 import sys
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-_MAPS = Path("/proc/self/smaps")
+_SELF = Path("/proc/self")
 _DONT_NEED = 4  # MADV_DONTNEED of <sys/mman.h>: pages of a file are read again when they are next looked at
 
 
@@ -27,8 +27,8 @@ def release_memory(mapped: Path | None = None) -> None:
         return
     library.malloc_trim(0)
     if mapped is not None:
-        for start, end in _mappings(mapped):
-            library.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _DONT_NEED)
+        wanted = str(mapped.resolve())
+        _drop_pages(library, [(start, end) for start, end, path in _mapped_files() if path == wanted])
 
 
 def release_memory_around(addresses: Iterable[int]) -> None:
@@ -36,9 +36,21 @@ def release_memory_around(addresses: Iterable[int]) -> None:
     library, wanted = _glibc(), sorted(addresses)
     if library is None:
         return
-    for start, end in _mappings():
-        at = bisect_left(wanted, start)
-        if at < len(wanted) and wanted[at] < end:
+    _drop_pages(library, [(start, end) for start, end, _ in _mapped_files() if _one_within(wanted, start, end)])
+
+
+def _one_within(addresses: Sequence[int], start: int, end: int) -> bool:
+    at = bisect_left(addresses, start)
+    return at < len(addresses) and addresses[at] < end
+
+
+def _drop_pages(library: ctypes.CDLL, mappings: Sequence[tuple[int, int]]) -> None:
+    """Return the pages of mappings to the system, but of those that were written to."""
+    if not mappings:  # asking what was written to walks through all memory
+        return
+    unwritten = _unwritten()
+    for start, end in mappings:
+        if (start, end) in unwritten:
             library.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _DONT_NEED)
 
 
@@ -49,16 +61,31 @@ def _glibc() -> ctypes.CDLL | None:
     return library if hasattr(library, "malloc_trim") else None
 
 
-def _mappings(path: Path | None = None) -> list[tuple[int, int]]:
-    """Return where this process maps the file, or any file, as `[start, end)`, without modified mappings."""
-    wanted, found = None if path is None else str(path.resolve()), []
-    mapped: tuple[int, int] | None = None
-    for line in _MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
-        fields = line.split(maxsplit=5)
-        if not fields[0].endswith(":"):  # a mapping begins: addresses, rights, offset, device, inode, path
-            start, end = (int(address, 16) for address in fields[0].split("-"))
-            named = len(fields) == 6 and fields[5].startswith("/")
-            mapped = (start, end) if named and wanted in (None, fields[5]) else None
-        elif fields[0] == "Anonymous:" and mapped is not None and fields[1] == "0":
-            found.append(mapped)
+def _mapped_files() -> Iterator[tuple[int, int, str]]:
+    """Yield where this process maps files, as `[start, end)`, and their paths."""
+    for line in _read("maps"):
+        fields = line.split(maxsplit=5)  # addresses, rights, offset, device, inode, path
+        if len(fields) == 6 and fields[5].startswith("/"):
+            yield *_addresses(fields[0]), fields[5]
+
+
+def _unwritten() -> set[tuple[int, int]]:
+    """Return the mappings, as `[start, end)`, without a page of this process's own."""
+    found = set()
+    mapped = (0, 0)
+    for line in _read("smaps"):
+        fields = line.split(maxsplit=2)
+        if not fields[0].endswith(":"):  # a mapping begins
+            mapped = _addresses(fields[0])
+        elif fields[0] == "Anonymous:" and fields[1] == "0":
+            found.add(mapped)
     return found
+
+
+def _read(name: str) -> list[str]:
+    return (_SELF / name).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+
+
+def _addresses(text: str) -> tuple[int, int]:
+    start, end = text.split("-")
+    return int(start, 16), int(end, 16)

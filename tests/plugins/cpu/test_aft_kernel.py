@@ -50,14 +50,14 @@ def check(executable: Path, case: Case, folder: Path, isa: str, change: str = ""
 
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 def test_every_size(isa: str, tmp_path: Path) -> None:
-    executable = program(SOURCE, host_arch(), "-O2")
+    executable = program(SOURCE, host_arch(), "-O3")
     for case in cases(SIZES, DIMS if isa == INSTRUCTION_SETS[0] else DIMS[2:3]):
         check(executable, case, tmp_path, isa)
 
 
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 def test_hard_numbers(isa: str, tmp_path: Path) -> None:
-    executable = program(SOURCE, host_arch(), "-O2")
+    executable = program(SOURCE, host_arch(), "-O3")
     for change, case in itertools.product(HARD, cases([(140, 7)], [21])):
         check(executable, case, tmp_path, isa, change)
 
@@ -98,7 +98,7 @@ def test_wrong_shapes_are_refused() -> None:
 
 def test_what_is_not_seen_reaches_no_row(tmp_path: Path) -> None:
     """Neither later keys and values nor those that a mask hides, whatever they are."""
-    executable = program(SOURCE, host_arch(), "-O2")
+    executable = program(SOURCE, host_arch(), "-O3")
     for case in (Case(150, 9, causal=True, dim=20), Case(150, 9, masked=True, dim=20)):
         arrays = case.inputs()
         hidden = np.arange(150) >= 100
@@ -115,7 +115,7 @@ def test_on_the_other_processor(tmp_path: Path) -> None:
     """Emulated."""
     arch: Arch = "aarch64" if host_arch() == "x86_64" else "x86_64"
     emulator(arch)
-    executable = program(SOURCE, arch, "-O2")
+    executable = program(SOURCE, arch, "-O3")
     for case in cases([(33, 2), (130, 40)], [37]):
         check(executable, case, tmp_path, "neon" if arch == "aarch64" else "baseline", arch=arch)
 

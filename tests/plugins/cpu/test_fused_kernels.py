@@ -298,7 +298,7 @@ def test_on_the_other_processor(tmp_path: Path) -> None:
     """Emulated: numbers only."""
     arch: Arch = "aarch64" if host_arch() == "x86_64" else "x86_64"
     emulator(arch)
-    runner = Runner(program(SOURCE, arch, "-O2"), arch)
+    runner = Runner(program(SOURCE, arch, "-O3"), arch)
     cases = [case for op_type in OP_TYPES for case in small(op_type)]
     said = check(runner, tmp_path, [*cases, Case("ReadStreams", 30, 256, threads=2, range=8)])
     assert said["isa"] == "neon" or arch == "x86_64"
@@ -316,7 +316,7 @@ def test_no_access_outside_the_tensors(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_no_access_outside_tensors_of_any_size(tmp_path: Path) -> None:
-    executable = sanitized(SOURCE, "address,undefined")
+    executable = sanitized(SOURCE, "address,undefined", "-O0")
     cases = [case for op_type in OF_STREAMS for case in of_streams(op_type)]
     cases += [case for element in ELEMENTS for case in (*rotations(element), *gates(element))]
     for name in INSTRUCTION_SETS:

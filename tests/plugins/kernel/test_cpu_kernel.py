@@ -363,7 +363,7 @@ def test_on_the_other_processor(tmp_path: Path) -> None:
     """Emulated: numbers only."""
     arch: Arch = "aarch64" if host_arch() == "x86_64" else "x86_64"
     emulator(arch)
-    runner = Runner(program(SOURCE, arch, "-O2"), arch)
+    runner = Runner(program(SOURCE, arch, "-O3"), arch)
     said = check(runner, tmp_path, [*grid((5, 20), 1), Case(OPEN, 300, 64, "fp16", bias="fp16", threads=2)])
     assert said["isa"] == "neon" or arch == "x86_64"
     check(runner, tmp_path, grid((16,), 1), LOCALATTN_CPU_ISA="baseline")

@@ -200,7 +200,7 @@ def test_on_the_other_processor(tmp_path: Path) -> None:
     """Emulated: numbers only."""
     arch: Arch = "aarch64" if host_arch() == "x86_64" else "x86_64"
     emulator(arch)
-    runner = Runner(program(SOURCE, arch, "-O2"), arch)
+    runner = Runner(program(SOURCE, arch, "-O3"), arch)
     check(runner, tmp_path, [grouped(geometry, 1) for geometry in WINDOWS] + [Case(WINDOWS[0], 60, xpos=10.0)])
 
 

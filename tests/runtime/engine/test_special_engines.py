@@ -3,12 +3,9 @@ what is refused."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -26,24 +23,10 @@ from localattn.runtime.engine.session import check_place
 from ...conftest import Finished
 from ...support.models import node_model
 from ...support.models.engine_models import needs_plugin_tools, needs_rtx, open_node, small_model
-from ...support.native.plugin_build import folder
+from ...support.native.plugin_build import small_library
 from .test_facts import written
 
 RTX = ("--backend", "tensorrt-rtx", "--target", "rtx40")
-
-
-@cache
-def library() -> Path:
-    """A plugin library with the kernel of the small model."""
-    from localattn.plugins.kernel.spec import KernelSpec
-    from localattn.plugins.kernel.targets import TARGETS
-    from localattn.plugins.library.build import build_library
-    from localattn.plugins.library.facts import host_arch
-
-    path = folder() / "special.so"
-    with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(folder() / "cache")}):
-        build_library(path, specs=[KernelSpec("fp32", 16)], targets=[TARGETS["sm_80"]], arch=host_arch())
-    return path
 
 
 def shapes(low: str, opt: str, high: str) -> list[str]:
@@ -87,18 +70,18 @@ def test_profiles_that_do_not_belong_together(localattn: Callable[..., Finished]
 @needs_rtx
 def test_the_plugin_library_is_put_into_the_engine(localattn: Callable[..., Finished], tmp_path: Path) -> None:
     output = tmp_path / "whole.engine"
-    chosen = ("--plugin-library", library(), "--embed-plugin")
+    chosen = ("--plugin-library", small_library(), "--embed-plugin")
     finished = localattn("build", small_model(), "-o", output, *RTX, *chosen)
     assert finished.code == 0, finished.err
     facts = read_engine_facts(output)
-    assert library().read_bytes() in output.read_bytes()
+    assert small_library().read_bytes() in output.read_bytes()
     checks = {check.name: check for check in facts.checks}
     assert checks["plugin inside engine"].status == "passed"
     assert "would run in this process" in checks["parity"].detail
-    assert facts.plugin is not None and facts.plugin.sha256 == sha256(library())
+    assert facts.plugin is not None and facts.plugin.sha256 == sha256(small_library())
     assert [(kernel.dtype, kernel.head_dim) for kernel in facts.plugin.kernels] == [("fp32", 16)]
     with pytest.raises(UsageError, match="is not opened by localattn"):
-        open_engine(output, str(library()))
+        open_engine(output, str(small_library()))
 
 
 @needs_plugin_tools
@@ -125,7 +108,7 @@ def test_layers_that_do_not_fit_keep_their_function(
     whole.graph.output.extend(other.graph.output)
     path, before = tmp_path / "two.onnx", whole.SerializeToString()
     path.write_bytes(before)
-    finished = localattn("build", path, *RTX, "--plugin-library", library())
+    finished = localattn("build", path, *RTX, "--plugin-library", small_library())
     assert finished.code == 0, finished.err
     assert "of_300 is built from its ONNX function: its heads are 300 wide" in finished.err
     facts = read_engine_facts(path.with_suffix(".engine"))

@@ -11,7 +11,6 @@ import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import onnx
 import pytest
@@ -21,17 +20,13 @@ from localattn.core.nodes.gpu import RINGS_BY_OP_TYPE, SERVED_BY_OP_TYPE, SERVED
 from localattn.core.tensorrt_versions import FEATURES, has
 from localattn.exporter.export import ExportRequest, export
 from localattn.plugins.aot.register import attributes_of
-from localattn.plugins.kernel.spec import KernelSpec
-from localattn.plugins.kernel.targets import TARGETS
-from localattn.plugins.library.build import build_library
-from localattn.plugins.library.facts import host_arch
 from localattn.runtime.engine.device import find_device_or_none
 
 from ...simulators.tensorrt_releases import names
 from ...simulators.tensorrt_releases.networks import LEVEL, WORKSPACE
 from ...simulators.tensorrt_releases.releases import OTHERS, Release, installed, run
 from ...support.models.engine_models import NODES, needs_plugin_tools, open_node, small_checkpoint, small_model
-from ...support.native.plugin_build import folder
+from ...support.native.plugin_build import folder, small_library
 
 pytestmark = needs_plugin_tools
 
@@ -42,15 +37,6 @@ OP_TYPES = sorted(SERVED_OP_TYPES)
 AOT_SINCE = FEATURES["aot_plugins"]["tensorrt"].at_least
 ALIASES_SINCE = (10, 15)
 PREFER_AOT = "PREFER_AOT_PYTHON_PLUGINS"
-
-
-@cache
-def library() -> Path:
-    """A plugin library with the kernel of the small model in fp16."""
-    path = folder() / "small.so"
-    with mock.patch.dict("os.environ", {"XDG_CACHE_HOME": str(folder() / "cache")}):
-        build_library(path, specs=[KernelSpec("fp16", 16)], targets=[TARGETS["sm_80"]], arch=host_arch())
-    return path
 
 
 @cache
@@ -80,7 +66,7 @@ def told_by(release: Release, store: Path | None) -> dict[str, Any]:
             plans["library"] = (files["beside"], "library")
         used = {kind: sorted(found) for kind, found in names.used().items()}
         _told[release] = run(
-            "networks", release, store, names=used, library=str(library()), models=plans, served=files["beside"],
+            "networks", release, store, names=used, library=str(small_library()), models=plans, served=files["beside"],
             unknown=files["unknown"], aot=release.numbers >= AOT_SINCE,
         )  # fmt: skip
     return _told[release]

@@ -1,4 +1,4 @@
-"""The library of compiled CPU kernels, built once a process for either processor, and what of it a model runs."""
+"""The library of compiled CPU kernels, built once a run for either processor, and what of it a model runs."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from typing import Any
 
 from localattn.core.machine.processor import Arch, host_arch
 from localattn.core.storage.library_store import CPU_KERNELS, keep, prepare_cache
+from localattn.core.storage.publishing import sidecar_path
 from localattn.plugins.cpu import build
-from localattn.plugins.cpu.facts import CpuLibraryFacts
+from localattn.plugins.cpu.facts import CpuLibraryFacts, parse_facts
 
-from .plugin_build import compiler, folder
+from ..run_folder import once
+from .plugin_build import compiler
 
 
 @cache
 def built(arch: Arch) -> CpuLibraryFacts:
     """The library for a processor; the test is skipped where no compiler makes it."""
     compiler(arch)
-    output = folder() / f"cpu-{arch}" / CPU_KERNELS.file_name
-    output.parent.mkdir()
-    return build.build_library(output, arch=arch)
+    name = CPU_KERNELS.file_name
+    path = once(f"cpu-{arch}", lambda place: build.build_library(place / name, arch=arch)) / name
+    return parse_facts(json.loads(sidecar_path(path).read_bytes()), path)
 
 
 def library() -> str:

@@ -6,11 +6,12 @@ sources.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 import subprocess
-import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,7 @@ import pytest
 import localattn
 from localattn.plugins.library.facts import Arch, host_arch
 
+from ..run_folder import once
 from .plugin_build import SOURCES as TEST_SOURCES
 from .plugin_build import compiler, emulator, folder
 
@@ -36,12 +38,31 @@ _NODES = {"aft_node.cpp", "attention_node.cpp", "fused_nodes.cpp", "operators.cp
 @cache
 def program(source: str, arch: Arch, *flags: str, sources: Path = KERNEL_SOURCES) -> Path:
     """One C++ file with the kernels of `sources`."""
-    output = folder() / arch / f"{Path(source).stem}{zlib.crc32(repr((flags, sources)).encode())}"
-    output.parent.mkdir(exist_ok=True)
     files = [TEST_SOURCES / source, *(file for file in sorted(sources.glob("*.cpp")) if file.name not in _NODES)]
-    options = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-pthread", "-static-libstdc++", *flags, f"-I{sources}"]
-    subprocess.run([*compiler(arch).command, *options, *files, "-o", output], check=True)
-    return output
+    options = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-pthread", *flags]
+    objects = [_object(file, arch, *options, f"-I{sources}") for file in files]
+    command = [*compiler(arch).command, *options, "-static-libstdc++", *map(str, objects)]
+
+    def link(place: Path) -> None:
+        subprocess.run([*command, "-o", str(place / "program")], check=True)
+
+    return once(f"program-{_digest(command)}", link) / "program"
+
+
+def _object(file: Path, arch: Arch, *options: str) -> Path:
+    """One C++ file compiled, once for all whose text is the same with what they include, whichever folder has them."""
+    command = [*compiler(arch).command, *options]
+    text = subprocess.run([*command, "-E", "-P", str(file)], capture_output=True, check=True).stdout
+
+    def compiled(place: Path) -> None:
+        subprocess.run([*command, "-c", str(file), "-o", str(place / "object.o")], check=True)
+
+    flags = [option for option in command if not option.startswith("-I")]
+    return once(f"object-{_digest(flags, text)}", compiled) / "object.o"
+
+
+def _digest(command: Sequence[str], text: bytes = b"") -> str:
+    return hashlib.sha256(repr(command).encode() + text).hexdigest()[:32]
 
 
 @cache

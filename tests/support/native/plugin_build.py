@@ -1,12 +1,16 @@
-"""Small plugin libraries, built once a process, and C++ programs of `plugin_sources` for either processor."""
+"""Small plugin libraries, built once a run, and C++ programs of `plugin_sources` for either processor."""
 
 from __future__ import annotations
 
 import atexit
+import json
+import pickle
 import shutil
 import stat
 import subprocess
 import tempfile
+import zlib
+from collections.abc import Callable
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -16,6 +20,8 @@ from unittest import mock
 import pytest
 
 from localattn.core.errors import MissingDependency
+from localattn.core.storage.library_store import TENSORRT_PLUGIN
+from localattn.core.storage.publishing import sidecar_path
 from localattn.plugins import compilers
 from localattn.plugins.compilers import Compiler, find_compiler
 from localattn.plugins.kernel.aft import AFT_SPECS
@@ -25,8 +31,10 @@ from localattn.plugins.kernel.spec import KernelSpec, full_set
 from localattn.plugins.kernel.targets import TARGETS
 from localattn.plugins.library import build
 from localattn.plugins.library.embed import to_compile
-from localattn.plugins.library.facts import Arch, LibraryFacts, host_arch
+from localattn.plugins.library.facts import Arch, LibraryFacts, host_arch, parse_facts
 from localattn.plugins.library.headers import find_cuda_headers, find_tensorrt_headers
+
+from ..run_folder import once
 
 SOURCES = Path(__file__).parents[3] / "tests" / "support" / "native" / "sources"
 DTYPE, HEAD_DIM = "fp16", 64
@@ -96,6 +104,17 @@ def is_rare(spec: AnySpec) -> bool:
 @cache
 def kernels() -> list[CompiledKernel]:
     """What goes into the libraries of both processors: it is the same, and takes most of the time."""
+    return compiled("kernels of both libraries", _kernels)
+
+
+def compiled(name: str, compile_them: Callable[[], list[CompiledKernel]]) -> list[CompiledKernel]:
+    """Kernels by a name of their own, compiled once a run."""
+    place = once(name, lambda folder: (folder / "kernels").write_bytes(pickle.dumps(compile_them())))
+    kernels: list[CompiledKernel] = pickle.loads((place / "kernels").read_bytes())
+    return kernels
+
+
+def _kernels() -> list[CompiledKernel]:
     common, rare = ([spec for spec in specs() if is_rare(spec) == wanted] for wanted in (False, True))
     every, first = [TARGETS[name] for name in BUILT_FOR], [TARGETS[BUILT_FOR[0]]]
     return compile_tiles([*to_compile(common, every), *to_compile(rare, first)])
@@ -106,28 +125,43 @@ def library(arch: Arch) -> LibraryFacts:
     """A library of all op types for one element type and head size."""
     pytest.importorskip("triton", reason="triton compiles the kernels")
     compiler(arch)
-    compiled = mock.patch.object(build, "compile_tiles", lambda *_, **__: kernels())
-    with compiled:
-        return build.build_library(
-            folder() / f"{arch}.so",
-            specs=specs(),
-            targets=[TARGETS[name] for name in BUILT_FOR],
-            arch=arch,
-        )
+    targets = [TARGETS[name] for name in BUILT_FOR]
+
+    def make(place: Path) -> None:
+        with mock.patch.object(build, "compile_tiles", lambda *_, **__: kernels()):
+            build.build_library(place / f"{arch}.so", specs=specs(), targets=targets, arch=arch)
+
+    path = once(f"plugin-{arch}", make) / f"{arch}.so"
+    return parse_facts(json.loads(sidecar_path(path).read_bytes()), path)
+
+
+@cache
+def small_library() -> Path:
+    """A library with the kernels of `engine_models.small_model` in both precisions; its PTX serves every target."""
+    specs = [KernelSpec(dtype, 16) for dtype in ("fp32", "fp16")]
+    name = TENSORRT_PLUGIN.file_name
+
+    def make(place: Path) -> None:
+        build.build_library(place / name, specs=specs, targets=[TARGETS["sm_80"]], arch=host_arch())
+
+    return once("small plugin", make) / name
 
 
 @cache
 def program(arch: Arch, source: str, *flags: str) -> Path:
     """A compiled C++ file; a shared library of the name that `flags` give it, if they do."""
     shared = next((flag.rpartition("=")[2] for flag in flags if "soname" in flag), "")
-    output = folder() / arch / (shared or Path(source).stem)
-    output.parent.mkdir(exist_ok=True)
+    name = shared or Path(source).stem
     includes = []
     for headers in (find_tensorrt_headers(arch), find_cuda_headers(arch)):
         includes += ["-isystem", str(headers.folder)]
     command = [*compiler(arch).command, "-std=c++17", "-O1", "-Wall", "-Werror", *includes, *flags]
-    subprocess.run([*command, "-o", str(output), str(SOURCES / source), "-ldl", "-pthread"], check=True)
-    return output
+
+    def make(place: Path) -> None:
+        output = str(place / name)
+        subprocess.run([*command, "-o", output, str(SOURCES / source), "-ldl", "-pthread"], check=True)
+
+    return once(f"{arch}/{source}{zlib.crc32(repr(flags).encode())}", make) / name
 
 
 def stand_in_driver(arch: Arch) -> Path:
