@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+
 # PyTorch's exporter starts at 18; 24 is the newest that it, ONNX and onnxruntime were seen to agree on.
 OPSETS = range(18, 25)
 # The newest opset that TensorRT 10.3 reads.
@@ -11,3 +14,14 @@ IR_VERSION = 10
 # The oldest onnxruntime whose interface the library of compiled kernels uses (`plugins/cpu/source/onnxruntime_c.h`),
 # and the IR and the opset that it reads.
 OLDEST_ONNXRUNTIME, OLDEST_IR_VERSION, OLDEST_OPSET = "1.17", 9, 20
+
+
+def installed(packages: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those packages that are installed; one may be there under another name."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -16,17 +16,19 @@ OTHERS = 0.10
 # If a candidate is disturbed in this way in more than this share of its timed turns, its comparison has no verdict.
 BUSY = 0.5
 
-_SCHEMA = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+class _Part(BaseModel):
+    """Base of every part of the document."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
-class Latency(BaseModel):
+class Latency(_Part):
     """Milliseconds per call, over all timed calls of a candidate.
 
     Args:
         percentiles: by name, "p50" and so on, in rising order.
     """
-
-    model_config = _SCHEMA
 
     mean: float
     std: float
@@ -35,20 +37,18 @@ class Latency(BaseModel):
     percentiles: dict[str, float]
 
 
-class Histogram(BaseModel):
+class Histogram(_Part):
     """Number of calls by duration: `counts[i]` calls took from `edges[i]` to `edges[i + 1]` milliseconds.
 
     Calls beyond the last edge, the slowest percent, are in `beyond`.
     """
-
-    model_config = _SCHEMA
 
     edges: list[float]
     counts: list[int]
     beyond: int
 
 
-class Ratio(BaseModel):
+class Ratio(_Part):
     """Time relative to another candidate: below 1 is faster.
 
     Args:
@@ -59,8 +59,6 @@ class Ratio(BaseModel):
         busy: the machine was busy with other programs for more than half of the time: no interval and no verdict, for
             chance is not what made the ratio what it is.
     """
-
-    model_config = _SCHEMA
 
     against: str
     value: float
@@ -80,7 +78,7 @@ class Ratio(BaseModel):
         return "slower" if self.low > 1 else "no difference shown"
 
 
-class Memory(BaseModel):
+class Memory(_Part):
     """Resident host memory of a candidate's own process, in bytes; None where the system does not report it.
 
     Args:
@@ -89,14 +87,12 @@ class Memory(BaseModel):
         peak: what opening it and all its runs add at the most.
     """
 
-    model_config = _SCHEMA
-
     imports: int | None
     loaded: int | None
     peak: int | None
 
 
-class BenchRow(BaseModel):
+class BenchRow(_Part):
     """One candidate: a model on a provider, at a number of threads and one size of inputs.
 
     Args:
@@ -124,8 +120,6 @@ class BenchRow(BaseModel):
         ratio: None for the first candidate.
     """
 
-    model_config = _SCHEMA
-
     label: str
     model: str
     backend: str
@@ -150,10 +144,8 @@ class BenchRow(BaseModel):
     ratio: Ratio | None
 
 
-class Share(BaseModel):
+class Share(_Part):
     """Part of a run's time: `ms` milliseconds per run, and `share` of the sum over all nodes."""
-
-    model_config = _SCHEMA
 
     name: str
     ms: float
@@ -161,10 +153,8 @@ class Share(BaseModel):
     nodes: int
 
 
-class NodeTime(BaseModel):
+class NodeTime(_Part):
     """One node of the graph that ran: milliseconds a run, its operator, and the module it came from."""
-
-    model_config = _SCHEMA
 
     name: str
     operator: str
@@ -173,7 +163,7 @@ class NodeTime(BaseModel):
     share: float
 
 
-class Profile(BaseModel):
+class Profile(_Part):
     """Where a candidate's time goes, by onnxruntime's profiler, in a run of its own apart from the timed ones.
 
     Args:
@@ -188,8 +178,6 @@ class Profile(BaseModel):
         named: share of `node_ms` whose module is known.
     """
 
-    model_config = _SCHEMA
-
     label: str
     runs: int
     run_ms: float
@@ -201,10 +189,8 @@ class Profile(BaseModel):
     named: float
 
 
-class Machine(BaseModel):
+class Machine(_Part):
     """The machine that was measured on; no names of hosts, users or paths."""
-
-    model_config = _SCHEMA
 
     cpu: str
     cores: int
@@ -213,10 +199,8 @@ class Machine(BaseModel):
     python: str
 
 
-class BenchSettings(BaseModel):
+class BenchSettings(_Part):
     """The settings of the benchmark: times in seconds, except `warmup_ms`."""
-
-    model_config = _SCHEMA
 
     duration: float
     iterations: int
@@ -226,10 +210,8 @@ class BenchSettings(BaseModel):
     input_source: str
 
 
-class BenchReport(BaseModel):
+class BenchReport(_Part):
     """All results of one benchmark; the first row is what the others are compared with."""
-
-    model_config = _SCHEMA
 
     format: Literal["localattn-bench"] = "localattn-bench"
     format_version: Literal[1] = 1

@@ -10,23 +10,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from ..errors import UsageError
 from ..storage.publishing import MAX_BYTES
 from ..storage.reading import read_plain
+from .schema import Facts
 from .sidecar import CheckRecord, Sidecar, TensorSpec, parse_facts, read_sidecar, sidecar_path
 
 ENGINE_SUFFIX = ".engine"
 
-# As in the sidecar of a model: unknown keys survive.
-_SCHEMA = ConfigDict(extra="allow", validate_by_name=True, ser_json_inf_nan="strings", protected_namespaces=())
 
-
-class KernelName(BaseModel):
+class KernelName(Facts):
     """One compiled kernel of a plugin library: element type ("fp16"), head size, and its optional inputs."""
-
-    model_config = _SCHEMA
 
     dtype: str
     head_dim: int
@@ -40,7 +36,7 @@ class KernelName(BaseModel):
     causal: bool = False
 
 
-class PluginFacts(BaseModel):
+class PluginFacts(Facts):
     """How the attention nodes became plugins.
 
     Args:
@@ -51,8 +47,6 @@ class PluginFacts(BaseModel):
         kernels: those that the layers need of the library.
     """
 
-    model_config = _SCHEMA
-
     kind: Literal["library", "aot"]
     path: str = ""
     sha256: str = ""
@@ -60,10 +54,8 @@ class PluginFacts(BaseModel):
     kernels: list[KernelName] = Field(default_factory=list)
 
 
-class ProfileFacts(BaseModel):
+class ProfileFacts(Facts):
     """The range of sizes of one input with dynamic axes, in one of the engine's optimization profiles."""
-
-    model_config = _SCHEMA
 
     profile: int = 0
     input: str
@@ -72,7 +64,7 @@ class ProfileFacts(BaseModel):
     max: tuple[int, ...]
 
 
-class BuildOptions(BaseModel):
+class BuildOptions(Facts):
     """The options given to the builder.
 
     Args:
@@ -88,8 +80,6 @@ class BuildOptions(BaseModel):
         embed_plugin: it holds the plugin library.
     """
 
-    model_config = _SCHEMA
-
     plugin: str
     builder_optimization_level: int | None = None
     workspace: int | None = None
@@ -102,7 +92,7 @@ class BuildOptions(BaseModel):
     embed_plugin: bool = False
 
 
-class EngineFacts(BaseModel):
+class EngineFacts(Facts):
     """Facts of an engine.
 
     Args:
@@ -128,8 +118,6 @@ class EngineFacts(BaseModel):
         checks: what was checked after the build.
         model: the facts of the ONNX file; None where it had no sidecar.
     """
-
-    model_config = _SCHEMA
 
     format: Literal["localattn-engine"] = "localattn-engine"
     format_version: Literal[1] = 1

@@ -11,13 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from ..errors import UsageError
 from ..storage.publishing import MAX_BYTES, SEAL, check_seal, sidecar_path
 from ..storage.reading import read_plain
 from ..tensors import TensorSpec
 from ..tolerance import Baseline
+from .schema import Facts
 from .step_facts import StepFacts
 
 __all__ = [
@@ -38,15 +39,10 @@ _Facts = TypeVar("_Facts", bound=BaseModel)
 
 # The check of an export that compares the written file with a reference.
 PARITY = "parity"
-# Unknown keys are kept, so that facts written by a newer release survive when this one adds a check.
-# A NaN figure is written as a string, because JSON has no NaN.
-_SCHEMA = ConfigDict(extra="allow", validate_by_name=True, ser_json_inf_nan="strings", protected_namespaces=())
 
 
-class WindowFacts(BaseModel):
+class WindowFacts(Facts):
     """The window of one windowed attention node."""
-
-    model_config = _SCHEMA
 
     name: str
     op_type: str
@@ -57,13 +53,11 @@ class WindowFacts(BaseModel):
     exact_windowsize: bool
 
 
-class LayerFacts(BaseModel):
+class LayerFacts(Facts):
     """What happened to one upstream layer of a user's own module.
 
     `detail` is its window if it was replaced, else why it was left as it is.
     """
-
-    model_config = _SCHEMA
 
     path: str
     class_name: str = Field(validation_alias="class", serialization_alias="class")
@@ -71,14 +65,12 @@ class LayerFacts(BaseModel):
     detail: str = ""
 
 
-class CheckRecord(BaseModel):
+class CheckRecord(Facts):
     """The result of one check.
 
     `not proven` means that the check ran and could not decide; `skipped` that it did not run. `baseline` is what a
     comparison in half precision measured of the untouched module.
     """
-
-    model_config = _SCHEMA
 
     name: str
     status: Literal["passed", "failed", "not proven", "skipped"]
@@ -93,7 +85,7 @@ def class_title(class_name: str, kwargs: Mapping[str, Any]) -> str:
     return f"transformers.{architecture}" if isinstance(architecture, str) else class_name
 
 
-class Sidecar(BaseModel):
+class Sidecar(Facts):
     """Facts of an exported model.
 
     Args:
@@ -125,8 +117,6 @@ class Sidecar(BaseModel):
         checks: the results of the checks.
         unproven: arguments that the weights do not show and no golden outputs proved.
     """
-
-    model_config = _SCHEMA
 
     format: Literal["localattn-sidecar"] = "localattn-sidecar"
     format_version: Literal[1] = 1

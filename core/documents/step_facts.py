@@ -11,16 +11,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from ..limits import LARGEST_SIZE
+from .schema import Facts
 
 __all__ = ["CacheFacts", "StepFacts"]
 
-_SCHEMA = ConfigDict(extra="allow", protected_namespaces=())
 
-
-class CacheFacts(BaseModel):
+class CacheFacts(Facts):
     """One tensor that each call passes on to the next.
 
     Args:
@@ -31,8 +30,6 @@ class CacheFacts(BaseModel):
         fill: the value of every element before the first token.
     """
 
-    model_config = _SCHEMA
-
     input: str
     output: str
     shape: list[int]
@@ -40,7 +37,7 @@ class CacheFacts(BaseModel):
     fill: float = 0.0
 
 
-class StepFacts(BaseModel):
+class StepFacts(Facts):
     """How to call a step file.
 
     Args:
@@ -61,8 +58,6 @@ class StepFacts(BaseModel):
         early_start: the first call may begin before position 0: what lies there is hidden from every other position.
             So a prompt that fills no chunk is filled up in front.
     """
-
-    model_config = _SCHEMA
 
     mode: Literal["step", "prefill"]
     chunk: int = Field(ge=1)

@@ -7,7 +7,6 @@ import logging
 import platform
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import onnx
@@ -23,6 +22,7 @@ from ...core.nodes.attention import DOMAIN, geometry_of
 from ...core.storage.files import sha256
 from ...core.storage.publishing import publish_together, sealed
 from ...core.tensors import TensorSpec
+from ...core.versions import installed
 from ..checks.loads import check_model
 from .serialize import forget_weights, write_model
 
@@ -196,15 +196,6 @@ def output_specs(model: ir.Model) -> list[TensorSpec]:
     ]
 
 
-def package_versions(others: Sequence[str] = ()) -> dict[str, str]:
-    """Return the installed versions of the packages that took part, and of others.
-
-    A package may be installed under another name (onnxruntime-gpu).
-    """
-    found = {"python": platform.python_version()}
-    for package in (*_PACKAGES, *others):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+def package_versions() -> dict[str, str]:
+    """Return the installed versions of Python and of the packages that took part."""
+    return {"python": platform.python_version(), **installed(_PACKAGES)}

@@ -23,12 +23,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
-from onnxscript import build_function
 
 from ...core.nodes.aft import AFT_VARIANT_BY_OP_TYPE, HIDDEN_KEY, PLUGIN_ATTRIBUTES, AftVariant
-from ...core.nodes.attention import DOMAIN
+from .function_parts import FIRST_INT64, LAST_INT64, define, integers, real
 
-_FIRST_INT64, _LAST_INT64 = -(1 << 63), (1 << 63) - 1
 # Products with fewer keys are not worth a call.
 _SMALLEST_BLOCK = 8
 # By whether a node is causal: keys of one part in bytes, the least number of parts, and the fewest channels of a part.
@@ -97,30 +95,20 @@ def _power_of_two(least: int) -> int:
     return 1 << (least - 1).bit_length()
 
 
-def _integers(op: Any, *values: int) -> Any:
-    """Build an int64 vector."""
-    return op.Constant(value_ints=list(values))
-
-
-def _real(op: Any, value: float) -> Any:
-    """Build an fp32 scalar."""
-    return op.Constant(value_float=value)
-
-
 def _part(op: Any, x: Any, axis: int, start: int, end: int) -> Any:
     """Slice one axis."""
-    return op.Slice(x, *(_integers(op, value) for value in (start, end, axis)))
+    return op.Slice(x, *(integers(op, value) for value in (start, end, axis)))
 
 
 def _shifted(op: Any, x: Any, count: int, fill: float) -> Any:
     """Move `[N, …, …]` by `count` along its first axis, of any length, and fill the start."""
-    longer = op.Pad(x, _integers(op, count, 0, 0, 0, 0, 0), _real(op, fill))
+    longer = op.Pad(x, integers(op, count, 0, 0, 0, 0, 0), real(op, fill))
     return _part(op, longer, 0, 0, -count)
 
 
 def _reversed(op: Any, x: Any) -> Any:
     """Reverse the first axis."""
-    return op.Slice(x, *(_integers(op, value) for value in (-1, _FIRST_INT64, 0, -1)))
+    return op.Slice(x, *(integers(op, value) for value in (-1, FIRST_INT64, 0, -1)))
 
 
 class _Biases:
@@ -128,27 +116,27 @@ class _Biases:
 
     def __init__(self, op: Any, variant: AftVariant, block: int, bias: Any, missing: Any) -> None:
         columns = op.Shape(bias, start=1, end=2)
-        one = _integers(op, 1)
+        one = integers(op, 1)
         self._reach = op.Sub(columns, one)
         if not variant.causal:
-            self._reach = op.Div(self._reach, _integers(op, 2))
+            self._reach = op.Div(self._reach, integers(op, 2))
         # The squares reach two blocks back, and as far forward where there are later keys.
         self._margin = 2 * block
-        zero, margin = _integers(op, 0), _integers(op, self._margin)
+        zero, margin = integers(op, 0), integers(op, self._margin)
         self._wide = op.Pad(bias, op.Concat(zero, margin, missing, zero if variant.causal else margin, axis=0))
         self._squares: dict[tuple[int, int, int, bool], Any] = {}  # the parts share them
         # No logit of a row is above its largest bias, or 0, and a key.
-        self._top = op.Max(op.ReduceMax(self._wide, one, keepdims=1), _real(op, 0.0))
+        self._top = op.Max(op.ReduceMax(self._wide, one, keepdims=1), real(op, 0.0))
 
     def _columns(self, op: Any, first: int, count: int) -> Any:
         """Return the biases at the offsets `first … first + count - 1` of `j - i`, `[T, count]`."""
-        start = op.Add(self._reach, _integers(op, self._margin + first))
-        return op.Slice(self._wide, start, op.Add(start, _integers(op, count)), _integers(op, 1))
+        start = op.Add(self._reach, integers(op, self._margin + first))
+        return op.Slice(self._wide, start, op.Add(start, integers(op, count)), integers(op, 1))
 
     def of_itself(self, op: Any, block: int) -> Any:
         """Return the weight of each position's own key, `[T/block, block, 1]`."""
         weight = op.Exp(op.Sub(self._columns(op, 0, 1), self._top))
-        return op.Reshape(weight, _integers(op, -1, block, 1))
+        return op.Reshape(weight, integers(op, -1, block, 1))
 
     def square(self, op: Any, rows: int, first: int, width: int, *, second_half: bool = False) -> Any:
         """Return the weights of products, `[T/rows, rows, width]`; the same for equal arguments.
@@ -165,30 +153,30 @@ class _Biases:
         count = width + rows - 1
         biases, top = self._columns(op, first - rows + 1, count), self._top
         group = 2 * rows if second_half else rows
-        biases = op.Reshape(biases, _integers(op, -1, group, count))
-        top = op.Reshape(top, _integers(op, -1, group, 1))
+        biases = op.Reshape(biases, integers(op, -1, group, count))
+        top = op.Reshape(top, integers(op, -1, group, 1))
         if second_half:
             biases, top = (_part(op, x, 1, rows, group) for x in (biases, top))
         if rows > 1:
             # Rows of `count` numbers, read as rows of one less, each begin one number further.
-            flat = op.Reshape(biases, _integers(op, 0, -1))
+            flat = op.Reshape(biases, integers(op, 0, -1))
             flat = _part(op, flat, 1, rows - 1, rows - 1 + rows * (count - 1))
-            biases = _part(op, op.Reshape(flat, _integers(op, 0, rows, count - 1)), 2, 0, width)
+            biases = _part(op, op.Reshape(flat, integers(op, 0, rows, count - 1)), 2, 0, width)
         return op.Exp(op.Sub(biases, top))
 
 
 def _in_blocks(op: Any, x: Any, size: int) -> Any:
     """Reshape `[1 or more, …, F]` to `[…, size, F]`."""
-    return op.Reshape(x, _integers(op, -1, size, 0))
+    return op.Reshape(x, integers(op, -1, size, 0))
 
 
 def _over_all(op: Any, sizes: _Sizes, biases: _Biases, keys: Any, values: Any) -> tuple[Any, Any]:
     """Compute numerator and denominator if every row sees every key; keys and values are `[1, T, F]`."""
     block = sizes.block
-    weights = op.Exp(op.Sub(keys, op.ReduceMax(keys, _integers(op, 1), keepdims=1)))
+    weights = op.Exp(op.Sub(keys, op.ReduceMax(keys, integers(op, 1), keepdims=1)))
     # [T/L, L, F]
     parts = [_in_blocks(op, x, block) for x in (op.Mul(weights, values), weights)]
-    sums = op.Concat(*(op.ReduceSum(x, _integers(op, 1), keepdims=1) for x in parts), axis=1)
+    sums = op.Concat(*(op.ReduceSum(x, integers(op, 1), keepdims=1) for x in parts), axis=1)
     both = op.Concat(sums, _reversed(op, sums), axis=1)
     both = _shifted(op, both, 2, 0.0)  # the block before and the one after are in the product
     for level in range(sizes.doublings):
@@ -197,8 +185,8 @@ def _over_all(op: Any, sizes: _Sizes, biases: _Biases, keys: Any, values: Any) -
     square = biases.square(op, block, -block - 1, 3 * block + 1)
     results = []
     for index, x in enumerate(parts):
-        around = op.Pad(x, _integers(op, 1, 0, 0, 1, 0, 0))
-        span = [_part(op, around, 0, first, last) for first, last in ((0, -2), (1, -1), (2, _LAST_INT64))]
+        around = op.Pad(x, integers(op, 1, 0, 0, 1, 0, 0))
+        span = [_part(op, around, 0, first, last) for first, last in ((0, -2), (1, -1), (2, LAST_INT64))]
         results.append(op.MatMul(square, op.Concat(_part(op, far, 1, index, index + 1), *span, axis=1)))
     return results[0], results[1]
 
@@ -211,7 +199,7 @@ def _merged(op: Any, first: tuple[Any, Any], second: tuple[Any, Any]) -> tuple[A
 
 def _behind(op: Any, sizes: _Sizes, biases: _Biases, keys: Any, values: Any) -> tuple[Any, Any, Any]:
     """Compute maximum `[T/L, 1, F]`, numerator and denominator `[T/L, L, F]` of the keys before each block."""
-    block, axis = sizes.block, _integers(op, 1)
+    block, axis = sizes.block, integers(op, 1)
     top = op.ReduceMax(keys, axis, keepdims=1)
     weights = op.Exp(op.Sub(keys, top))
     sums = op.Concat(*(op.ReduceSum(x, axis, keepdims=1) for x in (op.Mul(weights, values), weights)), axis=1)
@@ -279,17 +267,17 @@ def _body(variant: AftVariant, sizes: _Sizes) -> Any:
 
     def trace(op: Any, gate: Any, keys: Any, values: Any, bias: Any, *mask: Any) -> Any:
         if mask:
-            kept = op.Unsqueeze(op.Transpose(mask[0], perm=[1, 0]), _integers(op, 2))
+            kept = op.Unsqueeze(op.Transpose(mask[0], perm=[1, 0]), integers(op, 2))
             # The values too: a hidden key's weight is 0, but 0·NaN would be NaN.
-            keys, values = op.Where(kept, keys, _real(op, HIDDEN_KEY)), op.Where(kept, values, _real(op, 0.0))
-        length, zero = op.Shape(gate, start=0, end=1), _integers(op, 0)
+            keys, values = op.Where(kept, keys, real(op, HIDDEN_KEY)), op.Where(kept, values, real(op, 0.0))
+        length, zero = op.Shape(gate, start=0, end=1), integers(op, 0)
         # Channels of all sequences side by side: [1, T, F].
         keys, values = (op.Unsqueeze(op.Flatten(x, axis=1), zero) for x in (keys, values))
         missing = zero
         if not sizes.aligned:  # hidden keys make the last block whole
-            missing = op.Mod(op.Neg(length), _integers(op, sizes.block))
-            pads = op.Concat(_integers(op, 0, 0, 0, 0), missing, zero, axis=0)
-            keys, values = op.Pad(keys, pads, _real(op, HIDDEN_KEY)), op.Pad(values, pads)
+            missing = op.Mod(op.Neg(length), integers(op, sizes.block))
+            pads = op.Concat(integers(op, 0, 0, 0, 0), missing, zero, axis=0)
+            keys, values = op.Pad(keys, pads, real(op, HIDDEN_KEY)), op.Pad(values, pads)
         biases = _Biases(op, variant, sizes.block, bias, missing)
         compute = _causal if variant.causal else _over_all
         if sizes.parts == 1:
@@ -299,7 +287,7 @@ def _body(variant: AftVariant, sizes: _Sizes) -> Any:
             parts = [op.Div(*compute(op, sizes, biases, *part)) for part in zip(*cut, strict=True)]
             mean = op.Concat(*parts, axis=2)
         if not sizes.aligned:
-            mean = op.Slice(op.Reshape(mean, _integers(op, 1, -1, 0)), zero, length, _integers(op, 1))
+            mean = op.Slice(op.Reshape(mean, integers(op, 1, -1, 0)), zero, length, integers(op, 1))
         return op.Mul(op.Sigmoid(gate), op.Reshape(mean, op.Shape(gate)))
 
     return trace
@@ -312,11 +300,4 @@ def build_aft(op_type: str, opset: int, nodes: Sequence[ir.Node]) -> ir.Function
         ValueError: a node's biases have no static shape.
     """
     variant = AFT_VARIANT_BY_OP_TYPE[op_type]
-    return build_function(
-        _body(variant, _sizes(variant, nodes)),
-        [ir.Value(name=name) for name in variant.input_names],
-        domain=DOMAIN,
-        name=op_type,
-        attributes=[ir.Attr(name, ir.AttributeType.STRING, None) for name in PLUGIN_ATTRIBUTES],
-        opset_imports={"": opset},
-    )
+    return define(_body(variant, _sizes(variant, nodes)), op_type, variant.input_names, PLUGIN_ATTRIBUTES, opset)

@@ -23,16 +23,17 @@ largest error of an fp16 file, and on the CPU fp16 is slower, not faster.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from operator import and_
 from typing import Any, Protocol
 
 import onnx_ir as ir
-from onnxscript import build_function
 
-from ...core.nodes.attention import DOMAIN, LOWEST_BIAS, OUTSIDE_SCORE, SELF_SCORE, VARIANT_BY_OP_TYPE, NodeVariant
+from ...core.nodes.attention import LOWEST_BIAS, OUTSIDE_SCORE, SELF_SCORE, VARIANT_BY_OP_TYPE, NodeVariant
+from ...core.nodes.grouped import GroupedVariant
 from .attention_facts import BodyFacts, Part, facts_of
+from .function_parts import ATTENTION_ATTRIBUTES, attribute, define, integers, real
 
 # Above `OUTSIDE_SCORE`: if all visible keys of a row are masked, its weights spread over those keys alone, whose
 # values are zero. Finite, so that no row becomes NaN.
@@ -42,38 +43,6 @@ MASKED_SCORE = -1e30
 _DEPTH = 75.0
 # The largest floor. Where scores are larger, subtracting `_DEPTH` from them could change nothing.
 _MOST_FLOOR = 1e8
-
-ATTRIBUTE_TYPES: Mapping[str, ir.AttributeType] = {
-    "window_size": ir.AttributeType.INT,
-    "look_backward": ir.AttributeType.INT,
-    "look_forward": ir.AttributeType.INT,
-    "causal": ir.AttributeType.INT,
-    "exact_windowsize": ir.AttributeType.INT,
-    "scale": ir.AttributeType.FLOAT,
-    "shared_qk": ir.AttributeType.INT,
-    "perm": ir.AttributeType.INTS,
-    "query_block": ir.AttributeType.INT,
-    "xpos_scale_base": ir.AttributeType.FLOAT,
-    "plugin_namespace": ir.AttributeType.STRING,
-    "plugin_version": ir.AttributeType.STRING,
-}
-
-
-def attribute(op: Any, name: str, kind: ir.AttributeType | None = None) -> Any:
-    """Return one of the node's numeric attributes as a scalar tensor; its kind is that of `ATTRIBUTE_TYPES`."""
-    kind = kind or ATTRIBUTE_TYPES[name]
-    field = "value_int" if kind == ir.AttributeType.INT else "value_float"
-    return op.Constant(**{field: ir.RefAttr(field, name, kind)})
-
-
-def integers(op: Any, *values: int) -> Any:
-    """Build an int64 vector."""
-    return op.Constant(value_ints=list(values))
-
-
-def real(op: Any, value: float) -> Any:
-    """Build an fp32 scalar."""
-    return op.Constant(value_float=value)
 
 
 class Span:
@@ -373,14 +342,19 @@ def _sum(op: Any, biases: Sequence[Any]) -> list[Any]:
 def build_attention(op_type: str, opset: int, nodes: Sequence[ir.Node]) -> ir.Function:
     """Build the ONNX function for all nodes of an op type of `core.node`; see `functions.Builder` for the arguments."""
     variant = VARIANT_BY_OP_TYPE[op_type]
-    facts = [
-        facts_of(variant, {name: x.value for name, x in node.attributes.items()}, length_of(node), sequences_of(node))
+    return attention_function(variant, opset, shared_facts(variant, nodes))
+
+
+def shared_facts(variant: NodeVariant | GroupedVariant, nodes: Sequence[ir.Node]) -> BodyFacts:
+    """Return the facts that hold for all nodes of an op type."""
+    facts = (
+        facts_of(variant, {name: x.value for name, x in node.attributes.items()}, _length_of(node), _sequences_of(node))
         for node in nodes
-    ]
-    return attention_function(variant, opset, reduce(and_, facts))
+    )
+    return reduce(and_, facts)
 
 
-def length_of(node: ir.Node) -> int | None:
+def _length_of(node: ir.Node) -> int | None:
     """Return the sequence length a node was traced at; None if it is dynamic."""
     query = node.inputs[0]
     assert query is not None and query.shape is not None
@@ -389,7 +363,7 @@ def length_of(node: ir.Node) -> int | None:
     return length if isinstance(length, int) else None
 
 
-def sequences_of(node: ir.Node) -> int | None:
+def _sequences_of(node: ir.Node) -> int | None:
     """Return how many sequences of one head a node was traced with, `B·H`; None if the batch is dynamic."""
     query = node.inputs[0]
     assert query is not None and query.shape is not None
@@ -405,13 +379,5 @@ def attention_function(variant: NodeVariant, opset: int, facts: BodyFacts | None
         opset: opset of the function; it must be the model's.
         facts: facts that hold for every node of that type; by default none, and the function serves all nodes.
     """
-    inputs = [ir.Value(name=name) for name in variant.input_names]
-    attributes = [ir.Attr(name, kind, None) for name, kind in ATTRIBUTE_TYPES.items()]
-    return build_function(
-        _body(variant, facts or BodyFacts()),
-        inputs,
-        domain=DOMAIN,
-        name=variant.op_type,
-        attributes=attributes,
-        opset_imports={"": opset},
-    )
+    body = _body(variant, facts or BodyFacts())
+    return define(body, variant.op_type, variant.input_names, ATTENTION_ATTRIBUTES, opset)

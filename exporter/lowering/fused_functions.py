@@ -11,37 +11,28 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
-from onnxscript import build_function
 
 from ...core.nodes.fused import FUSED_BY_OP_TYPE, FUSED_DOMAIN, NORM_EPSILON
+from .function_parts import FIRST_INT64, define, integers, real
 
-_FIRST_INT64 = -(1 << 63)
 # The first opset with Gelu.
 _HAS_GELU = 20
 
 
-def _integers(op: Any, *values: int) -> Any:
-    return op.Constant(value_ints=list(values))
-
-
-def _real(op: Any, value: float) -> Any:
-    return op.Constant(value_float=value)
-
-
 def _read_streams(op: Any, streams: Any, weight: Any, gain: Any, constant: Any) -> tuple[Any, Any, Any]:
     """Compute a branch's input, mix and β; `(r @ W)/‖r‖` takes one pass over the streams less than `(r/‖r‖) @ W`."""
-    squares = op.ReduceSum(op.Mul(streams, streams), _integers(op, -1), keepdims=1)
-    norm = op.Clip(op.Sqrt(squares), _real(op, 1e-12))
+    squares = op.ReduceSum(op.Mul(streams, streams), integers(op, -1), keepdims=1)
+    norm = op.Clip(op.Sqrt(squares), real(op, 1e-12))
     weights = op.Add(op.Mul(op.Tanh(op.Div(op.MatMul(streams, weight), norm)), gain), constant)
     count = op.Shape(streams, start=2, end=3)
-    one = _integers(op, 1)
+    one = integers(op, 1)
     read, mix, beta = op.Split(weights, op.Concat(one, count, one, axis=0), axis=-1, _outputs=3)
-    return op.Squeeze(op.MatMul(_as_row(op, read), streams), _integers(op, 2)), mix, beta
+    return op.Squeeze(op.MatMul(_as_row(op, read), streams), integers(op, 2)), mix, beta
 
 
 def _mix_streams(op: Any, streams: Any, mix: Any, beta: Any, output: Any) -> Any:
     kept = op.MatMul(op.Transpose(mix, perm=[0, 1, 3, 2]), streams)
-    return op.Add(kept, op.Mul(beta, op.Unsqueeze(output, _integers(op, 2))))
+    return op.Add(kept, op.Mul(beta, op.Unsqueeze(output, integers(op, 2))))
 
 
 def _norm(op: Any, x: Any, scale: Any, shift: Any) -> Any:
@@ -69,33 +60,33 @@ def _then_read(write: Callable[..., Any], read: Callable[..., tuple[Any, Any, An
 
 
 def _add_to_streams(op: Any, streams: Any, beta: Any, output: Any) -> Any:
-    return op.Add(streams, op.Mul(beta, op.Unsqueeze(output, _integers(op, 2))))
+    return op.Add(streams, op.Mul(beta, op.Unsqueeze(output, integers(op, 2))))
 
 
 def _begin_streams(op: Any, x: Any, mix: Any, beta: Any, output: Any) -> Any:
-    axis = _integers(op, 2)
+    axis = integers(op, 2)
     return op.Add(op.Mul(mix, op.Unsqueeze(x, axis)), op.Mul(beta, op.Unsqueeze(output, axis)))
 
 
 def _end_streams(op: Any, streams: Any, mix: Any, beta: Any, output: Any) -> Any:
     """Compute `Σ_s (Σ_t mix[s, t])·r_s + (Σ_t beta_t)·output`, which sums weights instead of streams."""
-    axis = _integers(op, 2)
-    mix, beta = op.ReduceSum(mix, _integers(op, 3), keepdims=1), op.ReduceSum(beta, axis, keepdims=1)
+    axis = integers(op, 2)
+    mix, beta = op.ReduceSum(mix, integers(op, 3), keepdims=1), op.ReduceSum(beta, axis, keepdims=1)
     kept = op.MatMul(_as_row(op, mix), streams)
     return op.Squeeze(op.Add(kept, op.Mul(beta, op.Unsqueeze(output, axis))), axis)
 
 
 def _as_row(op: Any, column: Any) -> Any:
     """Reshape `[B, N, S, 1]` → `[B, N, 1, S]`; a Transpose took twice as long."""
-    return op.Reshape(column, _integers(op, 0, 0, 1, -1))
+    return op.Reshape(column, integers(op, 0, 0, 1, -1))
 
 
 def _rotate(op: Any, x: Any, cosine: Any, sine: Any) -> Any:
     """Rotate heads; their halves are swapped by reversing an axis, one copy where Split and Concat need two."""
-    halves = op.Reshape(x, _integers(op, 0, 0, 0, 2, -1))
-    last, before_first, axis, step = (_integers(op, value) for value in (-1, _FIRST_INT64, 3, -1))
+    halves = op.Reshape(x, integers(op, 0, 0, 0, 2, -1))
+    last, before_first, axis, step = (integers(op, value) for value in (-1, FIRST_INT64, 3, -1))
     turned = op.Slice(halves, last, before_first, axis, step)
-    return op.Reshape(op.Add(op.Mul(halves, cosine), op.Mul(turned, sine)), _integers(op, 0, 0, 0, -1))
+    return op.Reshape(op.Add(op.Mul(halves, cosine), op.Mul(turned, sine)), integers(op, 0, 0, 0, -1))
 
 
 def _rotate_pairs(op: Any, x: Any, cosine: Any, sine: Any) -> Any:
@@ -111,8 +102,8 @@ def _gated_gelu(op: Any, value: Any, gate: Any) -> Any:
 
 
 def _gated_gelu_by_erf(op: Any, value: Any, gate: Any) -> Any:
-    half, root = (op.CastLike(_real(op, number), gate) for number in (0.5, 0.5**0.5))
-    one = op.CastLike(_real(op, 1.0), gate)
+    half, root = (op.CastLike(real(op, number), gate) for number in (0.5, 0.5**0.5))
+    one = op.CastLike(real(op, 1.0), gate)
     return op.Mul(value, op.Mul(op.Mul(gate, half), op.Add(op.Erf(op.Mul(gate, root)), one)))
 
 
@@ -121,7 +112,7 @@ def _gated_gelu_tanh(op: Any, value: Any, gate: Any) -> Any:
 
 
 def _gated_gelu_by_tanh(op: Any, value: Any, gate: Any) -> Any:
-    half, one, root, cubic = (op.CastLike(_real(op, x), gate) for x in (0.5, 1.0, (2 / math.pi) ** 0.5, 0.044715))
+    half, one, root, cubic = (op.CastLike(real(op, x), gate) for x in (0.5, 1.0, (2 / math.pi) ** 0.5, 0.044715))
     inner = op.Mul(root, op.Add(gate, op.Mul(cubic, op.Mul(gate, op.Mul(gate, gate)))))
     return op.Mul(value, op.Mul(op.Mul(gate, half), op.Add(op.Tanh(inner), one)))
 
@@ -135,7 +126,7 @@ def _read_one(op: Any, streams: Any, weight: Any, gain: Any, constant: Any) -> t
     unit = op.LpNormalization(streams, axis=-1, p=2)
     weights = op.Add(op.Mul(op.Tanh(op.MatMul(unit, weight)), gain), constant)
     count = op.Shape(streams, start=0, end=1)
-    one = _integers(op, 1)
+    one = integers(op, 1)
     read, mix, beta = op.Split(weights, op.Concat(one, count, one, axis=0), axis=-1, _outputs=3)
     return op.MatMul(op.Transpose(read, perm=[1, 0]), streams), mix, beta
 
@@ -184,8 +175,7 @@ def build_fused(op_type: str, opset: int, nodes: Sequence[ir.Node] = ()) -> ir.F
         trace = _BODIES_WITHOUT_GELU.get(op_type, trace)
     if op_type in _BODIES_OF_ONE_TOKEN and nodes and all(_is_one_token(node) for node in nodes):
         trace = _BODIES_OF_ONE_TOKEN[op_type]
-    inputs = [ir.Value(name=name) for name in FUSED_BY_OP_TYPE[op_type].inputs]
-    return build_function(trace, inputs, domain=FUSED_DOMAIN, name=op_type, attributes=[], opset_imports={"": opset})
+    return define(trace, op_type, FUSED_BY_OP_TYPE[op_type].inputs, (), opset, domain=FUSED_DOMAIN)
 
 
 def _is_one_token(node: ir.Node) -> bool:

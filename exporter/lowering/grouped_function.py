@@ -15,36 +15,28 @@ added to the scores, and nothing overflows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import reduce
-from operator import and_
+from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
-from onnxscript import build_function
 
-from ...core.nodes.attention import DOMAIN, OUTSIDE_SCORE
+from ...core.nodes.attention import OUTSIDE_SCORE
 from ...core.nodes.grouped import GROUPED_BY_OP_TYPE, GroupedVariant
-from .attention_facts import BodyFacts, facts_of
+from .attention_facts import BodyFacts
 from .attention_function import (
-    ATTRIBUTE_TYPES,
     Laid,
     OwnSpans,
     Span,
     WholeSequence,
-    attribute,
     cut,
     heads_first,
-    integers,
-    length_of,
     mask_bias,
-    real,
-    sequences_of,
+    shared_facts,
     softmax,
     without_masked,
 )
+from .function_parts import attribute, define, integers, real
 
-GROUPED_ATTRIBUTE_TYPES: Mapping[str, ir.AttributeType] = {**ATTRIBUTE_TYPES, "softcap": ir.AttributeType.FLOAT}
 # The axis of the blocks in queries [B, KV, G, blocks, block, D].
 _BLOCKS = 3
 
@@ -72,7 +64,7 @@ class _Scores:
     def __init__(self, op: Any, variant: GroupedVariant, sizes: _Sizes, sinks: Any | None) -> None:
         self.scale, self.cap, self.sinks = attribute(op, "scale"), None, None
         if variant.has_softcap:
-            self.cap = attribute(op, "softcap", ir.AttributeType.FLOAT)
+            self.cap = attribute(op, "softcap")
             self.scale = op.Div(self.scale, self.cap)
         if sinks is not None:
             shape = op.Concat(sizes.kv_heads, sizes.groups, integers(op, 1, 1), axis=0)
@@ -225,29 +217,13 @@ def _attend_to_all(
 def build_grouped(op_type: str, opset: int, nodes: Sequence[ir.Node]) -> ir.Function:
     """Build the ONNX function for all nodes of an op type of `core.nodes.grouped`; see `functions.Builder`."""
     variant = GROUPED_BY_OP_TYPE[op_type]
-    facts = [
-        facts_of(variant, {name: x.value for name, x in node.attributes.items()}, length_of(node), sequences_of(node))
-        for node in nodes
-    ]
-    return grouped_function(variant, opset, reduce(and_, facts))
+    return grouped_function(variant, opset, shared_facts(variant, nodes))
 
 
 def grouped_function(variant: GroupedVariant, opset: int, facts: BodyFacts | None = None) -> ir.Function:
-    """Build the model-local ONNX function of one op type.
-
-    Args:
-        variant: the op type.
-        opset: opset of the function; it must be the model's.
-        facts: facts that hold for every node of that type; by default none, and the function serves all nodes.
-    """
-    function = build_function(
-        _body(variant, facts or BodyFacts()),
-        [ir.Value(name=name) for name in variant.input_names],
-        domain=DOMAIN,
-        name=variant.op_type,
-        attributes=[ir.Attr(name, GROUPED_ATTRIBUTE_TYPES[name], None) for name in variant.attribute_names],
-        opset_imports={"": opset},
-    )
+    """Build the model-local ONNX function of one op type; the arguments are those of `attention_function`."""
+    body = _body(variant, facts or BodyFacts())
+    function = define(body, variant.op_type, variant.input_names, variant.attribute_names, opset)
     for node in function.all_nodes():
         node.metadata_props.clear()  # the builder notes that it could not infer a Scan's shapes
     return function

@@ -6,30 +6,14 @@ keep the file's dtype.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
-from onnxscript import build_function
 
-from ...core.nodes.attention import DOMAIN
 from ...core.nodes.step import STEP_VARIANT_BY_OP_TYPE, StepVariant
-from .attention_function import attribute, integers
+from .function_parts import attribute, define, integers
 from .grouped_function import share_beside_sinks
-
-STEP_ATTRIBUTE_TYPES: Mapping[str, ir.AttributeType] = {
-    "window_size": ir.AttributeType.INT,
-    "look_backward": ir.AttributeType.INT,
-    "look_forward": ir.AttributeType.INT,
-    "causal": ir.AttributeType.INT,
-    "exact_windowsize": ir.AttributeType.INT,
-    "scale": ir.AttributeType.FLOAT,
-    "shared_qk": ir.AttributeType.INT,
-    "xpos_scale_base": ir.AttributeType.FLOAT,
-    "softcap": ir.AttributeType.FLOAT,
-    "plugin_namespace": ir.AttributeType.STRING,
-    "plugin_version": ir.AttributeType.STRING,
-}
 
 
 def _attend(op: Any, query: Any, keys: Any, values: Any, score_bias: Any, scales: Sequence[Any]) -> Any:
@@ -90,7 +74,7 @@ class _Grouped:
         precise, keys, values = (op.Cast(x, to=ir.DataType.FLOAT) for x in (query, keys, values))
         scale = attribute(op, "scale")
         if self.variant.has_softcap:
-            cap = attribute(op, "softcap", ir.AttributeType.FLOAT)
+            cap = attribute(op, "softcap")
             scale = op.Div(scale, cap)
         grouped = op.Concat(op.Shape(keys, start=0, end=2), integers(op, -1), op.Shape(keys, start=3, end=4), axis=0)
         turned = op.Transpose(keys, perm=[0, 1, 3, 2])
@@ -118,11 +102,4 @@ def build_step(op_type: str, opset: int, nodes: Sequence[ir.Node] = ()) -> ir.Fu
         body: Any = _Grouped(variant).chunk if variant.chunked else _Grouped(variant).step
     else:
         body = _chunk if variant.chunked else _step
-    return build_function(
-        body,
-        [ir.Value(name=name) for name in variant.input_names],
-        domain=DOMAIN,
-        name=variant.op_type,
-        attributes=[ir.Attr(name, STEP_ATTRIBUTE_TYPES[name], None) for name in variant.attribute_names],
-        opset_imports={"": opset},
-    )
+    return define(body, variant.op_type, variant.input_names, variant.attribute_names, opset)

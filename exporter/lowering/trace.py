@@ -78,12 +78,7 @@ def trace(
 
 def entry_of(source: SourceModel, dtype: str) -> torch.nn.Module:
     """Return the module that is traced: it takes the inputs of `source.inputs(dtype)` by position."""
-    return _Entry(
-        source.module(dtype),
-        [source.parameter(spec.name) for spec in source.inputs(dtype)],
-        computes_in=TORCH_DTYPE[dtype] if source.family.casts_inputs else None,
-        gives=getattr(torch, IO_NAME[dtype]),
-    )
+    return Entry(source.module(dtype), source, dtype)
 
 
 def trace_module(
@@ -164,25 +159,28 @@ def _export_failed(error: Exception) -> ExportFailed:
     return ExportFailed("PyTorch could not export the model.", why=why, fix="Run again with -v for the whole message.")
 
 
-class _Entry(torch.nn.Module):
+class Entry(torch.nn.Module):
     """A module that calls the model by input names, so that an attn_bias can be given without a mask.
 
     Args:
         model: the module.
-        names: names of its inputs in its `forward`.
-        computes_in: element type that floating point inputs are cast to; None leaves them as they are.
-        gives: element type of floating point outputs.
+        source: what it was made of.
+        dtype: of the file: floating point inputs are cast to what the model computes in, outputs to the file's type.
     """
 
-    def __init__(
-        self, model: torch.nn.Module, names: Sequence[str], *, computes_in: torch.dtype | None, gives: torch.dtype
-    ) -> None:
+    def __init__(self, model: torch.nn.Module, source: SourceModel, dtype: str) -> None:
         super().__init__()
-        self.model, self.names, self.computes_in, self.gives = model, names, computes_in, gives
+        self.model, self.names = model, [source.parameter(spec.name) for spec in source.inputs(dtype)]
+        self.computes_in = TORCH_DTYPE[dtype] if source.family.casts_inputs else None
+        self.gives: torch.dtype = getattr(torch, IO_NAME[dtype])
+
+    def cast(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return inputs in the element type that the model computes in."""
+        return [x if self.computes_in is None or not x.is_floating_point() else x.to(self.computes_in) for x in inputs]
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        cast = [x if self.computes_in is None or not x.is_floating_point() else x.to(self.computes_in) for x in inputs]
-        found = self.model(**dict(zip(self.names, cast, strict=True)))
+        """Compute the outputs, in their order."""
+        found = self.model(**dict(zip(self.names, self.cast(inputs), strict=True)))
         outputs: tuple[torch.Tensor, ...] = found if isinstance(found, tuple) else (found,)
         return tuple(x.to(self.gives) if x.is_floating_point() else x for x in outputs)
 

@@ -7,38 +7,24 @@ import torch
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 from torch import Tensor
 
-from ...core.dtypes import IO_NAME
 from ...core.nodes.step import STEP_VARIANT_BY_OP_TYPE
 from ...onnx_graph.fusing import fuse
-from ..models.family import TORCH_DTYPE, StepCall
 from ..source.step_source import StepSource
 from .functions import attach_functions
-from .trace import trace_module
+from .trace import Entry, trace_module
 
 
-class _Entry(torch.nn.Module):
-    """A module that calls the model with its inputs grouped as data, position and caches.
+class _StepEntry(Entry):
+    """A module that calls the model with its inputs grouped as data, position and caches."""
 
-    Args:
-        model: the module.
-        call: how the module is called.
-        data: how many data inputs come first.
-        computes_in: element type that floating point data inputs are cast to; None leaves them as they are.
-        gives: element type of the output.
-    """
-
-    def __init__(
-        self, model: torch.nn.Module, call: StepCall, data: int, *, computes_in: torch.dtype | None, gives: torch.dtype
-    ) -> None:
-        super().__init__()
-        self.model, self.call, self.data = model, call, data
-        self.computes_in, self.gives = computes_in, gives
+    def __init__(self, source: StepSource, dtype: str) -> None:
+        super().__init__(source.module(dtype), source.source, dtype)
+        self.call, self.data = source.call, len(source.data(dtype))
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        data = inputs[: self.data]
-        cast = [x if self.computes_in is None or not x.is_floating_point() else x.to(self.computes_in) for x in data]
-        output, *caches = self.call(self.model, cast, inputs[self.data], inputs[self.data + 1 :])
-        return output.to(self.gives), *caches
+        data, position, caches = inputs[: self.data], inputs[self.data], inputs[self.data + 1 :]
+        output, *caches_after = self.call(self.model, self.cast(data), position, caches)
+        return output.to(self.gives), *caches_after
 
 
 def trace_step(source: StepSource, dtype: str, opset: int) -> ir.Model:
@@ -50,13 +36,7 @@ def trace_step(source: StepSource, dtype: str, opset: int) -> ir.Model:
     """
     specs = source.inputs(dtype)
     model = trace_module(
-        _Entry(
-            source.module(dtype),
-            source.call,
-            len(source.data(dtype)),
-            computes_in=TORCH_DTYPE[dtype] if source.source.family.casts_inputs else None,
-            gives=getattr(torch, IO_NAME[dtype]),
-        ),
+        _StepEntry(source, dtype),
         tuple(torch.zeros([int(n) for n in spec.shape], dtype=getattr(torch, spec.dtype)) for spec in specs),
         [spec.name for spec in specs],
         source.output_names(),

@@ -10,9 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from ...core.documents.engine_facts import KernelName
+from ...core.documents.schema import Facts
 from ...core.documents.sidecar import first_problem
 from ...core.errors import UsageError
 from ...core.machine.processor import ARCHITECTURES as ARCHITECTURES
@@ -22,8 +23,6 @@ from ...core.storage.files import is_file, sha256
 from ...core.storage.library_store import TENSORRT_PLUGIN, Library, find
 from ..kernel.compile import AnySpec
 from ..kernel.targets import Target
-
-_SCHEMA = ConfigDict(extra="allow", protected_namespaces=())
 
 
 class KernelFacts(KernelName):
@@ -51,17 +50,15 @@ class KernelFacts(KernelName):
         return f"sm_{capability}" in self.machine_code or any(int(name[3:]) <= capability for name in self.ptx)
 
 
-class CompanionFacts(BaseModel):
+class CompanionFacts(Facts):
     """The library beside a plugin library that registers it in hosts that only open or preload libraries."""
-
-    model_config = _SCHEMA
 
     name: str
     sha256: str
     bytes: int
 
 
-class LibraryFacts(BaseModel):
+class LibraryFacts(Facts):
     """Facts of a plugin library.
 
     Args:
@@ -81,8 +78,6 @@ class LibraryFacts(BaseModel):
         versions: release of each package that took part.
         created: time of the build, ISO 8601.
     """
-
-    model_config = _SCHEMA
 
     path: Path | None = Field(default=None, exclude=True)
     format: Literal["localattn-plugin"] = "localattn-plugin"

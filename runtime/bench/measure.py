@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ import numpy as np
 
 from ...core.documents.bench_report import BUSY, BenchReport, BenchRow, BenchSettings, Memory, Profile, Ratio
 from ...core.tensors import TensorSpec
+from ...core.versions import installed
 from ..inputs.arrays import save_arrays
 from ..inputs.vocabulary import vocabulary
 from .cautions import find_warnings
@@ -97,7 +97,7 @@ def run_bench(request: BenchRequest, step: Step = lambda _: None) -> BenchReport
     return BenchReport(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         machine=machine(),
-        versions=_versions(),
+        versions=installed(_PACKAGES),
         settings=BenchSettings(
             duration=request.duration,
             iterations=request.iterations,
@@ -223,14 +223,4 @@ def _profiles(request: BenchRequest, runners: Sequence[_Runner], step: Step) -> 
     for runner in runners:
         step(f"Profiling {runner.label}")
         found.append(profile_candidate(runner.candidate, runner.label, runner.inputs, request.top))
-    return found
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found

@@ -42,9 +42,9 @@ from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan_op
 
 from ....core.errors import UsageError
-from ....core.nodes.aft import HIDDEN_KEY, WIDEST_BIASES
+from ....core.nodes.aft import HIDDEN_KEY, PLUGIN_ATTRIBUTES, WIDEST_BIASES, aft_variant_for
+from ..parts.windowed_attention_op import attention_node
 from .arguments import AFTLocalArgs
-from .node import aft_node
 
 # Offsets (or keys, with a full mask) per step of a Scan: they share one rescaling of the sums, but each needs buffers
 # of its own. Of 1, 2, 4 and 8, 4 was the fastest in onnxruntime at D = 64 and D = 512.
@@ -247,7 +247,9 @@ class AFTLocal(nn.Module):
             part(x.to(dtype)).float() for part, x in ((self.query, query), (self.key, key), (self.value, value))
         )
         if self.is_node and torch.onnx.is_in_onnx_export():
-            gated = aft_node(gate, keys, values, self.position_bias, mask, causal=self.causal)
+            variant = aft_variant_for(causal=self.causal, has_mask=mask is not None)
+            inputs = [gate, keys, values, self.position_bias, mask]
+            gated = attention_node(variant.op_type, inputs, PLUGIN_ATTRIBUTES)
         else:
             gated = gate.sigmoid() * self._means(keys, values, mask, full_mask).reshape(gate.shape)
         output: Tensor = self.output(gated.to(dtype))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import astuple
 
 import torch
 from torch import Tensor
 
 from ....core.errors import UsageError
 from ....core.geometry import WindowGeometry
-from ....core.nodes.attention import DOMAIN, DOMAIN_VERSION, HEADS_FIRST, SEQUENCE_FIRST
+from ....core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST
 from ....core.nodes.grouped import GroupedAttributes, choose_grouped_block
 from ....plugins import grouped_op
-from .windowed_attention_op import windowed_attention_op
+from .windowed_attention_op import attention_node, windowed_attention_op
 
 
 def grouped_attention_op(
@@ -65,11 +66,7 @@ def grouped_attention_op(
             value,
             key_mask,
             sinks,
-            geometry.window_size,
-            geometry.look_backward,
-            geometry.look_forward,
-            geometry.causal,
-            geometry.exact_windowsize,
+            *astuple(geometry),
             scale,
             softcap,
             sequence_first,
@@ -84,14 +81,7 @@ def grouped_attention_op(
         query_block=choose_grouped_block(geometry, length if isinstance(length, int) else None),
     )
     variant = attributes.variant(has_mask=key_mask is not None, has_sinks=sinks is not None)
-    return torch.onnx.ops.symbolic(
-        f"{DOMAIN}::{variant.op_type}",
-        [query, key, value, *(x for x in (key_mask, sinks) if x is not None)],
-        attributes.as_onnx(),
-        dtype=query.dtype,
-        shape=query.shape,
-        version=DOMAIN_VERSION,
-    )
+    return attention_node(variant.op_type, [query, key, value, key_mask, sinks], attributes.as_onnx())
 
 
 def _check_sizes(query: Tensor, key: Tensor, value: Tensor, heads: int, kv_heads: int) -> None:

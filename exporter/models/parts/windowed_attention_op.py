@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import astuple
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -48,11 +52,7 @@ def windowed_attention_op(
             value,
             key_mask,
             attn_bias,
-            geometry.window_size,
-            geometry.look_backward,
-            geometry.look_forward,
-            geometry.causal,
-            geometry.exact_windowsize,
+            *astuple(geometry),
             scale,
             shared_qk,
             sequence_first,
@@ -71,12 +71,16 @@ def windowed_attention_op(
         ),
         xpos_scale_base=xpos_scale_base,
     )
-    inputs = [query, key, value, *(x for x in (key_mask, attn_bias) if x is not None)]
+    return attention_node(variant.op_type, [query, key, value, key_mask, attn_bias], attributes.as_onnx())
+
+
+def attention_node(op_type: str, inputs: Sequence[Tensor | None], attributes: dict[str, Any]) -> Tensor:
+    """Add a node to the graph, and return its output, of its first input's shape and type; inputs of None are left out.
+
+    Shapes and meaning: `core.nodes`.
+    """
+    given = [x for x in inputs if x is not None]
+    first = given[0]
     return torch.onnx.ops.symbolic(
-        f"{DOMAIN}::{variant.op_type}",
-        inputs,
-        attributes.as_onnx(),
-        dtype=query.dtype,
-        shape=query.shape,
-        version=DOMAIN_VERSION,
+        f"{DOMAIN}::{op_type}", given, attributes, dtype=first.dtype, shape=first.shape, version=DOMAIN_VERSION
     )

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from ....core.progress import timed_steps
 from ....core.storage.files import sha256
 from ....core.storage.outputs import check_outputs, writing
 from ....core.storage.publishing import publish_together, sealed
+from ....core.versions import installed
 from ..device import Device, find_device, find_device_or_none, platform_name
 from ..library import TensorRTLibrary, open_library
 from ..open import start_device, why_never_opened
@@ -294,18 +294,8 @@ def _facts(
         engine_sha256=sha256(staged),
         engine_bytes=staged.stat().st_size,
         seconds=seconds,
-        versions=_versions(),
+        versions={"python": platform.python_version(), **installed(("localattn", "onnx", "polygraphy"))},
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         checks=checks,
         model=source.facts.sidecar if source.facts.sidecar_matches else None,
     )
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in ("localattn", "onnx", "polygraphy"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

@@ -8,7 +8,6 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 import pytest
-from onnxscript import build_function
 
 from localattn.core.errors import UsageError
 from localattn.core.geometry import ALL_KEYS, WindowGeometry
@@ -18,7 +17,8 @@ from localattn.core.nodes.grouped import GROUPED_VARIANTS, GroupedAttributes
 from localattn.exporter.checks.layers import check_layer_memory, check_layer_windows
 from localattn.exporter.checks.probe import probes
 from localattn.exporter.checks.quadratic_memory import is_square
-from localattn.exporter.lowering.grouped_function import GROUPED_ATTRIBUTE_TYPES, grouped_function
+from localattn.exporter.lowering.function_parts import define
+from localattn.exporter.lowering.grouped_function import grouped_function
 from localattn.onnx_graph.facts import inspect_onnx
 from localattn.onnx_graph.windows import windows_of_file
 
@@ -58,17 +58,8 @@ def dense_function(case: GroupedCase) -> onnx.FunctionProto:
         weights = op.Softmax(op.MatMul(query, op.Transpose(key, perm=[0, 1, 3, 2])))
         return op.Transpose(op.MatMul(weights, value), perm=case.perm)
 
-    names = case.variant.attribute_names
-    return ir.serde.serialize_function(
-        build_function(
-            body,
-            [ir.Value(name=name) for name in case.variant.input_names],
-            domain=DOMAIN,
-            name=case.variant.op_type,
-            attributes=[ir.Attr(name, GROUPED_ATTRIBUTE_TYPES[name], None) for name in names],
-            opset_imports={"": case.opset},
-        )
-    )
+    names = case.variant.input_names, case.variant.attribute_names
+    return ir.serde.serialize_function(define(body, case.variant.op_type, *names, case.opset))
 
 
 @pytest.mark.parametrize("geometry", [CAUSAL, OPEN, WindowGeometry.reaching(6, 4)], ids=lambda g: g.describe())

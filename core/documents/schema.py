@@ -1,0 +1,16 @@
+"""Define how the facts beside a file are read and written as JSON.
+
+Importing this module imports pydantic: light modules import it inside functions.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Facts(BaseModel):
+    """Base of everything in a file of facts."""
+
+    # Unknown keys are kept, so that facts written by a newer release survive when this one adds a check.
+    # A NaN figure is written as a string, because JSON has no NaN.
+    model_config = ConfigDict(extra="allow", validate_by_name=True, ser_json_inf_nan="strings", protected_namespaces=())
