@@ -91,10 +91,10 @@ def _rotate(op: Any, x: Any, cosine: Any, sine: Any) -> Any:
 
 def _rotate_pairs(op: Any, x: Any, cosine: Any, sine: Any) -> Any:
     """Rotate neighbouring channels; Split and Concat swap them in a third less time than a Slice of step -1."""
-    pairs = op.Reshape(x, _integers(op, 0, 0, 0, -1, 2))
-    first, second = op.Split(pairs, _integers(op, 1, 1), axis=-1, _outputs=2)
+    pairs = op.Reshape(x, integers(op, 0, 0, 0, -1, 2))
+    first, second = op.Split(pairs, integers(op, 1, 1), axis=-1, _outputs=2)
     turned = op.Concat(second, first, axis=-1)
-    return op.Reshape(op.Add(op.Mul(pairs, cosine), op.Mul(turned, sine)), _integers(op, 0, 0, 0, -1))
+    return op.Reshape(op.Add(op.Mul(pairs, cosine), op.Mul(turned, sine)), integers(op, 0, 0, 0, -1))
 
 
 def _gated_gelu(op: Any, value: Any, gate: Any) -> Any:
