@@ -148,7 +148,8 @@ def _save(parts: list[_Part], folder: Path, stem: str) -> None:
     outside = any(
         isinstance(value.const_value, ir.ExternalTensor)
         for part in parts
-        for value in part.model.graph.initializers.values()
+        for graph in part.model.graphs()
+        for value in graph.initializers.values()
     )
     if len(parts) > 1:
         shared = share_weights([part.model for part in parts], folder, stem)

@@ -26,6 +26,21 @@ def all_nodes(graph: Any) -> Iterator[Any]:
             yield from all_nodes(inner)
 
 
+def all_weights(graph: Any) -> Iterator[Any]:
+    """Yield the initializers of a graph, and of the graphs inside its If, Loop and Scan."""
+    yield from graph.initializer
+    for node in graph.node:
+        for inner in graphs_of(node):
+            yield from all_weights(inner)
+
+
+def outside_weights(model: Any) -> list[Any]:
+    """List the initializers of a model whose data lies in another file."""
+    import onnx
+
+    return [x for x in all_weights(model.graph) if x.data_location == onnx.TensorProto.EXTERNAL]
+
+
 def types_of(graph: Any) -> Iterator[tuple[str, int]]:
     """Yield name and element type of the values of a graph and of the graphs inside its nodes."""
     for value in (*graph.value_info, *graph.input, *graph.output):

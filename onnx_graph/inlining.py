@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .graph_values import put_back, take_weights
+from .graph_values import outside_weights, put_back, take_weights
 
 TOO_LARGE = "Its weights are more than 2 GB, which no ONNX model in memory holds."
 _MOST_BYTES = (1 << 31) - (1 << 20)  # protobuf's limit, and room for the functions
@@ -53,7 +53,7 @@ def read_weights(model: Any, folder: Path) -> None:
     """
     import onnx
 
-    outside = [x for x in model.graph.initializer if x.data_location == onnx.TensorProto.EXTERNAL]
+    outside = outside_weights(model)
     lengths = (int(entry.value) for tensor in outside for entry in tensor.external_data if entry.key == "length")
     if sum(lengths) + model.ByteSize() > _MOST_BYTES:
         raise ValueError(TOO_LARGE)

@@ -19,6 +19,7 @@ from ..core.storage.files import publish, sha256
 from ..core.storage.outputs import Output, writing
 from . import inlining
 from .gpu_nodes import gpu_nodes
+from .graph_values import outside_weights
 from .onnx_file import OnnxFile
 
 PROVIDER_DOMAIN = "trt.plugins"
@@ -52,8 +53,7 @@ def rewrite_for_provider(model: Path, output: Path, *, overwrite: bool = False) 
 
     with writing(Output(output, REWRITTEN), inputs=[model], overwrite=overwrite) as folder:
         proto = OnnxFile.read(model).parse()
-        outside = any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in proto.graph.initializer)
-        if outside and output.resolve().parent != model.resolve().parent:
+        if outside_weights(proto) and output.resolve().parent != model.resolve().parent:
             raise UsageError(
                 f"{output} would not find the weights of {model}.",
                 why="They lie in a file beside the model.",

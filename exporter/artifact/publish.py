@@ -23,6 +23,7 @@ from ...core.storage.files import sha256
 from ...core.storage.publishing import publish_together, sealed
 from ...core.tensors import TensorSpec
 from ...core.versions import installed
+from ...onnx_graph.graph_values import outside_weights
 from ..checks.loads import check_model
 from .serialize import forget_weights, write_model
 
@@ -44,7 +45,8 @@ def save_model(model: ir.Model, path: Path, external_data_from: int) -> str | No
     Its name carries a fingerprint of the weights, so that an older model keeps its own until the new
     one is in place.
     """
-    weights = sum(x.const_value.nbytes for x in model.graph.initializers.values() if x.const_value is not None)
+    held = (value.const_value for graph in model.graphs() for value in graph.initializers.values())
+    weights = sum(tensor.nbytes for tensor in held if tensor is not None)
     if weights < external_data_from:
         write_model(model, path)
         return None
@@ -53,7 +55,7 @@ def save_model(model: ir.Model, path: Path, external_data_from: int) -> str | No
     name = f"{path.name}.{sha256(temporary)[:12]}.data"
     temporary.rename(path.parent / name)
     written = onnx.load(path, load_external_data=False)
-    for tensor in written.graph.initializer:
+    for tensor in outside_weights(written):
         for entry in tensor.external_data:
             if entry.key == "location":
                 entry.value = name

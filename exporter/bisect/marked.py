@@ -17,6 +17,7 @@ from ...core.documents.engine_facts import ENGINE_SUFFIX, EngineFacts, read_engi
 from ...core.error_texts import argument
 from ...core.errors import CheckFailed, UsageError
 from ...core.storage.files import sha256
+from ...onnx_graph.graph_values import outside_weights
 from ...runtime.session import Session, load
 from .request import BisectRequest
 
@@ -92,11 +93,7 @@ def _build(marked: Path, facts: EngineFacts, request: BisectRequest) -> Path:
 
 def _external_files(document: onnx.ModelProto) -> set[str]:
     return {
-        entry.value
-        for tensor in document.graph.initializer
-        if tensor.data_location == onnx.TensorProto.EXTERNAL
-        for entry in tensor.external_data
-        if entry.key == "location"
+        entry.value for tensor in outside_weights(document) for entry in tensor.external_data if entry.key == "location"
     }
 
 

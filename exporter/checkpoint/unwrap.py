@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
+from ...core.error_texts import argument
 from ...core.errors import UsageError
 from .settings import settings_tables
 
@@ -39,6 +40,8 @@ ENTRIES = (
 )
 # Name prefixes of modules that wrap the model; the first one present is removed.
 PREFIXES = ("ema_model.", "online_model.", "module.", "model.", "network.", "net.", "transformer.", "attn.")
+# Of these the names of parts, which other parts may stand beside; wrappers have at most a few numbers of their own.
+_PARTS = ("transformer.", "attn.")
 # Inserted anywhere in a name by a wrapper around a part of the model.
 _INFIXES = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 # The first part of every name in a supported class's state dict.
@@ -113,7 +116,7 @@ def unwrap(loaded: object, path: Path, notes: list[str], roots: Collection[str] 
             why=f"It holds {_listed([str(name) for name in chosen])}.",
             fix="Save model.state_dict().",
         )
-    return Unwrapped(_without_prefixes(_without_infixes(state, path, notes), notes, roots), settings)
+    return Unwrapped(_without_prefixes(_without_infixes(state, path, notes), path, notes, roots), settings)
 
 
 def _is_tensor(value: object) -> TypeGuard[torch.Tensor]:
@@ -198,15 +201,27 @@ def _without_infixes(state: dict[str, torch.Tensor], path: Path, notes: list[str
 
 
 def _without_prefixes(
-    state: dict[str, torch.Tensor], notes: list[str], roots: Collection[str]
+    state: dict[str, torch.Tensor], path: Path, notes: list[str], roots: Collection[str]
 ) -> dict[str, torch.Tensor]:
-    """Strip wrappers' prefixes until the names are the model's own, or no known wrapper is left."""
+    """Strip wrappers' prefixes until the names are the model's own, or no known wrapper is left.
+
+    Raises:
+        UsageError: beside a part there are weights of others, of which the file would have nothing.
+    """
     while state and not any(name.partition(".")[0] in roots for name in state):
         prefix = next((known for known in PREFIXES if any(name.startswith(known) for name in state)), None)
         if prefix is None:
             return state
         inner = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
         dropped = [name for name in state if not name.startswith(prefix)]
+        others = [name for name in dropped if state[name].ndim]
+        if prefix in _PARTS and others:
+            raise UsageError(
+                f"{path} holds '{prefix[:-1]}' beside other modules: {_listed(others)}.",
+                why=f"A file of {prefix}* alone would compute a part of the model, and leave the rest out.",
+                fix=f"Export the whole module: {argument('factory')}, with these weights. If the part alone is wanted, "
+                f"save a state_dict() of it.",
+            )
         left_out = f"; left out: {_listed(dropped)}" if dropped else ""
         notes.append(f"prefix '{prefix}' removed from {len(inner)} names{left_out}")
         state = inner

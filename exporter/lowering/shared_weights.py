@@ -35,7 +35,8 @@ def share_weights(models: Sequence[ir.Model], folder: Path, stem: str) -> str | 
     values = [
         value
         for model in models
-        for value in model.graph.initializers.values()
+        for graph in model.graphs()
+        for value in graph.initializers.values()
         if value.const_value is not None and value.const_value.nbytes >= _SMALLEST
     ]
     if not values:

@@ -112,6 +112,19 @@ def test_several_unnamed_sets_are_not_guessed(tmp_path):
         load_state(saved(tmp_path / "w.pt", {"generator_a": STATE, "generator_b": OTHER}))
 
 
+@pytest.mark.parametrize("part", ["attn", "transformer"])
+def test_a_part_beside_other_modules_is_refused(tmp_path, part):
+    """Its file would be a part of the model; what a wrapper counts beside it is noted."""
+    state = {f"{part}.{name}": tensor for name, tensor in STATE.items()}
+    path = saved(tmp_path / "w.pt", {**state, "mlp.0.weight": torch.ones(3, 4)})
+    with pytest.raises(UsageError, match=f"holds '{part}' beside other modules: mlp.0.weight"):
+        load_state(path)
+    counted = saved(tmp_path / "w.pt", {**state, "steps": torch.tensor(7)})
+    assert "left out: steps" in check(counted)[0]
+    wrapped = {f"model.{name}": tensor for name, tensor in STATE.items()}
+    assert "left out: loss.weight" in check(saved(tmp_path / "w.pt", {**wrapped, "loss.weight": torch.ones(3)}))[0]
+
+
 def test_names_that_collide_without_their_wrapper_are_refused(tmp_path):
     content = {"to_out.weight": torch.ones(1), "_orig_mod.to_out.weight": torch.zeros(1)}
     with pytest.raises(UsageError, match="twice"):

@@ -35,6 +35,7 @@ from localattn.runtime.bundle.verify import verify_bundle
 from localattn.runtime.parity.comparison import compare_arrays
 
 from ...conftest import Finished
+from ...support.models.branches import WIDTH, save_branches
 from ...support.models.bundles import demo_model, open_model, run_script, tiny_bundle, tiny_model  # noqa: F401
 from ...support.models.engine_models import small_model
 from ...support.native.cpu_build import built
@@ -208,6 +209,22 @@ def test_external_data_travels(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "evil.onnx").write_bytes(model.SerializeToString())
     with pytest.raises(UsageError, match="Cannot bundle"):
         create_bundle(BundleRequest(tmp_path / "evil.onnx", tmp_path / "none"))
+
+
+def test_external_data_of_branches_travels(tmp_path: Path, localattn: Command) -> None:
+    """In a bundle, and into a file that this package writes."""
+    save_branches(tmp_path / "if.onnx", "if.weights")
+    facts = create_bundle(BundleRequest(tmp_path / "if.onnx", tmp_path / "b"))
+    assert [entry["role"] for entry in facts.manifest["files"] if "if" in entry["path"]][:2] == ["model", "data"]
+    assert verify_bundle(tmp_path / "b").report["code"] == 0
+    assert localattn("convert", tmp_path / "if.onnx", "-o", tmp_path / "plain.onnx", "--standard-ops").code == 0
+    (tmp_path / "if.weights").unlink()
+    written = load(tmp_path / "plain.onnx", plugin="none")
+    for sign, number in ((1, 1), (-1, 2)):
+        found = written.run({"x": np.full((3, WIDTH), sign, np.float32)})["y"]
+        assert np.array_equal(found, np.full((3, WIDTH), sign * number * WIDTH, np.float32))
+    with pytest.raises(UsageError, match="not whole"):
+        create_bundle(BundleRequest(tmp_path / "if.onnx", tmp_path / "none"))
 
 
 def test_an_altered_model_is_not_bundled(tiny_model: Path, tmp_path: Path) -> None:
