@@ -30,6 +30,7 @@ LABELS = {
     "ours": "localattn, compiled kernels",
     "ours_functions": "localattn, functions",
     "optimum": "optimum-onnx",
+    "transformers": "transformers' OnnxExporter",
     "genai": "onnxruntime-genai",
     "llama": "llama.cpp",
     "pytorch": "PyTorch, transformers' cache",
@@ -40,6 +41,8 @@ LABELS = {
 # Candidates whose interpreter a variable names, and those that need what a variable names.
 _INTERPRETERS = {"optimum": OPTIMUM, "genai": GENAI, "genai_int4": GENAI}
 _NEEDED = {"llama": (LLAMA, LLAMA_SOURCE), "llama_int4": (LLAMA, LLAMA_SOURCE)}
+# What their makers call their files.
+_FILES = {"llama": "model.gguf", "llama_int4": "model.gguf", "transformers": "decode.onnx"}
 _INT4 = "_int4"
 
 
@@ -106,7 +109,7 @@ def measure(
         if missing := [variable for variable in _NEEDED.get(name, ()) if variable not in os.environ]:
             return {"skipped": f"{' and '.join(missing)} must be set"}
         if not name.startswith("ours"):
-            path = folder / name / ("model.gguf" if name in _NEEDED else "model.onnx")
+            path = folder / name / _FILES.get(name, "model.onnx")
             words: list[object] = [SCRIPTS / "make.py", f"{name}_decoder", model, path]
             return made(path, words, elsewhere=_INTERPRETERS.get(name))
         room = room_for(context)

@@ -23,8 +23,10 @@ import numpy as np
 THREADS = 2
 # The variable that names the folder of node-llama-cpp, the package that brings llama.cpp's libraries.
 LLAMA = "LOCALATTN_BENCHMARKS_LLAMA"
-# Peers whose attention has a number for every pair of tokens take a longer prompt in pieces.
+# Peers whose attention has a number for every pair of tokens take a longer prompt in pieces, and those with logits for
+# every token any prompt.
 _WHOLE, _PIECE = 8192, 1024
+_ALL_LOGITS = ("transformers",)
 # Tokens that count, after this many that do not.
 _FIRST = 4
 Logits = np.ndarray[Any, Any]
@@ -80,6 +82,30 @@ def optimum(path: Path, _room: int) -> Consume:
     options.intra_op_num_threads, options.inter_op_num_threads = THREADS, 1
     model = ORTModelForCausalLM.from_pretrained(path.parent, session_options=options, use_io_binding=False)
     return _with_cache(model, torch.inference_mode())
+
+
+def transformers(path: Path, _room: int) -> Consume:
+    """The graph of transformers' `OnnxExporter` in its own runner; its logits are those of every token."""
+    import onnxruntime
+    import torch
+    from transformers import DynamicCache
+    from transformers.exporters.base import ExportedModel
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = THREADS, 1
+    model = ExportedModel.from_pretrained(path.parent, session_options=options)
+    run, kept, seen = model.runners["decode"], DynamicCache(config=model.config), 0
+
+    def consume(tokens: np.ndarray[Any, Any]) -> Logits:
+        nonlocal kept, seen
+        positions = torch.arange(seen, seen + len(tokens))[None]
+        seen += len(tokens)
+        given = {"input_ids": torch.from_numpy(tokens)[None], "position_ids": positions, "past_key_values": kept}
+        out = run(**given)
+        kept = out.past_key_values
+        return np.asarray(out.logits[0, -1].float().numpy())
+
+    return consume
 
 
 def genai(path: Path, room: int) -> Consume:
@@ -153,7 +179,8 @@ def main(name: str, path: str, context: str, tokens: str, room: str, output: str
     consume: Consume = globals()[name](Path(path), int(room))
     opened = time.perf_counter() - began
     began, cpu = time.perf_counter(), time.process_time()
-    pieces = range(_PIECE, len(prompt), _PIECE) if len(prompt) > _WHOLE and name not in _OWN else ()
+    cut = name in _ALL_LOGITS or (len(prompt) > _WHOLE and name not in _OWN)
+    pieces = range(_PIECE, len(prompt), _PIECE) if cut else ()
     for piece in np.split(prompt, pieces):
         logits = consume(piece)
     first = {"open_s": opened, "first_s": time.perf_counter() - began, "first_cpu_s": time.process_time() - cpu}

@@ -98,6 +98,20 @@ def optimum_decoder(folder: Path, output: Path) -> None:
     onnx_export_from_model(model, output.parent, task="text-generation-with-past", opset=18, do_validation=False)
 
 
+def transformers_decoder(folder: Path, output: Path) -> None:
+    """transformers' own `OnnxExporter`: one graph with a cache, for prompts and for tokens."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.exporters import OnnxConfig, OnnxExporter
+
+    ids = torch.zeros(2, TRACED, dtype=torch.long)
+    inputs, config = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, OnnxConfig(dynamic=True)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    made = OnnxExporter().export_for_generation(model, inputs, config, multi_token_decode=True)
+    del made.components["prefill"]  # the other one takes a prompt too, and each brings its weights
+    made.save_pretrained(output.parent)
+
+
 def genai_decoder(folder: Path, output: Path) -> None:
     """onnxruntime-genai's builder, for the CPU."""
     _genai(folder, output, "fp32")
