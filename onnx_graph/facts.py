@@ -12,7 +12,7 @@ from ..core.nodes.aft import AFT_VARIANT_BY_OP_TYPE
 from ..core.nodes.attention import DOMAIN
 from ..core.storage.files import is_file
 from ..core.tensors import UNNAMED_DIMENSION, TensorSpec
-from .graph_values import all_nodes
+from .graph_values import all_nodes, external_files
 from .onnx_file import OnnxFile
 from .wire_scan import lies_inside
 
@@ -119,7 +119,7 @@ def inspect_onnx(path: Path | OnnxFile) -> OnnxFacts:
     initial = {tensor.name for tensor in graph.initializer}
     nodes = list(all_nodes(graph))
     check_nodes(file.name, model)
-    external = _external_files(graph)
+    external = external_files(graph)
     return OnnxFacts(
         path=file.name,
         file_bytes=file.size,
@@ -244,17 +244,3 @@ def _weight_bytes(graph: Any) -> dict[str, int]:
 def _lies_beside(file: OnnxFile, name: str) -> bool:
     """Check that external data exists in the model's folder or below it: ONNX allows no other place."""
     return file.path is not None and lies_inside(name) and is_file(file.path.parent / name)
-
-
-def _external_files(graph: Any) -> list[str]:
-    import onnx
-
-    return sorted(
-        {
-            entry.value
-            for tensor in graph.initializer
-            if tensor.data_location == onnx.TensorProto.EXTERNAL
-            for entry in tensor.external_data
-            if entry.key == "location"
-        }
-    )

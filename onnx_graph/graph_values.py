@@ -26,15 +26,36 @@ def all_nodes(graph: Any) -> Iterator[Any]:
             yield from all_nodes(inner)
 
 
-def types_of(graph: Any) -> Iterator[tuple[str, int]]:
-    """Yield name and element type of the values of a graph and of the graphs inside its nodes."""
-    for value in (*graph.value_info, *graph.input, *graph.output):
-        yield value.name, value.type.tensor_type.elem_type
-    for tensor in graph.initializer:
-        yield tensor.name, tensor.data_type
+def all_graphs(graph: Any) -> Iterator[Any]:
+    """Yield a graph and the graphs inside its nodes."""
+    yield graph
     for node in graph.node:
         for inner in graphs_of(node):
-            yield from types_of(inner)
+            yield from all_graphs(inner)
+
+
+def reads(node: Any) -> Iterator[str]:
+    """Yield the names that a node reads, those of the graphs inside it too."""
+    yield from node.input
+    for graph in graphs_of(node):
+        yield from (value.name for value in graph.output)
+        for inner in graph.node:
+            yield from reads(inner)
+
+
+def external_files(graph: Any) -> list[str]:
+    """List the files in which weights of a graph lie, by the names that it has for them."""
+    outside = [tensor for tensor in graph.initializer if tensor.data_location == tensor.EXTERNAL]
+    return sorted({entry.value for tensor in outside for entry in tensor.external_data if entry.key == "location"})
+
+
+def types_of(graph: Any) -> Iterator[tuple[str, int]]:
+    """Yield name and element type of the values of a graph and of the graphs inside its nodes."""
+    for inner in all_graphs(graph):
+        for value in (*inner.value_info, *inner.input, *inner.output):
+            yield value.name, value.type.tensor_type.elem_type
+        for tensor in inner.initializer:
+            yield tensor.name, tensor.data_type
 
 
 def element_types(model: Any) -> set[str]:
