@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..core.storage.checkpoint_paths import check_exists
-from .parts.console import note, number_option, progress, say, seed_option
+from .parts.console import number_option, print_notes, progress, say, seed_option
 from .parts.paths import INPUT, ForceOption
 from .parts.plugins.options import PluginLibraryOption, plugin_asked
 from .parts.report_output import OutputOption, ReportFormatOption, choose, show
@@ -70,8 +70,7 @@ def bisect(
             plugin=plugin_asked("auto", plugin_library),
         )
         report = run_bisect(request, step)
-    for line in report.notes:
-        note(f"Note: {line}")
+    print_notes(report.notes)
     document = {"model": str(model), "against": str(against), **report.to_dict()}
     following: tuple[object, ...] = (
         "localattn",

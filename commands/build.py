@@ -14,9 +14,9 @@ from .api.build_plugin import PluginKind
 from .parts.console import (
     FormatOption,
     bytes_text,
-    note,
     print_checks,
     print_json,
+    print_notes,
     print_signature,
     progress,
     say,
@@ -103,37 +103,20 @@ def build(
     anywhere. Where the engine runs, it is compared with the ONNX file; elsewhere the report says that it was not. An
     engine without the plugin or the precision asked for, or with other outputs, is not written: exit code 5.
     """
+    options = dict(locals())  # before anything else has a name here
+    del options["force"], options["output_format"]
+    options["target"] = (target or "").split(",")
+    for name in ("min_shapes", "opt_shapes", "max_shapes"):
+        options[name] = [parse_shapes(f"--{name.replace('_', '-')}", text) for text in options[name] or ()]
     with progress() as step:
         from .api.building import build as build_engine
 
-        report = build_engine(
-            model,
-            output,
-            backend=backend,
-            target=(target or "").split(","),
-            device=device,
-            plugin=plugin,
-            plugin_library=plugin_library,
-            timing_cache=timing_cache,
-            workspace=workspace,
-            builder_optimization_level=builder_optimization_level,
-            min_shapes=[parse_shapes("--min-shapes", text) for text in min_shapes or ()],
-            opt_shapes=[parse_shapes("--opt-shapes", text) for text in opt_shapes or ()],
-            max_shapes=[parse_shapes("--max-shapes", text) for text in max_shapes or ()],
-            version_compatible=version_compatible,
-            hardware_compatible=hardware_compatible,
-            refit=refit,
-            strip_weights=strip_weights,
-            embed_plugin=embed_plugin,
-            overwrite=force,
-            progress=step,
-        )
+        report = build_engine(**options, overwrite=force, progress=step)
     if output_format == "json":
         facts = report.facts.model_dump(mode="json", by_alias=True)
         print_json({"engine": str(report.path), "notes": report.notes, **facts})
         return
-    for line in report.notes:
-        note(f"Note: {line}")
+    print_notes(report.notes)
     _print_report(report)
     library = None if report.facts.plugin is None else report.facts.plugin.path
     named = () if library is None else ("--plugin-library", library)

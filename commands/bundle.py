@@ -15,9 +15,9 @@ from ..core.storage.file_kinds import BUNDLE
 from .parts.console import (
     FormatOption,
     bytes_text,
-    note,
     number_option,
     print_json,
+    print_notes,
     progress,
     say,
     seed_option,
@@ -145,8 +145,7 @@ def create(
 
 
 def _print_created(facts: BundleFacts) -> None:
-    for line in facts.notes:
-        note(f"Note: {line}")
+    print_notes(facts.notes)
     files = facts.manifest["files"]
     say(f"{facts.path}  {len(files) + 1} files, {bytes_text(sum(entry['size'] for entry in files))}")
     roles: dict[str, list[str]] = {}

@@ -16,10 +16,10 @@ from .api.exporting import export as export_checkpoint
 from .parts.console import (
     FormatOption,
     export_document,
-    note,
     number_option,
     print_exported,
     print_json,
+    print_notes,
     progress,
     say,
     size_option,
@@ -282,8 +282,7 @@ def _print_plan(request: ExportRequest | StepRequest) -> None:
         return
     opened, source = open_request(request)
     axes = dynamic_axes(request, source)
-    for line in opened.notes:
-        note(f"Note: {line}")
+    print_notes(opened.notes)
     say(f"Would export {source.title} to {request.output} ({request.dtype}, opset {request.opset}):")
     for spec in dynamic_specs(source, request.dtype, axes):
         say(f"  input   {spec.describe()}")

@@ -12,8 +12,8 @@ from ..core.limits import MOST_SEEDS, is_size
 from ..core.storage.file_kinds import NPZ
 from .parts.console import (
     RuntimeOption,
-    note,
     number_option,
+    print_notes,
     progress,
     say,
     seed_option,
@@ -123,8 +123,7 @@ def parity(
             )
             for model in models
         ]
-    for line in dict.fromkeys(line for report in reports for line in report.notes):
-        note(f"Note: {line}")
+    print_notes(dict.fromkeys(line for report in reports for line in report.notes))
     passed = all(report.passed for report in reports)
     files = [report.to_dict() for report in reports]
     document = files[0] if len(files) == 1 else {"passed": passed, "files": files}

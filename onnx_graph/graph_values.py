@@ -26,30 +26,46 @@ def all_nodes(graph: Any) -> Iterator[Any]:
             yield from all_nodes(inner)
 
 
-def all_weights(graph: Any) -> Iterator[Any]:
-    """Yield the initializers of a graph, and of the graphs inside its If, Loop and Scan."""
-    yield from graph.initializer
+def all_graphs(graph: Any) -> Iterator[Any]:
+    """Yield a graph and the graphs inside its nodes."""
+    yield graph
     for node in graph.node:
         for inner in graphs_of(node):
-            yield from all_weights(inner)
+            yield from all_graphs(inner)
+
+
+def reads(node: Any) -> Iterator[str]:
+    """Yield the names that a node reads, those of the graphs inside it too."""
+    yield from node.input
+    for graph in graphs_of(node):
+        yield from (value.name for value in graph.output)
+        for inner in graph.node:
+            yield from reads(inner)
+
+
+def all_weights(graph: Any) -> Iterator[Any]:
+    """Yield the initializers of a graph, and of the graphs inside its nodes."""
+    for inner in all_graphs(graph):
+        yield from inner.initializer
 
 
 def outside_weights(model: Any) -> list[Any]:
     """List the initializers of a model whose data lies in another file."""
-    import onnx
+    return [tensor for tensor in all_weights(model.graph) if tensor.data_location == tensor.EXTERNAL]
 
-    return [x for x in all_weights(model.graph) if x.data_location == onnx.TensorProto.EXTERNAL]
+
+def external_files(model: Any) -> list[str]:
+    """List the files in which weights of a model lie, by the names that it has for them."""
+    return sorted({x.value for tensor in outside_weights(model) for x in tensor.external_data if x.key == "location"})
 
 
 def types_of(graph: Any) -> Iterator[tuple[str, int]]:
     """Yield name and element type of the values of a graph and of the graphs inside its nodes."""
-    for value in (*graph.value_info, *graph.input, *graph.output):
-        yield value.name, value.type.tensor_type.elem_type
-    for tensor in graph.initializer:
-        yield tensor.name, tensor.data_type
-    for node in graph.node:
-        for inner in graphs_of(node):
-            yield from types_of(inner)
+    for inner in all_graphs(graph):
+        for value in (*inner.value_info, *inner.input, *inner.output):
+            yield value.name, value.type.tensor_type.elem_type
+        for tensor in inner.initializer:
+            yield tensor.name, tensor.data_type
 
 
 def element_types(model: Any) -> set[str]:

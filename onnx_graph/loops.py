@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core.errors import UsageError
+from .graph_values import graphs_of
 
 LOOP = "Loop"
 # onnxruntime takes half a microsecond for a node that does next to nothing: half an hour in all.
@@ -108,7 +109,7 @@ class _Runs:
                 body = self._functions[key]
                 self._known[key] = self.of(body, _Scope(body, None))
             return self._known[key]
-        inner = [a.g for a in node.attribute if a.HasField("g")] + [g for a in node.attribute for g in a.graphs]
+        inner = list(graphs_of(node))
         if key == ("", LOOP) and len(inner) == 1:
             return self._of_loop(node, inner[0], scope)
         return 1 + sum(self.of(graph, _Scope(graph, scope)) for graph in inner)

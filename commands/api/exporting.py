@@ -268,24 +268,12 @@ def export_module(
         ExportFailed: PyTorch's exporter gave up.
         CheckFailed: a check found a fault; nothing was written.
     """
+    given = dict(locals()) | {"golden": _path(golden), "dynamic": tuple(dynamic)}  # before others have names here
     with packages_named():
         from ...exporter.user_module.export_module import ModuleOptions
         from ...exporter.user_module.export_module import export_module as run
 
-    options = ModuleOptions(
-        golden=_path(golden),
-        dynamic=tuple(dynamic),
-        max_seq_len=max_seq_len,
-        opset=opset,
-        function_body=function_body,
-        standard_ops=standard_ops,
-        atol=atol,
-        rtol=rtol,
-        allow_quadratic=allow_quadratic,
-        allow_wide_integers=allow_wide_integers,
-        quick=quick,
-        overwrite=overwrite,
-    )
+    options = ModuleOptions(**{field.name: given[field.name] for field in fields(ModuleOptions) if field.name in given})
     return run(module, inputs, output, options, origin=origin, progress=progress)
 
 

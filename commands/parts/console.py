@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -127,6 +127,12 @@ def note(text: str) -> None:
         _remark(text)
 
 
+def print_notes(notes: Iterable[str]) -> None:
+    """Print the notes of a report, on stderr."""
+    for line in notes:
+        note(f"Note: {line}")
+
+
 def warn(text: str) -> None:
     """Print a warning on stderr, under -q too."""
     _remark(f"Warning: {text}", fg="yellow")
@@ -217,8 +223,7 @@ def print_signature(facts: Sidecar | EngineFacts | OnnxFacts) -> None:
 def print_exported(report: ExportReport, details: Sequence[str] = ()) -> None:
     """Print what an export wrote: notes, the file and its signature, details, the checks, warnings."""
     sidecar = report.sidecar
-    for line in report.notes:
-        note(f"Note: {line}")
+    print_notes(report.notes)
     size = report.path.stat().st_size
     if sidecar.external_data is not None:
         size += report.path.with_name(sidecar.external_data).stat().st_size

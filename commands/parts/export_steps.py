@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .console import bytes_text, export_document, note, print_checks, print_json, print_warnings, say
+from .console import bytes_text, export_document, print_checks, print_json, print_notes, print_warnings, say
 
 if TYPE_CHECKING:
     from ...exporter.export import ExportReport
@@ -20,8 +20,7 @@ def print_step_files(report: ExportReport, *, as_json: bool) -> None:
         beside = None if companion is None else export_document(companion)
         print_json({**export_document(replace(report, companion=None)), "companion": beside})
         return
-    for line in report.notes:
-        note(f"Note: {line}")
+    print_notes(report.notes)
     for written in (report, *([] if companion is None else [companion])):
         _print_file(written)
     print_warnings(report)
@@ -54,8 +53,7 @@ def print_step_plan(request: StepRequest) -> None:
     from ...exporter.step_export import open_steps
 
     opened, files = open_steps(request)
-    for line in opened.notes:
-        note(f"Note: {line}")
+    print_notes(opened.notes)
     for path, source in files.items():
         say(f"Would export {source.source.title} to {path}, {source.chunk} token(s) a call:")
         for spec in source.inputs(request.export.dtype):

@@ -17,7 +17,7 @@ from ...core.documents.engine_facts import ENGINE_SUFFIX, EngineFacts, read_engi
 from ...core.error_texts import argument
 from ...core.errors import CheckFailed, UsageError
 from ...core.storage.files import sha256
-from ...onnx_graph.graph_values import outside_weights
+from ...onnx_graph.graph_values import external_files
 from ...runtime.session import Session, load
 from .request import BisectRequest
 
@@ -64,7 +64,7 @@ def open_marked(document: onnx.ModelProto, values: Sequence[str], folder: Path, 
     graph.output.extend(known[name] for name in dict.fromkeys(values) if name not in present)
     model = request.model
     source = onnx_file_of(model)
-    for name in _external_files(document):
+    for name in external_files(document):
         _link(source.with_name(name), folder / name)
     marked = folder / "marked.onnx"
     marked.write_bytes(document.SerializeToString())
@@ -89,12 +89,6 @@ def _build(marked: Path, facts: EngineFacts, request: BisectRequest) -> Path:
     output = marked.with_suffix(ENGINE_SUFFIX)
     build_engine(BuildRequest(marked, output, facts.backend, facts.targets, plugin))
     return output
-
-
-def _external_files(document: onnx.ModelProto) -> set[str]:
-    return {
-        entry.value for tensor in outside_weights(document) for entry in tensor.external_data if entry.key == "location"
-    }
 
 
 def _link(source: Path, target: Path) -> None:

@@ -16,6 +16,7 @@ from typing import TypeVar
 import onnx
 
 from ...core.documents.sidecar import CheckRecord
+from ...onnx_graph.graph_values import all_graphs
 from ..source.source_model import SourceModel
 from .left_out import MEMORY
 from .probe import probes
@@ -84,20 +85,11 @@ def allowed(record: CheckRecord, accepted: bool) -> CheckRecord:
 def graph_shapes(model: onnx.ModelProto) -> dict[str, Shape]:
     """Return the shapes of all tensors of a model and its subgraphs, by name."""
     shapes: dict[str, Shape] = {}
-    for graph in _graphs(model.graph):
+    for graph in all_graphs(model.graph):
         values = (*graph.value_info, *graph.input, *graph.output)
         shapes |= {v.name: tuple(d.dim_value for d in v.type.tensor_type.shape.dim) for v in values}
         shapes |= {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     return shapes
-
-
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield the graph and the graphs inside its nodes, such as those of Scan."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from _graphs(attribute.g)
 
 
 def is_square(shape: Iterable[int], lengths: set[int]) -> bool:

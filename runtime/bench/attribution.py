@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...onnx_graph.graph_values import reads
+
 # Shown where no module is known.
 UNKNOWN = "(not known)"
 
@@ -43,7 +45,7 @@ def origins(model: Path, optimised: Path) -> dict[str, Origin]:
     nodes = list(OnnxFile.read(optimised).parse().graph.node)
     users: dict[str, list[int]] = {}
     for index, node in enumerate(nodes):
-        for name in _reads(node):
+        for name in reads(node):
             users.setdefault(name, []).append(index)
     found: list[str] = [""] * len(nodes)
     # The nodes are in topological order, so every user of a result comes after it.
@@ -54,7 +56,7 @@ def origins(model: Path, optimised: Path) -> dict[str, Origin]:
         found[index] = next((module for module in (*own, by_name.get(node.name), *later) if module), "")
     maker: dict[str, str] = {}
     for index, node in enumerate(nodes):
-        found[index] = found[index] or next((maker[name] for name in _reads(node) if maker.get(name)), "")
+        found[index] = found[index] or next((maker[name] for name in reads(node) if maker.get(name)), "")
         maker |= dict.fromkeys(node.output, found[index])
     return {
         node.name: Origin(node.op_type, module or UNKNOWN)
@@ -75,16 +77,6 @@ def _modules_of(nodes: Iterable[Any]) -> tuple[dict[str, str], dict[str, str]]:
             if name:
                 by_value[name] = module
     return by_value, by_name
-
-
-def _reads(node: Any) -> list[str]:
-    """List the values a node reads, including those that its subgraphs take from outside."""
-    names = list(node.input)
-    for attribute in node.attribute:
-        for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-            for inner in graph.node:
-                names += _reads(inner)
-    return names
 
 
 def module_of(name: str, metadata: Mapping[str, str]) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ...core.error_texts import argument
 from ...core.errors import UsageError
@@ -145,22 +146,21 @@ def labels(candidates: Sequence[Candidate]) -> dict[Candidate, str]:
     parts: dict[Candidate, list[str]] = {
         candidate: [candidate.model.name if by_name else str(candidate.model)] for candidate in candidates
     }
-    if len({candidate.provider for candidate in candidates}) > 1:
-        for candidate, words in parts.items():
-            words.append(candidate.provider)
-    if len({candidate.threads for candidate in candidates}) > 1:
-        for candidate, words in parts.items():
-            words.append(f"{candidate.threads} thread{'s' if candidate.threads != 1 else ''}")
-    if len({candidate.plugin for candidate in candidates}) > 1:
-        for candidate, words in parts.items():
-            words.append(f"plugin {candidate.plugin}")
-    if len({candidate.runtime for candidate in candidates}) > 1:
-        for candidate, words in parts.items():
-            words.append("onnxruntime" if candidate.runtime == "auto" else candidate.runtime)
-    if len({candidate.seq_len for candidate in candidates}) > 1:
-        for candidate, words in parts.items():
-            words.append(f"n={candidate.seq_len}")
+    for option, worded in _WORDED.items():
+        if len({getattr(candidate, option) for candidate in candidates}) > 1:
+            for candidate, words in parts.items():
+                words.append(worded(getattr(candidate, option)))
     return {candidate: ", ".join(words) for candidate, words in parts.items()}
+
+
+# How the options that candidates may differ in are written in their names, in this order.
+_WORDED: dict[str, Callable[[Any], str]] = {
+    "provider": str,
+    "threads": lambda count: f"{count} thread{'s' if count != 1 else ''}",
+    "plugin": "plugin {}".format,
+    "runtime": lambda name: "onnxruntime" if name == "auto" else name,
+    "seq_len": "n={}".format,
+}
 
 
 def _check_list(name: str, values: Sequence[object]) -> None:

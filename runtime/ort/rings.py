@@ -8,12 +8,12 @@ touched than has keys.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ...core.nodes.attention import PLUGIN_NAMESPACE
 from ...core.nodes.step import CHUNK
-from ...onnx_graph.graph_values import all_nodes
+from ...onnx_graph.graph_values import reads
 
 if TYPE_CHECKING:
     from ...core.documents.step_facts import CacheFacts
@@ -24,16 +24,11 @@ def overwritten(model: Any, caches: Iterable[CacheFacts]) -> frozenset[str]:
 
     Layers that share keys read one ring, and the first would overwrite what the others need.
     """
-    readers = Counter(_read(model.graph))
-    chunks = [node for node in model.graph.node if node.domain == PLUGIN_NAMESPACE and CHUNK in node.op_type]
+    graph = model.graph
+    readers = Counter(value.name for value in graph.output)
+    readers.update(name for node in graph.node for name in reads(node))
+    chunks = [node for node in graph.node if node.domain == PLUGIN_NAMESPACE and CHUNK in node.op_type]
     passed_on = {(name, to) for node in chunks for name in node.input for to in node.output}
     return frozenset(
         cache.input for cache in caches if readers[cache.input] == 1 and (cache.input, cache.output) in passed_on
     )
-
-
-def _read(graph: Any) -> Iterator[str]:
-    for node in all_nodes(graph):
-        yield from node.input
-    for value in graph.output:
-        yield value.name

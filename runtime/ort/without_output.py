@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from ...onnx_graph.graph_values import graphs_of
+from ...onnx_graph.graph_values import reads
 
 
 def apply(model: Any, output: str) -> Any:
@@ -23,7 +22,7 @@ def apply(model: Any, output: str) -> Any:
     nodes = []
     for node in reversed(graph.node):
         if not needed.isdisjoint(node.output):
-            needed.update(_read(node))
+            needed.update(reads(node))
             nodes.append(node)
     weights = [tensor for tensor in graph.initializer if tensor.name in needed]
     for field, left in (("output", kept), ("node", nodes[::-1]), ("initializer", weights)):
@@ -31,12 +30,3 @@ def apply(model: Any, output: str) -> Any:
         graph.ClearField(field)
         getattr(graph, field).extend(taken)
     return copy
-
-
-def _read(node: Any) -> Iterator[str]:
-    """Yield the names that a node reads, those of the graphs inside it too."""
-    yield from node.input
-    for graph in graphs_of(node):
-        yield from (value.name for value in graph.output)
-        for inner in graph.node:
-            yield from _read(inner)

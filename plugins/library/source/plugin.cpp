@@ -1,10 +1,7 @@
 #include "plugin.h"
 
-#include "log.h"
 #include "shapes.h"
 
-#include <exception>
-#include <new>
 #include <vector>
 
 namespace localattn {
@@ -12,7 +9,6 @@ namespace {
 
 using nvinfer1::DataType;
 using nvinfer1::Dims;
-using nvinfer1::DynamicPluginTensorDesc;
 using nvinfer1::PluginTensorDesc;
 
 // Of a kernel's output.
@@ -21,153 +17,38 @@ DataType outputOf(DataType query) { return query == DataType::kFP8 ? DataType::k
 }  // namespace
 
 WindowedAttention::WindowedAttention(OpType const& opType, Attributes const& attributes)
-    : Plugin(opType.name), mOpType(opType), mAttributes(attributes) {
+    : Plugin({opType.name, opType.inputs(), opType.rank(), {0}}), mOpType(opType), mAttributes(attributes) {
   describe(opType.options.aft ? std::string(opType.name) : attributes.describe(), mAttributes.fields(opType));
 }
 
-nvinfer1::IPluginV3* WindowedAttention::clone() noexcept {
-  try {
-    return new WindowedAttention(mOpType, mAttributes);
-  } catch (std::exception const& error) {
-    fail(error.what());
-    return nullptr;
+Plugin* WindowedAttention::copy() const { return new WindowedAttention(mOpType, mAttributes); }
+
+DataType WindowedAttention::typeAt(int32_t pos, DataType first) const {
+  if (pos == mOpType.inputs()) {
+    return outputOf(first);
   }
+  return mOpType.options.mask && pos == mOpType.maskAt() ? DataType::kBOOL : first;
 }
 
-int32_t WindowedAttention::getNbOutputs() const noexcept { return 1; }
-
-int32_t WindowedAttention::getOutputDataTypes(DataType* outputTypes, int32_t nbOutputs, DataType const* inputTypes,
-                                              int32_t nbInputs) const noexcept {
-  if (nbInputs != mOpType.inputs() || nbOutputs != 1) {
-    return fail("it takes " + std::to_string(mOpType.inputs()) + " inputs and gives one output, not " +
-                std::to_string(nbInputs) + " and " + std::to_string(nbOutputs));
-  }
-  outputTypes[0] = outputOf(inputTypes[0]);
-  return 0;
+std::vector<KernelKey> WindowedAttention::kernelsOf(Element element, Dims const& first) const {
+  return {keyOf(element, first)};
 }
 
-int32_t WindowedAttention::getOutputShapes(nvinfer1::DimsExprs const* inputs, int32_t nbInputs,
-                                           nvinfer1::DimsExprs const*, int32_t, nvinfer1::DimsExprs* outputs,
-                                           int32_t nbOutputs, nvinfer1::IExprBuilder&) noexcept {
-  if (nbInputs != mOpType.inputs() || nbOutputs != 1 || inputs[0].nbDims != mOpType.rank()) {
-    return fail("the first input must have " + std::to_string(mOpType.rank()) + " dimensions, and there must be " +
-                std::to_string(mOpType.inputs()) + " inputs");
-  }
-  outputs[0] = inputs[0];
-  return 0;
+std::string WindowedAttention::whyBeyond(std::vector<Dims> const& largest) const {
+  return whyTooLarge(mAttributes, sizesOf(largest[0], largest[static_cast<size_t>(mOpType.sizedBy())]));
 }
 
-bool WindowedAttention::supportsFormatCombination(int32_t pos, DynamicPluginTensorDesc const* inOut, int32_t nbInputs,
-                                                  int32_t nbOutputs) noexcept {
-  if (nbInputs != mOpType.inputs() || nbOutputs != 1 || pos < 0 || pos > nbInputs ||
-      inOut[pos].desc.format != nvinfer1::TensorFormat::kLINEAR) {
-    return false;
-  }
-  PluginTensorDesc const& query = inOut[0].desc;
-  if (pos != 0) {
-    bool const isMask = mOpType.options.mask && pos == mOpType.maskAt();
-    DataType const own = pos == nbInputs ? outputOf(query.type) : query.type;
-    return inOut[pos].desc.type == (isMask ? DataType::kBOOL : own);
-  }
-  Element element{};
-  if (!elementOf(query.type, element)) {
-    try {
-      sayOnce(Severity::kINFO, std::string(mOpType.name) + ": TensorRT offers element type " +
-                                   std::to_string(static_cast<int32_t>(query.type)) +
-                                   "; the kernels take fp16, bf16, fp32 and fp8");
-    } catch (std::exception const&) {
-      // No memory for a message.
-    }
-    return false;
-  }
-  KernelKey const key = keyOf(element, query.dims);
-  if (haveKernel(key)) {
+bool WindowedAttention::run(PluginTensorDesc const* descriptions, void const* const* inputs, void* const* outputs,
+                            void*, Stream stream, std::string& why) const {
+  Sizes const sizes = sizesOf(descriptions[0].dims, descriptions[mOpType.sizedBy()].dims);
+  if (sizes.batch == 0 || sizes.length == 0 || sizes.heads == 0) {
     return true;
   }
-  try {
-    sayOnce(Severity::kWARNING, std::string(mOpType.name) + ": no kernel for " + describeKey(key) +
-                                    " in this plugin library; build one that has it with: " + howToBuild(key, 0));
-  } catch (std::exception const&) {
-    // No memory for a message.
-  }
-  return false;
-}
-
-int32_t WindowedAttention::configurePlugin(DynamicPluginTensorDesc const* in, int32_t nbInputs,
-                                           DynamicPluginTensorDesc const*, int32_t) noexcept {
-  try {
-    if (nbInputs != mOpType.inputs()) {
-      return fail("it takes " + std::to_string(mOpType.inputs()) + " inputs, not " + std::to_string(nbInputs));
-    }
-    std::vector<Dims> shapes;
-    for (int32_t i = 0; i < nbInputs; ++i) {
-      shapes.push_back(in[i].desc.dims);
-    }
-    std::string why = whyUnfit(shapes.data(), nbInputs);
-    if (why.empty() && in[0].max.nbDims == mOpType.rank()) {
-      why = whyTooLarge(mAttributes,
-                        sizesOf(in[0].max, in[mOpType.sizedBy()].max));  // of the profile: better now than when it runs
-    }
-    return why.empty() ? 0 : fail(why);
-  } catch (std::exception const& error) {
-    return fail(error.what());
-  }
-}
-
-int32_t WindowedAttention::onShapeChange(PluginTensorDesc const* in, int32_t nbInputs, PluginTensorDesc const*,
-                                         int32_t) noexcept {
-  try {
-    if (nbInputs != mOpType.inputs()) {
-      return fail("it takes " + std::to_string(mOpType.inputs()) + " inputs, not " + std::to_string(nbInputs));
-    }
-    std::vector<Dims> shapes;
-    for (int32_t i = 0; i < nbInputs; ++i) {
-      shapes.push_back(in[i].dims);
-    }
-    std::string why = whyUnfit(shapes.data(), nbInputs);
-    if (why.empty()) {
-      why = whyTooLarge(mAttributes, sizesOf(in[0].dims, in[mOpType.sizedBy()].dims));
-    }
-    if (!why.empty()) {
-      return fail(why);
-    }
-    // Loaded here already, so that the first call does not wait for it. What fails here is tried again by enqueue,
-    // which then fails: without a GPU engines can still be built.
-    Loaded loaded;
-    if (!load(keyOf(in[0]), nullptr, loaded, why)) {
-      std::string missing;
-      Severity const severity = driver(missing) == nullptr ? Severity::kINFO : Severity::kWARNING;
-      sayOnce(severity, std::string(mOpType.name) + ": no kernel is loaded yet: " + why);
-    }
-    return 0;
-  } catch (std::exception const& error) {
-    return fail(error.what());
-  }
-}
-
-int32_t WindowedAttention::enqueue(PluginTensorDesc const* inputDesc, PluginTensorDesc const*,
-                                   void const* const* inputs, void* const* outputs, void*,
-                                   cudaStream_t stream) noexcept {
-  try {
-    Sizes const sizes = sizesOf(inputDesc[0].dims, inputDesc[mOpType.sizedBy()].dims);
-    if (sizes.batch == 0 || sizes.length == 0 || sizes.heads == 0) {
-      return 0;
-    }
-    std::string why = whyTooLarge(mAttributes, sizes);
-    if (!why.empty() ||
-        !run(keyOf(inputDesc[0]), mAttributes, sizes, inputs, outputs[0], reinterpret_cast<Stream>(stream), why)) {
-      return fail(why);
-    }
-    return 0;
-  } catch (std::exception const& error) {
-    return fail(error.what());
-  }
-}
-
-KernelKey WindowedAttention::keyOf(PluginTensorDesc const& query) const {
   Element element = Element::kFP32;
-  elementOf(query.type, element);
-  return keyOf(element, query.dims);
+  elementOf(descriptions[0].type, element);
+  why = whyTooLarge(mAttributes, sizes);
+  return why.empty() &&
+         localattn::run(keyOf(element, descriptions[0].dims), mAttributes, sizes, inputs, outputs[0], stream, why);
 }
 
 KernelKey WindowedAttention::keyOf(Element element, Dims const& query) const {
@@ -189,7 +70,7 @@ Sizes WindowedAttention::sizesOf(Dims const& query, Dims const& key) const {
   return {query.d[0], query.d[lengthAxis], query.d[3 - lengthAxis], key.d[3 - lengthAxis]};
 }
 
-std::string WindowedAttention::whyUnfit(Dims const* shapes, int32_t nbInputs) const {
+std::string WindowedAttention::whyUnfit(std::vector<Dims> const& shapes) const {
   if (mOpType.options.aft) {
     return whyAftUnfit(shapes);
   }
@@ -227,10 +108,10 @@ std::string WindowedAttention::whyUnfit(Dims const* shapes, int32_t nbInputs) co
            std::to_string(heads) + ", " + std::to_string(mAttributes.windowSize) + ", " +
            std::to_string(mAttributes.keysPerWindow()) + "]";
   }
-  return next == nbInputs ? "" : "it has " + std::to_string(nbInputs) + " inputs";
+  return "";
 }
 
-std::string WindowedAttention::whyAftUnfit(Dims const* shapes) const {
+std::string WindowedAttention::whyAftUnfit(std::vector<Dims> const& shapes) const {
   Dims const& gate = shapes[0];
   if (gate.nbDims != 3) {
     return "gate is " + shapeText(gate) + "; it must have 3 dimensions";

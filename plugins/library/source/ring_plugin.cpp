@@ -2,12 +2,10 @@
 
 #include "attributes.h"
 #include "launch.h"
-#include "log.h"
 #include "shapes.h"
 
 #include <algorithm>
 #include <cstdio>
-#include <exception>
 #include <limits>
 
 namespace localattn {
@@ -20,7 +18,6 @@ using nvinfer1::PluginField;
 using nvinfer1::PluginFieldType;
 using nvinfer1::PluginTensorDesc;
 
-constexpr int32_t kOUTPUTS = 3;
 // Places of inputs.
 constexpr int32_t kKEY_CACHE = 3;
 constexpr int32_t kBIAS = 5;
@@ -43,6 +40,13 @@ size_t bytesOf(PluginTensorDesc const& desc) {
     bytes *= static_cast<size_t>(desc.dims.d[i]);
   }
   return bytes;
+}
+
+// Of what joins the splits of a call.
+KernelKey joinsKeyOf(Element element) {
+  Options joins{};
+  joins.ring = joins.joins = true;
+  return {element, 0, joins};
 }
 
 }  // namespace
@@ -85,7 +89,9 @@ std::vector<PluginField> RingAttributes::fields(RingOpType const& opType) const 
 }
 
 RingAttention::RingAttention(RingOpType const& opType, RingAttributes const& attributes)
-    : Plugin(opType.name), mOpType(opType), mAttributes(attributes) {
+    : Plugin({opType.name, opType.inputs(), 4, {0, kKEY_CACHE, kKEY_CACHE + 1}}),
+      mOpType(opType),
+      mAttributes(attributes) {
   char text[96];
   std::snprintf(text, sizeof(text), ", scale %.9g", static_cast<double>(mAttributes.scale));
   std::string description = std::string(opType.name) + text;
@@ -96,45 +102,13 @@ RingAttention::RingAttention(RingOpType const& opType, RingAttributes const& att
   describe(description, mAttributes.fields(opType));
 }
 
-nvinfer1::IPluginV3* RingAttention::clone() noexcept {
-  try {
-    return new RingAttention(mOpType, mAttributes);
-  } catch (std::exception const& error) {
-    fail(error.what());
-    return nullptr;
-  }
-}
+Plugin* RingAttention::copy() const { return new RingAttention(mOpType, mAttributes); }
 
-int32_t RingAttention::getNbOutputs() const noexcept { return kOUTPUTS; }
-
-int32_t RingAttention::getOutputDataTypes(DataType* outputTypes, int32_t nbOutputs, DataType const* inputTypes,
-                                          int32_t nbInputs) const noexcept {
-  if (nbInputs != mOpType.inputs() || nbOutputs != kOUTPUTS) {
-    return fail("it takes " + std::to_string(mOpType.inputs()) + " inputs and gives three outputs");
-  }
-  outputTypes[0] = inputTypes[0];
-  outputTypes[1] = inputTypes[kKEY_CACHE];
-  outputTypes[2] = inputTypes[kKEY_CACHE + 1];
-  return 0;
-}
-
-int32_t RingAttention::getOutputShapes(nvinfer1::DimsExprs const* inputs, int32_t nbInputs, nvinfer1::DimsExprs const*,
-                                       int32_t, nvinfer1::DimsExprs* outputs, int32_t nbOutputs,
-                                       nvinfer1::IExprBuilder&) noexcept {
-  if (nbInputs != mOpType.inputs() || nbOutputs != kOUTPUTS || inputs[0].nbDims != 4) {
-    return fail("query must have 4 dimensions, and there must be " + std::to_string(mOpType.inputs()) + " inputs");
-  }
-  outputs[0] = inputs[0];
-  outputs[1] = inputs[kKEY_CACHE];
-  outputs[2] = inputs[kKEY_CACHE + 1];
-  return 0;
-}
-
-DataType RingAttention::typeAt(int32_t pos, DataType query) const {
+DataType RingAttention::typeAt(int32_t pos, DataType first) const {
   int32_t const inputs = mOpType.inputs();
   bool const isSinks = mOpType.sinks && pos == inputs - 1;
   if (pos == 0 || pos == inputs || isSinks) {
-    return query;
+    return first;
   }
   if (pos == kINDEX) {
     return DataType::kINT64;
@@ -143,54 +117,7 @@ DataType RingAttention::typeAt(int32_t pos, DataType query) const {
     return DataType::kFLOAT;
   }
   // The keys, values and caches of a bf16 file are fp32.
-  return query == DataType::kHALF ? DataType::kHALF : DataType::kFLOAT;
-}
-
-bool RingAttention::supportsFormatCombination(int32_t pos, DynamicPluginTensorDesc const* inOut, int32_t nbInputs,
-                                              int32_t nbOutputs) noexcept {
-  if (nbInputs != mOpType.inputs() || nbOutputs != kOUTPUTS || pos < 0 || pos >= nbInputs + nbOutputs ||
-      inOut[pos].desc.format != nvinfer1::TensorFormat::kLINEAR) {
-    return false;
-  }
-  PluginTensorDesc const& query = inOut[0].desc;
-  if (pos != 0) {
-    return inOut[pos].desc.type == typeAt(pos, query.type);
-  }
-  Element element{};
-  if (!elementOf(query.type, element)) {
-    return false;
-  }
-  KernelKey const key = keyOf(element, query.dims);
-  Options joins{};
-  joins.ring = joins.joins = true;
-  if (haveKernel(key) && haveKernel({element, 0, joins})) {
-    return true;
-  }
-  try {
-    sayOnce(Severity::kWARNING, std::string(mOpType.name) + ": no kernel for " + describeKey(key) +
-                                    " in this plugin library; build one that has it with: " + howToBuild(key, 0));
-  } catch (std::exception const&) {
-    // No memory for a message.
-  }
-  return false;
-}
-
-int32_t RingAttention::configurePlugin(DynamicPluginTensorDesc const* in, int32_t nbInputs,
-                                       DynamicPluginTensorDesc const*, int32_t) noexcept {
-  try {
-    std::vector<Dims> shapes, largest;
-    for (int32_t i = 0; i < nbInputs; ++i) {
-      shapes.push_back(in[i].desc.dims);
-      largest.push_back(in[i].max);
-    }
-    std::string why = whyUnfit(shapes);
-    if (why.empty() && largest[0].nbDims == 4) {
-      why = whyUnfit(largest);  // of the profile: better now than when it runs
-    }
-    return why.empty() ? 0 : fail(why);
-  } catch (std::exception const& error) {
-    return fail(error.what());
-  }
+  return first == DataType::kHALF ? DataType::kHALF : DataType::kFLOAT;
 }
 
 size_t RingAttention::getWorkspaceSize(DynamicPluginTensorDesc const* in, int32_t nbInputs,
@@ -202,46 +129,8 @@ size_t RingAttention::getWorkspaceSize(DynamicPluginTensorDesc const* in, int32_
   return largest.kvHeads > 0 ? static_cast<size_t>(mostPartBytes(largest)) : 0;
 }
 
-int32_t RingAttention::onShapeChange(PluginTensorDesc const* in, int32_t nbInputs, PluginTensorDesc const*,
-                                     int32_t) noexcept {
-  try {
-    std::vector<Dims> shapes;
-    for (int32_t i = 0; i < nbInputs; ++i) {
-      shapes.push_back(in[i].dims);
-    }
-    std::string why = whyUnfit(shapes);
-    if (!why.empty()) {
-      return fail(why);
-    }
-    // As the other plugin: loaded here already, and tried again by enqueue.
-    Element element{};
-    elementOf(in[0].type, element);
-    Options joins{};
-    joins.ring = joins.joins = true;
-    Loaded loaded;
-    if (!load(keyOf(element, in[0].dims), nullptr, loaded, why) || !load({element, 0, joins}, nullptr, loaded, why)) {
-      std::string missing;
-      Severity const severity = driver(missing) == nullptr ? Severity::kINFO : Severity::kWARNING;
-      sayOnce(severity, std::string(mOpType.name) + ": no kernel is loaded yet: " + why);
-    }
-    return 0;
-  } catch (std::exception const& error) {
-    return fail(error.what());
-  }
-}
-
-int32_t RingAttention::enqueue(PluginTensorDesc const* inputDesc, PluginTensorDesc const*, void const* const* inputs,
-                               void* const* outputs, void* workspace, cudaStream_t stream) noexcept {
-  try {
-    std::string why;
-    return run(inputDesc, inputs, outputs, workspace, stream, why) ? 0 : fail(why);
-  } catch (std::exception const& error) {
-    return fail(error.what());
-  }
-}
-
 bool RingAttention::run(PluginTensorDesc const* descriptions, void const* const* inputs, void* const* outputs,
-                        void* workspace, cudaStream_t stream, std::string& why) const {
+                        void* workspace, Stream stream, std::string& why) const {
   static char const* const kNAMES[] = {"query",       "key",        "value",      "key_cache",
                                        "value_cache", "score_bias", "write_index"};
   RingSizes const sizes = sizesOf(descriptions[0].dims, descriptions[kKEY_CACHE].dims);
@@ -279,8 +168,7 @@ bool RingAttention::run(PluginTensorDesc const* descriptions, void const* const*
                     {"next_value_cache", bytesOf(descriptions[kKEY_CACHE + 1]), outputs[2]}};
     return call;
   };
-  Stream const order = reinterpret_cast<Stream>(stream);
-  if (!launch(keyOf(element, descriptions[0].dims), callOf, order, why)) {
+  if (!launch(keyOf(element, descriptions[0].dims), callOf, stream, why)) {
     return false;
   }
   if (plan.splits == 1) {
@@ -291,9 +179,11 @@ bool RingAttention::run(PluginTensorDesc const* descriptions, void const* const*
                                        static_cast<int32_t>(sizes.headDim)};
     return Call{{parts}, scalars, {output}, sizes.rows(), sizes.groups()};
   };
-  Options joins{};
-  joins.ring = joins.joins = true;
-  return launch({element, 0, joins}, joinOf, order, why);
+  return launch(joinsKeyOf(element), joinOf, stream, why);
+}
+
+std::vector<KernelKey> RingAttention::kernelsOf(Element element, Dims const& first) const {
+  return {keyOf(element, first), joinsKeyOf(element)};
 }
 
 KernelKey RingAttention::keyOf(Element element, Dims const& query) const {
@@ -310,10 +200,9 @@ RingSizes RingAttention::sizesOf(Dims const& query, Dims const& cache) const {
   return {query.d[0], query.d[1], cache.d[1], query.d[2], cache.d[2], query.d[3], mOpType.chunked};
 }
 
+std::string RingAttention::whyBeyond(std::vector<Dims> const& largest) const { return whyUnfit(largest); }
+
 std::string RingAttention::whyUnfit(std::vector<Dims> const& shapes) const {
-  if (static_cast<int32_t>(shapes.size()) != mOpType.inputs()) {
-    return "it takes " + std::to_string(mOpType.inputs()) + " inputs, not " + std::to_string(shapes.size());
-  }
   Dims const& query = shapes[0];
   Dims const& cache = shapes[kKEY_CACHE];
   if (query.nbDims != 4 || cache.nbDims != 4) {

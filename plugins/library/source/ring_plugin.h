@@ -41,39 +41,21 @@ class RingAttention final : public Plugin {
  public:
   RingAttention(RingOpType const& opType, RingAttributes const& attributes);
 
-  // IPluginV3
-  nvinfer1::IPluginV3* clone() noexcept override;
-
   // IPluginV3OneBuild
-  int32_t configurePlugin(nvinfer1::DynamicPluginTensorDesc const* in, int32_t nbInputs,
-                          nvinfer1::DynamicPluginTensorDesc const* out, int32_t nbOutputs) noexcept override;
-  int32_t getOutputDataTypes(nvinfer1::DataType* outputTypes, int32_t nbOutputs, nvinfer1::DataType const* inputTypes,
-                             int32_t nbInputs) const noexcept override;
-  int32_t getOutputShapes(nvinfer1::DimsExprs const* inputs, int32_t nbInputs, nvinfer1::DimsExprs const* shapeInputs,
-                          int32_t nbShapeInputs, nvinfer1::DimsExprs* outputs, int32_t nbOutputs,
-                          nvinfer1::IExprBuilder& exprBuilder) noexcept override;
-  bool supportsFormatCombination(int32_t pos, nvinfer1::DynamicPluginTensorDesc const* inOut, int32_t nbInputs,
-                                 int32_t nbOutputs) noexcept override;
-  int32_t getNbOutputs() const noexcept override;
   size_t getWorkspaceSize(nvinfer1::DynamicPluginTensorDesc const* in, int32_t nbInputs,
                           nvinfer1::DynamicPluginTensorDesc const* out, int32_t nbOutputs) const noexcept override;
 
-  // IPluginV3OneRuntime
-  int32_t onShapeChange(nvinfer1::PluginTensorDesc const* in, int32_t nbInputs, nvinfer1::PluginTensorDesc const* out,
-                        int32_t nbOutputs) noexcept override;
-  int32_t enqueue(nvinfer1::PluginTensorDesc const* inputDesc, nvinfer1::PluginTensorDesc const* outputDesc,
-                  void const* const* inputs, void* const* outputs, void* workspace,
-                  cudaStream_t stream) noexcept override;
-
  private:
+  Plugin* copy() const override;
+  nvinfer1::DataType typeAt(int32_t pos, nvinfer1::DataType first) const override;
+  std::vector<KernelKey> kernelsOf(Element element, nvinfer1::Dims const& first) const override;
+  std::string whyUnfit(std::vector<nvinfer1::Dims> const& shapes) const override;
+  std::string whyBeyond(std::vector<nvinfer1::Dims> const& largest) const override;
+  bool run(nvinfer1::PluginTensorDesc const* descriptions, void const* const* inputs, void* const* outputs,
+           void* workspace, Stream stream, std::string& why) const override;
+
   KernelKey keyOf(Element element, nvinfer1::Dims const& query) const;
   RingSizes sizesOf(nvinfer1::Dims const& query, nvinfer1::Dims const& cache) const;
-  // The type of an input or output, by its place, where the query's is known.
-  nvinfer1::DataType typeAt(int32_t pos, nvinfer1::DataType query) const;
-  // Why shapes do not fit together, or are too large; sizes not known yet (-1) fit. Empty if they do.
-  std::string whyUnfit(std::vector<nvinfer1::Dims> const& shapes) const;
-  bool run(nvinfer1::PluginTensorDesc const* descriptions, void const* const* inputs, void* const* outputs,
-           void* workspace, cudaStream_t stream, std::string& why) const;
 
   RingOpType const& mOpType;
   RingAttributes mAttributes;
