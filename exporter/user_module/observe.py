@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ...core.dtypes import SHORT_NAME
 from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ..models.family import LayerCall
@@ -80,11 +81,10 @@ def refuse_autocast(what: str, dtype: torch.dtype) -> UsageError:
         dtype: the type that it rounds to.
     """
     name = str(dtype).removeprefix("torch.")
-    short = {"bfloat16": "bf16", "float16": "fp16"}.get(name, "bf16")
     return UsageError(
         f"{what} under torch.autocast, in {name}.",
         why="Its roundings would be traced into the file, and no float64 reference has them.",
-        fix=f"Take autocast out, and let the file be of that type: {argument('dtype', short)}.",
+        fix=f"Take autocast out, and let the file be of that type: {argument('dtype', SHORT_NAME.get(name, name))}.",
     )
 
 
