@@ -22,7 +22,7 @@ _OPERATORS: Mapping[type, Any] = {
 
 
 def chosen_sizes(source: SourceModel, longest: int) -> dict[str, int]:
-    """Return a batch of one, and a length at which a lost window shows, and one that no window divides.
+    """Return a batch of one, and a length at which a lost window shows: over two windows, if the file takes it.
 
     Args:
         source: the model.

@@ -66,7 +66,7 @@ from .inputs import (
 )
 from .live_model import export_live
 from .module_runner import ModuleRunner
-from .observe import working_copy
+from .observe import AutocastSeen, refuse_autocast, working_copy
 from .outputs import Entry
 from .replace import ReplacementReport, replace_local_attention
 
@@ -158,6 +158,8 @@ def export_module(
         CheckFailed: a check found a fault; nothing was written.
     """
     options, output = options or ModuleOptions(), Path(output)
+    if torch.is_autocast_enabled("cpu"):
+        raise refuse_autocast("export_module was called", torch.get_autocast_dtype("cpu"))
     live = open_live(module)
     if live is not None:
         return export_live(live, _listed(inputs), output, options, options.dynamic, options.max_seq_len, progress)
@@ -251,7 +253,10 @@ class ModuleJob:
         self.notes += [*self.reference.notes, *(x.describe() for x in self.replacement.left)]
         if not self.replacement.replaced:
             self.notes.append("no upstream local-attention layer was replaced; the module exports as it is")
-        outputs = self.reference.check_repeats(example)
+        with AutocastSeen() as seen:
+            outputs = self.reference.check_repeats(example)
+        if seen.dtype is not None and options.atol is None and options.rtol is None:
+            raise refuse_autocast(f"The {type(module).__name__} computes", seen.dtype)
         if not all(np.isfinite(array).all() for array in outputs.values()):
             check_finite(module.named_parameters())  # else NaN comes from the computation on these inputs
         self.output_names = list(outputs)

@@ -9,7 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
+from ...core.dtypes import SHORT_NAME
+from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ..models.family import LayerCall
 from .dependence import Dependence
@@ -48,6 +51,41 @@ def observe(
         for handle in handles:
             handle.remove()
     return calls
+
+
+class AutocastSeen(TorchFunctionMode):
+    """A torch mode that notes whether `torch.autocast` is on for the CPU while something is computed.
+
+    Attributes:
+        dtype: the type that it rounds to; None if it was not on.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtype: torch.dtype | None = None
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call a function of PyTorch."""
+        if torch.is_autocast_enabled("cpu"):
+            self.dtype = torch.get_autocast_dtype("cpu")
+        return func(*args, **(kwargs or {}))
+
+
+def refuse_autocast(what: str, dtype: torch.dtype) -> UsageError:
+    """Make the error for something that computes under `torch.autocast`.
+
+    Args:
+        what: the module, or where the function was called.
+        dtype: the type that it rounds to.
+    """
+    name = str(dtype).removeprefix("torch.")
+    return UsageError(
+        f"{what} under torch.autocast, in {name}.",
+        why="Its roundings would be traced into the file, and no float64 reference has them.",
+        fix=f"Take autocast out, and let the file be of that type: {argument('dtype', SHORT_NAME.get(name, name))}.",
+    )
 
 
 def _call(arguments: Mapping[str, Any], dependence: Dependence) -> LayerCall:

@@ -30,7 +30,7 @@ class Pairs:
         x, (cosine, sine) = self.real.flatten(-2), other.real.unbind(-1)
         turned = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
         product = x * cosine.repeat_interleave(2, dim=-1) + turned * sine.repeat_interleave(2, dim=-1)
-        return Pairs(product.unflatten(-1, (-1, 2)))
+        return Pairs(product.reshape(*product.shape[:-1], -1, 2))
 
     def __getitem__(self, index: Any) -> Pairs:
         """Take a part of all axes but the last."""

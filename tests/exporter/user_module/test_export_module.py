@@ -447,3 +447,25 @@ def test_a_vocabulary_that_is_not_found_is_noted(tmp_path: Path) -> None:
     assert note.startswith("the vocabulary of tokens is not known") and "(ValueError: nothing but padding)" in note
     known = export_module(model, ["tokens:int64:[1,18]:11"], tmp_path / "n.onnx")
     assert not any("vocabulary" in note for note in known.notes)
+
+
+class _Autocast(nn.Module):
+    """A layer between roundings to bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.mix(x)
+
+
+def test_autocast_is_refused_by_name(tmp_path: Path) -> None:
+    """In the module, and around the call; autocast that is off is none."""
+    x = {"x": np.ones((2, 16), np.float32)}
+    with pytest.raises(UsageError, match="The _Autocast computes under torch"):
+        export_module(_Autocast(), x, tmp_path / "model.onnx")
+    with torch.autocast("cpu", torch.float16), pytest.raises(UsageError, match="export_module was called under"):
+        export_module(nn.Linear(16, 16), x, tmp_path / "model.onnx")
+    assert not (tmp_path / "model.onnx").exists()

@@ -35,8 +35,15 @@ from localattn.runtime.bundle.verify import verify_bundle
 from localattn.runtime.parity.comparison import compare_arrays
 
 from ...conftest import Finished
-from ...support.models.branches import WIDTH, save_branches
-from ...support.models.bundles import demo_model, open_model, run_script, tiny_bundle, tiny_model  # noqa: F401
+from ...support.models.bundles import (  # noqa: F401
+    WIDTH,
+    demo_model,
+    open_model,
+    run_script,
+    save_branches,
+    tiny_bundle,
+    tiny_model,
+)
 from ...support.models.engine_models import small_model
 from ...support.native.cpu_build import built
 
