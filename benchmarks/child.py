@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from .cases.memory import peak_of_call, peak_of_process, peak_of_step
+from .cases.memory import anonymous, peak_of_call, peak_of_process, peak_of_step
 
 
 def node(candidate: str, length: str) -> dict[str, Any]:
@@ -84,17 +84,23 @@ def export(checkpoint: str) -> dict[str, Any]:
 
 
 def generate(candidate: str, folder: str, length: str, tokens: str) -> dict[str, Any]:
-    """Peak memory from the opening of the model to so many tokens after the context; libraries are not counted."""
+    """Peak memory from the opening of the model to so many tokens after the context; libraries are not counted.
+
+    And what is resident in the end without mapped files: weights that were read are the file's, not the process's.
+    """
     from .generators import CANDIDATES, Files, import_libraries
 
     import_libraries(candidate)
 
-    def run() -> None:
-        step = CANDIDATES[candidate].prepare(Files.in_folder(Path(folder)), int(length))
-        for _ in range(int(tokens)):
-            step()
+    kept = []
 
-    return {"peak_bytes": peak_of_call(run, times=1)}
+    def run() -> None:
+        kept.append(CANDIDATES[candidate].prepare(Files.in_folder(Path(folder)), int(length)))
+        for _ in range(int(tokens)):
+            kept[0]()
+
+    before = anonymous()
+    return {"peak_bytes": peak_of_call(run, times=1), "own_bytes": anonymous() - before}
 
 
 if __name__ == "__main__":

@@ -35,6 +35,11 @@ def peak_of_process() -> int:
     return _status("VmHWM")
 
 
+def anonymous() -> int:
+    """Bytes resident now that are this process's own, not of a file that is mapped."""
+    return _status("RssAnon")
+
+
 def peak_of_step() -> int:
     """Bytes resident at the most since the last call of this function, or since the process began."""
     peak = peak_of_process()

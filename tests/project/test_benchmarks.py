@@ -16,10 +16,11 @@ pytest.importorskip("onnxruntime", reason="the candidates run in onnxruntime")
 pytest.importorskip("local_attention", reason="a peer is the upstream package")
 
 from localattn.benchmarks import clock, machine
-from localattn.benchmarks.cases import node, startup
+from localattn.benchmarks.cases import generate, node, startup
 from localattn.benchmarks.cases.compiled import why_no_library
 from localattn.benchmarks.hugging_face import decoder
 from localattn.benchmarks.limit import program as loops_program
+from localattn.benchmarks.limit import windows
 from localattn.benchmarks.limit.roofline import LIMIT, OLD_LIMIT, Loops, Roofline, name_of_limit
 from localattn.benchmarks.peers import report, run
 from localattn.benchmarks.peers.grid import GEOMETRIES, QUICK, Cell, cells, choose
@@ -281,6 +282,38 @@ def test_the_kernel_is_judged_by_its_memory() -> None:
         target for target in node._targets([size(1024, 2), size(2048, 8)]) if "growth of memory" in target.what
     ]
     assert [target.met for target in quadratic] == [False, False]
+
+
+def test_instruction_sets_that_were_not_asked_for_keep_their_rows(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def in_child(_: str, name: str, threads: str) -> dict[str, Any]:
+        asked.append(name)
+        row = {"instruction_set": name, "threads": int(threads), "dtype": "fp32", "window": 64, "limit_ms": 1.0}
+        return {"rows": [row | {"median_ms": float(len(asked))}] if name != "neon" else []}
+
+    monkeypatch.setattr(windows, "library", lambda: None)
+    monkeypatch.setattr(windows, "in_child", in_child)
+    machine.write_result("windows", windows.measure([], lambda _: None))
+    assert (results / "windows.json").exists()
+    rows = windows.measure(["avx2"], lambda _: None)["rows"]
+    assert asked == ["avx512", "avx512", "avx2", "avx2", "neon", "neon", "avx2", "avx2"]
+    assert [(row["instruction_set"], row["median_ms"]) for row in rows] == [
+        ("avx512", 1), ("avx512", 2), ("avx2", 7), ("avx2", 8)
+    ]  # fmt: skip
+
+
+def test_memory_of_generating_is_judged_without_the_mapped_table() -> None:
+    def size(length: int, own: float) -> dict[str, Any]:
+        return {"length": length, "candidates": {"step": {"median_ms": 1.0, "peak_mib": length / 10, "own_mib": own}}}
+
+    same = {name: {"median_ms": 1.0} for name in ("step", "cached", "products")}
+    for own, met in ((51.0, True), (60.0, False)):
+        result = {"sizes": [size(1024, 50.0), size(65536, own)], "as_it_is": same}
+        (judged,) = (target for target in generate.targets(result) if "memory" in target.what)
+        assert judged.met is met
 
 
 def test_run_imports_no_giant_beyond_its_engine(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from ....core.limits import LARGEST_SIZE
+from . import fused_calls
 
 _BASE = 256
 # The last digit is the rest (`left_over`): from -128 on, where negative digits index from the table's end.
@@ -102,9 +103,9 @@ class RotaryPhase(nn.Module):
         return (self.same * cosine + self.other_half * sine,)
 
     def several(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines and signed sines of positions `[C]`, each `[C, D]` fp32."""
+        """Return cosines and signed sines of positions `[C]`, each `[C, 2, D/2]` fp32."""
         cosine, sine = self._phase(positions)
-        return torch.cat((cosine, cosine), dim=1), torch.cat((-sine, sine), dim=1)
+        return torch.stack((cosine, cosine), dim=1), torch.stack((-sine, sine), dim=1)
 
     def _phase(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of positions `[C]`, each `[C, D/2]`."""
@@ -150,13 +151,11 @@ def rows_of(table: Tensor, index: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, rotation: Sequence[Tensor]) -> Tensor:
-    """Rotate `[…, C, D]` by a matrix or by cosines and signed sines, in fp32; the result has the dtype of `x`."""
+    """Rotate `[B, H, C, D]` by a matrix or by cosines and signed sines, in fp32; the result has the dtype of `x`."""
     precise = x.float()
     if len(rotation) == 1:
         return (precise @ rotation[0]).to(x.dtype)
-    cosine, sine = rotation
-    first, second = precise.chunk(2, dim=-1)
-    return (precise * cosine + torch.cat((second, first), dim=-1) * sine).to(x.dtype)
+    return fused_calls.rotate(precise, *rotation).to(x.dtype)
 
 
 def quotient(x: Tensor, divisor: Tensor) -> Tensor:

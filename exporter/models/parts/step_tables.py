@@ -32,7 +32,7 @@ class StepTables:
         write_index: `[B, H, 1, 3]`, or for a chunk `[R]`.
         scales: the scales of xpos, in the node's order.
         rotation: rotates a head `[D]` of queries and keys at this position: a matrix `[D, D]` for one token,
-            cosines and signed sines `[C, D]` for a chunk; empty without rotary.
+            cosines and signed sines `[C, 2, D/2]` for a chunk; empty without rotary.
     """
 
     score_bias: Tensor

@@ -161,7 +161,7 @@ def check_rotation(positions: int | None, tried: list[int]) -> None:
     phase = RotaryPhase(64, positions)
     phase.inv_freq = 1.0 / 10000 ** (torch.arange(0, 64, 2).float() / 64)
     phase.prepare()
-    x = torch.randn(3, 1, 64, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(1, 3, 1, 64, generator=torch.Generator().manual_seed(0))
     for position in tried:
         angle = torch.tensor([_angle(position, float(f)) for f in phase.inv_freq.double()], dtype=torch.float64)
         c, s, (first, second) = angle.cos(), angle.sin(), x.double().chunk(2, -1)
