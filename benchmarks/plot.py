@@ -42,6 +42,7 @@ _DECODER = Look(
         "ours_int4": OURS_TOO,
         "pytorch": "#c2410c",
         "optimum": "#7c3aed",
+        "transformers": "#4d7c0f",
         "genai": "#0f766e",
         "genai_int4": "#57606a",
         "llama": "#a16207",

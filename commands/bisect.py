@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..core.storage.checkpoint_paths import check_exists
+from ..core.storage.mistaken import check_exists
 from .parts.console import number_option, print_notes, progress, say, seed_option
 from .parts.paths import INPUT, ForceOption
 from .parts.plugins.options import PluginLibraryOption, plugin_asked

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..core.errors import UsageError
-from ..core.storage.checkpoint_paths import check_exists
+from ..core.storage.mistaken import check_exists
 from .parts.console import bytes_text, note, print_checks, print_signature, say, warn
 from .parts.flags import in_flags
 from .parts.paths import INPUT, ForceOption

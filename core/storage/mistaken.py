@@ -1,7 +1,10 @@
-"""Recognize files that are given as a model by mistake: pointers of Git LFS, and bundles."""
+"""Recognize what is given as a model by mistake: nothing, a name of the Hub, pointers of Git LFS, and bundles."""
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import shlex
 import zlib
 from pathlib import Path
@@ -14,6 +17,30 @@ _POINTER = b"version https://git-lfs.github.com/spec/"
 _GZIP = b"\x1f\x8b"
 # The header of a tar's first entry has the format's name at byte 257.
 START = 512
+# As the Hub writes a model's name: owner/model.
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".onnx", ".npz")
+
+
+def check_exists(path: Path) -> None:
+    """Refuse a path with no file or folder, and a name of the Hugging Face Hub; what is wrong with a file is left.
+
+    Raises:
+        UsageError: there is nothing of this name.
+    """
+    name = path.as_posix()
+    if _HUB_NAME.fullmatch(name) and path.suffix.lower() not in _WEIGHTS and not path.parent.exists():
+        raise UsageError(
+            f"There is no folder {name}.",
+            why="Nothing is downloaded; a model of the Hugging Face Hub is exported from a folder.",
+            fix=f"hf download {name} --local-dir {path.name}, then export {path.name}.",
+        )
+    try:
+        path.stat()
+    except FileNotFoundError as error:
+        raise UsageError(f"Cannot read {path}.", why=f"{os.strerror(errno.ENOENT)}.", fix="Check the path.") from error
+    except (OSError, ValueError):  # opening it says why
+        return
 
 
 def refuse_mistaken(path: Path, start: bytes | None = None, *, tars: bool = True) -> None:

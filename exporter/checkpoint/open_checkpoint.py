@@ -13,8 +13,8 @@ from torch import nn
 
 from ...core.error_texts import argument
 from ...core.errors import UsageError
-from ...core.storage.checkpoint_paths import check_exists
 from ...core.storage.files import sha256
+from ...core.storage.mistaken import check_exists
 from ...core.storage.reading import check_plain
 from ..models.family import FolderContents, FolderForm, ShapeRequest
 from ..models.registry import CLASSES, detect_family, detect_folder, read_live
