@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from localattn.runtime.engine.device import find_device_or_none
 
 from ...conftest import Finished
 from ...support.models.engine_models import NODES, needs_plugin_tools, needs_rtx, open_node, small_model
+from ...support.native.plugin_build import small_library
 
 pytestmark = needs_rtx
 no_gpu = pytest.mark.skipif(find_device_or_none() is not None, reason="this machine has a GPU")
@@ -35,26 +35,10 @@ no_gpu = pytest.mark.skipif(find_device_or_none() is not None, reason="this mach
 RTX = ("--backend", "tensorrt-rtx")
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A plugin library with the kernels of the small model in both precisions; its PTX serves every target."""
-    from localattn.plugins.kernel.spec import KernelSpec
-    from localattn.plugins.kernel.targets import target
-    from localattn.plugins.library.build import build_library
-    from localattn.plugins.library.facts import host_arch
-
-    path = tmp_path_factory.mktemp("library") / "liblocalattn_plugin.so"
-    before = os.environ.get("XDG_CACHE_HOME")
-    os.environ["XDG_CACHE_HOME"] = str(path.parent / "cache")
-    try:
-        specs = [KernelSpec(dtype, 16) for dtype in ("fp32", "fp16")]
-        build_library(path, specs=specs, targets=[target("sm_80")], arch=host_arch())
-    finally:
-        if before is None:
-            del os.environ["XDG_CACHE_HOME"]
-        else:
-            os.environ["XDG_CACHE_HOME"] = before
-    return path
+@pytest.fixture
+def library() -> Path:
+    """A plugin library with the kernels of the small model in both precisions."""
+    return small_library()
 
 
 @pytest.fixture(autouse=True)

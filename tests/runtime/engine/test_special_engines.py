@@ -29,11 +29,6 @@ from .test_facts import written
 RTX = ("--backend", "tensorrt-rtx", "--target", "rtx40")
 
 
-def library() -> Path:
-    """A plugin library with the kernel of the small model."""
-    return small_library("fp32")
-
-
 def shapes(low: str, opt: str, high: str) -> list[str]:
     sizes = {"--min-shapes": low, "--opt-shapes": opt, "--max-shapes": high}
     inputs = ("query", "key", "value")
@@ -75,18 +70,18 @@ def test_profiles_that_do_not_belong_together(localattn: Callable[..., Finished]
 @needs_rtx
 def test_the_plugin_library_is_put_into_the_engine(localattn: Callable[..., Finished], tmp_path: Path) -> None:
     output = tmp_path / "whole.engine"
-    chosen = ("--plugin-library", library(), "--embed-plugin")
+    chosen = ("--plugin-library", small_library(), "--embed-plugin")
     finished = localattn("build", small_model(), "-o", output, *RTX, *chosen)
     assert finished.code == 0, finished.err
     facts = read_engine_facts(output)
-    assert library().read_bytes() in output.read_bytes()
+    assert small_library().read_bytes() in output.read_bytes()
     checks = {check.name: check for check in facts.checks}
     assert checks["plugin inside engine"].status == "passed"
     assert "would run in this process" in checks["parity"].detail
-    assert facts.plugin is not None and facts.plugin.sha256 == sha256(library())
+    assert facts.plugin is not None and facts.plugin.sha256 == sha256(small_library())
     assert [(kernel.dtype, kernel.head_dim) for kernel in facts.plugin.kernels] == [("fp32", 16)]
     with pytest.raises(UsageError, match="is not opened by localattn"):
-        open_engine(output, str(library()))
+        open_engine(output, str(small_library()))
 
 
 @needs_plugin_tools
@@ -113,7 +108,7 @@ def test_layers_that_do_not_fit_keep_their_function(
     whole.graph.output.extend(other.graph.output)
     path, before = tmp_path / "two.onnx", whole.SerializeToString()
     path.write_bytes(before)
-    finished = localattn("build", path, *RTX, "--plugin-library", library())
+    finished = localattn("build", path, *RTX, "--plugin-library", small_library())
     assert finished.code == 0, finished.err
     assert "of_300 is built from its ONNX function: its heads are 300 wide" in finished.err
     facts = read_engine_facts(path.with_suffix(".engine"))

@@ -39,11 +39,6 @@ ALIASES_SINCE = (10, 15)
 PREFER_AOT = "PREFER_AOT_PYTHON_PLUGINS"
 
 
-def library() -> Path:
-    """A plugin library with the kernel of the small model in fp16."""
-    return small_library("fp16")
-
-
 @cache
 def models() -> dict[str, Path]:
     """ONNX files: a small model, the same with its weights beside it, a node of dynamic sizes, an unknown operator."""
@@ -71,7 +66,7 @@ def told_by(release: Release, store: Path | None) -> dict[str, Any]:
             plans["library"] = (files["beside"], "library")
         used = {kind: sorted(found) for kind, found in names.used().items()}
         _told[release] = run(
-            "networks", release, store, names=used, library=str(library()), models=plans, served=files["beside"],
+            "networks", release, store, names=used, library=str(small_library()), models=plans, served=files["beside"],
             unknown=files["unknown"], aot=release.numbers >= AOT_SINCE,
         )  # fmt: skip
     return _told[release]

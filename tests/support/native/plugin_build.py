@@ -20,6 +20,7 @@ from unittest import mock
 import pytest
 
 from localattn.core.errors import MissingDependency
+from localattn.core.storage.library_store import TENSORRT_PLUGIN
 from localattn.core.storage.publishing import sidecar_path
 from localattn.plugins import compilers
 from localattn.plugins.compilers import Compiler, find_compiler
@@ -135,14 +136,15 @@ def library(arch: Arch) -> LibraryFacts:
 
 
 @cache
-def small_library(dtype: str) -> Path:
-    """A library with one kernel for heads of 16, for this machine and one GPU."""
+def small_library() -> Path:
+    """A library with the kernels of `engine_models.small_model` in both precisions; its PTX serves every target."""
+    specs = [KernelSpec(dtype, 16) for dtype in ("fp32", "fp16")]
+    name = TENSORRT_PLUGIN.file_name
 
     def make(place: Path) -> None:
-        target, arch = TARGETS["sm_80"], host_arch()
-        build.build_library(place / "small.so", specs=[KernelSpec(dtype, 16)], targets=[target], arch=arch)
+        build.build_library(place / name, specs=specs, targets=[TARGETS["sm_80"]], arch=host_arch())
 
-    return once(f"small plugin {dtype}", make) / "small.so"
+    return once("small plugin", make) / name
 
 
 @cache
