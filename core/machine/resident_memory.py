@@ -7,12 +7,18 @@ glibc takes both back on request; elsewhere nothing is done.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import sys
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 _SELF = Path("/proc/self")
+# /proc/self/pagemap: an entry a page; smaps, which sums up the same, walks through all memory of the process.
+_ENTRY = np.dtype(np.uint64)
+_PRESENT, _SWAPPED, _OF_A_FILE = (np.uint64(1 << bit) for bit in (63, 62, 61))
 _DONT_NEED = 4  # MADV_DONTNEED of <sys/mman.h>: pages of a file are read again when they are next looked at
 
 
@@ -44,13 +50,10 @@ def _one_within(addresses: Sequence[int], start: int, end: int) -> bool:
     return at < len(addresses) and addresses[at] < end
 
 
-def _drop_pages(library: ctypes.CDLL, mappings: Sequence[tuple[int, int]]) -> None:
+def _drop_pages(library: ctypes.CDLL, mappings: Iterable[tuple[int, int]]) -> None:
     """Return the pages of mappings to the system, but of those that were written to."""
-    if not mappings:  # asking what was written to walks through all memory
-        return
-    unwritten = _unwritten()
     for start, end in mappings:
-        if (start, end) in unwritten:
+        if _is_unwritten(start, end):
             library.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _DONT_NEED)
 
 
@@ -61,31 +64,25 @@ def _glibc() -> ctypes.CDLL | None:
     return library if hasattr(library, "malloc_trim") else None
 
 
-def _mapped_files() -> Iterator[tuple[int, int, str]]:
-    """Yield where this process maps files, as `[start, end)`, and their paths."""
-    for line in _read("maps"):
+def _mapped_files() -> list[tuple[int, int, str]]:
+    """Return where this process maps files, as `[start, end)`, and their paths."""
+    found = []
+    for line in (_SELF / "maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         fields = line.split(maxsplit=5)  # addresses, rights, offset, device, inode, path
         if len(fields) == 6 and fields[5].startswith("/"):
-            yield *_addresses(fields[0]), fields[5]
-
-
-def _unwritten() -> set[tuple[int, int]]:
-    """Return the mappings, as `[start, end)`, without a page of this process's own."""
-    found = set()
-    mapped = (0, 0)
-    for line in _read("smaps"):
-        fields = line.split(maxsplit=2)
-        if not fields[0].endswith(":"):  # a mapping begins
-            mapped = _addresses(fields[0])
-        elif fields[0] == "Anonymous:" and fields[1] == "0":
-            found.add(mapped)
+            start, end = fields[0].split("-")
+            found.append((int(start, 16), int(end, 16), fields[5]))
     return found
 
 
-def _read(name: str) -> list[str]:
-    return (_SELF / name).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-
-
-def _addresses(text: str) -> tuple[int, int]:
-    start, end = text.split("-")
-    return int(start, 16), int(end, 16)
+def _is_unwritten(start: int, end: int) -> bool:
+    """Return whether the pages of a mapped file are all the file's: one that was written to is the process's own."""
+    first, last = start // mmap.PAGESIZE, end // mmap.PAGESIZE
+    try:
+        with (_SELF / "pagemap").open("rb") as file:
+            file.seek(first * _ENTRY.itemsize)
+            pages = np.frombuffer(file.read((last - first) * _ENTRY.itemsize), _ENTRY)
+    except OSError:  # a system that does not tell
+        return False
+    own = (pages & _PRESENT != 0) & (pages & _OF_A_FILE == 0)
+    return pages.size == last - first and not (own | (pages & _SWAPPED != 0)).any()
