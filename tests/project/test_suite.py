@@ -1,4 +1,4 @@
-"""What the workers of a run share is made once, and made again where it failed."""
+"""How the tests run: thinned grids name tests that exist; what workers share is made once, again where it failed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import pytest
 
 from ..support import run_folder
 from ..support.native import compiled_once
+from ..thinning import GRIDS
+
+TESTS = Path(__file__).resolve().parents[1]
 
 ASKING = """
 import sys, time
@@ -26,6 +29,13 @@ def make(place):
 
 assert (once("a thing", make) / "made").read_text() == "whole"
 """
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_every_grid_is_there(grid: str) -> None:
+    file, _, function = grid.partition("::")
+    assert f"def {function}(" in (TESTS / file).read_text(encoding="utf-8")
+    assert GRIDS[grid] > 1
 
 
 @pytest.fixture
