@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import os
 import shutil
@@ -28,8 +29,10 @@ def end() -> None:
 def once(name: str, make: Callable[[Path], object]) -> Path:
     """A folder of the run, filled by `make` the first time; who else asks waits for it and gets the same.
 
-    Where `make` fails, its exception goes to who asked, and the next one to ask tries again.
+    A program that is no run of pytest has a folder of its own. Where `make` fails, its exception goes to who asked, and the next one to ask tries again.
     """
+    if begin():
+        atexit.register(end)
     place = Path(os.environ[_VARIABLE]) / name
     place.parent.mkdir(parents=True, exist_ok=True)
     made = Path(f"{place}.made")

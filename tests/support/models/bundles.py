@@ -1,4 +1,4 @@
-"""Bundles for the tests: made once a session, and copied by who alters them."""
+"""Bundles for the tests: made once a run, and copied by who alters them."""
 
 from __future__ import annotations
 
@@ -15,52 +15,48 @@ from localattn.exporter.models.family import ShapeRequest
 from localattn.runtime.bundle.create import BundleRequest, create_bundle
 
 from ...conftest import TINY, save_upstream
+from .. import run_folder
 
 
-def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """What `make` writes to a path of this name, made by the first module of the run that asks for it."""
-    path = factory.getbasetemp() / "for_bundles" / name / name
-    if not path.exists():
-        path.parent.mkdir(parents=True)
-        make(path)
-    return path
+def once(name: str, make: Callable[[Path], object]) -> Path:
+    """What `make` writes to a path of this name, made by the first test of the run that asks for it."""
+    return run_folder.once(f"models/{name}", lambda place: make(place / name)) / name
 
 
 @pytest.fixture(scope="session")
-def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def demo_model() -> Path:
     """The shipped model, exported."""
     return once(
-        tmp_path_factory,
         "pybytes.onnx",
         lambda path: export(ExportRequest(checkpoint_path(), path, config=config_path())),
     )
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_model() -> Path:
     """A model of two layers, exported; a few kilobytes."""
 
     def make(path: Path) -> None:
         export(ExportRequest(save_upstream(path.parent, "local_attention.LocalTransformer", TINY), path))
 
-    return once(tmp_path_factory, "tiny.onnx", make)
+    return once("tiny.onnx", make)
 
 
 @pytest.fixture(scope="session")
-def open_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def open_model() -> Path:
     """One layer with open batch and sequence."""
 
     def make(path: Path) -> None:
         checkpoint = save_upstream(path.parent, "local_attention.LocalTransformer", {**TINY, "depth": 1})
         export(ExportRequest(checkpoint, path, shapes=ShapeRequest(seq_len=16), dynamic=("batch", "seq")))
 
-    return once(tmp_path_factory, "open.onnx", make)
+    return once("open.onnx", make)
 
 
 @pytest.fixture(scope="session")
-def tiny_bundle(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_bundle(tiny_model: Path) -> Path:
     """A bundle of the small model, as a folder."""
-    return once(tmp_path_factory, "tiny", lambda path: create_bundle(BundleRequest(tiny_model, path)))
+    return once("tiny", lambda path: create_bundle(BundleRequest(tiny_model, path)))
 
 
 def run_script(bundle: Path, *arguments: str, python: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:

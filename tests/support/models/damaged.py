@@ -21,9 +21,9 @@ TOKENS = np.zeros((1, 64), np.int64)
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made() -> Path:
     """A folder with a checkpoint, its model, one with external data, and step files."""
-    return once(tmp_path_factory, "made", _make)
+    return once("made", _make)
 
 
 def _make(folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +14,7 @@ from localattn.core.nodes.attention import NodeAttributes, variant_for
 from localattn.exporter.export import ExportRequest, export
 
 from ...conftest import save_upstream
+from .. import run_folder
 from .node_model import one_node
 
 # Heads 16 wide: the smallest that the attention kernel takes.
@@ -42,17 +42,15 @@ needs_plugin_tools = pytest.mark.skipif(
 )
 
 
-_FOLDER = tempfile.TemporaryDirectory(prefix="localattn-engines-")
-
-
 @cache
 def _exported(dtype: str) -> Path:
-    """A LocalTransformer of two layers as a checked ONNX file, made once a process."""
-    folder = Path(_FOLDER.name) / dtype
-    folder.mkdir()
-    checkpoint = save_upstream(folder, "local_attention.LocalTransformer", SMALL, "small.pt")
-    export(ExportRequest(checkpoint, folder / "small.onnx", dtype=dtype))
-    return folder / "small.onnx"
+    """A LocalTransformer of two layers as a checked ONNX file, made once a run."""
+
+    def make(place: Path) -> None:
+        checkpoint = save_upstream(place, "local_attention.LocalTransformer", SMALL, "small.pt")
+        export(ExportRequest(checkpoint, place / "small.onnx", dtype=dtype))
+
+    return run_folder.once(f"models/small {dtype}", make) / "small.onnx"
 
 
 def small_model(dtype: str = "fp32") -> Path:
