@@ -29,7 +29,8 @@ def end() -> None:
 def once(name: str, make: Callable[[Path], object]) -> Path:
     """A folder of the run, filled by `make` the first time; who else asks waits for it and gets the same.
 
-    A program that is no run of pytest has a folder of its own. Where `make` fails, its exception goes to who asked, and the next one to ask tries again.
+    A program that is no run of pytest has a folder of its own. Where `make` fails, its exception goes to who asked, and
+    the next one to ask tries again.
     """
     if begin():
         atexit.register(end)
