@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..core.storage.file_kinds import ONNX
-from .parts.console import (
+from ...core.storage.file_kinds import ONNX
+from ..parts.console import (
     FormatOption,
     bytes_text,
     print_checks,
@@ -16,10 +16,10 @@ from .parts.console import (
     progress,
     say,
 )
-from .parts.paths import INPUT, ForceOption, OutputPath
+from ..parts.paths import INPUT, ForceOption, OutputPath
 
 if TYPE_CHECKING:
-    from ..exporter.convert import Converted
+    from ...exporter.convert import Converted
 
 
 def convert(
@@ -41,7 +41,7 @@ def convert(
     if not standard_ops:
         raise typer.BadParameter("say what to convert to: --standard-ops", param_hint="--standard-ops")
     with progress() as step:
-        from ..exporter.convert import to_standard_ops
+        from ...exporter.convert import to_standard_ops
 
         written = to_standard_ops(model, output, overwrite=force, progress=step)
     if output_format == "json":
