@@ -37,6 +37,7 @@ def _cpu_generation() -> str:
 
 def facts() -> dict[str, dict[str, Any]]:
     """This machine and the releases of what takes part."""
+    from localattn.core.versions import installed
     from localattn.exporter.artifact.publish import package_versions
 
     return {
@@ -47,7 +48,7 @@ def facts() -> dict[str, dict[str, Any]]:
             "architecture": platform.machine(),
             "system": platform.system(),
         },
-        "versions": package_versions(["local-attention"]),
+        "versions": package_versions() | installed(["local-attention"]),
     }
 
 

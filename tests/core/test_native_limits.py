@@ -15,7 +15,7 @@ from localattn.core.geometry import WindowGeometry
 from localattn.core.machine.processor import host_arch
 from localattn.core.nodes.aft import AFT_VARIANT_BY_OP_TYPE
 from localattn.core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE, NodeAttributes
-from localattn.core.nodes.fused import FUSED_BY_OP_TYPE, FUSED_DOMAIN, GATES
+from localattn.core.nodes.fused import FUSED_BY_OP_TYPE, FUSED_DOMAIN, GATES, ROTATIONS
 from localattn.core.nodes.grouped import GROUPED_BY_OP_TYPE, GroupedAttributes
 from localattn.core.nodes.step import STEP_VARIANT_BY_OP_TYPE, StepAttributes
 from localattn.plugins.compilers import find_compiler
@@ -132,7 +132,7 @@ HOSTILE = [
     fused("AddToStreams", 1, 2, 1 << 19, 1, 1),
     fused("BeginStreams", 1, 2, 1 << 19, 1, 1),
     fused("EndStreams", 1, 2, 1024, 8, 1),
-    fused("RotateHeads", 1, 1, 1, 1 << 20, 1),
+    *(fused(op_type, 1, 1, 1, 1 << 20, 1) for op_type in ROTATIONS),
     *(fused(op_type, 1, 1, 1, 1 << 22, 1) for op_type in GATES),
 ]
 
@@ -196,7 +196,7 @@ EMPTY = [
     ],
     fused("ReadStreams", 0, 1 << 40, 4, 16, 1),
     fused("MixStreams", 1 << 40, 0, 4, 16, 1),
-    fused("RotateHeads", 0, 1, 1, 16, 1 << 30),
+    *(fused(op_type, 0, 1, 1, 16, 1 << 30) for op_type in ROTATIONS),
     [
         FUSED_DOMAIN,
         "GatedGelu",

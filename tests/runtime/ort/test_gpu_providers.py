@@ -31,8 +31,7 @@ from localattn.runtime.engine.device import find_device_or_none
 from ...simulators.cuda_stand_in import onnxruntime_gpu, release_of_gpu, stand_ins
 from ...simulators.tensorrt_releases.releases import Release, child, installed, parts_of, run
 from ...support.models.engine_models import NODES, needs_plugin_tools, small_checkpoint, small_model
-from ...support.native.plugin_build import folder, program
-from ..engine.test_tensorrt_releases import library
+from ...support.native.plugin_build import folder, program, small_library
 
 pytestmark = [
     pytest.mark.slow,
@@ -127,10 +126,10 @@ def test_tensorrt_gets_the_plugin(name: str, store: Path, tmp_path: Path) -> Non
     rewritten = tmp_path / "rewritten.onnx"
     moved = rewrite_for_provider(models()[name], rewritten)
     assert len(moved.nodes) == NODES
-    asked, wanted = at_the_door(rewritten, store, tmp_path, library())
+    asked, wanted = at_the_door(rewritten, store, tmp_path, small_library())
     plugins = [node for node in nodes(wanted) if node.domain]
     assert [(node.domain, node.op_type) for node in plugins] == [("trt.plugins", "WindowedAttention")] * NODES
-    shown = run("taken", installed(), library=str(library()), asked=str(asked), wanted=str(wanted))
+    shown = run("taken", installed(), library=str(small_library()), asked=str(asked), wanted=str(wanted))
     assert shown["errors"] == []
     assert (shown["supported"], shown["subgraphs"], shown["plugins"]) == (True, 1, NODES)
     assert shown["engine"] > 10_000
