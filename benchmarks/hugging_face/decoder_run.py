@@ -94,7 +94,11 @@ def transformers(path: Path, _room: int) -> Consume:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = THREADS, 1
     model = ExportedModel.from_pretrained(path.parent, session_options=options)
-    run, kept, seen = model.runners["decode"], DynamicCache(config=model.config), 0
+    config, run, kept, seen = model.config, model.runners["decode"], DynamicCache(config=model.config), 0
+    nothing = torch.zeros(1, config.num_key_value_heads, 0, config.head_dim)
+    for layer in kept.layers:  # the graph takes keys and values, and a new layer has none
+        layer.lazy_initialization(nothing, nothing)
+        layer.keys = layer.values = nothing
 
     def consume(tokens: np.ndarray[Any, Any]) -> Logits:
         nonlocal kept, seen
