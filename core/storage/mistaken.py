@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 import shlex
 import zlib
@@ -38,7 +36,7 @@ def check_exists(path: Path) -> None:
     try:
         path.stat()
     except FileNotFoundError as error:
-        raise UsageError(f"Cannot read {path}.", why=f"{os.strerror(errno.ENOENT)}.", fix="Check the path.") from error
+        raise UsageError(f"Cannot read {path}.", why=f"{error.strerror}.", fix="Check the path.") from error
     except (OSError, ValueError):  # opening it says why
         return
 

@@ -2,8 +2,8 @@
 
 Where a file may overwrite its caches (`in_place`), each cache is one buffer, bound as input and as output. Where it may
 not, two banks of buffers take turns, which have those rings in common that compiled kernels overwrite. The step file
-and the prefill file share them. Caches live on the device that runs
-the model; tokens, position and logits in host memory.
+and the prefill file share them. Caches live on the device that runs the model; tokens, position and logits in host
+memory.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from . import longformer
 from .arguments import HuggingFaceArgs
 from .complex_pairs import ComplexAsPairs
 from .config import made_config, named_class
-from .observe import install, scale_nothing, takes_cache
+from .observe import install, scale_nothing, without_cache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -138,8 +138,7 @@ def exportable(spec: ModelSpec) -> nn.Module:
         if isinstance(part, (nn.Linear, nn.Embedding)):
             part.register_forward_pre_hook(_take_weights_dtype)
             part.register_forward_hook(_give_fp32)
-    given = {"use_cache": False} if takes_cache(model) else {}
-    own = longformer.forward_of(model)
+    own, given = longformer.forward_of(model), without_cache(model)
 
     def forward(self: Any, **inputs: Tensor) -> tuple[Tensor, ...]:
         with ComplexAsPairs():

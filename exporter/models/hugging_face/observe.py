@@ -261,7 +261,7 @@ def observe(model: PreTrainedModel, names: Sequence[str], length: int) -> Observ
 
     with implementation(model, _NAME, attention, masks.build), torch.no_grad():
         try:
-            result = model(**inputs, use_cache=False) if takes_cache(model) else model(**inputs)
+            result = model(**inputs, **without_cache(model))
         except UsageError:
             raise
         except Exception as error:
@@ -279,9 +279,9 @@ def does_not_run(model: PreTrainedModel, error: Exception) -> UsageError:
     )
 
 
-def takes_cache(model: PreTrainedModel) -> bool:
-    """Return whether a model can be told to keep no cache."""
-    return hasattr(model.config.get_text_config(), "use_cache")
+def without_cache(model: PreTrainedModel) -> dict[str, Any]:
+    """Return the arguments that tell a model to keep no cache; none for a model that has no such argument."""
+    return {"use_cache": False} if hasattr(model.config.get_text_config(), "use_cache") else {}
 
 
 @contextmanager

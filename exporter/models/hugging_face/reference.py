@@ -20,7 +20,7 @@ from . import routing
 from .arguments import HuggingFaceArgs, Layer
 from .config import broken
 from .module import build, load
-from .observe import takes_cache
+from .observe import without_cache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -76,9 +76,8 @@ def _run(spec: ModelSpec, state: Float64State, inputs: Mapping[str, Tensor]) -> 
     """Compute the outputs, and by how much each choice of experts was decided."""
     args: HuggingFaceArgs = spec.args
     model = state.module(lambda: build(args), load)
-    given = {"use_cache": False} if takes_cache(model) else {}  # type: ignore[arg-type]
     with torch.no_grad(), InFloat64() as mode:
-        result = model(**inputs, **given)
+        result = model(**inputs, **without_cache(model))  # type: ignore[arg-type]
     margins = (routing.margin(scores, taken) for scores, taken in mode.choices)
     return tuple(result[name] for name in args.outputs), [x for x in margins if x is not None]
 
@@ -90,10 +89,9 @@ def check_numbers(model: PreTrainedModel, args: HuggingFaceArgs) -> None:
         UsageError: its outputs are not finite, or it does not run.
     """
     ids = torch.ones(1, min(_FEW, args.longest), dtype=torch.int64, device=model.device).clamp(max=args.vocab_size - 1)
-    given = {"use_cache": False} if takes_cache(model) else {}
     try:
         with torch.no_grad():
-            found = model(input_ids=ids, **given)[args.outputs[0]]
+            found = model(input_ids=ids, **without_cache(model))[args.outputs[0]]
     except Exception as error:  # the configuration decides what goes wrong, and where
         raise broken(args.architecture, error) from error
     _refuse_nan(found, model, args)
@@ -128,8 +126,7 @@ def check_live(model: PreTrainedModel, args: HuggingFaceArgs, state: State) -> N
     model.eval()
     try:
         with torch.no_grad():
-            given = {"use_cache": False} if takes_cache(model) else {}
-            found = model(input_ids=ids.to(model.device), **given)[args.outputs[0]].cpu().double()
+            found = model(input_ids=ids.to(model.device), **without_cache(model))[args.outputs[0]].cpu().double()
             plain = untouched_of(args, state)
             wanted = plain(input_ids=ids).double()
     finally:
@@ -154,8 +151,7 @@ def untouched_of(args: HuggingFaceArgs, state: State) -> nn.Module:
     """Build the same of its arguments."""
     model = build(args)
     load(model, state)
-    given = {"use_cache": False} if takes_cache(model) else {}
-    own = type(model).forward
+    own, given = type(model).forward, without_cache(model)
 
     def forward(self: Any, **inputs: Tensor) -> Tensor:
         found: Tensor = own(self, **inputs, **given)[args.outputs[0]]
