@@ -25,20 +25,6 @@ from ..models.registry import CLASSES, ClassEntry
 from .documents import read_document
 from .template import placeholders
 
-__all__ = [
-    "CLASSES",
-    "CONFIG_SUFFIXES",
-    "ClassEntry",
-    "RawConfig",
-    "adds_residual_only",
-    "check_names",
-    "config_document",
-    "load_config",
-    "parse_args",
-    "parse_config",
-    "resolve_class",
-]
-
 _MOST_VALUES = 10_000
 LARGEST_FILE = 256 << 10  # bytes
 _TOP_LEVEL = ("about", "class", "hyper_connections", "kwargs")
@@ -188,17 +174,6 @@ def _is_small(document: object) -> bool:
         count += 1 + len(inner)
         waiting += inner
     return count <= _MOST_VALUES
-
-
-def config_document(class_name: str, args: Arguments, hyper_connections: str | None) -> dict[str, Any]:
-    """Build the full config of a model in JSON types, as `parse_config` reads it."""
-    document: dict[str, Any] = {"class": class_name, "kwargs": args.model_dump(mode="json")}
-    # An argument the class itself lacks (zeta's value gates) is off, and does not belong in its config.
-    for name in CLASSES[class_name].unsupported:
-        document["kwargs"].pop(name, None)
-    if hyper_connections is not None:
-        document["hyper_connections"] = hyper_connections
-    return document
 
 
 def load_config(path: Path) -> RawConfig:

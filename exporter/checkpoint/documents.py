@@ -11,7 +11,6 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from ...core.error_texts import shown
@@ -124,11 +123,8 @@ def _line(node: Any) -> int:
     return int(node.start_mark.line) + 1
 
 
-_READERS: Mapping[str, tuple[str, Callable[[str], object]]] = MappingProxyType(
-    {
-        ".json": ("JSON", read_json),
-        ".toml": ("TOML", _read_toml),
-        ".yaml": ("YAML", _read_yaml),
-        ".yml": ("YAML", _read_yaml),
-    }
-)
+_READERS: Mapping[str, tuple[str, Callable[[str], object]]] = {
+    ".json": ("JSON", read_json),
+    ".toml": ("TOML", _read_toml),
+    **dict.fromkeys((".yaml", ".yml"), ("YAML", _read_yaml)),
+}

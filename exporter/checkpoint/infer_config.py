@@ -26,8 +26,6 @@ from .traceless import not_in_weights, traceless_arguments
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Gathered", "Resolved", "canonical_state", "gather", "infer_config"]
-
 # `layers.3.0.to_qkv.weight`, as local-attention saved it before 1.10.
 _UNBRANCHED = re.compile(r"(layers\.[0-9]+\.[01]\.)(.+)")
 # Not an argument of the class, but the release of hyper-connections it was trained with.
@@ -135,9 +133,8 @@ def gather(
     canonical, notes = canonical_state(state)
     shapes = {name: tuple(tensor.shape) for name, tensor in canonical.items()}
     entry, form = _entry(shapes, *_class_name(config, overrides.pop("class", None), settings))
-    stated = {**config.kwargs, _RELEASE: config.hyper_connections}
-    given = {name: value for name, value in stated.items() if name != _RELEASE or value is not None} | overrides
-    release = given.pop(_RELEASE, None)
+    given = {**config.kwargs, _RELEASE: config.hyper_connections, **overrides}
+    release = given.pop(_RELEASE)
     adds_residual_only(release)  # only to refuse an invalid version
     given = check_names(entry, given)
     own = read_settings(settings, entry)
@@ -152,7 +149,7 @@ def gather(
             release = own.values[_RELEASE]
         except UsageError:
             own = own.without(_RELEASE, "it is no release")
-    given = {**{name: value for name, value in own.values.items() if name != _RELEASE}, **given}
+    given = own.without(_RELEASE, "").values | given
     try:
         findings = _findings(form, canonical, shapes, given)
     except UsageError as error:

@@ -26,15 +26,8 @@ if TYPE_CHECKING:
 
 # The entries of a checkpoint that hold settings.
 ENTRIES = (
-    "hyper_parameters",
-    "hyperparameters",
-    "hparams",
-    "args",
-    "config",
-    "cfg",
-    "model_args",
-    "model_config",
-    "model_kwargs",
+    *("hyper_parameters", "hyperparameters", "hparams", "args", "config", "cfg"),
+    *("model_args", "model_config", "model_kwargs"),
 )
 # Tables inside them whose settings are the model's.
 _ABOUT_THE_MODEL = frozenset(
@@ -262,11 +255,8 @@ def _leaves(tables: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str, A
             yield path[:-1], path[-1], value
         elif id(value) not in seen and len(path) < _DEEPEST:
             seen.add(id(value))
-            waiting += [((*path, *re.split(r"[./]", name)), inner) for name, inner in table.items() if _is_name(name)]
-
-
-def _is_name(name: object) -> bool:
-    return isinstance(name, str) and len(name) <= 200
+            named = ((name, inner) for name, inner in table.items() if isinstance(name, str) and len(name) <= 200)
+            waiting += [((*path, *re.split(r"[./]", name)), inner) for name, inner in named]
 
 
 def _argument(leaf: str, entry: ClassEntry) -> tuple[str, bool] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -78,12 +79,9 @@ def foreign_numbers(name: str, dtype: str) -> UsageError:
 
 def conversions(state: Mapping[str, torch.Tensor]) -> list[str]:
     """Write a note for every floating point type that becomes float32."""
-    counts: dict[str, int] = {}
-    for tensor in state.values():
-        kind = str(tensor.dtype).removeprefix("torch.")
-        if tensor.is_floating_point() and kind != "float32":
-            counts[kind] = counts.get(kind, 0) + 1
-    return [f"{count} tensors converted from {kind} to float32" for kind, count in sorted(counts.items())]
+    kinds = Counter(str(tensor.dtype).removeprefix("torch.") for tensor in state.values() if tensor.is_floating_point())
+    del kinds["float32"]
+    return [f"{count} tensors converted from {kind} to float32" for kind, count in sorted(kinds.items())]
 
 
 def not_finite(named: Iterable[tuple[str, torch.Tensor]]) -> str:

@@ -23,20 +23,8 @@ if TYPE_CHECKING:
 
 # Entries that hold weights; the first one present is taken.
 ENTRIES = (
-    "model_state_dict",
-    "state_dict",
-    "model",
-    "module",
-    "network",
-    "net",
-    "generator",
-    "weights",
-    "params",
-    "ema_model_state_dict",
-    "ema_state_dict",
-    "ema_model",
-    "model_ema",
-    "ema",
+    *("model_state_dict", "state_dict", "model", "module", "network", "net", "generator", "weights", "params"),
+    *("ema_model_state_dict", "ema_state_dict", "ema_model", "model_ema", "ema"),
 )
 # Name prefixes of modules that wrap the model; the first one present is removed.
 PREFIXES = ("ema_model.", "online_model.", "module.", "model.", "network.", "net.", "transformer.", "attn.")
@@ -47,26 +35,9 @@ _INFIXES = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."
 # The first part of every name in a supported class's state dict.
 _ROOTS = frozenset(
     {
-        "token_emb",
-        "pos_emb",
-        "layers",
-        "global_layers",
-        "dynamic_pos_bias",
-        "to_logits",
-        "norm",
-        "to_qkv",
-        "q_scale",
-        "k_scale",
-        "attn_fn",
-        "rel_pos",
-        "to_v_gate",
-        "to_out",
-        "query",
-        "key",
-        "value",
-        "output",
-        "pos_bias",
-        "local_mask",
+        *("token_emb", "pos_emb", "layers", "global_layers", "dynamic_pos_bias", "to_logits"),
+        *("norm", "to_qkv", "q_scale", "k_scale", "attn_fn", "rel_pos", "to_v_gate", "to_out"),
+        *("query", "key", "value", "output", "pos_bias", "local_mask"),
     }
 )
 _NOT_WEIGHTS = ("optim", "sched", "scaler", "rng", "grad", "loss", "callbacks", "loops")
@@ -131,13 +102,11 @@ def _holds_weights(value: object) -> bool:
     waiting = [value]
     while waiting:
         table = waiting.pop()
-        if not isinstance(table, Mapping) or id(table) in seen:
-            continue
-        seen.add(id(table))
-        for name, inner in table.items():
-            if isinstance(name, str) and _is_tensor(inner):
+        if isinstance(table, Mapping) and id(table) not in seen:
+            if any(isinstance(name, str) and _is_tensor(inner) for name, inner in table.items()):
                 return True
-            waiting.append(inner)
+            seen.add(id(table))
+            waiting += table.values()
     return False
 
 
