@@ -191,12 +191,10 @@ class _Bisection:
 
     def _weights(self, module: str, recording: Recording) -> list[tuple[str, Floats, Floats]]:
         """Pair the module's own tensors with those in the file, by shape where that is unambiguous."""
-        held = []
-        for node, path in zip(self.index.nodes, self.index.modules, strict=True):
-            if path == module:
-                held += [self.index.initializers[name] for name in node.input if name in self.index.initializers]
+        own_nodes = (x for x, path in zip(self.index.nodes, self.index.modules, strict=True) if path == module)
+        names = dict.fromkeys(name for node in own_nodes for name in node.input)
         pairs = []
-        for tensor in {tensor.name: tensor for tensor in held}.values():
+        for tensor in (self.index.initializers[name] for name in names if name in self.index.initializers):
             # Integers are shapes and indices, whatever their length.
             if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.data_type == onnx.TensorProto.INT64:
                 continue

@@ -41,12 +41,6 @@ class Boundary:
     role: str
     expected: Floats
 
-    @property
-    def label(self) -> str:
-        """Its name in reports."""
-        path = self.path or "the model"
-        return f"{path} ({self.role})"
-
 
 class GraphIndex:
     """An index of a graph: which node makes and which nodes use each value, and in which module.
@@ -92,21 +86,15 @@ class GraphIndex:
             if not self.inside(index, path):
                 continue
             for value in node.output:
-                outside = (user for user in self.users.get(value, ()) if not self.inside(user, path))
-                if value in self.outputs or next(outside, None) is not None:
+                if value in self.outputs or not all(self.inside(user, path) for user in self.users.get(value, ())):
                     yield value
 
     def entering(self, path: str) -> Iterator[str]:
         """List the values made by nodes outside a module and used inside it, in order."""
-        seen = set()
-        for index, node in enumerate(self.nodes):
-            if not self.inside(index, path):
-                continue
-            for value in node.input:
-                maker = self.maker.get(value)
-                if maker is not None and value not in seen and not self.inside(maker, path):
-                    seen.add(value)
-                    yield value
+        read = (value for index, node in enumerate(self.nodes) if self.inside(index, path) for value in node.input)
+        for value in dict.fromkeys(read):
+            if value in self.maker and not self.inside(self.maker[value], path):
+                yield value
 
     def parts(self, path: str) -> Iterator[tuple[str, int]]:
         """List the values that leave a module whose matrix was cut, each with its first column of the output."""
@@ -199,10 +187,9 @@ def _norms(node: onnx.NodeProto) -> Iterator[tuple[str, str]]:
     """Yield what a node read and normalized, and the path of the norm's module."""
     path = _path(node, NORM)
     contract = FUSED_BY_OP_TYPE.get(node.op_type) if node.domain == FUSED_DOMAIN else None
-    if path and contract is not None:
-        yield from (
-            (name, path) for formal, name in zip(contract.outputs, node.output, strict=False) if formal == "read"
-        )
+    for formal, name in zip(contract.outputs if path and contract else (), node.output, strict=False):
+        if formal == "read":
+            yield name, path
 
 
 def _path(node: onnx.NodeProto, key: str = MODULE) -> str:

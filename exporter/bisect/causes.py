@@ -6,7 +6,7 @@ other causes do not have, never on the size of an error alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,14 +28,6 @@ _ROWS = 64
 
 
 @dataclass(frozen=True)
-class Rule:
-    """One cause; `find` returns the sentence of evidence, or None."""
-
-    cause: str
-    find: Callable[[Evidence], str | None]
-
-
-@dataclass(frozen=True)
 class Cause:
     """A likely cause and its evidence, as a rule found it."""
 
@@ -45,10 +37,10 @@ class Cause:
 
 def likely_cause(evidence: Evidence) -> Cause:
     """Return the cause of the first rule that finds evidence; "unknown" if none does."""
-    for rule in RULES:
-        sentence = rule.find(evidence)
+    for name, find in RULES.items():
+        sentence = find(evidence)
         if sentence is not None:
-            return Cause(rule.cause, sentence)
+            return Cause(name, sentence)
     return Cause("unknown", "No rule fits: neither range, weights, mask, padding, rotation, softmax nor window.")
 
 
@@ -129,12 +121,8 @@ def _rotary(evidence: Evidence) -> str | None:
         return None
     actual, expected = evidence.fault.actual.astype(np.float64), boundary.expected
     half = expected.shape[-1] // 2
-
-    def radii(x: Floats) -> Floats:
-        lengths: Floats = np.sqrt(x[..., :half] ** 2 + x[..., half : 2 * half] ** 2)
-        return lengths
-
-    off = float(np.abs(radii(actual) - radii(expected)).max())
+    found, wanted = (np.sqrt(x[..., :half] ** 2 + x[..., half : 2 * half] ** 2) for x in (actual, expected))
+    off = float(np.abs(found - wanted).max())
     if off > 0.1 * evidence.fault.comparison.max_abs:
         return None
     return (
@@ -187,20 +175,20 @@ def _other_windows(geometry: WindowGeometry) -> list[WindowGeometry]:
 
 
 def _worst_rows(evidence: Evidence) -> NDArray[np.int64]:
-    error, _ = evidence.by_position()
-    return np.sort(np.argsort(-error, kind="stable")[:_ROWS])
+    return np.sort(np.argsort(-evidence.errors(), kind="stable")[:_ROWS])
 
 
 def _rms(x: Floats) -> float:
     return float(np.sqrt(np.mean(np.square(x))))
 
 
-RULES = (
-    Rule("overflow", _overflow),
-    Rule("weights", _weights),
-    Rule("mask", _mask),
-    Rule("padding", _padding),
-    Rule("rotary phase", _rotary),
-    Rule("precision of the softmax", _softmax),
-    Rule("window", _window),
-)
+# By cause, what returns the sentence of evidence, or None.
+RULES: Mapping[str, Callable[[Evidence], str | None]] = {
+    "overflow": _overflow,
+    "weights": _weights,
+    "mask": _mask,
+    "padding": _padding,
+    "rotary phase": _rotary,
+    "precision of the softmax": _softmax,
+    "window": _window,
+}

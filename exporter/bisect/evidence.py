@@ -112,19 +112,17 @@ class Evidence:
     @property
     def sequence_axis(self) -> int:
         """The axis of the fault's array that counts positions."""
-        is_attention = self.fault.boundary.role in ("query", "key", "value", "attention")
-        if is_attention:
+        if self.fault.boundary.role in ("query", "key", "value", "attention"):
             return 1 if list(self.attributes["perm"]) == [0, 2, 1, 3] else 2
         shape = self.fault.boundary.expected.shape
         return next((axis for axis, size in enumerate(shape) if axis and size == self.length), 1)
 
-    def by_position(self) -> tuple[Floats, Floats]:
-        """Return the largest error and the largest expected magnitude at each position; not finite counts as inf."""
+    def errors(self) -> Floats:
+        """Return the largest error at each position; not finite counts as inf."""
         actual = self.fault.actual.astype(np.float64)
-        expected = self.fault.boundary.expected
-        error = np.where(np.isfinite(actual), np.abs(actual - expected), np.inf)
-        others = tuple(axis for axis in range(error.ndim) if axis != self.sequence_axis)
-        return error.max(axis=others), np.abs(expected).max(axis=others)
+        error = np.where(np.isfinite(actual), np.abs(actual - self.fault.boundary.expected), np.inf)
+        largest: Floats = np.moveaxis(error, self.sequence_axis, 0).reshape(error.shape[self.sequence_axis], -1).max(1)
+        return largest
 
     def wrong_positions(self) -> NDArray[np.int64]:
         """Return the positions with an element out of tolerance."""
