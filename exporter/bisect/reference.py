@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..source.source_model import SourceModel
+from ..models.parts.float64 import InFloat64
+from ..source.source_model import SourceModel, as_tensors
 
 Floats = NDArray[np.float64]
 
@@ -73,13 +74,9 @@ def record(source: SourceModel, inputs: Mapping[str, NDArray[Any]]) -> Recording
     """
     module = source.module("fp32").double()
     calls: dict[str, list[ModuleCall]] = {}
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in inputs.items()}
-    arguments = {
-        source.parameter(name): tensor.double() if tensor.is_floating_point() else tensor
-        for name, tensor in tensors.items()
-    }
+    arguments = {source.parameter(name): tensor for name, tensor in as_tensors(inputs, torch.float64).items()}
     watcher = _AttentionWatcher()
-    with _hooks(module, calls), torch.no_grad(), source.in_float64(), watcher:
+    with _hooks(module, calls), torch.no_grad(), InFloat64(), watcher:
         module(**arguments)
     return Recording(
         modules={path: found[0] for path, found in calls.items() if len(found) == 1},
@@ -118,8 +115,7 @@ def _hooks(module: nn.Module, calls: dict[str, list[ModuleCall]]) -> Iterator[No
 
 def _floats(values: Any) -> tuple[Floats, ...]:
     values = values if isinstance(values, tuple | list) else (values,)
-    found = (x for x in values if isinstance(x, Tensor) and x.is_floating_point())
-    return tuple(_copied(x) for x in found)
+    return tuple(_copied(x) for x in values if isinstance(x, Tensor) and x.is_floating_point())
 
 
 def _copied(x: Tensor) -> Floats:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import torch
 
@@ -48,25 +48,13 @@ def at_sizes(source: SourceModel, sizes: Mapping[str, int]) -> SourceModel:
     Raises:
         UsageError: the model does not accept the length.
     """
-    return source.at(replace(_request(source), seq_len=sizes[SEQUENCE], batch=sizes[BATCH]))
+    now = asdict(source.shapes) | {"dynamic_length": False}
+    return source.at(ShapeRequest(**(now | {"seq_len": sizes[SEQUENCE], "batch": sizes[BATCH]})))
 
 
 def with_dynamic_length(source: SourceModel, axes: Sequence[str]) -> SourceModel:
     """Return the model as it was traced for a file with these dynamic axes."""
-    return source.at(replace(_request(source), dynamic_length=SEQUENCE in axes))
-
-
-def _request(source: SourceModel) -> ShapeRequest:
-    shapes = source.shapes
-    return ShapeRequest(
-        heads=shapes.heads,
-        dim_head=shapes.dim_head,
-        mask=shapes.mask,
-        attn_bias=shapes.attn_bias,
-        position_ids=shapes.position_ids,
-        seq_len=shapes.seq_len,
-        batch=shapes.batch,
-    )
+    return source.at(ShapeRequest(**(asdict(source.shapes) | {"dynamic_length": SEQUENCE in axes})))
 
 
 def dynamic_axes_of(source: SourceModel, axes: Sequence[str]) -> list[dict[int, str]]:

@@ -24,9 +24,9 @@ from ...core.errors import UsageError
 from ...core.geometry import WindowGeometry
 from ...core.tensors import BATCH, SEQUENCE, TensorSpec
 from ..models.arguments import Arguments
-from ..models.family import TORCH_DTYPE, Arrays, Family, ModelSpec, ShapeRequest, Sizes
+from ..models.family import TORCH_DTYPE, Arrays, ModelSpec, ShapeRequest, Sizes
 from ..models.inference import bounded
-from ..models.parts.float64 import Float64State, InFloat64
+from ..models.parts.float64 import Float64State
 from ..models.registry import CLASSES
 
 
@@ -44,6 +44,12 @@ def signature(class_name: str, args: Arguments, **optional: bool) -> list[Tensor
     return [TensorSpec(name, {"float": "float32"}.get(kind, kind), shape) for name, (kind, shape) in inputs.items()]
 
 
+def as_tensors(arrays: Arrays, floats: torch.dtype | None = None) -> dict[str, Tensor]:
+    """Return arrays as tensors by name, floating point ones in the type `floats` if it is given."""
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in arrays.items()}
+    return {name: x.to(floats) if floats and x.is_floating_point() else x for name, x in tensors.items()}
+
+
 class SourceModel:
     """A model at one choice of shapes.
 
@@ -55,13 +61,6 @@ class SourceModel:
         request: the requested shapes.
         not_in_weights: arguments that change the outputs and that no tensor shows.
     """
-
-    class_name: str
-    args: Arguments
-    state: Mapping[str, Tensor]
-    mixes_residuals: bool
-    family: Family
-    shapes: Sizes
 
     def __init__(
         self,
@@ -215,10 +214,6 @@ class SourceModel:
             fix="Export in bf16, which has the range of fp32, or in fp32.",
         )
 
-    def in_float64(self) -> InFloat64:
-        """Return a context in which its modules compute in float64 what they compute in fp32 on purpose."""
-        return InFloat64()
-
     def undecided(self, inputs: Arrays, dtype: str) -> NDArray[np.bool_] | None:
         """Return the tokens `[B, N]` whose experts rounding decides in half precision; None if there are none.
 
@@ -228,8 +223,7 @@ class SourceModel:
         """
         if self.family.undecided is None or dtype == "fp32":
             return None
-        tensors = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in inputs.items()}
-        found = self.family.undecided(self.spec, self._float64, tensors, TORCH_DTYPE[dtype])
+        found = self.family.undecided(self.spec, self._float64, as_tensors(inputs), TORCH_DTYPE[dtype])
         return None if found is None else found.numpy()
 
     def reference(self, inputs: Arrays, positions: NDArray[np.int64] | None = None) -> dict[str, NDArray[np.float64]]:
@@ -237,9 +231,7 @@ class SourceModel:
 
         If positions are given, only these are computed, provided the family can.
         """
-        tensors = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in inputs.items()}
-        tensors = {name: x.double() if x.is_floating_point() else x for name, x in tensors.items()}
         with torch.no_grad():
             rows = None if positions is None else torch.from_numpy(positions)
-            outputs = self.family.reference(self.spec, self._float64, tensors, rows)
+            outputs = self.family.reference(self.spec, self._float64, as_tensors(inputs, torch.float64), rows)
         return {name: output.numpy() for name, output in zip(self.outputs, outputs, strict=True)}

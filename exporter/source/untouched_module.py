@@ -13,7 +13,6 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,7 +22,7 @@ from ...runtime.parity.runner import Runner
 from ...runtime.session import Arrays
 from ..models.family import TORCH_DTYPE
 from ..models.registry import CLASSES
-from .source_model import SourceModel
+from .source_model import SourceModel, as_tensors
 
 # The class of local-attention whose forward is the rotary embedding.
 _ROTARY = "SinusoidalEmbeddings"
@@ -48,8 +47,7 @@ class UntouchedRunner(Runner):
     @torch.no_grad()
     def run(self, inputs: Arrays) -> Arrays:
         """Compute the output in fp32; errors of the module are not caught."""
-        tensors = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in inputs.items()}
-        tensors = {name: x.float() if x.is_floating_point() else x for name, x in tensors.items()}
+        tensors = as_tensors(inputs, torch.float32)
         options = {name: tensors.pop(name) for name in list(tensors) if self._by_name or name in _OPTIONS}
         enabled = self._dtype != "fp32"
         # Without its cache autocast keeps no second copy of the weights.
