@@ -25,7 +25,8 @@ from ..onnx_graph.standard_ops import rewrite
 from ..runtime.generation.step_file import prefill_path
 from ..runtime.parity.files import run_file_parity
 from ..runtime.parity.report import ParityRequest
-from .artifact.publish import EXTERNAL_DATA_FROM, companion_path, demand, package_versions, publish_models, save_model
+from .artifact.form import EXTERNAL_DATA_FROM
+from .artifact.publish import companion_path, demand, package_versions, publish_models, save_model
 from .checks.loads import check_loads, check_model
 from .lowering.shared_weights import share_weights
 

@@ -7,13 +7,10 @@ and checked, or not at all.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal, cast
-
-import onnx
 
 from ..core.documents.proof import not_proven, proven_by_golden
 from ..core.documents.report import Report
@@ -22,22 +19,18 @@ from ..core.errors import UsageError
 from ..core.machine.resident_memory import release_memory
 from ..core.progress import timed_steps
 from ..core.storage.file_kinds import ONNX
-from ..core.storage.files import sha256
 from ..core.storage.outputs import Output, check_outputs, writing
 from ..core.tensors import SEQUENCE
 from ..core.tolerance import coarsest
 from ..runtime.inputs.arrays import check_drawable
 from ..runtime.parity.golden import Golden
-from ..runtime.parity.runner import SessionRunner
 from .artifact.companions import check_companions, copy_companions
-from .artifact.form import WrittenForm, written_form
-from .artifact.options import FileOptions
-from .artifact.publish import export_headline, finish_export, output_specs, package_versions, written_files
+from .artifact.form import FileOptions, WrittenForm, written_form
+from .artifact.publish import export_headline, finish_export, sidecar_of_file, written_files
 from .artifact.serialize import message, read_message
 from .checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
-from .checks.golden import check_golden, open_golden
+from .checks.golden import first_checks, open_golden
 from .checks.left_out import left_out
-from .checks.loads import check_loads, check_model
 from .checks.parity import check_parity
 from .checks.quadratic_memory import Shape, Taken, allowed, check_quadratic_memory, freest, graph_shapes
 from .checks.sweep import check_sweep, dynamic_node_checks, rows_of_checkpoint
@@ -152,11 +145,8 @@ def open_request(
     check_precision(request)
     trace.check_opset(request.opset)
     check_outputs([Output(request.output, ONNX)], inputs=request.inputs, overwrite=request.overwrite)
-    sizes = {"heads": request.shapes.heads, "dim_head": request.shapes.dim_head}
-    overrides = {name: size for name, size in sizes.items() if size is not None}
     if opened is None:
-        asked = {"shapes": request.shapes, "steps": False}
-        opened = open_checkpoint(request.checkpoint, request.config, overrides, task=request.task, asked=asked)
+        opened = open_checkpoint(request.checkpoint, request.config, task=request.task, shapes=request.shapes)
     source = opened.source(request.shapes)
     axes = dynamic_axes(request, source)
     check_axes(source, axes)
@@ -216,11 +206,10 @@ def export(
             model = quantize_weights(model, request.weights)
         form = written_form(model, trace.attention_nodes(model), request)
         sidecar = finish_export(
-            form.model,
+            form,
             folder,
             request.output,
-            function_body=request.function_body,
-            external_data_from=request.external_data_from,
+            request,
             check=lambda staged: _run_checks(staged, source, request, form, golden, progress),
             describe=lambda *written: sidecar_of(request, opened, source, form, *written),
             progress=progress,
@@ -257,52 +246,37 @@ def _run_checks(
     progress: Progress,
 ) -> Iterator[CheckRecord]:
     """Run each check of a written file, cheapest first."""
-    progress("Checking: ONNX")
-    yield check_model(path)
-    progress("Checking: onnxruntime")
-    record, session = check_loads(path)
-    yield record
-    if golden is not None:
-        progress("Checking: golden outputs")
-        yield check_golden(SessionRunner(session), golden, request.tolerance, request.precision, source)
-    tolerance = request.tolerance(request.precision)
+    session = yield from first_checks(path, golden, request.tolerance, request.precision, progress, source)
+    tolerance, dtype, quick = request.tolerance(request.precision), request.dtype, request.quick
+    first_run: dict[str, dict[str, Any]] = {}
     if request.dynamic:
         progress("Checking, over a sweep of sizes")
-        yield check_sweep(session, source, request.dtype, request.dynamic, tolerance, quick=request.quick)
-        written = read_message(path)
-        yield from rows_of_checkpoint(session, written, source, request.dtype, request.dynamic, quick=request.quick)
-        if request.quick:
-            yield from left_out()
-        else:
-            yield from map(form.seen, dynamic_node_checks(form.nodes or written, source, request.dynamic))
-        yield _wide_integers(written, path, source, request)
-        return
-    progress("Checking: parity with the float64 reference")
-    one_set = request.quick or source.shapes.seq_len > LONG_INPUT
-    seeds = request.seeds or ((0,) if one_set else (0, 1))
-    first_run: dict[str, dict[str, Any]] = {}
-    yield check_parity(session, source, request.dtype, tolerance, seeds, first_run)
+        yield check_sweep(session, source, dtype, request.dynamic, tolerance, quick=quick)
+    else:
+        progress("Checking: parity with the float64 reference")
+        one_set = quick or source.shapes.seq_len > LONG_INPUT
+        seeds = request.seeds or ((0,) if one_set else (0, 1))
+        yield check_parity(session, source, dtype, tolerance, seeds, first_run)
     written = read_message(path)
-    if request.quick:
-        yield from left_out()
-        yield _wide_integers(written, path, source, request)
-        return
     model = form.nodes or written
-    session.wake()
-    release_memory()
-    progress("Checking: window")
-    nodes_only = spans_tokens(request.weights)
-    yield form.seen(check_window(model, session, source, request.dtype, first_run, nodes_only=nodes_only))
-    progress("Checking: linear memory")
-    memory = form.seen(check_quadratic_memory(model, source, lambda taken: _retrace(request, source, taken)))
-    yield allowed(memory, request.allow_quadratic)
-    yield _wide_integers(written, path, source, request)
-
-
-def _wide_integers(written: onnx.ModelProto, path: Path, source: SourceModel, request: ExportRequest) -> CheckRecord:
-    limits = token_limits(source.inputs(request.dtype), source.token_limit, source.shapes.seq_len)
+    if request.dynamic:
+        yield from rows_of_checkpoint(session, written, source, dtype, request.dynamic, quick=quick)
+    if quick:
+        yield from left_out()
+    elif request.dynamic:
+        yield from map(form.seen, dynamic_node_checks(model, source, request.dynamic))
+    else:
+        session.wake()
+        release_memory()
+        progress("Checking: window")
+        nodes_only = spans_tokens(request.weights)
+        yield form.seen(check_window(model, session, source, dtype, first_run, nodes_only=nodes_only))
+        progress("Checking: linear memory")
+        memory = form.seen(check_quadratic_memory(model, source, lambda taken: _retrace(request, source, taken)))
+        yield allowed(memory, request.allow_quadratic)
+    limits = token_limits(source.inputs(dtype), source.token_limit, source.shapes.seq_len)
     sizes = dynamic_sizes(request.dynamic or (), SEQUENCE, source.shapes.seq_len)
-    return allowed(check_wide_integers(written, path.parent, limits, sizes), request.allow_wide_integers)
+    yield allowed(check_wide_integers(written, path.parent, limits, sizes), request.allow_wide_integers)
 
 
 def _retrace(request: ExportRequest, source: SourceModel, taken: Taken) -> tuple[set[int], dict[str, Shape]]:
@@ -330,7 +304,7 @@ def sidecar_of(
     form: WrittenForm,
     staged: Path,
     data: str | None,
-    checks: list[CheckRecord],
+    checks: Sequence[CheckRecord],
     **others: Any,
 ) -> Sidecar:
     """Build the sidecar with the facts about the file; `others` replace those of a whole-sequence file."""
@@ -339,7 +313,6 @@ def sidecar_of(
         "kwargs": source.args.model_dump(mode="json"),
         "hyper_connections": opened.resolved.hyper_connections,
         "inputs": dynamic_specs(source, request.dtype, request.dynamic or ()),
-        "outputs": output_specs(form.model),
         "seq_len": source.shapes.seq_len,
         "batch": source.shapes.batch,
         "dynamic": list(request.dynamic or ()),
@@ -347,17 +320,8 @@ def sidecar_of(
         "options": ({"causal": True} if source.shapes.causal else {})
         | ({} if request.weights is None else {"weights": request.weights})
         | ({} if request.attention is None else {"attention": request.attention}),
-        "opset": request.opset,
-        "windows": form.windows,
-        "function_body": request.function_body,
-        "standard_ops": request.standard_ops,
-        "external_data": data,
-        "versions": package_versions(),
         "checkpoint_sha256": opened.loaded.sha256,
         "checkpoint_name": request.checkpoint.name,
-        "model_sha256": sha256(staged),
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "checks": checks,
         "unproven": [] if proven_by_golden(checks) else list(source.not_in_weights),
     }
-    return Sidecar(**(facts | others))
+    return sidecar_of_file(request, form, staged, data, checks, **(facts | others))

@@ -27,7 +27,14 @@ from ..runtime.parity.runner import StepRunner
 from ..runtime.session import Session
 from .artifact.companions import copy_companions
 from .artifact.form import WrittenForm, written_form
-from .artifact.publish import companion_path, demand, drop_attention_functions, output_specs, publish_models, save_model
+from .artifact.publish import (
+    check_without_body,
+    companion_path,
+    demand,
+    drop_attention_functions,
+    publish_models,
+    save_model,
+)
 from .artifact.serialize import read_message
 from .checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
 from .checks.golden import check_golden, open_golden
@@ -94,10 +101,7 @@ def open_steps(request: StepRequest) -> tuple[OpenedCheckpoint, dict[Path, StepS
                 why="A step file takes a fixed number of tokens a call, and any number of calls.",
                 fix=f"Leave {argument(option)} out.",
             )
-    sizes = {"heads": asked.shapes.heads, "dim_head": asked.shapes.dim_head}
-    overrides = {k: v for k, v in sizes.items() if v is not None}
-    sizes_asked = {"shapes": asked.shapes, "steps": True}
-    opened = open_checkpoint(asked.checkpoint, asked.config, overrides, task=asked.task, asked=sizes_asked)
+    opened = open_checkpoint(asked.checkpoint, asked.config, task=asked.task, shapes=asked.shapes, steps=True)
     opened = opened.for_steps(asked.shapes)
     # Any length the class accepts, because the files do not depend on it.
     some_length = getattr(opened.resolved.args, "window_size", 1)
@@ -227,8 +231,7 @@ def _remove_functions(parts: list[_Part], asked: ExportRequest, shared: str | No
             part.data = save_model(part.form.model, part.staged, asked.external_data_from)
         else:
             ir.save(part.form.model, part.staged)
-        bare = {"name": "onnx checker, no body", "detail": "checked above with the body attached"}
-        part.checks = (*part.checks, check_model(part.staged).model_copy(update=bare))
+        part.checks = (*part.checks, check_without_body(part.staged))
 
 
 def _sidecar(part: _Part, parts: list[_Part], asked: ExportRequest, opened: OpenedCheckpoint) -> Sidecar:
@@ -241,9 +244,8 @@ def _sidecar(part: _Part, parts: list[_Part], asked: ExportRequest, opened: Open
         part.form,
         part.staged,
         part.data,
-        list(part.checks),
+        part.checks,
         inputs=part.source.inputs(asked.dtype),
-        outputs=output_specs(part.form.model),
         seq_len=part.source.chunk,
         step=part.source.facts(asked.dtype, mode=part.mode, prefill=companions[0] if companions else None),
     )

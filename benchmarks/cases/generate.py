@@ -95,7 +95,8 @@ def prepare(checkpoint: Path, folder: Path, positions: int | None = None) -> Fil
 
 def write_full(files: Files, length: int) -> None:
     """The file that recomputes everything, of a static length."""
-    from localattn.exporter.artifact.publish import EXTERNAL_DATA_FROM, save_model
+    from localattn.exporter.artifact.form import EXTERNAL_DATA_FROM
+    from localattn.exporter.artifact.publish import save_model
     from localattn.exporter.export import ExportRequest, open_request
     from localattn.exporter.lowering import functions, trace
     from localattn.exporter.models.family import ShapeRequest

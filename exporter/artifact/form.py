@@ -1,20 +1,71 @@
-"""The form in which a traced model is written: with its functions, or in standard operators alone."""
+"""What a file to write is asked to be, and the form a traced model is written in: with functions, or without."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 
 from ...core.documents.sidecar import CheckRecord, WindowFacts
+from ...core.errors import UsageError
+from ...core.nodes.attention import geometry_of
+from ...core.tolerance import Tolerance, tolerance_for
+from ...core.versions import DEFAULT_OPSET
 from ...onnx_graph.standard_ops import rewrite
-from .options import FileOptions
-from .publish import window_facts
 from .serialize import message
 
+# A protobuf message is limited to 2 GiB; some room is left for the graph itself.
+EXTERNAL_DATA_FROM = 1_900_000_000
 _BEFORE = "seen before the functions were inlined"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOptions:
+    """Options of a file to write.
+
+    Args:
+        opset: ONNX opset.
+        function_body: store the attention node's ONNX function in the file; without it only a runtime with a
+            plugin or a kernel for the node can run the file (TensorRT 10.3 needs a file without it).
+        standard_ops: write standard operators alone, no functions (`onnx_graph.standard_ops`).
+        overwrite: replace an existing file.
+        seeds: seeds of the parity check; by default a few.
+        atol: absolute tolerance of the parity check instead of the precision's.
+        rtol: relative tolerance instead of the precision's.
+        quick: compare on one set of inputs, and leave out the checks of the window and of quadratic memory.
+        allow_quadratic: accept tensors that are square in the sequence length.
+        allow_wide_integers: accept integers beyond 32 bits, which some runtimes compute wrongly without an error.
+        external_data_from: size of the weights in bytes from which they go into a file of their own.
+        golden: an .npz of inputs and of the outputs that the user's own model computed from them.
+    """
+
+    opset: int = DEFAULT_OPSET
+    function_body: bool = True
+    standard_ops: bool = False
+    overwrite: bool = False
+    seeds: tuple[int, ...] | None = None
+    atol: float | None = None
+    rtol: float | None = None
+    quick: bool = False
+    allow_quadratic: bool = False
+    allow_wide_integers: bool = False
+    external_data_from: int = EXTERNAL_DATA_FROM
+    golden: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.standard_ops and not self.function_body:
+            raise UsageError(
+                "standard_ops=True and function_body=False contradict each other.",
+                why="A file in standard operators computes the attention in them.",
+                fix="Leave one of them out.",
+            )
+
+    def tolerance(self, precision: str) -> Tolerance:
+        """Return the tolerance for a file of this precision, an entry of `core.tolerance`."""
+        return tolerance_for(precision, self.atol, self.rtol)
 
 
 @dataclass(frozen=True)
@@ -50,8 +101,14 @@ def written_form(model: ir.Model, nodes: Iterable[ir.Node], options: FileOptions
         nodes: its attention nodes.
         options: options of the file.
     """
-    windows = [window_facts(node) for node in nodes]
+    windows = [_window_facts(node) for node in nodes]
     if not options.standard_ops:
         return WrittenForm(model, windows)
     before = message(model)
     return WrittenForm(rewrite.apply(model), windows, before)
+
+
+def _window_facts(node: ir.Node) -> WindowFacts:
+    """Return what the sidecar records about one attention node."""
+    geometry = geometry_of({name: attribute.value for name, attribute in node.attributes.items()})
+    return WindowFacts(name=node.name or "", op_type=node.op_type, **asdict(geometry))

@@ -6,31 +6,31 @@ import gc
 import logging
 import platform
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir as ir
 
 from ...core.documents.proof import GOLDEN_CHECK
-from ...core.documents.sidecar import PARITY, CheckRecord, Sidecar, WindowFacts, sidecar_path
+from ...core.documents.sidecar import PARITY, CheckRecord, Sidecar, sidecar_path
 from ...core.error_texts import argument
 from ...core.errors import CheckFailed
 from ...core.machine.resident_memory import release_memory
 from ...core.nodes.aft import AFT_VARIANT_BY_OP_TYPE
-from ...core.nodes.attention import DOMAIN, geometry_of
+from ...core.nodes.attention import DOMAIN
 from ...core.storage.files import sha256
 from ...core.storage.publishing import publish_together, sealed
 from ...core.tensors import TensorSpec
 from ...core.versions import installed
 from ...onnx_graph.graph_values import outside_weights
 from ..checks.loads import check_model
+from .form import FileOptions, WrittenForm
 from .serialize import forget_weights, write_model
 
 _log = logging.getLogger(__name__)
 
-# A protobuf message is limited to 2 GiB; some room is left for the graph itself.
-EXTERNAL_DATA_FROM = 1_900_000_000
 _PACKAGES = ("localattn", "torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "numpy")
 
 
@@ -91,12 +91,11 @@ def demand(records: Iterable[CheckRecord], mapped: Path | None = None) -> list[C
 
 
 def finish_export(
-    model: ir.Model,
+    form: WrittenForm,
     folder: Path,
     output: Path,
+    options: FileOptions,
     *,
-    function_body: bool,
-    external_data_from: int,
     check: Callable[[Path], Iterable[CheckRecord]],
     describe: Callable[[Path, str | None, list[CheckRecord]], Sidecar],
     progress: Callable[[str], None],
@@ -105,12 +104,11 @@ def finish_export(
     """Save a traced model, check it, describe it, and move it to its place.
 
     Args:
-        model: the traced model with its ONNX functions. Without `function_body` those of the attention nodes are
-            removed after the checks. With it the model's weights are dropped once they are written.
+        form: the traced model with its ONNX functions; its weights are dropped once they are written.
         folder: the staging folder of `output`.
         output: the ONNX file to write.
-        function_body: the file contains the attention node's ONNX function.
-        external_data_from: size of the weights in bytes from which they go into a file of their own.
+        options: options of the file; without `function_body` the functions of the attention nodes are removed after
+            the checks.
         check: runs the checks of the saved file.
         describe: makes the sidecar from the saved file, the name of its external data and the records of the checks.
         progress: called with the name of each step as it begins.
@@ -120,21 +118,20 @@ def finish_export(
         CheckFailed: a check found a fault; nothing was published.
     """
     staged = folder / output.name
-    data = save_model(model, staged, external_data_from)
-    if function_body:
-        forget_weights(model)
+    data = save_model(form.model, staged, options.external_data_from)
+    if options.function_body:
+        forget_weights(form.model)
     gc.collect()  # the traced program is full of cycles
     release_memory(mapped)
     checks = demand(check(staged), mapped)
-    if not function_body:
+    if not options.function_body:
         progress("Removing the function definition")
-        drop_attention_functions(model)
-        data = save_model(model, staged, external_data_from)
-        bare = {"name": "onnx checker, no body", "detail": "checked above with the body attached"}
-        checks.append(check_model(staged).model_copy(update=bare))
+        drop_attention_functions(form.model)
+        data = save_model(form.model, staged, options.external_data_from)
+        checks.append(check_without_body(staged))
     progress("Writing")
     sidecar = describe(staged, data, checks)
-    publish_model(staged, data, sidecar, output)
+    publish_models([(staged, sidecar, output)], [] if data is None else [data])
     return sidecar
 
 
@@ -148,9 +145,10 @@ def drop_attention_functions(model: ir.Model) -> None:
             del model.functions[identifier]
 
 
-def publish_model(staged: Path, data: str | None, sidecar: Sidecar, output: Path) -> None:
-    """Move a checked model, its sidecar and its weights to their place."""
-    publish_models([(staged, sidecar, output)], [] if data is None else [data])
+def check_without_body(staged: Path) -> CheckRecord:
+    """Check a file whose attention functions were removed after its other checks."""
+    bare = {"name": "onnx checker, no body", "detail": "checked above with the body attached"}
+    return check_model(staged).model_copy(update=bare)
 
 
 def publish_models(models: Sequence[tuple[Path, Sidecar, Path]], data: Sequence[str]) -> None:
@@ -169,6 +167,31 @@ def publish_models(models: Sequence[tuple[Path, Sidecar, Path]], data: Sequence[
     publish_together(files, folder)
 
 
+def sidecar_of_file(
+    options: FileOptions,
+    form: WrittenForm,
+    staged: Path,
+    data: str | None,
+    checks: Sequence[CheckRecord],
+    /,
+    **others: Any,
+) -> Sidecar:
+    """Build the sidecar of a written file, whatever model it is of; `others` are the facts about the model."""
+    facts: dict[str, Any] = {
+        "outputs": output_specs(form.model),
+        "opset": options.opset,
+        "windows": form.windows,
+        "function_body": options.function_body,
+        "standard_ops": options.standard_ops,
+        "external_data": data,
+        "versions": package_versions(),
+        "model_sha256": sha256(staged),
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "checks": list(checks),
+    }
+    return Sidecar(**facts, **others)
+
+
 def written_files(output: Path, sidecar: Sidecar) -> list[Path]:
     """Return the paths of a published model, its sidecar, and its weights if they are in a file of their own."""
     data = [] if sidecar.external_data is None else [output.with_name(sidecar.external_data)]
@@ -178,12 +201,6 @@ def written_files(output: Path, sidecar: Sidecar) -> list[Path]:
 def export_headline(output: Path, sidecar: Sidecar) -> str:
     """Describe a published model in one line."""
     return f"{output}  {sidecar.title}, {sidecar.dtype}, opset {sidecar.opset}"
-
-
-def window_facts(node: ir.Node) -> WindowFacts:
-    """Return what the sidecar records about one attention node."""
-    geometry = geometry_of({name: attribute.value for name, attribute in node.attributes.items()})
-    return WindowFacts(name=node.name or "", op_type=node.op_type, **asdict(geometry))
 
 
 def output_specs(model: ir.Model) -> list[TensorSpec]:

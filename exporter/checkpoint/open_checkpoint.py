@@ -92,21 +92,22 @@ class OpenedCheckpoint:
 def open_checkpoint(
     path: Path,
     config: Path | None = None,
-    overrides: Mapping[str, Any] | None = None,
     known: RawConfig | None = None,
     task: str | None = None,
-    asked: Mapping[str, Any] | None = None,
+    shapes: ShapeRequest | None = None,
+    *,
+    steps: bool = False,
 ) -> OpenedCheckpoint:
     """Load a checkpoint and complete its configuration.
 
     Args:
         path: the checkpoint, a file or the folder of a family that is read from one.
         config: its configuration file; by default the one beside it, if there is one.
-        overrides: arguments that replace the configuration's.
         known: a configuration that is already known (from a sidecar); `config` takes precedence.
         task: what a model in a folder is for, where it is saved for something else.
-        asked: `shapes` of an export and whether it is in `steps`: sizes that a model in a folder does not have are
+        shapes: of an export, whose heads replace the configuration's; sizes that a model in a folder does not have are
             refused before its weights are read.
+        steps: whether that export is in steps.
 
     Raises:
         UsageError: a file that is broken, a configuration that does not fit the weights, or sizes that do not fit it.
@@ -117,20 +118,22 @@ def open_checkpoint(
             raise UsageError(
                 f"{path} needs no config.", why="The folder has its own.", fix=f"Leave {argument('config')} out."
             )
-        return _open_folder(path, form, {"task": task, "known": {} if known is None else known.kwargs, **(asked or {})})
+        asked = {} if shapes is None else {"shapes": shapes, "steps": steps}
+        return _open_folder(path, form, {"task": task, "known": {} if known is None else known.kwargs, **asked})
     check_exists(path)
     if task is not None:
         raise UsageError(f"{argument('task')} does not apply to {path}.", why="It is for a folder of Hugging Face.")
     loaded = load_state(path)
-    if not detect_family({name: tuple(x.shape) for name, x in loaded.state.items()})[0].sizes_are_arguments:
-        # There heads and their size follow from the shapes of the inputs and are no arguments of the class.
-        overrides = {name: value for name, value in (overrides or {}).items() if name not in ("heads", "dim_head")}
-    if config is None and known is not None:
-        return OpenedCheckpoint(loaded, infer_config(loaded.state, known, overrides, loaded.settings), None)
-    found = find_config(path, config)
-    raw = load_config(found) if found is not None else None
-    _log.info("configuration: %s", found or "none, all is inferred from the weights")
-    return OpenedCheckpoint(loaded, infer_config(loaded.state, raw, overrides, loaded.settings), found)
+    overrides = {}
+    family, _ = detect_family({name: tuple(x.shape) for name, x in loaded.state.items()})
+    if shapes is not None and family.sizes_are_arguments:  # else they follow from the shapes of the inputs
+        sizes = {"heads": shapes.heads, "dim_head": shapes.dim_head}
+        overrides = {name: size for name, size in sizes.items() if size is not None}
+    if config is not None or known is None:
+        config = find_config(path, config)
+        known = load_config(config) if config is not None else None
+        _log.info("configuration: %s", config or "none, all is inferred from the weights")
+    return OpenedCheckpoint(loaded, infer_config(loaded.state, known, overrides, loaded.settings), config)
 
 
 def open_live(module: nn.Module) -> OpenedCheckpoint | None:
@@ -142,11 +145,11 @@ def open_live(module: nn.Module) -> OpenedCheckpoint | None:
     read = read_live(module)
     if read is None:
         return None
-    loaded = LoadedCheckpoint(dict(read.state), "", Path(type(module).__name__), list(read.notes))
-    return _opened(read, loaded)
+    return _opened(read, "", Path(type(module).__name__))
 
 
-def _opened(read: FolderContents, loaded: LoadedCheckpoint) -> OpenedCheckpoint:
+def _opened(read: FolderContents, digest: str, path: Path) -> OpenedCheckpoint:
+    loaded = LoadedCheckpoint(dict(read.state), digest, path, list(read.notes))
     args = CLASSES[read.class_name].args(**read.arguments)
     return OpenedCheckpoint(loaded, Resolved(read.class_name, args, None, loaded.state), None)
 
@@ -167,5 +170,4 @@ def _open_folder(path: Path, form: FolderForm, given: Mapping[str, Any]) -> Open
     read = form.read(path, given)
     _log.info("%s: %s with %d tensors", path, read.class_name, len(read.state))
     digest = hashlib.sha256("".join(sha256(file) for file in files).encode()).hexdigest()
-    loaded = LoadedCheckpoint(dict(read.state), digest, path, list(read.notes))
-    return _opened(read, loaded)
+    return _opened(read, digest, path)

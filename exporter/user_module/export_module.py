@@ -10,9 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import onnx
@@ -26,25 +25,21 @@ from ...core.error_texts import argument
 from ...core.errors import ExportFailed, UsageError
 from ...core.progress import timed_steps
 from ...core.storage.file_kinds import ONNX
-from ...core.storage.files import sha256
 from ...core.storage.outputs import Output, check_outputs, writing
 from ...core.tensors import BATCH, SEQUENCE, TensorSpec
 from ...runtime.inputs.arrays import check_drawable
 from ...runtime.inputs.size_sweep import sweep_sizes
 from ...runtime.parity.golden import Golden
 from ...runtime.parity.inputs import InputSet
-from ...runtime.parity.runner import SessionRunner
 from ...runtime.session import Session
-from ..artifact.form import WrittenForm, written_form
-from ..artifact.options import FileOptions
-from ..artifact.publish import finish_export, output_specs, package_versions
+from ..artifact.form import FileOptions, WrittenForm, written_form
+from ..artifact.publish import finish_export, sidecar_of_file
 from ..artifact.serialize import read_message
 from ..checkpoint.open_checkpoint import open_live
 from ..checkpoint.tensors import check_finite
-from ..checks.golden import check_golden, open_golden
+from ..checks.golden import first_checks, open_golden
 from ..checks.layers import check_layer_memory, check_layer_windows
 from ..checks.left_out import inputs_of, left_out
-from ..checks.loads import check_loads, check_model
 from ..checks.parity import check_input_sets
 from ..checks.quadratic_memory import Shape, Taken, allowed, freest, graph_shapes
 from ..checks.sweep import check_joined_rows
@@ -77,14 +72,6 @@ Progress = Callable[[str], None]
 # The upper bound that PyTorch's exporter needs for a dynamic axis; no sequence is longer.
 _LARGEST_BATCH = 1 << 16
 _SEEDS = (0, 1)
-
-
-class _Elsewhere(NamedTuple):
-    """Other lengths that all layers see, the module with layers replaced for them, and inputs of those lengths."""
-
-    lengths: set[int]
-    module: nn.Module
-    example: Arrays
 
 
 @dataclass(frozen=True)
@@ -173,11 +160,10 @@ def export_module(
         functions.attach_functions(model)
         form = written_form(model, trace.attention_nodes(model), options)
         sidecar = finish_export(
-            form.model,
+            form,
             folder,
             output,
-            function_body=options.function_body,
-            external_data_from=options.external_data_from,
+            options,
             check=lambda staged: job.checks(staged, form, golden, progress),
             describe=lambda *written: job.sidecar(form, *written),
             progress=progress,
@@ -300,14 +286,7 @@ class ModuleJob:
 
     def checks(self, path: Path, form: WrittenForm, golden: Golden | None, progress: Progress) -> Iterator[CheckRecord]:
         """Run each check of a written file, cheapest first."""
-        progress("Checking: ONNX")
-        yield check_model(path)
-        progress("Checking: onnxruntime")
-        record, session = check_loads(path)
-        yield record
-        if golden is not None:
-            progress("Checking: golden outputs")
-            yield check_golden(SessionRunner(session), golden, self.options.tolerance, "fp32")
+        session = yield from first_checks(path, golden, self.options.tolerance, "fp32", progress)
         progress("Checking: parity with the untouched module")
         tolerance = self.options.tolerance("fp32")
         yield check_input_sets(session, self.reference, inputs_of(self._input_sets(), self.options.quick), tolerance)
@@ -316,33 +295,26 @@ class ModuleJob:
             yield from self._joined_rows(session, written)
         if self.options.quick:
             yield from left_out()
-            yield self._wide_integers(written, path)
-            return
-        nodes = form.nodes or written
-        progress("Checking: window")
-        yield form.seen(check_layer_windows(nodes, self._absent(form)))
-        progress("Checking: linear memory")
-        lengths = {n for layer in self.replacement.replaced for n in layer.lengths}
-        dynamic_axis = SEQUENCE if SEQUENCE in self.options.dynamic else ""
-        memory = form.seen(check_layer_memory(nodes, lengths, dynamic_axis, self._retrace))
-        yield allowed(memory, self.options.allow_quadratic)
-        yield self._wide_integers(written, path)
-
-    def _joined_rows(self, session: Session, written: onnx.ModelProto) -> Iterator[CheckRecord]:
-        length = self.sizes.get(SEQUENCE, 1)
-        window = max((geometry.window_size for geometry in self.replacement.windows), default=1)
-        shorter = (
-            []
-            if self.options.quick or SEQUENCE not in self.options.dynamic
-            else [max(1, length // 2 // window) * window]
-        )
-        lengths = [length, *(n for n in shorter if n < length)]
-        return check_joined_rows(session, written, "fp32", self._draw, self.sizes, lengths)
-
-    def _wide_integers(self, written: onnx.ModelProto, path: Path) -> CheckRecord:
+        else:
+            nodes = form.nodes or written
+            progress("Checking: window")
+            yield form.seen(check_layer_windows(nodes, self._absent(form)))
+            progress("Checking: linear memory")
+            lengths = {n for layer in self.replacement.replaced for n in layer.lengths}
+            dynamic_axis = SEQUENCE if SEQUENCE in self.options.dynamic else ""
+            memory = form.seen(check_layer_memory(nodes, lengths, dynamic_axis, self._retrace))
+            yield allowed(memory, self.options.allow_quadratic)
         limits = {x.name: x.limit for x in self.inputs}
         sizes = dynamic_sizes(self.options.dynamic, SEQUENCE, self.sizes.get(SEQUENCE, 1))
-        return allowed(check_wide_integers(written, path.parent, limits, sizes), self.options.allow_wide_integers)
+        wide = check_wide_integers(written, path.parent, limits, sizes)
+        yield allowed(wide, self.options.allow_wide_integers)
+
+    def _joined_rows(self, session: Session, written: onnx.ModelProto) -> Iterator[CheckRecord]:
+        lengths = [length := self.sizes.get(SEQUENCE, 1)]
+        if SEQUENCE in self.options.dynamic and not self.options.quick:
+            window = max((geometry.window_size for geometry in self.replacement.windows), default=1)
+            lengths += [n for n in [max(1, length // 2 // window) * window] if n < length]
+        return check_joined_rows(session, written, "fp32", self._draw, self.sizes, lengths)
 
     def _input_sets(self) -> Iterator[InputSet]:
         """Yield inputs to compare on: random ones, the user's own, and the sweep of dynamic sizes."""
@@ -377,14 +349,15 @@ class ModuleJob:
         Returns:
             Those lengths and the shapes of the graph by name; None if no such lengths are found.
         """
-        for lengths, module, example in freest(self._elsewhere(), lambda found: found.lengths, taken):
+        for lengths, module, example in freest(self._elsewhere(), lambda found: found[0], taken):
             try:
                 return lengths, graph_shapes(ir.serde.serialize_model(self.trace(module, example)))
             except (UsageError, ExportFailed):  # the module works at one length only
                 continue
         return None
 
-    def _elsewhere(self) -> Iterator[_Elsewhere]:
+    def _elsewhere(self) -> Iterator[tuple[set[int], nn.Module, Arrays]]:
+        """Yield other lengths that all layers see, the module replaced for them, and inputs of those lengths."""
         known = {layer.path: set(layer.lengths) for layer in self.replacement.replaced}
         lengths = {n for seen in known.values() for n in seen}
         step = max((geometry.window_size for geometry in self.replacement.windows), default=1)
@@ -396,7 +369,7 @@ class ModuleJob:
             seen = {layer.path: set(layer.lengths) for layer in other.replaced}
             # If not, that axis is not the sequence.
             if known and seen.keys() == known.keys() and not any(seen[path] & lengths for path in seen):
-                yield _Elsewhere({n for found in seen.values() for n in found}, other.module, example)
+                yield {n for found in seen.values() for n in found}, other.module, example
 
     def sidecar(self, form: WrittenForm, staged: Path, data: str | None, checks: list[CheckRecord]) -> Sidecar:
         """Build the sidecar with the facts about the file."""
@@ -404,27 +377,22 @@ class ModuleJob:
         lengths = [n for layer in replaced for n in layer.lengths]
         layers = [LayerFacts(path=x.path, class_name=x.class_name, replaced=True, detail=x.window()) for x in replaced]
         layers += [LayerFacts(path=x.path, class_name=x.class_name, replaced=False, detail=x.why) for x in left]
-        return Sidecar(
+        return sidecar_of_file(
+            self.options,
+            form,
+            staged,
+            data,
+            checks,
             class_name=self.origin.name,
             kwargs=dict(self.origin.kwargs),
             inputs=self.specs(),
-            outputs=output_specs(form.model),
             seq_len=self.sizes.get(SEQUENCE, max(lengths, default=1)),
             batch=self.sizes.get(BATCH, 1),
             dynamic=list(self.options.dynamic),
             dtype="fp32",
-            opset=self.options.opset,
-            windows=form.windows,
             layers=layers,
-            function_body=self.options.function_body,
-            standard_ops=self.options.standard_ops,
-            external_data=data,
-            versions=package_versions(),
             checkpoint_sha256=self.origin.weights_sha256,
             checkpoint_name=self.origin.weights,
-            model_sha256=sha256(staged),
-            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            checks=checks,
         )
 
     def specs(self) -> list[TensorSpec]:

@@ -10,7 +10,7 @@ from torch import nn
 
 from ...core.errors import UsageError
 from ...core.tensors import POSITION_IDS
-from ..artifact.options import FileOptions
+from ..artifact.form import FileOptions
 from ..checkpoint.open_checkpoint import OpenedCheckpoint, open_live
 from ..export import ExportReport, ExportRequest, export
 from ..models.family import ShapeRequest

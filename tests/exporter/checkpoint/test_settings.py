@@ -13,6 +13,7 @@ from localattn.core.errors import UsageError
 from localattn.exporter.checkpoint.describe import describe_checkpoint
 from localattn.exporter.checkpoint.load import load_state
 from localattn.exporter.checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
+from localattn.exporter.models.family import ShapeRequest
 
 torch = pytest.importorskip("torch")
 local_attention = pytest.importorskip("local_attention")
@@ -177,7 +178,7 @@ def test_heads_that_do_not_fit_are_blamed_on_their_source(tmp_path):
     with pytest.raises(UsageError, match="heads = 5 does not divide") as caught:
         open_checkpoint(saved(tmp_path, content))
     assert "args.heads" in caught.value.why
-    assert open_checkpoint(tmp_path / "model.pt", overrides={"heads": 2}).resolved.args.dim_head == 8
+    assert open_checkpoint(tmp_path / "model.pt", shapes=ShapeRequest(heads=2)).resolved.args.dim_head == 8
 
 
 def test_hostile_settings_end(tmp_path, state):
