@@ -194,8 +194,7 @@ def load_config(path: Path) -> RawConfig:
             )
         text = content.decode("utf-8-sig").replace("\r\n", "\n")
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise UsageError(f"Cannot read {path}.", why=f"{reason}.", fix="Check the path.") from error
+        raise UsageError(f"Cannot read {path}.", why=f"{error.strerror or error}.", fix="Check the path.") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text.", why="It is not a config.") from error
     return parse_config(read_document(text, path), str(path))

@@ -37,10 +37,7 @@ def describe_checkpoint(path: Path, config: Path | None = None) -> dict[str, Any
     }
     try:
         known = gather(loaded.state, raw, settings=loaded.settings)
-    except UsageError as error:
-        return {**description, "needed": str(error)}
-    description |= _gathered(known, description["given"])
-    try:
+        description |= _gathered(known, description["given"])
         resolved = infer_config(loaded.state, raw, settings=loaded.settings)
     except UsageError as error:
         return {**description, "needed": str(error)}

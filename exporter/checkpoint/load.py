@@ -129,8 +129,7 @@ def _sniffed(path: Path) -> Literal["safetensors", "torch zip", "legacy torch"]:
             start = stream.read(_SAFETENSORS_START + 1)
         size = path.stat().st_size
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise UsageError(f"Cannot read {path}.", why=f"{reason}.", fix="Check the path.") from error
+        raise UsageError(f"Cannot read {path}.", why=f"{error.strerror or error}.", fix="Check the path.") from error
     if not start:
         raise UsageError(f"{path} is empty.", why="It holds no bytes.", fix="Copy or save it again.")
     if start.startswith(b"PK"):

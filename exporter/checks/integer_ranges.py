@@ -11,6 +11,7 @@ write it as the largest int64, which a 32-bit runtime reads as its own largest n
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from itertools import product, zip_longest
 from math import prod
 from pathlib import Path
@@ -189,14 +190,15 @@ class IntegerRanges:
 
     def _note(self, node: onnx.NodeProto, types: Types, known: dict[str, Interval]) -> None:
         """Record the integers that a node computes or reads in `largest`, `beyond` and `unknown`."""
-        moves = node.op_type in (*_MOVES, "Constant", "ConstantOfShape")
-        made = [name for name in node.output if name and not moves]
-        read = [name for name in node.input if name and not moves]
-        for name in (*made, *read):
+        if node.op_type in (*_MOVES, "Constant", "ConstantOfShape"):
+            return
+        made = set(node.output)
+        for name in (*node.output, *node.input):
             if _element(types.get(name)) not in _WIDE:
                 continue
             if name in known:
-                self.largest = max(self.largest, most := _magnitude(known[name]))
+                most = max(abs(int(end)) for end in _hull([known[name]]))
+                self.largest = max(self.largest, most)
                 if most > LARGEST_SIZE:
                     verb = "gives" if name in made else "reads"
                     self.beyond.append(f"{node.op_type} {node.name or name!r} {verb} integers up to {most:,}")
@@ -231,19 +233,11 @@ def _hull(intervals: Sequence[Interval]) -> Interval:
     return np.asarray(min(int(x.min()) for x in lows)), np.asarray(max(int(x.max()) for x in highs))
 
 
-def _magnitude(interval: Interval) -> int:
-    low, high = _hull([interval])
-    return max(abs(int(low)), abs(int(high)))
-
-
 def _corners(op_type: str, operands: Sequence[Interval]) -> Interval:
     """Return the interval of the results for each choice of lowest and highest operands, without overflow."""
     choices = product(*_bounded(operands))
     found = [_CORNERS[op_type](*(x.astype(object) for x in choice)) for choice in choices]
-    low, high = found[0], found[0]
-    for other in found[1:]:
-        low, high = np.minimum(low, other), np.maximum(high, other)
-    return _narrowed(low), _narrowed(high)
+    return _narrowed(reduce(np.minimum, found)), _narrowed(reduce(np.maximum, found))
 
 
 def _bounded(operands: Sequence[Interval]) -> Sequence[Interval]:

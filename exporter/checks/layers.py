@@ -13,7 +13,7 @@ from dataclasses import replace
 import onnx
 
 from ...core.documents.sidecar import CheckRecord
-from .left_out import MEMORY, WINDOW
+from .left_out import memory_record, window_record
 from .probe import NodeProbe, probes
 from .quadratic_memory import Shape, Taken, elements, still_square, taken_sizes
 from .window import Findings, check_node_window
@@ -31,7 +31,7 @@ def check_layer_windows(model: onnx.ModelProto, absent: Sequence[str]) -> CheckR
     """
     different = probes(model)
     if not different:
-        return CheckRecord(name=WINDOW, status="skipped", detail="no layer was replaced by windowed attention")
+        return window_record(status="skipped", detail="no layer was replaced by windowed attention")
     findings, small = Findings(), []
     for probe in different:
         one = Findings()
@@ -50,7 +50,7 @@ def check_layer_windows(model: onnx.ModelProto, absent: Sequence[str]) -> CheckR
         detail = f"{', '.join(absent)}: called, but not in the file; the result is unused, or a closure holds the layer"
     elif small:
         status, detail = "not proven", "; ".join(small[:3])
-    return CheckRecord(name=WINDOW, status=status, detail=detail, figures=figures)  # type: ignore[arg-type]
+    return window_record(status=status, detail=detail, figures=figures)  # type: ignore[arg-type]
 
 
 def check_layer_memory(
@@ -71,7 +71,7 @@ def check_layer_memory(
     different = {repr((p.node.op_type, sorted(p.attributes.items()))): p for p in probes(model)}
     suspects = [fault for probe in different.values() for fault in _superlinear(probe)]
     if suspects:
-        return CheckRecord(name=MEMORY, status="failed", detail=f"not linear in the length: {', '.join(suspects[:5])}")
+        return memory_record(status="failed", detail=f"not linear in the length: {', '.join(suspects[:5])}")
     shapes = _shapes(model)
     square = {name: shape for name, shape in shapes.items() if _is_square(shape, lengths, dynamic_axis)}
     faults = list(square)
@@ -84,22 +84,19 @@ def check_layer_memory(
             faults = _scores(model, square, shapes, lengths)
             if not faults:
                 detail = f"{', '.join([*square][:5])} may be square in the length, or as wide by chance"
-                return CheckRecord(name=MEMORY, status="not proven", detail=detail)
+                return memory_record(status="not proven", detail=detail)
     if faults:
         detail = f"{len(faults)} tensors outside the replaced layers are square in the length: {', '.join(faults[:5])}"
-        return CheckRecord(name=MEMORY, status="failed", detail=detail)
+        return memory_record(status="failed", detail=detail)
     detail = f"{len(different)} different node(s) take memory linear in the length, and no other tensor is square in it"
-    return CheckRecord(name=MEMORY, status="passed", detail=detail, figures={"tensors": len(shapes)})
+    return memory_record(status="passed", detail=detail, figures={"tensors": len(shapes)})
 
 
 def _at_some_length(probe: NodeProbe) -> NodeProbe:
     """Return the probe; if its length is dynamic, at a length that its window does not cover."""
-    geometry = probe.geometry
-    if probe.length:
-        return probe
-    if geometry.sees_all:
-        return replace(probe, length=2 * int(probe.attributes["query_block"]) + 1)
-    return replace(probe, length=geometry.keys_per_window + 2 * geometry.window_size + 1)
+    geometry, block = probe.geometry, int(probe.attributes["query_block"])
+    some = 2 * block if geometry.sees_all else geometry.keys_per_window + 2 * geometry.window_size
+    return probe if probe.length else replace(probe, length=some + 1)
 
 
 def _superlinear(probe: NodeProbe) -> list[str]:

@@ -1,22 +1,21 @@
-"""Records for the checks of a file that `--checks quick` leaves out."""
+"""The checks of a file that `--checks quick` leaves out: their records, which are made in several files."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import islice
 
 from ...core.documents.sidecar import CheckRecord
 from ...runtime.parity.inputs import InputSet
 
-# Names of the checks that quick checks leave out; their records are made in several files.
-WINDOW = "window"
-MEMORY = "linear memory"
+window_record, memory_record = (partial(CheckRecord, name=name) for name in ("window", "linear memory"))
 
 
 def left_out() -> list[CheckRecord]:
     """Return a record for each check that is not run, in the order of the checks."""
     detail = "not run, as the quick checks were asked for"
-    return [CheckRecord(name=name, status="skipped", detail=detail) for name in (WINDOW, MEMORY)]
+    return [record(status="skipped", detail=detail) for record in (window_record, memory_record)]
 
 
 def inputs_of(sets: Iterable[InputSet], quick: bool) -> Iterator[InputSet]:

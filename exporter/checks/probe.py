@@ -157,14 +157,10 @@ def probes(model: onnx.ModelProto) -> list[NodeProbe]:
         query = values.get(node.input[0])
         if query is None:
             raise ValueError(f"no shape is recorded for {node.input[0]}")
-        probe = _probe(model, node, query.type.tensor_type)
+        sizes = [dim.dim_value for dim in query.type.tensor_type.shape.dim]
+        perm = next(a.ints for a in node.attribute if a.name == "perm")
+        dtype = next(name for name, element in _ELEMENT.items() if element == query.type.tensor_type.elem_type)
+        probe = NodeProbe(model, node, length=sizes[perm[2]], head_dim=sizes[perm[3]], dtype=dtype)
         key = repr((node.op_type, sorted(probe.attributes.items()), probe.length, probe.head_dim))
         found.setdefault(key, probe)
     return list(found.values())
-
-
-def _probe(model: onnx.ModelProto, node: onnx.NodeProto, query: onnx.TypeProto.Tensor) -> NodeProbe:
-    sizes = [dim.dim_value for dim in query.shape.dim]
-    perm = next(list(a.ints) for a in node.attribute if a.name == "perm")
-    dtype = next(name for name, element in _ELEMENT.items() if element == query.elem_type)
-    return NodeProbe(model, node, length=sizes[perm[2]], head_dim=sizes[perm[3]], dtype=dtype)

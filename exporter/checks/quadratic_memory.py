@@ -18,7 +18,7 @@ import onnx
 from ...core.documents.sidecar import CheckRecord
 from ...onnx_graph.graph_values import all_graphs
 from ..source.source_model import SourceModel
-from .left_out import MEMORY
+from .left_out import memory_record
 from .probe import probes
 
 Shape = tuple[int, ...]
@@ -41,13 +41,10 @@ def check_quadratic_memory(
     """
     length, window = source.shapes.seq_len, source.window_size
     if source.shapes.full_mask:
-        return CheckRecord(name=MEMORY, status="skipped", detail=f"a mask {length} × {length} was asked for")
+        return memory_record(status="skipped", detail=f"a mask {length} × {length} was asked for")
     if length <= window:
-        return CheckRecord(
-            name=MEMORY,
-            status="not proven",
-            detail=f"length {length} fits in one window of {window}: scores of one window are all there is",
-        )
+        detail = f"length {length} fits in one window of {window}: scores of one window are all there is"
+        return memory_record(status="not proven", detail=detail)
     shapes, alone = graph_shapes(model), probes(model)
     lengths = {length} | {probe.length for probe in alone}  # a node's input may be padded
     square = {name: shape for name, shape in shapes.items() if is_square(shape, lengths)}
@@ -62,17 +59,10 @@ def check_quadratic_memory(
         heads = source.shapes.batch * source.shapes.heads
         largest = max(largest, heads * max(elements(shape) for shape in inside.values()))
     if suspects:
-        return CheckRecord(
-            name=MEMORY,
-            status="failed",
-            detail=f"{len(suspects)} tensors are {length} × {length}: {', '.join(suspects[:5])}",
-        )
-    return CheckRecord(
-        name=MEMORY,
-        status="passed",
-        detail=f"no tensor is {length} × {length}; the largest has {largest / length:.4g} elements per position",
-        figures={"largest_elements": largest, "tensors": len(shapes)},
-    )
+        detail = f"{len(suspects)} tensors are {length} × {length}: {', '.join(suspects[:5])}"
+        return memory_record(status="failed", detail=detail)
+    detail = f"no tensor is {length} × {length}; the largest has {largest / length:.4g} elements per position"
+    return memory_record(status="passed", detail=detail, figures={"largest_elements": largest, "tensors": len(shapes)})
 
 
 def allowed(record: CheckRecord, accepted: bool) -> CheckRecord:

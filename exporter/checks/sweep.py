@@ -117,7 +117,8 @@ def _input_sets(reference: ReferenceRunner, axes: Sequence[str]) -> Iterator[Inp
     now: Mapping[str, int] = {BATCH: source.shapes.batch, SEQUENCE: _longest(source)}
     trials: Sequence[Mapping[str, int]] = sweep_sizes(axes, now, SEQUENCE, windows)
     weights = sum(x.numel() for x in source.state.values())
-    if source.family.longest_compared(source.args) is not None and weights * _tokens(trials) > _MOST_WORK:
+    tokens = sum(sizes[BATCH] * sizes[SEQUENCE] for sizes in trials)
+    if source.family.longest_compared(source.args) is not None and weights * tokens > _MOST_WORK:
         trials = fewer_sizes(trials, _edges(source))
     for place, sizes in enumerate(trials):
         for seed in range(sum(sizes.values()), sum(sizes.values()) + _DRAWS):
@@ -145,10 +146,6 @@ def fewer_sizes(trials: Sequence[Mapping[str, int]], lengths: set[int]) -> list[
     batches = {x[BATCH] for x in trials} - {first[BATCH]}
     at = kept[-1] if kept else first
     return [first, *kept, *({**at, BATCH: batch} for batch in sorted(batches))]
-
-
-def _tokens(trials: Sequence[Mapping[str, int]]) -> int:
-    return sum(sizes[BATCH] * sizes[SEQUENCE] for sizes in trials)
 
 
 def _pad(mask: NDArray[np.int64], *, left: bool) -> None:

@@ -25,11 +25,10 @@ from ...core.tensors import INTEGER_MASKS
 from ...runtime.inputs.arrays import random_inputs
 from ...runtime.session import Session
 from ..source.source_model import SourceModel
-from .left_out import WINDOW
+from .left_out import window_record
 from .probe import NodeProbe, probes
 
 Arrays = dict[str, NDArray[Any]]
-_NO_CHOICE = "a vocabulary of one token leaves nothing to change"
 # Sequence length above which the whole model is checked by changing one window of tokens.
 LONG = 2048
 
@@ -77,31 +76,22 @@ def check_window(
     whole = check_model_window if source.shapes.seq_len > LONG and source.geometry is not None else _check_model
     if nodes_only:
         through = "the whole model was not tried: every token has a say in the scales of its dynamic int8"
+    elif source.token_limit == 1:
+        through = "a vocabulary of one token leaves nothing to change"
     else:
         through = whole(session, source, findings, first_run or {})
     figures: dict[str, float | int | str] = {"boundaries": findings.boundaries, "nodes": len(different)}
     if findings.faults:
-        return CheckRecord(name=WINDOW, status="failed", detail="; ".join(findings.faults[:3]), figures=figures)
+        return window_record(status="failed", detail="; ".join(findings.faults[:3]), figures=figures)
     if source.geometry is None:
-        return CheckRecord(
-            name=WINDOW,
-            status="passed" if findings.boundaries else "skipped",
-            detail=f"no window to lose, every key weighs in; {through}",
-            figures=figures,
-        )
+        detail = f"no window to lose, every key weighs in; {through}"
+        return window_record(status="passed" if findings.boundaries else "skipped", detail=detail, figures=figures)
     if not (findings.back and findings.ahead):
         reach = max(source.geometry.backward_reach, source.geometry.forward_reach) + source.geometry.window_size
-        return CheckRecord(
-            name=WINDOW,
-            status="not proven",
-            detail=(
-                f"length {source.shapes.seq_len} fits in one window, which proves nothing about it; "
-                f"lengths from {reach + 1} on do"
-            ),
-            figures=figures,
-        )
+        detail = f"length {source.shapes.seq_len} fits in one window, which proves nothing about it; "
+        return window_record(status="not proven", detail=f"{detail}lengths from {reach + 1} on do", figures=figures)
     detail = f"{findings.boundaries} boundaries hold, {len(different)} different node(s); {through}"
-    return CheckRecord(name=WINDOW, status="passed", detail=detail, figures=figures)
+    return window_record(status="passed", detail=detail, figures=figures)
 
 
 def _queries(length: int, window: int) -> list[int]:
@@ -154,8 +144,6 @@ def _check_model(session: Session, source: SourceModel, findings: Findings, firs
     inputs = _window_inputs(session, source.token_limit)
     names = [name for name in inputs if name in source.family.tokens]
     axis = source.family.sequence_axis
-    if source.token_limit == 1:
-        return _NO_CHOICE
     baseline = _baseline(session, inputs, first_run)[source.outputs[0]]
     sentence = f"the receptive field of {depth} layer(s) covers all {length} positions"
     for query in (length // 2, length - 1):
@@ -199,9 +187,6 @@ def check_model_window(
     Outputs before and behind whose receptive field has none of the changed tokens must stay equal bit for bit; the
     output at the last changed token must change.
     """
-    assert source.geometry is not None
-    if source.token_limit == 1:
-        return _NO_CHOICE
     length, depth, window = source.shapes.seq_len, source.depth, source.window_size
     low, high = _receptive_fields(source)
     # Starting in the middle of a window, so that some queries of the same window come before the change.
