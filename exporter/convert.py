@@ -26,7 +26,7 @@ from ..runtime.generation.step_file import prefill_path
 from ..runtime.parity.files import run_file_parity
 from ..runtime.parity.report import ParityRequest
 from .artifact.form import EXTERNAL_DATA_FROM
-from .artifact.publish import companion_path, demand, package_versions, publish_models, save_model
+from .artifact.publish import companion_path, demand, held_tensors, package_versions, publish_models, save_model
 from .checks.loads import check_loads, check_model
 from .lowering.shared_weights import share_weights
 
@@ -146,18 +146,13 @@ def _rewritten(source: Path) -> ir.Model:
 
 def _save(parts: list[_Part], folder: Path, stem: str) -> None:
     """Write the files to the staging folder, with weights that were in separate files in one file."""
-    outside = any(
-        isinstance(value.const_value, ir.ExternalTensor)
-        for part in parts
-        for graph in part.model.graphs()
-        for value in graph.initializers.values()
-    )
     if len(parts) > 1:
         shared = share_weights([part.model for part in parts], folder, stem)
         for part in parts:
             part.data = shared
             ir.save(part.model, part.staged)
         return
+    outside = any(isinstance(tensor, ir.ExternalTensor) for tensor in held_tensors(parts[0].model))
     parts[0].data = save_model(parts[0].model, parts[0].staged, 0 if outside else EXTERNAL_DATA_FROM)
 
 

@@ -21,9 +21,7 @@ from ..core.progress import timed_steps
 from ..core.storage.file_kinds import ONNX
 from ..core.storage.outputs import Output, check_outputs, writing
 from ..core.tensors import SEQUENCE
-from ..runtime.generation.array_step import ArrayStep
 from ..runtime.parity.golden import Golden
-from ..runtime.parity.runner import StepRunner
 from ..runtime.session import Session
 from .artifact.companions import copy_companions
 from .artifact.form import WrittenForm, written_form
@@ -40,7 +38,7 @@ from .checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
 from .checks.golden import check_golden, open_golden
 from .checks.loads import check_loads, check_model
 from .checks.quadratic_memory import allowed
-from .checks.steps import check_step_parity
+from .checks.steps import check_step_parity, step_runner
 from .checks.wide_integers import check_wide_integers
 from .export import ExportReport, ExportRequest, Progress, check_precision, folder_companions, sidecar_of
 from .lowering.quantize.weights import quantize_weights
@@ -200,12 +198,12 @@ def _check(parts: list[_Part], asked: ExportRequest, progress: Callable[[str], N
         yield check_model(part.staged)
         record, session = check_loads(part.staged)
         yield record
+        then = sessions.get(1) if part.source.chunk > 1 else None
         if golden is not None:
             progress(f"Checking: {part.path.name} with golden outputs")
-            fed = _fed(part, session, sessions.get(1), asked.dtype)
+            fed = step_runner(session, part.source, asked.dtype, then, 0)
             yield check_golden(fed, golden, asked.tolerance, asked.precision, part.source.source)
         progress(f"Checking: {part.path.name} token by token against the float64 reference")
-        then = sessions.get(1) if part.source.chunk > 1 else None
         sessions[part.source.chunk] = session
         yield check_step_parity(session, part.source, asked.dtype, tolerance, then)
         limits = part.source.integer_limits(asked.dtype)
@@ -214,14 +212,6 @@ def _check(parts: list[_Part], asked: ExportRequest, progress: Callable[[str], N
 
     for part in parts:
         part.checks = tuple(demand(run(part)))
-
-
-def _fed(part: _Part, session: Session, step: Session | None, dtype: str) -> StepRunner:
-    """Return a runner that feeds a file call by call; the step file takes the tokens left after whole chunks."""
-    sessions, own = {part.source.chunk: session}, part.source
-    if part.source.chunk > 1 and step is not None:
-        sessions[1], own = step, StepSource(part.source.source, 1)
-    return StepRunner(ArrayStep(own.facts(dtype, mode="step", prefill=None), sessions), singles=0)
 
 
 def _remove_functions(parts: list[_Part], asked: ExportRequest, shared: str | None) -> None:

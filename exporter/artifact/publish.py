@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -39,15 +39,19 @@ _WIDER = f"If outputs so far apart serve you, say how far with {argument('atol')
 _REPORT = "Run again with -v for more, or report the model's configuration."
 
 
+def held_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
+    """List the tensors of a model's graphs, subgraphs and functions included."""
+    values = (value for graph in model.graphs() for value in graph.initializers.values())
+    return (value.const_value for value in values if value.const_value is not None)
+
+
 def save_model(model: ir.Model, path: Path, external_data_from: int) -> str | None:
     """Write the model with large weights beside it, and return the name of the weights' file, if there is one.
 
     Its name carries a fingerprint of the weights, so that an older model keeps its own until the new
     one is in place.
     """
-    held = (value.const_value for graph in model.graphs() for value in graph.initializers.values())
-    weights = sum(tensor.nbytes for tensor in held if tensor is not None)
-    if weights < external_data_from:
+    if sum(tensor.nbytes for tensor in held_tensors(model)) < external_data_from:
         write_model(model, path)
         return None
     temporary = path.parent / "weights"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
 from ...core.error_texts import argument
 from ...core.errors import UsageError
-from .inputs import Arrays, ModuleInput, axis_sizes, call
+from .inputs import Arrays, ModuleInput, axis_sizes, call, draw_all
 
 # Runs that one axis may cost; a module that refuses a size refuses it at once.
 _MOST_TRIALS = 16
@@ -53,26 +53,22 @@ def _refusal(
 
     None if it accepts one, or if it does not even accept the given sizes.
     """
-    if _runs(module, _draw(inputs, sizes), by_name):
+    if _runs(module, draw_all(inputs, 0, sizes), by_name):
         return None  # the run that follows raises its error
     first = ""  # the error at the first size tried
     for size in _other_sizes(sizes[axis]):
-        why = _runs(module, _draw(inputs, {**sizes, axis: size}), by_name)
+        why = _runs(module, draw_all(inputs, 0, {**sizes, axis: size}), by_name)
         if not why:
             return None
         first = first or f"With {size} there: {why}"
     return first
 
 
-def _other_sizes(size: int) -> Iterator[int]:
-    """Yield sizes to try: the next ones, twice and half the size, and multiples of numbers that may divide it."""
+def _other_sizes(size: int) -> list[int]:
+    """List sizes to try: the next ones, twice and half the size, and multiples of numbers that may divide it."""
     divisors = [d for d in range(size // 2, 1, -1) if size % d == 0]
     tried = [size + 1, size - 1, 2 * size, size // 2, *(size - d for d in divisors), *(size + d for d in divisors)]
-    yield from [n for n in dict.fromkeys(tried) if n > 0 and n != size][:_MOST_TRIALS]
-
-
-def _draw(inputs: Sequence[ModuleInput], sizes: Mapping[str, int]) -> Arrays:
-    return {x.name: x.draw(place, sizes) for place, x in enumerate(inputs)}
+    return [n for n in dict.fromkeys(tried) if n > 0 and n != size][:_MOST_TRIALS]
 
 
 def _runs(module: nn.Module, arrays: Arrays, by_name: bool) -> str:

@@ -8,7 +8,7 @@ file appears whole and checked, or not at all.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,9 @@ from ..checks.parity import check_input_sets
 from ..checks.quadratic_memory import Shape, Taken, allowed, freest, graph_shapes
 from ..checks.sweep import check_joined_rows
 from ..checks.wide_integers import check_wide_integers, dynamic_sizes
-from ..export import ExportReport
+from ..export import ExportReport, Progress
 from ..lowering import functions, trace
+from ..source.dynamic_axes import LARGEST_BATCH
 from .dynamic_axes import check_dynamic_axes
 from .inputs import (
     Arrays,
@@ -53,6 +54,7 @@ from .inputs import (
     axis_sizes,
     bind,
     call,
+    draw_all,
     from_arrays,
     name_axes,
     other_lengths,
@@ -68,9 +70,6 @@ from .replace import ReplacementReport, replace_local_attention
 _log = logging.getLogger(__name__)
 
 Inputs = Sequence[ModuleInput | str] | Mapping[str, NDArray[Any] | Tensor]
-Progress = Callable[[str], None]
-# The upper bound that PyTorch's exporter needs for a dynamic axis; no sequence is longer.
-_LARGEST_BATCH = 1 << 16
 _SEEDS = (0, 1)
 
 
@@ -149,7 +148,7 @@ def export_module(
         raise refuse_autocast("export_module was called", torch.get_autocast_dtype("cpu"))
     live = open_live(module)
     if live is not None:
-        return export_live(live, _listed(inputs), output, options, options.dynamic, options.max_seq_len, progress)
+        return export_live(live, _listed(inputs), output, options, progress)
     read = [] if options.golden is None else [options.golden]
     with writing(Output(output, ONNX), inputs=read, overwrite=options.overwrite) as folder:
         progress("Running the module")
@@ -264,7 +263,7 @@ class ModuleJob:
         return sizes
 
     def _draw(self, seed: int, sizes: Mapping[str, int]) -> Arrays:
-        return {x.name: x.draw(seed + place, sizes) for place, x in enumerate(self.inputs)}
+        return draw_all(self.inputs, seed, sizes)
 
     def trace(self, module: nn.Module, arrays: Arrays | None = None) -> ir.Model:
         """Trace the module to ONNX without its ONNX functions, at the sizes of the file or of the given inputs.
@@ -282,7 +281,7 @@ class ModuleJob:
         return trace.trace_module(entry, examples, self.names, self.output_names, self.options.opset, dimensions)
 
     def _largest(self, axis: str) -> int:
-        return self.sizes[axis] if axis == SEQUENCE else _LARGEST_BATCH
+        return self.sizes[axis] if axis == SEQUENCE else LARGEST_BATCH
 
     def checks(self, path: Path, form: WrittenForm, golden: Golden | None, progress: Progress) -> Iterator[CheckRecord]:
         """Run each check of a written file, cheapest first."""

@@ -74,6 +74,11 @@ class ModuleInput:
         return drawn[self.name]
 
 
+def draw_all(inputs: Sequence[ModuleInput], seed: int, sizes: Mapping[str, int]) -> Arrays:
+    """Draw random numbers for every input, at the given sizes of the named axes."""
+    return {x.name: x.draw(seed + place, sizes) for place, x in enumerate(inputs)}
+
+
 def parse_input(text: str) -> ModuleInput:
     """Read one input from its text.
 
@@ -86,9 +91,8 @@ def parse_input(text: str) -> ModuleInput:
     name, dtype, inside, limit = match.groups()
     if dtype not in DTYPES:
         raise UsageError(f"Input {name} has the dtype {dtype!r}.", fix=f"Known: {', '.join(DTYPES)}.")
-    parts = [part.strip() for part in inside.split(",")] if inside.strip() else []
-    axes = [_AXIS.fullmatch(part) for part in parts]
-    found = [axis for axis in axes if axis is not None]
+    parts = inside.split(",") if inside.strip() else []
+    found = [axis for part in parts if (axis := _AXIS.fullmatch(part.strip()))]
     if len(found) < len(parts) or not all(is_size(axis[2]) for axis in found):
         why = f"Sizes are numbers from 1 to {LARGEST_SIZE:,}."
         raise UsageError(f"Input {name} has the shape [{inside[:60]}].", why=why, fix=_HOW)
@@ -133,10 +137,9 @@ def name_axes(inputs: Sequence[ModuleInput], dynamic: Sequence[str]) -> list[Mod
     sizes = axis_sizes(inputs)
     for name in dynamic:
         if name not in sizes:
-            known = ", ".join(sizes) or "none"
             raise UsageError(
                 f"{argument('dynamic')} names {name!r}: no input has an axis of that name.",
-                why=f"Named axes: {known}.",
+                why=f"Named axes: {', '.join(sizes) or 'none'}.",
                 fix=_HOW,
             )
     return list(inputs)
@@ -162,12 +165,12 @@ def bind(module: nn.Module, names: Sequence[str]) -> bool:
     Raises:
         UsageError: the module's forward does not accept them.
     """
-    parameters = inspect.signature(module.forward).parameters
+    signature = inspect.signature(module.forward)
+    parameters = signature.parameters
     kinds = {parameter.kind for parameter in parameters.values()}
     named = [n for n in names if n in parameters and parameters[n].kind is not inspect.Parameter.POSITIONAL_ONLY]
     by_name = len(named) == len(names) or inspect.Parameter.VAR_KEYWORD in kinds
     try:
-        signature = inspect.signature(module.forward)
         signature.bind(**dict.fromkeys(names)) if by_name else signature.bind(*names)
         if not by_name and named:
             raise TypeError(f"{', '.join(n for n in names if n not in named)} is no argument of it")
@@ -252,4 +255,4 @@ def other_lengths(inputs: Sequence[ModuleInput], lengths: set[int], step: int) -
                 for x, at in zip(inputs, axes, strict=True)
             ]
             if all(size > 0 for x in resized for size in x.shape):
-                yield {x.name: x.draw(place, {}) for place, x in enumerate(resized)}
+                yield draw_all(resized, 0, {})

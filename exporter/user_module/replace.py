@@ -116,7 +116,8 @@ def replace_local_attention(
     report = ReplacementReport(working_copy(module))
     paths = _paths_by_object(module)
     for path, (name, owner) in found.items():
-        if any(path.startswith(_prefix(done)) for layer in report.replaced for done in _all_paths(layer)):
+        done = (whole for replaced in report.replaced for whole in (replaced.path, *replaced.other_paths))
+        if any(path.startswith(f"{whole}." if whole else "") for whole in done):
             continue  # part of a layer that is replaced as a whole
         layer = report.module.get_submodule(path)
         why = _why_left(layer, owner, calls[path])
@@ -170,12 +171,3 @@ def _paths_by_object(module: nn.Module) -> dict[int, list[str]]:
     for path, part in module.named_modules(remove_duplicate=False):
         paths.setdefault(id(part), []).append(path)
     return paths
-
-
-def _all_paths(layer: ReplacedLayer) -> tuple[str, ...]:
-    return (layer.path, *layer.other_paths)
-
-
-def _prefix(path: str) -> str:
-    """Return the prefix of the paths of everything inside a module."""
-    return f"{path}." if path else ""
