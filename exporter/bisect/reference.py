@@ -6,9 +6,9 @@ round further; here that becomes float64, so that the recording has no relevant 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -76,7 +76,10 @@ def record(source: SourceModel, inputs: Mapping[str, NDArray[Any]]) -> Recording
     calls: dict[str, list[ModuleCall]] = {}
     arguments = {source.parameter(name): tensor for name, tensor in as_tensors(inputs, torch.float64).items()}
     watcher = _AttentionWatcher()
-    with _hooks(module, calls), torch.no_grad(), InFloat64(), watcher:
+    for path, part in module.named_modules():
+        if not isinstance(part, nn.Identity):
+            part.register_forward_hook(partial(_note, calls, path), with_kwargs=True)
+    with torch.no_grad(), InFloat64(), watcher:
         module(**arguments)
     return Recording(
         modules={path: found[0] for path, found in calls.items() if len(found) == 1},
@@ -90,27 +93,11 @@ def _own_tensors(module: nn.Module) -> dict[str, Floats]:
     return {name: tensor.detach().numpy() for name, tensor in own if tensor.is_floating_point()}
 
 
-@contextmanager
-def _hooks(module: nn.Module, calls: dict[str, list[ModuleCall]]) -> Iterator[None]:
-    """Record every call of every part of a module while the context is open."""
-
-    def note(path: str) -> Any:
-        def hook(_: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-            given = _floats((*args, *kwargs.values()))
-            calls.setdefault(path, []).append(ModuleCall(given, _floats(output)))
-
-        return hook
-
-    handles = [
-        part.register_forward_hook(note(path), with_kwargs=True)
-        for path, part in module.named_modules()
-        if not isinstance(part, nn.Identity)
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def _note(
+    calls: dict[str, list[ModuleCall]], path: str, _: nn.Module, args: Any, kwargs: dict[str, Any], output: Any
+) -> None:
+    """Record a call of the part of a module at `path`."""
+    calls.setdefault(path, []).append(ModuleCall(_floats((*args, *kwargs.values())), _floats(output)))
 
 
 def _floats(values: Any) -> tuple[Floats, ...]:

@@ -266,14 +266,12 @@ def _check_given(
     A config stands for the constructor call, so arguments it leaves out have upstream's defaults. Without a config
     the window would be a guess that no later check could find.
     """
-    window = entry.family.window_argument
-    has_default = not entry.args.model_fields[window].is_required()
-    if window not in {**findings, **given} and not (has_default and relies_on_defaults):
+    window, fields, known = entry.family.window_argument, entry.args.model_fields, {*findings, *given}
+    if window not in known and (fields[window].is_required() or not relies_on_defaults):
         raise _not_shown(entry, window)
-    if "heads" not in entry.args.model_fields or "heads" in {**findings, **given}:
+    if "heads" not in fields or "heads" in known:
         return
     to_qkv = next(name for name in shapes if name.endswith("to_qkv.weight"))
-    fields = entry.args.model_fields
     default_width = fields["heads"].default * fields["dim_head"].default
     if not relies_on_defaults or shapes[to_qkv][0] != 3 * default_width:
         raise _not_shown(entry, "heads")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from functools import partial
-from itertools import islice
 
 from ...core.documents.sidecar import CheckRecord
-from ...runtime.parity.inputs import InputSet
 
 window_record, memory_record = (partial(CheckRecord, name=name) for name in ("window", "linear memory"))
 
@@ -16,8 +13,3 @@ def left_out() -> list[CheckRecord]:
     """Return a record for each check that is not run, in the order of the checks."""
     detail = "not run, as the quick checks were asked for"
     return [record(status="skipped", detail=detail) for record in (window_record, memory_record)]
-
-
-def inputs_of(sets: Iterable[InputSet], quick: bool) -> Iterator[InputSet]:
-    """Yield the sets of inputs to compare on: all, or for quick checks only the first."""
-    return islice(sets, 1 if quick else None)

@@ -7,6 +7,7 @@ pads, and a length that was traced as a constant would be wrong.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 import onnx
@@ -24,7 +25,6 @@ from ...runtime.session import Arrays, Session
 from ..source.reference_runner import ReferenceRunner
 from ..source.source_model import SourceModel
 from .layers import check_layer_memory, check_layer_windows
-from .left_out import inputs_of
 from .parity import baseline_meter, check_input_sets
 
 # A few tokens may all be such that rounding decides their experts; then others are drawn.
@@ -40,7 +40,8 @@ def check_sweep(
     """Compare a written file with the float64 reference over a sweep of sizes; quick checks compare at the first."""
     reference = ReferenceRunner(source, dtype, axes)
     meter = baseline_meter(source, dtype, tolerance)
-    record = check_input_sets(session, reference, inputs_of(_input_sets(reference, axes), quick), tolerance, meter)
+    sets = islice(_input_sets(reference, axes), 1 if quick else None)
+    record = check_input_sets(session, reference, sets, tolerance, meter)
     longest = _longest(source)
     hidden = [window for window in source.windows if not window.sees_all and not shows(window, longest)]
     if SEQUENCE in axes and hidden and record.status == "passed":

@@ -63,12 +63,12 @@ class StepSource:
 
     def data(self, dtype: str, length: int | str | None = None) -> list[TensorSpec]:
         """List the data inputs of one call, or of a sequence of another length, or of a dynamic length by its name."""
-        axis, whole = self.form.length_axis, self.source.inputs(dtype)
+        axis, size = self.form.length_axis, self.chunk if length is None else length
         return [
             spec
             if spec.name == "attn_bias"
-            else replace(spec, shape=_with(spec.shape, axis, self.chunk if length is None else length))
-            for spec in whole
+            else replace(spec, shape=(*spec.shape[:axis], size, *spec.shape[axis + 1 :]))
+            for spec in self.source.inputs(dtype)
         ]
 
     def caches(self, dtype: str) -> list[CacheFacts]:
@@ -116,10 +116,6 @@ class StepSource:
             prefill=prefill,
             early_start=self.form.early_start,
         )
-
-
-def _with(shape: tuple[int | str, ...], axis: int, size: int | str) -> tuple[int | str, ...]:
-    return (*shape[:axis], size, *shape[axis + 1 :])
 
 
 def is_causal(source: SourceModel) -> bool:

@@ -11,7 +11,6 @@ import importlib
 import random
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -107,13 +106,5 @@ def _build(found: Callable[..., nn.Module], source: SourceModel) -> nn.Module | 
         return f"{strange[0]} is in one of the two only"
     for part in module.modules():
         if type(part).__name__ == _ROTARY:
-            part.forward = _outside_autocast(part.forward)
+            part.forward = torch.autocast("cpu", enabled=False)(part.forward)
     return module.requires_grad_(False).eval()
-
-
-def _outside_autocast(forward: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*given: Any, **named: Any) -> Any:
-        with torch.autocast("cpu", enabled=False):
-            return forward(*given, **named)
-
-    return call

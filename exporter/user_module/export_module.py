@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from ..checkpoint.open_checkpoint import open_live
 from ..checkpoint.tensors import check_finite
 from ..checks.golden import first_checks, open_golden
 from ..checks.layers import check_layer_memory, check_layer_windows
-from ..checks.left_out import inputs_of, left_out
+from ..checks.left_out import left_out
 from ..checks.parity import check_input_sets
 from ..checks.quadratic_memory import Shape, Taken, allowed, freest, graph_shapes
 from ..checks.sweep import check_joined_rows
@@ -288,7 +289,8 @@ class ModuleJob:
         session = yield from first_checks(path, golden, self.options.tolerance, "fp32", progress)
         progress("Checking: parity with the untouched module")
         tolerance = self.options.tolerance("fp32")
-        yield check_input_sets(session, self.reference, inputs_of(self._input_sets(), self.options.quick), tolerance)
+        sets = islice(self._input_sets(), 1 if self.options.quick else None)
+        yield check_input_sets(session, self.reference, sets, tolerance)
         written = read_message(path)
         if self.options.dynamic:
             yield from self._joined_rows(session, written)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -208,10 +209,11 @@ def with_token_limits(
                 rows = part.num_embeddings if isinstance(part, nn.Embedding) else 0
                 limits[name] = min(rows, limits.get(name, rows))
 
-    embeddings = [part for part in module.modules() if isinstance(part, nn.Embedding)]
-    handles = [part.register_forward_pre_hook(note) for part in embeddings]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), ExitStack() as hooks:
+            for part in module.modules():
+                if isinstance(part, nn.Embedding):
+                    hooks.enter_context(part.register_forward_pre_hook(note))
             module(**zeros) if by_name else module(*zeros.values())
     except Exception as error:  # the run that follows refuses a module that always fails
         unknown = [x.name for x in inputs if "int" in x.dtype and x.limit is None and x.name not in limits]
@@ -221,9 +223,6 @@ def with_token_limits(
                 f"the vocabulary of {', '.join(unknown)} is not known, so few of its numbers are tried; the module "
                 f"does not run on zeros ({type(error).__name__}: {why})"
             ]
-    finally:
-        for handle in handles:
-            handle.remove()
     return [replace(x, limit=limits.get(x.name) if x.limit is None else x.limit) for x in inputs], notes
 
 
