@@ -40,7 +40,7 @@ _REPORT = "Run again with -v for more, or report the model's configuration."
 
 
 def held_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
-    """List the tensors of a model's graphs, subgraphs and functions included."""
+    """List the initializers of a model's graphs that have a value."""
     values = (value for graph in model.graphs() for value in graph.initializers.values())
     return (value.const_value for value in values if value.const_value is not None)
 
@@ -108,7 +108,8 @@ def finish_export(
     """Save a traced model, check it, describe it, and move it to its place.
 
     Args:
-        form: the traced model with its ONNX functions; its weights are dropped once they are written.
+        form: the traced model with its ONNX functions; with `function_body` its weights are dropped once they are
+            written.
         folder: the staging folder of `output`.
         output: the ONNX file to write.
         options: options of the file; without `function_body` the functions of the attention nodes are removed after

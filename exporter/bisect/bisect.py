@@ -18,13 +18,13 @@ from ...core.errors import UsageError
 from ...core.geometry import WindowGeometry
 from ...core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST
 from ...core.progress import timed_steps
-from ...core.tensors import SEQUENCE, TensorSpec
+from ...core.tensors import SEQUENCE
 from ...core.tolerance import tolerance_for
 from ...onnx_graph.onnx_file import OnnxFile
 from ...runtime.inputs.arrays import load_arrays, random_inputs
 from ...runtime.parity.report import ParityRequest
 from ...runtime.parity.runner import Runner, SessionRunner
-from ...runtime.session import Session, check_inputs, find_model, load
+from ...runtime.session import check_inputs, find_model, load
 from ..parity import check_signature, dynamic_axes, source_of_file
 from ..source.dynamic_axes import dynamic_specs, with_dynamic_length
 from ..source.source_model import SourceModel
@@ -63,7 +63,10 @@ def run_bisect(request: BisectRequest, progress: Callable[[str], None] = lambda 
     specs = dynamic_specs(source, dtype, axes)
     check_signature(candidate, source, specs)
     sizes = chosen_sizes(source, source.shapes.seq_len) if axes else {}
-    inputs = _inputs(request, session, source, specs, sizes)
+    if request.inputs is None:
+        inputs: Arrays = random_inputs(specs, request.seed, token_limit=source.token_limit, sizes=sizes)
+    else:
+        inputs = check_inputs(session.inputs, load_arrays(request.inputs))
     sizes = sizes_of(specs, inputs)
     if axes:
         notes.append(f"compared at {', '.join(f'{name}={size}' for name, size in sizes.items())}")
@@ -83,14 +86,6 @@ def run_bisect(request: BisectRequest, progress: Callable[[str], None] = lambda 
         )
     progress("Running the file")
     return bisection.report(inputs, recording, boundaries, notes)
-
-
-def _inputs(
-    request: BisectRequest, session: Session, source: SourceModel, specs: Sequence[TensorSpec], sizes: Mapping[str, int]
-) -> Arrays:
-    if request.inputs is not None:
-        return check_inputs(session.inputs, load_arrays(request.inputs))
-    return random_inputs(specs, request.seed, token_limit=source.token_limit, sizes=sizes)
 
 
 # How many times wider the absolute tolerance of intermediate values is than that of outputs.

@@ -15,7 +15,7 @@ import onnx
 from ...core.documents.sidecar import CheckRecord
 from .left_out import memory_record, window_record
 from .probe import NodeProbe, probes
-from .quadratic_memory import Shape, Taken, elements, still_square, taken_sizes
+from .quadratic_memory import Shape, Taken, still_square, taken_sizes
 from .window import Findings, check_node_window
 
 # Twice the length takes twice the memory, and a little more for padding; four times would be quadratic.
@@ -114,7 +114,7 @@ def _superlinear(probe: NodeProbe) -> list[str]:
         # Scores take one number per query and key, gathered keys one per channel; the probe has at most 16 channels.
         most = _LINEAR * max(probe.length, block) * reached * max(1, 16 // block)
         return [
-            f"{probe.node.name}: {name}" for name, shape in probe.measured_shapes().items() if elements(shape) > most
+            f"{probe.node.name}: {name}" for name, shape in probe.measured_shapes().items() if math.prod(shape) > most
         ]
     return _grown(probe, -(-geometry.keys_per_window // block) * block)  # an ONNX function may rely on whole blocks
 
@@ -125,7 +125,7 @@ def _grown(probe: NodeProbe, span: int) -> list[str]:
     return [
         f"{probe.node.name}: {name}"
         for name, shape in once.items()
-        if elements(twice.get(name, ())) > _LINEAR * max(elements(shape), 1)
+        if math.prod(twice.get(name, ())) > _LINEAR * max(math.prod(shape), 1)
     ]
 
 

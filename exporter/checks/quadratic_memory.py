@@ -52,12 +52,12 @@ def check_quadratic_memory(
     if square:
         taken = taken_sizes(shapes, square)
         suspects = still_square(square, taken, *retrace(taken))
-    largest = max((elements(shape) for shape in shapes.values()), default=0)
+    largest = max((math.prod(shape) for shape in shapes.values()), default=0)
     for probe in alone:
         inside = probe.measured_shapes(lengths)
         suspects += [f"{probe.node.name}: {name}" for name, shape in inside.items() if is_square(shape, lengths)]
         heads = source.shapes.batch * source.shapes.heads
-        largest = max(largest, heads * max(elements(shape) for shape in inside.values()))
+        largest = max(largest, heads * max(math.prod(shape) for shape in inside.values()))
     if suspects:
         detail = f"{len(suspects)} tensors are {length} × {length}: {', '.join(suspects[:5])}"
         return memory_record(status="failed", detail=detail)
@@ -85,11 +85,6 @@ def graph_shapes(model: onnx.ModelProto) -> dict[str, Shape]:
 def is_square(shape: Iterable[int], lengths: set[int]) -> bool:
     """Return whether at least two dimensions have one of these sizes."""
     return sum(size in lengths for size in shape) >= 2
-
-
-def elements(shape: Shape) -> int:
-    """Return how many elements a tensor has."""
-    return math.prod(shape)
 
 
 def taken_sizes(shapes: Mapping[str, tuple[int | str, ...]], suspects: Iterable[str]) -> Taken:

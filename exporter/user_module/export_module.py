@@ -149,7 +149,7 @@ def export_module(
         raise refuse_autocast("export_module was called", torch.get_autocast_dtype("cpu"))
     live = open_live(module)
     if live is not None:
-        return export_live(live, _listed(inputs), output, options, progress)
+        return export_live(live, _listed(inputs), output, options, options.dynamic, options.max_seq_len, progress)
     read = [] if options.golden is None else [options.golden]
     with writing(Output(output, ONNX), inputs=read, overwrite=options.overwrite) as folder:
         progress("Running the module")

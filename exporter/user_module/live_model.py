@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -17,9 +16,6 @@ from ..export import ExportReport, ExportRequest, export
 from ..models.family import ShapeRequest
 from .inputs import ModuleInput
 from .replace import ReplacedLayer, ReplacementReport
-
-if TYPE_CHECKING:
-    from .export_module import ModuleOptions
 
 
 def planned(module: nn.Module) -> ReplacementReport | None:
@@ -42,7 +38,9 @@ def export_live(
     checkpoint: OpenedCheckpoint,
     inputs: Sequence[ModuleInput],
     output: Path,
-    options: ModuleOptions,
+    options: FileOptions,
+    dynamic: tuple[str, ...],
+    longest: int | None,
     progress: Callable[[str], None],
 ) -> ExportReport:
     """Export a live model that `open_live` opened.
@@ -52,6 +50,8 @@ def export_live(
         inputs: example inputs, whose sizes the file has where it has no dynamic axes.
         output: the ONNX file to write.
         options: how to export.
+        dynamic: names of the dynamic axes.
+        longest: longest sequence if that axis is dynamic; by default the example's.
         progress: called with the name of each step as it begins.
 
     Raises:
@@ -71,8 +71,8 @@ def export_live(
     request = ExportRequest(
         checkpoint=checkpoint.loaded.path,
         output=output,
-        shapes=ShapeRequest(options.max_seq_len or length, batch, position_ids=positions),
-        dynamic=options.dynamic,
+        shapes=ShapeRequest(longest or length, batch, position_ids=positions),
+        dynamic=dynamic,
         **{x.name: getattr(options, x.name) for x in fields(FileOptions)},
     )
     return export(request, progress, checkpoint)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,22 +36,18 @@ def observe(
     def mark(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         dependence.mark((args, kwargs))
 
-    handles = [module.register_forward_pre_hook(mark, with_kwargs=True)]
-    for path, owner in layers.items():
-        signature = inspect.signature(owner.forward)  # type: ignore[attr-defined]
+    def note(
+        path: str, known: inspect.Signature, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        calls[path].append(_call(known.bind(layer, *args, **kwargs).arguments, dependence))
 
-        def note(
-            layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], path: str = path, known: Any = signature
-        ) -> None:
-            calls[path].append(_call(known.bind(layer, *args, **kwargs).arguments, dependence))
-
-        handles.append(module.get_submodule(path).register_forward_pre_hook(note, with_kwargs=True))
-    try:
+    with ExitStack() as hooks:
+        hooks.enter_context(module.register_forward_pre_hook(mark, with_kwargs=True))
+        for path, owner in layers.items():
+            hook = partial(note, path, inspect.signature(owner.forward))  # type: ignore[attr-defined]
+            hooks.enter_context(module.get_submodule(path).register_forward_pre_hook(hook, with_kwargs=True))
         with torch.no_grad(), dependence:
             run(module)
-    finally:
-        for handle in handles:
-            handle.remove()
     return calls
 
 
