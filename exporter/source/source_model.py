@@ -26,7 +26,7 @@ from ...core.tensors import BATCH, SEQUENCE, TensorSpec
 from ..models.arguments import Arguments
 from ..models.family import TORCH_DTYPE, Arrays, ModelSpec, ShapeRequest, Sizes
 from ..models.inference import bounded
-from ..models.parts.float64 import Float64State
+from ..models.parts.float64 import Float64State, InFloat64
 from ..models.registry import CLASSES
 
 
@@ -213,6 +213,10 @@ class SourceModel:
             why=f"The largest is {largest:.3g}, and {dtype} ends at {torch.finfo(TORCH_DTYPE[dtype]).max:.3g}.",
             fix="Export in bf16, which has the range of fp32, or in fp32.",
         )
+
+    def in_float64(self) -> InFloat64:
+        """Return a context in which its modules compute in float64 what they compute in fp32 on purpose."""
+        return InFloat64()
 
     def undecided(self, inputs: Arrays, dtype: str) -> NDArray[np.bool_] | None:
         """Return the tokens `[B, N]` whose experts rounding decides in half precision; None if there are none.

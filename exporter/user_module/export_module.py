@@ -47,7 +47,6 @@ from ..checks.sweep import check_joined_rows
 from ..checks.wide_integers import check_wide_integers, dynamic_sizes
 from ..export import ExportReport, Progress
 from ..lowering import functions, trace
-from ..source.dynamic_axes import LARGEST_BATCH
 from .dynamic_axes import check_dynamic_axes
 from .inputs import (
     Arrays,
@@ -71,6 +70,8 @@ from .replace import ReplacementReport, replace_local_attention
 _log = logging.getLogger(__name__)
 
 Inputs = Sequence[ModuleInput | str] | Mapping[str, NDArray[Any] | Tensor]
+# The upper bound that PyTorch's exporter needs for a dynamic axis; no sequence is longer.
+_LARGEST_BATCH = 1 << 16
 _SEEDS = (0, 1)
 
 
@@ -282,7 +283,7 @@ class ModuleJob:
         return trace.trace_module(entry, examples, self.names, self.output_names, self.options.opset, dimensions)
 
     def _largest(self, axis: str) -> int:
-        return self.sizes[axis] if axis == SEQUENCE else LARGEST_BATCH
+        return self.sizes[axis] if axis == SEQUENCE else _LARGEST_BATCH
 
     def checks(self, path: Path, form: WrittenForm, golden: Golden | None, progress: Progress) -> Iterator[CheckRecord]:
         """Run each check of a written file, cheapest first."""
