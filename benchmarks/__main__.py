@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+from localattn.demo import checkpoint_path
+
+from . import report
 from .machine import write_result
 
 
@@ -14,34 +20,32 @@ def _tell(step: str) -> None:
     print(f"· {step}", file=sys.stderr, flush=True)
 
 
+def _finish(name: str, result: dict[str, Any], show: Callable[[dict[str, Any]], None]) -> bool:
+    """Write a result and print it; returns whether it keeps to its targets, if it has any."""
+    write_result(name, result)
+    show(result)
+    return all(target["met"] for target in result.get("targets", ()))
+
+
 def run_node(options: argparse.Namespace) -> bool:
-    from . import report
     from .cases import node
 
-    result = node.measure(options.lengths, options.seconds, _tell)
-    write_result("node", result)
-    report.print_node(result)
+    met = _finish("node", node.measure(options.lengths, options.seconds, _tell), report.print_node)
     if tuple(options.lengths) == node.LENGTHS:
         run_plot(options)
-    return all(target["met"] for target in result["targets"])
+    return met
 
 
-def run_aft(options: argparse.Namespace) -> bool:
+def run_aft(_options: argparse.Namespace) -> bool:
     from .cases import aft
 
-    result = aft.measure(aft.LENGTHS, _tell)
-    write_result("aft", result)
-    aft.print_aft(result)
-    return all(target["met"] for target in result["targets"])
+    return _finish("aft", aft.measure(aft.LENGTHS, _tell), aft.print_aft)
 
 
 def run_windows(options: argparse.Namespace) -> bool:
     from .limit import windows
 
-    result = windows.measure(options.sets, _tell)
-    write_result("windows", result)
-    windows.print_windows(result)
-    return all(target["met"] for target in result["targets"])
+    return _finish("windows", windows.measure(options.sets, _tell), windows.print_windows)
 
 
 def run_peers(options: argparse.Namespace) -> bool:
@@ -77,112 +81,75 @@ def run_peers(options: argparse.Namespace) -> bool:
 
 
 def run_model(options: argparse.Namespace) -> bool:
-    from localattn.demo import checkpoint_path
-
-    from . import report
     from .cases import model
 
-    checkpoint = options.checkpoint or checkpoint_path()
-    result = model.measure(checkpoint, options.seconds, _tell)
-    write_result(f"model_{checkpoint.stem}", result)
-    report.print_model(result)
-    return all(target["met"] for target in result["targets"])
+    result = model.measure(options.checkpoint, options.seconds, _tell)
+    return _finish(f"model_{options.checkpoint.stem}", result, report.print_model)
 
 
 def run_export(options: argparse.Namespace) -> bool:
-    from localattn.demo import checkpoint_path
-
-    from . import report
     from .cases import export
 
     if options.large:
         with TemporaryDirectory() as folder:
-            result = export.measure_large(Path(folder), _tell)
-        write_result("export_large", result)
-        report.print_export(result)
-        return all(target["met"] for target in result["targets"])
-    checkpoint = options.checkpoint or checkpoint_path()
-    result = export.measure(checkpoint, options.repeats, _tell)
-    write_result(f"export_{checkpoint.stem}", result)
-    report.print_export(result)
-    return True
+            return _finish("export_large", export.measure_large(Path(folder), _tell), report.print_export)
+    result = export.measure(options.checkpoint, options.repeats, _tell)
+    return _finish(f"export_{options.checkpoint.stem}", result, report.print_export)
 
 
 def run_generate(options: argparse.Namespace) -> bool:
-    from localattn.demo import checkpoint_path
-
-    from . import report
     from .cases import generate
 
-    checkpoint = options.checkpoint or checkpoint_path()
-    result = generate.measure(checkpoint, options.contexts, options.seconds, _tell)
-    write_result(f"generate_{checkpoint.stem}", result)
-    report.print_generate(result)
+    name = f"generate_{options.checkpoint.stem}"
+    result = generate.measure(options.checkpoint, options.contexts, options.seconds, _tell)
+    met = _finish(name, result, report.print_generate)
     if tuple(options.contexts) == generate.CONTEXTS:
-        from .plot import draw_generate
+        from .plot import draw
 
-        _tell(f"Drew {draw_generate(f'generate_{checkpoint.stem}').name}")
-    return all(target["met"] for target in result["targets"])
+        _tell(f"Drew {draw('generate', name).name}")
+    return met
 
 
 def run_startup(options: argparse.Namespace) -> bool:
-    from . import report
     from .cases import startup
 
-    result = startup.measure(options.samples, options.seconds, _tell)
-    write_result("startup", result)
-    report.print_startup(result)
-    return all(target["met"] for target in result["targets"])
+    return _finish("startup", startup.measure(options.samples, options.seconds, _tell), report.print_startup)
 
 
 def run_hugging_face(options: argparse.Namespace) -> bool:
-    from . import report
     from .hugging_face import case
 
     options.folder.mkdir(parents=True, exist_ok=True)
     model = case.MODELS[options.model]
-    lengths = options.lengths or model.lengths
-    result = case.measure(
-        model, options.folder, lengths, options.only, _tell, lambda found: write_result(model.result, found)
-    )
-    report.print_hugging_face(result)
-    return all(target["met"] for target in result["targets"])
+    keep = partial(write_result, model.result)
+    result = case.measure(model, options.folder, options.lengths or model.lengths, options.only, _tell, keep)
+    return _finish(model.result, result, report.print_hugging_face)
 
 
 def run_decoder(options: argparse.Namespace) -> bool:
-    from . import report
     from .hugging_face import decoder
 
-    shape = decoder.SHAPES[options.model]
     options.folder.mkdir(parents=True, exist_ok=True)
-    result = decoder.measure(
-        shape, options.folder, options.contexts, options.only, _tell, lambda found: write_result(shape.result, found)
-    )
-    report.print_decoder(result)
-    return all(target["met"] for target in result["targets"])
+    shape = decoder.SHAPES[options.model]
+    keep = partial(write_result, shape.result)
+    result = decoder.measure(shape, options.folder, options.contexts, options.only, _tell, keep)
+    return _finish(shape.result, result, report.print_decoder)
 
 
-def run_getting_started(options: argparse.Namespace) -> bool:
-    from . import report
+def run_getting_started(_options: argparse.Namespace) -> bool:
     from .cases import getting_started
 
-    result = getting_started.measure(_tell)
-    write_result("getting_started", result)
-    report.print_getting_started(result)
-    return all(target["met"] for target in result["targets"])
+    return _finish("getting_started", getting_started.measure(_tell), report.print_getting_started)
 
 
 def run_precision(options: argparse.Namespace) -> bool:
-    from localattn.demo import checkpoint_path, validation_path
+    from localattn.demo import validation_path
 
     from .cases import precision
 
-    checkpoint = options.checkpoint or checkpoint_path()
-    text = options.text or (None if options.checkpoint else validation_path())
-    result = precision.measure(checkpoint, text, options.rows, _tell)
-    write_result(f"precision_{checkpoint.stem}", result)
-    precision.print_precision(result)
-    return True
+    text = options.text or (validation_path() if options.checkpoint == checkpoint_path() else None)
+    result = precision.measure(options.checkpoint, text, options.rows, _tell)
+    return _finish(f"precision_{options.checkpoint.stem}", result, precision.print_precision)
 
 
 def run_serving(options: argparse.Namespace) -> bool:
@@ -192,39 +159,22 @@ def run_serving(options: argparse.Namespace) -> bool:
         options.folder.mkdir(parents=True)
         serving.prepare(options.folder, options.library, _tell)
         return True
-    result = serving.measure(options.folder, options.seconds, _tell)
-    write_result("serving", result)
-    serving.print_serving(result)
-    return True
+    return _finish("serving", serving.measure(options.folder, options.seconds, _tell), serving.print_serving)
 
 
-def run_plot(options: argparse.Namespace) -> bool:
-    from .peers.plot import draw, latest
-    from .plot import draw_decoder, draw_hugging_face, draw_node
+def run_plot(_options: argparse.Namespace) -> bool:
+    from .peers.plot import draw as draw_peers
+    from .peers.plot import latest
+    from .plot import draw
 
-    _tell(f"Drew {draw_node().name}")
-    _tell(f"Drew {draw_decoder().name}")
-    _tell(f"Drew {draw_hugging_face().name}")
-    _tell(f"Drew {draw(latest()).name}")
+    for path in (draw("node"), draw("decoder"), draw("hugging_face"), draw_peers(latest())):
+        _tell(f"Drew {path.name}")
     return True
 
 
 def run_all(options: argparse.Namespace) -> bool:
-    met = [
-        run(options)
-        for run in (
-            run_getting_started,
-            run_startup,
-            run_export,
-            run_node,
-            run_windows,
-            run_aft,
-            run_model,
-            run_generate,
-            run_precision,
-            run_peers,
-        )
-    ]  # each runs, whatever the others find
+    light, heavy = (run_getting_started, run_startup, run_export), (run_model, run_generate, run_precision, run_peers)
+    met = [run(options) for run in (*light, run_node, run_windows, run_aft, *heavy)]  # each, whatever the others find
     return all(met)
 
 
@@ -236,7 +186,8 @@ def parse_arguments() -> argparse.Namespace:
     node.add_argument("--lengths", type=int, nargs="+", default=lengths, help="sequence lengths")
     sets.add_argument("--sets", nargs="+", default=[], help="only these instruction sets, the others keep their rows")
     timed.add_argument("--seconds", type=float, default=40, help="patience for calm samples, at each length")
-    of_model.add_argument("--checkpoint", type=Path, help="weights, configuration beside them [the demo's]")
+    demo = checkpoint_path()
+    of_model.add_argument("--checkpoint", type=Path, default=demo, help="weights, configuration beside them")
     export.add_argument("--repeats", type=int, default=5, help="exports")
     export.add_argument("--large", action="store_true", help="a model of 367 MB over 8,192 tokens, made on the spot")
     contexts = (1024, 4096, 16384, 65536)

@@ -7,8 +7,7 @@ context that counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -229,12 +228,3 @@ def import_libraries(candidate: str) -> None:
     """Import what a candidate needs."""
     for name in _LIBRARIES[candidate]:
         import_module(name)
-
-
-@contextmanager
-def working_folder() -> Iterator[Path]:
-    """A folder for the exported files, gone afterwards."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)

@@ -100,6 +100,11 @@ def _panel(axes: Axes, result: dict[str, Any], look: Look, figure: str, title: s
         axis.set_minor_locator(NullLocator())
     axes.set_title(f"{title} [{unit}]", loc="left", fontsize=11.5, color=INK)
     axes.set_xlabel(look.axis, color=QUIET)
+    quiet_frame(axes)
+
+
+def quiet_frame(axes: Axes) -> None:
+    """Leave of a panel's frame the bottom line and faint lines across."""
     axes.grid(axis="y", color="#d8dee4", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=QUIET, length=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from .machine import ROOT, read_result
 from .panels import OURS, OURS_TOO, Look, draw_panels
 
 IMAGES = ROOT / "docs" / "images"
+Result = dict[str, Any]
+Limit = tuple[str, list[float]]
 
 # Of the two dense graphs the better is drawn.
 _NODE = Look(
@@ -33,8 +36,6 @@ _GENERATE = Look(
     axis="tokens before it",
     title="Generating on the CPU: time does not grow with the context",
 )
-
-
 _DECODER = Look(
     ours=("ours", "ours_int4"),
     colors={
@@ -52,8 +53,6 @@ _DECODER = Look(
     axis="tokens before it",
     title="A Hugging Face decoder on the CPU, token by token",
 )
-
-
 _HUGGING_FACE = Look(
     ours=("ours_kernels", "ours"),
     colors={
@@ -71,60 +70,48 @@ _HUGGING_FACE = Look(
 )
 
 
-def draw_node() -> Path:
-    """`node.png` from `node.json`; returns the file."""
-    result = read_result("node")
-    setting = result["setting"]
-    return draw_panels(
-        result,
+# By image: look, label and value of the dotted line at a size, subtitle; the last two from a result and its setting.
+_FIGURES: dict[str, tuple[Look, Callable[[Result], Limit | None], Callable[[Result], str]]] = {
+    "node": (
         _NODE,
-        IMAGES / "node.png",
-        limit=(name_of_limit(result["sizes"][0]), [size["limit_ms"] for size in result["sizes"]]),
-        subtitle=f"{setting['heads']} heads of {setting['head_dim']}, window {setting['window_size']}, causal exact, "
-        f"{setting['dtype']}, {setting['threads']} threads, {machine(result)}",
-    )
-
-
-def draw_generate(name: str) -> Path:
-    """`generate.png` from a result of the benchmark `generate`; returns the file."""
-    result = read_result(name)
-    setting = result["setting"]
-    return draw_panels(
-        result,
+        lambda r: (name_of_limit(r["sizes"][0]), [size["limit_ms"] for size in r["sizes"]]),
+        lambda r: "{heads} heads of {head_dim}, window {window_size}, causal exact, {dtype}, {threads} threads".format(
+            **r["setting"]
+        ),
+    ),
+    "generate": (
         _GENERATE,
-        IMAGES / "generate.png",
-        limit=("weights' products", [result["limit"]["median_ms"]] * len(result["sizes"])),
-        subtitle=f"{result['checkpoint']}, batch {setting['batch']}, {setting['dtype']}, {setting['threads']} threads, "
-        f"{machine(result)}",
-    )
-
-
-def draw_decoder() -> Path:
-    """`decoder.png` from `decoder.json`; returns the file."""
-    result = read_result("decoder")
-    sizes = [{**size, "length": size["context"]} for size in result["sizes"]]
-    return draw_panels(
-        {**result, "sizes": sizes},
+        lambda r: ("weights' products", [r["limit"]["median_ms"]] * len(r["sizes"])),
+        lambda r: "{0}, batch {batch}, {dtype}, {threads} threads".format(r["checkpoint"], **r["setting"]),
+    ),
+    "decoder": (
         _DECODER,
-        IMAGES / "decoder.png",
-        limit=None,
-        subtitle=f"{result['model']}, fp32 where nothing is said, {result['threads']} threads, {machine(result)}",
-    )
-
-
-def draw_hugging_face() -> Path:
-    """`hugging_face.png` from the newest `hugging_face.json`; returns the file."""
-    result = read_result("hugging_face")
-    return draw_panels(
-        result,
+        lambda _: None,
+        lambda r: f"{r['model']}, fp32 where nothing is said, {r['threads']} threads",
+    ),
+    "hugging_face": (
         _HUGGING_FACE,
-        IMAGES / "hugging_face.png",
-        limit=None,
-        subtitle=f"{result['model']}, fp32, batch 1, {result['threads']} threads, {machine(result)}",
-    )
+        lambda _: None,
+        lambda r: f"{r['model']}, fp32, batch 1, {r['threads']} threads",
+    ),
+}
 
 
-def machine(result: dict[str, Any]) -> str:
+def draw(image: str, name: str | None = None) -> Path:
+    """Draw `image`.png from the newest result of that name; returns the file.
+
+    Args:
+        image: a name of `_FIGURES`.
+        name: of the result, where it is not the image's.
+    """
+    look, limit, subtitle = _FIGURES[image]
+    result = read_result(name or image)
+    sizes = [{"length": size.get("context"), **size} for size in result["sizes"]]
+    shown = f"{subtitle(result)}, {machine(result)}"
+    return draw_panels({**result, "sizes": sizes}, look, IMAGES / f"{image}.png", limit=limit(result), subtitle=shown)
+
+
+def machine(result: Result) -> str:
     """Processor and releases, as a subtitle names them."""
     versions = result["versions"]
     return f"{result['machine']['cpu']}; onnxruntime {versions['onnxruntime']}, torch {versions['torch']}"

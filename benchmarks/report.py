@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -41,7 +42,7 @@ def print_node(result: dict[str, Any]) -> None:
                 f"{entry['peak_mib']:.0f}",
             )
         console.print(table)
-    _print_targets(result)
+    print_targets(result)
 
 
 def _share(ratio: float) -> str:
@@ -51,43 +52,42 @@ def _share(ratio: float) -> str:
 
 def print_hugging_face(result: dict[str, Any]) -> None:
     """One row a candidate and length."""
-    table = _table(result["model"], "candidate", "length", "processor s", "seconds", "peak MiB", "differs by")
-    for size in result["sizes"]:
-        for name, label in result["labels"].items():
-            entry = size["candidates"].get(name, {"skipped": "not measured"})
-            if "cpu_s" not in entry:
-                table.add_row(label, f"{size['length']:,}", entry.get("skipped") or entry.get("failed"))
-                continue
-            figures = (f"{entry['cpu_s']:.2f}", f"{entry['wall_s']:.2f}", f"{entry['peak_mib']:,}")
-            table.add_row(label, f"{size['length']:,}", *figures, f"{entry.get('differs_by', 0):.1g}")
-        table.add_section()
-    console.print(table)
-    for target in result["targets"]:
-        console.print(
-            f"{'met' if target['met'] else 'not met'}: {target['what']}: {target['value']} ({target['limit']})"
-        )
+
+    def figures(entry: dict[str, Any]) -> tuple[str, ...]:
+        times = (f"{entry['cpu_s']:.2f}", f"{entry['wall_s']:.2f}")
+        return *times, f"{entry['peak_mib']:,}", f"{entry.get('differs_by', 0):.1g}"
+
+    columns = ("processor s", "seconds", "peak MiB", "differs by")
+    _print_candidates(result, "length", columns, figures)
 
 
 def print_decoder(result: dict[str, Any]) -> None:
     """One row a candidate and context."""
-    columns = ("candidate", "context", "prompt s", "ms a token", "processor ms", "over bytes", "peak MiB", "differs")
-    table = _table(result["model"], *columns)
-    for size in result["sizes"]:
+
+    def figures(entry: dict[str, Any]) -> tuple[str, ...]:
+        times = (f"{entry[key]:.1f}" for key in ("first_s", "token_ms", "token_cpu_ms"))
+        over = f"{entry['over_rate']:.2f}" if "over_rate" in entry else ""
+        differs = f"{entry['differs_by']:.1g}" if "differs_by" in entry else ""
+        return *times, over, f"{entry['peak_mib']:,}", differs
+
+    columns = ("prompt s", "ms a token", "processor ms", "over bytes", "peak MiB", "differs")
+    _print_candidates(result, "context", columns, figures)
+
+
+def _print_candidates(
+    result: dict[str, Any], size: str, columns: Sequence[str], figures: Callable[[dict[str, Any]], tuple[str, ...]]
+) -> None:
+    """One row a candidate and size of `hugging_face.candidates`; without figures, why there are none."""
+    table = _table(result["model"], "candidate", size, *columns)
+    for row in result["sizes"]:
         for name, label in result["labels"].items():
-            entry = size["candidates"].get(name, {"skipped": "not measured"})
-            if "token_ms" not in entry:
-                table.add_row(label, f"{size['context']:,}", entry.get("skipped") or entry.get("failed"))
-                continue
-            figures = (f"{entry[key]:.1f}" for key in ("first_s", "token_ms", "token_cpu_ms"))
-            over = f"{entry['over_rate']:.2f}" if "over_rate" in entry else ""
-            differs = f"{entry['differs_by']:.1g}" if "differs_by" in entry else ""
-            table.add_row(label, f"{size['context']:,}", *figures, over, f"{entry['peak_mib']:,}", differs)
+            entry = row["candidates"].get(name, {"skipped": "not measured"})
+            why_not = entry.get("skipped") or entry.get("failed")
+            cells = figures(entry) if "peak_mib" in entry else (why_not,)
+            table.add_row(label, f"{row[size]:,}", *cells)
         table.add_section()
     console.print(table)
-    for target in result["targets"]:
-        console.print(
-            f"{'met' if target['met'] else 'not met'}: {target['what']}: {target['value']} ({target['limit']})"
-        )
+    print_targets(result)
 
 
 def print_export(result: dict[str, Any]) -> None:
@@ -105,8 +105,7 @@ def print_export(result: dict[str, Any]) -> None:
         f"file {result['file_bytes'] / 2**20:.2f} MiB, {result['file_over_weights']:.3f}× the weights in fp32; "
         f"peak {result['peak_mib']:.0f} MiB, {result['libraries_mib']:.0f} of it resident after imports"
     )
-    for target in result.get("targets", ()):
-        console.print(f"{'met' if target['met'] else 'not met'}: {target['target']} ({target['value']:.3g})")
+    print_targets(result)
     console.print("checks: " + ", ".join(f"{name} {status}" for name, status in result["checks"].items()))
 
 
@@ -141,7 +140,7 @@ def print_generate(result: dict[str, Any]) -> None:
         f"as it is, context {own['length']}: {own['step']['median_ms']:.3f} ms a token, upstream's cached generation "
         f"{own['cached']['median_ms']:.3f}, the weights' products {own['products']['median_ms']:.3f}"
     )
-    _print_targets(result)
+    print_targets(result)
 
 
 def print_model(result: dict[str, Any]) -> None:
@@ -162,7 +161,7 @@ def print_model(result: dict[str, Any]) -> None:
     console.print(calls)
     for name, reason in result.get("failed", {}).items():
         console.print(f"[red]failed[/]  {name}: {reason}")
-    _print_targets(result)
+    print_targets(result)
 
 
 def _ms(value: float) -> str:
@@ -175,7 +174,7 @@ def print_startup(result: dict[str, Any]) -> None:
     for name, entry in result["commands"].items():
         table.add_row(name, f"{entry['median_ms']:.0f}", f"{entry['p10_ms']:.0f}–{entry['p90_ms']:.0f}")
     console.print(table)
-    _print_targets(result)
+    print_targets(result)
     console.print("never imported: " + ", ".join(result["never_imported"]))
 
 
@@ -187,13 +186,14 @@ def print_getting_started(result: dict[str, Any]) -> None:
     table.add_section()
     table.add_row("all", f"{result['seconds']:.1f}")
     console.print(table)
-    _print_targets(result)
+    print_targets(result)
     console.print(f"load of the machine at the end: {result['load_average']}")
     console.print(f"not measured: {', '.join(result['not_measured'])}", markup=False)
 
 
-def _print_targets(result: dict[str, Any]) -> None:
-    for target in result["targets"]:
+def print_targets(result: dict[str, Any]) -> None:
+    """Print what was asked of a result, if anything was, and whether it is met."""
+    for target in result.get("targets", ()):
         verdict = "[green]met[/]" if target["met"] else "[red]missed[/]"
         console.print(f"{verdict}  {target['what']}: {target['value']:.3f}, at most {target['limit']:.3f}")
 

@@ -14,12 +14,13 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from ..clock import Measurement, interleave
-from ..generators import CANDIDATES, KEPT, STRETCH, THREADS, Files, products, working_folder
+from ..generators import CANDIDATES, KEPT, STRETCH, THREADS, Files, products
 from ..target import Target
 from .memory import MIB, in_child, leave_some_memory
 
@@ -42,8 +43,8 @@ def measure(checkpoint: Path, contexts: Sequence[int], seconds: float, tell: Cal
         tell: told each step.
     """
     leave_some_memory()
-    with working_folder() as folder:
-        positions = max(contexts) + STRETCH
+    with TemporaryDirectory() as name:
+        folder, positions = Path(name), max(contexts) + STRETCH
         tell(f"Exporting {checkpoint.name} with {positions} position embeddings")
         files = prepare(checkpoint, folder, positions)
         for length in contexts:
@@ -153,9 +154,9 @@ def _time(files: Files, contexts: Sequence[int], *, slow: bool, seconds: float) 
 
 def _unchanged(checkpoint: Path, seconds: float, tell: Callable[[str], None]) -> dict[str, Any]:
     """The step file and upstream's cached generation with the checkpoint as it is, half-way through its positions."""
-    with working_folder() as folder:
+    with TemporaryDirectory() as name:
         tell(f"Exporting {checkpoint.name} as it is")
-        files = prepare(checkpoint, folder)
+        files = prepare(checkpoint, Path(name))
         configuration = json.loads(files.checkpoint.with_suffix(".json").read_text(encoding="utf-8"))
         length = configuration["kwargs"]["max_seq_len"] // 2
         tell(f"Timing tokens, context {length}")

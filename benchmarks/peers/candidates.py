@@ -8,6 +8,7 @@ exported file, inputs in the layout it likes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,18 +45,16 @@ def _typed(cell: Cell, feed: dict[str, Array]) -> list[ir.Value]:
     return [value_of(name, list(x.shape), kinds.get(x.dtype, ONNX_TYPE[cell.dtype])) for name, x in feed.items()]
 
 
-def node(cell: Cell, feed: dict[str, Array]) -> Run:
+def node(cell: Cell, feed: dict[str, Array], kernels: Path | None = None) -> Run:
     """The exported node, its function definition inlined by onnxruntime."""
     inputs = _typed(cell, feed)
     made = attention_node(inputs, cell.geometry, masked=cell.masked)
-    return in_onnxruntime(inputs, [made], feed, opset=DEFAULT_OPSET)
+    return in_onnxruntime(inputs, [made], feed, opset=DEFAULT_OPSET, kernels=kernels)
 
 
 def kernel(cell: Cell, feed: dict[str, Array]) -> Run:
     """The same node, computed by the compiled kernel."""
-    inputs = _typed(cell, feed)
-    made = attention_node(inputs, cell.geometry, masked=cell.masked)
-    return in_onnxruntime(inputs, [made], feed, opset=DEFAULT_OPSET, kernels=library())
+    return node(cell, feed, library())
 
 
 def _tensors(feed: dict[str, Array]) -> tuple[list[torch.Tensor], torch.Tensor | None]:
@@ -138,9 +137,8 @@ def group_query(cell: Cell, feed: dict[str, Array]) -> Run:
     )
     for place, value in enumerate(made.outputs):
         value.name = ("", "present_key", "present_value")[place] or None
-    run = in_onnxruntime(inputs, [made], {**data, **lengths}, opset=DEFAULT_OPSET)
     # The table shows what the operator takes; turning its output round is for the comparison only.
-    return run
+    return in_onnxruntime(inputs, [made], {**data, **lengths}, opset=DEFAULT_OPSET)
 
 
 def sdpa_blocks(cell: Cell, feed: dict[str, Array]) -> Run:

@@ -19,7 +19,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from ..limit.roofline import name_of_limit
 from ..machine import read_result
-from ..panels import INK, OURS, QUIET, label_lines
+from ..panels import INK, OURS, QUIET, label_lines, quiet_frame
 from ..plot import IMAGES, machine
 from .grid import EVERY_LENGTH, GEOMETRIES, WINDOWS, Cell, choose
 from .run import Row, times
@@ -138,12 +138,8 @@ def _panel(axes: Axes, rows: list[Row], ticks: list[int]) -> None:
     axes.set_yticks([1, 2, 5, 10, 20, 50, 100])
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_minor_locator(NullLocator())
-    axes.grid(axis="y", color="#d8dee4", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=QUIET, length=0, labelleft=True, labelbottom=True)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side == "bottom")
-        spine.set_color("#d8dee4")
+    quiet_frame(axes)
+    axes.tick_params(labelleft=True, labelbottom=True)
 
 
 def _label(axes: Axes) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from rich.table import Table
 
 from ..limit.roofline import name_of_limit
-from ..report import _print_targets, console
+from ..report import console, print_targets
 from .grid import GEOMETRIES, NUMPY_TYPE, Cell
 from .run import NOISE, Row, fastest_peer, times
 from .table import OURS, PEERS
@@ -129,7 +129,7 @@ def print_peers(result: Row) -> None:
         console.print(line, soft_wrap=True)
     for line in behind(result):
         console.print(f"[red]slower[/]  {line}")
-    _print_targets(result)
+    print_targets(result)
 
 
 def markdown(result: Row) -> str:
