@@ -14,6 +14,7 @@ import typer
 from ..core.storage.file_kinds import BUNDLE
 from .parts.console import (
     FormatOption,
+    ThreadsOption,
     bytes_text,
     number_option,
     print_json,
@@ -183,7 +184,7 @@ def verify(
         typer.Option(help="Send the samples to a server of the Open Inference Protocol v2: http://HOST:8000."),
     ] = None,
     provider: Annotated[str, typer.Option(help="Of onnxruntime: auto, cpu, cuda or tensorrt.")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")] = None,
+    threads: ThreadsOption = None,
     files_only: Annotated[bool, typer.Option("--files-only", help="Check the files and run nothing.")] = False,
     run_libraries: Annotated[
         bool, typer.Option("--run-libraries", help="Also run with the libraries of the bundle, which are code.")

@@ -18,7 +18,9 @@ from ..core.errors import LocalAttnError, MissingDependency, UsageError
 from ..core.limits import LARGEST_SIZE
 from .parts.console import (
     FormatOption,
+    ProviderOption,
     RuntimeOption,
+    ThreadsOption,
     finite,
     note,
     number_option,
@@ -95,13 +97,8 @@ def generate(
     seed: Annotated[int, seed_option("Seed of the sampling.")] = 0,
     batch: Annotated[int, size_option("How many continuations, each with its own random numbers.", least=1)] = 1,
     echo: Annotated[bool, typer.Option("--echo", help="Write the prompt too.")] = False,
-    provider: Annotated[
-        str,
-        typer.Option(
-            help="Where to run: auto (the best that starts), cpu, cuda or tensorrt; cuda:1 for an engine on GPU 1."
-        ),
-    ] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")] = None,
+    provider: ProviderOption = "auto",
+    threads: ThreadsOption = None,
     plugin: PluginOption = "auto",
     plugin_library: PluginLibraryOption = None,
     runtime: RuntimeOption = "auto",

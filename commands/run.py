@@ -12,7 +12,7 @@ import typer
 
 from ..core.limits import MOST_ITERATIONS
 from ..core.storage.file_kinds import NPZ
-from .parts.console import FormatOption, RuntimeOption, say, seed_option, suggest, warn
+from .parts.console import FormatOption, ProviderOption, RuntimeOption, ThreadsOption, say, seed_option, suggest, warn
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.plugins.kernels_in_use import has_nodes, kernels_in_use
 from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
@@ -31,13 +31,8 @@ def run(
     save_outputs: Annotated[
         Path | None, typer.Option(help="Write the outputs to this .npz file."), OutputPath(NPZ)
     ] = None,
-    provider: Annotated[
-        str,
-        typer.Option(
-            help="Where to run: auto (the best that starts), cpu, cuda or tensorrt; cuda:1 for an engine on GPU 1."
-        ),
-    ] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")] = None,
+    provider: ProviderOption = "auto",
+    threads: ThreadsOption = None,
     plugin: PluginOption = "auto",
     plugin_library: PluginLibraryOption = None,
     runtime: RuntimeOption = "auto",

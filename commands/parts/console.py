@@ -93,6 +93,13 @@ RuntimeOption = Annotated[
     str,
     typer.Option(help="What runs ONNX files: auto (onnxruntime) or openvino, in fp32; openvino:bf16 is faster."),
 ]
+ProviderOption = Annotated[
+    str,
+    typer.Option(
+        help="Where to run: auto (the best that starts), cpu, cuda or tensorrt; cuda:1 for an engine on GPU 1."
+    ),
+]
+ThreadsOption = Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", callback=_set_quiet, help="No progress.")]
 _MESSAGES = (("verbose", VerboseOption), ("quiet", QuietOption))
 

@@ -50,7 +50,8 @@ def main() -> None:
     import torch
 
     from localattn.plugins import grouped_op, torch_op
-    from localattn.plugins.kernel.launch import launch, launch_aft, launch_ring
+    from localattn.plugins.kernel.launch import launch
+    from localattn.tests.support.triton_launch import launch_aft, launch_ring
 
     # `_on_gpu` is what the operator calls for CUDA tensors; it is the same on the CPU, but interpreted.
     calls = {
