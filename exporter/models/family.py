@@ -180,18 +180,6 @@ class LiveCall(NamedTuple):
     output: str
 
 
-def _called_alike(given: Mapping[str, Tensor]) -> LiveCall:
-    return LiveCall(dict(given), dict(given), "out")
-
-
-def _no_values(state: State) -> Findings:
-    return {}
-
-
-def _nothing_follows(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {}
-
-
 def _window_views(class_name: str, args: Any, sizes: Sizes | None) -> list[WindowView]:
     depth = getattr(args, "depth", 1)
     names = [f"layer {index + 1}" for index in range(depth)] if depth > 1 else [class_name]
@@ -216,8 +204,8 @@ class StateDictForm:
     recognised_by: str
     infer_arguments: Callable[[TensorShapes, Mapping[str, Any]], Findings]
     expected_shapes: Callable[[Any], TensorShapes]
-    infer_values: Callable[[State], Findings] = _no_values
-    follow: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _nothing_follows
+    infer_values: Callable[[State], Findings] = lambda state: {}
+    follow: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: {}
 
 
 @dataclass(frozen=True)
@@ -349,7 +337,7 @@ class Family:
     extra_inputs: frozenset[str] = frozenset()
     dynamic: tuple[str, ...] = ()
     why_static: str = ""
-    live_call: Callable[[Mapping[str, Tensor]], LiveCall] = _called_alike
+    live_call: Callable[[Mapping[str, Tensor]], LiveCall] = lambda given: LiveCall(dict(given), dict(given), "out")
     batch_axis: int = 0
     sequence_axis: int = -2
     samples: bool = False

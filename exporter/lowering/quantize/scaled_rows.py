@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class _Kind:
+class Kind:
     """A type of 8 bits: its name in errors, in ONNX, and its largest number."""
 
     name: str
@@ -38,21 +38,11 @@ class _Kind:
     largest: float
 
 
-FP8 = _Kind("fp8", ir.DataType.FLOAT8E4M3FN, 448.0)  # E4M3 without infinities
-INT8 = _Kind("int8", ir.DataType.INT8, 127.0)
+FP8 = Kind("fp8", ir.DataType.FLOAT8E4M3FN, 448.0)  # E4M3 without infinities
+INT8 = Kind("int8", ir.DataType.INT8, 127.0)
 
 
-def quantize_fp8(model: ir.Model) -> ir.Model:
-    """Store the linear layers in fp8 (E4M3), in place; as `_quantize`."""
-    return _quantize(model, FP8)
-
-
-def quantize_int8(model: ir.Model) -> ir.Model:
-    """Store the linear layers in int8, in place; as `_quantize`."""
-    return _quantize(model, INT8)
-
-
-def _quantize(model: ir.Model, kind: _Kind) -> ir.Model:
+def quantize(model: ir.Model, kind: Kind) -> ir.Model:
     """Store the model's linear layers in 8 bits, in place, and return the model.
 
     Args:
@@ -73,7 +63,7 @@ def _quantize(model: ir.Model, kind: _Kind) -> ir.Model:
     return model
 
 
-def _stored(model: ir.Model, matrix: ir.Value, kind: _Kind, *, transposed: bool) -> list[ir.Value]:
+def _stored(model: ir.Model, matrix: ir.Value, kind: Kind, *, transposed: bool) -> list[ir.Value]:
     """Add the initializers of a matrix `[K, N]`: its numbers, a scale for each column, and zero points."""
     assert matrix.const_value is not None
     own = matrix.const_value.numpy()
@@ -100,7 +90,7 @@ def _stored(model: ir.Model, matrix: ir.Value, kind: _Kind, *, transposed: bool)
     ]
 
 
-def _replace(model: ir.Model, node: ir.Node, matrix: list[ir.Value], kind: _Kind) -> None:
+def _replace(model: ir.Model, node: ir.Node, matrix: list[ir.Value], kind: Kind) -> None:
     """Put the product of rounded factors in the place of a linear layer; its result keeps name, type and shape."""
     source = node.inputs[0]
     assert source is not None and source.shape is not None and source.dtype is not None and node.graph is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import onnx_ir as ir
 
@@ -34,12 +35,13 @@ class WeightKind:
     dtypes: tuple[str, ...] = ("fp32",)
 
 
+_IN_INT8, _IN_FP8 = (partial(scaled_rows.quantize, kind=kind) for kind in (scaled_rows.INT8, scaled_rows.FP8))
 # A row for each value of `weight_dtype`; each has its tolerance in `core.tolerance`.
 WEIGHT_KINDS: Mapping[str, WeightKind] = {
     "int8": WeightKind(dynamic_int8.quantize, "dynamic int8 products", spans_tokens=True),
     "int4": WeightKind(blocked_int4.quantize, "products of int4 matrices", standard_from=block_weights.OPSET),
-    "int8-qdq": WeightKind(scaled_rows.quantize_int8, "products of rounded rows", dtypes=("fp32", "fp16")),
-    "fp8": WeightKind(scaled_rows.quantize_fp8, "products of rounded rows", opset_from=19, dtypes=("fp32", "fp16")),
+    "int8-qdq": WeightKind(_IN_INT8, "products of rounded rows", dtypes=("fp32", "fp16")),
+    "fp8": WeightKind(_IN_FP8, "products of rounded rows", opset_from=19, dtypes=("fp32", "fp16")),
 }
 
 

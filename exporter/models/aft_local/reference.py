@@ -6,7 +6,8 @@ output matrix (labml-nn gives NaN).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +15,8 @@ from torch import Tensor
 
 from .arguments import AFTLocalArgs
 
-__all__ = ["aft_local"]
-
+# Positions `[R]` → their biases, and which keys they may see, each `[R, T]`.
+Window = Callable[[Tensor], tuple[Tensor, Tensor]]
 _LARGEST_STEP = 1 << 24  # numbers in one step's logits or weights; memory only
 # Logits within this range: e^-600 is a normal number in float64, and sums of products with it lose nothing.
 _PRODUCT_RANGE = 600.0
@@ -52,26 +53,17 @@ def aft_local(
     )
     length = key.shape[0]
     rows = torch.arange(length) if rows is None else rows
-    bias = state["pos_bias"]
-    spread = (key.amax(dim=0) - key.amin(dim=0)).max() + 2 * bias.abs().max()
+    window = partial(_window, args, state["pos_bias"], length, full_mask, causal)
+    spread = (key.amax(dim=0) - key.amin(dim=0)).max() + 2 * state["pos_bias"].abs().max()
     if spread < _PRODUCT_RANGE:
-        means = _product_means(args, bias, rows, key, value, mask, full_mask, causal)
+        means = _product_means(window, rows, key, value, mask)
     else:
         parts = torch.split(rows, max(1, _LARGEST_STEP // key.numel()))
-        means = torch.cat([_means(args, bias, i, key, value, mask, full_mask, causal) for i in parts])
+        means = torch.cat([_means(window, i, key, value, mask) for i in parts])
     return F.linear(query[rows].sigmoid() * means, state["output.weight"], state["output.bias"])
 
 
-def _product_means(
-    args: AFTLocalArgs,
-    pos_bias: Tensor,
-    rows: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    full_mask: Tensor | None,
-    causal: bool,
-) -> Tensor:
+def _product_means(window: Window, rows: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """Compute the same as `_means` by products: `Σ_j e^bias[i, j]·(e^key[j]·value[j]) / Σ_j e^bias[i, j]·e^key[j]`.
 
     In float64 this is as exact while no exponential leaves its range; it takes `T` times fewer exponentials a channel.
@@ -82,7 +74,7 @@ def _product_means(
     both = torch.cat((weights * value, weights), dim=-1).flatten(1)
     found = []
     for i in torch.split(rows, max(1, _LARGEST_STEP // len(key))):
-        bias, visible = _window(args, pos_bias, i, len(key), full_mask, causal)
+        bias, visible = window(i)
         sums = (torch.exp(bias) * visible) @ both
         over, under = sums.reshape(len(i), key.shape[1], -1).chunk(2, dim=-1)
         found.append((over / under).nan_to_num(0.0))
@@ -90,7 +82,7 @@ def _product_means(
 
 
 def _window(
-    args: AFTLocalArgs, pos_bias: Tensor, i: Tensor, length: int, full_mask: Tensor | None, causal: bool
+    args: AFTLocalArgs, pos_bias: Tensor, length: int, full_mask: Tensor | None, causal: bool, i: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the biases of positions `i`, and which keys they may see, each `[R, T]`."""
     i, j = i[:, None], torch.arange(length)[None, :]
@@ -99,18 +91,9 @@ def _window(
     return bias, visible if full_mask is None else visible & full_mask[i, j]
 
 
-def _means(
-    args: AFTLocalArgs,
-    pos_bias: Tensor,
-    i: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    full_mask: Tensor | None,
-    causal: bool,
-) -> Tensor:
+def _means(window: Window, i: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """Compute the weighted means of the values at positions `i`, `[R, B, D]`."""
-    bias, visible = _window(args, pos_bias, i, len(key), full_mask, causal)
+    bias, visible = window(i)
     visible = visible.unsqueeze(-1)  # [R, T, B]
     if mask is not None:
         visible = visible & mask.T

@@ -17,7 +17,32 @@ from ..parts.norms import unit_norm
 from .arguments import LocalMHAArgs
 
 
-class LocalMHA(nn.Module):
+class MHAWeights(nn.Module):
+    """The weights of `LocalMHA` under upstream's names, around the attention between them.
+
+    Args:
+        args: upstream's arguments.
+        attention: the attention, with rotary and xpos.
+    """
+
+    to_qkv: nn.Module
+    attn_fn: nn.Module
+
+    def __init__(self, args: LocalMHAArgs, attention: nn.Module) -> None:
+        super().__init__()
+        inner = args.dim_head * args.heads
+        self.heads, self.qk_rmsnorm = args.heads, args.qk_rmsnorm
+        self.norm = nn.LayerNorm(args.dim) if args.prenorm else None
+        self.to_qkv = nn.Linear(args.dim, inner * 3, bias=False)
+        if args.qk_rmsnorm:
+            self.q_scale = nn.Parameter(torch.ones(args.dim_head))
+            self.k_scale = nn.Parameter(torch.ones(args.dim_head))
+        self.attn_fn = attention
+        self.to_v_gate = nn.Sequential(nn.Linear(args.dim, args.heads)) if args.gate_values_per_head else None
+        self.to_out = nn.Linear(inner, args.dim, bias=False)
+
+
+class LocalMHA(MHAWeights):
     """Multi-head local self-attention, `[B, N, dim]` → `[B, N, dim]`.
 
     Args:
@@ -31,19 +56,8 @@ class LocalMHA(nn.Module):
     to_v: nn.Module
 
     def __init__(self, args: LocalMHAArgs, length: int, *, dynamic_length: bool = False) -> None:
-        super().__init__()
-        inner = args.dim_head * args.heads
-        self.heads, self.qk_rmsnorm = args.heads, args.qk_rmsnorm
-        self.norm = nn.LayerNorm(args.dim) if args.prenorm else None
-        self.to_qkv: nn.Module = nn.Linear(args.dim, inner * 3, bias=False)
-        if args.qk_rmsnorm:
-            self.q_scale = nn.Parameter(torch.ones(args.dim_head))
-            self.k_scale = nn.Parameter(torch.ones(args.dim_head))
-        self.attn_fn = LocalAttention(
-            args.attention_args(), length, args.dim_head, sequence_first=True, dynamic_length=dynamic_length
-        )
-        self.to_v_gate = nn.Sequential(nn.Linear(args.dim, args.heads)) if args.gate_values_per_head else None
-        self.to_out = nn.Linear(inner, args.dim, bias=False)
+        options = {"sequence_first": True, "dynamic_length": dynamic_length}
+        super().__init__(args, LocalAttention(args.attention_args(), length, args.dim_head, **options))
 
     @torch.no_grad()
     def prepare(self) -> None:

@@ -9,9 +9,10 @@ from ..local_attention.step_module import Caches, StepAttention
 from ..parts.norms import unit_norm
 from ..parts.step_tables import StepTables
 from .arguments import LocalMHAArgs
+from .module import MHAWeights
 
 
-class StepMHA(nn.Module):
+class StepMHA(MHAWeights):
     """Multi-head local self-attention of the next `C` tokens, `[B·C, dim]` → the same.
 
     The input has one row per token, because then the weights are exported unchanged and are the same in files for any
@@ -23,20 +24,13 @@ class StepMHA(nn.Module):
         positions: how many positions the model has; None if there is no limit.
     """
 
+    to_qkv: nn.Linear
+    attn_fn: StepAttention
     qk_scale: Tensor
 
     def __init__(self, args: LocalMHAArgs, chunk: int, positions: int | None = None) -> None:
-        super().__init__()
-        inner = args.dim_head * args.heads
-        self.heads, self.chunk, self.qk_rmsnorm = args.heads, chunk, args.qk_rmsnorm
-        self.norm = nn.LayerNorm(args.dim) if args.prenorm else None
-        self.to_qkv = nn.Linear(args.dim, inner * 3, bias=False)
-        if args.qk_rmsnorm:
-            self.q_scale = nn.Parameter(torch.ones(args.dim_head))
-            self.k_scale = nn.Parameter(torch.ones(args.dim_head))
-        self.attn_fn = StepAttention(args.attention_args(), args.heads, args.dim_head, chunk, positions)
-        self.to_v_gate = nn.Sequential(nn.Linear(args.dim, args.heads)) if args.gate_values_per_head else None
-        self.to_out = nn.Linear(inner, args.dim, bias=False)
+        super().__init__(args, StepAttention(args.attention_args(), args.heads, args.dim_head, chunk, positions))
+        self.chunk = chunk
 
     @torch.no_grad()
     def prepare(self) -> None:

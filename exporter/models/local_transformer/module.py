@@ -82,7 +82,29 @@ class DynamicPositionBias(nn.Module):
         return self.bias
 
 
-class LocalTransformer(nn.Module):
+class TransformerWeights(nn.Module):
+    """What a `LocalTransformer` has before and after its layers, under upstream's names.
+
+    Args:
+        args: upstream's arguments.
+    """
+
+    def __init__(self, args: LocalTransformerArgs) -> None:
+        super().__init__()
+        self.streams = args.num_residual_streams
+        self.has_embeddings = args.num_tokens is not None
+        if args.num_tokens is not None and args.max_seq_len is not None:
+            self.token_emb = nn.Embedding(args.num_tokens, args.dim)
+            self.pos_emb = nn.Embedding(args.max_seq_len, args.dim)
+            self.to_logits = nn.Sequential(nn.LayerNorm(args.dim), nn.Linear(args.dim, args.num_tokens, bias=False))
+        self.dynamic_pos_bias = (
+            DynamicPositionBias(args.dim // 2, args.heads, args.local_attn_window_size)
+            if args.use_dynamic_pos_bias
+            else None
+        )
+
+
+class LocalTransformer(TransformerWeights):
     """Tokens `[B, N]` int64 → logits `[B, N, num_tokens]`, or embeddings `[B, N, dim]` → the same.
 
     Args:
@@ -97,19 +119,8 @@ class LocalTransformer(nn.Module):
     def __init__(
         self, args: LocalTransformerArgs, length: int, *, mixes_residuals: bool = True, dynamic_length: bool = False
     ) -> None:
-        super().__init__()
-        self.dynamic_length = dynamic_length
-        self.length, self.streams = length, args.num_residual_streams
-        self.has_embeddings = args.num_tokens is not None
-        if args.num_tokens is not None and args.max_seq_len is not None:
-            self.token_emb = nn.Embedding(args.num_tokens, args.dim)
-            self.pos_emb = nn.Embedding(args.max_seq_len, args.dim)
-            self.to_logits = nn.Sequential(nn.LayerNorm(args.dim), nn.Linear(args.dim, args.num_tokens, bias=False))
-        self.dynamic_pos_bias = (
-            DynamicPositionBias(args.dim // 2, args.heads, args.local_attn_window_size)
-            if args.use_dynamic_pos_bias
-            else None
-        )
+        super().__init__(args)
+        self.length, self.dynamic_length = length, dynamic_length
 
         def connect(branch: nn.Module, sort: type[HyperConnection]) -> nn.Module:
             if self.streams == 1:

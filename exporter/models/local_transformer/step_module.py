@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from ..local_attention.step_module import Caches, StepAttention
 from ..local_mha.step_module import StepMHA
 from .arguments import LocalTransformerArgs
-from .module import DynamicPositionBias, FeedForward
+from .module import FeedForward, TransformerWeights
 from .streams.step_streams import StepHyperConnection, StepResidual
 
 Connection = StepHyperConnection | StepResidual
 
 
-class StepTransformer(nn.Module):
+class StepTransformer(TransformerWeights):
     """Tokens `[B, C]` int64 → logits `[B, C, num_tokens]`, or embeddings `[B, C, dim]` → the same.
 
     Args:
@@ -34,19 +34,8 @@ class StepTransformer(nn.Module):
     positions: Tensor
 
     def __init__(self, args: LocalTransformerArgs, chunk: int, *, mixes_residuals: bool = True) -> None:
-        super().__init__()
+        super().__init__(args)
         self.chunk = chunk
-        self.streams = args.num_residual_streams
-        self.has_embeddings = args.num_tokens is not None
-        if args.num_tokens is not None and args.max_seq_len is not None:
-            self.token_emb = nn.Embedding(args.num_tokens, args.dim)
-            self.pos_emb = nn.Embedding(args.max_seq_len, args.dim)
-            self.to_logits = nn.Sequential(nn.LayerNorm(args.dim), nn.Linear(args.dim, args.num_tokens, bias=False))
-        self.dynamic_pos_bias = (
-            DynamicPositionBias(args.dim // 2, args.heads, args.local_attn_window_size)
-            if args.use_dynamic_pos_bias
-            else None
-        )
 
         def connect(branch: nn.Module) -> Connection:
             if self.streams == 1:
