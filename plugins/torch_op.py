@@ -71,65 +71,39 @@ def _reference(
     attn_bias: Tensor | None,
     attributes: NodeAttributes,
 ) -> Tensor:
-    """Compute the operator in plain PyTorch, for any device, element type and head size."""
-    geometry, sequence_first = attributes.geometry, attributes.perm == SEQUENCE_FIRST
+    """Compute the operator in plain PyTorch, scores and softmax in at least fp32, for any device and head size."""
+    geometry, xpos_scale_base = attributes.geometry, attributes.xpos_scale_base
+    window, sequence_first = geometry.window_size, attributes.perm == SEQUENCE_FIRST
     if sequence_first:
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
-    length = query.shape[2]
+    length, head_dim = query.shape[2:]
+    precise = torch.promote_types(query.dtype, torch.float32)
+    bias = None if attn_bias is None else attn_bias.to(precise).clamp_min(LOWEST_BIAS)
     output = torch.empty_like(query, memory_format=torch.contiguous_format)
     for start in range(0, length, _REFERENCE_BLOCK):
         rows = torch.arange(start, min(start + _REFERENCE_BLOCK, length))
         first, end = geometry.visible_interval(rows.numpy(), length)
         columns = torch.arange(int(first[0]), int(end[-1]))
-        output[:, :, rows] = _attend(
-            query[:, :, rows],
-            key[:, :, columns],
-            value[:, :, columns],
-            None if key_mask is None else key_mask[:, columns],
-            attn_bias,
-            rows,
-            columns,
-            length,
-            attributes,
-        )
+        queries, keys = query[:, :, rows].to(precise), key[:, :, columns].to(precise)
+        if xpos_scale_base:
+            centre = 0.5 * float(rows[0] + rows[-1])
+            ahead = rows + geometry.forward_reach - centre
+            queries = queries * xpos_factor(head_dim, ahead, xpos_scale_base).to(queries)
+            keys = keys * xpos_factor(head_dim, centre - columns, xpos_scale_base).to(keys)
+        scores = queries @ keys.transpose(-1, -2) * attributes.scale
+        if bias is not None:
+            slot = columns[None, :] - (rows[:, None] // window - geometry.look_backward) * window
+            scores = scores + bias[:, (rows % window)[:, None], slot.clamp(0, geometry.keys_per_window - 1)]
+        if attributes.shared_qk:
+            itself = columns[None, :] == rows[:, None]
+            scores = scores.masked_fill(itself.to(scores.device), SELF_SCORE)
+        visible = torch.from_numpy(geometry.visibility(rows.numpy(), columns.numpy(), length)).to(scores.device)
+        if key_mask is not None:
+            visible = visible & key_mask[:, None, None, columns]
+        weights = torch.softmax(scores.masked_fill(~visible, float("-inf")), dim=-1)
+        weights = weights.masked_fill(~visible, 0.0)  # a row without visible keys is all NaN: make it zeros
+        output[:, :, rows] = (weights @ value[:, :, columns].to(precise)).to(value.dtype)
     return output.transpose(1, 2).contiguous() if sequence_first else output
-
-
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    key_mask: Tensor | None,
-    attn_bias: Tensor | None,
-    rows: Tensor,
-    columns: Tensor,
-    length: int,
-    attributes: NodeAttributes,
-) -> Tensor:
-    """Compute dense attention of some queries to a span of keys, scores and softmax in at least fp32."""
-    geometry, xpos_scale_base = attributes.geometry, attributes.xpos_scale_base
-    precise = torch.promote_types(query.dtype, torch.float32)
-    query, key = query.to(precise), key.to(precise)
-    if xpos_scale_base:
-        centre = 0.5 * float(rows[0] + rows[-1])
-        query = query * xpos_factor(query.shape[-1], rows + geometry.forward_reach - centre, xpos_scale_base).to(query)
-        key = key * xpos_factor(key.shape[-1], centre - columns, xpos_scale_base).to(key)
-    scores = query @ key.transpose(-1, -2) * attributes.scale
-    window = geometry.window_size
-    if attn_bias is not None:
-        slot = columns[None, :] - (rows[:, None] // window - geometry.look_backward) * window
-        slot = slot.clamp(0, geometry.keys_per_window - 1)
-        bias = attn_bias.to(precise).clamp_min(LOWEST_BIAS)
-        scores = scores + bias[:, (rows % window)[:, None], slot]
-    itself = columns[None, :] == rows[:, None]
-    if attributes.shared_qk:
-        scores = scores.masked_fill(itself.to(scores.device), SELF_SCORE)
-    visible = torch.from_numpy(geometry.visibility(rows.numpy(), columns.numpy(), length)).to(scores.device)
-    if key_mask is not None:
-        visible = visible & key_mask[:, None, None, :]
-    weights = torch.softmax(scores.masked_fill(~visible, float("-inf")), dim=-1)
-    weights = weights.masked_fill(~visible, 0.0)  # a row without visible keys is all NaN: make it zeros
-    return (weights @ value.to(precise)).to(value.dtype)
 
 
 def xpos_factor(head_dim: int, distance: Tensor, base: float) -> Tensor:

@@ -27,7 +27,7 @@ from ..shared_library import compile_library, newest_glibc, package_version, tim
 from .embed import images_of, kernel_facts, to_compile, write_sources
 from .facts import Arch, CompanionFacts, LibraryFacts, companion_path, parse_facts
 from .fingerprint import fingerprint as fingerprint
-from .headers import HeaderFolder, find_cuda_headers, find_tensorrt_headers
+from .headers import find_cuda_headers, find_tensorrt_headers
 
 _log = logging.getLogger(__name__)
 
@@ -87,9 +87,17 @@ def build_library(
         write_sources(images, package_version(), work)
         progress(f"compiling C++ for {arch}")
         staged = folder / output.name
-        _compile_library(work, compiler, tensorrt, cuda, staged)
-        staged_companion = folder / companion.name
-        _compile_companion(folder / "companion", compiler, staged_companion)
+        compile_library(
+            work,
+            compiler,
+            staged,
+            name=TENSORRT_PLUGIN.file_name,
+            options=("-O2", "-isystem", str(tensorrt.folder), "-isystem", str(cuda.folder), "-ldl"),
+            fix=f"TensorRT headers {tensorrt.describe()}, CUDA headers {cuda.describe()}, {compiler.version}.",
+        )
+        # The companion includes no header of NVIDIA's.
+        staged_companion, options, fix = folder / companion.name, ("-O2", "-ldl"), f"{compiler.version}."
+        compile_library(_COMPANION, compiler, staged_companion, name=companion.name, options=options, fix=fix)
         facts = LibraryFacts(
             path=output,
             arch=arch,
@@ -152,22 +160,3 @@ def _compile_kernels(
 
     progress(f"compiling {total} kernels")
     return compile_tiles(wanted, jobs, count)
-
-
-def _compile_library(work: Path, compiler: Compiler, tensorrt: HeaderFolder, cuda: HeaderFolder, output: Path) -> None:
-    includes = ("-isystem", str(tensorrt.folder), "-isystem", str(cuda.folder))
-    headers = f"TensorRT headers {tensorrt.describe()}, CUDA headers {cuda.describe()}"
-    compile_library(
-        work,
-        compiler,
-        output,
-        name=TENSORRT_PLUGIN.file_name,
-        options=("-O2", *includes, "-ldl"),
-        fix=f"{headers}, {compiler.version}.",
-    )
-
-
-def _compile_companion(work: Path, compiler: Compiler, output: Path) -> None:
-    """Compile the library that registers the plugin library; it includes no header of NVIDIA's."""
-    shutil.copytree(_COMPANION, work)
-    compile_library(work, compiler, output, name=output.name, options=("-O2", "-ldl"), fix=f"{compiler.version}.")

@@ -64,10 +64,10 @@ def write_sources(images: Sequence[Image], version: str, folder: Path) -> None:
         assembly.append(f'    .incbin "{name}.bin"')
         declarations.append(f'extern "C" __attribute__((visibility("hidden"))) unsigned char const {name}[];')
         spec = kernel.spec
-        options = ", ".join(_flag(there) for there in spec.flags)
+        options = ", ".join(str(there).lower() for there in spec.flags)
         key = f"{{{_ELEMENT[spec.dtype]}, {spec.head_dim}, {{{options}}}}}"
         rows.append(
-            f'    {{{key}, {kernel.target.capability}, {_flag(image.is_ptx)}, "{kernel.entry}", '
+            f'    {{{key}, {kernel.target.capability}, {str(image.is_ptx).lower()}, "{kernel.entry}", '
             f"{kernel.tile.block_queries}, {kernel.threads}, {kernel.shared_bytes}, {name}, {len(content)}}},"
         )
     assembly += ['    .section .note.GNU-stack, "", %progbits', ""]
@@ -95,7 +95,3 @@ def kernel_facts(images: Sequence[Image]) -> list[KernelFacts]:
         )
         (facts.ptx if image.is_ptx else facts.machine_code).append(image.kernel.target.name)
     return list(by_spec.values())
-
-
-def _flag(value: bool) -> str:
-    return "true" if value else "false"
