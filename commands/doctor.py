@@ -142,16 +142,7 @@ def _library() -> Looked:
 
     built = [parse_facts(found.facts, found.path) for found in candidates(TENSORRT_PLUGIN)]
     items = [f"{facts.path}: {facts.arch}, {len(facts.kernels)} kernels, {','.join(facts.targets)}" for facts in built]
-    return (
-        ("ok", "", f"{len(built)} installed or in your cache", tuple(items))
-        if built
-        else (
-            "missing",
-            "",
-            "There is none installed or in your cache; one built with --output is used when it is named.",
-            (),
-        )
-    )
+    return ("ok", "", f"{len(built)} installed or in your cache", tuple(items)) if built else ("missing", "", _NONE, ())
 
 
 def _kernels_probe() -> Probe:
@@ -206,22 +197,15 @@ def _cpu_library_probe() -> Probe:
         if wrong is not None:
             raise wrong
         found = tuple(str(stored.path) for stored in candidates(CPU_KERNELS))
-        none = "There is none installed or in your cache; one built with --output is used when it is named."
-        why = "Those here are of another release, or for another processor." if found else none
+        why = "Those here are of another release, or for another processor." if found else _NONE
         return "missing", "", f"{why} ONNX functions compute the attention. To add them: {command}", found
 
     ask = () if library is None else ("library", for_child(library.image), str(library.path))
-    return Probe(
-        "cpu-library",
-        "Compiled CPU kernels",
-        "engines",
-        "faster attention on the CPU",
-        ask,
-        None if ask else _safely(look),
-        add=command,
-    )
+    title, serves = "Compiled CPU kernels", "faster attention on the CPU"
+    return Probe("cpu-library", title, "engines", serves, ask, None if ask else _safely(look), add=command)
 
 
+_NONE = "There is none installed or in your cache; one built with --output is used when it is named."
 _PLAIN = ("WindowedAttention",)  # the op type without mask and bias
 
 _AREAS = {

@@ -114,7 +114,7 @@ def generate(
     vocabulary of 256 is bytes: text on a terminal, the bytes themselves in a pipe. Any other model has numbers.
     Ctrl-C ends it and keeps what was written, with exit code 130.
     """
-    from ..runtime.generation.defaults import read_defaults
+    from ..runtime.generation.defaults import FolderDefaults, read_defaults
     from ..runtime.generation.generator import Generator
 
     if system is not None and not chat:
@@ -125,7 +125,13 @@ def generate(
     _prepare(generator)
     tokenizer = _tokenizer(model.parent, generator.vocabulary, required=prompt_ids is None)
     folder = read_defaults(model.parent, tokenizer) if tokenizer is not None else None
-    settings = _settings(folder, do_sample, temperature, top_k, top_p, repetition_penalty)
+    given_settings = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "repetition_penalty": repetition_penalty,
+    }
+    settings = (folder or FolderDefaults()).settings(do_sample, **given_settings)
     given = _read_prompt(generator.vocabulary, prompt, prompt_file, prompt_ids, is_text=tokenizer is not None)
     ids = given if isinstance(given, list) else _encoded(given, tokenizer, folder, system, chat=chat)
     if chat and isinstance(given, list):
@@ -316,21 +322,6 @@ def _tokenizer(folder: Path, vocabulary: int, *, required: bool) -> FolderTokeni
     return found
 
 
-def _settings(
-    folder: FolderDefaults | None,
-    do_sample: bool | None,
-    temperature: float | None,
-    top_k: int | None,
-    top_p: float | None,
-    repetition_penalty: float | None,
-) -> dict[str, Any]:
-    """Return the sampling arguments of `Generator.generate`: the options, and what the folder says for the others."""
-    from ..runtime.generation.defaults import FolderDefaults
-
-    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "repetition_penalty": repetition_penalty}
-    return (folder or FolderDefaults()).settings(do_sample, **given)
-
-
 def _encoded(
     text: bytes, tokenizer: FolderTokenizer | None, folder: FolderDefaults | None, system: str | None, *, chat: bool
 ) -> list[int]:
@@ -411,10 +402,10 @@ def _bounded(raw: bytes, source: str) -> bytes:
 
 def _numbers(text: str) -> list[int]:
     """Read token ids from `1,2,3` or `1 2 3`."""
-    words = re.split(r"[\s,]+", text.strip().strip(","))
-    if not all(re.fullmatch(r"\d{1,18}", word) for word in words if word):
-        wrong = next(word for word in words if not re.fullmatch(r"\d{1,18}", word))
-        raise UsageError(
-            f"{wrong[:40]!r} is not a token.", why="Tokens are numbers from 0.", fix="Write them as 1,2,3."
-        )
-    return [int(word) for word in words if word]
+    words = [word for word in re.split(r"[\s,]+", text) if word]
+    for word in words:
+        if not re.fullmatch(r"\d{1,18}", word):
+            raise UsageError(
+                f"{word[:40]!r} is not a token.", why="Tokens are numbers from 0.", fix="Write them as 1,2,3."
+            )
+    return [int(word) for word in words]

@@ -25,6 +25,7 @@ from .parts.plugins.options import Backend, Fp32Products
 from .parts.terminal.help import Group
 
 if TYPE_CHECKING:
+    from ..core.storage.library_store import Library
     from ..plugins.library.facts import Arch, LibraryFacts
     from ..plugins.library.registry import Backend as RegistryBackend
     from ..plugins.library.registry import RegistryFacts
@@ -163,16 +164,14 @@ def path(
             why="onnxruntime is given its library by name: nothing has to register it.",
             fix="Leave out --companion.",
         )
-    if companion:
-        _say_companion(chosen_arch, as_json=output_format == "json")
-        return
     library = plugin_cpu.newest(chosen_arch) if backend == "onnxruntime" else find_library(chosen_arch)
     if library is None:
         raise _none_built(chosen_arch)
+    found, sha256 = _companion(library) if companion else (library.path, library.sha256)
     if output_format == "json":
-        print_json({"path": str(library.path), "sha256": library.sha256})
+        print_json({"path": str(found), "sha256": sha256})
     else:
-        say(str(library.path))
+        say(str(found))
 
 
 @app.command("list")
@@ -314,17 +313,14 @@ def _none_built(arch: str) -> Exception:
     )
 
 
-def _say_companion(arch: Arch, *, as_json: bool) -> None:
-    """Print the path of the library that registers the newest plugin library.
+def _companion(library: Library) -> tuple[Path, str]:
+    """Return path and SHA-256 of the library beside a plugin library that registers it.
 
     Raises:
-        MissingDependency: there is no plugin library, or none beside it that is its companion.
+        MissingDependency: there is none that was built with it.
     """
-    from ..plugins.library.facts import companion_path, find_library, parse_facts
+    from ..plugins.library.facts import companion_path, parse_facts
 
-    library = find_library(arch)
-    if library is None:
-        raise _none_built(arch)
     facts = parse_facts(library.facts, library.path)
     path = companion_path(library.path)
     if facts.companion is None or not facts.has_companion():
@@ -333,10 +329,7 @@ def _say_companion(arch: Arch, *, as_json: bool) -> None:
             why=f"{path.name} is missing, or is not the one that was built with it.",
             fix="Build both again: localattn plugin build --force",
         )
-    if as_json:
-        print_json({"path": str(path), "sha256": facts.companion.sha256})
-    else:
-        say(str(path))
+    return path, facts.companion.sha256
 
 
 def _document(facts: LibraryFacts) -> dict[str, Any]:

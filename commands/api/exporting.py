@@ -144,16 +144,13 @@ def check_options(
             f"{argument('max_length')} goes with {argument('mode', 'step')}.",
             fix=f"For whole sequences: {argument('seq_len')}, or {argument('max_seq_len')}.",
         )
-    if position_ids and mode != "full":
-        why = "A step file counts the positions of its tokens itself."
-        raise UsageError(f"{argument('position_ids', True)} does not go with {argument('mode', mode)}.", why=why)
-    if attention_dtype is not None and mode != "full":
-        why = "Steps and chunks have no kernels of fp8."
-        what = f"{argument('attention_dtype', attention_dtype)} does not go with {argument('mode', mode)}."
-        raise UsageError(what, why=why)
-    if quick and mode != "full":
-        why = "A step file is compared token by token, and has no other long check."
-        raise UsageError(f"{argument('quick', True)} does not go with {argument('mode', mode)}.", why=why)
+    for name, value, why in (
+        ("position_ids", position_ids, "A step file counts the positions of its tokens itself."),
+        ("attention_dtype", attention_dtype, "Steps and chunks have no kernels of fp8."),
+        ("quick", quick, "A step file is compared token by token, and has no other long check."),
+    ):
+        if mode != "full" and value not in (None, False):
+            raise UsageError(f"{argument(name, value)} does not go with {argument('mode', mode)}.", why=why)
     if chunk is not None and chunk < 1:
         raise UsageError(f"{argument('chunk')} is {chunk}.", why="A call takes at least 1 token.")
     if max_length is not None and max_length < 1:
