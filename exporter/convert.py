@@ -27,8 +27,8 @@ from ..runtime.parity.files import run_file_parity
 from ..runtime.parity.report import ParityRequest
 from .artifact.form import EXTERNAL_DATA_FROM
 from .artifact.publish import companion_path, demand, held_tensors, package_versions, publish_models, save_model
+from .artifact.shared_weights import share_weights
 from .checks.loads import check_loads, check_model
-from .lowering.shared_weights import share_weights
 
 SAME = "same as its source"
 # Checks of the written file itself, so they are run again.
@@ -98,7 +98,10 @@ def to_standard_ops(
         for source, path in sources.items():
             progress(f"Rewriting {source.name}")
             parts.append(_Part(source, path, read_sidecar(source), _rewritten(source), folder / path.name))
-        _save(parts, folder, output.name)
+        shared = share_weights([part.model for part in parts], folder, output.name) if len(parts) > 1 else None
+        for part in parts:
+            outside = any(isinstance(tensor, ir.ExternalTensor) for tensor in held_tensors(part.model))
+            part.data = save_model(part.model, part.staged, 0 if outside else EXTERNAL_DATA_FROM, shared)
         written = [_checked(part, output, progress) for part in parts]
         progress("Writing")
         data = sorted({part.data for part in parts if part.data is not None})
@@ -142,18 +145,6 @@ def _rewritten(source: Path) -> ir.Model:
             fix=f"Export the model without {argument('function_body', False)}, and convert that file.",
         )
     return plain
-
-
-def _save(parts: list[_Part], folder: Path, stem: str) -> None:
-    """Write the files to the staging folder, with weights that were in separate files in one file."""
-    if len(parts) > 1:
-        shared = share_weights([part.model for part in parts], folder, stem)
-        for part in parts:
-            part.data = shared
-            ir.save(part.model, part.staged)
-        return
-    outside = any(isinstance(tensor, ir.ExternalTensor) for tensor in held_tensors(parts[0].model))
-    parts[0].data = save_model(parts[0].model, parts[0].staged, 0 if outside else EXTERNAL_DATA_FROM)
 
 
 def _checked(part: _Part, output: Path, progress: Callable[[str], None]) -> Converted:

@@ -10,11 +10,11 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 from ..core.documents.proof import not_proven, proven_by_golden
 from ..core.documents.report import Report
-from ..core.documents.sidecar import CheckRecord, Sidecar
+from ..core.documents.sidecar import CheckRecord, Sidecar, sidecar_path
 from ..core.errors import UsageError
 from ..core.machine.resident_memory import release_memory
 from ..core.progress import timed_steps
@@ -26,7 +26,7 @@ from ..runtime.inputs.arrays import check_drawable
 from ..runtime.parity.golden import Golden
 from .artifact.companions import check_companions, copy_companions
 from .artifact.form import FileOptions, WrittenForm, written_form
-from .artifact.publish import export_headline, finish_export, sidecar_of_file, written_files
+from .artifact.publish import Part, finish_export
 from .artifact.serialize import message, read_message
 from .checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
 from .checks.golden import first_checks, open_golden
@@ -112,8 +112,9 @@ class ExportReport(Report):
     @property
     def files(self) -> list[Path]:
         """The written files: the model, its facts, its weights if separate, copies, and its companion's."""
+        data = [] if self.sidecar.external_data is None else [self.path.with_name(self.sidecar.external_data)]
         others = [] if self.companion is None else self.companion.files
-        return list(dict.fromkeys([*written_files(self.path, self.sidecar), *self.copied, *others]))
+        return list(dict.fromkeys([self.path, sidecar_path(self.path), *data, *self.copied, *others]))
 
     @property
     def checks(self) -> list[CheckRecord]:
@@ -127,7 +128,7 @@ class ExportReport(Report):
 
     def headline(self) -> str:
         """Describe the file in one line."""
-        return export_headline(self.path, self.sidecar)
+        return f"{self.path}  {self.sidecar.title}, {self.sidecar.dtype}, opset {self.sidecar.opset}"
 
 
 Progress = Callable[[str], None]
@@ -205,16 +206,13 @@ def export(
             progress("Quantizing")
             model = quantize_weights(model, request.weights)
         form = written_form(model, trace.attention_nodes(model), request)
-        sidecar = finish_export(
-            form,
-            folder,
+        part = Part(
             request.output,
-            request,
+            form,
             check=lambda staged: _run_checks(staged, source, request, form, golden, progress),
-            describe=lambda *written: sidecar_of(request, opened, source, form, *written),
-            progress=progress,
-            mapped=request.checkpoint,
+            describe=lambda checks: model_facts(request, opened, source, checks),
         )
+        (sidecar,) = finish_export([part], folder, request, progress, mapped=request.checkpoint)
         copied = copy_companions(beside, request.output, folder)
     return ExportReport(request.output, sidecar, opened.notes, copied=copied)
 
@@ -297,26 +295,20 @@ def _retrace(request: ExportRequest, source: SourceModel, taken: Taken) -> tuple
     return with_padding(other), graph_shapes(message(model))
 
 
-def sidecar_of(
-    request: ExportRequest,
-    opened: OpenedCheckpoint,
-    source: SourceModel,
-    form: WrittenForm,
-    staged: Path,
-    data: str | None,
-    checks: Sequence[CheckRecord],
-    **others: Any,
-) -> Sidecar:
-    """Build the sidecar with the facts about the file; `others` replace those of a whole-sequence file."""
-    facts: dict[str, Any] = {
+def model_facts(
+    request: ExportRequest, opened: OpenedCheckpoint, source: SourceModel, checks: Sequence[CheckRecord]
+) -> dict[str, Any]:
+    """Return what the sidecar of a whole-sequence file records about the model."""
+    dynamic = request.dynamic or ()
+    return {
         "class_name": source.class_name,
         "kwargs": source.args.model_dump(mode="json"),
         "hyper_connections": opened.resolved.hyper_connections,
-        "inputs": dynamic_specs(source, request.dtype, request.dynamic or ()),
+        "inputs": dynamic_specs(source, request.dtype, dynamic),
         "seq_len": source.shapes.seq_len,
         "batch": source.shapes.batch,
-        "dynamic": list(request.dynamic or ()),
-        "dtype": cast(Literal["fp32", "fp16", "bf16"], request.dtype),
+        "dynamic": list(dynamic),
+        "dtype": request.dtype,
         "options": ({"causal": True} if source.shapes.causal else {})
         | ({} if request.weights is None else {"weights": request.weights})
         | ({} if request.attention is None else {"attention": request.attention}),
@@ -324,4 +316,3 @@ def sidecar_of(
         "checkpoint_name": request.checkpoint.name,
         "unproven": [] if proven_by_golden(checks) else list(source.not_in_weights),
     }
-    return sidecar_of_file(request, form, staged, data, checks, **(facts | others))

@@ -7,14 +7,14 @@ one file of weights. Everything is written to a temporary folder, checked there,
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-import onnx_ir as ir
-
-from ..core.documents.sidecar import CheckRecord, Sidecar
+from ..core.documents.sidecar import CheckRecord
+from ..core.documents.step_facts import StepFacts
 from ..core.error_texts import argument
 from ..core.errors import UsageError
 from ..core.progress import timed_steps
@@ -24,15 +24,8 @@ from ..core.tensors import SEQUENCE
 from ..runtime.parity.golden import Golden
 from ..runtime.session import Session
 from .artifact.companions import copy_companions
-from .artifact.form import WrittenForm, written_form
-from .artifact.publish import (
-    check_without_body,
-    companion_path,
-    demand,
-    drop_attention_functions,
-    publish_models,
-    save_model,
-)
+from .artifact.form import written_form
+from .artifact.publish import Part, companion_path, finish_export
 from .artifact.serialize import read_message
 from .checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
 from .checks.golden import check_golden, open_golden
@@ -40,9 +33,8 @@ from .checks.loads import check_loads, check_model
 from .checks.quadratic_memory import allowed
 from .checks.steps import check_step_parity, step_runner
 from .checks.wide_integers import check_wide_integers
-from .export import ExportReport, ExportRequest, Progress, check_precision, folder_companions, sidecar_of
+from .export import ExportReport, ExportRequest, Progress, check_precision, folder_companions, model_facts
 from .lowering.quantize.weights import quantize_weights
-from .lowering.shared_weights import share_weights
 from .lowering.trace import check_opset
 from .lowering.trace_step import step_nodes, trace_step
 from .source.step_source import StepSource, largest_chunk
@@ -68,19 +60,6 @@ class StepRequest:
     export: ExportRequest
     mode: Mode = "step"
     chunk: int | None = None
-
-
-@dataclass
-class _Part:
-    """One of the files to write."""
-
-    mode: Mode
-    source: StepSource
-    path: Path
-    form: WrittenForm
-    data: str | None = None
-    staged: Path = Path()
-    checks: tuple[CheckRecord, ...] = ()
 
 
 def open_steps(request: StepRequest) -> tuple[OpenedCheckpoint, dict[Path, StepSource]]:
@@ -141,37 +120,21 @@ def export_steps(request: StepRequest, progress: Progress = lambda _: None) -> l
     asked = request.export
     with writing(*_outputs(files), inputs=asked.inputs, overwrite=asked.overwrite) as folder:
         beside = folder_companions(asked, files[asked.output].source)
-        golden = _golden(asked, files)
+        checks = partial(_checks, asked, _golden(asked, files), {}, progress)
+        prefill = next((path.name for path in files if path != asked.output), None)
         parts = []
         for path, source in files.items():
-            mode: Mode = request.mode if path == asked.output else "prefill"
             progress(f"Tracing the model, {source.chunk} token(s) a call")
             model = trace_step(source, asked.dtype, asked.opset)
             if asked.weights is not None:
                 model = quantize_weights(model, asked.weights)
-            parts.append(_Part(mode, source, path, written_form(model, step_nodes(model), asked)))
-        shared = (
-            share_weights([part.form.model for part in parts], folder, asked.output.name) if len(parts) > 1 else None
-        )
-        for part in parts:
-            part.staged = folder / part.path.name
-            part.data = save_model(part.form.model, part.staged, asked.external_data_from) if shared is None else shared
-            if shared is not None:
-                ir.save(part.form.model, part.staged)
-        _check(parts, asked, progress, golden)
-        if not asked.function_body:
-            progress("Removing the function definition")
-            _remove_functions(parts, asked, shared)
-        progress("Writing")
-        reports = [
-            ExportReport(part.path, _sidecar(part, parts, asked, opened), opened.notes if part is parts[0] else [])
-            for part in parts
-        ]
-        finished = [
-            (part.staged, report.sidecar, part.path)
-            for part, report in zip(reversed(parts), reversed(reports), strict=True)
-        ]
-        publish_models(finished, sorted({part.data for part in parts if part.data is not None}))
+            form = written_form(model, step_nodes(model), asked)
+            mode: Mode = request.mode if path == asked.output else "prefill"
+            facts = source.facts(asked.dtype, mode=mode, prefill=prefill if path == asked.output else None)
+            parts.append(Part(path, form, partial(checks, source), partial(_facts, asked, opened, source, facts)))
+        sidecars = finish_export(parts, folder, asked, progress)
+        reports = [ExportReport(path, sidecar, []) for path, sidecar in zip(files, sidecars, strict=True)]
+        reports[0].notes.extend(opened.notes)
         reports[0].copied.extend(copy_companions(beside, asked.output, folder))
     return reports
 
@@ -185,57 +148,33 @@ def _golden(asked: ExportRequest, files: Mapping[Path, StepSource]) -> Golden | 
     return open_golden(asked.golden, inputs, outputs, tokens, lambda name, axis: limits)
 
 
-def _check(parts: list[_Part], asked: ExportRequest, progress: Callable[[str], None], golden: Golden | None) -> None:
-    """Run every check of every file.
-
-    Raises:
-        CheckFailed: a check failed; the later ones are not run.
-    """
-    tolerance = asked.tolerance(asked.precision)
-    sessions: dict[int, Session] = {}
-
-    def run(part: _Part) -> Iterator[CheckRecord]:
-        yield check_model(part.staged)
-        record, session = check_loads(part.staged)
-        yield record
-        then = sessions.get(1) if part.source.chunk > 1 else None
-        if golden is not None:
-            progress(f"Checking: {part.path.name} with golden outputs")
-            fed = step_runner(session, part.source, asked.dtype, then, 0)
-            yield check_golden(fed, golden, asked.tolerance, asked.precision, part.source.source)
-        progress(f"Checking: {part.path.name} token by token against the float64 reference")
-        sessions[part.source.chunk] = session
-        yield check_step_parity(session, part.source, asked.dtype, tolerance, then)
-        limits = part.source.integer_limits(asked.dtype)
-        wide = check_wide_integers(read_message(part.staged), part.staged.parent, limits)
-        yield allowed(wide, asked.allow_wide_integers)
-
-    for part in parts:
-        part.checks = tuple(demand(run(part)))
+def _checks(
+    asked: ExportRequest,
+    golden: Golden | None,
+    sessions: dict[int, Session],
+    progress: Progress,
+    source: StepSource,
+    staged: Path,
+) -> Iterator[CheckRecord]:
+    """Run each check of a file; `sessions` keeps the step file's, by its chunk, for the check of its companion."""
+    yield check_model(staged)
+    record, session = check_loads(staged)
+    yield record
+    then = sessions.get(1) if source.chunk > 1 else None
+    if golden is not None:
+        progress(f"Checking: {staged.name} with golden outputs")
+        fed = step_runner(session, source, asked.dtype, then, 0)
+        yield check_golden(fed, golden, asked.tolerance, asked.precision, source.source)
+    progress(f"Checking: {staged.name} token by token against the float64 reference")
+    sessions[source.chunk] = session
+    yield check_step_parity(session, source, asked.dtype, asked.tolerance(asked.precision), then)
+    wide = check_wide_integers(read_message(staged), staged.parent, source.integer_limits(asked.dtype))
+    yield allowed(wide, asked.allow_wide_integers)
 
 
-def _remove_functions(parts: list[_Part], asked: ExportRequest, shared: str | None) -> None:
-    for part in parts:
-        drop_attention_functions(part.form.model)
-        if shared is None:
-            part.data = save_model(part.form.model, part.staged, asked.external_data_from)
-        else:
-            ir.save(part.form.model, part.staged)
-        part.checks = (*part.checks, check_without_body(part.staged))
-
-
-def _sidecar(part: _Part, parts: list[_Part], asked: ExportRequest, opened: OpenedCheckpoint) -> Sidecar:
-    """Build the sidecar of one file, with the facts that differ from a whole-sequence file's."""
-    companions = [other.path.name for other in parts if part.mode == "step" and other.mode == "prefill"]
-    return sidecar_of(
-        asked,
-        opened,
-        part.source.source,
-        part.form,
-        part.staged,
-        part.data,
-        part.checks,
-        inputs=part.source.inputs(asked.dtype),
-        seq_len=part.source.chunk,
-        step=part.source.facts(asked.dtype, mode=part.mode, prefill=companions[0] if companions else None),
-    )
+def _facts(
+    asked: ExportRequest, opened: OpenedCheckpoint, source: StepSource, step: StepFacts, checks: Sequence[CheckRecord]
+) -> dict[str, Any]:
+    """Return what the sidecar records about the model, with what differs from a whole-sequence file's."""
+    own = {"inputs": source.inputs(asked.dtype), "seq_len": source.chunk, "step": step}
+    return model_facts(asked, opened, source.source, checks) | own

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import platform
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from ...onnx_graph.graph_values import outside_weights
 from ..checks.loads import check_model
 from .form import FileOptions, WrittenForm
 from .serialize import forget_weights, write_model
+from .shared_weights import share_weights
 
 _log = logging.getLogger(__name__)
 
@@ -45,12 +47,15 @@ def held_tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
     return (value.const_value for value in values if value.const_value is not None)
 
 
-def save_model(model: ir.Model, path: Path, external_data_from: int) -> str | None:
+def save_model(model: ir.Model, path: Path, external_data_from: int, shared: str | None = None) -> str | None:
     """Write the model with large weights beside it, and return the name of the weights' file, if there is one.
 
     Its name carries a fingerprint of the weights, so that an older model keeps its own until the new
-    one is in place.
+    one is in place. Weights that lie in a `shared` file stay there.
     """
+    if shared is not None:
+        ir.save(model, path)
+        return shared
     if sum(tensor.nbytes for tensor in held_tensors(model)) < external_data_from:
         write_model(model, path)
         return None
@@ -94,66 +99,73 @@ def demand(records: Iterable[CheckRecord], mapped: Path | None = None) -> list[C
     return sorted(passed, key=lambda record: record.name != GOLDEN_CHECK)
 
 
-def finish_export(
-    form: WrittenForm,
-    folder: Path,
-    output: Path,
-    options: FileOptions,
-    *,
-    check: Callable[[Path], Iterable[CheckRecord]],
-    describe: Callable[[Path, str | None, list[CheckRecord]], Sidecar],
-    progress: Callable[[str], None],
-    mapped: Path | None = None,
-) -> Sidecar:
-    """Save a traced model, check it, describe it, and move it to its place.
+@dataclass(frozen=True)
+class Part:
+    """One file of an export.
 
     Args:
-        form: the traced model with its ONNX functions; with `function_body` its weights are dropped once they are
-            written.
-        folder: the staging folder of `output`.
-        output: the ONNX file to write.
-        options: options of the file; without `function_body` the functions of the attention nodes are removed after
-            the checks.
+        path: its final path.
+        form: the traced model with its ONNX functions; with `function_body` its weights are dropped once written.
         check: runs the checks of the saved file.
-        describe: makes the sidecar from the saved file, the name of its external data and the records of the checks.
+        describe: returns the facts about the model, from the records of the checks.
+    """
+
+    path: Path
+    form: WrittenForm
+    check: Callable[[Path], Iterable[CheckRecord]]
+    describe: Callable[[list[CheckRecord]], Mapping[str, Any]]
+
+
+def finish_export(
+    parts: Sequence[Part],
+    folder: Path,
+    options: FileOptions,
+    progress: Callable[[str], None],
+    mapped: Path | None = None,
+) -> list[Sidecar]:
+    """Save traced models, check them, describe them, and move them to their places, all at once.
+
+    Args:
+        parts: the files, the requested one first; several have their weights in one file.
+        folder: the staging folder.
+        options: options of the files; without `function_body` the functions of the attention nodes are removed after
+            the checks, so that a plugin must compute these nodes.
         progress: called with the name of each step as it begins.
         mapped: the memory-mapped checkpoint, whose pages need not stay in memory.
 
     Raises:
         CheckFailed: a check found a fault; nothing was published.
     """
-    staged = folder / output.name
-    data = save_model(form.model, staged, options.external_data_from)
+    models = {folder / part.path.name: part.form.model for part in parts}
+    shared = share_weights([*models.values()], folder, parts[0].path.name) if len(parts) > 1 else None
+
+    def save() -> list[str | None]:
+        return [save_model(model, staged, options.external_data_from, shared) for staged, model in models.items()]
+
+    data = save()
     if options.function_body:
-        forget_weights(form.model)
+        for model in models.values():
+            forget_weights(model)
     gc.collect()  # the traced program is full of cycles
     release_memory(mapped)
-    checks = demand(check(staged), mapped)
+    checks = [demand(part.check(staged), mapped) for part, staged in zip(parts, models, strict=True)]
     if not options.function_body:
         progress("Removing the function definition")
-        drop_attention_functions(form.model)
-        data = save_model(form.model, staged, options.external_data_from)
-        checks.append(check_without_body(staged))
+        for model in models.values():
+            for identifier, body in list(model.functions.items()):
+                if body.domain == DOMAIN and body.name not in AFT_VARIANT_BY_OP_TYPE:  # no plugin computes others
+                    del model.functions[identifier]
+        data = save()
+        bare = {"name": "onnx checker, no body", "detail": "checked above with the body attached"}
+        for staged, records in zip(models, checks, strict=True):
+            records.append(check_model(staged).model_copy(update=bare))
     progress("Writing")
-    sidecar = describe(staged, data, checks)
-    publish_models([(staged, sidecar, output)], [] if data is None else [data])
-    return sidecar
-
-
-def drop_attention_functions(model: ir.Model) -> None:
-    """Remove the ONNX functions of the attention nodes in place, so that a plugin must compute these nodes.
-
-    The functions of other nodes stay: no plugin computes those.
-    """
-    for identifier, body in list(model.functions.items()):
-        if body.domain == DOMAIN and body.name not in AFT_VARIANT_BY_OP_TYPE:
-            del model.functions[identifier]
-
-
-def check_without_body(staged: Path) -> CheckRecord:
-    """Check a file whose attention functions were removed after its other checks."""
-    bare = {"name": "onnx checker, no body", "detail": "checked above with the body attached"}
-    return check_model(staged).model_copy(update=bare)
+    written = [
+        (staged, _sidecar(part, options, staged, name, records), part.path)
+        for part, staged, name, records in zip(parts, models, data, checks, strict=True)
+    ]
+    publish_models(written[::-1], sorted({name for name in data if name is not None}))
+    return [sidecar for _, sidecar, _ in written]
 
 
 def publish_models(models: Sequence[tuple[Path, Sidecar, Path]], data: Sequence[str]) -> None:
@@ -172,40 +184,21 @@ def publish_models(models: Sequence[tuple[Path, Sidecar, Path]], data: Sequence[
     publish_together(files, folder)
 
 
-def sidecar_of_file(
-    options: FileOptions,
-    form: WrittenForm,
-    staged: Path,
-    data: str | None,
-    checks: Sequence[CheckRecord],
-    /,
-    **others: Any,
-) -> Sidecar:
-    """Build the sidecar of a written file, whatever model it is of; `others` are the facts about the model."""
+def _sidecar(part: Part, options: FileOptions, staged: Path, data: str | None, checks: list[CheckRecord]) -> Sidecar:
+    """Build the sidecar of a written file, whatever model it is of."""
     facts: dict[str, Any] = {
-        "outputs": output_specs(form.model),
+        "outputs": output_specs(part.form.model),
         "opset": options.opset,
-        "windows": form.windows,
+        "windows": part.form.windows,
         "function_body": options.function_body,
         "standard_ops": options.standard_ops,
         "external_data": data,
         "versions": package_versions(),
         "model_sha256": sha256(staged),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "checks": list(checks),
+        "checks": checks,
     }
-    return Sidecar(**facts, **others)
-
-
-def written_files(output: Path, sidecar: Sidecar) -> list[Path]:
-    """Return the paths of a published model, its sidecar, and its weights if they are in a file of their own."""
-    data = [] if sidecar.external_data is None else [output.with_name(sidecar.external_data)]
-    return [output, sidecar_path(output), *data]
-
-
-def export_headline(output: Path, sidecar: Sidecar) -> str:
-    """Describe a published model in one line."""
-    return f"{output}  {sidecar.title}, {sidecar.dtype}, opset {sidecar.opset}"
+    return Sidecar(**facts, **part.describe(checks))
 
 
 def output_specs(model: ir.Model) -> list[TensorSpec]:

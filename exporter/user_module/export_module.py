@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ...core.documents.sidecar import CheckRecord, LayerFacts, Sidecar
+from ...core.documents.sidecar import CheckRecord, LayerFacts
 from ...core.error_texts import argument
 from ...core.errors import ExportFailed, UsageError
 from ...core.progress import timed_steps
@@ -34,7 +34,7 @@ from ...runtime.parity.golden import Golden
 from ...runtime.parity.inputs import InputSet
 from ...runtime.session import Session
 from ..artifact.form import FileOptions, WrittenForm, written_form
-from ..artifact.publish import finish_export, sidecar_of_file
+from ..artifact.publish import Part, finish_export
 from ..artifact.serialize import read_message
 from ..checkpoint.open_checkpoint import open_live
 from ..checkpoint.tensors import check_finite
@@ -160,15 +160,13 @@ def export_module(
         model = job.trace(job.replacement.module)
         functions.attach_functions(model)
         form = written_form(model, trace.attention_nodes(model), options)
-        sidecar = finish_export(
-            form,
-            folder,
+        part = Part(
             output,
-            options,
+            form,
             check=lambda staged: job.checks(staged, form, golden, progress),
-            describe=lambda *written: job.sidecar(form, *written),
-            progress=progress,
+            describe=lambda _: job.model_facts(),
         )
+        (sidecar,) = finish_export([part], folder, options, progress)
     return ModuleExportReport(output, sidecar, job.notes, replacement=job.replacement)
 
 
@@ -373,29 +371,24 @@ class ModuleJob:
             if known and seen.keys() == known.keys() and not any(seen[path] & lengths for path in seen):
                 yield {n for found in seen.values() for n in found}, other.module, example
 
-    def sidecar(self, form: WrittenForm, staged: Path, data: str | None, checks: list[CheckRecord]) -> Sidecar:
-        """Build the sidecar with the facts about the file."""
+    def model_facts(self) -> dict[str, Any]:
+        """Return what the sidecar records about the module."""
         replaced, left = self.replacement.replaced, self.replacement.left
         lengths = [n for layer in replaced for n in layer.lengths]
         layers = [LayerFacts(path=x.path, class_name=x.class_name, replaced=True, detail=x.window()) for x in replaced]
         layers += [LayerFacts(path=x.path, class_name=x.class_name, replaced=False, detail=x.why) for x in left]
-        return sidecar_of_file(
-            self.options,
-            form,
-            staged,
-            data,
-            checks,
-            class_name=self.origin.name,
-            kwargs=dict(self.origin.kwargs),
-            inputs=self.specs(),
-            seq_len=self.sizes.get(SEQUENCE, max(lengths, default=1)),
-            batch=self.sizes.get(BATCH, 1),
-            dynamic=list(self.options.dynamic),
-            dtype="fp32",
-            layers=layers,
-            checkpoint_sha256=self.origin.weights_sha256,
-            checkpoint_name=self.origin.weights,
-        )
+        return {
+            "class_name": self.origin.name,
+            "kwargs": dict(self.origin.kwargs),
+            "inputs": self.specs(),
+            "seq_len": self.sizes.get(SEQUENCE, max(lengths, default=1)),
+            "batch": self.sizes.get(BATCH, 1),
+            "dynamic": list(self.options.dynamic),
+            "dtype": "fp32",
+            "layers": layers,
+            "checkpoint_sha256": self.origin.weights_sha256,
+            "checkpoint_name": self.origin.weights,
+        }
 
     def specs(self) -> list[TensorSpec]:
         """List the inputs of the file, with dynamic axes by name."""
