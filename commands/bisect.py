@@ -17,7 +17,8 @@ from .parts.terminal.controls import cell
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..exporter.bisect.request import BisectReport, BoundaryRow
+    from ..exporter.bisect.evidence import Measured
+    from ..exporter.bisect.request import BisectReport
 
 
 def bisect(
@@ -107,11 +108,11 @@ def _print_report(model: Path, report: BisectReport, all_boundaries: bool) -> No
     _print_rows(rows)
 
 
-def _label(row: BoundaryRow) -> str:
+def _label(row: Measured) -> str:
     return f"{row.path or 'the model'} ({row.role})"
 
 
-def _print_rows(rows: Sequence[BoundaryRow]) -> None:
+def _print_rows(rows: Sequence[Measured]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

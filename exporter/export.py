@@ -20,7 +20,7 @@ from ..core.machine.resident_memory import release_memory
 from ..core.progress import timed_steps
 from ..core.storage.file_kinds import ONNX
 from ..core.storage.outputs import Output, check_outputs, writing
-from ..core.tensors import SEQUENCE
+from ..core.tensors import BATCH, SEQUENCE
 from ..core.tolerance import coarsest
 from ..runtime.inputs.arrays import check_drawable
 from ..runtime.parity.golden import Golden
@@ -40,7 +40,7 @@ from .lowering import functions, trace
 from .lowering.quantize.fp8_attention import check_attention, measure, quantize_attention
 from .lowering.quantize.weights import check_weights, quantize_weights, spans_tokens
 from .models.family import TORCH_DTYPE, ShapeRequest
-from .source.dynamic_axes import at_dynamic_sizes, check_axes, dimensions, dynamic_specs
+from .source.dynamic_axes import check_axes, dimensions, dynamic_specs
 from .source.reference_runner import ReferenceRunner
 from .source.source_model import SourceModel
 
@@ -152,7 +152,10 @@ def open_request(
     axes = dynamic_axes(request, source)
     check_axes(source, axes)
     check_drawable(source.inputs(request.dtype))  # the checks of the written file draw inputs of these sizes
-    return opened, at_dynamic_sizes(source, request.shapes, axes) if axes else source
+    if axes:  # PyTorch's exporter would make dynamic axes of size 1 static
+        batch = max(2, request.shapes.batch) if BATCH in axes else request.shapes.batch
+        source = source.at(replace(request.shapes, batch=batch, dynamic_length=SEQUENCE in axes))
+    return opened, source
 
 
 def dynamic_axes(request: ExportRequest, source: SourceModel) -> tuple[str, ...]:

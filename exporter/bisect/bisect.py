@@ -26,15 +26,15 @@ from ...runtime.parity.report import ParityRequest
 from ...runtime.parity.runner import Runner, SessionRunner
 from ...runtime.session import check_inputs, find_model, load
 from ..parity import check_signature, dynamic_axes, source_of_file
-from ..source.dynamic_axes import dynamic_specs, with_dynamic_length
+from ..source.dynamic_axes import dynamic_specs, sizes_of
 from ..source.source_model import SourceModel
 from .boundaries import Boundary, GraphIndex, find_boundaries, first_column
 from .causes import likely_cause
 from .evidence import Evidence, Measured, measure
-from .fixed_sizes import chosen_sizes, fix, sizes_of
+from .fixed_sizes import chosen_sizes, fix
 from .marked import onnx_file_of, open_marked
 from .reference import AttentionCall, Floats, Recording, record
-from .request import BisectReport, BisectRequest, BoundaryRow, Fault
+from .request import BisectReport, BisectRequest, Fault
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def run_bisect(request: BisectRequest, progress: Callable[[str], None] = lambda 
     source, notes = source_of_file(ParityRequest(path, request.checkpoint, config=request.config), candidate)
     dtype, axes = candidate.dtype, dynamic_axes(candidate)
     if axes:
-        source = with_dynamic_length(source, axes)
+        source = source.resized(dynamic_length=SEQUENCE in axes)
     specs = dynamic_specs(source, dtype, axes)
     check_signature(candidate, source, specs)
     sizes = chosen_sizes(source, source.shapes.seq_len) if axes else {}
@@ -127,7 +127,7 @@ class _Bisection:
             session = open_marked(self.document, names, Path(folder), self.request)
             runner = SessionRunner(session)
             measured = measure(runner, boundaries, inputs, self.tolerance)
-            report = BisectReport(self.dtype, session.provider, [_row(m) for m in measured], notes=notes)
+            report = BisectReport(self.dtype, session.provider, measured, notes=notes)
             wrong = next((m for m in measured if not m.passed), None)
             if wrong is not None:
                 report.fault = self._explain(wrong, measured, recording, inputs, runner)
@@ -138,22 +138,29 @@ class _Bisection:
     def _outputs(self, measured: list[Measured]) -> list[str]:
         """Write a note for each output that misses its tolerance although no module is to blame."""
         return [
-            f"{m.boundary.value} misses the table of tolerances ({self.plain.describe()}) by {miss:.2g}, and no module "
+            f"{m.value} misses the table of tolerances ({self.plain.describe()}) by {miss:.2g}, and no module "
             f"is to blame: the rounding of {self.dtype} adds up"
             for m in measured
-            if m.boundary.value in self.index.outputs and (miss := m.comparison.excess(self.plain)) > 0
+            if m.value in self.index.outputs and (miss := m.comparison.excess(self.plain)) > 0
         ]
 
     def _explain(
         self, wrong: Measured, measured: list[Measured], recording: Recording, inputs: Arrays, runner: Runner
     ) -> Fault:
-        module = _responsible(wrong.boundary)
-        by_value = {m.boundary.value: m for m in measured}
-        before = self.index.behind(wrong.boundary.value, set(by_value))
-        call, attributes, geometry = self._attention(wrong.boundary, recording)
+        # The module to blame; for a wrong input that is the module around the one it enters.
+        module = wrong.path.rpartition(".")[0] if wrong.role == "input" else wrong.path
+        by_value = {m.value: m for m in measured}
+        before = self.index.behind(wrong.value, set(by_value))
+        call, attributes, geometry = self._attention(wrong, recording)
+
+        def rerun(other: Arrays) -> Measured:
+            """Measure the same boundary on other inputs."""
+            boundaries = find_boundaries(self.index, self.record(other))
+            (again,) = measure(runner, [b for b in boundaries if b.value == wrong.value], other, self.tolerance)
+            return again
+
         evidence = Evidence(
             fault=wrong,
-            module=module,
             dtype=self.dtype,
             tolerance=self.tolerance,
             inputs=inputs,
@@ -162,10 +169,10 @@ class _Bisection:
             call=call,
             attributes=attributes,
             weights=self._weights(module, recording),
-            rerun=lambda other: self._measure_again(wrong.boundary.value, other, runner),
+            rerun=rerun,
         )
-        rows = sorted((by_value[value] for value in before), key=lambda m: m.boundary.order)
-        return Fault(module, _row(wrong), [_row(m) for m in rows], likely_cause(evidence))
+        rows = sorted((by_value[value] for value in before), key=lambda m: m.order)
+        return Fault(module, wrong, rows, likely_cause(evidence))
 
     def _attention(
         self, boundary: Boundary, recording: Recording
@@ -178,11 +185,6 @@ class _Bisection:
             if boundary.value in (*node.input[:3], node.output[0]):
                 return call, _attributes(node), window
         return None, {}, self.source.geometry
-
-    def _measure_again(self, value: str, inputs: Arrays, runner: Runner) -> Measured:
-        boundaries = find_boundaries(self.index, self.record(inputs))
-        (measured,) = measure(runner, [b for b in boundaries if b.value == value], inputs, self.tolerance)
-        return measured
 
     def _weights(self, module: str, recording: Recording) -> list[tuple[str, Floats, Floats]]:
         """Pair the module's own tensors with those in the file, by shape where that is unambiguous."""
@@ -206,16 +208,6 @@ class _Bisection:
             if len(fitting) == 1:
                 pairs.append((fitting[0][0], in_file, _alike(fitting[0][1], in_file)))
         return pairs
-
-
-def _row(measured: Measured) -> BoundaryRow:
-    boundary = measured.boundary
-    return BoundaryRow(boundary.path, boundary.role, boundary.value, measured.passed, measured.comparison)
-
-
-def _responsible(boundary: Boundary) -> str:
-    """Return the module to blame; for a wrong input that is the module around the one it enters."""
-    return boundary.path.rpartition(".")[0] if boundary.role == "input" else boundary.path
 
 
 def _attributes(node: onnx.NodeProto) -> dict[str, Any]:

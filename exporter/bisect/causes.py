@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.geometry import WindowGeometry
-from ...core.nodes.attention import geometry_of
-from .attend_dense import attend_rows
+from ...core.nodes.attention import LOWEST_BIAS, SELF_SCORE, geometry_of
 from .evidence import Evidence, Measured, Recorded, measure
 from .reference import Floats
 
@@ -49,7 +48,7 @@ def _overflow(evidence: Evidence) -> str | None:
     lost = int(actual.size - np.isfinite(actual).sum())
     if not lost:
         return None
-    largest = float(np.abs(evidence.fault.boundary.expected).max())
+    largest = float(np.abs(evidence.fault.expected).max())
     limit = FP16_MAX if evidence.dtype == "fp16" else float(np.finfo(np.float32).max)
     where = "at this place" if largest > limit else "on the way inside the module"
     return (
@@ -72,7 +71,7 @@ def _weights(evidence: Evidence) -> str | None:
 
 def _mask(evidence: Evidence) -> str | None:
     masks = {name: array for name, array in evidence.inputs.items() if name in ("mask", "full_mask")}
-    if evidence.fault.boundary.role != "attention" or not masks:
+    if evidence.fault.role != "attention" or not masks:
         return None
     dropped = sum(int((~array).sum()) for array in masks.values())
     error = evidence.fault.comparison.max_abs
@@ -89,9 +88,8 @@ def _mask(evidence: Evidence) -> str | None:
 
 def _is_that_of(evidence: Evidence, other: Measured) -> bool:
     """Return whether the file computed what the reference computes from other inputs."""
-    value = other.boundary.value
-    candidate = Recorded("the file", {value: evidence.fault.actual})
-    return measure(candidate, [other.boundary], evidence.inputs, evidence.tolerance)[0].passed
+    candidate = Recorded("the file", {other.value: evidence.fault.actual})
+    return measure(candidate, [other], evidence.inputs, evidence.tolerance)[0].passed
 
 
 def _padding(evidence: Evidence) -> str | None:
@@ -116,29 +114,24 @@ def _padding(evidence: Evidence) -> str | None:
 
 
 def _rotary(evidence: Evidence) -> str | None:
-    boundary = evidence.fault.boundary
-    if boundary.role not in ("query", "key") and not boundary.path.endswith("rel_pos"):
+    fault = evidence.fault
+    if fault.role not in ("query", "key") and not fault.path.endswith("rel_pos"):
         return None
-    actual, expected = evidence.fault.actual.astype(np.float64), boundary.expected
+    actual, expected = fault.actual.astype(np.float64), fault.expected
     half = expected.shape[-1] // 2
     found, wanted = (np.sqrt(x[..., :half] ** 2 + x[..., half : 2 * half] ** 2) for x in (actual, expected))
     off = float(np.abs(found - wanted).max())
-    if off > 0.1 * evidence.fault.comparison.max_abs:
+    error = fault.comparison.max_abs
+    if off > 0.1 * error:
         return None
-    return (
-        f"Pairs of channels keep their length (within {off:.2g}), not their angle "
-        f"(error {evidence.fault.comparison.max_abs:.2g})."
-    )
+    return f"Pairs of channels keep their length (within {off:.2g}), not their angle (error {error:.2g})."
 
 
 def _softmax(evidence: Evidence) -> str | None:
-    if evidence.fault.boundary.role != "attention" or evidence.call is None or evidence.geometry is None:
+    if (found := _worst_rows(evidence)) is None:
         return None
-    rows = _worst_rows(evidence)
-    exact, rounded = (attend_rows(evidence, rows, half=half) for half in (False, True))
-    axis = evidence.sequence_axis
-    measured = _rms(np.take(evidence.fault.actual.astype(np.float64), rows, axis) - exact)
-    emulated = _rms(rounded - exact)
+    rows, actual, exact = found
+    measured, emulated = _rms(actual - exact), _rms(attend_rows(evidence, rows, half=True) - exact)
     if not 0.25 * measured <= emulated <= 4 * measured:
         return None
     return (
@@ -148,15 +141,13 @@ def _softmax(evidence: Evidence) -> str | None:
 
 
 def _window(evidence: Evidence) -> str | None:
-    if evidence.fault.boundary.role != "attention" or evidence.call is None or evidence.geometry is None:
+    if (found := _worst_rows(evidence)) is None or evidence.geometry is None:
         return None
-    rows, axis = _worst_rows(evidence), evidence.sequence_axis
-    actual = np.take(evidence.fault.actual.astype(np.float64), rows, axis)
-    error = _rms(actual - attend_rows(evidence, rows))
+    rows, actual, exact = found
     node = geometry_of(evidence.attributes)
     others = [*([node] if node != evidence.geometry else []), *_other_windows(evidence.geometry)]
     for other in others:
-        if _rms(actual - attend_rows(replace(evidence, geometry=other), rows)) < 0.05 * error:
+        if _rms(actual - attend_rows(replace(evidence, geometry=other), rows)) < 0.05 * _rms(actual - exact):
             return f"The output is that of another window: {other.describe()}, not {evidence.geometry.describe()}."
     return None
 
@@ -174,8 +165,73 @@ def _other_windows(geometry: WindowGeometry) -> list[WindowGeometry]:
     return found
 
 
-def _worst_rows(evidence: Evidence) -> NDArray[np.int64]:
-    return np.sort(np.argsort(-evidence.errors(), kind="stable")[:_ROWS])
+def _worst_rows(evidence: Evidence) -> tuple[NDArray[np.int64], Floats, Floats] | None:
+    """Return the worst positions of an attention's output, the file's values there, and exact ones; else None."""
+    if evidence.fault.role != "attention" or evidence.call is None or evidence.geometry is None:
+        return None
+    rows = np.sort(np.argsort(-evidence.errors(), kind="stable")[:_ROWS])
+    actual = np.take(evidence.fault.actual.astype(np.float64), rows, evidence.sequence_axis)
+    return rows, actual, attend_rows(evidence, rows)
+
+
+def attend_rows(evidence: Evidence, rows: NDArray[np.int64], *, half: bool = False) -> Floats:
+    """Compute the attention node's output at some positions, densely, from the reference's query, key and value.
+
+    Args:
+        evidence: holds the attention call and its geometry; the mask and the bias come from its inputs.
+        rows: positions to compute.
+        half: round the scores and the softmax to fp16.
+
+    Returns:
+        The output at these positions only, in the node's layout.
+    """
+    call, geometry = evidence.call, evidence.geometry
+    assert call is not None and geometry is not None
+    perm = list(evidence.attributes["perm"])
+    query, key, value = (np.transpose(x, perm) for x in (call.query, call.key, call.value))
+    length, groups = key.shape[2], query.shape[1] // key.shape[1]
+    key, value = (np.repeat(x, groups, axis=1) for x in (key, value))
+    scores = np.einsum("bhid,bhjd->bhij", query[:, :, rows], key) * float(evidence.attributes["scale"])
+    softcap = float(evidence.attributes.get("softcap", 0.0))
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
+    columns = np.arange(length)
+    if "attn_bias" in evidence.inputs:
+        window = geometry.window_size
+        slot = columns[None, :] - (rows[:, None] // window - geometry.look_backward) * window
+        slot = slot.clip(0, geometry.keys_per_window - 1)
+        bias = evidence.inputs["attn_bias"].astype(np.float64).clip(LOWEST_BIAS)
+        scores = scores + bias[:, (rows % window)[:, None], slot]
+    if evidence.attributes.get("shared_qk"):
+        scores = np.where(columns[None, :] == rows[:, None], SELF_SCORE, scores)
+    visible = geometry.visibility(rows, columns, length)[None, None]
+    mask = evidence.inputs.get("mask", evidence.inputs.get("attention_mask"))
+    if mask is not None:
+        padded = np.zeros((mask.shape[0], length), np.bool_)
+        padded[:, : mask.shape[1]] = mask != 0
+        visible = visible & padded[:, None, None, :]
+    with np.errstate(over="ignore", invalid="ignore"):
+        if half:
+            scores = scores.astype(np.float16).astype(np.float64)
+        scores = np.where(visible, scores, -np.inf)
+        if call.sinks is None:
+            weights = _softmax_of(scores)
+        else:
+            column = np.broadcast_to(call.sinks[None, :, None, None], (*scores.shape[:-1], 1))
+            weights = _softmax_of(np.concatenate((scores, column), axis=-1))[..., :-1]
+        if half:
+            weights = weights.astype(np.float16).astype(np.float64)
+    return np.transpose(np.einsum("bhij,bhjd->bhid", weights, value), perm)
+
+
+def _softmax_of(scores: Floats) -> Floats:
+    """Compute the softmax of each row; rows without a finite score give zeros."""
+    top = scores.max(axis=-1, keepdims=True)
+    powers = np.exp(scores - np.where(np.isfinite(top), top, 0.0))
+    powers = np.where(np.isfinite(scores), powers, 0.0)
+    total = powers.sum(axis=-1, keepdims=True)
+    weights: Floats = powers / np.where(total == 0, 1.0, total)
+    return weights
 
 
 def _rms(x: Floats) -> float:

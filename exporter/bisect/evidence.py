@@ -21,17 +21,15 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measured(Boundary):
     """One boundary of the file compared with the reference.
 
     Args:
-        boundary: the boundary.
         actual: the file's value.
         comparison: the comparison by the file's tolerance, whose absolute part is in units of the reference's root mean
             square, because intermediate values may be of any size.
     """
 
-    boundary: Boundary
     actual: NDArray[Any]
     comparison: Comparison
 
@@ -39,6 +37,11 @@ class Measured:
     def passed(self) -> bool:
         """Whether the value is within the tolerance."""
         return self.comparison.passed
+
+    def to_dict(self) -> dict[str, Any]:
+        """Describe it in JSON types."""
+        named = {"module": self.path, "role": self.role, "value": self.value}
+        return {**named, "passed": self.passed, **self.comparison.figures()}
 
 
 class Recorded(Runner):
@@ -74,8 +77,8 @@ def measure(candidate: Runner, boundaries: Sequence[Boundary], inputs: Arrays, t
     reference = Recorded("the model in float64", {boundary.value: boundary.expected for boundary in boundaries})
     found = compare(candidate, reference, dict(inputs), scaled)
     return [
-        Measured(boundary, found.outputs[boundary.value], comparison)
-        for boundary, comparison in zip(boundaries, found.comparisons, strict=True)
+        Measured(x.value, x.order, x.path, x.role, x.expected, found.outputs[x.value], comparison)
+        for x, comparison in zip(boundaries, found.comparisons, strict=True)
     ]
 
 
@@ -85,7 +88,6 @@ class Evidence:
 
     Args:
         fault: that boundary.
-        module: the module held responsible.
         dtype: element type of the file.
         tolerance: the tolerance that boundaries are compared with.
         inputs: the inputs the file was run on.
@@ -98,7 +100,6 @@ class Evidence:
     """
 
     fault: Measured
-    module: str
     dtype: str
     tolerance: Tolerance
     inputs: Arrays
@@ -112,23 +113,22 @@ class Evidence:
     @property
     def sequence_axis(self) -> int:
         """The axis of the fault's array that counts positions."""
-        if self.fault.boundary.role in ("query", "key", "value", "attention"):
+        if self.fault.role in ("query", "key", "value", "attention"):
             return 1 if list(self.attributes["perm"]) == [0, 2, 1, 3] else 2
-        shape = self.fault.boundary.expected.shape
+        shape = self.fault.expected.shape
         return next((axis for axis, size in enumerate(shape) if axis and size == self.length), 1)
 
     def errors(self) -> Floats:
         """Return the largest error at each position; not finite counts as inf."""
         actual = self.fault.actual.astype(np.float64)
-        error = np.where(np.isfinite(actual), np.abs(actual - self.fault.boundary.expected), np.inf)
+        error = np.where(np.isfinite(actual), np.abs(actual - self.fault.expected), np.inf)
         largest: Floats = np.moveaxis(error, self.sequence_axis, 0).reshape(error.shape[self.sequence_axis], -1).max(1)
         return largest
 
     def wrong_positions(self) -> NDArray[np.int64]:
         """Return the positions with an element out of tolerance."""
         actual = self.fault.actual.astype(np.float64)
-        expected = self.fault.boundary.expected
-        tolerance = self.fault.comparison.tolerance
+        expected, tolerance = self.fault.expected, self.fault.comparison.tolerance
         with np.errstate(invalid="ignore"):
             wrong = ~(np.abs(actual - expected) <= tolerance.allowed(np.abs(expected)))
         others = tuple(axis for axis in range(wrong.ndim) if axis != self.sequence_axis)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import onnx
 
-from ...core.tensors import BATCH, SEQUENCE, TensorSpec
+from ...core.tensors import BATCH, SEQUENCE
 from ..source.source_model import SourceModel
 
 _OPERATORS: Mapping[type, Any] = {
@@ -30,16 +30,6 @@ def chosen_sizes(source: SourceModel, longest: int) -> dict[str, int]:
     """
     spans = [window.keys_per_window for window in source.windows if not window.sees_all] or [source.window_size]
     return {BATCH: 1, SEQUENCE: min(longest, 2 * max(spans) + 3)}
-
-
-def sizes_of(specs: Iterable[TensorSpec], inputs: Mapping[str, Any]) -> dict[str, int]:
-    """Return the sizes of the dynamic axes, by name, that arrays have."""
-    return {
-        name: int(size)
-        for spec in specs
-        for name, size in zip(spec.shape, inputs[spec.name].shape, strict=True)
-        if isinstance(name, str)
-    }
 
 
 def fix(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> None:

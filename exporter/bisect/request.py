@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...runtime.parity.comparison import Comparison
 from .causes import Cause
+from .evidence import Measured
 
 
 @dataclass(frozen=True)
@@ -38,27 +38,6 @@ class BisectRequest:
 
 
 @dataclass(frozen=True)
-class BoundaryRow:
-    """One row of a report: a boundary, in the order of the graph."""
-
-    path: str
-    role: str
-    value: str
-    passed: bool
-    comparison: Comparison
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the same as JSON types."""
-        return {
-            "module": self.path,
-            "role": self.role,
-            "value": self.value,
-            "passed": self.passed,
-            **self.comparison.figures(),
-        }
-
-
-@dataclass(frozen=True)
 class Fault:
     """The first module whose output leaves the tolerance.
 
@@ -70,8 +49,8 @@ class Fault:
     """
 
     module: str
-    boundary: BoundaryRow
-    before: list[BoundaryRow]
+    boundary: Measured
+    before: list[Measured]
     cause: Cause
 
     def to_dict(self) -> dict[str, Any]:
@@ -99,12 +78,12 @@ class BisectReport:
 
     dtype: str
     provider: str
-    rows: list[BoundaryRow]
+    rows: list[Measured]
     fault: Fault | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
-    def largest(self) -> BoundaryRow:
+    def largest(self) -> Measured:
         """The boundary with the largest error relative to its own size."""
         return max(self.rows, key=lambda row: row.comparison.relative_rms)
 

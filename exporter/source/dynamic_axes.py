@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 
 from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.tensors import BATCH, SEQUENCE, TensorSpec
-from ..models.family import ShapeRequest
 from .source_model import SourceModel
 
 # The upper bound that PyTorch's exporter needs.
@@ -36,25 +37,14 @@ def check_axes(source: SourceModel, axes: Sequence[str]) -> None:
         raise UsageError("The longest sequence is 1 token.", why="A dynamic length needs 2 or more.")
 
 
-def at_dynamic_sizes(source: SourceModel, request: ShapeRequest, axes: Sequence[str]) -> SourceModel:
-    """Return the model to trace, without dynamic axes of size 1, which PyTorch's exporter would make static."""
-    batch = max(2, request.batch) if BATCH in axes else request.batch
-    return source.at(replace(request, batch=batch, dynamic_length=SEQUENCE in axes))
-
-
-def at_sizes(source: SourceModel, sizes: Mapping[str, int]) -> SourceModel:
-    """Return the model at another batch and length.
-
-    Raises:
-        UsageError: the model does not accept the length.
-    """
-    now = asdict(source.shapes) | {"dynamic_length": False}
-    return source.at(ShapeRequest(**(now | {"seq_len": sizes[SEQUENCE], "batch": sizes[BATCH]})))
-
-
-def with_dynamic_length(source: SourceModel, axes: Sequence[str]) -> SourceModel:
-    """Return the model as it was traced for a file with these dynamic axes."""
-    return source.at(ShapeRequest(**(asdict(source.shapes) | {"dynamic_length": SEQUENCE in axes})))
+def sizes_of(specs: Iterable[TensorSpec], inputs: Mapping[str, NDArray[Any]]) -> dict[str, int]:
+    """Return the sizes of the dynamic axes, by name, that arrays have."""
+    return {
+        name: int(size)
+        for spec in specs
+        for name, size in zip(spec.shape, inputs[spec.name].shape, strict=True)
+        if isinstance(name, str)
+    }
 
 
 def dynamic_axes_of(source: SourceModel, axes: Sequence[str]) -> list[dict[int, str]]:

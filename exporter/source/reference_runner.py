@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from ...core.tensors import BATCH, SEQUENCE
 from ...runtime.parity.golden import kept_rows
 from ...runtime.parity.runner import Runner, Sample, take_sample
 from ...runtime.session import Arrays
-from .dynamic_axes import at_sizes, dynamic_axes_of, dynamic_specs
+from .dynamic_axes import dynamic_axes_of, dynamic_specs, sizes_of
 from .source_model import SourceModel
 
 # How many positions of a long sequence a reference with a cost quadratic in the length computes.
@@ -131,13 +131,9 @@ class ReferenceRunner(Runner):
         """Return the model at the sizes of these inputs."""
         if not self._axes:
             return self.source
-        sizes: Mapping[str, int] = {BATCH: self.source.shapes.batch, SEQUENCE: self.source.shapes.seq_len} | {
-            name: size
-            for spec in self.inputs
-            for name, size in zip(spec.shape, inputs[spec.name].shape, strict=True)
-            if isinstance(name, str)
-        }
-        return at_sizes(self.source, sizes)
+        arguments = {BATCH: "batch", SEQUENCE: "seq_len"}
+        sizes = {arguments[axis]: size for axis, size in sizes_of(self.inputs, inputs).items()}
+        return self.source.resized(**sizes, dynamic_length=False)
 
 
 def _share(kept: NDArray[np.bool_] | None, decided: NDArray[np.bool_]) -> float:

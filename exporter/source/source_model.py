@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -92,6 +92,14 @@ class SourceModel:
         other = SourceModel(self.class_name, self.args, self.state, self.mixes_residuals, request, self.not_in_weights)
         other._float64 = self._float64  # so that a reference that is a module is built only once
         return other
+
+    def resized(self, **sizes: Any) -> SourceModel:
+        """Return the same model with other values of some sizes.
+
+        Raises:
+            UsageError: the model does not accept them.
+        """
+        return self.at(ShapeRequest(**(asdict(self.shapes) | sizes)))
 
     @property
     def title(self) -> str:
