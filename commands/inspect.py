@@ -84,7 +84,7 @@ def inspect(
 
 
 def _write_config(description: dict[str, Any], checkpoint: Path) -> None:
-    from ..exporter.checkpoint.template import placeholders, write_template
+    from ..exporter.checkpoint.traceless import placeholders, write_template
 
     if description["template"] is None:
         what, _, why = description["needed"].partition("\n")
@@ -213,7 +213,7 @@ def _short(value: object) -> str:
 
 def _print_template(description: dict[str, Any]) -> None:
     """Print a configuration to complete, where something is left to fill in."""
-    from ..exporter.checkpoint.template import placeholders, template_text
+    from ..exporter.checkpoint.traceless import placeholders, template_text
 
     if placeholders(description["template"]):
         say(f"To complete, and save as {description['save_as']} (--write-config writes it there):")

@@ -20,10 +20,9 @@ from ...core.error_texts import close_match, shown
 from ...core.errors import UsageError
 from ...core.storage.file_kinds import CONFIG_SUFFIXES
 from ...core.storage.reading import read_plain
-from ..models.arguments import Arguments
 from ..models.registry import CLASSES, ClassEntry
 from .documents import read_document
-from .template import placeholders
+from .traceless import placeholders
 
 _MOST_VALUES = 10_000
 LARGEST_FILE = 256 << 10  # bytes
@@ -34,16 +33,8 @@ _FIRST_MIXING_RELEASE = (0, 3, 10)
 _VERSION = re.compile(r"v?([0-9]{1,6}(?:\.[0-9]{1,6}){0,5})(?:[-_.+]?[A-Za-z][0-9A-Za-z.+-]{0,40})?")
 
 
-_UPSTREAM, _ZETA, _LABML = "local_attention", "zeta", "labml_nn"
-# The names of a package: on PyPI, and in an import.
-_PACKAGES = {
-    "local_attention": _UPSTREAM,
-    "local-attention": _UPSTREAM,
-    "zeta": _ZETA,
-    "zetascale": _ZETA,
-    "labml_nn": _LABML,
-    "labml-nn": _LABML,
-}
+# Packages by their names on PyPI.
+_PACKAGES = {"local-attention": "local_attention", "zetascale": "zeta", "labml-nn": "labml_nn"}
 
 
 @dataclass(frozen=True)
@@ -73,7 +64,10 @@ def resolve_class(name: object) -> ClassEntry:
         raise UsageError(f"The class is {shown(name)}.", fix=f"Give one of {', '.join(CLASSES)}.")
     first, *rest = name.strip().split(".")
     # In a full path such as local_attention.transformer.LocalMHA the modules between do not matter.
-    path = f"{_PACKAGES.get(first, first)}.{rest[-1]}" if rest else _bare(first)
+    if rest:
+        path = f"{_PACKAGES.get(first, first)}.{rest[-1]}"
+    else:  # the first class with that name, whatever its package
+        path = next((known for known in CLASSES if known.endswith(f".{first}")), f"local_attention.{first}")
     if path not in CLASSES:
         raise UsageError(
             f"Unknown class {shown(name)}.",
@@ -81,11 +75,6 @@ def resolve_class(name: object) -> ClassEntry:
             fix=close_match(path, CLASSES),
         )
     return CLASSES[path]
-
-
-def _bare(name: str) -> str:
-    """Return the full name of the first class with that name, whatever its package."""
-    return next((path for path in CLASSES if path.endswith(f".{name}")), f"local_attention.{name}")
 
 
 def check_names(entry: ClassEntry, kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,16 +98,6 @@ def check_names(entry: ClassEntry, kwargs: Mapping[str, Any]) -> dict[str, Any]:
             )
         kept[name] = value
     return kept
-
-
-def parse_args(class_name: str, kwargs: Mapping[str, Any]) -> Arguments:
-    """Check the arguments of a class and fill in upstream's defaults.
-
-    Raises:
-        UsageError: an unknown class or argument, a missing one, or an invalid value.
-    """
-    entry = resolve_class(class_name)
-    return entry.args(**check_names(entry, kwargs))
 
 
 def parse_config(document: object, source: str = "the config") -> RawConfig:

@@ -12,7 +12,7 @@ from .config import load_config
 from .infer_config import Gathered, Resolved, gather, infer_config
 from .load import LoadedCheckpoint, find_config, load_state
 from .open_checkpoint import OpenedCheckpoint, open_checkpoint
-from .template import config_template, template_path
+from .traceless import config_template, template_path
 
 
 def describe_checkpoint(path: Path, config: Path | None = None) -> dict[str, Any]:

@@ -129,14 +129,13 @@ def gather(
     Raises:
         UsageError: the class is not supported, or the sources contradict each other.
     """
-    config, overrides, settings = config or RawConfig(), dict(overrides or {}), settings or {}
+    config, overrides, settings = config or RawConfig(), overrides or {}, settings or {}
     canonical, notes = canonical_state(state)
     shapes = {name: tuple(tensor.shape) for name, tensor in canonical.items()}
-    entry, form = _entry(shapes, *_class_name(config, overrides.pop("class", None), settings))
-    given = {**config.kwargs, _RELEASE: config.hyper_connections, **overrides}
-    release = given.pop(_RELEASE)
+    entry, form = _entry(shapes, *_class_name(config, settings))
+    release = config.hyper_connections
     adds_residual_only(release)  # only to refuse an invalid version
-    given = check_names(entry, given)
+    given = check_names(entry, {**config.kwargs, **overrides})
     own = read_settings(settings, entry)
     for name in {*overrides, *(name for name, value in given.items() if value is None)}:
         own = own.without(name, f"{shown(given.get(name))} is given")
@@ -184,7 +183,7 @@ def infer_config(
     Args:
         state: tensors by name; their shapes are used, and the values of a few.
         config: what is known about the model, or None.
-        overrides: arguments that replace the config's and the checkpoint's own; `class` and `hyper_connections` too.
+        overrides: arguments that replace the config's and the checkpoint's own.
         settings: the checkpoint's own settings, as `load_state` found them.
 
     Raises:
@@ -192,14 +191,13 @@ def infer_config(
             argument contradicts them.
     """
     known = gather(state, config, overrides, settings)
-    entry, form, given, findings, shapes = known.entry, known.form, known.given, known.findings, known.shapes
-    _check_given(entry, given, findings, shapes, relies_on_defaults=config is not None)
+    entry, findings, shapes = known.entry, known.findings, known.shapes
+    _check_given(known, relies_on_defaults=config is not None)
     values = known.values
-    values |= form.follow(values)
+    values |= known.form.follow(values)
     args = entry.args(**values)
-    expected = form.expected_shapes(args)
-    _check_findings(given, args, findings, shapes, expected)
-    _check_shapes(shapes, expected)
+    expected = known.form.expected_shapes(args)
+    _check_findings(known, args, expected)
     absent = [name for name in expected if name not in shapes]
     missing = [name for name in absent if not name.endswith(INV_FREQ)]
     buffers_absent = len(absent) > len(missing)
@@ -208,7 +206,7 @@ def infer_config(
         args=args,
         hyper_connections=known.hyper_connections,
         state=known.state,
-        inferred={name: found.how for name, found in findings.items() if name not in given},
+        inferred={name: found.how for name, found in findings.items() if name not in known.given},
         own=known.own,
         notes=[
             *known.notes,
@@ -221,14 +219,12 @@ def infer_config(
     )
 
 
-def _class_name(config: RawConfig, override: object, settings: Mapping[str, Any]) -> tuple[object, str]:
+def _class_name(config: RawConfig, settings: Mapping[str, Any]) -> tuple[str | None, str]:
     """Return the class that is given, and where it was given.
 
     Raises:
         UsageError: the config and the checkpoint's own settings name two classes.
     """
-    if override is not None:
-        return override, "the command"
     said = [] if config.class_name is None else [(config.class_name, config.source)]
     for setting in stated_classes(settings):
         with suppress(UsageError):  # another program's class
@@ -238,7 +234,7 @@ def _class_name(config: RawConfig, override: object, settings: Mapping[str, Any]
     return said[0] if said else (None, "")
 
 
-def _entry(shapes: TensorShapes, class_name: object, source: str) -> tuple[ClassEntry, StateDictForm]:
+def _entry(shapes: TensorShapes, class_name: str | None, source: str) -> tuple[ClassEntry, StateDictForm]:
     """Return the entry of the class that is given, or else of the one that the tensors' names show."""
     family, form = detect_family(shapes)
     detected = CLASSES[family.classes[0].name]
@@ -254,42 +250,33 @@ def _entry(shapes: TensorShapes, class_name: object, source: str) -> tuple[Class
     return entry, form
 
 
-def _check_given(
-    entry: ClassEntry,
-    given: Mapping[str, Any],
-    findings: Findings,
-    shapes: TensorShapes,
-    relies_on_defaults: bool,
-) -> None:
+def _check_given(known: Gathered, relies_on_defaults: bool) -> None:
     """Refuse to guess an argument that no shape shows and that is not given.
 
     A config stands for the constructor call, so arguments it leaves out have upstream's defaults. Without a config
     the window would be a guess that no later check could find.
     """
-    window, fields, known = entry.family.window_argument, entry.args.model_fields, {*findings, *given}
-    if window not in known and (fields[window].is_required() or not relies_on_defaults):
-        raise _not_shown(entry, window)
-    if "heads" not in fields or "heads" in known:
+    window, fields, names = known.entry.family.window_argument, known.entry.args.model_fields, known.values
+    if window not in names and (fields[window].is_required() or not relies_on_defaults):
+        missing = window
+    elif "heads" not in fields or "heads" in names:
         return
-    to_qkv = next(name for name in shapes if name.endswith("to_qkv.weight"))
-    default_width = fields["heads"].default * fields["dim_head"].default
-    if not relies_on_defaults or shapes[to_qkv][0] != 3 * default_width:
-        raise _not_shown(entry, "heads")
-
-
-def _not_shown(entry: ClassEntry, name: str) -> UsageError:
-    return UsageError(
-        f"{entry.name} needs {name}, and the weights do not tell it.",
+    else:
+        width = next(shape[0] for name, shape in known.shapes.items() if name.endswith("to_qkv.weight"))
+        if relies_on_defaults and width == 3 * fields["heads"].default * fields["dim_head"].default:
+            return
+        missing = "heads"
+    raise UsageError(
+        f"{known.entry.name} needs {missing}, and the weights do not tell it.",
         why="It leaves no trace in the tensors' shapes; guessed wrong, the model would run and be wrong.",
         fix="Say it in a config: `localattn inspect CHECKPOINT --write-config` writes one to complete.",
     )
 
 
-def _check_findings(
-    given: Mapping[str, Any], args: Arguments, findings: Findings, shapes: TensorShapes, expected: TensorShapes
-) -> None:
-    """Refuse an argument that the weights contradict."""
-    for name, inferred in findings.items():
+def _check_findings(known: Gathered, args: Arguments, expected: TensorShapes) -> None:
+    """Refuse an argument that the weights contradict, and tensors that do not fit each other."""
+    given, shapes = known.given, known.shapes
+    for name, inferred in known.findings.items():
         if name not in given or getattr(args, name, inferred.value) == inferred.value:
             continue
         found = list(shapes[inferred.key]) if inferred.key in shapes else "absent"
@@ -300,9 +287,6 @@ def _check_findings(
             fix=f"Correct {name}, or leave it out.",
         )
 
-
-def _check_shapes(shapes: TensorShapes, expected: TensorShapes) -> None:
-    """Refuse tensors that do not fit each other."""
     wrong = [name for name, shape in expected.items() if name in shapes and shapes[name] != shape]
     if wrong:
         first = wrong[0]

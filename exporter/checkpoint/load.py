@@ -16,7 +16,9 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import torch
 
 from ...core.errors import MissingDependency, UsageError
 from ...core.storage.file_kinds import configs_beside
@@ -28,9 +30,6 @@ from .documents import read_json
 from .settings import ENTRIES as SETTINGS
 from .tensors import SAVE_STATE_DICT, conversions, foreign_numbers, not_finite, plain_tensor
 from .unwrap import unwrap
-
-if TYPE_CHECKING:
-    import torch
 
 _log = logging.getLogger(__name__)
 
@@ -74,22 +73,14 @@ def load_state(path: Path, roots: Collection[str] | None = None) -> LoadedCheckp
 
     Raises:
         UsageError: no such file, a folder, an empty, cut or foreign file, pickled objects, or no tensors.
-        MissingDependency: torch or safetensors is not installed.
+        MissingDependency: safetensors is not installed.
     """
     kind = _sniffed(path)
-    try:
-        import torch  # noqa: F401
-    except ImportError as error:
-        raise MissingDependency(
-            "Reading a checkpoint needs torch.",
-            why="The base install only runs exported models.",
-            fix="pip install 'localattn[cpu]'",
-        ) from error
     notes: list[str] = []
     if (kind == "safetensors") != (path.suffix.lower() == ".safetensors"):
         notes.append(f"{path.name} is a {kind} file, whatever its name says")
     loaded = _read_safetensors(path) if kind == "safetensors" else _read_torch(path, kind == "torch zip", notes)
-    state, settings = unwrap(loaded, path, notes, *([] if roots is None else [roots]))
+    state, settings = unwrap(loaded, path, notes, roots)
     file_size = path.stat().st_size
     converted = {name: plain_tensor(name, tensor, file_size) for name, tensor in state.items()}
     notes += conversions(state)
@@ -180,8 +171,6 @@ def _settings_of(metadata: Mapping[str, str]) -> dict[str, Any]:
 
 def _read_torch(path: Path, is_zip: bool, notes: list[str]) -> object:
     """Read what a torch file holds: tensors, numbers, text, and lists and tables of them."""
-    import torch
-
     if is_zip:
         _check_zip(path, notes)
     # torch.load trusts a path's suffix; given a stream it looks at the bytes, but cannot map them.

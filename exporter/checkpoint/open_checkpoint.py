@@ -34,12 +34,10 @@ class OpenedCheckpoint:
     Args:
         loaded: the weights and where they came from.
         resolved: the configuration, completed from the weights.
-        config: the file the configuration was read from, if there was one.
     """
 
     loaded: LoadedCheckpoint
     resolved: Resolved
-    config: Path | None
 
     @property
     def notes(self) -> list[str]:
@@ -133,7 +131,7 @@ def open_checkpoint(
         config = find_config(path, config)
         known = load_config(config) if config is not None else None
         _log.info("configuration: %s", config or "none, all is inferred from the weights")
-    return OpenedCheckpoint(loaded, infer_config(loaded.state, known, overrides, loaded.settings), config)
+    return OpenedCheckpoint(loaded, infer_config(loaded.state, known, overrides, loaded.settings))
 
 
 def open_live(module: nn.Module) -> OpenedCheckpoint | None:
@@ -151,7 +149,7 @@ def open_live(module: nn.Module) -> OpenedCheckpoint | None:
 def _opened(read: FolderContents, digest: str, path: Path) -> OpenedCheckpoint:
     loaded = LoadedCheckpoint(dict(read.state), digest, path, list(read.notes))
     args = CLASSES[read.class_name].args(**read.arguments)
-    return OpenedCheckpoint(loaded, Resolved(read.class_name, args, None, loaded.state), None)
+    return OpenedCheckpoint(loaded, Resolved(read.class_name, args, None, loaded.state))
 
 
 def _open_folder(path: Path, form: FolderForm, given: Mapping[str, Any]) -> OpenedCheckpoint:

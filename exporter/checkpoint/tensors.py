@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+
+import torch
 
 from ...core.errors import UsageError
 from ..models.inference import bounded
-
-if TYPE_CHECKING:
-    import torch
 
 SAVE_STATE_DICT = "Where the model was made, run: torch.save(model.state_dict(), 'weights.pt')"
 # Element types that are converted to float32 or kept as they are. As names, because some releases of torch lack some.
@@ -36,8 +34,6 @@ def plain_tensor(name: str, tensor: torch.Tensor, file_size: int) -> torch.Tenso
             or that claims more data than the whole file holds (a broadcast view: copying it could take any amount of
             memory).
     """
-    import torch
-
     kind = _unusual(tensor)
     if kind:
         raise UsageError(f"{name} is not a dense tensor.", why=f"It is {kind}.", fix=SAVE_STATE_DICT)
@@ -56,8 +52,6 @@ def plain_tensor(name: str, tensor: torch.Tensor, file_size: int) -> torch.Tenso
 
 def _unusual(tensor: torch.Tensor) -> str:
     """Return what is unusual about a tensor; "" for a dense tensor on the CPU."""
-    import torch
-
     if tensor.is_nested:
         return "nested: rows of several lengths"
     if tensor.is_quantized:

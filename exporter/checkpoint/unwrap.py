@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from typing import Any
+
+import torch
 
 from ...core.error_texts import argument
 from ...core.errors import UsageError
 from .settings import settings_tables
-
-if TYPE_CHECKING:
-    import torch
 
 # Entries that hold weights; the first one present is taken.
 ENTRIES = (
@@ -44,30 +43,21 @@ _NOT_WEIGHTS = ("optim", "sched", "scaler", "rng", "grad", "loss", "callbacks", 
 _DEEPEST = 8
 
 
-class Unwrapped(NamedTuple):
-    """The state dict and the settings that a training script saved.
-
-    Args:
-        state: the state dict.
-        settings: the entries beside it that hold training settings, as `settings.settings_tables` finds them.
-    """
-
-    state: dict[str, torch.Tensor]
-    settings: dict[str, Any]
-
-
-def unwrap(loaded: object, path: Path, notes: list[str], roots: Collection[str] = _ROOTS) -> Unwrapped:
-    """Find the state dict inside a file's contents, and the settings beside it.
+def unwrap(
+    loaded: object, path: Path, notes: list[str], roots: Collection[str] | None = None
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Find the state dict inside a file's contents, and the entries beside it that hold training settings.
 
     Args:
         loaded: what the file holds.
         path: path of the file, for messages.
         notes: gets a line for every choice.
-        roots: first parts of the model's own names.
+        roots: first parts of the model's own names; by default those of the supported classes.
 
     Raises:
         UsageError: there are no tensors, or several entries are possible.
     """
+    roots = _ROOTS if roots is None else roots
     if not isinstance(loaded, Mapping):
         kind = type(loaded).__name__
         raise UsageError(
@@ -77,7 +67,7 @@ def unwrap(loaded: object, path: Path, notes: list[str], roots: Collection[str] 
         )
     tables = _way_to_weights(loaded, path, notes, roots)
     chosen, settings = tables[-1], settings_tables([loaded, *tables])
-    state = {name: value for name, value in chosen.items() if isinstance(name, str) and _is_tensor(value)}
+    state = {name: value for name, value in chosen.items() if isinstance(name, str) and isinstance(value, torch.Tensor)}
     others = [str(name) for name in chosen if name not in state and name not in settings]
     if others:
         notes.append(f"ignored, not tensors: {_listed(others)}")
@@ -87,13 +77,7 @@ def unwrap(loaded: object, path: Path, notes: list[str], roots: Collection[str] 
             why=f"It holds {_listed([str(name) for name in chosen])}.",
             fix="Save model.state_dict().",
         )
-    return Unwrapped(_without_prefixes(_without_infixes(state, path, notes), path, notes, roots), settings)
-
-
-def _is_tensor(value: object) -> TypeGuard[torch.Tensor]:
-    import torch
-
-    return isinstance(value, torch.Tensor)
+    return _without_prefixes(_without_infixes(state, path, notes), path, notes, roots), settings
 
 
 def _holds_weights(value: object) -> bool:
@@ -103,7 +87,7 @@ def _holds_weights(value: object) -> bool:
     while waiting:
         table = waiting.pop()
         if isinstance(table, Mapping) and id(table) not in seen:
-            if any(isinstance(name, str) and _is_tensor(inner) for name, inner in table.items()):
+            if any(isinstance(name, str) and isinstance(inner, torch.Tensor) for name, inner in table.items()):
                 return True
             seen.add(id(table))
             waiting += table.values()
@@ -113,7 +97,8 @@ def _holds_weights(value: object) -> bool:
 def _is_model_state(table: Mapping[Any, Any], roots: Collection[str]) -> bool:
     """Return whether a table holds tensors under the names of the model."""
     return any(
-        isinstance(name, str) and name.partition(".")[0] in roots and _is_tensor(value) for name, value in table.items()
+        isinstance(name, str) and name.partition(".")[0] in roots and isinstance(value, torch.Tensor)
+        for name, value in table.items()
     )
 
 

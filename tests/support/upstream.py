@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from localattn.core.geometry import WindowGeometry
-from localattn.exporter.checkpoint.config import parse_args
+from localattn.exporter.checkpoint.config import check_names, resolve_class
+from localattn.exporter.models.arguments import Arguments
 from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.source.source_model import SourceModel
 
@@ -39,6 +40,12 @@ DIM, HEADS, HEAD_DIM, VOCABULARY, DEPTH = 16, 2, 8, 11, 2
 Arrays = dict[str, NDArray[Any]]
 
 torch.set_num_threads(1)  # threads over tensors this small only wait for each other: half the run
+
+
+def parse_args(class_name: str, kwargs: Mapping[str, Any]) -> Arguments:
+    """Check the arguments of a class and fill in upstream's defaults."""
+    entry = resolve_class(class_name)
+    return entry.args(**check_names(entry, kwargs))
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,13 @@ from hypothesis import strategies as st
 
 from localattn.core.errors import UsageError
 from localattn.core.geometry import WindowGeometry
-from localattn.exporter.checkpoint.config import (
-    adds_residual_only,
-    load_config,
-    parse_args,
-    parse_config,
-    resolve_class,
-)
+from localattn.exporter.checkpoint.config import adds_residual_only, load_config, parse_config, resolve_class
 from localattn.exporter.models.local_attention.arguments import LocalAttentionArgs
 from localattn.exporter.models.local_mha.arguments import LocalMHAArgs
 from localattn.exporter.models.local_transformer.arguments import LocalTransformerArgs
 from localattn.exporter.models.registry import CLASSES
+
+from ...support.upstream import parse_args
 
 TRANSFORMER = {"num_tokens": 16, "max_seq_len": 32, "dim": 8, "depth": 1, "local_attn_window_size": 4}
 MHA = {"dim": 8, "window_size": 4}

@@ -6,16 +6,19 @@ import importlib
 import itertools
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from localattn.core.errors import UsageError
-from localattn.exporter.checkpoint.config import load_config, parse_args, parse_config, resolve_class
+from localattn.exporter.checkpoint.config import RawConfig, load_config, parse_config, resolve_class
 from localattn.exporter.checkpoint.infer_config import canonical_state, infer_config
 from localattn.exporter.checkpoint.load import find_config, load_state
 from localattn.exporter.models.local_transformer.family import LOCAL_TRANSFORMER
 from localattn.exporter.models.registry import CLASSES
+
+from ...support.upstream import parse_args
 
 torch = pytest.importorskip("torch")
 local_attention = pytest.importorskip("local_attention")
@@ -168,7 +171,7 @@ def test_zeta(zeta):
 
 def test_zeta_has_no_gates():
     state = build("LocalMHA", {**MHA, "gate_values_per_head": True}).state_dict()
-    resolved = infer_config(state, None, {"class": "zeta.LocalMHA", "window_size": 4})
+    resolved = infer_config(state, RawConfig("zeta.LocalMHA"), {"window_size": 4})
     assert resolved.unexpected == ["to_v_gate.0.weight", "to_v_gate.0.bias"]
     with pytest.raises(UsageError, match=r"2 tensors: to_v_gate\.0\.weight"):
         resolved.check_keys()
@@ -234,7 +237,6 @@ def test_default_heads_only_where_they_fit():
         ({"num_residual_streams": 1}, ["static_beta: found [4], expected absent"]),
         ({"qk_rmsnorm": True}, ["q_scale: found absent, expected [64]"]),
         ({"use_dynamic_pos_bias": True}, ["dynamic_pos_bias.mlp.0.weight: found absent, expected [10, 1]"]),
-        ({"class": "LocalMHA"}, ["given as local_attention.LocalMHA", "of a LocalTransformer"]),
     ],
 )
 def test_contradictions_name_the_tensor(override, parts):
@@ -243,6 +245,8 @@ def test_contradictions_name_the_tensor(override, parts):
         infer_config(state, None, {"local_attn_window_size": 4, **override})
     for part in parts:
         assert part in str(caught.value)
+    with pytest.raises(UsageError, match=r"given as local_attention\.LocalMHA .* of a LocalTransformer"):
+        infer_config(state, RawConfig("LocalMHA"), {"local_attn_window_size": 4})
 
 
 def test_rotary_off_contradicts_frequencies():
@@ -331,10 +335,10 @@ def test_overrides_win_over_the_config():
     config = parse_config(
         {"class": "LocalTransformer", "kwargs": {"local_attn_window_size": 4}, "hyper_connections": "0.4.11"}
     )
-    resolved = infer_config(state, config, {"local_attn_window_size": 8, "hyper_connections": "0.2"})
-    assert (resolved.args.local_attn_window_size, resolved.hyper_connections) == (8, "0.2")
+    resolved = infer_config(state, config, {"local_attn_window_size": 8})
+    assert (resolved.args.local_attn_window_size, resolved.hyper_connections) == (8, "0.4.11")
     with pytest.raises(UsageError, match="hyper_connections is"):
-        infer_config(state, config, {"hyper_connections": "new"})
+        infer_config(state, replace(config, hyper_connections="new"))
     with pytest.raises(UsageError, match="no argument 'windw'"):
         infer_config(state, config, {"windw": 8})
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import sys
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
 
 import pytest
 
-from localattn.core.errors import ExitCode, MissingDependency, UsageError
-from localattn.core.extras import as_installed
+from localattn.core.errors import ExitCode, UsageError
 from localattn.core.storage.files import sha256
 from localattn.exporter.checkpoint.load import find_config, load_state
 
@@ -359,15 +357,6 @@ def test_paths_that_are_no_files(tmp_path):
         load_state(tmp_path)
     with pytest.raises(UsageError, match="Cannot read"):
         load_state(tmp_path / "none.pt")
-
-
-def test_without_torch_the_fix_is_named(tmp_path, monkeypatch):
-    path = saved(tmp_path / "w.pt", STATE)
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingDependency) as caught:
-        load_state(path)
-    assert caught.value.fix == as_installed("pip install 'localattn[cpu]'")
-    assert caught.value.exit_code == ExitCode.MISSING
 
 
 def test_find_config(tmp_path):

@@ -11,8 +11,13 @@ from localattn.core.errors import UsageError
 from localattn.exporter.checkpoint.config import load_config, parse_config
 from localattn.exporter.checkpoint.describe import describe_checkpoint
 from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint
-from localattn.exporter.checkpoint.template import placeholders
-from localattn.exporter.checkpoint.traceless import MEANINGS, NO_EFFECT, default_in_words, traceless_arguments
+from localattn.exporter.checkpoint.traceless import (
+    MEANINGS,
+    NO_EFFECT,
+    default_in_words,
+    placeholders,
+    traceless_arguments,
+)
 from localattn.exporter.models.registry import CLASSES, detect_family
 
 torch = pytest.importorskip("torch")

@@ -192,7 +192,7 @@ def test_sums_over_a_windows_keys_in_half_are_told_from_correct_ones(
 def attention(kwargs: dict[str, Any], shapes: ShapeRequest) -> SourceModel:
     from local_attention import LocalAttention
 
-    from localattn.exporter.checkpoint.config import parse_args
+    from ...support.upstream import parse_args
 
     name = "local_attention.LocalAttention"
     return SourceModel(name, parse_args(name, kwargs), LocalAttention(**kwargs).state_dict(), True, shapes)

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from localattn.exporter.checkpoint.config import parse_args
 from localattn.exporter.checkpoint.infer_config import canonical_state
 from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.source.source_model import SourceModel
 
 from ...support.reference import rows_without_keys
-from ...support.upstream import DIM, HEAD_DIM, HEADS, VOCABULARY, Case, Pair, draw, upstream_class
+from ...support.upstream import DIM, HEAD_DIM, HEADS, VOCABULARY, Case, Pair, draw, parse_args, upstream_class
 
 # Both are float64; what remains is upstream's xpos table, rounded to fp32.
 REFERENCE_ERROR = 1e-6
