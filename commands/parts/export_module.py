@@ -69,9 +69,8 @@ def export_users_module(
 
     Return the path of the file, and the report.
     """
-    from ...exporter.user_module.export_module import ModuleOptions, open_module
+    from ...exporter.user_module.export_module import ModuleOptions, plan_module
     from ...exporter.user_module.factory import module_from_factory, module_from_pickle
-    from ...exporter.user_module.live_model import planned
     from ...runtime.inputs.arrays import load_arrays
     from ..api.exporting import export_module
 
@@ -94,10 +93,8 @@ def export_users_module(
         module, origin = module_from_pickle(request.weights)
     inputs: Inputs = request.inputs if request.load_inputs is None else load_arrays(request.load_inputs)
     output = request.output or _default_output(request)
-    if dry_run and (plan := planned(module)) is not None:
-        return output, plan
     if dry_run:
-        return output, open_module(module, inputs, output, ModuleOptions(**options), origin).replacement
+        return output, plan_module(module, inputs, output, ModuleOptions(**options), origin)
     return output, export_module(module, inputs, output, **options, origin=origin, progress=step)
 
 

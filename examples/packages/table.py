@@ -45,7 +45,7 @@ from localattn.exporter.user_module.inputs import (
     parse_input,
     with_token_limits,
 )
-from localattn.exporter.user_module.outputs import as_arrays
+from localattn.exporter.user_module.module_runner import as_arrays
 
 TOKENS = "int64:[1,128]"
 MASK = "mask:bool:[1,128]"

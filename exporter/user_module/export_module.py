@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from ...core.errors import ExportFailed, UsageError
 from ...core.progress import timed_steps
 from ...core.storage.file_kinds import ONNX
 from ...core.storage.outputs import Output, check_outputs, writing
-from ...core.tensors import BATCH, SEQUENCE, TensorSpec
+from ...core.tensors import BATCH, POSITION_IDS, SEQUENCE, TensorSpec
 from ...runtime.inputs.arrays import check_drawable
 from ...runtime.inputs.size_sweep import sweep_sizes
 from ...runtime.parity.golden import Golden
@@ -36,7 +36,7 @@ from ...runtime.session import Session
 from ..artifact.form import FileOptions, WrittenForm, written_form
 from ..artifact.publish import Part, finish_export
 from ..artifact.serialize import read_message
-from ..checkpoint.open_checkpoint import open_live
+from ..checkpoint.open_checkpoint import OpenedCheckpoint, open_live
 from ..checkpoint.tensors import check_finite
 from ..checks.golden import first_checks, open_golden
 from ..checks.layers import check_layer_memory, check_layer_windows
@@ -45,8 +45,10 @@ from ..checks.parity import check_input_sets
 from ..checks.quadratic_memory import Shape, Taken, allowed, freest, graph_shapes
 from ..checks.sweep import check_joined_rows
 from ..checks.wide_integers import check_wide_integers, dynamic_sizes
-from ..export import ExportReport, Progress
+from ..export import ExportReport, ExportRequest, Progress, export
 from ..lowering import functions, trace
+from ..models.family import ShapeRequest
+from ..source.dynamic_axes import LARGEST_BATCH
 from .dynamic_axes import check_dynamic_axes
 from .inputs import (
     Arrays,
@@ -61,17 +63,13 @@ from .inputs import (
     parse_input,
     with_token_limits,
 )
-from .live_model import export_live
-from .module_runner import ModuleRunner
+from .module_runner import Entry, ModuleRunner
 from .observe import AutocastSeen, refuse_autocast, working_copy
-from .outputs import Entry
-from .replace import ReplacementReport, replace_local_attention
+from .replace import ReplacedLayer, ReplacementReport, replace_local_attention
 
 _log = logging.getLogger(__name__)
 
 Inputs = Sequence[ModuleInput | str] | Mapping[str, NDArray[Any] | Tensor]
-# The upper bound that PyTorch's exporter needs for a dynamic axis; no sequence is longer.
-_LARGEST_BATCH = 1 << 16
 _SEEDS = (0, 1)
 
 
@@ -150,7 +148,7 @@ def export_module(
         raise refuse_autocast("export_module was called", torch.get_autocast_dtype("cpu"))
     live = open_live(module)
     if live is not None:
-        return export_live(live, _listed(inputs), output, options, options.dynamic, options.max_seq_len, progress)
+        return _export_live(live, _listed(inputs), output, options, progress)
     read = [] if options.golden is None else [options.golden]
     with writing(Output(output, ONNX), inputs=read, overwrite=options.overwrite) as folder:
         progress("Running the module")
@@ -168,6 +166,51 @@ def export_module(
         )
         (sidecar,) = finish_export([part], folder, options, progress)
     return ModuleExportReport(output, sidecar, job.notes, replacement=job.replacement)
+
+
+def _export_live(
+    checkpoint: OpenedCheckpoint,
+    inputs: Sequence[ModuleInput],
+    output: Path,
+    options: ModuleOptions,
+    progress: Progress,
+) -> ExportReport:
+    """Export a live model of a family that is read from folders; where no axis is dynamic, at the inputs' sizes."""
+    name = checkpoint.loaded.path.name
+    positions = any(x.name == POSITION_IDS for x in inputs)
+    known = [spec.name for spec in checkpoint.source(ShapeRequest(position_ids=positions)).inputs("fp32")]
+    if not inputs or any(x.name not in known or len(x.shape) != 2 for x in inputs):
+        raise UsageError(
+            f"The inputs {', '.join(x.name for x in inputs)} do not fit.",
+            why=f"The file of a {name} takes {', '.join(known)}, each of two axes.",
+        )
+    batch, length = inputs[0].shape
+    request = ExportRequest(
+        checkpoint=checkpoint.loaded.path,
+        output=output,
+        shapes=ShapeRequest(options.max_seq_len or length, batch, position_ids=positions),
+        dynamic=options.dynamic,
+        **{x.name: getattr(options, x.name) for x in fields(FileOptions)},
+    )
+    return export(request, progress, checkpoint)
+
+
+def plan_module(
+    module: nn.Module, inputs: Inputs, output: Path, options: ModuleOptions, origin: Origin | None = None
+) -> ReplacementReport:
+    """Return which layers of a module would have a window in its file, after all that is refused before work begins.
+
+    Raises:
+        UsageError: the module or the inputs cannot be used.
+    """
+    live = open_live(module)
+    if live is None:
+        return open_module(module, inputs, output, options, origin).replacement
+    views = live.source(ShapeRequest()).window_views()
+    kind = f"{type(module).__module__}.{type(module).__qualname__}"
+    return ReplacementReport(
+        module, [ReplacedLayer(layer, kind, view.geometry, ()) for view in views for layer in view.layers]
+    )
 
 
 def open_module(
@@ -281,7 +324,7 @@ class ModuleJob:
         return trace.trace_module(entry, examples, self.names, self.output_names, self.options.opset, dimensions)
 
     def _largest(self, axis: str) -> int:
-        return self.sizes[axis] if axis == SEQUENCE else _LARGEST_BATCH
+        return self.sizes[axis] if axis == SEQUENCE else LARGEST_BATCH
 
     def checks(self, path: Path, form: WrittenForm, golden: Golden | None, progress: Progress) -> Iterator[CheckRecord]:
         """Run each check of a written file, cheapest first."""

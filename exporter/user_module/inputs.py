@@ -27,6 +27,7 @@ from ...core.errors import UsageError
 from ...core.limits import LARGEST_SIZE, is_size
 from ...core.tensors import BATCH, SEQUENCE, TensorSpec
 from ...runtime.inputs.arrays import random_inputs
+from ..source.source_model import as_tensors
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -185,9 +186,7 @@ def bind(module: nn.Module, names: Sequence[str]) -> bool:
 
 def call(module: nn.Module, arrays: Mapping[str, NDArray[Any]], by_name: bool, *, double: bool = False) -> object:
     """Run a module on arrays."""
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
-    if double:
-        tensors = {name: x.double() if x.is_floating_point() else x for name, x in tensors.items()}
+    tensors = as_tensors(arrays, torch.float64 if double else None)
     with torch.no_grad():
         return module(**tensors) if by_name else module(*tensors.values())
 

@@ -24,8 +24,8 @@ from ...core.tensors import format_shape
 from ...runtime.inputs.arrays import save_arrays
 from ..models.registry import live_class
 from .inputs import bind
+from .module_runner import named_tensors
 from .observe import working_copy
-from .outputs import named_tensors
 
 if TYPE_CHECKING:
     from ...core.documents.sidecar import CheckRecord
