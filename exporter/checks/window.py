@@ -147,7 +147,7 @@ def _check_model(session: Session, source: SourceModel, findings: Findings, firs
     baseline = _baseline(session, inputs, first_run)[source.outputs[0]]
     sentence = f"the receptive field of {depth} layer(s) covers all {length} positions"
     for query in (length // 2, length - 1):
-        first, end = source.receptive_interval(query)
+        first, end = (int(x[0]) for x in source.receptive_intervals(np.array([query])))
         position = np.arange(length)
         outside = position[(position < first) | (position >= end)]
         if not len(outside):
@@ -188,7 +188,7 @@ def check_model_window(
     output at the last changed token must change.
     """
     length, depth, window = source.shapes.seq_len, source.depth, source.window_size
-    low, high = _receptive_fields(source)
+    low, high = source.receptive_intervals(np.arange(length))
     # Starting in the middle of a window, so that some queries of the same window come before the change.
     starts = np.arange(window // 2, length - window + 1, window)
     before, behind = np.searchsorted(high, starts, "right"), length - np.searchsorted(low, starts + window)
@@ -212,15 +212,6 @@ def check_model_window(
     reached = np.flatnonzero(rows)
     sentence = f"through {depth} layer(s) tokens {start} to {start + window - 1} weigh on queries"
     return f"{sentence} {reached[0]} to {reached[-1]}, may on {np.argmax(touched)} to {np.flatnonzero(touched)[-1]}"
-
-
-def _receptive_fields(source: SourceModel) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return, for every position, the first position that can change its output, and one past the last."""
-    length = source.shapes.seq_len
-    low, last = np.arange(length), np.arange(length)
-    for window in reversed(source.layers):
-        low, last = window.visible_interval(low, length)[0], window.visible_interval(last, length)[1] - 1
-    return low, last + 1
 
 
 def _window_inputs(session: Session, token_limit: int | None) -> Arrays:

@@ -134,15 +134,15 @@ class SourceModel:
         size: int = getattr(self.args, self.family.window_argument)
         return size
 
-    def receptive_interval(self, query: int) -> tuple[int, int]:
-        """Return the positions `[first, end)` that can change the output at `query`."""
+    def receptive_intervals(self, query: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the first positions that can change the outputs at some positions, and one past the last ones."""
         length = self.shapes.seq_len
         if self.geometry is None:
-            return 0, query + 1 if self.shapes.causal else length
-        first, end = query, query + 1
+            return np.zeros_like(query), query + 1 if self.shapes.causal else np.full_like(query, length)
+        first, last = query, query
         for window in reversed(self.layers):
-            first, end = window.receptive_interval(first, length)[0], window.receptive_interval(end - 1, length)[1]
-        return first, end
+            first, last = window.visible_interval(first, length)[0], window.visible_interval(last, length)[1] - 1
+        return first, last + 1
 
     def describe_window(self) -> str:
         """Describe the window in words, for reports."""

@@ -99,9 +99,8 @@ def _build(found: Callable[..., nn.Module], source: SourceModel) -> nn.Module | 
         return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
     finally:
         random.setstate(drawn)
-    strange = [
-        name for name in (*missing, *unexpected) if not name.endswith("inv_freq")
-    ]  # computed by a formula; old files lack it
+    # What inv_freq holds is computed by a formula; old files lack it.
+    strange = [name for name in (*missing, *unexpected) if not name.endswith("inv_freq")]
     if strange:
         return f"{strange[0]} is in one of the two only"
     for part in module.modules():

@@ -152,7 +152,7 @@ def export_module(
     read = [] if options.golden is None else [options.golden]
     with writing(Output(output, ONNX), inputs=read, overwrite=options.overwrite) as folder:
         progress("Running the module")
-        job = open_module(module, inputs, output, options, origin)
+        job = ModuleJob(module, inputs, output, options, origin)
         progress("Tracing the module")
         golden = open_golden(options.golden, job.specs(), job.output_names, None, job.limits)
         model = job.trace(job.replacement.module)
@@ -205,39 +205,12 @@ def plan_module(
     """
     live = open_live(module)
     if live is None:
-        return open_module(module, inputs, output, options, origin).replacement
+        return ModuleJob(module, inputs, output, options, origin).replacement
     views = live.source(ShapeRequest()).window_views()
     kind = f"{type(module).__module__}.{type(module).__qualname__}"
     return ReplacementReport(
         module, [ReplacedLayer(layer, kind, view.geometry, ()) for view in views for layer in view.layers]
     )
-
-
-def open_module(
-    module: nn.Module, inputs: Inputs, output: Path, options: ModuleOptions, origin: Origin | None = None
-) -> ModuleJob:
-    """Replace the layers, and refuse an export that cannot succeed, before work begins.
-
-    Raises:
-        UsageError: the module or the inputs cannot be used.
-    """
-    trace.check_opset(options.opset)
-    check_outputs([Output(output, ONNX)], overwrite=options.overwrite)
-    if not isinstance(module, nn.Module):
-        raise UsageError(f"A {type(module).__name__} cannot be exported.", why="It is no torch.nn.Module.")
-    written = _listed(inputs)
-    listed = name_axes(written, options.dynamic)
-    if not listed:
-        raise UsageError(
-            "The module's inputs are not given.", fix="Give arrays by name, or name:dtype:[shape] for each."
-        )
-    check_drawable([x.spec() for x in listed])
-    by_name = bind(module, [x.name for x in listed])
-    untouched = working_copy(module)
-    limited, notes = with_token_limits(listed, untouched, by_name)
-    named = any(axis for x in written for axis in x.axes)
-    check_dynamic_axes(untouched, limited, by_name, options.dynamic, guessed=not named)
-    return ModuleJob(module, untouched, limited, by_name, options, origin, notes)
 
 
 def _listed(inputs: Inputs) -> list[ModuleInput]:
@@ -249,34 +222,46 @@ def _listed(inputs: Inputs) -> list[ModuleInput]:
 class ModuleJob:
     """One export of a module, from its inputs to the facts about its file.
 
+    It replaces the layers, and refuses an export that cannot succeed, before work begins.
+
     Args:
         module: the user's module.
-        untouched: an unchanged copy of it to run.
-        inputs: its inputs.
-        by_name: whether inputs are passed by name.
+        inputs: its inputs, as `export_module` takes them.
+        output: the ONNX file to write.
         options: how to export.
         origin: where the module came from.
-        notes: what was assumed about the inputs.
+
+    Raises:
+        UsageError: the module or the inputs cannot be used.
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        untouched: nn.Module,
-        inputs: Sequence[ModuleInput],
-        by_name: bool,
-        options: ModuleOptions,
-        origin: Origin | None,
-        notes: Sequence[str] = (),
+        self, module: nn.Module, inputs: Inputs, output: Path, options: ModuleOptions, origin: Origin | None = None
     ) -> None:
-        self.module, self.inputs, self.by_name, self.options = module, list(inputs), by_name, options
+        trace.check_opset(options.opset)
+        check_outputs([Output(output, ONNX)], overwrite=options.overwrite)
+        if not isinstance(module, nn.Module):
+            raise UsageError(f"A {type(module).__name__} cannot be exported.", why="It is no torch.nn.Module.")
+        written = _listed(inputs)
+        listed = name_axes(written, options.dynamic)
+        if not listed:
+            raise UsageError(
+                "The module's inputs are not given.", fix="Give arrays by name, or name:dtype:[shape] for each."
+            )
+        check_drawable([x.spec() for x in listed])
+        self.module, self.options = module, options
         self.origin = origin or Origin(f"{type(module).__module__}.{type(module).__qualname__}")
-        self.names = [x.name for x in inputs]
+        self.names = [x.name for x in listed]
+        self.by_name = bind(module, self.names)
+        untouched = working_copy(module)
+        self.inputs, notes = with_token_limits(listed, untouched, self.by_name)
+        named = any(axis for x in written for axis in x.axes)
+        check_dynamic_axes(untouched, self.inputs, self.by_name, options.dynamic, guessed=not named)
         self.sizes, self.notes = self._sizes(), [*self.origin.notes, *notes]
         example = self._draw(0, self.sizes)
-        self.reference = ModuleRunner(module, untouched, by_name, example)
+        self.reference = ModuleRunner(module, untouched, self.by_name, example)
         self.replacement = replace_local_attention(
-            module, lambda m: call(m, example, by_name), dynamic_length=bool(options.dynamic)
+            module, lambda m: call(m, example, self.by_name), dynamic_length=bool(options.dynamic)
         )
         self.notes += [*self.reference.notes, *(x.describe() for x in self.replacement.left)]
         if not self.replacement.replaced:

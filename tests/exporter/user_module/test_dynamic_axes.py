@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from localattn.core.errors import UsageError
-from localattn.exporter.user_module.export_module import ModuleJob, ModuleOptions, open_module
+from localattn.exporter.user_module.export_module import ModuleJob, ModuleOptions
 
 
 class Waves(nn.Module):
@@ -47,7 +47,7 @@ class Blocks(nn.Module):
 
 
 def opened(module: nn.Module, given: str, *dynamic: str) -> ModuleJob:
-    return open_module(module, [given], Path("m.onnx"), ModuleOptions(dynamic=dynamic))
+    return ModuleJob(module, [given], Path("m.onnx"), ModuleOptions(dynamic=dynamic))
 
 
 def test_other_axes_are_refused_with_the_right_form(tmp_path, monkeypatch):
