@@ -153,8 +153,21 @@ def _checked(part: _Part, output: Path, progress: Callable[[str], None]) -> Conv
     Raises:
         CheckFailed: a check failed.
     """
-    facts = part.facts and _facts(part, output)
-    if facts is not None:  # a step file is run as its facts describe
+    facts = part.facts
+    if facts is not None:
+        step = facts.step
+        if step is not None and step.prefill is not None:
+            step = step.model_copy(update={"prefill": companion_path(output).name})
+        changed = {
+            "step": step,
+            "standard_ops": True,
+            "external_data": part.data,
+            "versions": facts.versions | package_versions(),
+            "model_sha256": sha256(part.staged),
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        }
+        facts = facts.model_copy(update=changed)
+        # A step file is run as its facts describe.
         sidecar_path(part.staged).write_text(sealed(facts.to_json()), encoding="utf-8")
     checks = demand(_checks(part, progress))
     if facts is not None:
@@ -177,22 +190,4 @@ def _checks(part: _Part, progress: Callable[[str], None]) -> Iterator[CheckRecor
         status="passed" if report.passed else "failed",
         detail=f"{difference} to {part.source.name} in onnxruntime, {len(report.comparisons)} comparison(s)",
         figures={"max_abs": worst},
-    )
-
-
-def _facts(part: _Part, output: Path) -> Sidecar:
-    """Return the facts of the source, changed as they hold for the written file."""
-    assert part.facts is not None
-    step = part.facts.step
-    if step is not None and step.prefill is not None:
-        step = step.model_copy(update={"prefill": companion_path(output).name})
-    return part.facts.model_copy(
-        update={
-            "step": step,
-            "standard_ops": True,
-            "external_data": part.data,
-            "versions": part.facts.versions | package_versions(),
-            "model_sha256": sha256(part.staged),
-            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        }
     )

@@ -73,21 +73,20 @@ class NodeProbe:
     def _bodies(self) -> list[onnx.FunctionProto]:
         return [body for body in self.model.functions if (body.domain, body.name) == (DOMAIN, self.node.op_type)]
 
-    def inputs(self, heads: int = 1, head_dim: int | None = None) -> list[TensorSpec]:
-        """List the node's inputs for a batch of one; a grouped node has twice the `heads` for its queries."""
+    def inputs(self, head_dim: int | None = None) -> list[TensorSpec]:
+        """List the node's inputs for a batch of one and one head; a grouped node has two for its queries."""
         perm, geometry = self.attributes["perm"], self.geometry
         grouped = isinstance(self.variant, GroupedVariant)
         shapes: dict[str, tuple[str, tuple[int | str, ...]]] = {}
-        for name, number in (("query", heads * (2 if grouped else 1)), ("key", heads), ("value", heads)):
+        for name, number in (("query", 2 if grouped else 1), ("key", 1), ("value", 1)):
             sizes = (1, number, self.length, head_dim or self.head_dim)
             shapes[name] = (self.dtype, tuple(sizes[axis] for axis in perm))  # the permutation is its own inverse
         if self.variant.has_mask:
             shapes["key_mask"] = ("bool", (1, self.length))
         if self.variant.has_bias:
-            bias = (heads, geometry.window_size, geometry.keys_per_window)
-            shapes["attn_bias"] = (self.dtype, bias)
+            shapes["attn_bias"] = (self.dtype, (1, geometry.window_size, geometry.keys_per_window))
         if isinstance(self.variant, GroupedVariant) and self.variant.has_sinks:
-            shapes["sinks"] = (self.dtype, (2 * heads,))
+            shapes["sinks"] = (self.dtype, (2,))
         return [TensorSpec(name, dtype, shape) for name, (dtype, shape) in shapes.items()]
 
     def proto(self, inputs: Sequence[TensorSpec]) -> onnx.ModelProto:

@@ -11,7 +11,7 @@ position that has some is reported.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -140,11 +140,8 @@ def check_node_window(probe: NodeProbe, findings: Findings) -> None:
 
 def _check_model(session: Session, source: SourceModel, findings: Findings, first_run: Mapping[str, Arrays]) -> str:
     """Check the receptive field of two queries through the whole model, and return a sentence for the report."""
-    length, depth = source.shapes.seq_len, source.depth
-    inputs = _window_inputs(session, source.token_limit)
-    names = [name for name in inputs if name in source.family.tokens]
-    axis = source.family.sequence_axis
-    baseline = _baseline(session, inputs, first_run)[source.outputs[0]]
+    length, depth, axis = source.shapes.seq_len, source.depth, source.family.sequence_axis
+    baseline, changed = _model_runs(session, source, first_run)
     sentence = f"the receptive field of {depth} layer(s) covers all {length} positions"
     for query in (length // 2, length - 1):
         first, end = (int(x[0]) for x in source.receptive_intervals(np.array([query])))
@@ -154,8 +151,7 @@ def _check_model(session: Session, source: SourceModel, findings: Findings, firs
             continue
 
         def difference(keys: NDArray[np.int64], query: int = query) -> float:
-            changed = session.run(_changed(inputs, names, keys, source, axis))[source.outputs[0]]
-            return float(np.abs(np.take(changed, query, axis) - np.take(baseline, query, axis)).max())
+            return float(np.abs(np.take(changed(keys), query, axis) - np.take(baseline, query, axis)).max())
 
         leak = difference(outside)
         findings.expect(leak == 0, f"the model: query {query} changes by {leak:.1e} from outside [{first}, {end})")
@@ -171,12 +167,33 @@ def _check_model(session: Session, source: SourceModel, findings: Findings, firs
     return sentence
 
 
-def _baseline(session: Session, inputs: Arrays, first_run: Mapping[str, Arrays]) -> Arrays:
-    """Return the outputs for these inputs, from the first run if it had the same inputs."""
-    known = first_run.get("inputs", {})
-    if known.keys() == inputs.keys() and all(np.array_equal(known[name], x) for name, x in inputs.items()):
-        return first_run["outputs"]
-    return session.run(inputs)
+def _model_runs(
+    session: Session, source: SourceModel, first_run: Mapping[str, Arrays]
+) -> tuple[NDArray[Any], Callable[[NDArray[np.int64]], NDArray[Any]]]:
+    """Return the first output, and what gives it with other tokens or vectors at some positions.
+
+    The output comes from the first run if that had the same inputs.
+    """
+    inputs, output = _window_inputs(session, source.token_limit), source.outputs[0]
+    tokens, known = [name for name in inputs if name in source.family.tokens], first_run.get("inputs", {})
+    same = known.keys() == inputs.keys() and all(np.array_equal(known[name], x) for name, x in inputs.items())
+
+    def changed(keys: NDArray[np.int64]) -> NDArray[Any]:
+        generator = np.random.default_rng(2)
+        others = dict(inputs)
+        for name in tokens:
+            array = inputs[name].copy()
+            if array.dtype.kind == "i":
+                assert source.token_limit is not None
+                shift = generator.integers(1, source.token_limit, (array.shape[0], len(keys)))
+                array[:, keys] = (array[:, keys] + shift) % source.token_limit
+            else:
+                along = np.moveaxis(array, source.family.sequence_axis, 0)  # a view of the copy
+                along[keys] += (4 * generator.standard_normal((len(keys), *along.shape[1:]))).astype(array.dtype)
+            others[name] = array
+        return session.run(others)[output]
+
+    return (first_run["outputs"] if same else session.run(inputs))[output], changed
 
 
 def check_model_window(
@@ -194,12 +211,9 @@ def check_model_window(
     before, behind = np.searchsorted(high, starts, "right"), length - np.searchsorted(low, starts + window)
     start = int(starts[np.lexsort((before + behind, np.minimum(before, behind)))[-1]])
     keys = np.arange(start, start + window)
-    inputs = _window_inputs(session, source.token_limit)
-    names = [name for name in inputs if name in source.family.tokens]
     release_memory()  # memory kept from the runs of single nodes
-    baseline = _baseline(session, inputs, first_run)[source.outputs[0]]
-    outputs = session.run(_changed(inputs, names, keys, source, -2))[source.outputs[0]]
-    rows = np.moveaxis(outputs != baseline, -2, 0).reshape(length, -1).any(axis=1)
+    baseline, changed = _model_runs(session, source, first_run)
+    rows = np.moveaxis(changed(keys) != baseline, source.family.sequence_axis, 0).reshape(length, -1).any(axis=1)
     touched = (low < start + window) & (high > start)
     for side, name in ((slice(0, start), "before"), (slice(start + window, length), "behind")):
         if not touched[side].all():
@@ -219,22 +233,3 @@ def _window_inputs(session: Session, token_limit: int | None) -> Arrays:
     inputs = random_inputs(session.inputs, seed=0, token_limit=token_limit)
     keeps = {name for name, x in inputs.items() if x.dtype == np.bool_ or name in INTEGER_MASKS}
     return {name: np.ones_like(x) if name in keeps else x for name, x in inputs.items()}
-
-
-def _changed(
-    inputs: Mapping[str, NDArray[Any]], names: list[str], keys: NDArray[np.int64], source: SourceModel, axis: int
-) -> Arrays:
-    """Return the inputs with other tokens or vectors at the positions `keys` of their sequence axis."""
-    generator = np.random.default_rng(2)
-    changed = dict(inputs)
-    for name in names:
-        array = inputs[name].copy()
-        if array.dtype.kind == "i":
-            assert source.token_limit is not None
-            shift = generator.integers(1, source.token_limit, (array.shape[0], len(keys)))
-            array[:, keys] = (array[:, keys] + shift) % source.token_limit
-        else:
-            along = np.moveaxis(array, axis, 0)  # a view of the copy
-            along[keys] += (4 * generator.standard_normal((len(keys), *along.shape[1:]))).astype(array.dtype)
-        changed[name] = array
-    return changed

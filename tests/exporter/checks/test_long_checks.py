@@ -83,8 +83,9 @@ def test_two_runs_find_a_lost_window(
 
 def test_a_known_run_is_not_repeated(tmp_path: Path) -> None:
     source = source_of(tmp_path, 64)
-    inputs = window._window_inputs(type("Inputs", (), {"inputs": source.inputs("fp32")})(), source.token_limit)
+    session = type("Inputs", (), {"inputs": source.inputs("fp32")})()
+    inputs = window._window_inputs(session, source.token_limit)
     known = {"inputs": inputs, "outputs": {"logits": np.zeros(3)}}
-    assert window._baseline(None, dict(inputs), known) is known["outputs"]
+    assert window._model_runs(session, source, known)[0] is known["outputs"]["logits"]
     with pytest.raises(AttributeError):  # other inputs are run
-        window._baseline(None, {"tokens": inputs["tokens"] + 1}, known)
+        window._model_runs(session, source, {**known, "inputs": {"tokens": inputs["tokens"] + 1}})
