@@ -195,12 +195,14 @@ def export(
         progress("Reading the checkpoint")
         opened, source = open_request(request, opened)
         beside = folder_companions(request, source)
-        golden = _golden(request, source)
+        axes = dynamic_axes(request, source)
+        request = replace(request, dynamic=axes)
+        whole = ReferenceRunner(source, request.dtype, axes)
+        golden = open_golden(request.golden, whole.inputs, whole.outputs, source.token_limit, whole.limits)
         release_memory(request.checkpoint)
         progress("Tracing the model")
-        request = replace(request, dynamic=dynamic_axes(request, source))
-        axes = dimensions(source, request.dynamic) if request.dynamic else None
-        model = trace.trace(source, request.dtype, request.opset, axes)
+        sizes = dimensions(source, axes) if axes else None
+        model = trace.trace(source, request.dtype, request.opset, sizes)
         functions.attach_functions(model)
         if request.attention is not None:
             progress("Measuring attention")
@@ -230,12 +232,6 @@ def folder_companions(request: ExportRequest, source: SourceModel) -> list[Path]
     if form is None or not request.checkpoint.is_dir():
         return []
     return check_companions(request.checkpoint, form.companions, request.output)
-
-
-def _golden(request: ExportRequest, source: SourceModel) -> Golden | None:
-    """Open the golden outputs that the file will be compared with, and refuse those that do not fit its sizes."""
-    runner = ReferenceRunner(source, request.dtype, dynamic_axes(request, source))
-    return open_golden(request.golden, runner.inputs, runner.outputs, source.token_limit, runner.limits)
 
 
 def _run_checks(
@@ -276,7 +272,7 @@ def _run_checks(
         memory = form.seen(check_quadratic_memory(model, source, lambda taken: _retrace(request, source, taken)))
         yield allowed(memory, request.allow_quadratic)
     limits = token_limits(source.inputs(dtype), source.token_limit, source.shapes.seq_len)
-    sizes = dynamic_sizes(request.dynamic or (), SEQUENCE, source.shapes.seq_len)
+    sizes = dynamic_sizes(request.dynamic or (), source.shapes.seq_len)
     yield allowed(check_wide_integers(written, path.parent, limits, sizes), request.allow_wide_integers)
 
 

@@ -31,8 +31,7 @@ from ..source.source_model import SourceModel
 from .boundaries import Boundary, GraphIndex, find_boundaries, first_column
 from .causes import likely_cause
 from .evidence import Evidence, Measured, measure
-from .fixed_sizes import chosen_sizes, fix
-from .marked import onnx_file_of, open_marked
+from .marked import chosen_sizes, fix, onnx_file_of, open_marked
 from .reference import AttentionCall, Floats, Recording, record
 from .request import BisectReport, BisectRequest, Fault
 
@@ -62,7 +61,7 @@ def run_bisect(request: BisectRequest, progress: Callable[[str], None] = lambda 
         source = source.resized(dynamic_length=SEQUENCE in axes)
     specs = dynamic_specs(source, dtype, axes)
     check_signature(candidate, source, specs)
-    sizes = chosen_sizes(source, source.shapes.seq_len) if axes else {}
+    sizes = chosen_sizes(source) if axes else {}
     if request.inputs is None:
         inputs: Arrays = random_inputs(specs, request.seed, token_limit=source.token_limit, sizes=sizes)
     else:

@@ -1,4 +1,4 @@
-"""Open a copy of a file that also returns its intermediate values.
+"""Open a copy of a file that also returns its intermediate values, at one size of each dynamic axis.
 
 An ONNX file runs in onnxruntime. The intermediate values of an engine cannot be read, so the ONNX file it was built
 from is built again with the same library, plugin and precision, and with these values as outputs.
@@ -6,10 +6,13 @@ from is built again with the same library, plugin and precision, and with these 
 
 from __future__ import annotations
 
+import ast
+import operator
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -17,9 +20,19 @@ from ...core.documents.engine_facts import ENGINE_SUFFIX, EngineFacts, read_engi
 from ...core.error_texts import argument
 from ...core.errors import CheckFailed, UsageError
 from ...core.storage.files import sha256
+from ...core.tensors import BATCH, SEQUENCE
 from ...onnx_graph.graph_values import external_files
 from ...runtime.session import Session, load
+from ..source.source_model import SourceModel
 from .request import BisectRequest
+
+_OPERATORS: Mapping[type, Any] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
 
 
 def onnx_file_of(model: Path) -> Path:
@@ -99,3 +112,43 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
+
+
+def chosen_sizes(source: SourceModel) -> dict[str, int]:
+    """Return a batch of one, and a length at which a lost window shows: over two windows, if the file takes it."""
+    spans = [window.keys_per_window for window in source.windows if not window.sees_all] or [source.window_size]
+    return {BATCH: 1, SEQUENCE: min(source.shapes.seq_len, 2 * max(spans) + 3)}
+
+
+def fix(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> None:
+    """Write numbers in place of names, and of sums and products of names, in the types of all values of a graph.
+
+    What cannot be computed stays as it is; such a value is no boundary.
+    """
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dimension in value.type.tensor_type.shape.dim:
+            size = _number(dimension.dim_param, sizes) if dimension.dim_param else None
+            if size is not None:
+                dimension.dim_value = size
+
+
+def _number(text: str, sizes: Mapping[str, int]) -> int | None:
+    """Compute an expression such as `2*batch*seq`; None if it is no such expression."""
+    try:
+        return _value(ast.parse(text, mode="eval").body, sizes)
+    except (SyntaxError, KeyError, ZeroDivisionError, RecursionError):
+        return None
+
+
+def _value(node: ast.expr, sizes: Mapping[str, int]) -> int:
+    """Compute a part of it; KeyError for what is neither a name, a number nor an operation of `_OPERATORS`."""
+    if isinstance(node, ast.Name):
+        return sizes[node.id]
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value(node.operand, sizes)
+    if isinstance(node, ast.BinOp):
+        found: int = _OPERATORS[type(node.op)](_value(node.left, sizes), _value(node.right, sizes))
+        return found
+    raise KeyError(ast.dump(node))

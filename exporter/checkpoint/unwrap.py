@@ -18,6 +18,7 @@ import torch
 
 from ...core.error_texts import argument
 from ...core.errors import UsageError
+from ..models.inference import bounded
 from .settings import settings_tables
 
 # Entries that hold weights; the first one present is taken.
@@ -70,11 +71,11 @@ def unwrap(
     state = {name: value for name, value in chosen.items() if isinstance(name, str) and isinstance(value, torch.Tensor)}
     others = [str(name) for name in chosen if name not in state and name not in settings]
     if others:
-        notes.append(f"ignored, not tensors: {_listed(others)}")
+        notes.append(f"ignored, not tensors: {bounded(others, 5)}")
     if chosen and not state:
         raise UsageError(
             f"{path} holds no tensors.",
-            why=f"It holds {_listed([str(name) for name in chosen])}.",
+            why=f"It holds {bounded([str(name) for name in chosen], 5)}.",
             fix="Save model.state_dict().",
         )
     return _without_prefixes(_without_infixes(state, path, notes), path, notes, roots), settings
@@ -111,7 +112,7 @@ def _way_to_weights(
         candidates = [] if _is_model_state(table, roots) else _candidates(table, path)
         if not candidates:
             break
-        other = f"; it also holds {_listed(candidates[1:])}" if len(candidates) > 1 else ""
+        other = f"; it also holds {bounded(candidates[1:], 5)}" if len(candidates) > 1 else ""
         notes.append(f"weights read from the entry '{candidates[0]}'{other}")
         table = table[candidates[0]]
         way.append(table)
@@ -129,7 +130,7 @@ def _candidates(table: Mapping[Any, Any], path: Path) -> list[str]:
     others = [name for name in others if _holds_weights(table[name])]
     if len(others) > 1:
         raise UsageError(
-            f"{path} holds several sets of weights: {_listed(others)}.",
+            f"{path} holds several sets of weights: {bounded(others, 5)}.",
             why="None of them has a usual name.",
             fix="Save the one to read in a file of its own.",
         )
@@ -171,18 +172,12 @@ def _without_prefixes(
         others = [name for name in dropped if state[name].ndim]
         if prefix in _PARTS and others:
             raise UsageError(
-                f"{path} holds '{prefix[:-1]}' beside other modules: {_listed(others)}.",
+                f"{path} holds '{prefix[:-1]}' beside other modules: {bounded(others, 5)}.",
                 why=f"A file of {prefix}* alone would compute a part of the model, and leave the rest out.",
                 fix=f"Export the whole module: {argument('factory')}, with these weights. If the part alone is wanted, "
                 f"save a state_dict() of it.",
             )
-        left_out = f"; left out: {_listed(dropped)}" if dropped else ""
+        left_out = f"; left out: {bounded(dropped, 5)}" if dropped else ""
         notes.append(f"prefix '{prefix}' removed from {len(inner)} names{left_out}")
         state = inner
     return state
-
-
-def _listed(names: list[str]) -> str:
-    """Join the first few names, and say how many more there are."""
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(name[:80] for name in names[:5]) + more

@@ -119,7 +119,8 @@ class IntegerRanges:
             if name in known and _is_exact(known[name])
         }
         try:
-            schema = onnx.defs.get_schema(node.op_type, self._opset(node.domain), node.domain)
+            opset = next((x.version for x in self._opsets if x.domain == node.domain), 1)
+            schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
             given = {name: types[name] for name in node.input if name}
             return dict(
                 onnx.shape_inference.infer_node_outputs(
@@ -128,9 +129,6 @@ class IntegerRanges:
             )
         except (onnx.defs.SchemaError, onnx.shape_inference.InferenceError, KeyError, RuntimeError):
             return _blocked_product(node, types)
-
-    def _opset(self, domain: str) -> int:
-        return next((x.version for x in self._opsets if x.domain == domain), 1)
 
     def _values(self, node: onnx.NodeProto, types: Types, known: Mapping[str, Interval]) -> Sequence[Interval | None]:
         """Return the intervals of a node's outputs, None where nothing is known."""

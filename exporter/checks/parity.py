@@ -19,6 +19,7 @@ from ...runtime.parity.inputs import InputSet
 from ...runtime.parity.report import overall, verdicts
 from ...runtime.parity.runner import Runner, Sample, SessionRunner
 from ...runtime.session import Arrays, Session
+from ..models.inference import bounded
 from ..source.reference_runner import ReferenceRunner
 from ..source.source_model import SourceModel
 from ..source.untouched_module import untouched_module
@@ -112,8 +113,9 @@ def check_input_sets(
     record = parity_record(found, reference, tolerance, detail, meter, trials=len(ran), refused=len(refused))
     detail = record.detail
     if refused:
-        names = [name for name, _ in refused]
-        detail = f"equal at {_listed(ran)}; not known at {_listed(names)}, which the reference itself refuses " + (
+        unknown = bounded([name for name, _ in refused], 8)
+        detail = (
+            f"equal at {bounded(ran, 8)}; not known at {unknown}, which the reference itself refuses "
             f"({refused[0][1]}); {detail}"
         )
     status = "not proven" if refused and record.status == "passed" else record.status
@@ -122,12 +124,6 @@ def check_input_sets(
         failed = list(dict.fromkeys(name for (name, _), good in zip(found, passed, strict=True) if not good))
         detail = f"{len(failed)} of {len(ran)} sets of inputs differ ({', '.join(failed[:5])}); {detail}"
     return record.model_copy(update={"detail": detail, "status": status})
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Join the names of the first few sets of inputs, and say how many more there are."""
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return ", ".join(names[:8]) + more
 
 
 def parity_record(

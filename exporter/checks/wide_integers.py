@@ -10,7 +10,7 @@ import onnx
 import onnx.inliner
 
 from ...core.documents.sidecar import CheckRecord
-from ...core.tensors import POSITION_IDS, TensorSpec
+from ...core.tensors import POSITION_IDS, SEQUENCE, TensorSpec
 from .integer_ranges import IntegerRanges
 
 _record = partial(CheckRecord, name="no wide integers")
@@ -43,9 +43,9 @@ def check_wide_integers(
     return _record(status="passed", detail=detail, figures={"largest": found.largest})
 
 
-def dynamic_sizes(axes: Sequence[str], sequence: str, longest: int) -> dict[str, int]:
+def dynamic_sizes(axes: Sequence[str], longest: int) -> dict[str, int]:
     """Return the sizes of dynamic axes to check: the longest sequence, and a large batch."""
-    return {axis: longest if axis == sequence else _LARGEST_BATCH for axis in axes}
+    return {axis: longest if axis == SEQUENCE else _LARGEST_BATCH for axis in axes}
 
 
 def token_limits(inputs: Sequence[TensorSpec], limit: int | None, length: int) -> dict[str, int | None]:

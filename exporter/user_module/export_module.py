@@ -333,7 +333,7 @@ class ModuleJob:
             memory = form.seen(check_layer_memory(nodes, lengths, dynamic_axis, self._retrace))
             yield allowed(memory, self.options.allow_quadratic)
         limits = {x.name: x.limit for x in self.inputs}
-        sizes = dynamic_sizes(self.options.dynamic, SEQUENCE, self.sizes.get(SEQUENCE, 1))
+        sizes = dynamic_sizes(self.options.dynamic, self.sizes.get(SEQUENCE, 1))
         wide = check_wide_integers(written, path.parent, limits, sizes)
         yield allowed(wide, self.options.allow_wide_integers)
 

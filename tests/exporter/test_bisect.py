@@ -14,7 +14,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from localattn.exporter.bisect.bisect import run_bisect
-from localattn.exporter.bisect.fixed_sizes import fix
+from localattn.exporter.bisect.marked import fix
 from localattn.exporter.bisect.request import BisectReport, BisectRequest
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.models.family import ShapeRequest
