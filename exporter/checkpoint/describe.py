@@ -38,7 +38,7 @@ def describe_checkpoint(path: Path, config: Path | None = None) -> dict[str, Any
     try:
         known = gather(loaded.state, raw, settings=loaded.settings)
         description |= _gathered(known, description["given"])
-        resolved = infer_config(loaded.state, raw, settings=loaded.settings)
+        resolved = infer_config(known)
     except UsageError as error:
         return {**description, "needed": str(error)}
     arguments = resolved.args.model_dump(mode="json")

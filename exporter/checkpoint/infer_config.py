@@ -99,6 +99,7 @@ class Gathered:
         state: the tensors under local-attention 1.11.2's names.
         shapes: the shapes of these tensors.
         notes: what was renamed.
+        has_config: whether there is a config, which stands for the constructor call.
     """
 
     entry: ClassEntry
@@ -110,6 +111,7 @@ class Gathered:
     state: dict[str, torch.Tensor]
     shapes: TensorShapes
     notes: list[str]
+    has_config: bool
 
     @property
     def values(self) -> dict[str, Any]:
@@ -126,9 +128,16 @@ def gather(
 ) -> Gathered:
     """Bring together what the weights, the config, the overrides and the checkpoint's own settings say.
 
+    Args:
+        state: tensors by name; their shapes are used, and the values of a few.
+        config: what is known about the model, or None.
+        overrides: arguments that replace the config's and the checkpoint's own.
+        settings: the checkpoint's own settings, as `load_state` found them.
+
     Raises:
         UsageError: the class is not supported, or the sources contradict each other.
     """
+    has_config = config is not None
     config, overrides, settings = config or RawConfig(), overrides or {}, settings or {}
     canonical, notes = canonical_state(state)
     shapes = {name: tuple(tensor.shape) for name, tensor in canonical.items()}
@@ -155,7 +164,7 @@ def gather(
         sources = ", ".join(setting.source for settings in own.used.values() for setting in settings)
         why = f"{error.why} The checkpoint says itself: {sources}." if sources else error.why
         raise UsageError(error.what, why=why, fix=error.fix) from error
-    return Gathered(entry, form, given, findings, own, release, canonical, shapes, notes)
+    return Gathered(entry, form, given, findings, own, release, canonical, shapes, notes, has_config)
 
 
 def _findings(
@@ -172,27 +181,14 @@ def _findings(
     return form.infer_arguments(shapes, attempts[-1]) | form.infer_values(state)
 
 
-def infer_config(
-    state: Mapping[str, torch.Tensor],
-    config: RawConfig | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    settings: Mapping[str, Any] | None = None,
-) -> Resolved:
+def infer_config(known: Gathered) -> Resolved:
     """Complete a configuration from the weights.
 
-    Args:
-        state: tensors by name; their shapes are used, and the values of a few.
-        config: what is known about the model, or None.
-        overrides: arguments that replace the config's and the checkpoint's own.
-        settings: the checkpoint's own settings, as `load_state` found them.
-
     Raises:
-        UsageError: the class is not supported, an argument that the weights do not show is not given, or a given
-            argument contradicts them.
+        UsageError: an argument that the weights do not show is not given, or a given argument contradicts them.
     """
-    known = gather(state, config, overrides, settings)
     entry, findings, shapes = known.entry, known.findings, known.shapes
-    _check_given(known, relies_on_defaults=config is not None)
+    _check_given(known)
     values = known.values
     values |= known.form.follow(values)
     args = entry.args(**values)
@@ -250,20 +246,20 @@ def _entry(shapes: TensorShapes, class_name: str | None, source: str) -> tuple[C
     return entry, form
 
 
-def _check_given(known: Gathered, relies_on_defaults: bool) -> None:
+def _check_given(known: Gathered) -> None:
     """Refuse to guess an argument that no shape shows and that is not given.
 
     A config stands for the constructor call, so arguments it leaves out have upstream's defaults. Without a config
     the window would be a guess that no later check could find.
     """
     window, fields, names = known.entry.family.window_argument, known.entry.args.model_fields, known.values
-    if window not in names and (fields[window].is_required() or not relies_on_defaults):
+    if window not in names and (fields[window].is_required() or not known.has_config):
         missing = window
     elif "heads" not in fields or "heads" in names:
         return
     else:
         width = next(shape[0] for name, shape in known.shapes.items() if name.endswith("to_qkv.weight"))
-        if relies_on_defaults and width == 3 * fields["heads"].default * fields["dim_head"].default:
+        if known.has_config and width == 3 * fields["heads"].default * fields["dim_head"].default:
             return
         missing = "heads"
     raise UsageError(

@@ -20,7 +20,7 @@ from ..models.family import FolderContents, FolderForm, ShapeRequest
 from ..models.registry import CLASSES, detect_family, detect_folder, read_live
 from ..source.source_model import SourceModel
 from .config import RawConfig, adds_residual_only, load_config
-from .infer_config import Resolved, infer_config
+from .infer_config import Resolved, gather, infer_config
 from .load import LoadedCheckpoint, find_config, load_state
 from .tensors import check_finite
 
@@ -131,7 +131,7 @@ def open_checkpoint(
         config = find_config(path, config)
         known = load_config(config) if config is not None else None
         _log.info("configuration: %s", config or "none, all is inferred from the weights")
-    return OpenedCheckpoint(loaded, infer_config(loaded.state, known, overrides, loaded.settings))
+    return OpenedCheckpoint(loaded, infer_config(gather(loaded.state, known, overrides, loaded.settings)))
 
 
 def open_live(module: nn.Module) -> OpenedCheckpoint | None:

@@ -13,7 +13,8 @@ import pytest
 
 from localattn.core.errors import UsageError
 from localattn.exporter.checkpoint.config import RawConfig, load_config, parse_config, resolve_class
-from localattn.exporter.checkpoint.infer_config import canonical_state, infer_config
+from localattn.exporter.checkpoint.infer_config import canonical_state, gather
+from localattn.exporter.checkpoint.infer_config import infer_config as completed
 from localattn.exporter.checkpoint.load import find_config, load_state
 from localattn.exporter.models.local_transformer.family import LOCAL_TRANSFORMER
 from localattn.exporter.models.registry import CLASSES
@@ -79,6 +80,11 @@ def zeta():
         if name.partition(".")[0] == "zeta":
             del sys.modules[name]
     return types.SimpleNamespace(LocalAttention=attention, LocalMHA=mha)
+
+
+def infer_config(*sources):
+    """The configuration, from a state and what else is known."""
+    return completed(gather(*sources))
 
 
 def shapes_of(module) -> dict:
