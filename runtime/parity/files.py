@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ...core.documents.engine_facts import ENGINE_SUFFIX, read_engine_facts
 from ...core.documents.proof import proven_by_golden
-from ...core.documents.sidecar import PARITY
+from ...core.documents.sidecar import PARITY, CheckRecord
 from ...core.error_texts import argument
-from ...core.errors import MissingDependency, UsageError
+from ...core.errors import CheckFailed, LocalAttnError, MissingDependency, UsageError
 from ...core.progress import timed_steps
-from ...core.tolerance import Baseline, coarsest, tolerance_for
+from ...core.tolerance import Baseline, coarsest
 from ...onnx_graph.windows import windows_of_sidecar
 from .baseline import recorded_baseline
-from .compare import compare_models, take_golden
+from .compare import compare_models, new_report, take_golden, worst_of
 from .report import ParityReport, ParityRequest, Reference, altered
 from .runner import FileRunner, open_runner
-
-if TYPE_CHECKING:
-    from ...core.documents.sidecar import CheckRecord
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +86,6 @@ def run_golden_parity(request: ParityRequest, progress: Callable[[str], None] = 
         CheckFailed: an output has another shape than the golden one, or facts were altered.
         MissingDependency: an engine library, or the provider asked for, is not there.
     """
-    assert request.golden is not None
     options = {"config": request.config, "causal": request.causal, "inputs": request.inputs, "seq_len": request.lengths}
     for name, value in options.items():
         if value is not None and value != ():
@@ -100,24 +96,47 @@ def run_golden_parity(request: ParityRequest, progress: Callable[[str], None] = 
             )
     progress(f"Loading {request.model.name}")
     candidate = open_runner(request.model, request.provider, request.plugin, runtime=request.runtime)
-    windows = windows_of_sidecar(candidate.sidecar)
-    report = ParityReport(
-        candidate.precision,
-        candidate.provider,
-        request.model,
-        request.golden,
-        tolerance_for(candidate.precision, request.atol, request.rtol),
-        windows,
-        candidate.plugin,
-        candidate.sidecar,
+    report = new_report(
+        request,
+        candidate,
         Reference("golden"),
-        notes=[*altered(candidate.file), *candidate.notes],
-        unproven=[] if candidate.sidecar is None else candidate.sidecar.unproven,
+        windows_of_sidecar(candidate.sidecar),
+        [*altered(candidate.file), *candidate.notes],
+        _unproven_arguments(candidate),
     )
-    geometries = [view.geometry for view in windows if not view.biases]
-    baseline = _recorded_baseline(candidate.precision, candidate)
-    take_golden(request, candidate, report, geometries, progress, baseline)
+    take_golden(request, candidate, report, progress, _recorded_baseline(candidate.precision, candidate))
     return report
+
+
+def check_built_engine(engine: Path, model: Path, library: Path | None = None, provider: str = "auto") -> CheckRecord:
+    """Run a newly built engine and its ONNX file on the same inputs, one set at each size, and compare.
+
+    The file is run by onnxruntime on the CPU, from its functions.
+
+    Args:
+        engine: the engine, its facts beside it.
+        model: the ONNX file.
+        library: the plugin library that the engine was built with.
+        provider: where the engine runs, "cuda:1" for GPU 1.
+
+    Returns:
+        A record, failed where an output is out of tolerance; skipped where one of the two cannot be run here.
+    """
+    plugin = "auto" if library is None else str(library)
+    try:
+        report = run_file_parity(ParityRequest(engine, model, seeds=(0,), plugin=plugin, provider=provider))
+    except LocalAttnError as error:
+        why = " ".join(filter(None, (error.what, error.why)))
+        if isinstance(error, CheckFailed):
+            return CheckRecord(name=PARITY, status="failed", detail=why)
+        return CheckRecord(name=PARITY, status="skipped", detail=f"{model.name} and the engine did not both run: {why}")
+    where, worst = worst_of(report.comparisons, report.tolerance)
+    detail = (
+        f"max error {max(comparison.max_abs for _, comparison in report.comparisons):.1e} against {model.name} in "
+        f"{report.reference.backend} on the CPU ({report.tolerance.describe()}), worst at {where}"
+    )
+    status = "passed" if report.passed else "failed"
+    return CheckRecord(name=PARITY, status=status, detail=detail, figures=worst.figures())
 
 
 def was_proven(runner: FileRunner) -> bool:

@@ -20,7 +20,7 @@ from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.models.family import ShapeRequest
 from localattn.onnx_graph.onnx_file import OnnxFile
 from localattn.runtime import load
-from localattn.runtime.parity.built_engine import check_built_engine
+from localattn.runtime.parity.files import check_built_engine
 
 from ...conftest import TINY, Finished, save_upstream
 from ...support.models.parity_faults import (
