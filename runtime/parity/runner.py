@@ -20,7 +20,7 @@ from ...core.documents.window_view import WindowView
 from ...core.dtypes import SHORT_NAME
 from ...core.errors import UsageError
 from ...core.tensors import SEQUENCE, SEQUENCE_AXES, TensorSpec
-from ...core.tolerance import coarsest
+from ...core.tolerance import TOLERANCES, coarsest
 from ...onnx_graph import block_weights
 from ...onnx_graph.facts import inspect_onnx
 from ...onnx_graph.onnx_file import OnnxFile
@@ -152,16 +152,28 @@ class FileRunner(Runner):
             return self.sidecar.dtype
         if self.engine is not None:
             return self.engine.dtype
-        if "bfloat16" in self._weights:
+        if "bfloat16" in inspect_onnx(self.file).weight_bytes:
             return "bf16"
         return "fp16" if any(spec.dtype == "float16" for spec in self._results) else "fp32"
 
     @property
     def precision(self) -> str:
-        """What chooses the tolerance: its element type, or that of weights or attention where they have 8 or 4 bits."""
+        """What chooses the tolerance: its element type, or that of weights or attention where they have 8 or 4 bits.
+
+        Raises:
+            UsageError: its facts name no such type.
+        """
         if self.sidecar is not None:
-            options = self.sidecar.options
-            return coarsest([str(options.get("weights", self.sidecar.dtype)), str(options.get("attention", "fp32"))])
+            usual = {"weights": self.sidecar.dtype, "attention": "fp32"}
+            stated = {name: self.sidecar.options.get(name, dtype) for name, dtype in usual.items()}
+            wrong = [name for name, dtype in stated.items() if dtype not in list(TOLERANCES)]  # of any JSON type
+            if wrong:
+                raise UsageError(
+                    f"The facts of {self.path} name no known precision.",
+                    why=f"options.{wrong[0]} is none of {', '.join(TOLERANCES)}.",
+                    fix="Export the model again, or remove its sidecar.",
+                )
+            return coarsest(stated.values())
         if self.engine is not None:
             return self.dtype
         facts = inspect_onnx(self.file)
@@ -169,10 +181,6 @@ class FileRunner(Runner):
         if f"{block_weights.DOMAIN}::{block_weights.OP_TYPE}" in facts.nodes:  # it has pairs of numbers in bytes
             stored.append("int4")
         return coarsest([self.dtype, *stored])
-
-    @property
-    def _weights(self) -> Mapping[str, int]:
-        return inspect_onnx(self.file).weight_bytes
 
     @property
     def windows(self) -> list[WindowView]:

@@ -116,6 +116,18 @@ def test_a_build_compares_what_it_built_with_its_file(folder: Path) -> None:
     assert absent.status == "skipped" and "did not both run" in absent.detail
 
 
+@pytest.mark.parametrize("option", ["weights", "attention"])
+@pytest.mark.parametrize("value", [None, 8, [["int8"]], {"int8": 1}, "int7"], ids=str)
+def test_a_precision_that_is_none_is_refused(folder: Path, option: str, value: Any, localattn: Command) -> None:
+    model, sidecar = folder / "model.onnx", sidecar_path(folder / "model.onnx")
+    facts = {name: x for name, x in json.loads(sidecar.read_text()).items() if name != SEAL}
+    facts["options"][option] = value
+    sidecar.write_text(json.dumps(facts))
+    finished = localattn("parity", model, "--against", folder / "half.onnx")
+    assert finished.code == 2 and f"options.{option} is none of fp32, fp16, bf16" in " ".join(finished.err.split())
+    assert localattn("run", model).code == 0
+
+
 @pytest.mark.parametrize("fault", [one_weight, wider_window, not_a_number])
 def test_planted_faults_are_found(folder: Path, fault: Any, localattn: Command) -> None:
     bad = alter(Path(shutil.copy(folder / "model.onnx", folder / "bad.onnx")), fault)
