@@ -156,8 +156,8 @@ def compare_golden(
             named = sample._replace(name=sample.name + mode.mode)
             progress(f"Comparing: {named.name}")
             rows = partial(kept, key_mask(sample.inputs))
-            known = {"expected": sample.outputs, "rows": rows}
-            yield named, compare(mode, reference, sample.inputs, tolerance, spread=True, **known)
+            found = compare(mode, reference, sample.inputs, tolerance, spread=True, expected=sample.outputs, rows=rows)
+            yield named, found
         if meter is not None:
             meter.take(reference, sample.inputs, sample.outputs)
 
