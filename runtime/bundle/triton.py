@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -234,10 +233,10 @@ def initial_states(step: StepFacts) -> dict[str, bytes]:
     }
 
 
-def write_stateful(model: OnnxFile, target: Path, step: StepFacts) -> None:
-    """Write the copy of a step file that is served: it also returns the position of the next call.
+def stateful(model: OnnxFile, step: StepFacts) -> bytes:
+    """Return the copy of a step file that is served: it also returns the position of the next call.
 
-    External data stays where it is: `target` is in the folder of the model's copy.
+    External data stays where it is: the copy belongs into the same folder as the model's.
     """
     import onnx
 
@@ -249,7 +248,7 @@ def write_stateful(model: OnnxFile, target: Path, step: StepFacts) -> None:
         add = onnx.helper.make_node("Add", [step.position_input, chunk.name], [NEXT_POSITION], "localattn.served.add")
         graph.node.append(add)
         graph.output.append(onnx.helper.make_tensor_value_info(NEXT_POSITION, onnx.TensorProto.INT64, [1]))
-    target.write_bytes(proto.SerializeToString())
+    return proto.SerializeToString()
 
 
 def _states(step: StepFacts, outputs: set[str]) -> Iterator[dict[str, Any]]:

@@ -20,7 +20,9 @@ from ...core.storage.reading import read_plain
 from ..generation.step_session import step_facts
 from .parts import BundleFiles, ModelPart
 
+# The folder of the page, and that of the ONNX files which it loads.
 HOME = "web"
+MODELS = f"{HOME}/model"
 PAGE_FILES = Path(__file__).with_name("web")
 # Files in the folder `dist` of onnxruntime-web's package: the build without WebGPU, and the WebAssembly it loads.
 RUNTIME_FILES = ("ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm")
@@ -90,47 +92,36 @@ def check_web_model(model: ModelPart) -> None:
         )
 
 
-class WebPage:
-    """The folder `web` of a bundle.
+def write_page(files: BundleFiles, runtime: WebRuntime, models: Sequence[ModelPart]) -> None:
+    """Write the page's files, the runtime, and `page.json`: what the page loads and keeps, and its digest.
 
     Args:
-        files: the bundle.
+        files: the bundle, with its ONNX files in the folder `MODELS`.
         runtime: what runs the model in the browser.
         models: the step file, and the file that takes prompts in chunks if there is one.
-
-    Attributes:
-        home: the folder of the bundle's ONNX files, from which the page loads them.
     """
-
-    home = f"{HOME}/model"
-
-    def __init__(self, files: BundleFiles, runtime: WebRuntime, models: Sequence[ModelPart]) -> None:
-        self._files, self._runtime, self._models = files, runtime, models
-
-    def write(self) -> None:
-        """Write the page's files, the runtime, and `page.json`: what the page loads and keeps, and its digest."""
-        paths = []
-        for source in sorted(PAGE_FILES.iterdir()):
-            self._files.take(source, f"{HOME}/{source.name}", "web")
-            paths.append(source.name)
-        for name in RUNTIME_FILES:
-            self._files.take(self._runtime.folder / "dist" / name, f"{HOME}/onnxruntime-web/{name}", "runtime")
-            paths.append(f"onnxruntime-web/{name}")
-        models = sorted({path.name for model in self._models for path in model.files})
-        written = [f"{HOME}/{path}" for path in paths] + [f"{self.home}/{name}" for name in models]
-        paths += sorted(map(_address, models))
-        step, *prefill = (_address(model.path.name) for model in self._models)
-        page = {
-            "name": self._models[0].path.stem,
-            "vocabulary": _vocabulary(self._models[0]),
-            "step": step,
-            "prefill": prefill[0] if prefill else None,
-            "onnxruntime_web": self._runtime.version,
-            "digest": _digest({path: self._files.digest(path) for path in written}),
-            "files": paths,
-        }
-        text = json.dumps(page, indent=1, ensure_ascii=False) + "\n"
-        self._files.add(f"{HOME}/page.json", text.encode(), "web")
+    paths = []
+    for source in sorted(PAGE_FILES.iterdir()):
+        files.take(source, f"{HOME}/{source.name}", "web")
+        paths.append(source.name)
+    for name in RUNTIME_FILES:
+        files.take(runtime.folder / "dist" / name, f"{HOME}/onnxruntime-web/{name}", "runtime")
+        paths.append(f"onnxruntime-web/{name}")
+    names = sorted({path.name for model in models for path in model.files})
+    written = [f"{HOME}/{path}" for path in paths] + [f"{MODELS}/{name}" for name in names]
+    paths += sorted(map(_address, names))
+    step, *prefill = (_address(model.path.name) for model in models)
+    page = {
+        "name": models[0].path.stem,
+        "vocabulary": _vocabulary(models[0]),
+        "step": step,
+        "prefill": prefill[0] if prefill else None,
+        "onnxruntime_web": runtime.version,
+        "digest": _digest({path: files.digest(path) for path in written}),
+        "files": paths,
+    }
+    text = json.dumps(page, indent=1, ensure_ascii=False) + "\n"
+    files.add(f"{HOME}/page.json", text.encode(), "web")
 
 
 def _digest(files: Mapping[str, str]) -> str:
