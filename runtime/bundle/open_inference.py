@@ -21,18 +21,11 @@ from numpy.typing import NDArray
 
 from ...core.error_texts import argument
 from ...core.errors import CheckFailed, MissingDependency, UsageError
+from .triton import TYPE_NAMES
 
 Arrays = dict[str, NDArray[Any]]
 
-_NAMES = {
-    "bool": "BOOL",
-    "float16": "FP16",
-    "float32": "FP32",
-    "float64": "FP64",
-    **{f"int{bits}": f"INT{bits}" for bits in (8, 16, 32, 64)},
-    **{f"uint{bits}": f"UINT{bits}" for bits in (8, 16, 32, 64)},
-}
-_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+_DTYPES = {name: dtype for dtype, name in TYPE_NAMES.items() if dtype != "bfloat16"}  # numpy has none
 _BINARY = "binary_tensor_data"
 _HEADER = "Inference-Header-Content-Length"
 _BESIDES = 1 << 20
@@ -113,7 +106,11 @@ class Server:
         described: list[dict[str, Any]] = []
         blobs = []
         for name, array in inputs.items():
-            tensor: dict[str, Any] = {"name": name, "shape": list(array.shape), "datatype": _NAMES[str(array.dtype)]}
+            tensor: dict[str, Any] = {
+                "name": name,
+                "shape": list(array.shape),
+                "datatype": TYPE_NAMES[str(array.dtype)],
+            }
             if self._binary:
                 blobs.append(np.ascontiguousarray(array).tobytes())
                 tensor["parameters"] = {"binary_data_size": len(blobs[-1])}
