@@ -223,11 +223,9 @@ class SessionRunner(FileRunner):
 
     def limits(self, name: str, axis: int) -> tuple[int, int | None]:
         """Return the limits of an engine's profile, and at most the longest sequence of the export."""
-        low, high = 1, None
-        for profile in () if self.engine is None else self.engine.options.profiles:
-            if profile.input == name:
-                low, high = max(1, profile.min[axis]), profile.max[axis]
-                break
+        profiles = [] if self.engine is None else self.engine.options.profiles
+        ranges = ((max(1, x.min[axis]), x.max[axis]) for x in profiles if x.input == name)
+        low, high = next(ranges, (1, None))
         spec = next(spec for spec in self.inputs if spec.name == name)
         if self.sidecar is not None and spec.shape[axis] in SEQUENCE_AXES:
             high = self.sidecar.seq_len if high is None else min(high, self.sidecar.seq_len)

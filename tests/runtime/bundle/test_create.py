@@ -15,6 +15,7 @@ import tarfile
 import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
