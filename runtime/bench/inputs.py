@@ -31,21 +31,6 @@ class Sizes:
         return None if self.batch is None or self.seq_len is None else self.batch * self.seq_len
 
 
-def facts_beside(model: Path) -> Sidecar | None:
-    """Return the sidecar of an ONNX file, or of the ONNX file that an engine was built from; None if there is none.
-
-    Raises:
-        UsageError: it is broken.
-    """
-    if model.suffix.lower() == ".onnx":
-        from ...core.documents.sidecar import read_sidecar
-
-        return read_sidecar(model)
-    from ...core.documents.engine_facts import read_engine_facts
-
-    return read_engine_facts(model).model
-
-
 def sizes_of(
     model: Path, specs: Sequence[TensorSpec], facts: Sidecar | None, batch: int | None, seq_len: int | None
 ) -> Sizes:

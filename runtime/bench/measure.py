@@ -14,24 +14,22 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ...core.documents.bench_report import BUSY, BenchReport, BenchRow, BenchSettings, Memory, Profile, Ratio
+from ...core.documents.engine_facts import read_model_facts
 from ...core.tensors import TensorSpec
 from ...core.versions import installed
 from ..inputs.arrays import save_arrays
 from ..inputs.vocabulary import vocabulary
 from .cautions import find_warnings
-from .inputs import Sizes, draw, facts_beside, from_file, sizes_of
+from .inputs import Sizes, draw, from_file, sizes_of
 from .process import WorkerProcess
 from .request import BenchRequest, Candidate, labels
 from .resources import machine
 from .statistics import busy_share, histogram, latency, paired_ratio
-
-if TYPE_CHECKING:
-    from ...core.documents.sidecar import Sidecar
 
 Step = Callable[[str], None]
 
@@ -127,7 +125,7 @@ class _Inputs:
 
     def choose(self, candidate: Candidate, specs: Sequence[TensorSpec]) -> tuple[Path, Sizes]:
         """Return the file of a candidate's inputs, and their sizes."""
-        facts: Sidecar | None = facts_beside(candidate.model)
+        facts = read_model_facts(candidate.model)
         if self._request.inputs is not None:
             _, sizes = from_file(self._request.inputs, specs, facts)
             return self._request.inputs, sizes

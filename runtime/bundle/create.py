@@ -28,7 +28,7 @@ from .readme import readme_text
 from .repository import Repository
 from .samples import Sample, make_samples, sequence_inputs
 from .triton import Serving
-from .web_page import HOME, MODELS, WebRuntime, check_web_model, read_web_runtime, write_page
+from .web_page import HOME, MODELS, check_web_model, read_web_version, write_page
 
 if TYPE_CHECKING:
     from ...core.documents.engine_facts import EngineFacts
@@ -140,8 +140,8 @@ def _read_models(path: Path) -> list[ModelPart]:
     return models
 
 
-def _read_web(request: BundleRequest, model: ModelPart) -> WebRuntime | None:
-    """Return the browser runtime for a web page, if one is asked for and it can run the model."""
+def _read_web(request: BundleRequest, model: ModelPart) -> str | None:
+    """Return the version of the runtime for a web page, if one is asked for and it can run the model."""
     if request.onnxruntime_web is None:
         return None
     if request.triton is not None:
@@ -151,7 +151,7 @@ def _read_web(request: BundleRequest, model: ModelPart) -> WebRuntime | None:
             fix="Make two bundles.",
         )
     check_web_model(model)
-    return read_web_runtime(request.onnxruntime_web)
+    return read_web_version(request.onnxruntime_web)
 
 
 class _Layout:
@@ -164,7 +164,7 @@ class _Layout:
         models: list[ModelPart],
         plugins: list[PluginPart],
         engines: list[EnginePart],
-        web: WebRuntime | None,
+        web: str | None,
     ) -> None:
         self.files, self.request = BundleFiles(folder), request
         self.models, self.plugins, self.engines, self.web = models, plugins, engines, web
@@ -198,8 +198,8 @@ class _Layout:
                 files.take(sidecar_path(plugin.path), str(sidecar_path(Path(plugin.home))), "sidecar")
         for engine in self.engines:
             self._take_engine(engine, repository.engine_home(engine) if repository else "engines")
-        if self.web:
-            write_page(files, self.web, self.models)
+        if request.onnxruntime_web and self.web is not None:
+            write_page(files, request.onnxruntime_web, self.web, self.models)
             self.notes.append(
                 f"{HOME}/ is a page that runs the model in a browser: python3 -m http.server --directory {HOME}"
             )
@@ -210,8 +210,8 @@ class _Layout:
         if first.step:
             path = self._place(first)
             self.notes.append(f"{path} is a step graph: `localattn generate {path}` goes on from a prompt.")
-        served, version = repository.served if repository else [], self.web.version if self.web else None
-        files.add("README.md", readme_text(self.manifest(), self.notes, served, version).encode(), "readme")
+        readme = readme_text(self.manifest(), self.notes, repository.served if repository else [], self.web)
+        files.add("README.md", readme.encode(), "readme")
 
     def _place(self, part: ModelPart) -> str:
         return f"{self._home}/{part.path.name}"

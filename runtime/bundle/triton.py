@@ -232,7 +232,7 @@ def stateful(model: OnnxFile, step: StepFacts) -> bytes:
         add = onnx.helper.make_node("Add", [step.position_input, chunk.name], [NEXT_POSITION], "localattn.served.add")
         graph.node.append(add)
         graph.output.append(onnx.helper.make_tensor_value_info(NEXT_POSITION, onnx.TensorProto.INT64, [1]))
-    return proto.SerializeToString()
+    return bytes(proto.SerializeToString())
 
 
 def _states(step: StepFacts, outputs: set[str]) -> Iterator[dict[str, Any]]:

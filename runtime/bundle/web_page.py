@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
@@ -17,6 +16,7 @@ from ...core.errors import UsageError
 from ...core.storage.files import is_file
 from ...core.storage.publishing import MAX_BYTES
 from ...core.storage.reading import read_plain
+from ..generation.step_file import data_inputs
 from ..generation.step_session import step_facts
 from .parts import BundleFiles, ModelPart
 
@@ -29,21 +29,8 @@ RUNTIME_FILES = ("ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm")
 _INSTALL = "npm install --ignore-scripts onnxruntime-web puts it into node_modules/onnxruntime-web."
 
 
-@dataclass(frozen=True)
-class WebRuntime:
-    """onnxruntime-web.
-
-    Args:
-        folder: the npm package.
-        version: of the package.
-    """
-
-    folder: Path
-    version: str
-
-
-def read_web_runtime(folder: Path) -> WebRuntime:
-    """Find onnxruntime-web in the folder of its npm package.
+def read_web_version(folder: Path) -> str:
+    """Return the version of onnxruntime-web in the folder of its npm package.
 
     Raises:
         UsageError: it is no such folder, or lacks a file that the page needs.
@@ -60,7 +47,7 @@ def read_web_runtime(folder: Path) -> WebRuntime:
     if missing:
         why = f"It has no dist/{missing[0]}."
         raise UsageError(f"onnxruntime-web {version} in {folder} does not fit the page.", why=why, fix=_INSTALL)
-    return WebRuntime(folder, version)
+    return version
 
 
 def check_web_model(model: ModelPart) -> None:
@@ -77,8 +64,7 @@ def check_web_model(model: ModelPart) -> None:
     if facts.mode != "step":
         why = f"It takes {facts.chunk} positions at once; its step file takes it along."
         raise UsageError(f"{path} is a {facts.mode} file.", why=why, fix="Give the step file.")
-    fed = {facts.position_input, *(cache.input for cache in facts.caches)}
-    data = [spec for spec in model.inputs if spec.name not in fed]
+    data = data_inputs(model, facts)
     if len(data) != 1 or data[0].dtype != "int64" or len(data[0].shape) != 2:
         taken = ", ".join(spec.describe() for spec in data)
         raise UsageError(f"{path} cannot go on a web page.", why=f"The page writes tokens, and it takes {taken}.")
@@ -92,12 +78,13 @@ def check_web_model(model: ModelPart) -> None:
         )
 
 
-def write_page(files: BundleFiles, runtime: WebRuntime, models: Sequence[ModelPart]) -> None:
+def write_page(files: BundleFiles, runtime: Path, version: str, models: Sequence[ModelPart]) -> None:
     """Write the page's files, the runtime, and `page.json`: what the page loads and keeps, and its digest.
 
     Args:
         files: the bundle, with its ONNX files in the folder `MODELS`.
-        runtime: what runs the model in the browser.
+        runtime: the folder of onnxruntime-web's npm package.
+        version: of it.
         models: the step file, and the file that takes prompts in chunks if there is one.
     """
     paths = []
@@ -105,7 +92,7 @@ def write_page(files: BundleFiles, runtime: WebRuntime, models: Sequence[ModelPa
         files.take(source, f"{HOME}/{source.name}", "web")
         paths.append(source.name)
     for name in RUNTIME_FILES:
-        files.take(runtime.folder / "dist" / name, f"{HOME}/onnxruntime-web/{name}", "runtime")
+        files.take(runtime / "dist" / name, f"{HOME}/onnxruntime-web/{name}", "runtime")
         paths.append(f"onnxruntime-web/{name}")
     names = sorted({path.name for model in models for path in model.files})
     written = [f"{HOME}/{path}" for path in paths] + [f"{MODELS}/{name}" for name in names]
@@ -116,7 +103,7 @@ def write_page(files: BundleFiles, runtime: WebRuntime, models: Sequence[ModelPa
         "vocabulary": _vocabulary(models[0]),
         "step": step,
         "prefill": prefill[0] if prefill else None,
-        "onnxruntime_web": runtime.version,
+        "onnxruntime_web": version,
         "digest": _digest({path: files.digest(path) for path in written}),
         "files": paths,
     }

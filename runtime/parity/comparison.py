@@ -177,8 +177,8 @@ def merged(comparisons: Sequence[Comparison], tolerance: Tolerance) -> Compariso
 
 
 # Figures of `Figures` that add up over parts, and those that reports show.
-_TOTALS = ("count", "finite", "error_squares", "actual_squares", "expected_squares", "products")
-_TOTALS += ("not_finite", "expected_not_finite")
+_SUMS = ("error_squares", "actual_squares", "expected_squares", "products")
+_TOTALS = ("count", "finite", *_SUMS, "not_finite", "expected_not_finite")
 _SHOWN = ("max_abs", "max_rel", "rms", "relative_rms", "relative_max", "cosine")
 
 

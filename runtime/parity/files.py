@@ -140,8 +140,9 @@ def check_built_engine(engine: Path, model: Path, library: Path | None = None, p
         f"max error {max(comparison.max_abs for _, comparison in report.comparisons):.1e} against {model.name} in "
         f"{report.reference.backend} on the CPU ({report.tolerance.describe()}), worst at {where}"
     )
-    status = "passed" if report.passed else "failed"
-    return CheckRecord(name=PARITY, status=status, detail=detail, figures=worst.figures())
+    return CheckRecord(
+        name=PARITY, status="passed" if report.passed else "failed", detail=detail, figures=worst.figures()
+    )
 
 
 def was_proven(runner: FileRunner) -> bool:
