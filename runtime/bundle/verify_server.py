@@ -144,13 +144,13 @@ class _Served:
             wanted = {step.logits_output: expected[step.logits_output]}
             found = [answer.get(position) for answer in answers]
             refused = next((x for x in found if isinstance(x, str)), None)
+            parts = [np.atleast_1d(x) for x in found if not isinstance(x, str) and x is not None]
+            if refused is None and len({part.shape[1:] for part in parts}) > 1:
+                refused = "the answers to its rows have different shapes"
             if refused is not None:
                 yield self._row(sample, step.logits_output, "") | {"passed": False, "why": refused}
                 continue
-            actual = {
-                step.logits_output: np.concatenate([x for x in found if not isinstance(x, str) and x is not None])
-            }
-            yield from self._compared(model, sample, actual, wanted)
+            yield from self._compared(model, sample, {step.logits_output: np.concatenate(parts)}, wanted)
 
     def _sent(
         self, stream: Arrays, step: StepFacts, pieces: Sequence[tuple[int, int]], row: int | None
