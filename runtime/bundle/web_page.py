@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -16,7 +16,7 @@ from ...core.errors import UsageError
 from ...core.storage.files import is_file
 from ...core.storage.publishing import MAX_BYTES
 from ...core.storage.reading import read_plain
-from ..generation.step_file import data_inputs
+from ..generation.step_file import data_inputs, other_tensors
 from ..generation.step_session import step_facts
 from .parts import BundleFiles, ModelPart
 
@@ -96,31 +96,22 @@ def write_page(files: BundleFiles, runtime: Path, version: str, models: Sequence
         paths.append(f"onnxruntime-web/{name}")
     names = sorted({path.name for model in models for path in model.files})
     written = [f"{HOME}/{path}" for path in paths] + [f"{MODELS}/{name}" for name in names]
+    digests = {path: files.digest(path) for path in written}  # by which a browser's copy is of one bundle alone
     paths += sorted(map(_address, names))
     step, *prefill = (_address(model.path.name) for model in models)
+    assert models[0].step is not None
+    _, logits = other_tensors(models[0], models[0].step)
     page = {
         "name": models[0].path.stem,
-        "vocabulary": _vocabulary(models[0]),
+        "vocabulary": int(logits.shape[-1]),
         "step": step,
         "prefill": prefill[0] if prefill else None,
         "onnxruntime_web": version,
-        "digest": _digest({path: files.digest(path) for path in written}),
+        "digest": hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest(),
         "files": paths,
     }
     text = json.dumps(page, indent=1, ensure_ascii=False) + "\n"
     files.add(f"{HOME}/page.json", text.encode(), "web")
-
-
-def _digest(files: Mapping[str, str]) -> str:
-    """Return the digest of files by that of each: a browser's copy is of one bundle alone."""
-    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
-
-
-def _vocabulary(model: ModelPart) -> int:
-    """Return how many tokens the model has: the size of its logits."""
-    assert model.sidecar is not None
-    name = step_facts(model.sidecar).logits_output
-    return next(int(spec.shape[-1]) for spec in model.outputs if spec.name == name)
 
 
 def _address(name: str) -> str:

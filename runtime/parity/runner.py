@@ -25,7 +25,7 @@ from ...onnx_graph import block_weights
 from ...onnx_graph.facts import inspect_onnx
 from ...onnx_graph.onnx_file import OnnxFile
 from ..inputs.vocabulary import rows_of_table, vocabulary
-from ..session import AUTO_RUNTIME, Arrays, Session, choose_runtime, find_model, load
+from ..session import AUTO_RUNTIME, Arrays, Session, find_model, load
 from .shared_inputs import cast_to
 
 if TYPE_CHECKING:
@@ -337,31 +337,14 @@ def open_runner(
         CheckFailed: its facts were altered.
         MissingDependency: the engine is not installed, or the provider asked for does not start.
     """
-    suffix = path.suffix.lower()
     file = find_model(path)
-    engine = read_engine_facts(path) if suffix == ENGINE_SUFFIX else None
+    engine = read_engine_facts(path) if path.suffix.lower() == ENGINE_SUFFIX else None
     sidecar = read_sidecar(path) if engine is None else engine.model
     if sidecar is None or sidecar.step is None:
         session_of_file = load(file, provider, plugin=plugin, verify=False, runtime=runtime)
         return SessionRunner(session_of_file, file, engine or sidecar)
-    choose_runtime(suffix, runtime)[0].require()
-    session: StepSession
-    if engine is not None:
-        from ..engine.step_session import open_step_engine
+    from ..generation.step_session import open_session
 
-        session = open_step_engine(path, sidecar, provider, None, plugin)
-    elif runtime != AUTO_RUNTIME:
-        from ..generation.step_session import open_session
-
-        session = open_session(file, sidecar, provider, None, plugin, runtime)
-    else:
-        from ..generation.step_file import find_prefill
-        from ..ort.session import open_file
-        from ..ort.step_session import OnnxRuntimeStep
-
-        opened = open_file(file, provider, None, plugin)
-        companion = find_prefill(path, sidecar) if prefill else None
-        session = OnnxRuntimeStep(path, sidecar, opened, companion, None, plugin)
-    if not prefill:
-        session.chunks, session.missing_prefill = (session.facts.chunk,), None
-    return StepRunner(session, file, engine or sidecar)
+    alone = {} if prefill else {"prefill": None}
+    asked = sidecar.model_copy(update={"step": sidecar.step.model_copy(update=alone)})
+    return StepRunner(open_session(file, asked, provider, None, plugin, runtime), file, engine or sidecar)
