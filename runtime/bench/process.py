@@ -100,10 +100,7 @@ class WorkerProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
-        for stream in filter(None, (self._process.stdin, self._process.stdout)):
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
+        self._process.kill()
+        with contextlib.suppress(BrokenPipeError), self._process:  # closes its pipes, and waits for it
+            pass
         self._errors.close()
