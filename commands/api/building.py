@@ -75,7 +75,7 @@ def build(
     from ...onnx_graph.onnx_file import OnnxFile
     from ...runtime.engine.builder.build import build_engine, plan_targets
     from ...runtime.engine.builder.request import BuildRequest
-    from ...runtime.parity.built_engine import check_built_engine
+    from ...runtime.parity.files import check_built_engine
 
     progress("Reading the model")
     if plugin not in get_args(PluginKind):

@@ -31,21 +31,6 @@ class Sizes:
         return None if self.batch is None or self.seq_len is None else self.batch * self.seq_len
 
 
-def facts_beside(model: Path) -> Sidecar | None:
-    """Return the sidecar of an ONNX file, or of the ONNX file that an engine was built from; None if there is none.
-
-    Raises:
-        UsageError: it is broken.
-    """
-    if model.suffix.lower() == ".onnx":
-        from ...core.documents.sidecar import read_sidecar
-
-        return read_sidecar(model)
-    from ...core.documents.engine_facts import read_engine_facts
-
-    return read_engine_facts(model).model
-
-
 def sizes_of(
     model: Path, specs: Sequence[TensorSpec], facts: Sidecar | None, batch: int | None, seq_len: int | None
 ) -> Sizes:
@@ -54,14 +39,11 @@ def sizes_of(
     Raises:
         UsageError: a size was asked for that the file fixes to another value.
     """
-    names = {size for spec in specs for size in spec.shape if isinstance(size, str)}
-    made_for = (None, None) if facts is None else (facts.batch, facts.seq_len)
-    found = []
-    for name, asked, axes, known in (
-        ("batch", batch, BATCH_AXES, made_for[0]),
-        ("seq_len", seq_len, SEQUENCE_AXES, made_for[1]),
-    ):
-        is_open = bool(names & set(axes))
+    names = {size for spec in specs for size in spec.shape}
+    found: list[int | None] = []
+    for name, asked, axes in (("batch", batch, BATCH_AXES), ("seq_len", seq_len, SEQUENCE_AXES)):
+        known: int | None = getattr(facts, name, None)
+        is_open = not names.isdisjoint(axes)
         if asked is not None and not is_open and asked != known:
             fixed = "its sizes are fixed" if known is None else f"it is fixed to {known}"
             raise UsageError(
@@ -115,13 +97,9 @@ def _fits(specs: Sequence[TensorSpec], arrays: Mapping[str, Any], sizes: Sizes) 
         checked = check_inputs(specs, arrays)
     except UsageError:
         return False
-    for spec in specs:
-        for name, size in zip(spec.shape, checked[spec.name].shape, strict=True):
-            if name in SEQUENCE_AXES and sizes.seq_len not in (None, size):
-                return False
-            if name in BATCH_AXES and sizes.batch not in (None, size):
-                return False
-    return True
+    wanted = named_sizes(sizes.batch, sizes.seq_len)
+    axes = (axis for spec in specs for axis in zip(spec.shape, checked[spec.name].shape, strict=True))
+    return all(wanted.get(str(name), size) == size for name, size in axes)
 
 
 def from_file(path: Path, specs: Sequence[TensorSpec], facts: Sidecar | None) -> tuple[Arrays, Sizes]:
@@ -131,9 +109,7 @@ def from_file(path: Path, specs: Sequence[TensorSpec], facts: Sidecar | None) ->
         UsageError: no such file, or it does not fit the model.
     """
     arrays = check_inputs(specs, load_arrays(path))
-    sizes: dict[str, int] = {}
-    for spec in specs:
-        sizes |= {name: n for name, n in zip(spec.shape, arrays[spec.name].shape, strict=True) if isinstance(name, str)}
+    sizes = {name: n for spec in specs for name, n in zip(spec.shape, arrays[spec.name].shape, strict=True)}
     batch = next((sizes[name] for name in BATCH_AXES if name in sizes), None if facts is None else facts.batch)
     length = next((sizes[name] for name in SEQUENCE_AXES if name in sizes), None if facts is None else facts.seq_len)
     return arrays, Sizes(batch, length)

@@ -9,29 +9,27 @@ from __future__ import annotations
 import random
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ...core.documents.bench_report import BUSY, BenchReport, BenchRow, BenchSettings, Memory, Profile, Ratio
+from ...core.documents.engine_facts import read_model_facts
 from ...core.tensors import TensorSpec
 from ...core.versions import installed
 from ..inputs.arrays import save_arrays
 from ..inputs.vocabulary import vocabulary
 from .cautions import find_warnings
-from .inputs import Sizes, draw, facts_beside, from_file, sizes_of
+from .inputs import Sizes, draw, from_file, sizes_of
 from .process import WorkerProcess
 from .request import BenchRequest, Candidate, labels
 from .resources import machine
 from .statistics import busy_share, histogram, latency, paired_ratio
-
-if TYPE_CHECKING:
-    from ...core.documents.sidecar import Sidecar
 
 Step = Callable[[str], None]
 
@@ -92,7 +90,7 @@ def run_bench(request: BenchRequest, step: Step = lambda _: None) -> BenchReport
             )
         _take_turns(request, runners, step)
         memory = {runner.label: Memory(**runner.process.ask("end")) for runner in runners}
-        profiles = _profiles(request, runners, step) if request.profile else []
+        profiles = list(_profiles(request, runners, step)) if request.profile else []
     rows = _rows(request, runners, memory)
     return BenchReport(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -127,7 +125,7 @@ class _Inputs:
 
     def choose(self, candidate: Candidate, specs: Sequence[TensorSpec]) -> tuple[Path, Sizes]:
         """Return the file of a candidate's inputs, and their sizes."""
-        facts: Sidecar | None = facts_beside(candidate.model)
+        facts = read_model_facts(candidate.model)
         if self._request.inputs is not None:
             _, sizes = from_file(self._request.inputs, specs, facts)
             return self._request.inputs, sizes
@@ -143,16 +141,7 @@ class _Inputs:
 
 def _start(request: BenchRequest, candidate: Candidate, label: str, stack: ExitStack, inputs: _Inputs) -> _Runner:
     process = stack.enter_context(WorkerProcess(label))
-    opened = process.ask(
-        "open",
-        model=str(candidate.model),
-        provider=candidate.provider,
-        threads=candidate.threads,
-        plugin=candidate.plugin,
-        runtime=candidate.runtime,
-        cuda_graph=request.cuda_graph,
-        profile=None,
-    )
+    opened = process.open(candidate, cuda_graph=request.cuda_graph)
     specs = [TensorSpec(spec["name"], spec["dtype"], tuple(spec["shape"])) for spec in opened["inputs"]]
     path, sizes = inputs.choose(candidate, specs)
     return _Runner(candidate, label, process, opened, sizes, path)
@@ -197,10 +186,8 @@ def _rows(request: BenchRequest, runners: Sequence[_Runner], memory: Mapping[str
                 threads=runner.candidate.threads,
                 seq_len=runner.sizes.seq_len,
                 batch=runner.sizes.batch,
-                bound=runner.bound["bound"],
-                cuda_graph=runner.bound["cuda_graph"],
                 load_ms=runner.opened["load_ms"],
-                first_run_ms=runner.bound["first_run_ms"],
+                **runner.bound,
                 calls=len(milliseconds),
                 latency=latency(milliseconds, request.percentiles),
                 histogram=histogram(milliseconds),
@@ -216,11 +203,9 @@ def _rows(request: BenchRequest, runners: Sequence[_Runner], memory: Mapping[str
     return rows
 
 
-def _profiles(request: BenchRequest, runners: Sequence[_Runner], step: Step) -> list[Profile]:
+def _profiles(request: BenchRequest, runners: Sequence[_Runner], step: Step) -> Iterator[Profile]:
     from .profile import profile_candidate
 
-    found = []
     for runner in runners:
         step(f"Profiling {runner.label}")
-        found.append(profile_candidate(runner.candidate, runner.label, runner.inputs, request.top))
-    return found
+        yield profile_candidate(runner.candidate, runner.label, runner.inputs, request.top)

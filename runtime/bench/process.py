@@ -14,6 +14,7 @@ from typing import Any
 
 from ...core import errors
 from ...core.errors import CheckFailed, LocalAttnError
+from .request import Candidate
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 
@@ -50,6 +51,11 @@ class WorkerProcess:
             text=True,
             encoding="utf-8",
         )
+
+    def open(self, candidate: Candidate, *, cuda_graph: bool = False, profile: str | None = None) -> dict[str, Any]:
+        """Open a candidate's file as `Worker.open` does, and return its answer; errors as of `ask`."""
+        chosen = {name: getattr(candidate, name) for name in ("provider", "threads", "plugin", "runtime")}
+        return self.ask("open", model=str(candidate.model), cuda_graph=cuda_graph, profile=profile, **chosen)
 
     def ask(self, verb: str, **arguments: Any) -> dict[str, Any]:
         """Send a request to the process and return its answer.
@@ -94,11 +100,7 @@ class WorkerProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    stream.close()
+        self._process.kill()
+        with contextlib.suppress(BrokenPipeError), self._process:  # closes its pipes, and waits for it
+            pass
         self._errors.close()

@@ -39,15 +39,7 @@ def profile_candidate(candidate: Candidate, label: str, inputs: Path, top: int) 
         CheckFailed: onnxruntime wrote no profile, or the process died.
     """
     with tempfile.TemporaryDirectory(prefix="localattn-profile-") as folder, WorkerProcess(label) as process:
-        process.ask(
-            "open",
-            model=str(candidate.model),
-            provider=candidate.provider,
-            threads=candidate.threads,
-            plugin=candidate.plugin,
-            cuda_graph=False,
-            profile=folder,
-        )
+        process.open(candidate, profile=folder)
         process.ask("bind", inputs=str(inputs), cuda_graph=False, warmup_ms=0.0)
         answer = process.ask("profile", seconds=_SECONDS, calls=_RUNS)
         process.ask("end")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,18 @@ class BenchRequest:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        lists = {"model": self.models, "provider": self.providers, "number of threads": self.threads}
-        for name, values in (*lists.items(), ("plugin", self.plugins), ("runtime", self.runtimes)):
-            _check_list(name, values)
+        lists: dict[str, tuple[object, ...]] = {
+            "model": self.models,
+            "provider": self.providers,
+            "number of threads": self.threads,
+            "plugin": self.plugins,
+            "runtime": self.runtimes,
+        }
+        for name, values in lists.items():
+            if not values:
+                raise UsageError(f"There is no {name} to measure.")
+            if len(set(values)) < len(values):
+                raise UsageError(f"A {name} is given twice.", why="Each candidate is measured once.")
         if (self.cuda_graph or self.profile) and not {"auto", "onnxruntime"}.issuperset(self.runtimes):
             raise UsageError(
                 "cuda_graph and profile are of onnxruntime's sessions alone.",
@@ -97,14 +107,11 @@ class BenchRequest:
         any_onnx = any(_is_onnx(model) for model in self.models)
         combined: list[Candidate] = []
         for model in self.models:
-            free = _is_onnx(model) or not any_onnx
-            for provider in self.providers if free else ("auto",):
-                for threads in self.threads if free else (None,):
-                    for plugin in self.plugins if free else ("auto",):
-                        for runtime in self.runtimes if _is_onnx(model) else ("auto",):
-                            combined += [
-                                Candidate(model, provider, threads, length, plugin, runtime) for length in lengths
-                            ]
+            free = (self.providers, self.threads, self.plugins)
+            options = free if _is_onnx(model) or not any_onnx else (("auto",), (None,), ("auto",))
+            runtimes = self.runtimes if _is_onnx(model) else ("auto",)
+            for provider, threads, plugin, runtime, length in product(*options, runtimes, lengths):
+                combined.append(Candidate(model, provider, threads, length, plugin, runtime))
         return combined
 
 
@@ -161,10 +168,3 @@ _WORDED: dict[str, Callable[[Any], str]] = {
     "runtime": lambda name: "onnxruntime" if name == "auto" else name,
     "seq_len": "n={}".format,
 }
-
-
-def _check_list(name: str, values: Sequence[object]) -> None:
-    if not values:
-        raise UsageError(f"There is no {name} to measure.")
-    if len(set(values)) < len(values):
-        raise UsageError(f"A {name} is given twice.", why="Each candidate is measured once.")

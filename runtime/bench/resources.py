@@ -37,12 +37,14 @@ def peak_resident() -> int | None:
 
 
 def _status(field: str) -> int | None:
-    if not _STATUS.exists():
-        return None
-    for line in _STATUS.read_text(encoding="ascii", errors="replace").splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    return None
+    found = _field(_STATUS, field)
+    return None if found is None else int(found.split()[0]) * 1024
+
+
+def _field(path: Path, *names: str) -> str | None:
+    """Return the value of the first line whose name begins so; None without one."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(names)), None)
 
 
 class OthersMeter:
@@ -74,17 +76,9 @@ def _machine_busy() -> float | None:
 def machine() -> Machine:
     """Describe the machine that the figures are from."""
     return Machine(
-        cpu=_cpu_model(),
+        cpu=_field(_CPU_INFO, "model name", "Model") or platform.processor() or platform.machine(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         architecture=platform.machine(),
         system=platform.system(),
         python=platform.python_version(),
     )
-
-
-def _cpu_model() -> str:
-    if _CPU_INFO.exists():
-        for line in _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith(("model name", "Model")):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()

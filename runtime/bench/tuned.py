@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.storage.library_store import AUTO
 from ...onnx_graph.onnx_file import OnnxFile
-from ..ort.custom_ops import CompiledKernel
 from ..ort.providers import PROVIDERS, emulating_bf16, model_for, new_session
 from ..ort.session import EMULATED, OnnxRuntimeSession, one_line, open_file, session_options
 
@@ -30,23 +28,15 @@ class TunedSession(OnnxRuntimeSession):
     """An `OnnxRuntimeSession` that exposes onnxruntime's own session.
 
     Attributes:
-        native: onnxruntime's session.
         load_seconds: time to open it.
-        notes: as of `Session`.
     """
 
-    def __init__(
-        self,
-        native: Any,
-        provider: str,
-        source: str,
-        load_seconds: float,
-        notes: Sequence[str] = (),
-        kernel: CompiledKernel | None = None,
-    ) -> None:
-        super().__init__(native, provider, source, notes, kernel)
-        self.native = native
-        self.load_seconds = load_seconds
+    load_seconds = 0.0
+
+    @property
+    def native(self) -> Any:
+        """onnxruntime's session."""
+        return self._session
 
 
 def open_tuned(
@@ -113,4 +103,6 @@ def open_tuned(
             why=f"Part of it runs on the CPU, as what is computed from dynamic sizes does: {one_line(error)}",
             fix=f"Export it with fixed sizes, or leave {argument('cuda_graph')} out.",
         ) from error
-    return TunedSession(native, started, str(path), time.perf_counter() - begin, opened.notes, opened.kernel)
+    session = TunedSession(native, started, str(path), opened.notes, opened.kernel)
+    session.load_seconds = time.perf_counter() - begin
+    return session

@@ -6,7 +6,6 @@ rename an entry or claim any size, are refused from the table of contents, befor
 
 from __future__ import annotations
 
-import shutil
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -145,11 +144,3 @@ def _bytes_of(path: Path, entry: Entry) -> Iterator[bytes]:
                 raise CheckFailed(f"{path} was cut while it was read.")
             left -= len(block)
             yield block
-
-
-def copy_file(source: Path, target: Path) -> None:
-    """Copy a file's bytes into a staged bundle, without its times and permissions."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with source.open("rb") as reading, target.open("xb") as writing:
-        shutil.copyfileobj(reading, writing, 1 << 20)
-    target.chmod(0o644)

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...core import closeness
 from ...core.documents.sidecar import sidecar_path
@@ -16,29 +16,22 @@ from ...core.errors import UsageError
 from ...core.progress import timed_steps
 from ...core.storage import library_image
 from ...core.storage.file_kinds import BUNDLE, TAR
-from ...core.storage.files import sha256
 from ...core.storage.outputs import Output, writing
-from ...core.tensors import TensorSpec
-from ...core.tolerance import Tolerance
+from ...core.tolerance import TOLERANCES, tolerance_for
 from ..inputs.arrays import save_arrays
 from . import device
-from .archive import copy_file, write_tar
+from .archive import write_tar
 from .device.check_files import MANIFEST, parse_manifest, path_problem
-from .parts import (
-    EnginePart,
-    ModelPart,
-    PluginPart,
-    engine_tolerance,
-    read_engine_part,
-    read_model_part,
-    read_plugin_part,
-)
+from .parts import BundleFiles, EnginePart, ModelPart, PluginPart, read_engine_part, read_model_part, read_plugin_part
 from .place import check_bundle, put_folder
 from .readme import readme_text
 from .repository import Repository
 from .samples import Sample, make_samples, sequence_inputs
 from .triton import Serving
-from .web_page import HOME, WebPage, WebRuntime, check_web_model, read_web_runtime
+from .web_page import HOME, MODELS, check_web_model, read_web_version, write_page
+
+if TYPE_CHECKING:
+    from ...core.documents.engine_facts import EngineFacts
 
 _log = logging.getLogger(__name__)
 
@@ -139,7 +132,7 @@ def create_bundle(request: BundleRequest, progress: Progress = lambda _: None) -
 def _read_models(path: Path) -> list[ModelPart]:
     """Read the model, and the prefill file of a step file."""
     models = [read_model_part(path)]
-    step = models[0].sidecar.step if models[0].sidecar else None
+    step = models[0].step
     if step is not None and step.prefill is not None:
         if path_problem(step.prefill) or "/" in step.prefill:
             raise UsageError(f"The sidecar of {path} names the prefill file {step.prefill[:100]!r}.")
@@ -147,8 +140,8 @@ def _read_models(path: Path) -> list[ModelPart]:
     return models
 
 
-def _read_web(request: BundleRequest, model: ModelPart) -> WebRuntime | None:
-    """Return the browser runtime for a web page, if one is asked for and it can run the model."""
+def _read_web(request: BundleRequest, model: ModelPart) -> str | None:
+    """Return the version of the runtime for a web page, if one is asked for and it can run the model."""
     if request.onnxruntime_web is None:
         return None
     if request.triton is not None:
@@ -158,7 +151,7 @@ def _read_web(request: BundleRequest, model: ModelPart) -> WebRuntime | None:
             fix="Make two bundles.",
         )
     check_web_model(model)
-    return read_web_runtime(request.onnxruntime_web)
+    return read_web_version(request.onnxruntime_web)
 
 
 class _Layout:
@@ -171,142 +164,114 @@ class _Layout:
         models: list[ModelPart],
         plugins: list[PluginPart],
         engines: list[EnginePart],
-        web: WebRuntime | None,
+        web: str | None,
     ) -> None:
-        self.folder, self.request = folder, request
+        self.files, self.request = BundleFiles(folder), request
         self.models, self.plugins, self.engines, self.web = models, plugins, engines, web
         self.name = request.model.stem
         self.notes: list[str] = []
-        self._roles: dict[str, str] = {}
+        self._home = "model" if web is None else MODELS
         self._models: list[dict[str, Any]] = []
         self._samples: list[dict[str, str]] = []
-        self._served: list[str] = []
 
     def write(self, progress: Progress) -> None:
         """Write every file except the manifest."""
-        repository = self._repository()
-        page = WebPage(self, self.web, self.models) if self.web else None
-        home = repository.home if repository else page.home if page else "model"
+        request, files, first = self.request, self.files, self.models[0]
+        repository = None
+        if request.triton:
+            repository = Repository(files, request.triton, self.models, self.name, self.plugins)
+            self._home, self.notes = repository.home, repository.notes
         for part in self.models:
-            self._take_model(part, home)
+            self._take_model(part)
             progress(f"Running samples of {part.path.name}")
-            given = self.request.load_inputs if part is self.models[0] else ()
-            drawn = make_samples(part, self.request.samples, self.request.seed, given)
-            self._write_samples(part, drawn, home)
-            if not given and (sequence := sequence_inputs(part, drawn, self.request.seed)):
-                path = f"samples/{part.path.stem}.sequence.npz"
-                save_arrays(self.folder / path, sequence)
-                self._roles[path] = "sample"
-            if repository and part is self.models[0]:
+            given = request.load_inputs if part is first else ()
+            drawn = make_samples(part, request.samples, request.seed, given)
+            self._write_samples(part, drawn)
+            if not given and (sequence := sequence_inputs(part, drawn, request.seed)):
+                save_arrays(files.new(f"samples/{part.path.stem}.sequence.npz", "sample"), sequence)
+            if repository and part is first:
                 progress("Proving what a server may join")
                 repository.write_model(drawn)
         for plugin in self.plugins:
-            self.take(plugin.path, plugin.home, plugin.kind)
+            files.take(plugin.path, plugin.home, plugin.kind)
             if sidecar_path(plugin.path).is_file():
-                self.take(sidecar_path(plugin.path), str(sidecar_path(Path(plugin.home))), "sidecar")
+                files.take(sidecar_path(plugin.path), str(sidecar_path(Path(plugin.home))), "sidecar")
         for engine in self.engines:
-            self._take_engine(engine, home, repository)
-        if repository:
-            self._served, self.notes = repository.served, repository.notes
-        if page and self.web:
-            page.write()
+            self._take_engine(engine, repository.engine_home(engine) if repository else "engines")
+        if request.onnxruntime_web and self.web is not None:
+            write_page(files, request.onnxruntime_web, self.web, self.models)
             self.notes.append(
                 f"{HOME}/ is a page that runs the model in a browser: python3 -m http.server --directory {HOME}"
             )
         shared = (Path(module.__file__ or "") for module in (closeness, library_image))
         for source in (*sorted(Path(device.__file__).parent.glob("*.py")), *shared):
             if source.name != "__init__.py":
-                self.take(source, source.name, "script")
-        if self.models[0].sidecar and self.models[0].sidecar.step:
-            path = f"{home}/{self.models[0].path.name}"
+                files.take(source, source.name, "script")
+        if first.step:
+            path = self._place(first)
             self.notes.append(f"{path} is a step graph: `localattn generate {path}` goes on from a prompt.")
-        self.add("README.md", self._readme().encode(), "readme")
+        readme = readme_text(self.manifest(), self.notes, repository.served if repository else [], self.web)
+        files.add("README.md", readme.encode(), "readme")
 
-    def _repository(self) -> Repository | None:
-        serving = self.request.triton
-        return Repository(self, serving, self.models, self.name, self.plugins) if serving else None
+    def _place(self, part: ModelPart) -> str:
+        return f"{self._home}/{part.path.name}"
 
-    def _readme(self) -> str:
-        version = self.web.version if self.web else None
-        return readme_text(self.manifest(), self.notes, self._served, version)
-
-    def take(self, source: Path, path: str, role: str) -> None:
-        """Copy a file into the bundle."""
-        if path in self._roles:
-            if sha256(source) == sha256(self.folder / path):
-                return  # weights that two models share
-            raise UsageError(f"Two files of the bundle would be called {path}.", fix="Rename one of them.")
-        copy_file(source, self.folder / path)
-        self._roles[path] = role
-
-    def add(self, path: str, content: bytes, role: str) -> None:
-        """Write a file with generated content."""
-        target = self.folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content)
-        self._roles[path] = role
-
-    def digest(self, path: str) -> str:
-        """Return the SHA-256 of a file of the bundle."""
-        return sha256(self.folder / path)
-
-    def _take_model(self, part: ModelPart, home: str) -> None:
+    def _take_model(self, part: ModelPart) -> None:
         roles = {part.path: "model", **dict.fromkeys(part.data, "data")}
         for source in part.files:
-            place = f"{home}/{source.name}"
+            place = f"{self._home}/{source.name}"
             if source == part.path and isinstance(part.file.content, bytes):
-                self.add(place, part.file.content, "model")
+                self.files.add(place, part.file.content, "model")
             else:
-                self.take(source, place, roles.get(source, "sidecar"))
+                self.files.take(source, place, roles.get(source, "sidecar"))
         part.file.check_same()
-        path = f"{home}/{part.path.name}"
-        tolerance = part.tolerance(self.request.atol, self.request.rtol)
         kernels = [plugin.home for plugin in self.plugins if plugin.kind == "kernels"]
-        entry = _model_entry(path, "onnx", path, tolerance, part.inputs, part.outputs)
-        self._models.append(entry | {"plugins": kernels})
+        self._list(self._place(part), "onnx", part, part.dtype, samples_of=self._place(part), plugins=kernels)
 
-    def _write_samples(self, part: ModelPart, samples: list[Sample], home: str) -> None:
+    def _write_samples(self, part: ModelPart, samples: list[Sample]) -> None:
         for index, sample in enumerate(samples):
-            paths = [f"samples/{part.path.stem}.{index}.{side}.npz" for side in ("inputs", "outputs")]
-            for path, arrays in zip(paths, (sample.inputs, sample.outputs), strict=True):
-                (self.folder / path).parent.mkdir(exist_ok=True)
-                save_arrays(self.folder / path, arrays)
-                self._roles[path] = "sample"
-            model = f"{home}/{part.path.name}"
-            self._samples.append({"model": model, "inputs": paths[0], "outputs": paths[1], "source": sample.source})
+            paths = {side: f"samples/{part.path.stem}.{index}.{side}.npz" for side in ("inputs", "outputs")}
+            for side, path in paths.items():
+                save_arrays(self.files.new(path, "sample"), getattr(sample, side))
+            self._samples.append({"model": self._place(part), **paths, "source": sample.source})
 
-    def _take_engine(self, part: EnginePart, home: str, repository: Repository | None) -> None:
-        facts = part.facts
-        path = repository.engine_home(part) if repository else "engines"
-        path = f"{path}/{part.path.name}"
-        self.take(part.path, path, "engine")
-        self.take(sidecar_path(part.path), f"{path}.json", "sidecar")
-        tolerance = engine_tolerance(part, self.request.atol, self.request.rtol)
-        entry = _model_entry(
-            path, "engine", f"{home}/{self.models[0].path.name}", tolerance, facts.inputs, facts.outputs
-        )
+    def _take_engine(self, part: EnginePart, home: str) -> None:
+        facts, path = part.facts, f"{home}/{part.path.name}"
+        self.files.take(part.path, path, "engine")
+        self.files.take(sidecar_path(part.path), f"{path}.json", "sidecar")
         needed = facts.plugin.sha256 if facts.plugin and facts.plugin.kind == "library" else ""
-        entry |= {
-            "backend": facts.backend,
-            "backend_version": facts.library_version,
-            "compute_capability": ",".join(map(_dotted, facts.targets)),
-            "plugins": [plugin.home for plugin in self.plugins if plugin.digest == needed],
+        self._list(
+            path,
+            "engine",
+            facts,
+            facts.dtype if facts.dtype in TOLERANCES else "fp32",
+            samples_of=self._place(self.models[0]),
+            backend=facts.backend,
+            backend_version=facts.library_version,
+            compute_capability=",".join(map(_dotted, facts.targets)),
+            plugins=[plugin.home for plugin in self.plugins if plugin.digest == needed],
+        )
+
+    def _list(self, path: str, kind: str, facts: ModelPart | EngineFacts, dtype: str, **more: object) -> None:
+        """Add a model to the manifest; its element type chooses how far a device's outputs may be from the samples'."""
+        tolerance = tolerance_for(dtype, self.request.atol, self.request.rtol)
+        entry = {
+            "path": path,
+            "kind": kind,
+            "samples_of": "",
+            "tolerance": {name: getattr(tolerance, name) for name in ("atol", "rtol", "cosine")},
+            "inputs": [{"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)} for spec in facts.inputs],
+            "outputs": [{"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)} for spec in facts.outputs],
+            "backend": "onnxruntime",
+            "backend_version": "",
+            "compute_capability": "",
         }
-        self._models.append(entry)
+        self._models.append(entry | more)
 
     def manifest(self) -> dict[str, Any]:
         """Return the manifest of the files written so far, in a fixed order."""
         from ... import __version__
 
-        files = [
-            {
-                "path": path,
-                "size": (self.folder / path).stat().st_size,
-                "sha256": sha256(self.folder / path),
-                "role": role,
-            }
-            for path, role in sorted(self._roles.items())
-        ]
         return {
             "format": "localattn-bundle",
             "format_version": 1,
@@ -314,25 +279,8 @@ class _Layout:
             "localattn": __version__,
             "models": self._models,
             "samples": self._samples,
-            "files": files,
+            "files": self.files.listed(),
         }
-
-
-def _model_entry(
-    path: str, kind: str, samples_of: str, tolerance: Tolerance, inputs: list[TensorSpec], outputs: list[TensorSpec]
-) -> dict[str, Any]:
-    return {
-        "path": path,
-        "kind": kind,
-        "samples_of": samples_of,
-        "tolerance": {name: getattr(tolerance, name) for name in ("atol", "rtol", "cosine")},
-        "inputs": [{"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)} for spec in inputs],
-        "outputs": [{"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)} for spec in outputs],
-        "backend": "onnxruntime",
-        "backend_version": "",
-        "compute_capability": "",
-        "plugins": [],
-    }
 
 
 def _dotted(target: str) -> str:

@@ -14,6 +14,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
+from http.client import HTTPException
 from typing import Any
 
 import numpy as np
@@ -21,18 +22,11 @@ from numpy.typing import NDArray
 
 from ...core.error_texts import argument
 from ...core.errors import CheckFailed, MissingDependency, UsageError
+from .triton import TYPE_NAMES
 
 Arrays = dict[str, NDArray[Any]]
 
-_NAMES = {
-    "bool": "BOOL",
-    "float16": "FP16",
-    "float32": "FP32",
-    "float64": "FP64",
-    **{f"int{bits}": f"INT{bits}" for bits in (8, 16, 32, 64)},
-    **{f"uint{bits}": f"UINT{bits}" for bits in (8, 16, 32, 64)},
-}
-_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+_DTYPES = {name: dtype for dtype, name in TYPE_NAMES.items() if dtype != "bfloat16"}  # numpy has none
 _BINARY = "binary_tensor_data"
 _HEADER = "Inference-Header-Content-Length"
 _BESIDES = 1 << 20
@@ -55,8 +49,12 @@ class Server:
     """
 
     def __init__(self, url: str, timeout: float = 300.0) -> None:
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
+        try:
+            parts = urllib.parse.urlsplit(url)
+            fits = parts.scheme in ("http", "https") and parts.netloc and parts.port != 0
+        except ValueError:  # no number as a port, or half of an IPv6 address
+            fits = False
+        if not fits:
             raise UsageError(
                 f"{url!r} is not the address of a server.", fix=f"Give {argument('server', 'http://localhost:8000')}."
             )
@@ -91,19 +89,10 @@ class Server:
             MissingDependency: nobody answers.
         """
         path = f"v2/models/{urllib.parse.quote(model, safe='')}/infer"
-        body, headers = self._encode(inputs, outputs, parameters)
-        request = urllib.request.Request(f"{self.url}/{path}", body, headers)
-        try:
-            with urllib.request.urlopen(request, timeout=self._timeout) as answer:
-                content = answer.read(_LARGEST + 1)
-                split = answer.headers.get(_HEADER)
-        except urllib.error.HTTPError as error:
-            raise Refused(_reason(error)) from error
-        except OSError as error:
-            raise self._silent(error) from error
+        content, split = self._ask(path, _LARGEST + 1, *self._encode(inputs, outputs, parameters))
         try:
             return _decode(content, split)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             why = (str(error).splitlines() or [type(error).__name__])[0][:200]
             raise CheckFailed(f"{self.url} gives no answer of the protocol.", why=why) from error
 
@@ -113,7 +102,11 @@ class Server:
         described: list[dict[str, Any]] = []
         blobs = []
         for name, array in inputs.items():
-            tensor: dict[str, Any] = {"name": name, "shape": list(array.shape), "datatype": _NAMES[str(array.dtype)]}
+            tensor: dict[str, Any] = {
+                "name": name,
+                "shape": list(array.shape),
+                "datatype": TYPE_NAMES[str(array.dtype)],
+            }
             if self._binary:
                 blobs.append(np.ascontiguousarray(array).tobytes())
                 tensor["parameters"] = {"binary_data_size": len(blobs[-1])}
@@ -132,24 +125,29 @@ class Server:
 
     def _get(self, path: str) -> dict[str, Any]:
         try:
-            with urllib.request.urlopen(f"{self.url}/{path}", timeout=self._timeout) as answer:
-                found = json.loads(answer.read(_BESIDES))
-        except urllib.error.HTTPError as error:
+            found = json.loads(self._ask(path, _BESIDES)[0])
+        except Refused as error:
             what = f"{self.url} does not serve {path.removeprefix('v2/models/')}."
-            raise MissingDependency(what, why=_reason(error), fix="Start the server, and see its log.") from error
-        except OSError as error:
-            raise self._silent(error) from error
-        except ValueError as error:
-            raise self._other() from error
+            raise MissingDependency(what, why=str(error), fix="Start the server, and see its log.") from error
+        except (ValueError, RecursionError):
+            found = None
         if not isinstance(found, dict):
-            raise self._other()
+            raise MissingDependency(f"{self.url} is no server of the Open Inference Protocol v2.")
         return found
 
-    def _silent(self, error: OSError) -> MissingDependency:
-        return MissingDependency(f"{self.url} does not answer.", why=str(error)[:200], fix="Start the server.")
-
-    def _other(self) -> MissingDependency:
-        return MissingDependency(f"{self.url} is no server of the Open Inference Protocol v2.")
+    def _ask(
+        self, path: str, most: int, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[bytes, str | None]:
+        """Return at most so many bytes of an answer, and where its binary part begins."""
+        request = urllib.request.Request(f"{self.url}/{path}", body, dict(headers or {}))
+        try:
+            with urllib.request.urlopen(request, timeout=self._timeout) as answer:
+                return answer.read(most), answer.headers.get(_HEADER)
+        except urllib.error.HTTPError as error:
+            raise Refused(_reason(error)) from error
+        except (OSError, HTTPException) as error:
+            why = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            raise MissingDependency(f"{self.url} does not answer.", why=why, fix="Start the server.") from error
 
 
 # Above what a sample's outputs can be.
@@ -179,8 +177,9 @@ def _decode(content: bytes, split: str | None) -> Arrays:
 
 def _reason(error: urllib.error.HTTPError) -> str:
     """Return the message of an error's body, in one line."""
-    with error:
+    text = ""
+    with error, contextlib.suppress(OSError, HTTPException):
         text = error.read(_BESIDES).decode("utf-8", "replace")
-    with contextlib.suppress(KeyError, TypeError, ValueError):
+    with contextlib.suppress(KeyError, TypeError, ValueError, RecursionError):
         text = str(json.loads(text)["error"])
     return " ".join(f"{text or error.reason} (HTTP {error.code})".split())[:400]

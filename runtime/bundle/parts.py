@@ -1,11 +1,12 @@
-"""Read and check what goes into a bundle: models with their data, plugin libraries, engines."""
+"""Read and check what goes into a bundle: models with their data, plugin libraries, engines; and write its files."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ...core.documents.sidecar import Sidecar, sidecar_path
 from ...core.dtypes import SHORT_NAME
@@ -16,12 +17,12 @@ from ...core.storage.library_store import TENSORRT_PLUGIN, kind_of
 from ...core.storage.publishing import MAX_BYTES
 from ...core.storage.reading import open_plain, read_plain
 from ...core.tensors import TensorSpec
-from ...core.tolerance import TOLERANCES, Tolerance, tolerance_for
 from ...onnx_graph.onnx_file import OnnxFile
 from .device.check_files import path_problem
 
 if TYPE_CHECKING:
     from ...core.documents.engine_facts import EngineFacts
+    from ...core.documents.step_facts import StepFacts
 
 # Processors by the machine number in an ELF header (elf.h: EM_X86_64, EM_AARCH64).
 _MACHINES = {62: "x86_64", 183: "aarch64"}
@@ -29,23 +30,49 @@ _MACHINES = {62: "x86_64", 183: "aarch64"}
 _HOMES = {"plugin": "plugins", "kernels": "kernels"}
 
 
-class BundleFiles(Protocol):
-    """The files of a bundle that is being written.
+class BundleFiles:
+    """The files of a bundle that is being written, and the role of each.
 
-    Attributes:
+    Args:
         folder: where they are.
     """
 
-    folder: Path
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._roles: dict[str, str] = {}
+
+    def new(self, path: str, role: str) -> Path:
+        """Return where to write a file."""
+        target = self.folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self._roles[path] = role
+        return target
 
     def add(self, path: str, content: bytes, role: str) -> None:
         """Write a file with generated content."""
+        self.new(path, role).write_bytes(content)
 
     def take(self, source: Path, path: str, role: str) -> None:
-        """Copy a file into the bundle."""
+        """Copy a file's bytes into the bundle, without its times and permissions."""
+        if path in self._roles:
+            if sha256(source) == self.digest(path):
+                return  # weights that two models share
+            raise UsageError(f"Two files of the bundle would be called {path}.", fix="Rename one of them.")
+        target = self.new(path, role)
+        with source.open("rb") as reading, target.open("xb") as writing:
+            shutil.copyfileobj(reading, writing, 1 << 20)
+        target.chmod(0o644)
 
     def digest(self, path: str) -> str:
         """Return the SHA-256 of a file of the bundle."""
+        return sha256(self.folder / path)
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Return the manifest's entries of the files written so far, in a fixed order."""
+        return [
+            {"path": path, "size": (self.folder / path).stat().st_size, "sha256": self.digest(path), "role": role}
+            for path, role in sorted(self._roles.items())
+        ]
 
 
 @dataclass(frozen=True)
@@ -78,9 +105,10 @@ class ModelPart:
         """The file, its data and its sidecar."""
         return [self.path, *self.data, *([] if self.sidecar is None else [sidecar_path(self.path)])]
 
-    def tolerance(self, atol: float | None, rtol: float | None) -> Tolerance:
-        """Return how far a device's outputs may be from the expected ones."""
-        return tolerance_for(self.dtype, atol, rtol)
+    @property
+    def step(self) -> StepFacts | None:
+        """How a step file is called; None for a file that takes whole sequences."""
+        return self.sidecar.step if self.sidecar else None
 
 
 @dataclass(frozen=True)
@@ -204,8 +232,3 @@ def read_engine_part(path: Path, model: ModelPart, plugins: Sequence[PluginPart]
             f"The plugin library of {path} is missing.", why=why, fix=f"Add {argument('plugin_library', name)}."
         )
     return EnginePart(path, facts)
-
-
-def engine_tolerance(part: EnginePart, atol: float | None, rtol: float | None) -> Tolerance:
-    """Return how far an engine's outputs may be from the expected ones."""
-    return tolerance_for(part.facts.dtype if part.facts.dtype in TOLERANCES else "fp32", atol, rtol)

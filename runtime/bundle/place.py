@@ -30,7 +30,7 @@ def check_bundle(target: Path, *, as_tar: bool, overwrite: bool) -> None:
     if as_tar == target.is_dir():
         what = "a folder" if as_tar else "not a folder"
         raise UsageError(f"Cannot write {target}.", why=f"It is {what}.", fix="Choose another name.")
-    if not (_is_bundle_tar(target) if as_tar else _is_bundle(target)):
+    if not _is_bundle(target, as_tar=as_tar):
         why = "It is a tar of other things." if as_tar else "It is a folder that holds other things than a bundle."
         raise UsageError(f"{target} is not replaced.", why=why, fix="Choose another name.")
     if not overwrite:
@@ -62,26 +62,14 @@ def _added(folder: Path) -> str:
     return ""
 
 
-def _is_bundle(folder: Path) -> bool:
-    try:
-        return _is_manifest(read_plain(folder / MANIFEST, MAX_MANIFEST))
-    except (UsageError, OSError):
-        return False
-
-
-def _is_bundle_tar(path: Path) -> bool:
-    if path.stat().st_size == 0:
+def _is_bundle(path: Path, *, as_tar: bool) -> bool:
+    """Return whether a folder or a tar has the manifest of a bundle; an empty tar is taken for one."""
+    if as_tar and path.stat().st_size == 0:
         return True
     try:
-        return _is_manifest(read_tar_manifest(path, read_table(path)))
-    except (UsageError, Fault):
-        return False
-
-
-def _is_manifest(text: bytes) -> bool:
-    try:
+        text = read_tar_manifest(path, read_table(path)) if as_tar else read_plain(path / MANIFEST, MAX_MANIFEST)
         return bool(json.loads(text)["format"] == "localattn-bundle")
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (UsageError, Fault, OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
 
 

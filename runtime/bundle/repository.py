@@ -24,9 +24,9 @@ from .triton import (
     initial_states,
     model_config,
     served_name,
+    stateful,
     stream_config,
     warmup_files,
-    write_stateful,
 )
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Repository:
         """
         part, filename = self._part, self._part.path.name
         outputs = part.outputs
-        step = part.sidecar.step if part.sidecar else None
+        step = part.step
         if self._facts.gpu:
             self.notes.append(
                 f"{filename} is bf16, which onnxruntime computes on GPUs only: {self._name} does not load in a server "
@@ -91,18 +91,15 @@ class Repository:
         else:
             filename = f"{part.path.stem}.served.onnx"
             path = f"{self.home}/{filename}"
-            write_stateful(part.file, self._files.folder / path, step)
-            self._files.add(path, (self._files.folder / path).read_bytes(), "triton")
+            self._files.add(path, stateful(part.file, step), "triton")
             self._start_values(self._name, step)
             outputs = [*outputs, TensorSpec(NEXT_POSITION, "int64", (1,))]
-            self.notes.append(
+            self.notes += [
                 f"{self._name} keeps the caches of each sequence in the server: send every token of it, the prompt's "
-                "too, as one request with the same sequence id, the first with sequence_start."
-            )
-            self.notes.append(
+                "too, as one request with the same sequence id, the first with sequence_start.",
                 f"An instance serves {self._serving.sequences} sequences at a time. The next one waits until "
-                f"one of them ends with sequence_end or is silent for {IDLE_SECONDS} seconds: give clients a timeout."
-            )
+                f"one of them ends with sequence_end or is silent for {IDLE_SECONDS} seconds: give clients a timeout.",
+            ]
         facts = self._facts
         text = model_config(self._name, "onnxruntime", filename, part.inputs, outputs, self._serving, step, facts)
         self._configure(self._name, text)
@@ -155,7 +152,7 @@ class Repository:
         self._configure(name, stream_config(name, data, output, serving, axis, rows, draws))
         home = f"../../{self._name}/1"
         facts = {
-            "files": {str(chunk): f"{home}/{x.path.name}" for x in self._parts if (chunk := _chunk(x))},
+            "files": {str(x.step.chunk): f"{home}/{x.path.name}" for x in self._parts if x.step},
             "libraries": list(self._facts.libraries),
             "threads": serving.threads_of(True),
             "idle_seconds": IDLE_SECONDS,
@@ -202,7 +199,7 @@ class Repository:
             self.notes.append(f"{engine.path.name} is a {facts.backend} engine, which Triton has no backend for.")
             return "engines"
         name = served_name(f"{self._name}_{engine.path.stem}_tensorrt")
-        step = self._part.sidecar.step if self._part.sidecar else None
+        step = self._part.step
         filename = engine.path.name
         batched = self._facts.batched and open_batch(facts.inputs, facts.outputs)
         served = replace(self._facts, batched=batched, libraries=(), sample={})
@@ -226,8 +223,3 @@ class Repository:
 
 def _is_bf16(part: ModelPart) -> bool:
     return part.dtype == "bf16" or any(spec.dtype == "bfloat16" for spec in (*part.inputs, *part.outputs))
-
-
-def _chunk(part: ModelPart) -> int:
-    """Return how many positions a call of a step file takes; 0 for a file of whole sequences."""
-    return part.sidecar.step.chunk if part.sidecar and part.sidecar.step else 0

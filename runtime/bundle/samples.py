@@ -48,7 +48,7 @@ def make_samples(part: ModelPart, count: int, seed: int, given: Sequence[Path] =
         return []
     session = load(part.file, provider="cpu", plugin="none")
     limit = vocabulary(part.sidecar)
-    step = part.sidecar.step if part.sidecar else None
+    step = part.step
     drawn: Iterator[tuple[Arrays, str]]
     if given:
         drawn = ((load_arrays(path), path.name) for path in given)
@@ -81,7 +81,7 @@ def sequence_inputs(part: ModelPart, samples: Sequence[Sample], seed: int) -> Ar
         samples: of it, drawn with `seed`.
         seed: of the first call.
     """
-    step = part.sidecar.step if part.sidecar else None
+    step = part.step
     if step is None or not samples:
         return {}
     data, _ = other_tensors(part, step)

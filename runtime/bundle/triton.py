@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,14 +26,9 @@ NEXT_POSITION = "next_position"
 # Abandoned sequences free their caches after this time; Triton's own default is one second.
 IDLE_SECONDS = 60
 
-_TYPES = {
-    "bool": "TYPE_BOOL",
-    "float16": "TYPE_FP16",
-    "float32": "TYPE_FP32",
-    "float64": "TYPE_FP64",
-    "bfloat16": "TYPE_BF16",
-    **{f"int{bits}": f"TYPE_INT{bits}" for bits in (8, 16, 32, 64)},
-    **{f"uint{bits}": f"TYPE_UINT{bits}" for bits in (8, 16, 32, 64)},
+# Names of element types in the Open Inference Protocol; in Triton's configurations they begin with TYPE_.
+TYPE_NAMES = {"bool": "BOOL", "bfloat16": "BF16", **{f"float{bits}": f"FP{bits}" for bits in (16, 32, 64)}} | {
+    f"{kind}{bits}": f"{kind.upper()}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)
 }
 
 
@@ -130,8 +124,11 @@ def model_config(
         config["dynamic_batching"] = {}
     if step is not None:
         config["sequence_batching"] = _sequences(serving) | {"state": states}
-    if backend == "onnxruntime":
-        config |= _for_onnxruntime(serving.threads_of(step is not None), served.libraries)
+    if backend == "onnxruntime" and (threads := serving.threads_of(step is not None)):
+        value = {"string_value": str(threads)}
+        config["parameters"] = [{"key": "intra_op_thread_count", "value": value}]
+    if backend == "onnxruntime" and served.libraries:
+        config["model_operations"] = {"op_library_filename": list(served.libraries)}
     if served.sample and step is None:
         config["model_warmup"] = [_warmup(served.sample, inputs, batched)]
     return "".join(_lines(config, ""))
@@ -177,20 +174,20 @@ def stream_config(
 def warmup_files(sample: Mapping[str, NDArray[Any]], batched: bool) -> dict[str, bytes]:
     """Return the files of `warmup/`: the inputs of a sample, one row of it for a model whose requests are joined."""
     return {
-        _warmup_file(index): np.ascontiguousarray(array[0] if batched else array).tobytes()
+        f"input_{index}": np.ascontiguousarray(array[0] if batched else array).tobytes()
         for index, array in enumerate(sample.values())
     }
 
 
 def _warmup(sample: Mapping[str, NDArray[Any]], inputs: Sequence[TensorSpec], batched: bool) -> dict[str, Any]:
-    kinds = {spec.name: _type(spec.name, spec.dtype) for spec in inputs}
+    dtypes = {spec.name: spec.dtype for spec in inputs}
     given = [
         {
             "key": name,
             "value": {
-                "data_type": kinds[name],
+                "data_type": _type(name, dtypes[name]),
                 "dims": list(array.shape[1:] if batched else array.shape) or [1],
-                "input_data_file": _warmup_file(index),
+                "input_data_file": f"input_{index}",
             },
         }
         for index, (name, array) in enumerate(sample.items())
@@ -198,25 +195,11 @@ def _warmup(sample: Mapping[str, NDArray[Any]], inputs: Sequence[TensorSpec], ba
     return {"name": "sample", "batch_size": 1, "inputs": given}
 
 
-def _warmup_file(index: int) -> str:
-    return f"input_{index}"
-
-
 def _sequences(serving: Serving) -> dict[str, Any]:
     return {
         "max_sequence_idle_microseconds": IDLE_SECONDS * 1_000_000,
         "oldest": {"max_candidate_sequences": serving.sequences},
     }
-
-
-def _for_onnxruntime(threads: int, libraries: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    if threads:
-        value = {"string_value": str(threads)}
-        found["parameters"] = [{"key": "intra_op_thread_count", "value": value}]
-    if libraries:
-        found["model_operations"] = {"op_library_filename": list(libraries)}
-    return found
 
 
 def served_name(name: str) -> str:
@@ -228,16 +211,16 @@ def served_name(name: str) -> str:
 def initial_states(step: StepFacts) -> dict[str, bytes]:
     """Return the files of `initial_state/`: caches that do not start as zeros."""
     return {
-        _state_file(index): np.full(cache.shape, cache.fill, cache.dtype).tobytes()
+        f"cache_{index}": np.full(cache.shape, cache.fill, cache.dtype).tobytes()
         for index, cache in enumerate(step.caches)
         if cache.fill
     }
 
 
-def write_stateful(model: OnnxFile, target: Path, step: StepFacts) -> None:
-    """Write the copy of a step file that is served: it also returns the position of the next call.
+def stateful(model: OnnxFile, step: StepFacts) -> bytes:
+    """Return the copy of a step file that is served: it also returns the position of the next call.
 
-    External data stays where it is: `target` is in the folder of the model's copy.
+    External data stays where it is: the copy belongs into the same folder as the model's.
     """
     import onnx
 
@@ -249,30 +232,21 @@ def write_stateful(model: OnnxFile, target: Path, step: StepFacts) -> None:
         add = onnx.helper.make_node("Add", [step.position_input, chunk.name], [NEXT_POSITION], "localattn.served.add")
         graph.node.append(add)
         graph.output.append(onnx.helper.make_tensor_value_info(NEXT_POSITION, onnx.TensorProto.INT64, [1]))
-    target.write_bytes(proto.SerializeToString())
+    return bytes(proto.SerializeToString())
 
 
 def _states(step: StepFacts, outputs: set[str]) -> Iterator[dict[str, Any]]:
     for index, cache in enumerate(step.caches):
-        source = {"data_file": _state_file(index)} if cache.fill else {"zero_data": True}
-        yield _state(cache.input, cache.output, _type(cache.input, cache.dtype), cache.shape, source)
+        source = {"data_file": f"cache_{index}"} if cache.fill else {"zero_data": True}
+        yield _state(cache.input, cache.output, cache.dtype, cache.shape, source)
     if NEXT_POSITION in outputs:
-        yield _state(step.position_input, NEXT_POSITION, Word("TYPE_INT64"), [1], {"zero_data": True})
+        yield _state(step.position_input, NEXT_POSITION, "int64", [1], {"zero_data": True})
 
 
-def _state(name: str, output: str, kind: Word, dims: Sequence[int], source: Message) -> dict[str, Any]:
-    initial = {"data_type": kind, "dims": list(dims), **source, "name": f"start of {name}"}
-    return {
-        "input_name": name,
-        "output_name": output,
-        "data_type": kind,
-        "dims": list(dims),
-        "initial_state": [initial],
-    }
-
-
-def _state_file(index: int) -> str:
-    return f"cache_{index}"
+def _state(name: str, output: str, dtype: str, dims: Sequence[int], source: Message) -> dict[str, Any]:
+    kind = {"data_type": _type(name, dtype), "dims": list(dims)}
+    initial = {**kind, **source, "name": f"start of {name}"}
+    return {"input_name": name, "output_name": output, **kind, "initial_state": [initial]}
 
 
 def _tensor(spec: TensorSpec, batched: bool) -> dict[str, Any]:
@@ -283,29 +257,22 @@ def _tensor(spec: TensorSpec, batched: bool) -> dict[str, Any]:
 
 
 def _type(name: str, dtype: str) -> Word:
-    if dtype not in _TYPES:
+    if dtype not in TYPE_NAMES:
         raise UsageError(f"{name!r} is {dtype}, which Triton does not serve.", fix=f"Leave out {argument('triton')}.")
-    return Word(_TYPES[dtype])
+    return Word(f"TYPE_{TYPE_NAMES[dtype]}")
 
 
 def _lines(message: Message, indent: str) -> Iterator[str]:
     """Yield a message in protobuf's text format; a list of messages is the field repeated."""
     for name, value in message.items():
-        if isinstance(value, list) and value and isinstance(value[0], Mapping):
-            for item in value:
-                yield from _block(name, item, indent)
-        elif isinstance(value, Mapping):
-            yield from _block(name, value, indent)
+        blocks = [value] if isinstance(value, Mapping) else value
+        if isinstance(blocks, list) and blocks and isinstance(blocks[0], Mapping):
+            for block in blocks:
+                yield from (f"{indent}{name} {{\n", *_lines(block, indent + "  "), f"{indent}}}\n")
         elif isinstance(value, list):
             yield f"{indent}{name}: [{', '.join(map(_scalar, value))}]\n"
         else:
             yield f"{indent}{name}: {_scalar(value)}\n"
-
-
-def _block(name: str, message: Message, indent: str) -> Iterator[str]:
-    yield f"{indent}{name} {{\n"
-    yield from _lines(message, indent + "  ")
-    yield f"{indent}}}\n"
 
 
 def _scalar(value: Any) -> str:
@@ -313,10 +280,7 @@ def _scalar(value: Any) -> str:
         return str(value)
     if isinstance(value, bool):
         return str(value).lower()
-    return _quoted(value) if isinstance(value, str) else str(value)
-
-
-def _quoted(text: str) -> str:
-    """Quote a string; bytes other than plain ASCII are written in octal."""
-    plain = set(range(32, 127)) - set(b'"\\')
-    return '"' + "".join(chr(byte) if byte in plain else f"\\{byte:03o}" for byte in text.encode()) + '"'
+    if not isinstance(value, str):
+        return str(value)
+    plain = set(range(32, 127)) - set(b'"\\')  # other bytes are written in octal
+    return '"' + "".join(chr(byte) if byte in plain else f"\\{byte:03o}" for byte in value.encode()) + '"'

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +72,7 @@ def verify_bundle(
         raise UsageError(f"There is no provider {provider!r}.", fix=f"Known: auto, {', '.join(script.PROVIDERS)}.")
     with as_errors(), checked(path, manifest_sha256, unpack=not files_only) as (folder, manifest, digest):
         if folder is None:
-            report: dict[str, Any] = {"code": 0, "rows": [], "not_run": [], "samples": len(manifest["samples"])}
+            report = script.nothing_run(manifest)
         else:
             libraries = run_libraries or manifest_sha256 is not None
             report = script.run_bundle(folder, manifest, model, provider, threads, libraries=libraries)
@@ -94,30 +93,21 @@ def as_errors() -> Iterator[None]:
 @contextmanager
 def checked(path: Path, expected: str | None, *, unpack: bool) -> Iterator[tuple[Path | None, dict[str, Any], str]]:
     """Check every file, then yield the folder to run (None without `unpack`), the manifest and its SHA-256."""
-    if path.is_dir():
-        text = check_files.read_manifest(path)
-        manifest = check_files.parse_manifest(_expected(text, expected))
+    table = None
+    if not path.is_dir():
+        check_plain(path)
+        if not path.is_file():
+            raise UsageError(f"Cannot read {path}.", why="There is no such file or folder.", fix="Give a bundle.")
+        table = read_table(path)
+    text = check_files.read_manifest(path) if table is None else read_tar_manifest(path, table)
+    manifest, digest = check_files.read_expected(text, expected)
+    if table is None:
         check_files.check_folder(path, manifest)
-        yield (path if unpack else None), manifest, hashlib.sha256(text).hexdigest()
-        return
-    check_plain(path)
-    if not path.is_file():
-        raise UsageError(f"Cannot read {path}.", why="There is no such file or folder.", fix="Give a bundle.")
-    table = read_table(path)
-    text = read_tar_manifest(path, table)
-    manifest = check_files.parse_manifest(_expected(text, expected))
-    check_tar(path, table, manifest)
-    digest = hashlib.sha256(text).hexdigest()
-    if not unpack:
-        yield None, manifest, digest
-        return
-    with tempfile.TemporaryDirectory(prefix="localattn-") as folder:
-        extract(path, table, Path(folder))
-        yield Path(folder), manifest, digest
-
-
-def _expected(text: bytes, expected: str | None) -> bytes:
-    digest = hashlib.sha256(text).hexdigest()
-    if expected not in (None, digest):
-        raise CheckFailed("manifest.json is not the one expected.", why=f"Its SHA-256 is {digest}.")
-    return text
+    else:
+        check_tar(path, table, manifest)
+    with ExitStack() as stack:
+        folder = path
+        if unpack and table is not None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="localattn-")))
+            extract(path, table, folder)
+        yield (folder if unpack else None), manifest, digest

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ...core.documents.sidecar import read_sidecar
 from ...core.errors import CheckFailed, UsageError
-from .device.verify import compare, read_arrays
+from .device.verify import compare, nothing_run, read_arrays
 from .open_inference import Refused, Server
 from .triton import served_name
 from .verify import Verified, as_errors, checked
@@ -52,8 +52,7 @@ def verify_on_server(path: Path, url: str, model: str | None = None, manifest_sh
             raise UsageError("The bundle has no samples.", why="There is nothing to send.", fix="Make it with samples.")
         server = Server(url)
         rows = [row for name in _names(manifest, model) for row in _Served(server, name, folder, manifest).rows()]
-        code = 0 if all(row["passed"] for row in rows) else 1
-        report = {"code": code, "rows": rows, "not_run": [], "samples": len(manifest["samples"])}
+        report = nothing_run(manifest) | {"code": 0 if all(row["passed"] for row in rows) else 1, "rows": rows}
     return Verified(manifest, digest, report)
 
 
@@ -108,10 +107,10 @@ class _Served:
         return None if sidecar is None else sidecar.step
 
     def _samples(self, model: Report) -> list[tuple[str, Arrays, Arrays]]:
-        found = [sample for sample in self._manifest["samples"] if sample["model"] == model["path"]]
         return [
             (x["inputs"], read_arrays(self._folder / x["inputs"]), read_arrays(self._folder / x["outputs"]))
-            for x in found
+            for x in self._manifest["samples"]
+            if x["model"] == model["path"]
         ]
 
     def _directly(self, model: Report) -> Iterator[Report]:
@@ -145,13 +144,13 @@ class _Served:
             wanted = {step.logits_output: expected[step.logits_output]}
             found = [answer.get(position) for answer in answers]
             refused = next((x for x in found if isinstance(x, str)), None)
+            parts = [np.atleast_1d(x) for x in found if not isinstance(x, str) and x is not None]
+            if refused is None and len({part.shape[1:] for part in parts}) > 1:
+                refused = "the answers to its rows have different shapes"
             if refused is not None:
                 yield self._row(sample, step.logits_output, "") | {"passed": False, "why": refused}
                 continue
-            actual = {
-                step.logits_output: np.concatenate([x for x in found if not isinstance(x, str) and x is not None])
-            }
-            yield from self._compared(model, sample, actual, wanted)
+            yield from self._compared(model, sample, {step.logits_output: np.concatenate(parts)}, wanted)
 
     def _sent(
         self, stream: Arrays, step: StepFacts, pieces: Sequence[tuple[int, int]], row: int | None
@@ -180,10 +179,9 @@ class _Served:
             row = self._row(sample, name, str(wanted.dtype))
             if name not in actual:
                 yield row | {"passed": False, "why": "the model has no such output"}
-            elif not wanted.ndim and actual[name].shape == (1,):  # no server hands out a scalar
-                yield row | compare(actual[name].reshape(()), wanted, model["tolerance"])
-            else:
-                yield row | compare(actual[name], wanted, model["tolerance"])
+                continue
+            scalar = not wanted.ndim and actual[name].shape == (1,)  # no server hands out a scalar
+            yield row | compare(actual[name].reshape(()) if scalar else actual[name], wanted, model["tolerance"])
 
     def _row(self, sample: str, output: str, dtype: str) -> Report:
         computed = {"source": self._server.name, "sha256": "", "ops": []}

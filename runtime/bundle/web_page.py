@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -17,31 +16,21 @@ from ...core.errors import UsageError
 from ...core.storage.files import is_file
 from ...core.storage.publishing import MAX_BYTES
 from ...core.storage.reading import read_plain
+from ..generation.step_file import data_inputs, other_tensors
 from ..generation.step_session import step_facts
 from .parts import BundleFiles, ModelPart
 
+# The folder of the page, and that of the ONNX files which it loads.
 HOME = "web"
+MODELS = f"{HOME}/model"
 PAGE_FILES = Path(__file__).with_name("web")
 # Files in the folder `dist` of onnxruntime-web's package: the build without WebGPU, and the WebAssembly it loads.
 RUNTIME_FILES = ("ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm")
 _INSTALL = "npm install --ignore-scripts onnxruntime-web puts it into node_modules/onnxruntime-web."
 
 
-@dataclass(frozen=True)
-class WebRuntime:
-    """onnxruntime-web.
-
-    Args:
-        folder: the npm package.
-        version: of the package.
-    """
-
-    folder: Path
-    version: str
-
-
-def read_web_runtime(folder: Path) -> WebRuntime:
-    """Find onnxruntime-web in the folder of its npm package.
+def read_web_version(folder: Path) -> str:
+    """Return the version of onnxruntime-web in the folder of its npm package.
 
     Raises:
         UsageError: it is no such folder, or lacks a file that the page needs.
@@ -58,7 +47,7 @@ def read_web_runtime(folder: Path) -> WebRuntime:
     if missing:
         why = f"It has no dist/{missing[0]}."
         raise UsageError(f"onnxruntime-web {version} in {folder} does not fit the page.", why=why, fix=_INSTALL)
-    return WebRuntime(folder, version)
+    return version
 
 
 def check_web_model(model: ModelPart) -> None:
@@ -75,8 +64,7 @@ def check_web_model(model: ModelPart) -> None:
     if facts.mode != "step":
         why = f"It takes {facts.chunk} positions at once; its step file takes it along."
         raise UsageError(f"{path} is a {facts.mode} file.", why=why, fix="Give the step file.")
-    fed = {facts.position_input, *(cache.input for cache in facts.caches)}
-    data = [spec for spec in model.inputs if spec.name not in fed]
+    data = data_inputs(model, facts)
     if len(data) != 1 or data[0].dtype != "int64" or len(data[0].shape) != 2:
         taken = ", ".join(spec.describe() for spec in data)
         raise UsageError(f"{path} cannot go on a web page.", why=f"The page writes tokens, and it takes {taken}.")
@@ -90,59 +78,40 @@ def check_web_model(model: ModelPart) -> None:
         )
 
 
-class WebPage:
-    """The folder `web` of a bundle.
+def write_page(files: BundleFiles, runtime: Path, version: str, models: Sequence[ModelPart]) -> None:
+    """Write the page's files, the runtime, and `page.json`: what the page loads and keeps, and its digest.
 
     Args:
-        files: the bundle.
-        runtime: what runs the model in the browser.
+        files: the bundle, with its ONNX files in the folder `MODELS`.
+        runtime: the folder of onnxruntime-web's npm package.
+        version: of it.
         models: the step file, and the file that takes prompts in chunks if there is one.
-
-    Attributes:
-        home: the folder of the bundle's ONNX files, from which the page loads them.
     """
-
-    home = f"{HOME}/model"
-
-    def __init__(self, files: BundleFiles, runtime: WebRuntime, models: Sequence[ModelPart]) -> None:
-        self._files, self._runtime, self._models = files, runtime, models
-
-    def write(self) -> None:
-        """Write the page's files, the runtime, and `page.json`: what the page loads and keeps, and its digest."""
-        paths = []
-        for source in sorted(PAGE_FILES.iterdir()):
-            self._files.take(source, f"{HOME}/{source.name}", "web")
-            paths.append(source.name)
-        for name in RUNTIME_FILES:
-            self._files.take(self._runtime.folder / "dist" / name, f"{HOME}/onnxruntime-web/{name}", "runtime")
-            paths.append(f"onnxruntime-web/{name}")
-        models = sorted({path.name for model in self._models for path in model.files})
-        written = [f"{HOME}/{path}" for path in paths] + [f"{self.home}/{name}" for name in models]
-        paths += sorted(map(_address, models))
-        step, *prefill = (_address(model.path.name) for model in self._models)
-        page = {
-            "name": self._models[0].path.stem,
-            "vocabulary": _vocabulary(self._models[0]),
-            "step": step,
-            "prefill": prefill[0] if prefill else None,
-            "onnxruntime_web": self._runtime.version,
-            "digest": _digest({path: self._files.digest(path) for path in written}),
-            "files": paths,
-        }
-        text = json.dumps(page, indent=1, ensure_ascii=False) + "\n"
-        self._files.add(f"{HOME}/page.json", text.encode(), "web")
-
-
-def _digest(files: Mapping[str, str]) -> str:
-    """Return the digest of files by that of each: a browser's copy is of one bundle alone."""
-    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
-
-
-def _vocabulary(model: ModelPart) -> int:
-    """Return how many tokens the model has: the size of its logits."""
-    assert model.sidecar is not None
-    name = step_facts(model.sidecar).logits_output
-    return next(int(spec.shape[-1]) for spec in model.outputs if spec.name == name)
+    paths = []
+    for source in sorted(PAGE_FILES.iterdir()):
+        files.take(source, f"{HOME}/{source.name}", "web")
+        paths.append(source.name)
+    for name in RUNTIME_FILES:
+        files.take(runtime / "dist" / name, f"{HOME}/onnxruntime-web/{name}", "runtime")
+        paths.append(f"onnxruntime-web/{name}")
+    names = sorted({path.name for model in models for path in model.files})
+    written = [f"{HOME}/{path}" for path in paths] + [f"{MODELS}/{name}" for name in names]
+    digests = {path: files.digest(path) for path in written}  # by which a browser's copy is of one bundle alone
+    paths += sorted(map(_address, names))
+    step, *prefill = (_address(model.path.name) for model in models)
+    assert models[0].step is not None
+    _, logits = other_tensors(models[0], models[0].step)
+    page = {
+        "name": models[0].path.stem,
+        "vocabulary": int(logits.shape[-1]),
+        "step": step,
+        "prefill": prefill[0] if prefill else None,
+        "onnxruntime_web": version,
+        "digest": hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest(),
+        "files": paths,
+    }
+    text = json.dumps(page, indent=1, ensure_ascii=False) + "\n"
+    files.add(f"{HOME}/page.json", text.encode(), "web")
 
 
 def _address(name: str) -> str:

@@ -7,7 +7,7 @@ The module runs twice. The fp32 run shows the positions at which it computes wha
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,11 +16,6 @@ from ..session import Arrays
 from .comparison import Comparison, compare_arrays, merged
 from .runner import Runner, take_sample
 
-if TYPE_CHECKING:
-    from ...core.documents.sidecar import Sidecar
-
-# Every measured baseline was smaller: beyond this the cosine would be below the table's.
-_MOST_RELATIVE = 0.1
 # A module that differs from the reference at a larger share of positions is not used as a baseline.
 _MOST_DEPARTING = 0.5
 
@@ -105,21 +100,6 @@ class BaselineMeter:
 def beside(tolerance: Tolerance, baseline: Baseline | None) -> Tolerance:
     """Return the tolerance with the baseline added, where the tolerance uses one."""
     return replace(tolerance, baseline=baseline) if tolerance.takes_baseline else tolerance
-
-
-def recorded_baseline(sidecar: Sidecar | None, dtype: str, name: str) -> Baseline | None:
-    """Return the baseline that the export measured, for comparisons without PyTorch.
-
-    Args:
-        sidecar: of the file.
-        dtype: the precision that the file is compared in.
-        name: of the file.
-    """
-    checks = [] if sidecar is None else sidecar.checks
-    found = next((check.baseline for check in checks if check.baseline is not None), None)
-    if found is None or found.dtype != dtype or not 0 <= found.relative_rms <= _MOST_RELATIVE:
-        return None
-    return replace(found, source=f"{found.source}, as the sidecar of {name} recorded it")
 
 
 def both_errors(comparison: Comparison, baseline: Baseline) -> str:

@@ -38,13 +38,7 @@ Rows = Callable[[str, NDArray[Any], NDArray[Any]], NDArray[np.bool_] | None]
 
 
 class Compared(NamedTuple):
-    """Outputs and comparisons of one set of inputs.
-
-    Args:
-        outputs: the candidate's.
-        expected: the reference's, of the part that it computes.
-        comparisons: one for each output of the reference.
-    """
+    """The candidate's outputs, the reference's of the part that it computes, and one comparison for each of these."""
 
     outputs: Arrays
     expected: Arrays
@@ -162,10 +156,8 @@ def compare_golden(
             named = sample._replace(name=sample.name + mode.mode)
             progress(f"Comparing: {named.name}")
             rows = partial(kept, key_mask(sample.inputs))
-            yield (
-                named,
-                compare(mode, reference, sample.inputs, tolerance, spread=True, expected=sample.outputs, rows=rows),
-            )
+            found = compare(mode, reference, sample.inputs, tolerance, spread=True, expected=sample.outputs, rows=rows)
+            yield named, found
         if meter is not None:
             meter.take(reference, sample.inputs, sample.outputs)
 
@@ -239,25 +231,12 @@ def compare_models(
         CheckFailed: an output is missing or has another shape than the reference's.
     """
     specs = shared_specs(candidate.inputs, reference.inputs, (candidate.name, reference.name))
-    precision = coarsest([candidate.precision, described.dtype or candidate.precision])
-    tolerance = tolerance_for(precision, request.atol, request.rtol)
-    geometries = [view.geometry for view in windows if not view.biases]
-    sets = InputSets(request, specs, (candidate, reference), geometries)
-    report = ParityReport(
-        precision,
-        candidate.provider,
-        request.model,
-        request.against,
-        tolerance,
-        [view if sets.length is None else replace(view, length=sets.length) for view in windows],
-        candidate.plugin,
-        candidate.sidecar,
-        described,
-        notes=[*notes, *sets.notes],
-        unproven=list(unproven),
-    )
-    meter = BaselineMeter(baseline, precision) if tolerance.takes_baseline else None
-    take_golden(request, candidate, report, geometries, progress, baseline)
+    sets = InputSets(request, specs, (candidate, reference), _geometries(windows))
+    views = [view if sets.length is None else replace(view, length=sets.length) for view in windows]
+    report = new_report(request, candidate, described, views, [*notes, *sets.notes], unproven)
+    tolerance = report.tolerance
+    meter = BaselineMeter(baseline, report.dtype) if tolerance.takes_baseline else None
+    take_golden(request, candidate, report, progress, baseline)
     refusal = ""
     for inputs in sets:
         refused = reference.refuses(inputs.arrays)
@@ -277,7 +256,7 @@ def compare_models(
                 verdict = "equal" if found.passed else "NOT equal"
                 _log.info("%s%s, %s: max error %.3g, %s", inputs.name, mode.mode, found.name, found.max_abs, verdict)
         if meter is not None and meter.known is None and expected is not None:
-            progress(f"Measuring the untouched module in {precision}: {inputs.name}")
+            progress(f"Measuring the untouched module in {report.dtype}: {inputs.name}")
             meter.take(reference, inputs.arrays, expected)
     if all(name in report.golden_names for name, _ in report.comparisons):
         raise UsageError("Nothing could be compared.", why=f"{refusal}.", fix="Give inputs of other lengths.")
@@ -297,11 +276,39 @@ def compare_models(
     return report
 
 
+def new_report(
+    request: ParityRequest,
+    candidate: FileRunner,
+    described: Reference,
+    windows: Sequence[WindowView],
+    notes: Sequence[str],
+    unproven: Sequence[str],
+) -> ParityReport:
+    """Return a report without comparisons; arguments as of `compare_models`."""
+    precision = coarsest([candidate.precision, described.dtype or candidate.precision])
+    return ParityReport(
+        precision,
+        candidate.provider,
+        request.model,
+        request.against,
+        tolerance_for(precision, request.atol, request.rtol),
+        list(windows),
+        candidate.plugin,
+        candidate.sidecar,
+        described,
+        notes=list(notes),
+        unproven=list(unproven),
+    )
+
+
+def _geometries(windows: Sequence[WindowView]) -> list[WindowGeometry]:
+    return [view.geometry for view in windows if not view.biases]
+
+
 def take_golden(
     request: ParityRequest,
     candidate: FileRunner,
     report: ParityReport,
-    windows: Sequence[WindowGeometry],
     progress: Callable[[str], None],
     baseline: UntouchedModule | Baseline | str,
 ) -> None:
@@ -325,7 +332,7 @@ def take_golden(
     for sample, compared in pairs:
         report.take(sample.name, sample.inputs, compared.outputs, compared.comparisons)
         found += [(sample.name, comparison) for comparison in compared.comparisons]
-    report.golden = golden_record(found, golden, tolerance, windows, meter)
+    report.golden = golden_record(found, golden, tolerance, _geometries(report.windows), meter)
     report.golden_names = frozenset(name for name, _ in found)
     if proven_by_golden([report.golden]):
         report.unproven = []

@@ -7,14 +7,14 @@ hold sums, so the comparisons of several sets of inputs can be merged: a file is
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.closeness import Figures, Floats, Frontier, Places, excess, extend_frontier, measure
+from ...core.closeness import Figures, Frontier, excess, extend_frontier, measure
 from ...core.documents.error_spread import ErrorSpread
 from ...core.errors import CheckFailed
 from ...core.tensors import format_shape
@@ -44,6 +44,11 @@ class Comparison(Figures):
     pooled: Pooled | None = None
 
     @property
+    def _uses(self) -> list[Distribution | Pooled]:
+        """What is known of the model's use."""
+        return [part for part in (self.distribution, self.pooled) if part is not None]
+
+    @property
     def passed(self) -> bool:
         """Whether the comparison meets the tolerance it was made with."""
         return self.judge(self.tolerance)
@@ -55,14 +60,12 @@ class Comparison(Figures):
         return self._meets_table(tolerance) or self._meets_baseline(tolerance.baseline)
 
     def _meets_table(self, tolerance: Tolerance) -> bool:
-        if tolerance.cosine is not None and not self.cosine >= tolerance.cosine:
-            return False
-        if tolerance.relative_rms is not None and not self.relative_rms <= tolerance.relative_rms:
-            return False
-        for part in (self.distribution, self.pooled):
-            if part is not None and not part.meets(tolerance):
-                return False
-        return tolerance.atol is None or self.excess(tolerance) <= 0
+        return (
+            (tolerance.cosine is None or self.cosine >= tolerance.cosine)
+            and (tolerance.relative_rms is None or self.relative_rms <= tolerance.relative_rms)
+            and all(part.meets(tolerance) for part in self._uses)
+            and (tolerance.atol is None or self.excess(tolerance) <= 0)
+        )
 
     def _meets_baseline(self, baseline: Baseline | None) -> bool:
         return (
@@ -77,44 +80,17 @@ class Comparison(Figures):
 
     def figures(self) -> dict[str, float | int | str]:
         """Return the figures for reports and the sidecar; infinity becomes a string, because JSON has none."""
-        values = {
-            "max_abs": self.max_abs,
-            "max_rel": self.max_rel,
-            "rms": self.rms,
-            "relative_rms": self.relative_rms,
-            "relative_max": self.relative_max,
-            "cosine": self.cosine,
+        values = {name: getattr(self, name) for name in _SHOWN}
+        for part in self._uses:
+            values |= part.figures()
+        shown = {name: value if math.isfinite(value) else str(value) for name, value in values.items()}
+        bounds = {"atol": self.tolerance.atol, "rtol": self.tolerance.rtol}
+        return {
+            **shown,
+            "not_finite": self.not_finite,
+            "worst_index": format_shape(self.worst_index),
+            **{name: bound for name, bound in bounds.items() if bound is not None},
         }
-        shown: dict[str, float | int | str] = {
-            name: value if math.isfinite(value) else str(value) for name, value in values.items()
-        }
-        for part in (self.distribution, self.pooled):
-            shown |= {} if part is None else part.figures()
-        shown["not_finite"] = self.not_finite
-        shown["worst_index"] = format_shape(self.worst_index)
-        for name in ("atol", "rtol"):
-            bound = getattr(self.tolerance, name)
-            shown |= {} if bound is None else {name: bound}
-        return shown
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON types for saving; `from_dict` reads it back."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> Comparison:
-        """Return a comparison from what `to_dict` saved, also after a round trip through JSON."""
-        return cls(
-            **{
-                **saved,
-                "tolerance": Tolerance.from_dict(saved["tolerance"]),
-                "worst_index": tuple(saved["worst_index"]),
-                "frontier": tuple((size, error) for size, error in saved["frontier"]),
-                "spread": ErrorSpread.from_dict(saved["spread"]) if saved.get("spread") else None,
-                "distribution": Distribution(**saved["distribution"]) if saved.get("distribution") else None,
-                "pooled": Pooled(**saved["pooled"]) if saved.get("pooled") else None,
-            }
-        )
 
 
 def compare_arrays(
@@ -152,17 +128,10 @@ def compare_arrays(
             why="The arrays are empty." if not actual.size else "No row of it counts.",
             fix="Use longer inputs, or a mask that keeps some rows.",
         )
-    spread = None if sequence is None else SpreadSums(actual.shape, sequence)
-
-    def watch(where: Places, size: Floats, error: Floats | None) -> None:
-        assert spread is not None
-        if error is None:
-            spread.add_not_finite(where)
-        else:
-            spread.add(where, error, (error > tolerance.allowed(size)) & (tolerance.atol is not None))
-
-    watched = None if spread is None else watch
-    found = measure(actual, expected, tolerance.atol or 0.0, tolerance.rtol or 0.0, keep, watched)
+    spread = None if sequence is None else SpreadSums(actual.shape, sequence, tolerance)
+    found = measure(
+        actual, expected, tolerance.atol or 0.0, tolerance.rtol or 0.0, keep, None if spread is None else spread.add
+    )
     distribution = pooled = None
     if tolerance.divergence is not None:  # the figures of rounded weights
         if name == LOGITS and actual.ndim:
@@ -207,16 +176,10 @@ def merged(comparisons: Sequence[Comparison], tolerance: Tolerance) -> Compariso
     )
 
 
-_TOTALS = (
-    "count",
-    "finite",
-    "error_squares",
-    "actual_squares",
-    "expected_squares",
-    "products",
-    "not_finite",
-    "expected_not_finite",
-)
+# Figures of `Figures` that add up over parts, and those that reports show.
+_SUMS = ("error_squares", "actual_squares", "expected_squares", "products")
+_TOTALS = ("count", "finite", *_SUMS, "not_finite", "expected_not_finite")
+_SHOWN = ("max_abs", "max_rel", "rms", "relative_rms", "relative_max", "cosine")
 
 
 def _elements_that_count(name: str, shape: tuple[int, ...], rows: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:

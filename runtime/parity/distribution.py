@@ -34,9 +34,9 @@ class Distribution:
         agreeing: positions at which the largest logit is the same one.
     """
 
-    positions: int
-    divergences: float
-    agreeing: int
+    positions: int = 0
+    divergences: float = 0.0
+    agreeing: int = 0
 
     def __add__(self, other: Distribution) -> Distribution:
         return Distribution(
@@ -57,19 +57,13 @@ class Distribution:
         """Return whether both figures are within a tolerance, with a margin for chance in a share of few positions."""
         if tolerance.divergence is not None and not self.divergence <= tolerance.divergence:
             return False
-        floor = tolerance.agreement
-        if floor is None:
-            return True
+        floor = tolerance.agreement or 0.0
         chance = _CHANCE * math.sqrt(floor * (1 - floor) / max(1, self.positions))
         return self.agreement >= floor - chance
 
-    def figures(self) -> dict[str, float | int | str]:
-        """Return the figures for reports; infinity becomes a string, because JSON has none."""
-        divergence = self.divergence
-        return {
-            "divergence": divergence if math.isfinite(divergence) else str(divergence),
-            "agreement": self.agreement,
-        }
+    def figures(self) -> dict[str, float]:
+        """Return the figures for reports."""
+        return {"divergence": self.divergence, "agreement": self.agreement}
 
 
 @dataclass(frozen=True)
@@ -98,7 +92,7 @@ class Pooled:
         """Return whether the mean cosine is within a tolerance."""
         return tolerance.cosine is None or self.cosine >= tolerance.cosine
 
-    def figures(self) -> dict[str, float | int | str]:
+    def figures(self) -> dict[str, float]:
         """Return the figures for reports."""
         return {"pooled_cosine": self.cosine, "least_pooled_cosine": self.least}
 
@@ -131,7 +125,7 @@ def _embedding(actual: NDArray[np.float64], expected: NDArray[np.float64]) -> Po
 def compare_distributions(actual: NDArray[Any], expected: NDArray[Any]) -> Distribution:
     """Compare logits of equal shape `[…, tokens]`; positions with NaN or Inf are left out."""
     width = actual.shape[-1]
-    rows, found = max(1, _CHUNK // width), Distribution(0, 0.0, 0)
+    rows, found = max(1, _CHUNK // width), Distribution()
     a, e = actual.reshape(-1, width), expected.reshape(-1, width)
     for start in range(0, len(a), rows):
         found += _part(a[start : start + rows].astype(np.float64), e[start : start + rows].astype(np.float64))
@@ -142,7 +136,7 @@ def _part(actual: NDArray[np.float64], expected: NDArray[np.float64]) -> Distrib
     kept = np.isfinite(actual).all(-1) & np.isfinite(expected).all(-1)
     actual, expected = actual[kept], expected[kept]
     if not len(actual):
-        return Distribution(0, 0.0, 0)
+        return Distribution()
     q, p = _log_softmax(actual), _log_softmax(expected)
     agreeing = int((actual.argmax(-1) == expected.argmax(-1)).sum())
     return Distribution(len(actual), float((np.exp(p) * (p - q)).sum()), agreeing)

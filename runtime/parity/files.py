@@ -9,25 +9,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from pathlib import Path
 
 from ...core.documents.engine_facts import ENGINE_SUFFIX, read_engine_facts
 from ...core.documents.proof import proven_by_golden
-from ...core.documents.sidecar import PARITY
+from ...core.documents.sidecar import PARITY, CheckRecord, Sidecar
 from ...core.error_texts import argument
-from ...core.errors import MissingDependency, UsageError
+from ...core.errors import CheckFailed, LocalAttnError, MissingDependency, UsageError
 from ...core.progress import timed_steps
-from ...core.tolerance import Baseline, coarsest, tolerance_for
+from ...core.tolerance import Baseline, coarsest
 from ...onnx_graph.windows import windows_of_sidecar
-from .baseline import recorded_baseline
-from .compare import compare_models, take_golden
+from .compare import compare_models, new_report, take_golden, worst_of
 from .report import ParityReport, ParityRequest, Reference, altered
 from .runner import FileRunner, open_runner
 
-if TYPE_CHECKING:
-    from ...core.documents.sidecar import CheckRecord
-
 _log = logging.getLogger(__name__)
+# Every measured baseline was smaller: beyond this the cosine would be below the table's.
+_MOST_RELATIVE = 0.1
 
 
 @timed_steps(_log)
@@ -70,9 +69,12 @@ def run_file_parity(request: ParityRequest, progress: Callable[[str], None] = la
 def _recorded_baseline(precision: str, *runners: FileRunner) -> Baseline | str:
     """Return the unmodified module's error as the export of one of these files measured it, or why it is not known."""
     for runner in runners:
-        found = recorded_baseline(runner.sidecar, precision, runner.path.name)
-        if found is not None and not altered(runner.file):
-            return found
+        checks = [] if runner.sidecar is None else runner.sidecar.checks
+        found = next((check.baseline for check in checks if check.baseline is not None), None)
+        if found is None or found.dtype != precision or altered(runner.file):
+            continue
+        if 0 <= found.relative_rms <= _MOST_RELATIVE:
+            return replace(found, source=f"{found.source}, as the sidecar of {runner.path.name} recorded it")
     return f"no sidecar here holds the untouched module's own error in {precision}"
 
 
@@ -89,7 +91,6 @@ def run_golden_parity(request: ParityRequest, progress: Callable[[str], None] = 
         CheckFailed: an output has another shape than the golden one, or facts were altered.
         MissingDependency: an engine library, or the provider asked for, is not there.
     """
-    assert request.golden is not None
     options = {"config": request.config, "causal": request.causal, "inputs": request.inputs, "seq_len": request.lengths}
     for name, value in options.items():
         if value is not None and value != ():
@@ -100,24 +101,48 @@ def run_golden_parity(request: ParityRequest, progress: Callable[[str], None] = 
             )
     progress(f"Loading {request.model.name}")
     candidate = open_runner(request.model, request.provider, request.plugin, runtime=request.runtime)
-    windows = windows_of_sidecar(candidate.sidecar)
-    report = ParityReport(
-        candidate.precision,
-        candidate.provider,
-        request.model,
-        request.golden,
-        tolerance_for(candidate.precision, request.atol, request.rtol),
-        windows,
-        candidate.plugin,
-        candidate.sidecar,
+    report = new_report(
+        request,
+        candidate,
         Reference("golden"),
-        notes=[*altered(candidate.file), *candidate.notes],
-        unproven=[] if candidate.sidecar is None else candidate.sidecar.unproven,
+        windows_of_sidecar(candidate.sidecar),
+        [*altered(candidate.file), *candidate.notes],
+        _unproven_arguments(candidate),
     )
-    geometries = [view.geometry for view in windows if not view.biases]
-    baseline = _recorded_baseline(candidate.precision, candidate)
-    take_golden(request, candidate, report, geometries, progress, baseline)
+    take_golden(request, candidate, report, progress, _recorded_baseline(candidate.precision, candidate))
     return report
+
+
+def check_built_engine(engine: Path, model: Path, library: Path | None = None, provider: str = "auto") -> CheckRecord:
+    """Run a newly built engine and its ONNX file on the same inputs, one set at each size, and compare.
+
+    The file is run by onnxruntime on the CPU, from its functions.
+
+    Args:
+        engine: the engine, its facts beside it.
+        model: the ONNX file.
+        library: the plugin library that the engine was built with.
+        provider: where the engine runs, "cuda:1" for GPU 1.
+
+    Returns:
+        A record, failed where an output is out of tolerance; skipped where one of the two cannot be run here.
+    """
+    plugin = "auto" if library is None else str(library)
+    try:
+        report = run_file_parity(ParityRequest(engine, model, seeds=(0,), plugin=plugin, provider=provider))
+    except LocalAttnError as error:
+        why = " ".join(filter(None, (error.what, error.why)))
+        if isinstance(error, CheckFailed):
+            return CheckRecord(name=PARITY, status="failed", detail=why)
+        return CheckRecord(name=PARITY, status="skipped", detail=f"{model.name} and the engine did not both run: {why}")
+    where, worst = worst_of(report.comparisons, report.tolerance)
+    detail = (
+        f"max error {max(comparison.max_abs for _, comparison in report.comparisons):.1e} against {model.name} in "
+        f"{report.reference.backend} on the CPU ({report.tolerance.describe()}), worst at {where}"
+    )
+    return CheckRecord(
+        name=PARITY, status="passed" if report.passed else "failed", detail=detail, figures=worst.figures()
+    )
 
 
 def was_proven(runner: FileRunner) -> bool:
@@ -156,25 +181,19 @@ def _open_reference(request: ParityRequest) -> FileRunner:
 def _record(reference: FileRunner) -> tuple[str | None, list[str]]:
     """Return the result of the reference's own export check, or a note why none is known."""
     name, facts = reference.path.name, reference.engine or reference.sidecar
+    making, made = ("export", "exported") if reference.engine is None else ("build", "built")
     found = next((check for check in facts.checks if check.name == PARITY), None) if facts is not None else None
-    why = _unproven(reference, found)
-    if found is None or why is not None:
-        return None, [f"that {name} itself is right is not proven here: {why}"]
-    return f"{name} was checked when it was {'exported' if reference.engine is None else 'built'}: {found.detail}", []
-
-
-def _unproven(reference: FileRunner, found: CheckRecord | None) -> str | None:
-    """Return why the record of the reference's export proves nothing of the file; None if it does."""
-    if reference.engine is None and reference.sidecar is None:
-        return "no sidecar lies beside it"
-    if found is None:
-        return "its sidecar has no record of a comparison with a reference"
-    if found.status != "passed":
-        made = "export" if reference.engine is None else "build"
-        return f"its {made}'s comparison is called {found.status}: {found.detail}"
-    if reference.engine is None and reference.sidecar is not None and not reference.sidecar.model_sha256:
-        return "its sidecar does not say for which file it was written"
-    return "; ".join(altered(reference.file)) or None
+    if facts is None:
+        why = "no sidecar lies beside it"
+    elif found is None:
+        why = "its sidecar has no record of a comparison with a reference"
+    elif found.status != "passed":
+        why = f"its {making}'s comparison is called {found.status}: {found.detail}"
+    elif isinstance(facts, Sidecar) and not facts.model_sha256:
+        why = "its sidecar does not say for which file it was written"
+    elif not (why := "; ".join(altered(reference.file))):
+        return f"{name} was checked when it was {made}: {found.detail}", []
+    return None, [f"that {name} itself is right is not proven here: {why}"]
 
 
 def _origin(candidate: FileRunner, reference: FileRunner) -> list[str]:

@@ -27,19 +27,11 @@ from .shared_inputs import cast_to
 
 _NUMBERED = re.compile(r"([0-9]{1,6})/(.+)")
 _HOW = "Write it with localattn.record(module, inputs, path), or with numpy.savez under the names of the exported file."
-
-
 Limits = Callable[[str, int], tuple[int, int | None]]
 
 
 class GoldenSample(NamedTuple):
-    """One set of inputs, and the outputs that belong to it.
-
-    Args:
-        name: what reports call it.
-        inputs: in the types of the file.
-        outputs: by name.
-    """
+    """One set of inputs in the types of the file, the outputs that belong to it, and what reports call it."""
 
     name: str
     inputs: Arrays

@@ -207,13 +207,12 @@ class InputSets:
 
     def _stepped(self, given: Arrays | None) -> int | None:
         """Return the sequence length of step files: that of the given inputs, or a fixed one; None if dynamic."""
-        for runner in self._steps:
-            shapes = {spec.name: spec.shape for spec in self._specs}
-            token_input = runner.facts.token_input
-            shape = shapes[token_input] if given is None else given[token_input].shape
-            size = shape[runner.facts.sequence_axis]
-            return size if isinstance(size, int) else None
-        return None
+        if not self._steps:
+            return None
+        facts, shapes = self._steps[0].facts, {spec.name: spec.shape for spec in self._specs}
+        shape = shapes[facts.token_input] if given is None else given[facts.token_input].shape
+        size = shape[facts.sequence_axis]
+        return size if isinstance(size, int) else None
 
     def _check_steps(self, runner: StepRunner) -> None:
         """Refuse lengths that are not whole chunks, or that exceed the model's learned positions.

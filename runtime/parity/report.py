@@ -178,25 +178,13 @@ class ParityReport(Report):
             return [f"golden outputs differ. {likely(self.unproven)}"]
         return not_proven(self.unproven, str(self.model))
 
-    def take(self, name: str, inputs: Arrays, outputs: Arrays, comparisons: Sequence[Comparison]) -> bool:
-        """Add the result of one set of inputs.
-
-        Args:
-            name: of the inputs.
-            inputs: of the file.
-            outputs: of the file.
-            comparisons: one an output.
-
-        Returns:
-            Whether these are the worst so far, whose arrays are kept.
-        """
+    def take(self, name: str, inputs: Arrays, outputs: Arrays, comparisons: Sequence[Comparison]) -> None:
+        """Add the result of one set of inputs; the file's inputs and outputs are kept if it is the worst so far."""
         before = [known.excess(self.tolerance) for _, known in self.comparisons]
         self.comparisons += [(name, comparison) for comparison in comparisons]
         worst = max(comparison.excess(self.tolerance) for comparison in comparisons)
-        if before and worst <= max(before):
-            return False
-        self.inputs, self.outputs = inputs, outputs
-        return True
+        if not before or worst > max(before):
+            self.inputs, self.outputs = inputs, outputs
 
     def beside_baseline(self) -> list[str]:
         """Describe each output's error beside the unmodified module's; nothing where no baseline applies."""
@@ -217,9 +205,11 @@ class ParityReport(Report):
         found: dict[str, ErrorSpread] = {}
         for _, comparison in self.comparisons:
             spread, known = comparison.spread, found.get(comparison.name)
-            if spread is not None and (known is None or spread.positions > known.positions):
+            if spread is None:
+                continue
+            if known is None or spread.positions > known.positions:
                 found[comparison.name] = spread
-            elif spread is not None and known is not None and spread.positions == known.positions:
+            elif spread.positions == known.positions:
                 found[comparison.name] = known.merge(spread)
         return found
 

@@ -20,12 +20,12 @@ from ...core.documents.window_view import WindowView
 from ...core.dtypes import SHORT_NAME
 from ...core.errors import UsageError
 from ...core.tensors import SEQUENCE, SEQUENCE_AXES, TensorSpec
-from ...core.tolerance import coarsest
+from ...core.tolerance import TOLERANCES, coarsest
 from ...onnx_graph import block_weights
 from ...onnx_graph.facts import inspect_onnx
 from ...onnx_graph.onnx_file import OnnxFile
 from ..inputs.vocabulary import rows_of_table, vocabulary
-from ..session import AUTO_RUNTIME, Arrays, Session, choose_runtime, find_model, load
+from ..session import AUTO_RUNTIME, Arrays, Session, find_model, load
 from .shared_inputs import cast_to
 
 if TYPE_CHECKING:
@@ -152,16 +152,28 @@ class FileRunner(Runner):
             return self.sidecar.dtype
         if self.engine is not None:
             return self.engine.dtype
-        if "bfloat16" in self._weights:
+        if "bfloat16" in inspect_onnx(self.file).weight_bytes:
             return "bf16"
         return "fp16" if any(spec.dtype == "float16" for spec in self._results) else "fp32"
 
     @property
     def precision(self) -> str:
-        """What chooses the tolerance: its element type, or that of weights or attention where they have 8 or 4 bits."""
+        """What chooses the tolerance: its element type, or that of weights or attention where they have 8 or 4 bits.
+
+        Raises:
+            UsageError: its facts name no such type.
+        """
         if self.sidecar is not None:
-            options = self.sidecar.options
-            return coarsest([str(options.get("weights", self.sidecar.dtype)), str(options.get("attention", "fp32"))])
+            usual = {"weights": self.sidecar.dtype, "attention": "fp32"}
+            stated = {name: self.sidecar.options.get(name, dtype) for name, dtype in usual.items()}
+            wrong = [name for name, dtype in stated.items() if dtype not in list(TOLERANCES)]  # of any JSON type
+            if wrong:
+                raise UsageError(
+                    f"The facts of {self.path} name no known precision.",
+                    why=f"options.{wrong[0]} is none of {', '.join(TOLERANCES)}.",
+                    fix="Export the model again, or remove its sidecar.",
+                )
+            return coarsest(stated.values())
         if self.engine is not None:
             return self.dtype
         facts = inspect_onnx(self.file)
@@ -169,10 +181,6 @@ class FileRunner(Runner):
         if f"{block_weights.DOMAIN}::{block_weights.OP_TYPE}" in facts.nodes:  # it has pairs of numbers in bytes
             stored.append("int4")
         return coarsest([self.dtype, *stored])
-
-    @property
-    def _weights(self) -> Mapping[str, int]:
-        return inspect_onnx(self.file).weight_bytes
 
     @property
     def windows(self) -> list[WindowView]:
@@ -215,11 +223,9 @@ class SessionRunner(FileRunner):
 
     def limits(self, name: str, axis: int) -> tuple[int, int | None]:
         """Return the limits of an engine's profile, and at most the longest sequence of the export."""
-        low, high = 1, None
-        for profile in () if self.engine is None else self.engine.options.profiles:
-            if profile.input == name:
-                low, high = max(1, profile.min[axis]), profile.max[axis]
-                break
+        profiles = [] if self.engine is None else self.engine.options.profiles
+        ranges = ((max(1, x.min[axis]), x.max[axis]) for x in profiles if x.input == name)
+        low, high = next(ranges, (1, None))
         spec = next(spec for spec in self.inputs if spec.name == name)
         if self.sidecar is not None and spec.shape[axis] in SEQUENCE_AXES:
             high = self.sidecar.seq_len if high is None else min(high, self.sidecar.seq_len)
@@ -331,31 +337,14 @@ def open_runner(
         CheckFailed: its facts were altered.
         MissingDependency: the engine is not installed, or the provider asked for does not start.
     """
-    suffix = path.suffix.lower()
     file = find_model(path)
-    engine = read_engine_facts(path) if suffix == ENGINE_SUFFIX else None
+    engine = read_engine_facts(path) if path.suffix.lower() == ENGINE_SUFFIX else None
     sidecar = read_sidecar(path) if engine is None else engine.model
     if sidecar is None or sidecar.step is None:
         session_of_file = load(file, provider, plugin=plugin, verify=False, runtime=runtime)
         return SessionRunner(session_of_file, file, engine or sidecar)
-    choose_runtime(suffix, runtime)[0].require()
-    session: StepSession
-    if engine is not None:
-        from ..engine.step_session import open_step_engine
+    from ..generation.step_session import open_session
 
-        session = open_step_engine(path, sidecar, provider, None, plugin)
-    elif runtime != AUTO_RUNTIME:
-        from ..generation.step_session import open_session
-
-        session = open_session(file, sidecar, provider, None, plugin, runtime)
-    else:
-        from ..generation.step_file import find_prefill
-        from ..ort.session import open_file
-        from ..ort.step_session import OnnxRuntimeStep
-
-        opened = open_file(file, provider, None, plugin)
-        companion = find_prefill(path, sidecar) if prefill else None
-        session = OnnxRuntimeStep(path, sidecar, opened, companion, None, plugin)
-    if not prefill:
-        session.chunks, session.missing_prefill = (session.facts.chunk,), None
-    return StepRunner(session, file, engine or sidecar)
+    alone = {} if prefill else {"prefill": None}
+    asked = sidecar.model_copy(update={"step": sidecar.step.model_copy(update=alone)})
+    return StepRunner(open_session(file, asked, provider, None, plugin, runtime), file, engine or sidecar)

@@ -82,6 +82,18 @@ def parse_manifest(text: bytes) -> Report:
     return dict(manifest)
 
 
+def read_expected(text: bytes, expected: str | None) -> tuple[Report, str]:
+    """Parse a manifest, which must have the SHA-256 `expected` where one is given; return it and its SHA-256.
+
+    Raises:
+        Fault: it is another one, or as of `parse_manifest`.
+    """
+    digest = hashlib.sha256(text).hexdigest()
+    if expected not in (None, digest):
+        raise Fault(ALTERED, f"{MANIFEST} is not the one expected.", f"Its SHA-256 is {digest}.")
+    return parse_manifest(text), digest
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> Report:
     if len({name for name, _ in pairs}) != len(pairs):
         raise ValueError("a key stands in it twice")

@@ -15,13 +15,6 @@ SUMMED_IN_FP16 = (
 )
 
 
-def refuse_shapes(actual: Any, expected: Any) -> Report | None:
-    """Return a failed result for an output that is empty or of another shape; None for one that can be compared."""
-    if actual.shape == expected.shape and expected.size:
-        return None
-    return {"passed": False, "why": f"shape {list(actual.shape)}, expected {list(expected.shape)}"}
-
-
 def verdict(figures: Any, passed: bool, tolerance: Report) -> Report:
     """Return the result of a comparison as part of a row."""
     lost = figures.not_finite + figures.expected_not_finite

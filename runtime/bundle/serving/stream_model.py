@@ -101,8 +101,8 @@ class TritonPythonModel:
         return Sequence({x["input"]: np.full(x["shape"], x["fill"], x["dtype"])[rows] for x in caches})
 
     def _warm(self) -> Work:
-        rows = {x["name"]: [1 if self.rows else x["shape"][0], *x["shape"][1:]] for x in self.facts["inputs"]}
-        feed = {x["name"]: np.zeros(rows[x["name"]], x["dtype"]) for x in self.facts["inputs"]}
+        rows = slice(0, 1) if self.rows else slice(None)
+        feed = {x["name"]: np.zeros(x["shape"], x["dtype"])[rows] for x in self.facts["inputs"]}
         return Work(self._fresh(), feed, self.chunks[0], 0, 0.0)
 
     def _work(self, sequence: Sequence, request: Any) -> Work:

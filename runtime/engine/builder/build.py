@@ -81,7 +81,7 @@ def build_engine(
     Args:
         request: what to build.
         progress: called with a line for each step as it begins.
-        compare: the numeric check, `runtime.parity.built_engine.check_built_engine`; it runs if the engine runs here.
+        compare: the numeric check, `runtime.parity.files.check_built_engine`; it runs if the engine runs here.
 
     Raises:
         UsageError: an input that cannot be read, a target that this library cannot build for, an existing output.

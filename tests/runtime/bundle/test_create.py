@@ -15,6 +15,7 @@ import tarfile
 import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -473,12 +474,19 @@ def test_engine_of_another_release_or_gpu_is_named() -> None:
     run_engine._same_gpu("8.6,8.9", "8.9")
 
 
-def test_one_engine_that_runs_is_enough() -> None:
-    models = [{"path": "a.engine", "kind": "engine"}, {"path": "b.engine", "kind": "engine"}]
-    other = {"model": "a.engine", "kind": "engine", "code": 3, "why": "It was built for another GPU: …"}
-    assert script._for_other_gpu(other)
-    assert script._an_engine_ran(models, {"b.engine"})
-    assert not script._an_engine_ran(models, set())
+@pytest.mark.parametrize(("here", "code"), [({"b.engine"}, 0), (set(), script.MISSING)])
+def test_one_engine_that_runs_is_enough(here: set[str], code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bundle may hold an engine for each kind of GPU."""
+
+    def run(folder: Path, manifest: Any, model: Any, *options: Any) -> list[dict[str, Any]]:
+        if model["path"] not in here:
+            raise script.Fault(script.MISSING, "It does not run here.", "It was built for another GPU: …")
+        return [{"model": model["path"], "passed": True, "kernels": {"source": "engine", "sha256": "", "ops": []}}]
+
+    monkeypatch.setattr(script, "run_model", run)
+    models = [{"path": path, "kind": "engine", "plugins": []} for path in ("a.engine", "b.engine")]
+    report = script.run_bundle(Path(), {"models": models, "samples": []})
+    assert report["code"] == code and [entry["model"] for entry in report["not_run"]][:1] == ["a.engine"]
 
 
 @pytest.mark.parametrize(

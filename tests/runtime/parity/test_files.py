@@ -20,7 +20,7 @@ from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.models.family import ShapeRequest
 from localattn.onnx_graph.onnx_file import OnnxFile
 from localattn.runtime import load
-from localattn.runtime.parity.built_engine import check_built_engine
+from localattn.runtime.parity.files import check_built_engine
 
 from ...conftest import TINY, Finished, save_upstream
 from ...support.models.parity_faults import (
@@ -114,6 +114,18 @@ def test_a_build_compares_what_it_built_with_its_file(folder: Path) -> None:
     assert other.status == "failed" and float(other.figures["max_abs"]) > 1e-3
     absent = check_built_engine(model, folder / "nowhere.onnx")
     assert absent.status == "skipped" and "did not both run" in absent.detail
+
+
+@pytest.mark.parametrize("option", ["weights", "attention"])
+@pytest.mark.parametrize("value", [None, 8, [["int8"]], {"int8": 1}, "int7"], ids=str)
+def test_a_precision_that_is_none_is_refused(folder: Path, option: str, value: Any, localattn: Command) -> None:
+    model, sidecar = folder / "model.onnx", sidecar_path(folder / "model.onnx")
+    facts = {name: x for name, x in json.loads(sidecar.read_text()).items() if name != SEAL}
+    facts["options"][option] = value
+    sidecar.write_text(json.dumps(facts))
+    finished = localattn("parity", model, "--against", folder / "half.onnx")
+    assert finished.code == 2 and f"options.{option} is none of fp32, fp16, bf16" in " ".join(finished.err.split())
+    assert localattn("run", model).code == 0
 
 
 @pytest.mark.parametrize("fault", [one_weight, wider_window, not_a_number])
