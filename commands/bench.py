@@ -184,7 +184,7 @@ def _written(report: BenchReport, chosen: ReportFormat) -> str:
     if chosen == "json":
         return report.to_json()
     if chosen == "md":
-        from ..reports.bench.markdown import bench_markdown
+        from ..reports.bench.tables import bench_markdown
 
         return bench_markdown(report)
     from ..reports.bench.page import bench_page

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import PurePath
 
 from .figures import comparison_figure, figure
 from .model_sections import Document
 from .page import Page, Section
-from .table import Column, Mark, Table, numbers, texts
+from .table import Column, Table, numbers, texts
 
 _FIGURES = ("max_abs", "relative_rms", "cosine", "not_finite", "worst_index")
 BOUNDARIES = "Module boundaries"
@@ -17,7 +18,7 @@ def bisect_page(document: Document) -> Page:
     """Make the page without its chart."""
     fault = document["fault"]
     sections = [] if fault is None else [_fault(fault)]
-    sections.append(Section(BOUNDARIES, tables=(_boundaries(document),)))
+    sections.append(Section(BOUNDARIES, tables=(_table(document["boundaries"]),)))
     return Page(
         title="Bisection of " + PurePath(document["model"]).name,
         verdict="No fault" if fault is None else "Fault found",
@@ -53,28 +54,16 @@ def _lead(document: Document) -> str:
 
 
 def _fault(fault: Document) -> Section:
-    rows = [*fault["before"], fault["boundary"]]
-    table = Table("", _columns(), tuple(_cells(str(n), row) for n, row in enumerate(rows, 1)), marks=_marks(rows))
     text = (f"Evidence: {fault['evidence']}", "What goes into it, and what comes out:")
-    return Section("Fault", text, tables=(table,))
+    return Section("Fault", text, tables=(_table([*fault["before"], fault["boundary"]]),))
 
 
-def _boundaries(document: Document) -> Table:
-    rows = document["boundaries"]
-    cells = tuple(_cells(str(n), row) for n, row in enumerate(rows, 1))
-    return Table("", _columns(), cells, marks=_marks(rows))
-
-
-def _columns() -> tuple[Column, ...]:
+def _table(rows: Sequence[Document]) -> Table:
+    """Make the table of boundaries."""
     figures = (Column(name, name != "worst_index") for name in _FIGURES)
-    return (*numbers("no."), *texts("module", "what", "result"), *figures)
-
-
-def _cells(number: str, row: Document) -> tuple[str, ...]:
-    verdict = "ok" if row["passed"] else "WRONG"
-    figures = (comparison_figure(row, name) for name in _FIGURES)
-    return (number, row["module"] or "(the model)", row["role"], verdict, *figures)
-
-
-def _marks(rows: list[Document]) -> tuple[Mark, ...]:
-    return tuple("" if row["passed"] else "bad" for row in rows)
+    columns = (*numbers("no."), *texts("module", "what", "result"), *figures)
+    cells = []
+    for number, row in enumerate(rows, 1):
+        shown = (row["module"] or "(the model)", row["role"], "ok" if row["passed"] else "WRONG")
+        cells.append((str(number), *shown, *(comparison_figure(row, name) for name in _FIGURES)))
+    return Table("", columns, tuple(cells), marks=tuple("" if row["passed"] else "bad" for row in rows))

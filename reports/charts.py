@@ -5,9 +5,9 @@ from __future__ import annotations
 from ..core.documents.error_spread import ErrorSpread
 from ..core.documents.window_view import WindowView
 from .bisect_page import BOUNDARIES, boundary_name
-from .model_sections import Document, example_text, window_titles, windows_of
+from .model_sections import Document, example_text, windows_of
 from .page import Chart
-from .parity_page import errors_title, files_of, prefix
+from .parity_page import errors_title, files_of
 from .svg.bars import Bar, bars
 from .svg.errors import Step, error_histogram, error_positions, error_steps
 from .svg.window import chosen_query, reach_picture, shown, single_positions, window_picture
@@ -29,8 +29,7 @@ def bisect_charts(document: Document) -> dict[str, tuple[Chart, ...]]:
 
 def inspect_charts(document: Document) -> dict[str, tuple[Chart, ...]]:
     """Draw the windows and, for an exported file, its most frequent operators."""
-    views = windows_of(document)
-    charts = {title: window_charts(view) for title, view in zip(window_titles(views), views, strict=True)}
+    charts = {title: window_charts(view) for title, view in windows_of(document).items()}
     if document.get("nodes"):
         counts = sorted(document["nodes"].items(), key=lambda item: (-item[1], item[0]))[:_MOST_OPERATORS]
         drawn = [Bar(name, count, text=f"{count:,}") for name, count in counts]
@@ -41,15 +40,14 @@ def inspect_charts(document: Document) -> dict[str, tuple[Chart, ...]]:
 def parity_charts(document: Document) -> dict[str, tuple[Chart, ...]]:
     """Draw histograms, errors along the sequence, and pictures of the windows."""
     charts = {}
-    files = files_of(document)
-    for file in files:
-        before, views = prefix(file, files), windows_of(file)
+    for before, file in files_of(document):
+        views = windows_of(file)
         # The edges of windows show where an error begins or returns; AFT-local has no such edges.
-        window = next((view.geometry.window_size for view in views if not view.biases), None)
+        window = next((view.geometry.window_size for view in views.values() if not view.biases), None)
         for name, saved in file["errors"].items():
             spread = ErrorSpread.from_dict(saved)
             charts[errors_title(name, before)] = _errors(spread, file["tolerance"]["atol"], window)
-        charts |= {before + t: window_charts(view) for t, view in zip(window_titles(views), views, strict=True)}
+        charts |= {before + title: window_charts(view) for title, view in views.items()}
     return charts
 
 
@@ -94,7 +92,5 @@ def _part(view: WindowView) -> str:
 CHARTS = {
     "parity": parity_charts,
     "bisect": bisect_charts,
-    "onnx": inspect_charts,
-    "engine": inspect_charts,
-    "checkpoint": inspect_charts,
+    **dict.fromkeys(("onnx", "engine", "checkpoint"), inspect_charts),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -15,14 +16,12 @@ from .model_sections import (
     sidecar_section,
     signature_table,
     window_section,
-    window_titles,
     windows_of,
 )
 from .page import Page, Section
 from .table import Mark, Table, numbers, texts
 
 _FACTS = texts("fact", "value", wrap=True)
-_HEED = "Before using it"
 _MOST_OPERATORS = 12
 
 
@@ -34,28 +33,17 @@ def onnx_page(document: Document) -> Page:
         warnings.append("The sidecar was NOT written for this file: its SHA-256 differs. What it says is void.")
     checks = [] if sidecar is None else sidecar["checks"]
     doubts = [] if sidecar is None else not_proven(sidecar.get("unproven", ()), document["path"])
-    verdict, mark = _verdict(checks, bool(warnings), doubts)
     kind = "ONNX" if sidecar is None else sidecar["class"]
     summary = (
         "No sidecar tells of its checkpoint or its checks." if sidecar is None else f"At export {checks_text(checks)}."
     )
-    sections = [Section("Inputs and outputs", tables=(signature_table(document),)), *_windows(document)]
-    if checks:
-        sections.append(Section("Checks of the export", tables=(checks_table(checks),)))
+    sections = [Section("Checks of the export", tables=(checks_table(checks),))] if checks else []
     sections.append(_graph(document))
     if sidecar is not None:
         sections.append(sidecar_section(sidecar, "Sidecar"))
     weights = f"{document['weight_dtype'] or 'no'} weights of {size(document['initializer_bytes'])}"
-    return Page(
-        title=PurePath(document["path"]).name,
-        lead=f"{kind}, {size(document['file_bytes'])}, {weights}. {summary}",
-        verdict=verdict,
-        mark=mark,
-        warnings=(*warnings, *doubts),
-        warnings_title=_HEED,
-        sections=tuple(sections),
-        facts=(("File", document["path"]), ("Written by", document["producer"])),
-    )
+    lead = f"{kind}, {size(document['file_bytes'])}, {weights}. {summary}"
+    return _file_page(document, lead, checks, warnings, doubts, sections, ("Written by", document["producer"]))
 
 
 def engine_page(document: Document) -> Page:
@@ -64,28 +52,41 @@ def engine_page(document: Document) -> Page:
     warnings += [document["plugin_problem"]] if document["plugin_problem"] else []
     checks = document["checks"]
     doubts = not_proven((document["model"] or {}).get("unproven", ()), document["path"])
-    verdict, mark = _verdict(checks, bool(warnings), doubts)
-    sections = [Section("Inputs and outputs", tables=(signature_table(document),)), *_windows(document)]
-    sections.append(Section("Checks of the build", tables=(checks_table(checks),)))
-    sections.append(_built(document))
-    sections.append(_layers(document))
+    built = Section("Checks of the build", tables=(checks_table(checks),))
+    sections = [built, _built(document), _layers(document)]
     if document["model"] is not None:
         exported = document["model"]["checks"]
         sections.append(Section("Checks of the export", tables=(checks_table(exported),)))
         sections.append(sidecar_section(document["model"], "Sidecar of the ONNX file"))
     library = f"{document['backend']} {document['library_version']}"
+    lead = (
+        f"Engine of {document['onnx_name']} for {', '.join(document['targets'])}, {document['dtype']}, "
+        f"{size(document['engine_bytes'])}, by {library}. At the build {checks_text(checks)}."
+    )
+    return _file_page(document, lead, checks, warnings, doubts, sections, ("Built", document["created"]))
+
+
+def _file_page(
+    document: Document,
+    lead: str,
+    checks: Sequence[Document],
+    warnings: Sequence[str],
+    doubts: Sequence[str],
+    sections: Sequence[Section],
+    origin: tuple[str, str],
+) -> Page:
+    """Make the page of a file that runs: its signature and windows before all other sections."""
+    verdict, mark = _verdict(checks, bool(warnings), bool(doubts))
+    signature = Section("Inputs and outputs", tables=(signature_table(document),))
     return Page(
         title=PurePath(document["path"]).name,
-        lead=(
-            f"Engine of {document['onnx_name']} for {', '.join(document['targets'])}, {document['dtype']}, "
-            f"{size(document['engine_bytes'])}, by {library}. At the build {checks_text(checks)}."
-        ),
+        lead=lead,
         verdict=verdict,
         mark=mark,
         warnings=(*warnings, *doubts),
-        warnings_title=_HEED,
-        sections=tuple(sections),
-        facts=(("File", document["path"]), ("Built", document["created"])),
+        warnings_title="Before using it",
+        sections=(signature, *_windows(document), *sections),
+        facts=(("File", document["path"]), origin),
     )
 
 
@@ -135,7 +136,7 @@ def _to_complete(document: Document) -> list[tuple[str, str, str]]:
     return [(name, _text(value), document["save_as"]) for name, value in template["kwargs"].items()]
 
 
-def _verdict(checks: list[Document], spoilt: bool, doubts: list[str]) -> tuple[str, Mark]:
+def _verdict(checks: Sequence[Document], spoilt: bool, doubts: bool) -> tuple[str, Mark]:
     statuses = {check["status"] for check in checks}
     if spoilt:
         return "Do not use", "bad"
@@ -151,8 +152,7 @@ def _verdict(checks: list[Document], spoilt: bool, doubts: list[str]) -> tuple[s
 
 
 def _windows(document: Document) -> list[Section]:
-    views = windows_of(document)
-    return [window_section(view, title) for title, view in zip(window_titles(views), views, strict=True)]
+    return [window_section(view, title) for title, view in windows_of(document).items()]
 
 
 def _graph(document: Document) -> Section:

@@ -97,7 +97,7 @@ def window_section(view: WindowView, title: str) -> Section:
     )
     count = f"{view.depth} layer{'s' * (view.depth > 1)}"
     rows = [
-        (f"{e.query:,}", _interval(e.first, e.end), f"{e.end - e.first:,}", _interval(e.deep_first, e.deep_end))
+        (f"{e.query:,}", interval(e.first, e.end), f"{e.end - e.first:,}", interval(e.deep_first, e.deep_end))
         for e in view.examples()
     ]
     kind = "keys with a learned bias" if view.biases else "keys"
@@ -108,24 +108,19 @@ def window_section(view: WindowView, title: str) -> Section:
     return Section(title, (text,), tables=(Table("", columns, tuple(rows), (note,)),))
 
 
-def window_titles(views: Sequence[WindowView]) -> list[str]:
-    """List the headings of the views, one per view."""
-    return ["Window" if len(views) == 1 else f"Window {number} of {len(views)}" for number in range(1, len(views) + 1)]
-
-
-def windows_of(document: Document) -> list[WindowView]:
-    """Read the views that a document contains."""
-    return [WindowView.from_dict(saved) for saved in document["windows"]]
+def windows_of(document: Document) -> dict[str, WindowView]:
+    """Read the views that a document contains, by their headings."""
+    views = [WindowView.from_dict(saved) for saved in document["windows"]]
+    return {"Window" if len(views) == 1 else f"Window {n} of {len(views)}": view for n, view in enumerate(views, 1)}
 
 
 def example_text(example: WindowExample) -> str:
     """Write a query's keys as a sentence."""
-    return (
-        f"query {example.query:,} sees keys {_interval(example.first, example.end)} ({example.end - example.first:,})"
-    )
+    return f"query {example.query:,} sees keys {interval(example.first, example.end)} ({example.end - example.first:,})"
 
 
-def _interval(first: int, end: int) -> str:
+def interval(first: int, end: int) -> str:
+    """Write the positions from `first` up to, and without, `end`."""
     return f"{first:,}" if end - first == 1 else f"{first:,} to {end - 1:,}"
 
 

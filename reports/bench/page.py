@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from markupsafe import Markup
 
@@ -10,7 +11,6 @@ from ...core.documents.bench_report import BenchReport, BenchRow, Profile
 from ..figures import digits, size
 from ..page import Chart, Page, Section, render
 from ..svg.bars import COLOURS, Bar, Series, bars, histogram, intervals, lines
-from ..table import untitled
 from .tables import (
     comparison_table,
     comparison_text,
@@ -90,7 +90,7 @@ def _latency(report: BenchReport) -> Section:
         for index, row in enumerate(report.rows)
         for h in (row.histogram,)
     ]
-    return Section("Latency and throughput", charts=tuple(charts), tables=(untitled(latency_table(report)),))
+    return Section("Latency and throughput", charts=tuple(charts), tables=(replace(latency_table(report), title=""),))
 
 
 _ROUNDS = "Median of each round. Lines that move together show the machine, one that moves alone the candidate."
@@ -112,7 +112,7 @@ def _comparison(report: BenchReport) -> Section:
     ]
     sentences = [comparison_text(row.label, row.ratio) for row in report.rows if row.ratio is not None]
     chart = Chart(intervals(drawn, "Time relative to the other"), "Time relative to what each is compared with.")
-    return Section("Compared", tuple(sentences), (chart,), (untitled(comparison_table(report)),))
+    return Section("Compared", tuple(sentences), (chart,), (replace(comparison_table(report), title=""),))
 
 
 def _cost(report: BenchReport) -> Section:
@@ -123,17 +123,14 @@ def _cost(report: BenchReport) -> Section:
         charts.append(Chart(bars(drawn, "Peak memory", "MiB"), "Peak memory beyond what the engine's library takes."))
     loads = [Bar(row.label, row.load_ms, text=digits(row.load_ms, "ms")) for row in report.rows]
     charts.append(Chart(bars(loads, "Load time", "ms"), "Time to load the model, in a fresh process."))
-    return Section("Loading and memory", charts=tuple(charts), tables=(untitled(cost_table(report)),))
+    return Section("Loading and memory", charts=tuple(charts), tables=(replace(cost_table(report), title=""),))
 
 
 def _profile(profile: Profile) -> Section:
     charts = tuple(
         Chart(
             bars(
-                [Bar(s.name, 100 * s.share, text=f"{100 * s.share:.1f} %") for s in shares[:10]],
-                title,
-                "%",
-                colour=0,
+                [Bar(s.name, 100 * s.share, text=f"{100 * s.share:.1f} %") for s in shares[:10]], title, "%", colour=0
             ),
             f"{title}: share of the time of all nodes.",
         )

@@ -99,10 +99,8 @@ def histogram(edges: Sequence[float], counts: Sequence[int], title: str, x_label
     frame = Frame(Axis(x_label, low, high if high > low else low + 1), Axis("calls", 0.0, float(most)))
     parts = frame.axes()
     for left, right, count in zip(edges, edges[1:], counts, strict=False):
-        x0, x1 = frame.x(left), frame.x(right)
-        width = max(0.5, x1 - x0 - 0.7)
-        tooltip = f"{digits(left)} to {digits(right)}: {count}"
-        parts.append(draw.rect(x0, frame.y(count), width, frame.y(0) - frame.y(count), f"c{colour % COLOURS}", tooltip))
+        x, y, tooltip = frame.x(left), frame.y(count), f"{digits(left)} to {digits(right)}: {count}"
+        parts.append(draw.rect(x, y, frame.x(right) - x - 0.7, frame.y(0) - y, f"c{colour % COLOURS}", tooltip))
     return draw.svg(parts, frame.height, title)
 
 
@@ -110,20 +108,16 @@ def lines(series: Sequence[Series], title: str, x_label: str, y_label: str) -> M
     """Draw lines over a common axis from 0, with a legend above them where there are several."""
     xs = [x for line in series for x, _ in line.points] or [0.0]
     ys = [y for line in series for _, y in line.points] or [0.0]
-    named = len(series) > 1
     across = Axis(x_label, min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1)
-    legend = (
-        [(index, row) for index, line in enumerate(series) for row in draw.broken(line.name, _LABEL)] if named else []
-    )
+    legend = [(index, row) for index, line in enumerate(series) for row in draw.broken(line.name, _LABEL)]
+    legend = legend if len(series) > 1 else []
     frame = Frame(across, Axis(y_label, 0.0, max(0.0, *ys) or 1.0), legend=len(legend))
     parts = frame.axes()
     for index, line in enumerate(series):
         colour = index % COLOURS
-        corners = [f"{frame.x(x):.1f} {frame.y(y):.1f}" for x, y in line.points]
-        parts.append(draw.path("M" + "L".join(corners), f"line s{colour}"))
-        for corner in corners:
-            x, y = map(float, corner.split())
-            parts.append(draw.dot(x, y, 2.4, f"c{colour}"))
+        corners = [(frame.x(x), frame.y(y)) for x, y in line.points]
+        parts.append(draw.line(corners, f"line s{colour}"))
+        parts += [draw.dot(x, y, 2.4, f"c{colour}") for x, y in corners]
     for place, (index, row) in enumerate(legend):
         if place == 0 or legend[place - 1][0] != index:
             parts.append(draw.rect(LEFT, place * LINE + 4, 14, 8, f"c{index % COLOURS}"))

@@ -7,7 +7,7 @@ classes that `page.css` defines, for light and dark.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -96,10 +96,8 @@ class Frame:
     def line_across(self, value: float, shown: str) -> list[Markup]:
         """Draw a dashed line at a height, with its text above its right end."""
         y = self.y(value)
-        return [
-            path(f"M{LEFT} {y:.1f}H{WIDTH - RIGHT}", "reference"),
-            text(WIDTH - RIGHT, y - 5, shown, "tick", "end"),
-        ]
+        dashed = path(f"M{LEFT} {y:.1f}H{WIDTH - RIGHT}", "reference")
+        return [dashed, text(WIDTH - RIGHT, y - 5, shown, "tick", "end")]
 
 
 def number(value: float) -> str:
@@ -148,21 +146,29 @@ def upright(x: float, y: float, shown: str) -> Markup:
 
 def rect(x: float, y: float, width: float, height: float, kind: str, shown: str = "") -> Markup:
     """Draw a rectangle, at least half a unit wide; `shown` appears under the pointer."""
-    title = Markup("<title>{}</title>").format(shown) if shown else Markup("")
     return Markup('<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}">{}</rect>').format(
-        kind, x, y, max(width, 0.5), height, title
+        kind, x, y, max(width, 0.5), height, _title(shown)
     )
 
 
 def dot(x: float, y: float, radius: float, kind: str, shown: str = "") -> Markup:
     """Draw a filled circle; `shown` appears under the pointer."""
-    title = Markup("<title>{}</title>").format(shown) if shown else Markup("")
-    return Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{}">{}</circle>').format(kind, x, y, radius, title)
+    form = Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{}">{}</circle>')
+    return form.format(kind, x, y, radius, _title(shown))
+
+
+def _title(shown: str) -> Markup:
+    return Markup("<title>{}</title>").format(shown) if shown else Markup()
 
 
 def path(corners: str, kind: str) -> Markup:
     """Draw lines along an SVG path."""
     return Markup('<path class="{}" d="{}"></path>').format(kind, corners)
+
+
+def line(points: Iterable[tuple[float, float]], kind: str) -> Markup:
+    """Draw a line through points."""
+    return path("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points), kind)
 
 
 def whisker(low: float, high: float, y: float) -> Markup:

@@ -77,9 +77,8 @@ def reach_picture(view: WindowView, query: int) -> Markup:
         inputs = f"{first:,} to {end - 1:,}"
         parts.append(draw.text(left, y + 14, layers, "label"))
         parts.append(draw.text(right, y + 14, inputs, "value", "end"))
-        parts.append(
-            draw.rect(left + (first - low) * unit, y + 20, (end - first) * unit, 12, "c0", f"{layers}: {inputs}")
-        )
+        start, width = left + (first - low) * unit, (end - first) * unit
+        parts.append(draw.rect(start, y + 20, width, 12, "c0", f"{layers}: {inputs}"))
         parts.append(draw.rect(middle - 1.5, y + 18, 3, 16, "mark"))
     height = len(reached) * 40
     anchor = "end" if middle > 2 * WIDTH / 3 else "middle" if middle > WIDTH / 3 else "start"
@@ -91,19 +90,11 @@ def _filled(view: WindowView, size: int, unit: float) -> str:
     """Return the visible pairs as one path; rows that see the same keys are one rectangle."""
     queries = np.unique(np.linspace(0, size - 1, min(size, _MOST_ROWS)).astype(np.int64))
     firsts, ends = view.geometry.visible_interval(queries, view.sequence)
-    path, top = [], 0
-    for index in range(len(queries)):
-        following = index + 1
-        alike = following < len(queries) and (firsts[following], ends[following]) == (firsts[index], ends[index])
-        if alike:
-            continue
-        bottom = int(queries[following]) if following < len(queries) else size
-        first, end = int(firsts[index]), min(int(ends[index]), size)
-        path.append(
-            f"M{_LEFT + first * unit:.1f} {_TOP + top * unit:.1f}H{_LEFT + end * unit:.1f}"
-            f"V{_TOP + bottom * unit:.1f}H{_LEFT + first * unit:.1f}Z"
-        )
-        top = bottom
+    others = np.flatnonzero((np.diff(firsts) != 0) | (np.diff(ends) != 0)) + 1  # rows that see other keys
+    path = []
+    for row, top, bottom in zip([0, *others], [0, *queries[others]], [*queries[others], size], strict=True):
+        first, end = _LEFT + firsts[row] * unit, _LEFT + min(ends[row], size) * unit
+        path.append(f"M{first:.1f} {_TOP + top * unit:.1f}H{end:.1f}V{_TOP + bottom * unit:.1f}H{first:.1f}Z")
     return "".join(path)
 
 

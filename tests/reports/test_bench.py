@@ -23,7 +23,7 @@ from localattn.core.documents.bench_report import (
     Ratio,
     Share,
 )
-from localattn.reports.bench.markdown import bench_markdown
+from localattn.reports.bench.tables import bench_markdown
 from localattn.reports.bench.page import bench_page
 from localattn.reports.bench.tables import speed
 from localattn.reports.figures import digits, percent, size
