@@ -252,13 +252,13 @@ class _Run:
             self.finish = "positions"
 
     def _show(self, row: Sequence[int]) -> None:
-        from .parts.token_output import FolderText, RawBytes, writer_for
+        from .parts.token_output import writer_for
 
         writer = writer_for(bytes_model=self.is_text, tokenizer=self.tokenizer)
         for token in [*(self.prompt if self.echo else ()), *self.shown(row)]:
             writer.write(token)
         writer.end()
-        if isinstance(writer, RawBytes | FolderText) and not sys.stdout.isatty():
+        if not (writer.ends_line or sys.stdout.isatty()):
             say("")
 
     def report(self, seed: int) -> dict[str, Any]:
