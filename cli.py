@@ -34,8 +34,7 @@ import typer
 
 from .commands.api.packages import missing_package
 from .commands.parts import completion, streams
-from .commands.parts.console import print_error, print_fault, with_messages
-from .commands.parts.log_output import show_log
+from .commands.parts.console import print_error, print_fault, show_log, with_messages
 from .commands.parts.paths import checked
 from .commands.parts.terminal.help import Command, Group
 from .core.errors import ExitCode, LocalAttnError, MissingDependency

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar, get_args
@@ -14,7 +15,7 @@ from .parts.console import finite, progress, say, seed_option, size_option, sugg
 from .parts.paths import INPUT, ForceOption
 from .parts.plugins.options import PluginUse, library_hint, plugin_asked
 from .parts.report_output import Destination, OutputOption, ReportFormat, ReportFormatOption, choose
-from .parts.terminal.controls import cell
+from .parts.terminal.controls import print_table
 
 if TYPE_CHECKING:
     from ..core.documents.bench_report import BenchReport
@@ -122,12 +123,10 @@ def bench(
 
 def _say_kernels(report: BenchReport, request: BenchRequest) -> None:
     """Say once which kernels computed the first model on the CPU; nothing where several ways were measured."""
-    from .parts.plugins.kernels_in_use import has_nodes, kernels_in_use
+    from .parts.plugins.kernels_in_use import has_nodes, say_kernels
 
     if len(request.plugins) == 1 and report.rows:
-        row, asked = report.rows[0], request.plugins[0]
-        if line := kernels_in_use(lambda: has_nodes(request.models[0]), row.backend, row.provider, row.plugin, asked):
-            say(line)
+        say_kernels(lambda: has_nodes(request.models[0]), report.rows[0], request.plugins[0])
 
 
 def _listed(flag: str, text: str, read: Callable[[str], _T]) -> list[_T]:
@@ -208,19 +207,9 @@ def _print(report: BenchReport) -> None:
 
 
 def _print_table(table: Table) -> None:
-    import sys
-
-    from rich.console import Console
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    shown = RichTable(title=table.title, title_justify="left", box=None, pad_edge=False)
-    for column in table.columns:
-        shown.add_column(Text(column.name), justify="right" if column.number else "left", overflow="fold")
-    for row in table.rows:
-        shown.add_row(*map(cell, row))
+    columns = {column.name: column.number for column in table.columns}
     # Piped output is not cut to some terminal's width.
-    Console(width=None if sys.stdout.isatty() else 160).print(shown)
+    print_table(columns, table.rows, table.title, None if sys.stdout.isatty() else 160, overflow="fold")
     for line in table.notes:
         say(line)
     say("")

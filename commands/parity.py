@@ -10,19 +10,12 @@ import typer
 from ..core.errors import UsageError
 from ..core.limits import MOST_SEEDS, is_size
 from ..core.storage.file_kinds import NPZ
-from .parts.console import (
-    RuntimeOption,
-    number_option,
-    print_notes,
-    progress,
-    say,
-    seed_option,
-    warn,
-)
+from ..reports.figures import comparison_figure
+from .parts.console import RuntimeOption, number_option, print_notes, progress, say, seed_option, warn
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
 from .parts.report_output import OutputOption, ReportFormatOption, choose, show
-from .parts.terminal.controls import cell
+from .parts.terminal.controls import print_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -189,26 +182,12 @@ def _print_reports(reports: list[ParityReport]) -> None:
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from ..reports.figures import comparison_figure
-
-    table = Table(box=None, pad_edge=False)
     figures = [name for name in _FIGURES if name in rows[0]]
-    for name, justify in (
-        ("output", "left"),
-        ("inputs", "left"),
-        *((x, "right") for x in figures),
-        ("", "left"),
-    ):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    cells = []
     for row in rows:
-        values = [comparison_figure(row, name) for name in figures]
-        verdict = Text("ok") if row["passed"] else Text("FAILED", style="red")
-        table.add_row(*map(cell, (row["output"], row["inputs"])), *values, verdict)
-    Console(width=120).print(table)
+        verdict = "ok" if row["passed"] else ("FAILED", "red")
+        cells.append((row["output"], row["inputs"], *(comparison_figure(row, name) for name in figures), verdict))
+    print_table({"output": False, "inputs": False, **dict.fromkeys(figures, True), "": False}, cells)
 
 
 _FIGURES = ("max_abs", "max_rel", "rms", "cosine", "divergence", "agreement", "pooled_cosine", "not_finite")

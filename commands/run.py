@@ -14,7 +14,7 @@ from ..core.limits import MOST_ITERATIONS
 from ..core.storage.file_kinds import NPZ
 from .parts.console import FormatOption, ProviderOption, RuntimeOption, ThreadsOption, say, seed_option, suggest, warn
 from .parts.paths import INPUT, ForceOption, OutputPath
-from .parts.plugins.kernels_in_use import has_nodes, kernels_in_use
+from .parts.plugins.kernels_in_use import has_nodes, say_kernels
 from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
 
 if TYPE_CHECKING:
@@ -85,8 +85,7 @@ def run(
         say(json.dumps(report, allow_nan=False))
         return
     say(_as_text(report))
-    if line := kernels_in_use(lambda: has_kernels, session.backend, session.provider, session.plugin, asked):
-        say(line)
+    say_kernels(lambda: has_kernels, session, asked)
     named = () if plugin_library is None else ("--plugin-library", plugin_library)
     suggest("localattn", "bench", model, *named)
 
