@@ -25,7 +25,7 @@ from .parts.console import (
     size_option,
     suggest,
 )
-from .parts.export_module import ModuleRequest, export_users_module, parse_axes, print_module, refuse_options
+from .parts.export_module import export_users_module, parse_axes, print_module, refuse_options
 from .parts.export_steps import print_step_files, print_step_plan
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.terminal.help import Hint
@@ -215,10 +215,13 @@ def export(
     given = {name for name in context.params if _is_given(context, name)}
     if factory is not None or (allow_pickle and source is not None):
         refuse_options(given, CHECKPOINT_ONLY | ({"weights"} if checkpoint is not None else set()), "your own module")
-        asked = ModuleRequest(factory, factory_args, source, module_input or [], load_inputs, allow_pickle, output)
+        asked = {name: values[name] for name in MODULE_ONLY} | {"weights": source}
         with progress() as step:
             step("Loading PyTorch")
-            written, outcome = export_users_module(asked, common | {"dynamic": axes}, step, dry_run=dry_run)
+            common |= {"dynamic": axes}
+            written, outcome = export_users_module(
+                common, step, **asked, factory=factory, allow_pickle=allow_pickle, output=output, dry_run=dry_run
+            )
         print_module(written, outcome, as_json=output_format == "json")
         if output_format != "json":
             suggest(*(["localattn", *_without_dry_run()] if dry_run else ["localattn", "run", written]))
