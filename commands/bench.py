@@ -14,7 +14,7 @@ from ..core.limits import LARGEST_SIZE, LONGEST_SECONDS, MOST_ITERATIONS, MOST_R
 from .parts.console import finite, progress, say, seed_option, size_option, suggest, warn
 from .parts.paths import INPUT, ForceOption
 from .parts.plugins.options import PluginUse, library_hint, plugin_asked
-from .parts.report_output import Destination, OutputOption, ReportFormat, ReportFormatOption, choose
+from .parts.report_output import OutputOption, ReportFormat, ReportFormatOption, choose
 from .parts.terminal.controls import print_table
 
 if TYPE_CHECKING:
@@ -114,7 +114,12 @@ def bench(
     )
     with progress() as step:
         report = run_bench(request, step)
-    _show(report, destination)
+    if destination.shows_console:
+        _print(report)
+    if destination.format != "console":
+        destination.write(_written(report, destination.format))
+    for line in report.warnings:
+        warn(line)
     if destination.shows_console:
         _say_kernels(report, request)
     if destination.shows_console and model.suffix.lower() == ".onnx":
@@ -168,15 +173,6 @@ def _count(text: str) -> int:
     if not 1 <= value <= LARGEST_SIZE:
         raise ValueError
     return value
-
-
-def _show(report: BenchReport, destination: Destination) -> None:
-    if destination.shows_console:
-        _print(report)
-    if destination.format != "console":
-        destination.write(_written(report, destination.format))
-    for line in report.warnings:
-        warn(line)
 
 
 def _written(report: BenchReport, chosen: ReportFormat) -> str:

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
     from ..runtime.parity.report import ParityReport
 
+# Options that are called as arguments of `localattn.parity`.
+_COMPARED = (
+    *("against", "golden", "config", "causal", "atol", "rtol", "provider", "runtime"),
+    *("save_inputs", "save_outputs"),
+)
+
 
 def parity(
     models: Annotated[
@@ -86,36 +92,23 @@ def parity(
     reference is your own model, as localattn.record recorded it. Exit code 0 if every output of every file is within
     the tolerance, 1 if not.
     """
-    _refuse_shared_files(models, save_inputs, save_outputs)
+    values = dict(locals())  # before anything else has a name here
+    if len(models) > 1 and (save_inputs is not None or save_outputs is not None):
+        raise UsageError(
+            "--save-inputs and --save-outputs take the arrays of one file.",
+            why=f"{len(models)} files are compared.",
+            fix="Compare them one after another.",
+        )
     destination = choose(output_format, output, force)
-    lengths, asked = _lengths(seq_len), plugin_asked(plugin, plugin_library)
+    options: dict[str, Any] = {name: values[name] for name in _COMPARED}
+    options |= {"seeds": range(seed, seed + seeds), "inputs": load_inputs, "seq_len": _lengths(seq_len)}
+    options |= {"plugin": plugin_asked(plugin, plugin_library), "overwrite": force}
     if against is None and golden is None:
         raise typer.BadParameter("give --against, or --golden, or both", param_hint="--against")
     with progress() as step:
         from .api.comparing import parity as compare
 
-        reports = [
-            compare(
-                model,
-                against,
-                golden=golden,
-                config=config,
-                seeds=range(seed, seed + seeds),
-                inputs=load_inputs,
-                seq_len=lengths,
-                causal=causal,
-                atol=atol,
-                rtol=rtol,
-                provider=provider,
-                plugin=asked,
-                save_inputs=save_inputs,
-                save_outputs=save_outputs,
-                overwrite=force,
-                progress=step,
-                runtime=runtime,
-            )
-            for model in models
-        ]
+        reports = [compare(model, **options, progress=step) for model in models]
     print_notes(dict.fromkeys(line for report in reports for line in report.notes))
     passed = all(report.passed for report in reports)
     files = [report.to_dict() for report in reports]
@@ -153,15 +146,6 @@ def _lengths(text: str | None) -> tuple[int, ...]:
             f"--seq-len is {(text or '')[:80]!r}.", fix="Write lengths with commas between them: 512,1024."
         )
     return tuple(int(part) for part in parts)
-
-
-def _refuse_shared_files(models: list[Path], save_inputs: Path | None, save_outputs: Path | None) -> None:
-    if len(models) > 1 and (save_inputs is not None or save_outputs is not None):
-        raise UsageError(
-            "--save-inputs and --save-outputs take the arrays of one file.",
-            why=f"{len(models)} files are compared.",
-            fix="Compare them one after another.",
-        )
 
 
 def _print_reports(reports: list[ParityReport]) -> None:

@@ -276,12 +276,8 @@ def print_warnings(report: Report) -> None:
 
 def export_document(report: ExportReport) -> dict[str, Any]:
     """Return the document that `--format json` prints for an export."""
-    return {
-        "model": str(report.path),
-        "notes": report.notes,
-        "warnings": report.warnings,
-        **report.sidecar.to_dict(),
-    }
+    said = {"notes": report.notes, "warnings": report.warnings}
+    return {"model": str(report.path), **said, **report.sidecar.to_dict()}
 
 
 def bytes_text(size: int) -> str:
