@@ -212,7 +212,8 @@ def export(
     axes, source = parse_axes(dynamic), weights if checkpoint is None else checkpoint
     common: dict[str, Any] = {name: values[name] for name in BOTH}
     common |= {"function_body": not no_function_body, "quick": checks == "quick", "overwrite": force}
-    given = {name for name in context.params if _is_given(context, name)}
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = {name for name, found in sources.items() if found is not None and found.name == "COMMANDLINE"}
     if factory is not None or (allow_pickle and source is not None):
         refuse_options(given, CHECKPOINT_ONLY | ({"weights"} if checkpoint is not None else set()), "your own module")
         asked = {name: values[name] for name in MODULE_ONLY} | {"weights": source}
@@ -268,12 +269,6 @@ def _next(report: ExportReport, checkpoint: Path, config: Path | None, *, quick:
         given = () if config is None else ("--config", config)
         return ("localattn", "parity", report.path, "--against", checkpoint, *given)
     return ("localattn", "run", report.path)
-
-
-def _is_given(context: typer.Context, name: str) -> bool:
-    """Check whether an option is on the command line, rather than at its default."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _print_plan(request: ExportRequest | StepRequest) -> None:

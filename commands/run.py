@@ -66,7 +66,7 @@ def run(
     outputs, milliseconds = _timed(session, inputs, iterations)
     if save_outputs is not None:
         save_arrays(save_outputs, outputs, overwrite=force)
-    report = {
+    report: dict[str, Any] = {
         "model": str(model),
         "backend": session.backend,
         "provider": session.provider,
@@ -79,8 +79,9 @@ def run(
         "saved_outputs": None if save_outputs is None else str(save_outputs),
         "milliseconds": milliseconds,
     }
-    _warn_not_finite("Input", report["inputs"])
-    _warn_not_finite("Output", report["outputs"])
+    for kind, array in [*(("input", x) for x in report["inputs"]), *(("output", x) for x in report["outputs"])]:
+        if not array["finite"]:
+            warn(f"{kind} {array['name']!r} holds NaN or Inf.")
     if output_format == "json":
         say(json.dumps(report, allow_nan=False))
         return
@@ -117,12 +118,6 @@ def _facts(name: str, array: Any) -> dict[str, Any]:
         "min": float(values.min()) if values.size else None,
         "max": float(values.max()) if values.size else None,
     }
-
-
-def _warn_not_finite(kind: str, facts: Any) -> None:
-    for fact in facts:
-        if not fact["finite"]:
-            warn(f"{kind.lower()} {fact['name']!r} holds NaN or Inf.")
 
 
 def _as_text(report: dict[str, Any]) -> str:

@@ -91,7 +91,9 @@ def _sections(file: Document, before: str) -> list[Section]:
     if file.get("compared_windows"):
         sections.append(_compared_windows(file["compared_windows"], before))
     for name, saved in file["errors"].items():
-        sections.append(_errors(ErrorSpread.from_dict(saved), errors_title(name, before)))
+        spread = ErrorSpread.from_dict(saved)
+        tables = [_sizes(spread), *([_positions(spread)] if spread.positions else [])]
+        sections.append(Section(errors_title(name, before), tables=tuple(tables)))
     sections += [window_section(view, before + title) for title, view in windows_of(file).items()]
     if file.get("golden") is not None:
         sections.insert(0, Section(f"{before}Golden outputs", tables=(checks_table([file["golden"]]),)))
@@ -158,10 +160,6 @@ def _compared_windows(sides: Sequence[Document], before: str) -> Section:
     return Section(
         f"{before}Windows of both", (text,) if len(listed) > 1 else (), tables=(Table("", columns, tuple(rows)),)
     )
-
-
-def _errors(spread: ErrorSpread, title: str) -> Section:
-    return Section(title, tables=(_sizes(spread), _positions(spread)) if spread.positions else (_sizes(spread),))
 
 
 def _sizes(spread: ErrorSpread) -> Table:
