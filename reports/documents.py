@@ -6,7 +6,6 @@ A page is made only from the JSON that a command prints, so Markdown, HTML and J
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from .bisect_page import bisect_page
@@ -42,8 +41,4 @@ def document_markdown(kind: str, document: Document) -> str:
 
 def document_html(kind: str, document: Document) -> str:
     """Write the document as an HTML page; needs Jinja2."""
-    from .charts import CHARTS  # needs a package that Markdown does not
-
-    page, charts = PAGES[kind](document), CHARTS[kind](document)
-    sections = tuple(replace(section, charts=charts.get(section.title, ())) for section in page.sections)
-    return render(replace(page, sections=sections))
+    return render(PAGES[kind](document))

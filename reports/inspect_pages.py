@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
@@ -18,15 +19,16 @@ from .model_sections import (
     window_section,
     windows_of,
 )
-from .page import Page, Section
+from .page import Chart, Page, Section
+from .svg.bars import Bar, bars
 from .table import Mark, Table, numbers, texts
 
 _FACTS = texts("fact", "value", wrap=True)
-_MOST_OPERATORS = 12
+_MOST_OPERATORS, _MOST_BARS = 12, 8
 
 
 def onnx_page(document: Document) -> Page:
-    """Make the page of an exported file, without the charts."""
+    """Make the page of an exported file."""
     sidecar = document["sidecar"] if document["sidecar_matches"] else None
     warnings = [f"{name}, which holds weights, is missing." for name in document["missing_external_data"]]
     if document["sidecar"] is not None and sidecar is None:
@@ -47,7 +49,7 @@ def onnx_page(document: Document) -> Page:
 
 
 def engine_page(document: Document) -> Page:
-    """Make the page of an engine, without the charts."""
+    """Make the page of an engine."""
     warnings = [] if document["unchanged"] else ["The facts were NOT written for this file: its SHA-256 differs."]
     warnings += [document["plugin_problem"]] if document["plugin_problem"] else []
     checks = document["checks"]
@@ -91,16 +93,16 @@ def _file_page(
 
 
 def checkpoint_page(document: Document) -> Page:
-    """Make the page of a checkpoint, without the charts."""
+    """Make the page of a checkpoint."""
     needed = document["needed"]
     entries = [
         (name, _text(entry["value"]), entry["from"] or how)
         for how, group in (("the weights", document["inferred"]), ("the configuration", document["given"]))
         for name, entry in group.items()
     ]
-    columns = (*texts("argument"), *texts("value", "given by", wrap=True))
-    sections = [Section("Arguments", tables=(Table("", columns, tuple(entries)),))] if entries else []
+    sections = []
     for title, column, listed in (
+        ("Arguments", "given by", entries),
         ("In the checkpoint, not used", "why", [(x["from"], x["value"], x["why"]) for x in document["unused"]]),
         ("To complete", "file", _to_complete(document) if needed else []),
     ):
@@ -168,14 +170,14 @@ def _graph(document: Document) -> Section:
         *(("Weights in", name) for name in document["external_data"]),
         *((f"Body of {f['domain']}::{f['name']}", f"{f['nodes']} standard operators") for f in document["functions"]),
     ]
-    return Section(
-        "Graph",
-        (f"{sum(document['nodes'].values()):,} nodes; what stands in function definitions is not counted.",),
-        tables=(
-            Table("", _FACTS, tuple(facts)),
-            Table("Operators", (*texts("operator"), *numbers("nodes")), tuple(rows)),
-        ),
-    )
+    operators = Table("Operators", (*texts("operator"), *numbers("nodes")), tuple(rows))
+    text = f"{sum(document['nodes'].values()):,} nodes; what stands in function definitions is not counted."
+    return Section("Graph", (text,), partial(_operators, counts), (Table("", _FACTS, tuple(facts)), operators))
+
+
+def _operators(counts: Sequence[tuple[str, int]]) -> list[Chart]:
+    drawn = [Bar(name, count, text=f"{count:,}") for name, count in counts[:_MOST_BARS]]
+    return [Chart(bars(drawn, "Operators", "nodes", colour=0), "The commonest operators.")] if drawn else []
 
 
 def _built(document: Document) -> Section:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from ..core.documents.window_view import WindowExample, WindowView
+from ..core.documents.window_view import WindowView
 from .figures import cosine, figure
-from .page import Section
+from .page import Chart, Section
+from .svg.window import chosen_query, reach_picture, shown, single_positions, window_picture
 from .table import Mark, Table, numbers, texts
 
 Document = Mapping[str, Any]
@@ -105,18 +107,40 @@ def window_section(view: WindowView, title: str) -> Section:
     note = "A layer's keys; and the inputs that can change the output at the query, with the layers one after another."
     layers = ", ".join(view.layers[:6]) + (f" and {len(view.layers) - 6} more" if len(view.layers) > 6 else "")
     text = f"{view.describe()[:1].upper()}{view.describe()[1:]}. {count[:1].upper()}{count[1:]} ({layers}); {length}."
-    return Section(title, (text,), tables=(Table("", columns, tuple(rows), (note,)),))
+    return Section(title, (text,), partial(_window_charts, view), (Table("", columns, tuple(rows), (note,)),))
+
+
+def _window_charts(view: WindowView) -> list[Chart]:
+    """Draw which keys queries see, and how far the last (or the middle) one sees through the layers."""
+    example = view.example(chosen_query(view))
+    keys = f"{interval(example.first, example.end)} ({example.end - example.first:,})"
+    pointed = f"Pointed out: query {example.query:,} sees keys {keys}."
+    charts = [Chart(window_picture(view), f"{_filled(view)} ({_part(view)}). {pointed}")]
+    if view.depth > 1 and not view.biases:
+        query = view.sequence - 1 if view.geometry.causal else view.sequence // 2
+        charts.append(Chart(reach_picture(view, query), f"Inputs that query {query:,} sees through the layers."))
+    return charts
+
+
+def _filled(view: WindowView) -> str:
+    if not view.biases:
+        return "Filled: a visible key"
+    others = "the earlier ones" if view.geometry.causal else "the others"
+    return f"Filled: a key with a learned bias; {others} count too, with bias 0"
+
+
+def _part(view: WindowView) -> str:
+    size = shown(view)
+    part = f"{size:,} positions"
+    if view.length and size < view.length:
+        part = f"the first {size:,} of {view.length:,} positions"
+    return part if single_positions(view) or view.biases else f"{part}; lines at the windows' edges"
 
 
 def windows_of(document: Document) -> dict[str, WindowView]:
     """Read the views that a document contains, by their headings."""
     views = [WindowView.from_dict(saved) for saved in document["windows"]]
     return {"Window" if len(views) == 1 else f"Window {n} of {len(views)}": view for n, view in enumerate(views, 1)}
-
-
-def example_text(example: WindowExample) -> str:
-    """Write a query's keys as a sentence."""
-    return f"query {example.query:,} sees keys {interval(example.first, example.end)} ({example.end - example.first:,})"
 
 
 def interval(first: int, end: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
@@ -18,7 +19,8 @@ from .model_sections import (
     window_section,
     windows_of,
 )
-from .page import Page, Section
+from .page import Chart, Page, Section
+from .svg.errors import error_histogram, error_positions
 from .table import Column, Mark, Table, numbers, texts
 
 _FIGURES = (
@@ -30,9 +32,9 @@ _REFERENCES = {"file": "other file's outputs, in float64", "golden": "golden out
 
 
 def parity_page(document: Document) -> Page:
-    """Make the page without its charts."""
-    named = files_of(document)
-    files = [file for _, file in named]
+    """Make the page; headings begin with the file's name where several were compared."""
+    files = document.get("files", [document])
+    named = [(f"{PurePath(file['model']).name}: " if len(files) > 1 else "", file) for file in files]
     return Page(
         title="Parity of " + ", ".join(PurePath(file["model"]).name for file in files),
         verdict="Equal" if document["passed"] else "NOT equal",
@@ -43,17 +45,6 @@ def parity_page(document: Document) -> Page:
         sections=tuple(section for before, file in named for section in _sections(file, before)),
         facts=tuple(fact for before, file in named for fact in _facts(file, before)),
     )
-
-
-def files_of(document: Document) -> list[tuple[str, Document]]:
-    """List one document per file, after the beginning of its headings, which tells several files apart."""
-    files = document.get("files", [document])
-    return [(f"{PurePath(file['model']).name}: " if len(files) > 1 else "", file) for file in files]
-
-
-def errors_title(name: str, before: str) -> str:
-    """Return the heading of one output's errors."""
-    return f"{before}Errors of {name}"
 
 
 def _lead(file: Document) -> str:
@@ -90,11 +81,15 @@ def _sections(file: Document, before: str) -> list[Section]:
     sections = [Section(f"{before}Figures", tables=tuple(tables))]
     if file.get("compared_windows"):
         sections.append(_compared_windows(file["compared_windows"], before))
+    views = windows_of(file)
+    # The edges of windows show where an error begins or returns; AFT-local has no such edges.
+    window = next((view.geometry.window_size for view in views.values() if not view.biases), None)
     for name, saved in file["errors"].items():
         spread = ErrorSpread.from_dict(saved)
         tables = [_sizes(spread), *([_positions(spread)] if spread.positions else [])]
-        sections.append(Section(errors_title(name, before), tables=tuple(tables)))
-    sections += [window_section(view, before + title) for title, view in windows_of(file).items()]
+        drawn = partial(_error_charts, spread, file["tolerance"]["atol"], window)
+        sections.append(Section(f"{before}Errors of {name}", charts=drawn, tables=tuple(tables)))
+    sections += [window_section(view, before + title) for title, view in views.items()]
     if file.get("golden") is not None:
         sections.insert(0, Section(f"{before}Golden outputs", tables=(checks_table([file["golden"]]),)))
     if file["sidecar"] is not None:
@@ -160,6 +155,19 @@ def _compared_windows(sides: Sequence[Document], before: str) -> Section:
     return Section(
         f"{before}Windows of both", (text,) if len(listed) > 1 else (), tables=(Table("", columns, tuple(rows)),)
     )
+
+
+def _error_charts(spread: ErrorSpread, atol: float | None, window: int | None) -> list[Chart]:
+    at_zero = "No tolerance is for single elements here."
+    if atol is not None:
+        at_zero = f"The dashed line is the tolerance at a value of 0 ({atol:g}); larger values are allowed more."
+    charts = [Chart(error_histogram(spread, atol or 0), f"Errors of all {spread.total:,} elements by size. {at_zero}")]
+    if spread.positions:
+        stretch = "" if spread.width == 1 else f" (a dot stands for {spread.width} positions)"
+        edges = "" if window is None else f" Thin lines: edges of the windows of {window}, where there are few."
+        caption = f"The largest error at each position{stretch}; red: out of tolerance.{edges}"
+        charts.append(Chart(error_positions(spread, atol or 0, window), caption))
+    return charts
 
 
 def _sizes(spread: ErrorSpread) -> Table:

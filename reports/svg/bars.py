@@ -9,8 +9,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from markupsafe import Markup
-
 from ..figures import digits
 from . import drawing as draw
 from .drawing import COLOURS, LEFT, LINE, WIDTH, Axis, Frame, ticks
@@ -41,14 +39,14 @@ class Series:
     points: tuple[tuple[float, float], ...]
 
 
-def bars(items: Sequence[Bar], title: str, unit: str, *, colour: int | None = None) -> Markup:
+def bars(items: Sequence[Bar], title: str, unit: str, *, colour: int | None = None) -> draw.Markup:
     """Draw horizontal bars from 0, each under its label, with `text` or the value at its end.
 
     Each has its own colour; with `colour` all have that one, as parts of one thing.
     """
     top = max((max(item.value, item.high or 0.0) for item in items), default=0.0) or 1.0
     room = WIDTH - 2
-    parts: list[Markup] = []
+    parts: list[draw.Markup] = []
     y = 0.0
     for index, item in enumerate(items):
         text, shade = item.text or digits(item.value, unit), (index if colour is None else colour) % COLOURS
@@ -62,13 +60,13 @@ def bars(items: Sequence[Bar], title: str, unit: str, *, colour: int | None = No
     return draw.svg(parts, y, title)
 
 
-def _named(label: str, y: float) -> tuple[list[Markup], float]:
+def _named(label: str, y: float) -> tuple[list[draw.Markup], float]:
     """Draw the lines of a label below a height; return them and the height of its last line."""
     lines = draw.broken(label, _LABEL)
     return [draw.text(0, y + 13 + n * LINE, line, "label") for n, line in enumerate(lines)], y + LINE * (len(lines) - 1)
 
 
-def intervals(items: Sequence[Bar], title: str) -> Markup:
+def intervals(items: Sequence[Bar], title: str) -> draw.Markup:
     """Draw values with their intervals beside a line at 1, on a logarithmic axis."""
     ends = [1.0, *(e for i in items for e in (i.value, i.low, i.high) if e is not None and e > 0)]
     low, high = math.log(min(ends) / 1.1), math.log(max(ends) * 1.1)
@@ -76,7 +74,7 @@ def intervals(items: Sequence[Bar], title: str) -> Markup:
     def x(value: float) -> float:
         return 10 + (WIDTH - 20) * (math.log(value) - low) / (high - low)
 
-    parts: list[Markup] = []
+    parts: list[draw.Markup] = []
     y = 0.0
     for index, item in enumerate(items):
         parts.append(draw.text(WIDTH - 2, y + 13, item.text or digits(item.value), "value", "end"))
@@ -93,7 +91,7 @@ def intervals(items: Sequence[Bar], title: str) -> Markup:
     return draw.svg(parts, height + 26, title)
 
 
-def histogram(edges: Sequence[float], counts: Sequence[int], title: str, x_label: str, colour: int = 0) -> Markup:
+def histogram(edges: Sequence[float], counts: Sequence[int], title: str, x_label: str, colour: int = 0) -> draw.Markup:
     """Draw how many values lie between each two edges; the edges rise."""
     low, high, most = edges[0], edges[-1], max(counts, default=0) or 1
     frame = Frame(Axis(x_label, low, high if high > low else low + 1), Axis("calls", 0.0, float(most)))
@@ -104,7 +102,7 @@ def histogram(edges: Sequence[float], counts: Sequence[int], title: str, x_label
     return draw.svg(parts, frame.height, title)
 
 
-def lines(series: Sequence[Series], title: str, x_label: str, y_label: str) -> Markup:
+def lines(series: Sequence[Series], title: str, x_label: str, y_label: str) -> draw.Markup:
     """Draw lines over a common axis from 0, with a legend above them where there are several."""
     xs = [x for line in series for x, _ in line.points] or [0.0]
     ys = [y for line in series for _, y in line.points] or [0.0]

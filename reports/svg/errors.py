@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from markupsafe import Markup
-
 from ...core.documents.error_spread import ErrorSpread
 from ..figures import figure
 from . import drawing as draw
@@ -21,7 +19,7 @@ _BELOW = 1
 _TOLERANCE = "tolerance at 0"
 
 
-def error_histogram(spread: ErrorSpread, atol: float) -> Markup:
+def error_histogram(spread: ErrorSpread, atol: float) -> draw.Markup:
     """Draw how many elements have errors of which size, both logarithmic; errors of exactly 0 at the left."""
     bins = list(spread.bins())
     ends = [edge for low, high, _ in bins for edge in (low, high)] + _near(atol, [low for low, _, _ in bins])
@@ -50,7 +48,7 @@ def error_histogram(spread: ErrorSpread, atol: float) -> Markup:
     return draw.svg(parts, frame.height, "Errors by size")
 
 
-def error_positions(spread: ErrorSpread, atol: float, window: int | None) -> Markup:
+def error_positions(spread: ErrorSpread, atol: float, window: int | None) -> draw.Markup:
     """Draw the largest error at each position of the sequence; positions out of tolerance are marked.
 
     Thin lines mark the edges of the windows, where they are few enough to be seen.
@@ -92,7 +90,7 @@ class Step:
     passed: bool
 
 
-def error_steps(steps: Sequence[Step], fault: int | None) -> Markup:
+def error_steps(steps: Sequence[Step], fault: int | None) -> draw.Markup:
     """Draw the relative error at each module boundary, in the order of the graph.
 
     `fault` is the index of the first fault.

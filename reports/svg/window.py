@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from markupsafe import Markup
 
 from ...core.documents.window_view import WindowView
 from . import drawing as draw
@@ -36,7 +35,7 @@ def chosen_query(view: WindowView) -> int:
     return min(shown(view) - 1, (geometry.look_backward * geometry.window_size) + geometry.window_size // 2)
 
 
-def window_picture(view: WindowView) -> Markup:
+def window_picture(view: WindowView) -> draw.Markup:
     """Draw queries downward and keys to the right: visible pairs are filled, one query's keys stand out."""
     size = shown(view)
     unit = _SIDE / size
@@ -61,7 +60,7 @@ def window_picture(view: WindowView) -> Markup:
     return draw.svg(parts, _TOP + _SIDE + 42, f"Which keys a query sees: {view.describe()}")
 
 
-def reach_picture(view: WindowView, query: int) -> Markup:
+def reach_picture(view: WindowView, query: int) -> draw.Markup:
     """Draw a bar for each depth: the inputs that this query sees through so many layers."""
     deepest = view.depth
     depths = sorted({round(1 + i * (deepest - 1) / (_MOST_BARS - 1)) for i in range(_MOST_BARS)})
@@ -98,7 +97,7 @@ def _filled(view: WindowView, size: int, unit: float) -> str:
     return "".join(path)
 
 
-def _grid(view: WindowView, size: int, unit: float) -> Markup:
+def _grid(view: WindowView, size: int, unit: float) -> draw.Markup:
     """Draw lines at the windows' edges, or around every pair where there are few."""
     step = 1 if single_positions(view) else view.geometry.window_size
     edges = range(0, size + 1, step) if size / step <= 48 else range(0)
