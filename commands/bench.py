@@ -13,6 +13,7 @@ from ..core.errors import UsageError
 from ..core.limits import LARGEST_SIZE, LONGEST_SECONDS, MOST_ITERATIONS, MOST_ROUNDS
 from .parts.console import finite, progress, say, seed_option, size_option, suggest, warn
 from .parts.paths import INPUT, ForceOption
+from .parts.plugins.kernels_in_use import has_nodes, say_kernels
 from .parts.plugins.options import PluginUse, library_hint, plugin_asked
 from .parts.report_output import OutputOption, ReportFormat, ReportFormatOption, choose
 from .parts.terminal.controls import print_table
@@ -20,7 +21,6 @@ from .parts.terminal.controls import print_table
 if TYPE_CHECKING:
     from ..core.documents.bench_report import BenchReport
     from ..reports.table import Table
-    from ..runtime.bench.request import BenchRequest
 
 _T = TypeVar("_T")
 
@@ -120,18 +120,11 @@ def bench(
         destination.write(_written(report, destination.format))
     for line in report.warnings:
         warn(line)
-    if destination.shows_console:
-        _say_kernels(report, request)
+    if destination.shows_console and len(request.plugins) == 1 and report.rows:
+        # Where several ways were measured, the table says which.
+        say_kernels(lambda: has_nodes(model), report.rows[0], request.plugins[0])
     if destination.shows_console and model.suffix.lower() == ".onnx":
         suggest("localattn", "bundle", model, "-o", model.with_suffix(".tar"))
-
-
-def _say_kernels(report: BenchReport, request: BenchRequest) -> None:
-    """Say once which kernels computed the first model on the CPU; nothing where several ways were measured."""
-    from .parts.plugins.kernels_in_use import has_nodes, say_kernels
-
-    if len(request.plugins) == 1 and report.rows:
-        say_kernels(lambda: has_nodes(request.models[0]), report.rows[0], request.plugins[0])
 
 
 def _listed(flag: str, text: str, read: Callable[[str], _T]) -> list[_T]:

@@ -100,11 +100,14 @@ def checkpoint_page(document: Document) -> Page:
         for how, group in (("the weights", document["inferred"]), ("the configuration", document["given"]))
         for name, entry in group.items()
     ]
+    # Each with its value, or a placeholder.
+    template: Document = document["template"] or {"kwargs": {}}
+    missing = [(name, _text(value), document["save_as"]) for name, value in template["kwargs"].items()]
     sections = []
     for title, column, listed in (
         ("Arguments", "given by", entries),
         ("In the checkpoint, not used", "why", [(x["from"], x["value"], x["why"]) for x in document["unused"]]),
-        ("To complete", "file", _to_complete(document) if needed else []),
+        ("To complete", "file", missing if needed else []),
     ):
         if listed:
             columns = (*texts("argument"), *texts("value", column, wrap=True))
@@ -130,12 +133,6 @@ def checkpoint_page(document: Document) -> Page:
             ("SHA-256", document["sha256"]),
         ),
     )
-
-
-def _to_complete(document: Document) -> list[tuple[str, str, str]]:
-    """List the arguments of the configuration to complete, each with its value or a placeholder."""
-    template: Document = document["template"] or {"kwargs": {}}
-    return [(name, _text(value), document["save_as"]) for name, value in template["kwargs"].items()]
 
 
 def _verdict(checks: Sequence[Document], spoilt: bool, doubts: bool) -> tuple[str, Mark]:

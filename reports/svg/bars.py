@@ -50,9 +50,8 @@ def bars(items: Sequence[Bar], title: str, unit: str, *, colour: int | None = No
     y = 0.0
     for index, item in enumerate(items):
         text, shade = item.text or digits(item.value, unit), (index if colour is None else colour) % COLOURS
-        parts.append(draw.text(room, y + 13, text, "value", "end"))
-        names, y = _named(item.label, y)
-        parts += names
+        named, y = _named(item.label, text, y)
+        parts += named
         parts.append(draw.rect(0, y + 20, room * item.value / top, 14, f"c{shade}", f"{item.label}: {text}"))
         if item.low is not None and item.high is not None:
             parts.append(draw.whisker(room * item.low / top, room * item.high / top, y + 27))
@@ -60,10 +59,11 @@ def bars(items: Sequence[Bar], title: str, unit: str, *, colour: int | None = No
     return draw.svg(parts, y, title)
 
 
-def _named(label: str, y: float) -> tuple[list[draw.Markup], float]:
-    """Draw the lines of a label below a height; return them and the height of its last line."""
+def _named(label: str, value: str, y: float) -> tuple[list[draw.Markup], float]:
+    """Draw a value, and its label's lines beside it, below a height; return them and the height of the last line."""
     lines = draw.broken(label, _LABEL)
-    return [draw.text(0, y + 13 + n * LINE, line, "label") for n, line in enumerate(lines)], y + LINE * (len(lines) - 1)
+    parts = [draw.text(0, y + 13 + n * LINE, line, "label") for n, line in enumerate(lines)]
+    return [draw.text(WIDTH - 2, y + 13, value, "value", "end"), *parts], y + LINE * (len(lines) - 1)
 
 
 def intervals(items: Sequence[Bar], title: str) -> draw.Markup:
@@ -77,9 +77,8 @@ def intervals(items: Sequence[Bar], title: str) -> draw.Markup:
     parts: list[draw.Markup] = []
     y = 0.0
     for index, item in enumerate(items):
-        parts.append(draw.text(WIDTH - 2, y + 13, item.text or digits(item.value), "value", "end"))
-        names, y = _named(item.label, y)
-        parts += names
+        named, y = _named(item.label, item.text or digits(item.value), y)
+        parts += named
         if item.low is not None and item.high is not None:
             parts.append(draw.whisker(x(item.low), x(item.high), y + 26))
         parts.append(draw.dot(x(item.value), y + 26, 5, f"c{(index + 1) % COLOURS}", item.label))
