@@ -86,20 +86,14 @@ def _plugin_probes() -> tuple[Probe, ...]:
     from ..doctor.probes import Probe
     from ..plugins.library.facts import ARCHITECTURES
 
-    compilers = tuple(
-        Probe(
-            f"compiler-{arch}",
-            f"C++ compiler for {arch}",
-            "plugin",
-            "building the plugin library",
-            look=_safely(partial(_compiler, arch)),
-            add=pip_install("ziglang"),
-        )
+    zig, headers, library = pip_install("ziglang"), pip_install("kernel-lens"), "localattn plugin build"
+    building = partial(Probe, area="plugin", serves="building the plugin library")
+    compilers = [
+        building(f"compiler-{arch}", f"C++ compiler for {arch}", look=_safely(partial(_compiler, arch)), add=zig)
         for arch in ARCHITECTURES
-    )
-    headers, library = pip_install("kernel-lens"), "localattn plugin build"
+    ]
     return (
-        Probe("headers", "Headers", "plugin", "building the plugin library", look=_safely(_headers), add=headers),
+        building("headers", "Headers", look=_safely(_headers), add=headers),
         *compilers,
         Probe("library", "Plugin library", "plugin", "the kernel in TensorRT", look=_safely(_library), add=library),
         _kernels_probe(),

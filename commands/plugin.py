@@ -185,7 +185,7 @@ def list_libraries(
         _print_library(facts)
     for cpu_facts in for_cpu:
         plugin_cpu.print_library(cpu_facts)
-    paths = [*(str(facts.path) for facts in libraries), *(str(facts.path) for facts in for_cpu)]
+    paths = [*(facts.path for facts in libraries), *(facts.path for facts in for_cpu)]
     suggest("localattn", "plugin", *(("check", paths[0]) if paths else ("build",)))
 
 

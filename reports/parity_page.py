@@ -50,6 +50,7 @@ def parity_page(document: Document) -> Page:
 def _lead(file: Document) -> str:
     worst = max(file["comparisons"], key=lambda row: float(row["max_abs"]))
     relation = "are equal" if file["passed"] else "are NOT equal"
+    within = Tolerance.from_dict(file["tolerance"]).describe()
     source, against = reference_of(file), PurePath(file["against"]).name
     reference, proof = f"the float64 reference of {against}", ""
     if source["kind"] == "file":
@@ -58,7 +59,7 @@ def _lead(file: Document) -> str:
     if source["kind"] == "golden":
         reference = f"what your own model computed, {against},"
     return (
-        f"{PurePath(file['model']).name} and {reference} {relation} within {tolerance_text(file)}; "
+        f"{PurePath(file['model']).name} and {reference} {relation} within {within}; "
         f"the largest error is {figure(worst['max_abs'])}.{proof}"
     )
 
@@ -67,11 +68,6 @@ def reference_of(file: Document) -> Document:
     """Return what the file was compared with; documents of older releases name only the float64 reference."""
     reference: Document = file.get("reference", {"kind": "float64"})
     return reference
-
-
-def tolerance_text(file: Document) -> str:
-    """Describe the tolerance."""
-    return Tolerance.from_dict(file["tolerance"]).describe()
 
 
 def _sections(file: Document, before: str) -> list[Section]:
@@ -196,7 +192,7 @@ def _facts(file: Document, before: str) -> list[tuple[str, str]]:
         (f"{before}Compared with", file["against"]),
         (f"{before}Element type", file["dtype"]),
         (f"{before}Ran on", file["provider"] + (", compiled kernel" if file.get("plugin") else "")),
-        (f"{before}Tolerance", tolerance_text(file)),
+        (f"{before}Tolerance", Tolerance.from_dict(file["tolerance"]).describe()),
     ]
 
 
