@@ -89,22 +89,18 @@ _PUBLIC = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return _version()
+        # Reading it takes longer than importing this package.
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("localattn")
+        except PackageNotFoundError:  # a source tree on the path that was never installed
+            return "0+unknown"
     if name == "errors":
         return import_module(".core.errors", __name__)
     if name in _PUBLIC:
         return getattr(import_module(_PUBLIC[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def _version() -> str:
-    """Return the installed release; reading it takes longer than importing this package."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("localattn")
-    except PackageNotFoundError:  # a source tree on the path that was never installed
-        return "0+unknown"
 
 
 def __dir__() -> list[str]:

@@ -34,8 +34,7 @@ import typer
 
 from .commands.api.packages import missing_package
 from .commands.parts import completion, streams
-from .commands.parts.console import print_error, print_fault, with_messages
-from .commands.parts.log_output import show_log
+from .commands.parts.console import print_error, print_fault, show_log, with_messages
 from .commands.parts.paths import checked
 from .commands.parts.terminal.help import Command, Group
 from .core.errors import ExitCode, LocalAttnError, MissingDependency
@@ -172,18 +171,15 @@ def _known(error: Exception) -> LocalAttnError | None:
     if isinstance(error, ModuleNotFoundError):
         return missing_package(error)
     if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
-        return MissingDependency(
-            "There is not enough memory.",
-            why=str(error).splitlines()[0][:300] if str(error) else "",
-            fix="Check that the sizes are what they should be; else free memory, or use a machine with more.",
-        ).with_traceback(error.__traceback__)
-    if isinstance(error, OSError):
-        return MissingDependency(
-            f"The system refused: {error.strerror or error}.",
-            why=f"It concerns {error.filename}." if error.filename is not None else "",
-            fix="Check permissions, free space, and the limits of this user.",
-        ).with_traceback(error.__traceback__)
-    return None
+        what, why = "There is not enough memory.", "".join(str(error).splitlines()[:1])[:300]
+        fix = "Check that the sizes are what they should be; else free memory, or use a machine with more."
+    elif isinstance(error, OSError):
+        what = f"The system refused: {error.strerror or error}."
+        why = f"It concerns {error.filename}." if error.filename is not None else ""
+        fix = "Check permissions, free space, and the limits of this user."
+    else:
+        return None
+    return MissingDependency(what, why=why, fix=fix).with_traceback(error.__traceback__)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar, get_args
@@ -12,14 +13,14 @@ from ..core.errors import UsageError
 from ..core.limits import LARGEST_SIZE, LONGEST_SECONDS, MOST_ITERATIONS, MOST_ROUNDS
 from .parts.console import finite, progress, say, seed_option, size_option, suggest, warn
 from .parts.paths import INPUT, ForceOption
+from .parts.plugins.kernels_in_use import has_nodes, say_kernels
 from .parts.plugins.options import PluginUse, library_hint, plugin_asked
-from .parts.report_output import Destination, OutputOption, ReportFormat, ReportFormatOption, choose
-from .parts.terminal.controls import cell
+from .parts.report_output import OutputOption, ReportFormat, ReportFormatOption, choose
+from .parts.terminal.controls import print_table
 
 if TYPE_CHECKING:
     from ..core.documents.bench_report import BenchReport
     from ..reports.table import Table
-    from ..runtime.bench.request import BenchRequest
 
 _T = TypeVar("_T")
 
@@ -113,21 +114,17 @@ def bench(
     )
     with progress() as step:
         report = run_bench(request, step)
-    _show(report, destination)
     if destination.shows_console:
-        _say_kernels(report, request)
+        _print(report)
+    if destination.format != "console":
+        destination.write(_written(report, destination.format))
+    for line in report.warnings:
+        warn(line)
+    if destination.shows_console and len(request.plugins) == 1 and report.rows:
+        # Where several ways were measured, the table says which.
+        say_kernels(lambda: has_nodes(model), report.rows[0], request.plugins[0])
     if destination.shows_console and model.suffix.lower() == ".onnx":
         suggest("localattn", "bundle", model, "-o", model.with_suffix(".tar"))
-
-
-def _say_kernels(report: BenchReport, request: BenchRequest) -> None:
-    """Say once which kernels computed the first model on the CPU; nothing where several ways were measured."""
-    from .parts.plugins.kernels_in_use import has_nodes, kernels_in_use
-
-    if len(request.plugins) == 1 and report.rows:
-        row, asked = report.rows[0], request.plugins[0]
-        if line := kernels_in_use(lambda: has_nodes(request.models[0]), row.backend, row.provider, row.plugin, asked):
-            say(line)
 
 
 def _listed(flag: str, text: str, read: Callable[[str], _T]) -> list[_T]:
@@ -171,20 +168,11 @@ def _count(text: str) -> int:
     return value
 
 
-def _show(report: BenchReport, destination: Destination) -> None:
-    if destination.shows_console:
-        _print(report)
-    if destination.format != "console":
-        destination.write(_written(report, destination.format))
-    for line in report.warnings:
-        warn(line)
-
-
 def _written(report: BenchReport, chosen: ReportFormat) -> str:
     if chosen == "json":
         return report.to_json()
     if chosen == "md":
-        from ..reports.bench.markdown import bench_markdown
+        from ..reports.bench.tables import bench_markdown
 
         return bench_markdown(report)
     from ..reports.bench.page import bench_page
@@ -208,19 +196,9 @@ def _print(report: BenchReport) -> None:
 
 
 def _print_table(table: Table) -> None:
-    import sys
-
-    from rich.console import Console
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    shown = RichTable(title=table.title, title_justify="left", box=None, pad_edge=False)
-    for column in table.columns:
-        shown.add_column(Text(column.name), justify="right" if column.number else "left", overflow="fold")
-    for row in table.rows:
-        shown.add_row(*map(cell, row))
+    columns = {column.name: column.number for column in table.columns}
     # Piped output is not cut to some terminal's width.
-    Console(width=None if sys.stdout.isatty() else 160).print(shown)
+    print_table(columns, table.rows, table.title, None if sys.stdout.isatty() else 160, overflow="fold")
     for line in table.notes:
         say(line)
     say("")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..core.storage.mistaken import check_exists
+from ..reports.figures import figure
 from .parts.console import number_option, print_notes, progress, say, seed_option
 from .parts.paths import INPUT, ForceOption
 from .parts.plugins.options import PluginLibraryOption, plugin_asked
 from .parts.report_output import OutputOption, ReportFormatOption, choose, show
-from .parts.terminal.controls import cell
+from .parts.terminal.controls import print_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,17 +74,8 @@ def bisect(
         report = run_bisect(request, step)
     print_notes(report.notes)
     document = {"model": str(model), "against": str(against), **report.to_dict()}
-    following: tuple[object, ...] = (
-        "localattn",
-        "bisect",
-        model,
-        "--against",
-        against,
-        "-o",
-        model.with_suffix(".bisect.html"),
-    )
-    if report.fault is None:
-        following = ("localattn", "parity", model, "--against", against)
+    page = () if report.fault is None else ("-o", model.with_suffix(".bisect.html"))
+    following = ("localattn", "bisect" if page else "parity", model, "--against", against, *page)
     show(destination, "bisect", document, lambda: _print_report(model, report, all_boundaries), following)
     if report.fault is not None:
         raise typer.Exit(1)
@@ -113,21 +105,13 @@ def _label(row: Measured) -> str:
 
 
 def _print_rows(rows: Sequence[Measured]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False)
-    for name in ("module", "what", "max_abs", "relative_rms", "not_finite", ""):
-        table.add_column(name, justify="right" if name in _FIGURES else "left")
+    columns = {"module": False, "what": False, **dict.fromkeys(_FIGURES, True), "": False}
+    cells = []
     for row in rows:
-        figures: dict[str, Any] = row.comparison.figures()
-        shown = [
-            f"{figures[name]:.3g}" if isinstance(figures[name], float) else str(figures[name]) for name in _FIGURES
-        ]
-        verdict = Text("ok") if row.passed else Text("WRONG", style="red")
-        table.add_row(*map(cell, (row.path or "(the model)", row.role)), *shown, verdict)
-    Console(width=120).print(table)
+        figures = row.comparison.figures()
+        verdict = "ok" if row.passed else ("WRONG", "red")
+        cells.append((row.path or "(the model)", row.role, *(figure(figures[name]) for name in _FIGURES), verdict))
+    print_table(columns, cells)
 
 
 _FIGURES = ("max_abs", "relative_rms", "not_finite")

@@ -22,7 +22,7 @@ from .parts.console import (
     suggest,
 )
 from .parts.paths import ForceOption, OutputPath
-from .parts.plugins.kernels_in_use import has_nodes, kernels_in_use
+from .parts.plugins.kernels_in_use import has_nodes, say_kernels
 
 
 def demo(
@@ -73,7 +73,5 @@ def demo(
     for byte in text:
         say(bytes([byte]).decode("latin-1"), end="")
     say("\n")
-    session = result.session
-    if line := kernels_in_use(lambda: has_nodes(model), session.backend, session.provider, session.plugin, "auto"):
-        say(line)
+    say_kernels(lambda: has_nodes(model), result.session, "auto")
     suggest("localattn", "inspect", model)

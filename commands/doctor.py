@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -11,13 +11,12 @@ from ..core.errors import LocalAttnError, MissingDependency, UsageError
 from .parts.console import print_json, progress, say, styled, suggest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from ..core.storage.library_store import Library, LibraryKind
     from ..doctor.abilities import Verdict
-    from ..doctor.probes import Finding, Probe, Status
+    from ..doctor.probes import Finding, Looked, Probe
     from ..plugins.library.facts import Arch
-
-    Looked = tuple[Status, str, str, tuple[str, ...]]
 
 
 def doctor(
@@ -53,32 +52,32 @@ def doctor(
         suggest("localattn", "demo")
 
 
-def _wanted(require: str, commands: Sequence[str]) -> list[str]:
-    """Split `--require` into its names: commands, or abilities in full.
+def _wanted(require: str, commands: Sequence[str]) -> dict[str, list[str]]:
+    """Return the abilities that each name of `--require` stands for: those of a command, or one in full.
 
     Raises:
         UsageError: a name that is neither.
     """
-    names = [name.strip() for name in require.split(",") if name.strip()]
-    for name in names:
-        if not any(command == name or command.split()[0] == name for command in commands):
+    wanted = {}
+    for name in filter(None, map(str.strip, require.split(","))):
+        wanted[name] = [command for command in commands if name in (command, command.split()[0])]
+        if not wanted[name]:
             known = ", ".join(dict.fromkeys(command.split()[0] for command in commands))
             raise UsageError(f"--require {name!r} is no command.", fix=f"Known: {known}.")
-    return names
+    return wanted
 
 
-def _insist(wanted: Sequence[str], verdicts: Sequence[Verdict]) -> None:
+def _insist(wanted: Mapping[str, Sequence[str]], verdicts: Sequence[Verdict]) -> None:
     """Refuse to go on, with exit code 3, unless each of `wanted` can work in one of its ways.
 
     Raises:
         MissingDependency: one of them cannot.
     """
-    for name in wanted:
-        ways = [v for v in verdicts if v.ability.command == name or v.ability.command.split()[0] == name]
+    for name, commands in wanted.items():
+        ways = [verdict for verdict in verdicts if verdict.ability.command in commands]
         if not any(verdict.able for verdict in ways):
-            first = ways[0]
-            why = f"It lacks {', '.join(first.lacks)}."
-            raise MissingDependency(f"localattn {name} cannot work here.", why=why, fix=" && ".join(first.add))
+            why = f"It lacks {', '.join(ways[0].lacks)}."
+            raise MissingDependency(f"localattn {name} cannot work here.", why=why, fix=" && ".join(ways[0].add))
 
 
 def _plugin_probes() -> tuple[Probe, ...]:
@@ -87,20 +86,14 @@ def _plugin_probes() -> tuple[Probe, ...]:
     from ..doctor.probes import Probe
     from ..plugins.library.facts import ARCHITECTURES
 
-    compilers = tuple(
-        Probe(
-            f"compiler-{arch}",
-            f"C++ compiler for {arch}",
-            "plugin",
-            "building the plugin library",
-            look=_safely(partial(_compiler, arch)),
-            add=pip_install("ziglang"),
-        )
+    zig, headers, library = pip_install("ziglang"), pip_install("kernel-lens"), "localattn plugin build"
+    building = partial(Probe, area="plugin", serves="building the plugin library")
+    compilers = [
+        building(f"compiler-{arch}", f"C++ compiler for {arch}", look=_safely(partial(_compiler, arch)), add=zig)
         for arch in ARCHITECTURES
-    )
-    headers, library = pip_install("kernel-lens"), "localattn plugin build"
+    ]
     return (
-        Probe("headers", "Headers", "plugin", "building the plugin library", look=_safely(_headers), add=headers),
+        building("headers", "Headers", look=_safely(_headers), add=headers),
         *compilers,
         Probe("library", "Plugin library", "plugin", "the kernel in TensorRT", look=_safely(_library), add=library),
         _kernels_probe(),
@@ -115,10 +108,14 @@ def _safely(look: Callable[[], Looked]) -> Callable[[], Looked]:
         try:
             return look()
         except LocalAttnError as error:
-            detail = " ".join(line for line in (error.what, error.why) if line)
-            return "missing" if isinstance(error, MissingDependency) else "broken", "", detail, ()
+            return _told(error)
 
     return safe
+
+
+def _told(error: LocalAttnError) -> Looked:
+    detail = " ".join(line for line in (error.what, error.why) if line)
+    return "missing" if isinstance(error, MissingDependency) else "broken", "", detail, ()
 
 
 def _headers() -> Looked:
@@ -147,62 +144,63 @@ def _library() -> Looked:
 
 def _kernels_probe() -> Probe:
     """Make the probe that loads kernels of the newest plugin library onto the GPU: machine code of it, or PTX?"""
-    from ..core.storage.library_image import for_child
-    from ..core.storage.library_store import TENSORRT_PLUGIN, find
+    from ..core.storage.library_store import TENSORRT_PLUGIN
     from ..doctor.probes import Probe
     from ..plugins.library.facts import parse_facts
 
-    library, wrong, kernels = None, None, {}
-    try:
-        library = find(TENSORRT_PLUGIN)
-        if library is not None:
-            facts = parse_facts(library.facts, library.path)
-            # One head size an element type shows it: all of them are compiled for the same GPUs.
-            kernels = {
-                kernel.dtype: kernel.head_dim
-                for kernel in facts.kernels
-                if kernel.op_type in _PLAIN and not kernel.has_shared_qk
-            }
-    except LocalAttnError as error:
-        wrong = error
+    def named(library: Library) -> list[str]:
+        # One head size an element type shows it: all of them are compiled for the same GPUs.
+        kernels = parse_facts(library.facts, library.path).kernels
+        sizes = {x.dtype: x.head_dim for x in kernels if x.op_type in _PLAIN and not x.has_shared_qk}
+        return [f"{dtype}:{head_dim}" for dtype, head_dim in sizes.items()]
 
-    def look() -> Looked:
-        if wrong is not None:
-            raise wrong
+    def absent() -> Looked:
         return "missing", "", "There is no plugin library of this release in your cache.", ()
 
-    ask: tuple[str, ...] = ()
-    if library is not None:
-        names = [f"{dtype}:{head_dim}" for dtype, head_dim in kernels.items()]
-        ask = ("kernels", for_child(library.image), str(library.path), *names)
     title, serves = "Plugin kernels on this GPU", "machine code of this GPU, or PTX"
     add = f"{TENSORRT_PLUGIN.how_to_build} --target sm_XX, for the compute capability X.X that the driver shows"
-    return Probe("kernels", title, "plugin", serves, ask, None if ask else _safely(look), add=add)
+    return Probe("kernels", title, "plugin", serves, add=add, **_loading("kernels", TENSORRT_PLUGIN, absent, named))
 
 
 def _cpu_library_probe() -> Probe:
     """Make the probe that loads, if there is one, the library that sessions on the CPU load automatically."""
-    from ..core.storage.library_image import for_child
-    from ..core.storage.library_store import CPU_KERNELS, candidates, find
+    from ..core.storage.library_store import CPU_KERNELS, candidates
     from ..doctor.probes import Probe
     from .parts.plugins.kernels_in_use import how_to_add
 
-    library, wrong, command = None, None, how_to_add() or CPU_KERNELS.how_to_build
-    try:
-        library = find(CPU_KERNELS)
-    except LocalAttnError as error:
-        wrong = error
+    command = how_to_add() or CPU_KERNELS.how_to_build
 
-    def look() -> Looked:
-        if wrong is not None:
-            raise wrong
+    def absent() -> Looked:
         found = tuple(str(stored.path) for stored in candidates(CPU_KERNELS))
         why = "Those here are of another release, or for another processor." if found else _NONE
         return "missing", "", f"{why} ONNX functions compute the attention. To add them: {command}", found
 
-    ask = () if library is None else ("library", for_child(library.image), str(library.path))
     title, serves = "Compiled CPU kernels", "faster attention on the CPU"
-    return Probe("cpu-library", title, "engines", serves, ask, None if ask else _safely(look), add=command)
+    return Probe("cpu-library", title, "engines", serves, add=command, **_loading("library", CPU_KERNELS, absent))
+
+
+def _loading(
+    probe: str, kind: LibraryKind, absent: Callable[[], Looked], named: Callable[[Library], list[str]] = lambda _: []
+) -> dict[str, Any]:
+    """Return how to look at the newest library of a kind: a child loads it; `absent` tells that there is none.
+
+    Args:
+        probe: the child's probe.
+        kind: the kind.
+        absent: what to find where there is none.
+        named: further arguments of the child, of the library.
+    """
+    from ..core.storage.library_image import for_child
+    from ..core.storage.library_store import find
+
+    try:
+        library = find(kind)
+        if library is None:
+            return {"look": _safely(absent)}
+        return {"ask": (probe, for_child(library.image), str(library.path), *named(library))}
+    except LocalAttnError as error:
+        told = _told(error)
+        return {"look": lambda: told}
 
 
 _NONE = "There is none installed or in your cache; one built with --output is used when it is named."
@@ -238,7 +236,7 @@ def _print(findings: Sequence[Finding], verdicts: Sequence[Verdict]) -> None:
         sign = styled(SIGNS[status], fg=_COLOURS[status])
         lacks = f": lacks {', '.join(verdict.lacks)}" if verdict.lacks else ""
         say(f"  {sign} {verdict.ability.command:<{width}}  {verdict.ability.does}{lacks}")
-    commands = commands_to_add(cast("list[Verdict]", list(verdicts)))
+    commands = commands_to_add(verdicts)
     if commands:
         say("What would add it:")
         for command in commands:

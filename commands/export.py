@@ -25,7 +25,7 @@ from .parts.console import (
     size_option,
     suggest,
 )
-from .parts.export_module import ModuleRequest, export_users_module, parse_axes, print_module, refuse_options
+from .parts.export_module import export_users_module, parse_axes, print_module, refuse_options
 from .parts.export_steps import print_step_files, print_step_plan
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.terminal.help import Hint
@@ -212,13 +212,17 @@ def export(
     axes, source = parse_axes(dynamic), weights if checkpoint is None else checkpoint
     common: dict[str, Any] = {name: values[name] for name in BOTH}
     common |= {"function_body": not no_function_body, "quick": checks == "quick", "overwrite": force}
-    given = {name for name in context.params if _is_given(context, name)}
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = {name for name, found in sources.items() if found is not None and found.name == "COMMANDLINE"}
     if factory is not None or (allow_pickle and source is not None):
         refuse_options(given, CHECKPOINT_ONLY | ({"weights"} if checkpoint is not None else set()), "your own module")
-        asked = ModuleRequest(factory, factory_args, source, module_input or [], load_inputs, allow_pickle, output)
+        asked = {name: values[name] for name in MODULE_ONLY} | {"weights": source}
         with progress() as step:
             step("Loading PyTorch")
-            written, outcome = export_users_module(asked, common | {"dynamic": axes}, step, dry_run=dry_run)
+            common |= {"dynamic": axes}
+            written, outcome = export_users_module(
+                common, step, **asked, factory=factory, allow_pickle=allow_pickle, output=output, dry_run=dry_run
+            )
         print_module(written, outcome, as_json=output_format == "json")
         if output_format != "json":
             suggest(*(["localattn", *_without_dry_run()] if dry_run else ["localattn", "run", written]))
@@ -265,12 +269,6 @@ def _next(report: ExportReport, checkpoint: Path, config: Path | None, *, quick:
         given = () if config is None else ("--config", config)
         return ("localattn", "parity", report.path, "--against", checkpoint, *given)
     return ("localattn", "run", report.path)
-
-
-def _is_given(context: typer.Context, name: str) -> bool:
-    """Check whether an option is on the command line, rather than at its default."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _print_plan(request: ExportRequest | StepRequest) -> None:

@@ -125,13 +125,9 @@ def generate(
     _prepare(generator)
     tokenizer = _tokenizer(model.parent, generator.vocabulary, required=prompt_ids is None)
     folder = read_defaults(model.parent, tokenizer) if tokenizer is not None else None
-    given_settings = {
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "repetition_penalty": repetition_penalty,
-    }
-    settings = (folder or FolderDefaults()).settings(do_sample, **given_settings)
+    settings = (folder or FolderDefaults()).settings(
+        do_sample, temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty
+    )
     given = _read_prompt(generator.vocabulary, prompt, prompt_file, prompt_ids, is_text=tokenizer is not None)
     ids = given if isinstance(given, list) else _encoded(given, tokenizer, folder, system, chat=chat)
     if chat and isinstance(given, list):
@@ -252,13 +248,13 @@ class _Run:
             self.finish = "positions"
 
     def _show(self, row: Sequence[int]) -> None:
-        from .parts.token_output import FolderText, RawBytes, writer_for
+        from .parts.token_output import writer_for
 
         writer = writer_for(bytes_model=self.is_text, tokenizer=self.tokenizer)
         for token in [*(self.prompt if self.echo else ()), *self.shown(row)]:
             writer.write(token)
         writer.end()
-        if isinstance(writer, RawBytes | FolderText) and not sys.stdout.isatty():
+        if not (writer.ends_line or sys.stdout.isatty()):
             say("")
 
     def report(self, seed: int) -> dict[str, Any]:
@@ -351,29 +347,22 @@ def _read_prompt(
     Raises:
         UsageError: several sources, none, a file that cannot be read, or text for a model that has no bytes.
     """
-    given = [
-        name
-        for name, value in (("--prompt", text), ("--prompt-file", file), ("--prompt-ids", ids))
-        if value is not None
-    ]
+    sources = {"--prompt": text, "--prompt-file": file, "--prompt-ids": ids}
+    given = [name for name, value in sources.items() if value is not None]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} were given.", why="There is one prompt.", fix="Keep one of them.")
     if ids is not None:
         return _numbers(ids)
+    raw = _read_bytes(file) if text is None else os.fsencode(text)
+    if is_text or vocabulary == BYTES:
+        return raw if is_text else list(raw)
     if text is not None:
-        if is_text:
-            return os.fsencode(text)
-        if vocabulary != BYTES:
-            raise UsageError(
-                "The prompt is text, and the model does not read bytes.",
-                why=f"It has {vocabulary} tokens, and no tokenizer.json lies beside it.",
-                fix="Copy the model's tokenizer.json there, or give numbers: --prompt-ids 1,2,3",
-            )
-        return list(os.fsencode(text))
-    raw = _read_bytes(file)
-    if is_text:
-        return raw
-    return list(raw) if vocabulary == BYTES else _numbers(raw.decode("ascii", "replace"))
+        raise UsageError(
+            "The prompt is text, and the model does not read bytes.",
+            why=f"It has {vocabulary} tokens, and no tokenizer.json lies beside it.",
+            fix="Copy the model's tokenizer.json there, or give numbers: --prompt-ids 1,2,3",
+        )
+    return _numbers(raw.decode("ascii", "replace"))
 
 
 def _read_bytes(file: Path | None) -> bytes:
@@ -382,20 +371,19 @@ def _read_bytes(file: Path | None) -> bytes:
 
     if file is not None:
         try:
-            return _bounded(read_plain(file, MOST_PROMPT_BYTES), str(file))
+            raw = read_plain(file, MOST_PROMPT_BYTES)
         except OSError as error:
             raise UsageError(f"Cannot read {file}.", why=error.strerror or str(error)) from error
-    if sys.stdin.isatty():
+    elif sys.stdin.isatty():
         raise UsageError(
             "There is no prompt.",
             why="The model needs something to go on from.",
             fix="Give --prompt, --prompt-file or --prompt-ids, or pipe it in.",
         )
-    return _bounded(sys.stdin.buffer.read(MOST_PROMPT_BYTES + 1), "Standard input")
-
-
-def _bounded(raw: bytes, source: str) -> bytes:
+    else:
+        raw = sys.stdin.buffer.read(MOST_PROMPT_BYTES + 1)
     if len(raw) > MOST_PROMPT_BYTES:
+        source = file or "Standard input"
         raise UsageError(f"{source} is no prompt.", why=f"It is over {MOST_PROMPT_BYTES >> 20} MiB.")
     return raw
 

@@ -10,24 +10,23 @@ import typer
 from ..core.errors import UsageError
 from ..core.limits import MOST_SEEDS, is_size
 from ..core.storage.file_kinds import NPZ
-from .parts.console import (
-    RuntimeOption,
-    number_option,
-    print_notes,
-    progress,
-    say,
-    seed_option,
-    warn,
-)
+from ..reports.figures import comparison_figure
+from .parts.console import RuntimeOption, number_option, print_notes, progress, say, seed_option, warn
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
 from .parts.report_output import OutputOption, ReportFormatOption, choose, show
-from .parts.terminal.controls import cell
+from .parts.terminal.controls import print_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..runtime.parity.report import ParityReport
+
+# Options that are called as arguments of `localattn.parity`.
+_COMPARED = (
+    *("against", "golden", "config", "causal", "atol", "rtol", "provider", "runtime"),
+    *("save_inputs", "save_outputs"),
+)
 
 
 def parity(
@@ -93,36 +92,23 @@ def parity(
     reference is your own model, as localattn.record recorded it. Exit code 0 if every output of every file is within
     the tolerance, 1 if not.
     """
-    _refuse_shared_files(models, save_inputs, save_outputs)
+    values = dict(locals())  # before anything else has a name here
+    if len(models) > 1 and (save_inputs is not None or save_outputs is not None):
+        raise UsageError(
+            "--save-inputs and --save-outputs take the arrays of one file.",
+            why=f"{len(models)} files are compared.",
+            fix="Compare them one after another.",
+        )
     destination = choose(output_format, output, force)
-    lengths, asked = _lengths(seq_len), plugin_asked(plugin, plugin_library)
+    options: dict[str, Any] = {name: values[name] for name in _COMPARED}
+    options |= {"seeds": range(seed, seed + seeds), "inputs": load_inputs, "seq_len": _lengths(seq_len)}
+    options |= {"plugin": plugin_asked(plugin, plugin_library), "overwrite": force}
     if against is None and golden is None:
         raise typer.BadParameter("give --against, or --golden, or both", param_hint="--against")
     with progress() as step:
         from .api.comparing import parity as compare
 
-        reports = [
-            compare(
-                model,
-                against,
-                golden=golden,
-                config=config,
-                seeds=range(seed, seed + seeds),
-                inputs=load_inputs,
-                seq_len=lengths,
-                causal=causal,
-                atol=atol,
-                rtol=rtol,
-                provider=provider,
-                plugin=asked,
-                save_inputs=save_inputs,
-                save_outputs=save_outputs,
-                overwrite=force,
-                progress=step,
-                runtime=runtime,
-            )
-            for model in models
-        ]
+        reports = [compare(model, **options, progress=step) for model in models]
     print_notes(dict.fromkeys(line for report in reports for line in report.notes))
     passed = all(report.passed for report in reports)
     files = [report.to_dict() for report in reports]
@@ -162,15 +148,6 @@ def _lengths(text: str | None) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def _refuse_shared_files(models: list[Path], save_inputs: Path | None, save_outputs: Path | None) -> None:
-    if len(models) > 1 and (save_inputs is not None or save_outputs is not None):
-        raise UsageError(
-            "--save-inputs and --save-outputs take the arrays of one file.",
-            why=f"{len(models)} files are compared.",
-            fix="Compare them one after another.",
-        )
-
-
 def _print_reports(reports: list[ParityReport]) -> None:
     for report in reports:
         _print_table(report.rows())
@@ -189,26 +166,12 @@ def _print_reports(reports: list[ParityReport]) -> None:
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from ..reports.figures import comparison_figure
-
-    table = Table(box=None, pad_edge=False)
     figures = [name for name in _FIGURES if name in rows[0]]
-    for name, justify in (
-        ("output", "left"),
-        ("inputs", "left"),
-        *((x, "right") for x in figures),
-        ("", "left"),
-    ):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    cells = []
     for row in rows:
-        values = [comparison_figure(row, name) for name in figures]
-        verdict = Text("ok") if row["passed"] else Text("FAILED", style="red")
-        table.add_row(*map(cell, (row["output"], row["inputs"])), *values, verdict)
-    Console(width=120).print(table)
+        verdict = "ok" if row["passed"] else ("FAILED", "red")
+        cells.append((row["output"], row["inputs"], *(comparison_figure(row, name) for name in figures), verdict))
+    print_table({"output": False, "inputs": False, **dict.fromkeys(figures, True), "": False}, cells)
 
 
 _FIGURES = ("max_abs", "max_rel", "rms", "cosine", "divergence", "agreement", "pooled_cosine", "not_finite")

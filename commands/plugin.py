@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,15 +11,7 @@ import typer
 from ..core.errors import MissingDependency, UsageError
 from ..core.limits import MOST_JOBS
 from ..core.storage.file_kinds import LIBRARY, REWRITTEN
-from .parts.console import (
-    FormatOption,
-    bytes_text,
-    note,
-    print_json,
-    progress,
-    say,
-    suggest,
-)
+from .parts.console import FormatOption, bytes_text, note, print_json, progress, say, suggest
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.plugins import plugin_cpu
 from .parts.plugins.options import Backend, Fp32Products
@@ -155,7 +148,7 @@ def path(
     output_format: FormatOption = "console",
 ) -> None:
     """Print the path of the library in the cache that was built last for a processor."""
-    from ..plugins.library.facts import find_library
+    from ..core.storage.library_store import CPU_KERNELS, TENSORRT_PLUGIN
 
     chosen_arch = _arch(arch)
     if companion and backend == "onnxruntime":
@@ -164,9 +157,7 @@ def path(
             why="onnxruntime is given its library by name: nothing has to register it.",
             fix="Leave out --companion.",
         )
-    library = plugin_cpu.newest(chosen_arch) if backend == "onnxruntime" else find_library(chosen_arch)
-    if library is None:
-        raise _none_built(chosen_arch)
+    library = plugin_cpu.newest(CPU_KERNELS if backend == "onnxruntime" else TENSORRT_PLUGIN, chosen_arch)
     found, sha256 = _companion(library) if companion else (library.path, library.sha256)
     if output_format == "json":
         print_json({"path": str(found), "sha256": sha256})
@@ -194,7 +185,7 @@ def list_libraries(
         _print_library(facts)
     for cpu_facts in for_cpu:
         plugin_cpu.print_library(cpu_facts)
-    paths = [*(str(facts.path) for facts in libraries), *(str(facts.path) for facts in for_cpu)]
+    paths = [*(facts.path for facts in libraries), *(facts.path for facts in for_cpu)]
     suggest("localattn", "plugin", *(("check", paths[0]) if paths else ("build",)))
 
 
@@ -215,23 +206,22 @@ def check(
     """
     from ..core.storage.library_store import CPU_KERNELS, TENSORRT_PLUGIN, kind_of, read_named
     from ..plugins.aot.availability import why_not as why_not_ahead_of_time
-    from ..plugins.library.facts import find_library, host_arch
+    from ..plugins.library.facts import host_arch
     from ..plugins.library.registry import BACKENDS, load_into_registry
 
     named_for_cpu = backend is None and library is not None and kind_of(library) is CPU_KERNELS
     if backend == "onnxruntime" or named_for_cpu:
         plugin_cpu.check(library, as_json=output_format == "json")
         return
-    found = find_library(host_arch()) if library is None else read_named(TENSORRT_PLUGIN, library)
-    if found is None:
-        raise _none_built(host_arch())
+    found = plugin_cpu.newest(TENSORRT_PLUGIN, host_arch()) if library is None else read_named(TENSORRT_PLUGIN, library)
     backends = [known for known in BACKENDS if backend is None or known == backend]
     for chosen in backends:
         _prepare(chosen)
     registered = load_into_registry(found, backends)
     reason = why_not_ahead_of_time()
     if output_format == "json":
-        print_json(_registry_document(found.path, registered, reason))
+        ahead_of_time = {"usable": not reason, "why_not": reason}
+        print_json({"path": str(found.path), **asdict(registered), "ahead_of_time": ahead_of_time})
     else:
         _print_registry(found.path, registered, reason)
         suggest("localattn", "doctor")
@@ -305,14 +295,6 @@ def _prepare(backend: RegistryBackend) -> None:
             return  # not installed: loading the plugin says so
 
 
-def _none_built(arch: str) -> Exception:
-    return MissingDependency(
-        f"There is no plugin library for {arch} in your cache.",
-        why="None was built without --output, or it was removed.",
-        fix=f"Build one with: localattn plugin build --arch {arch}",
-    )
-
-
 def _companion(library: Library) -> tuple[Path, str]:
     """Return path and SHA-256 of the library beside a plugin library that registers it.
 
@@ -355,12 +337,6 @@ def _print_library(facts: LibraryFacts) -> None:
     if facts.companion is not None:
         say(f"  beside  {facts.companion.name} registers it in hosts that only open or preload libraries")
     say(f"  sha256  {facts.sha256}")
-
-
-def _registry_document(library: Path, facts: RegistryFacts, reason: str) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return {"path": str(library), **asdict(facts), "ahead_of_time": {"usable": not reason, "why_not": reason}}
 
 
 def _print_registry(library: Path, facts: RegistryFacts, reason: str) -> None:

@@ -14,7 +14,7 @@ from ..core.limits import MOST_ITERATIONS
 from ..core.storage.file_kinds import NPZ
 from .parts.console import FormatOption, ProviderOption, RuntimeOption, ThreadsOption, say, seed_option, suggest, warn
 from .parts.paths import INPUT, ForceOption, OutputPath
-from .parts.plugins.kernels_in_use import has_nodes, kernels_in_use
+from .parts.plugins.kernels_in_use import has_nodes, say_kernels
 from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def run(
     outputs, milliseconds = _timed(session, inputs, iterations)
     if save_outputs is not None:
         save_arrays(save_outputs, outputs, overwrite=force)
-    report = {
+    report: dict[str, Any] = {
         "model": str(model),
         "backend": session.backend,
         "provider": session.provider,
@@ -79,14 +79,14 @@ def run(
         "saved_outputs": None if save_outputs is None else str(save_outputs),
         "milliseconds": milliseconds,
     }
-    _warn_not_finite("Input", report["inputs"])
-    _warn_not_finite("Output", report["outputs"])
+    for kind, array in [*(("input", x) for x in report["inputs"]), *(("output", x) for x in report["outputs"])]:
+        if not array["finite"]:
+            warn(f"{kind} {array['name']!r} holds NaN or Inf.")
     if output_format == "json":
         say(json.dumps(report, allow_nan=False))
         return
     say(_as_text(report))
-    if line := kernels_in_use(lambda: has_kernels, session.backend, session.provider, session.plugin, asked):
-        say(line)
+    say_kernels(lambda: has_kernels, session, asked)
     named = () if plugin_library is None else ("--plugin-library", plugin_library)
     suggest("localattn", "bench", model, *named)
 
@@ -118,12 +118,6 @@ def _facts(name: str, array: Any) -> dict[str, Any]:
         "min": float(values.min()) if values.size else None,
         "max": float(values.max()) if values.size else None,
     }
-
-
-def _warn_not_finite(kind: str, facts: Any) -> None:
-    for fact in facts:
-        if not fact["finite"]:
-            warn(f"{kind.lower()} {fact['name']!r} holds NaN or Inf.")
 
 
 def _as_text(report: dict[str, Any]) -> str:

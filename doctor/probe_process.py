@@ -49,17 +49,8 @@ def package(name: str) -> dict[str, Any]:
         if error.name == name:
             raise Missing(f"No module named {name!r}.") from error
         raise
-    facts: dict[str, Any] = {"version": str(getattr(module, "__version__", ""))}
-    more = _MORE.get(name)
-    return facts | (more(module) if more else {})
-
-
-def _torch(torch: Any) -> dict[str, Any]:
-    return {"detail": "with CUDA" if torch.cuda.is_available() else "CPU only"}
-
-
-def _onnxruntime(ort: Any) -> dict[str, Any]:
-    return {"items": list(ort.get_available_providers())}
+    more = _MORE.get(name, lambda _: {})
+    return {"version": str(getattr(module, "__version__", "")), **more(module)}
 
 
 def _builder(trt: Any) -> dict[str, Any]:
@@ -71,8 +62,8 @@ def _builder(trt: Any) -> dict[str, Any]:
 
 
 _MORE: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "torch": _torch,
-    "onnxruntime": _onnxruntime,
+    "torch": lambda torch: {"detail": "with CUDA" if torch.cuda.is_available() else "CPU only"},
+    "onnxruntime": lambda ort: {"items": list(ort.get_available_providers())},
     "tensorrt": _builder,
     "tensorrt_rtx": _builder,
 }
@@ -205,13 +196,7 @@ def kernels(image: str, path: str, *wanted: str) -> dict[str, Any]:
     return {"status": status, "detail": path, "items": lines}
 
 
-_PROBES: dict[str, Callable[..., dict[str, Any]]] = {
-    "package": package,
-    "provider": provider,
-    "driver": driver,
-    "library": library,
-    "kernels": kernels,
-}
+_PROBES: tuple[Callable[..., dict[str, Any]], ...] = (package, provider, driver, library, kernels)
 
 
 def main() -> None:
@@ -221,7 +206,8 @@ def main() -> None:
     kind, *arguments = sys.argv[1:]
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            found = {"status": "ok", **_PROBES[kind](*arguments)}
+            look = next(probe for probe in _PROBES if probe.__name__ == kind)
+            found = {"status": "ok", **look(*arguments)}
     except Missing as error:
         found = {"status": "missing", "detail": str(error)}
     except Exception as error:

@@ -16,6 +16,8 @@ from .install_hints import pip_install
 
 Status = Literal["ok", "limited", "missing", "broken"]
 Area = Literal["system", "python", "engines", "gpu", "plugin"]
+# What a look finds: status, version, detail, items.
+Looked = tuple[Status, str, str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Probe:
         area: the part of the report it belongs to.
         serves: what it is for.
         ask: arguments of the child process that looks; empty where `look` does.
-        look: a function that looks in this process and cannot crash: status, version, detail, items.
+        look: a function that looks in this process and cannot crash.
         package: the distribution that brings it, whose release the package's metadata names; "" for none.
         add: the command that adds it, where that is not `pip install` of the package.
     """
@@ -70,7 +72,7 @@ class Probe:
     area: Area
     serves: str
     ask: tuple[str, ...] = ()
-    look: Callable[[], tuple[Status, str, str, tuple[str, ...]]] | None = None
+    look: Callable[[], Looked] | None = None
     package: str = ""
     add: str = ""
 
@@ -87,17 +89,16 @@ class Probe:
 _JETSON = Path("/etc/nv_tegra_release")
 
 
-def _python() -> tuple[Status, str, str, tuple[str, ...]]:
-    old = sys.version_info < (3, 10)
-    return "limited" if old else "ok", platform.python_version(), sys.executable, ()
+def _python() -> Looked:
+    return "ok", platform.python_version(), sys.executable, ()
 
 
-def _machine() -> tuple[Status, str, str, tuple[str, ...]]:
+def _machine() -> Looked:
     jetson = (_JETSON.read_text(errors="replace").split("\n")[0],) if _JETSON.is_file() else ()
     return "ok", platform.release(), f"{platform.system()} on {platform.machine()}, {os.cpu_count()} CPUs", jetson
 
 
-def _memory() -> tuple[Status, str, str, tuple[str, ...]]:
+def _memory() -> Looked:
     """Measure physical memory, and the space where files are written."""
     items = []
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
@@ -109,7 +110,7 @@ def _memory() -> tuple[Status, str, str, tuple[str, ...]]:
     return ("ok" if space.free > 1 << 30 else "limited"), "", "; ".join(items), ()
 
 
-def _kernel_lens() -> tuple[Status, str, str, tuple[str, ...]]:
+def _kernel_lens() -> Looked:
     """Find the package kernel-lens without importing it: only its files are used."""
     from importlib import metadata
 
@@ -148,8 +149,11 @@ REMOTE_PROVIDERS = frozenset({"AzureExecutionProvider"})
 
 def provider_probe(name: str) -> Probe:
     """Make the probe for a provider that this onnxruntime has and localattn does not offer."""
-    title = f"onnxruntime on {short_name(name)}"
-    return Probe(name, title, "engines", "not used by localattn", ("provider", name))
+    return _provider(name, short_name(name), name, "not used by localattn")
+
+
+def _provider(name: str, place: str, provider: str, serves: str, package: str = "", add: str = "") -> Probe:
+    return Probe(name, f"onnxruntime on {place}", "engines", serves, ("provider", provider), None, package, add)
 
 
 def _package(name: str, title: str, area: Area, serves: str, package: str = "", add: str = "") -> Probe:
@@ -169,42 +173,14 @@ PROBES: tuple[Probe, ...] = (
     _package("yaml", "PyYAML", "python", "reading YAML configurations", "pyyaml"),
     _package("jinja2", "Jinja2", "python", "reports as HTML pages"),
     _package("onnxruntime", "onnxruntime", "engines", "running ONNX files"),
-    Probe(
-        "cpu",
-        "onnxruntime on the CPU",
-        "engines",
-        "running ONNX files",
-        ("provider", CPU),
-        package="onnxruntime",
-    ),
-    Probe(
-        "cuda",
-        "onnxruntime on the GPU",
-        "engines",
-        "--provider cuda",
-        ("provider", CUDA),
-        add=gpu_runtime_command(),
-    ),
-    Probe(
-        "tensorrt-provider",
-        "onnxruntime on TensorRT",
-        "engines",
-        "--provider tensorrt",
-        ("provider", TENSORRT),
-        add=gpu_runtime_command(),
-    ),
+    _provider("cpu", "the CPU", CPU, "running ONNX files", package="onnxruntime"),
+    _provider("cuda", "the GPU", CUDA, "--provider cuda", add=gpu_runtime_command()),
+    _provider("tensorrt-provider", "TensorRT", TENSORRT, "--provider tensorrt", add=gpu_runtime_command()),
     _package("openvino", "OpenVINO", "engines", "--runtime openvino"),
     _package("tensorrt", "TensorRT", "engines", "engines for GPUs and Jetson", add=tensorrt_command()),
     _package("tensorrt_rtx", "TensorRT-RTX", "engines", "engines for RTX cards", "tensorrt-rtx-cu13"),
     _package("polygraphy", "Polygraphy", "engines", "building and running engines"),
     Probe("driver", "CUDA driver", "gpu", "running on a GPU", ("driver",), add=driver_command()),
     _package("triton", "Triton", "plugin", "compiling the attention kernel"),
-    Probe(
-        "kernel_lens",
-        "kernel-lens",
-        "plugin",
-        "TensorRT's headers",
-        look=_kernel_lens,
-        package="kernel-lens",
-    ),
+    Probe("kernel_lens", "kernel-lens", "plugin", "TensorRT's headers", look=_kernel_lens, package="kernel-lens"),
 )

@@ -6,14 +6,13 @@ A page is made only from the JSON that a command prints, so Markdown, HTML and J
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from .bisect_page import bisect_page
 from .inspect_pages import checkpoint_page, engine_page, onnx_page
-from .markdown import page_markdown
 from .page import render
 from .parity_page import parity_page
+from .table import escape_markdown, markdown
 
 Document = Mapping[str, Any]
 
@@ -27,14 +26,19 @@ PAGES = {
 
 
 def document_markdown(kind: str, document: Document) -> str:
-    """Write the document as Markdown; needs nothing beyond Python."""
-    return page_markdown(PAGES[kind](document))
+    """Write the document as Markdown, for an issue or a wiki, without charts; needs nothing beyond Python."""
+    page = PAGES[kind](document)
+    verdict = f"**{escape_markdown(page.verdict)}** " if page.verdict else ""
+    parts = [f"# {escape_markdown(page.title)}\n", f"{verdict}{escape_markdown(page.lead)}\n"]
+    parts += [f"> **{escape_markdown(page.warnings_title)}:** {escape_markdown(line)}\n" for line in page.warnings]
+    for section in page.sections:
+        parts += [f"## {escape_markdown(section.title)}\n", *(f"{escape_markdown(line)}\n" for line in section.text)]
+        # A table without rows adds nothing to its section.
+        parts += [markdown(table) for table in section.tables if table.rows]
+    facts = [f"- {escape_markdown(name)}: {escape_markdown(value)}" for name, value in page.facts]
+    return "\n".join([*parts, "\n".join(facts) + "\n"] if facts else parts)
 
 
 def document_html(kind: str, document: Document) -> str:
     """Write the document as an HTML page; needs Jinja2."""
-    from .charts import CHARTS  # needs a package that Markdown does not
-
-    page, charts = PAGES[kind](document), CHARTS[kind](document)
-    sections = tuple(replace(section, charts=charts.get(section.title, ())) for section in page.sections)
-    return render(replace(page, sections=sections))
+    return render(PAGES[kind](document))

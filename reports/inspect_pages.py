@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
@@ -15,93 +17,97 @@ from .model_sections import (
     sidecar_section,
     signature_table,
     window_section,
-    window_titles,
     windows_of,
 )
-from .page import Page, Section
+from .page import Chart, Page, Section
+from .svg.bars import Bar, bars
 from .table import Mark, Table, numbers, texts
 
 _FACTS = texts("fact", "value", wrap=True)
-_HEED = "Before using it"
-_MOST_OPERATORS = 12
+_MOST_OPERATORS, _MOST_BARS = 12, 8
 
 
 def onnx_page(document: Document) -> Page:
-    """Make the page of an exported file, without the charts."""
+    """Make the page of an exported file."""
     sidecar = document["sidecar"] if document["sidecar_matches"] else None
     warnings = [f"{name}, which holds weights, is missing." for name in document["missing_external_data"]]
     if document["sidecar"] is not None and sidecar is None:
         warnings.append("The sidecar was NOT written for this file: its SHA-256 differs. What it says is void.")
     checks = [] if sidecar is None else sidecar["checks"]
     doubts = [] if sidecar is None else not_proven(sidecar.get("unproven", ()), document["path"])
-    verdict, mark = _verdict(checks, bool(warnings), doubts)
     kind = "ONNX" if sidecar is None else sidecar["class"]
     summary = (
         "No sidecar tells of its checkpoint or its checks." if sidecar is None else f"At export {checks_text(checks)}."
     )
-    sections = [Section("Inputs and outputs", tables=(signature_table(document),)), *_windows(document)]
-    if checks:
-        sections.append(Section("Checks of the export", tables=(checks_table(checks),)))
+    sections = [Section("Checks of the export", tables=(checks_table(checks),))] if checks else []
     sections.append(_graph(document))
     if sidecar is not None:
         sections.append(sidecar_section(sidecar, "Sidecar"))
     weights = f"{document['weight_dtype'] or 'no'} weights of {size(document['initializer_bytes'])}"
-    return Page(
-        title=PurePath(document["path"]).name,
-        lead=f"{kind}, {size(document['file_bytes'])}, {weights}. {summary}",
-        verdict=verdict,
-        mark=mark,
-        warnings=(*warnings, *doubts),
-        warnings_title=_HEED,
-        sections=tuple(sections),
-        facts=(("File", document["path"]), ("Written by", document["producer"])),
-    )
+    lead = f"{kind}, {size(document['file_bytes'])}, {weights}. {summary}"
+    return _file_page(document, lead, checks, warnings, doubts, sections, ("Written by", document["producer"]))
 
 
 def engine_page(document: Document) -> Page:
-    """Make the page of an engine, without the charts."""
+    """Make the page of an engine."""
     warnings = [] if document["unchanged"] else ["The facts were NOT written for this file: its SHA-256 differs."]
     warnings += [document["plugin_problem"]] if document["plugin_problem"] else []
     checks = document["checks"]
     doubts = not_proven((document["model"] or {}).get("unproven", ()), document["path"])
-    verdict, mark = _verdict(checks, bool(warnings), doubts)
-    sections = [Section("Inputs and outputs", tables=(signature_table(document),)), *_windows(document)]
-    sections.append(Section("Checks of the build", tables=(checks_table(checks),)))
-    sections.append(_built(document))
-    sections.append(_layers(document))
+    built = Section("Checks of the build", tables=(checks_table(checks),))
+    sections = [built, _built(document), _layers(document)]
     if document["model"] is not None:
         exported = document["model"]["checks"]
         sections.append(Section("Checks of the export", tables=(checks_table(exported),)))
         sections.append(sidecar_section(document["model"], "Sidecar of the ONNX file"))
     library = f"{document['backend']} {document['library_version']}"
+    lead = (
+        f"Engine of {document['onnx_name']} for {', '.join(document['targets'])}, {document['dtype']}, "
+        f"{size(document['engine_bytes'])}, by {library}. At the build {checks_text(checks)}."
+    )
+    return _file_page(document, lead, checks, warnings, doubts, sections, ("Built", document["created"]))
+
+
+def _file_page(
+    document: Document,
+    lead: str,
+    checks: Sequence[Document],
+    warnings: Sequence[str],
+    doubts: Sequence[str],
+    sections: Sequence[Section],
+    origin: tuple[str, str],
+) -> Page:
+    """Make the page of a file that runs: its signature and windows before all other sections."""
+    verdict, mark = _verdict(checks, bool(warnings), bool(doubts))
+    signature = Section("Inputs and outputs", tables=(signature_table(document),))
     return Page(
         title=PurePath(document["path"]).name,
-        lead=(
-            f"Engine of {document['onnx_name']} for {', '.join(document['targets'])}, {document['dtype']}, "
-            f"{size(document['engine_bytes'])}, by {library}. At the build {checks_text(checks)}."
-        ),
+        lead=lead,
         verdict=verdict,
         mark=mark,
         warnings=(*warnings, *doubts),
-        warnings_title=_HEED,
-        sections=tuple(sections),
-        facts=(("File", document["path"]), ("Built", document["created"])),
+        warnings_title="Before using it",
+        sections=(signature, *_windows(document), *sections),
+        facts=(("File", document["path"]), origin),
     )
 
 
 def checkpoint_page(document: Document) -> Page:
-    """Make the page of a checkpoint, without the charts."""
+    """Make the page of a checkpoint."""
     needed = document["needed"]
     entries = [
         (name, _text(entry["value"]), entry["from"] or how)
         for how, group in (("the weights", document["inferred"]), ("the configuration", document["given"]))
         for name, entry in group.items()
     ]
-    columns = (*texts("argument"), *texts("value", "given by", wrap=True))
-    sections = [Section("Arguments", tables=(Table("", columns, tuple(entries)),))] if entries else []
+    # Each with its value, or a placeholder.
+    template: Document = document["template"] or {"kwargs": {}}
+    missing = [(name, _text(value), document["save_as"]) for name, value in template["kwargs"].items()]
+    sections = []
     for title, column, listed in (
+        ("Arguments", "given by", entries),
         ("In the checkpoint, not used", "why", [(x["from"], x["value"], x["why"]) for x in document["unused"]]),
-        ("To complete", "file", _to_complete(document) if needed else []),
+        ("To complete", "file", missing if needed else []),
     ):
         if listed:
             columns = (*texts("argument"), *texts("value", column, wrap=True))
@@ -129,13 +135,7 @@ def checkpoint_page(document: Document) -> Page:
     )
 
 
-def _to_complete(document: Document) -> list[tuple[str, str, str]]:
-    """List the arguments of the configuration to complete, each with its value or a placeholder."""
-    template: Document = document["template"] or {"kwargs": {}}
-    return [(name, _text(value), document["save_as"]) for name, value in template["kwargs"].items()]
-
-
-def _verdict(checks: list[Document], spoilt: bool, doubts: list[str]) -> tuple[str, Mark]:
+def _verdict(checks: Sequence[Document], spoilt: bool, doubts: bool) -> tuple[str, Mark]:
     statuses = {check["status"] for check in checks}
     if spoilt:
         return "Do not use", "bad"
@@ -151,8 +151,7 @@ def _verdict(checks: list[Document], spoilt: bool, doubts: list[str]) -> tuple[s
 
 
 def _windows(document: Document) -> list[Section]:
-    views = windows_of(document)
-    return [window_section(view, title) for title, view in zip(window_titles(views), views, strict=True)]
+    return [window_section(view, title) for title, view in windows_of(document).items()]
 
 
 def _graph(document: Document) -> Section:
@@ -168,14 +167,14 @@ def _graph(document: Document) -> Section:
         *(("Weights in", name) for name in document["external_data"]),
         *((f"Body of {f['domain']}::{f['name']}", f"{f['nodes']} standard operators") for f in document["functions"]),
     ]
-    return Section(
-        "Graph",
-        (f"{sum(document['nodes'].values()):,} nodes; what stands in function definitions is not counted.",),
-        tables=(
-            Table("", _FACTS, tuple(facts)),
-            Table("Operators", (*texts("operator"), *numbers("nodes")), tuple(rows)),
-        ),
-    )
+    operators = Table("Operators", (*texts("operator"), *numbers("nodes")), tuple(rows))
+    text = f"{sum(document['nodes'].values()):,} nodes; what stands in function definitions is not counted."
+    return Section("Graph", (text,), partial(_operators, counts), (Table("", _FACTS, tuple(facts)), operators))
+
+
+def _operators(counts: Sequence[tuple[str, int]]) -> list[Chart]:
+    drawn = [Bar(name, count, text=f"{count:,}") for name, count in counts[:_MOST_BARS]]
+    return [Chart(bars(drawn, "Operators", "nodes", colour=0), "The commonest operators.")] if drawn else []
 
 
 def _built(document: Document) -> Section:

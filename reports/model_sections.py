@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from ..core.documents.window_view import WindowExample, WindowView
+from ..core.documents.window_view import WindowView
 from .figures import cosine, figure
-from .page import Section
+from .page import Chart, Section
+from .svg.window import chosen_query, reach_picture, shown, single_positions, window_picture
 from .table import Mark, Table, numbers, texts
 
 Document = Mapping[str, Any]
@@ -97,7 +99,7 @@ def window_section(view: WindowView, title: str) -> Section:
     )
     count = f"{view.depth} layer{'s' * (view.depth > 1)}"
     rows = [
-        (f"{e.query:,}", _interval(e.first, e.end), f"{e.end - e.first:,}", _interval(e.deep_first, e.deep_end))
+        (f"{e.query:,}", interval(e.first, e.end), f"{e.end - e.first:,}", interval(e.deep_first, e.deep_end))
         for e in view.examples()
     ]
     kind = "keys with a learned bias" if view.biases else "keys"
@@ -105,27 +107,44 @@ def window_section(view: WindowView, title: str) -> Section:
     note = "A layer's keys; and the inputs that can change the output at the query, with the layers one after another."
     layers = ", ".join(view.layers[:6]) + (f" and {len(view.layers) - 6} more" if len(view.layers) > 6 else "")
     text = f"{view.describe()[:1].upper()}{view.describe()[1:]}. {count[:1].upper()}{count[1:]} ({layers}); {length}."
-    return Section(title, (text,), tables=(Table("", columns, tuple(rows), (note,)),))
+    return Section(title, (text,), partial(_window_charts, view), (Table("", columns, tuple(rows), (note,)),))
 
 
-def window_titles(views: Sequence[WindowView]) -> list[str]:
-    """List the headings of the views, one per view."""
-    return ["Window" if len(views) == 1 else f"Window {number} of {len(views)}" for number in range(1, len(views) + 1)]
+def _window_charts(view: WindowView) -> list[Chart]:
+    """Draw which keys queries see, and how far the last (or the middle) one sees through the layers."""
+    example = view.example(chosen_query(view))
+    keys = f"{interval(example.first, example.end)} ({example.end - example.first:,})"
+    pointed = f"Pointed out: query {example.query:,} sees keys {keys}."
+    charts = [Chart(window_picture(view), f"{_filled(view)} ({_part(view)}). {pointed}")]
+    if view.depth > 1 and not view.biases:
+        query = view.sequence - 1 if view.geometry.causal else view.sequence // 2
+        charts.append(Chart(reach_picture(view, query), f"Inputs that query {query:,} sees through the layers."))
+    return charts
 
 
-def windows_of(document: Document) -> list[WindowView]:
-    """Read the views that a document contains."""
-    return [WindowView.from_dict(saved) for saved in document["windows"]]
+def _filled(view: WindowView) -> str:
+    if not view.biases:
+        return "Filled: a visible key"
+    others = "the earlier ones" if view.geometry.causal else "the others"
+    return f"Filled: a key with a learned bias; {others} count too, with bias 0"
 
 
-def example_text(example: WindowExample) -> str:
-    """Write a query's keys as a sentence."""
-    return (
-        f"query {example.query:,} sees keys {_interval(example.first, example.end)} ({example.end - example.first:,})"
-    )
+def _part(view: WindowView) -> str:
+    size = shown(view)
+    part = f"{size:,} positions"
+    if view.length and size < view.length:
+        part = f"the first {size:,} of {view.length:,} positions"
+    return part if single_positions(view) or view.biases else f"{part}; lines at the windows' edges"
 
 
-def _interval(first: int, end: int) -> str:
+def windows_of(document: Document) -> dict[str, WindowView]:
+    """Read the views that a document contains, by their headings."""
+    views = [WindowView.from_dict(saved) for saved in document["windows"]]
+    return {"Window" if len(views) == 1 else f"Window {n} of {len(views)}": view for n, view in enumerate(views, 1)}
+
+
+def interval(first: int, end: int) -> str:
+    """Write the positions from `first` up to, and without, `end`."""
     return f"{first:,}" if end - first == 1 else f"{first:,} to {end - 1:,}"
 
 

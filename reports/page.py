@@ -6,6 +6,7 @@ too wide for a phone scroll by themselves. Every text is escaped by the template
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ _TEMPLATES = Path(__file__).resolve().parent / "templates"
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawing of `bars.py`, with a caption that says what it shows."""
+    """A drawing, with a caption that says what it shows."""
 
     drawing: Markup
     caption: str
@@ -28,11 +29,14 @@ class Chart:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: a heading, unique on the page, then text, charts and tables, each of which may be absent."""
+    """A part of a page: a heading, then text, charts and tables, each of which may be absent.
+
+    Charts are drawn by a function, for HTML alone.
+    """
 
     title: str
     text: tuple[str, ...] = ()
-    charts: tuple[Chart, ...] = ()
+    charts: Callable[[], Sequence[Chart]] = tuple
     tables: tuple[Table, ...] = ()
 
 

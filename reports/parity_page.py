@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
@@ -13,69 +14,43 @@ from .model_sections import (
     Document,
     checks_table,
     checks_text,
+    interval,
     sidecar_section,
     window_section,
-    window_titles,
     windows_of,
 )
-from .page import Page, Section
-from .table import Column, Table, numbers, texts
+from .page import Chart, Page, Section
+from .svg.errors import error_histogram, error_positions
+from .table import Column, Mark, Table, numbers, texts
 
 _FIGURES = (
-    "max_abs",
-    "max_rel",
-    "rms",
-    "relative_rms",
-    "cosine",
-    "divergence",
-    "agreement",
-    "pooled_cosine",
-    "least_pooled_cosine",
-    "not_finite",
-    "worst_index",
+    *("max_abs", "max_rel", "rms", "relative_rms", "cosine", "divergence", "agreement"),
+    *("pooled_cosine", "least_pooled_cosine", "not_finite", "worst_index"),
 )
 _WORST = 8
-_REFERENCES = {
-    "file": "other file's outputs, in float64",
-    "golden": "golden outputs",
-}
+_REFERENCES = {"file": "other file's outputs, in float64", "golden": "golden outputs"}
 
 
 def parity_page(document: Document) -> Page:
-    """Make the page without its charts."""
-    files = files_of(document)
-    names = [PurePath(file["model"]).name for file in files]
+    """Make the page; headings begin with the file's name where several were compared."""
+    files = document.get("files", [document])
+    named = [(f"{PurePath(file['model']).name}: " if len(files) > 1 else "", file) for file in files]
     return Page(
-        title="Parity of " + ", ".join(names),
+        title="Parity of " + ", ".join(PurePath(file["model"]).name for file in files),
         verdict="Equal" if document["passed"] else "NOT equal",
         mark="good" if document["passed"] else "bad",
         lead=" ".join(_lead(file) for file in files),
         warnings=tuple(dict.fromkeys(line for file in files for line in (*file.get("warnings", ()), *file["notes"]))),
         warnings_title="To know",
-        sections=tuple(section for file in files for section in _sections(file, prefix(file, files))),
-        facts=tuple(fact for file in files for fact in _facts(file, prefix(file, files))),
+        sections=tuple(section for before, file in named for section in _sections(file, before)),
+        facts=tuple(fact for before, file in named for fact in _facts(file, before)),
     )
 
 
-def files_of(document: Document) -> Sequence[Document]:
-    """List one document per file, also where several files were compared."""
-    files: Sequence[Document] = document.get("files", [document])
-    return files
-
-
-def prefix(file: Document, files: Sequence[Document]) -> str:
-    """Return the beginning of a file's headings that distinguishes it from other files."""
-    return f"{PurePath(file['model']).name}: " if len(files) > 1 else ""
-
-
-def errors_title(name: str, before: str) -> str:
-    """Return the heading of one output's errors."""
-    return f"{before}Errors of {name}"
-
-
 def _lead(file: Document) -> str:
-    worst = max(file["comparisons"], key=lambda row: _number(row["max_abs"]))
+    worst = max(file["comparisons"], key=lambda row: float(row["max_abs"]))
     relation = "are equal" if file["passed"] else "are NOT equal"
+    within = Tolerance.from_dict(file["tolerance"]).describe()
     source, against = reference_of(file), PurePath(file["against"]).name
     reference, proof = f"the float64 reference of {against}", ""
     if source["kind"] == "file":
@@ -84,7 +59,7 @@ def _lead(file: Document) -> str:
     if source["kind"] == "golden":
         reference = f"what your own model computed, {against},"
     return (
-        f"{PurePath(file['model']).name} and {reference} {relation} within {tolerance_text(file)}; "
+        f"{PurePath(file['model']).name} and {reference} {relation} within {within}; "
         f"the largest error is {figure(worst['max_abs'])}.{proof}"
     )
 
@@ -95,11 +70,6 @@ def reference_of(file: Document) -> Document:
     return reference
 
 
-def tolerance_text(file: Document) -> str:
-    """Describe the tolerance."""
-    return Tolerance.from_dict(file["tolerance"]).describe()
-
-
 def _sections(file: Document, before: str) -> list[Section]:
     tables = [_comparisons(file["comparisons"], reference_of(file))]
     if file["tolerance"].get("baseline"):
@@ -107,11 +77,15 @@ def _sections(file: Document, before: str) -> list[Section]:
     sections = [Section(f"{before}Figures", tables=tuple(tables))]
     if file.get("compared_windows"):
         sections.append(_compared_windows(file["compared_windows"], before))
-    for name, saved in file["errors"].items():
-        sections.append(_errors(ErrorSpread.from_dict(saved), errors_title(name, before)))
     views = windows_of(file)
-    for title, view in zip(window_titles(views), views, strict=True):
-        sections.append(window_section(view, before + title))
+    # The edges of windows show where an error begins or returns; AFT-local has no such edges.
+    window = next((view.geometry.window_size for view in views.values() if not view.biases), None)
+    for name, saved in file["errors"].items():
+        spread = ErrorSpread.from_dict(saved)
+        tables = [_sizes(spread), *([_positions(spread)] if spread.positions else [])]
+        drawn = partial(_error_charts, spread, file["tolerance"]["atol"], window)
+        sections.append(Section(f"{before}Errors of {name}", charts=drawn, tables=tuple(tables)))
+    sections += [window_section(view, before + title) for title, view in views.items()]
     if file.get("golden") is not None:
         sections.insert(0, Section(f"{before}Golden outputs", tables=(checks_table([file["golden"]]),)))
     if file["sidecar"] is not None:
@@ -125,15 +99,10 @@ def _sections(file: Document, before: str) -> list[Section]:
 def _comparisons(rows: Sequence[Document], against: Document) -> Table:
     figures = [name for name in _FIGURES if name in rows[0]]
     columns = (*texts("output", "inputs", "result"), *(Column(name, name != "worst_index") for name in figures))
-    cells = [
-        (
-            row["output"],
-            row["inputs"],
-            "ok" if row["passed"] else "FAILED",
-            *(comparison_figure(row, name) for name in figures),
-        )
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        verdict = "ok" if row["passed"] else "FAILED"
+        cells.append((row["output"], row["inputs"], verdict, *(comparison_figure(row, name) for name in figures)))
     reference = _REFERENCES.get(against["kind"], "float64 reference")
     note = (
         f"Differences from the {reference}: the largest, the largest relative to the expected value, the root "
@@ -167,7 +136,7 @@ def _beside_baseline(file: Document) -> Table:
 
 
 def _times(own: Any, other: float) -> str:
-    return digits(_number(own) / other) if other else "–"
+    return digits(float(own) / other) if other else "–"
 
 
 def _compared_windows(sides: Sequence[Document], before: str) -> Section:
@@ -184,11 +153,17 @@ def _compared_windows(sides: Sequence[Document], before: str) -> Section:
     )
 
 
-def _errors(spread: ErrorSpread, title: str) -> Section:
-    tables = [_sizes(spread)]
+def _error_charts(spread: ErrorSpread, atol: float | None, window: int | None) -> list[Chart]:
+    at_zero = "No tolerance is for single elements here."
+    if atol is not None:
+        at_zero = f"The dashed line is the tolerance at a value of 0 ({atol:g}); larger values are allowed more."
+    charts = [Chart(error_histogram(spread, atol or 0), f"Errors of all {spread.total:,} elements by size. {at_zero}")]
     if spread.positions:
-        tables.append(_positions(spread))
-    return Section(title, (), tables=tuple(tables))
+        stretch = "" if spread.width == 1 else f" (a dot stands for {spread.width} positions)"
+        edges = "" if window is None else f" Thin lines: edges of the windows of {window}, where there are few."
+        caption = f"The largest error at each position{stretch}; red: out of tolerance.{edges}"
+        charts.append(Chart(error_positions(spread, atol or 0, window), caption))
+    return charts
 
 
 def _sizes(spread: ErrorSpread) -> Table:
@@ -200,24 +175,15 @@ def _sizes(spread: ErrorSpread) -> Table:
 
 
 def _positions(spread: ErrorSpread) -> Table:
-    order = sorted(range(len(spread.positions)), key=lambda i: (-spread.beyond[i], -spread.largest[i]))[:_WORST]
-    rows = [
-        (
-            f"{spread.positions[i]:,}"
-            + (f" to {spread.positions[i] + spread.width - 1:,}" if spread.width > 1 else ""),
-            figure(spread.largest[i]),
-            f"{spread.beyond[i]:,}",
-        )
-        for i in order
-    ]
+    found = zip(spread.positions, spread.largest, spread.beyond, strict=True)
+    worst = sorted(found, key=lambda at: (-at[2], -at[1]))[:_WORST]
+    rows = [(interval(at, at + spread.width), figure(largest), f"{beyond:,}") for at, largest, beyond in worst]
     columns = numbers("position", "largest error", "out of tolerance")
-    marks = tuple("bad" if spread.beyond[i] else "" for i in order)
+    marks: tuple[Mark, ...] = tuple("bad" if out else "" for *_, out in worst)
     beyond = sum(1 for count in spread.beyond if count)
-    parts = "positions" if spread.width == 1 else "stretches"
-    note = (
-        f"The worst {len(rows)}; of all {len(spread.positions):,} {parts}, {beyond:,} have elements out of tolerance."
-    )
-    return Table("By position", columns, tuple(rows), (note,), marks)  # type: ignore[arg-type]
+    parts = f"{len(spread.positions):,} {'positions' if spread.width == 1 else 'stretches'}"
+    note = f"The worst {len(rows)}; of all {parts}, {beyond:,} have elements out of tolerance."
+    return Table("By position", columns, tuple(rows), (note,), marks)
 
 
 def _facts(file: Document, before: str) -> list[tuple[str, str]]:
@@ -226,14 +192,9 @@ def _facts(file: Document, before: str) -> list[tuple[str, str]]:
         (f"{before}Compared with", file["against"]),
         (f"{before}Element type", file["dtype"]),
         (f"{before}Ran on", file["provider"] + (", compiled kernel" if file.get("plugin") else "")),
-        (f"{before}Tolerance", tolerance_text(file)),
+        (f"{before}Tolerance", Tolerance.from_dict(file["tolerance"]).describe()),
     ]
 
 
 def _share(part: float) -> str:
     return percent(part) if part >= 0.0005 else "< 0.1 %"
-
-
-def _number(value: Any) -> float:
-    """Read a figure that JSON may hold as a text ("inf")."""
-    return float(value)

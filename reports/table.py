@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 # How a row or a verdict is highlighted; "" for not at all. The text says the same, so that nothing depends on colour.
@@ -46,11 +46,6 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
     marks: tuple[Mark, ...] = ()
-
-
-def untitled(table: Table) -> Table:
-    """Return the table without its title, for use under a heading that says the same."""
-    return replace(table, title="")
 
 
 def markdown(table: Table) -> str:

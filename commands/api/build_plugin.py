@@ -66,14 +66,12 @@ def choose_plugin(
             raise
         reason = " ".join(line for line in (error.what, error.why) if line)
         return PluginChoice(asked="auto"), [f"no plugin: {reason} Attention is built from its standard operators"]
-    if found is None and kind == "library":
-        raise UsageError(
-            f"{model.name} has no attention node that a plugin serves.",
-            why="; ".join(left),
-            fix="Build it with --plugin none, or auto.",
-        )
     if found is None:
-        return PluginChoice(asked="auto"), [*left, "the model has no attention node that a plugin serves"]
+        unserved = "has no attention node that a plugin serves"
+        if kind == "library":
+            fix = "Build it with --plugin none, or auto."
+            raise UsageError(f"{model.name} {unserved}.", why="; ".join(left), fix=fix)
+        return PluginChoice(asked="auto"), [*left, f"the model {unserved}"]
     kernels = tuple(KernelName(**asdict(spec)) for spec in specs)
     return PluginChoice("library", library=found, kernels=kernels, asked=kind), left
 
@@ -92,19 +90,16 @@ def _library(
         return None, []
     if named is not None:
         library = read_named(TENSORRT_PLUGIN, named)
-        if library.facts:
-            _demand_kernels(named, parse_facts(library.facts, named).missing(specs, targets, any_products=True))
+        known = parse_facts(library.facts, named) if library.facts else None
+        missing = known.missing(specs, targets, any_products=True) if known else []
+        if missing:
+            raise UsageError(
+                f"{named} lacks kernels that the model needs.",
+                why=f"Missing: {', '.join(missing[:4])}{' …' if len(missing) > 4 else ''}.",
+                fix="Build one for the model: localattn plugin build MODEL.onnx.",
+            )
         return library, specs
     return find_library(host_arch(), specs, targets) or _build(specs, targets, progress), specs
-
-
-def _demand_kernels(library: Path, missing: list[str]) -> None:
-    if missing:
-        raise UsageError(
-            f"{library} lacks kernels that the model needs.",
-            why=f"Missing: {', '.join(missing[:4])}{' …' if len(missing) > 4 else ''}.",
-            fix="Build one for the model: localattn plugin build MODEL.onnx.",
-        )
 
 
 def _gpus(capabilities: Sequence[int]) -> list[Target]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,7 @@ def parity(
         CheckFailed: an output is missing or has another shape than the reference's.
         MissingDependency: a package, or the provider asked for, is not there.
     """
+    given = dict(locals())  # before anything else has a name here
     from ...runtime.parity.report import ParityRequest
 
     reference = golden if against is None else against
@@ -73,28 +75,13 @@ def parity(
         raise UsageError(
             "There is nothing to compare with.", fix=f"Give {argument('against')}, or {argument('golden')}, or both."
         )
-    request = ParityRequest(
-        model=Path(model),
-        against=Path(reference),
-        golden=None if golden is None else Path(golden),
-        config=None if config is None else Path(config),
-        seeds=tuple(seeds),
-        inputs=None if inputs is None else Path(inputs),
-        lengths=tuple(seq_len),
-        atol=atol,
-        rtol=rtol,
-        provider=provider,
-        plugin=str(plugin),
-        runtime=runtime,
-        causal=causal,
-        keep_reference=save_outputs is not None,
-    )
+    for name in ("golden", "config", "inputs", "save_inputs", "save_outputs"):
+        given[name] = None if given[name] is None else Path(given[name])
+    given |= {"model": Path(model), "against": Path(reference), "seeds": tuple(seeds), "plugin": str(plugin)}
+    given |= {"lengths": tuple(seq_len), "keep_reference": save_outputs is not None}
+    request = ParityRequest(**{field.name: given[field.name] for field in fields(ParityRequest)})
     report = _comparison(request, progress)(request, progress)
-    report.save(
-        None if save_inputs is None else Path(save_inputs),
-        None if save_outputs is None else Path(save_outputs),
-        overwrite=overwrite,
-    )
+    report.save(given["save_inputs"], given["save_outputs"], overwrite=overwrite)
     return report
 
 

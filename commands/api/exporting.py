@@ -109,7 +109,15 @@ def export(
     del options["progress"]
     check_options(**options)
     with packages_named():
-        return run_export(export_request(**options), progress)
+        from ...exporter.export import ExportRequest
+        from ...exporter.export import export as run
+        from ...exporter.step_export import export_steps
+
+        request = export_request(**options)
+        if isinstance(request, ExportRequest):
+            return run(request, progress)
+        report, *others = export_steps(request, progress)
+        return replace(report, companion=others[0]) if others else report
 
 
 def check_options(
@@ -206,17 +214,6 @@ def _default_output(checkpoint: Path, suffix: str) -> Path:
     if form is not None and form.companions:
         return checkpoint / f"model{suffix}"
     return checkpoint.with_name(checkpoint.name + suffix)
-
-
-def run_export(request: ExportRequest | StepRequest, progress: Progress) -> ExportReport:
-    """Run the request of `export_request`; raises what `export` raises."""
-    from ...exporter.export import ExportRequest, export
-    from ...exporter.step_export import export_steps
-
-    if isinstance(request, ExportRequest):
-        return export(request, progress)
-    report, *others = export_steps(request, progress)
-    return replace(report, companion=others[0]) if others else report
 
 
 def export_module(

@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...core.storage.file_kinds import ONNX
-from ..parts.console import (
-    FormatOption,
-    bytes_text,
-    print_checks,
-    print_json,
-    progress,
-    say,
-)
+from ..parts.console import FormatOption, bytes_text, print_checks, print_json, progress, say
 from ..parts.paths import INPUT, ForceOption, OutputPath
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import logging
 import math
 import re
 import shlex
@@ -20,7 +21,6 @@ from ...core.documents.report import SIGNS
 from ...core.limits import LARGEST_SEED, LARGEST_SIZE
 from ...reports import figures
 from .flags import in_flags
-from .log_output import show_log
 from .terminal.controls import harmless
 
 if TYPE_CHECKING:
@@ -150,6 +150,28 @@ def _remark(text: str, **style: Any) -> None:
     print(typer.style(text, **style) if style and sys.stderr.isatty() else text, file=sys.stderr, flush=True)
 
 
+class _OnStderr(logging.Handler):
+    """Handler that writes each record as a line on the current standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.WARNING:
+            warn(record.getMessage())
+        else:
+            _remark(f"{record.name.removeprefix('localattn.')}: {record.getMessage()}")
+
+
+def show_log(verbosity: int = 0) -> None:
+    """Show what is logged under `localattn`: warnings always, decisions under -v, details under -vv.
+
+    Args:
+        verbosity: how often -v was given.
+    """
+    log = logging.getLogger("localattn")
+    if not any(isinstance(handler, _OnStderr) for handler in log.handlers):
+        log.addHandler(_OnStderr())
+    log.setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)])
+
+
 def print_json(document: Any) -> None:
     """Print the result as JSON and nothing else, on stdout."""
     say(json.dumps(document, indent=2, allow_nan=False))
@@ -157,21 +179,22 @@ def print_json(document: Any) -> None:
 
 def print_error(error: LocalAttnError) -> None:
     """Print what happened, why, and what to do: three lines on stderr; the traceback under -v."""
-    if Verbosity.verbose:
-        traceback.print_exception(error)
-    _remark(f"Error: {_printable(in_flags(error.what))}", fg="red", bold=True)
-    for line in (error.why, error.fix):
-        if line:
-            _remark(f"  {_printable(in_flags(line))}")
+    _print_failure(error, *(in_flags(line) for line in (error.what, error.why, error.fix) if line))
 
 
 def print_fault(error: Exception) -> None:
     """Print an unexpected error in two lines on stderr; the traceback under -v."""
+    first = (str(error).splitlines() or [""])[0]
+    advice = "This is a fault of localattn. Run again with -v and report what it prints."
+    _print_failure(error, f"{type(error).__name__}: {first}", advice)
+
+
+def _print_failure(error: Exception, what: str, *lines: str) -> None:
     if Verbosity.verbose:
         traceback.print_exception(error)
-    first = (str(error).splitlines() or [""])[0]
-    _remark(f"Error: {_printable(f'{type(error).__name__}: {first}')}", fg="red", bold=True)
-    _remark("  This is a fault of localattn. Run again with -v and report what it prints.")
+    _remark(f"Error: {_printable(what)}", fg="red", bold=True)
+    for line in lines:
+        _remark(f"  {_printable(line)}")
 
 
 # Most characters in a line of an error: enough to list the inputs of a model.
@@ -253,12 +276,8 @@ def print_warnings(report: Report) -> None:
 
 def export_document(report: ExportReport) -> dict[str, Any]:
     """Return the document that `--format json` prints for an export."""
-    return {
-        "model": str(report.path),
-        "notes": report.notes,
-        "warnings": report.warnings,
-        **report.sidecar.to_dict(),
-    }
+    said = {"notes": report.notes, "warnings": report.warnings}
+    return {"model": str(report.path), **said, **report.sidecar.to_dict()}
 
 
 def bytes_text(size: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,29 +13,6 @@ if TYPE_CHECKING:
     from ...exporter.export import ExportReport
     from ...exporter.user_module.export_module import Inputs
     from ...exporter.user_module.replace import ReplacementReport
-
-
-@dataclass(frozen=True)
-class ModuleRequest:
-    """The options of the command line about the module.
-
-    Args:
-        factory: the function that makes it; None for a pickled module.
-        factory_args: its arguments, JSON.
-        weights: checkpoint, or the pickled module.
-        inputs: one `name:dtype:[shape]` each.
-        load_inputs: an .npz of inputs instead.
-        allow_pickle: whether code in the checkpoint may run.
-        output: the file to write; None for a name after the weights, or the function.
-    """
-
-    factory: str | None
-    factory_args: str | None
-    weights: Path | None
-    inputs: Sequence[str]
-    load_inputs: Path | None
-    allow_pickle: bool
-    output: Path | None
 
 
 def parse_axes(text: str | None) -> tuple[str, ...]:
@@ -63,45 +39,59 @@ def refuse_options(given: Collection[str], refused: Collection[str], what: str) 
 
 
 def export_users_module(
-    request: ModuleRequest, options: Mapping[str, Any], step: Callable[[str], None], *, dry_run: bool
+    options: Mapping[str, Any],
+    step: Callable[[str], None],
+    *,
+    factory: str | None,
+    factory_args: str | None,
+    weights: Path | None,
+    module_input: Sequence[str] | None,
+    load_inputs: Path | None,
+    allow_pickle: bool,
+    output: Path | None,
+    dry_run: bool,
 ) -> tuple[Path, ExportReport | ReplacementReport]:
-    """Make the module and export it, or with `dry_run` only replace its layers.
+    """Make the module and export it, or with `dry_run` only replace its layers; return the file's path, and the report.
 
-    Return the path of the file, and the report.
+    Args:
+        options: arguments of `localattn.export_module`.
+        step: called with each step as it begins.
+        factory: the function that makes it; None for a pickled module.
+        factory_args: its arguments, JSON.
+        weights: checkpoint, or the pickled module.
+        module_input: one `name:dtype:[shape]` each.
+        load_inputs: an .npz of inputs instead.
+        allow_pickle: whether code in the checkpoint may run.
+        output: the file to write; None for a name after the weights, or the function.
+        dry_run: whether to stop before the export.
     """
     from ...exporter.user_module.export_module import ModuleOptions, plan_module
     from ...exporter.user_module.factory import module_from_factory, module_from_pickle
     from ...runtime.inputs.arrays import load_arrays
     from ..api.exporting import export_module
 
-    if request.inputs and request.load_inputs is not None:
+    if module_input and load_inputs is not None:
         raise UsageError("--input and --load-inputs are both given.", fix="Give one of them.")
-    if not request.inputs and request.load_inputs is None:
+    if not module_input and load_inputs is None:
         raise UsageError("The module's inputs are not given.", fix="Add --input name:dtype:[shape], or --load-inputs.")
-    if request.allow_pickle and request.weights is not None:
+    if allow_pickle and weights is not None:
         warn(
-            f"--allow-pickle runs whatever code {request.weights} holds: whoever wrote that file can do anything "
+            f"--allow-pickle runs whatever code {weights} holds: whoever wrote that file can do anything "
             "that you can on this machine"
         )
     step("Making the module")
-    if request.factory is not None:
-        module, origin = module_from_factory(
-            request.factory, request.factory_args, request.weights, allow_pickle=request.allow_pickle
-        )
+    if factory is not None:
+        module, origin = module_from_factory(factory, factory_args, weights, allow_pickle=allow_pickle)
     else:
-        assert request.weights is not None
-        module, origin = module_from_pickle(request.weights)
-    inputs: Inputs = request.inputs if request.load_inputs is None else load_arrays(request.load_inputs)
-    output = request.output or _default_output(request)
+        assert weights is not None
+        module, origin = module_from_pickle(weights)
+    inputs: Inputs = module_input or [] if load_inputs is None else load_arrays(load_inputs)
+    if output is None:
+        function = (factory or "model").rpartition(":")[2]
+        output = Path(f"{function}.onnx") if weights is None else weights.with_suffix(".onnx")
     if dry_run:
         return output, plan_module(module, inputs, output, ModuleOptions(**options), origin)
     return output, export_module(module, inputs, output, **options, origin=origin, progress=step)
-
-
-def _default_output(request: ModuleRequest) -> Path:
-    if request.weights is not None:
-        return request.weights.with_suffix(".onnx")
-    return Path(f"{(request.factory or 'model').rpartition(':')[2]}.onnx")
 
 
 def print_module(output: Path, outcome: ExportReport | ReplacementReport, *, as_json: bool) -> None:

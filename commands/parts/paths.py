@@ -62,7 +62,7 @@ def checked(command: Callable[..., Any]) -> Callable[..., Any]:
     def run(*arguments: Any, **options: Any) -> Any:
         given = declared_paths(command)
         outputs = [
-            _output(options[name], path.kinds)
+            output_of(options[name], path.kinds)
             for name, path in given.items()
             if isinstance(path, OutputPath) and options.get(name) is not None
         ]
@@ -82,7 +82,7 @@ def _listed(options: Mapping[str, Any], name: str) -> list[Path]:
     return [] if value is None else [value] if isinstance(value, Path) else list(value)
 
 
-def _output(path: Path, kinds: tuple[Kind, ...]) -> Output:
+def output_of(path: Path, kinds: tuple[Kind, ...]) -> Output:
     """Return the output, of the kind that its name says.
 
     Raises:

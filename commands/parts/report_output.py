@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ...core.errors import UsageError
-from ...core.storage.file_kinds import REPORTS, kind_named
+from ...core.storage.file_kinds import REPORTS
 from .console import note, say, suggest
-from .paths import OutputPath
+from .paths import OutputPath, output_of
 
 # How a result is written.
 ReportFormat = Literal["console", "json", "md", "html"]
@@ -50,11 +50,9 @@ class Destination:
             say(text.rstrip("\n"))
             return
         from ...core.storage.files import publish
-        from ...core.storage.outputs import Output, writing
+        from ...core.storage.outputs import writing
 
-        kind = kind_named(self.path, REPORTS)
-        assert kind is not None, "it was checked before the command began"
-        with writing(Output(self.path, kind), overwrite=self.overwrite) as folder:
+        with writing(output_of(self.path, REPORTS), overwrite=self.overwrite) as folder:
             staged = folder / self.path.name
             staged.write_text(text, encoding="utf-8")
             publish(staged, self.path)
@@ -73,10 +71,9 @@ def choose(asked: ReportFormat | None, output: Path | None, force: bool) -> Dest
         UsageError: the suffix of the file is not that of the format.
         MissingDependency: a page is asked for and Jinja2 is not installed.
     """
-    chosen = asked
-    if chosen is None:
-        chosen = "console" if output is None else _BY_SUFFIX.get(output.suffix.lower())
-    if output is not None and chosen is not _BY_SUFFIX.get(output.suffix.lower()):
+    named = "console" if output is None else _BY_SUFFIX.get(output.suffix.lower())
+    chosen = asked or named
+    if output is not None and chosen != named:
         raise UsageError(
             f"{output} is not called a report in {chosen if chosen else 'a known format'}.",
             why="What a file is can be told from its suffix.",

@@ -3,115 +3,64 @@
 from __future__ import annotations
 
 import codecs
+import itertools
 import sys
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ...runtime.generation.tokenizer import FolderTokenizer
 
 
-class TokenWriter(Protocol):
-    """Where the tokens of one sequence go, one at a time."""
-
-    def write(self, token: int) -> None:
-        """Write a token at once."""
-
-    def end(self) -> None:
-        """Write what is still held back: the sequence is over, or was interrupted."""
-
-
-class TerminalText:
-    """Writer of UTF-8 text on a terminal; control characters are shown as U+FFFD.
-
-    A character appears when its last byte has arrived.
-    """
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def write(self, token: int) -> None:
-        """Decode a byte and show the character that it completes."""
-        self._show(self._decoder.decode(bytes([token])))
-
-    def end(self) -> None:
-        """Show an unfinished character as U+FFFD, and end the line."""
-        self._show(self._decoder.decode(b"", final=True) + "\n")
-
-    @staticmethod
-    def _show(text: str) -> None:
-        if text:
-            sys.stdout.write(printable(text))
-            sys.stdout.flush()
-
-
-class RawBytes:
-    """Writer of the bytes themselves, for pipes and files."""
-
-    def write(self, token: int) -> None:
-        """Pass a byte on."""
-        sys.stdout.buffer.write(bytes([token]))
-        sys.stdout.buffer.flush()
-
-    def end(self) -> None:
-        """Add nothing: the output is the model's bytes and no other."""
-
-
-class FolderText:
-    """Writer of a tokenizer's text as it comes; on a terminal control characters are shown as U+FFFD.
+@dataclass(frozen=True)
+class TokenWriter:
+    """Writer of the tokens of one sequence, each at once; control characters on a terminal are shown as U+FFFD.
 
     Args:
-        tokenizer: of the model's folder.
+        add: returns what a token adds; text has a character when its last byte has arrived.
+        rest: returns what is still held back when the sequence is over, or was interrupted.
+        ends_line: whether a line end follows the last token.
     """
 
-    def __init__(self, tokenizer: FolderTokenizer) -> None:
-        from ...runtime.generation.tokenizer import TextStream
-
-        self._stream, self._terminal = TextStream(tokenizer), sys.stdout.isatty()
-
-    def write(self, token: int) -> None:
-        """Show what the token adds, up to its last whole character."""
-        self._show(self._stream.add(token))
-
-    def end(self) -> None:
-        """Show an unfinished character as U+FFFD; end the line on a terminal."""
-        self._show(self._stream.end() + ("\n" if self._terminal else ""))
-
-    def _show(self, text: str) -> None:
-        if not text:
-            return
-        if self._terminal:
-            sys.stdout.write(printable(text))
-            sys.stdout.flush()
-        else:
-            sys.stdout.buffer.write(text.encode("utf-8", "replace"))
-            sys.stdout.buffer.flush()
-
-
-class Numbers:
-    """Writer of tokens as numbers, `1,2,3` and a line end, as `--prompt-ids` reads them."""
-
-    def __init__(self) -> None:
-        self._separator = ""
+    add: Callable[[int], str | bytes]
+    rest: Callable[[], str | bytes]
+    ends_line: bool
 
     def write(self, token: int) -> None:
-        """Show a number."""
-        sys.stdout.write(f"{self._separator}{token}")
-        sys.stdout.flush()
-        self._separator = ","
+        """Write a token."""
+        _show(self.add(token))
 
     def end(self) -> None:
-        """End the line."""
-        sys.stdout.write("\n")
-        sys.stdout.flush()
+        """Write what is still held back."""
+        _show(self.rest())
+        _show("\n" if self.ends_line else "")
 
 
 def writer_for(*, bytes_model: bool, tokenizer: FolderTokenizer | None = None) -> TokenWriter:
     """Choose the writer that suits this model, its tokenizer and stdout."""
+    terminal = sys.stdout.isatty()
     if tokenizer is not None:
-        return FolderText(tokenizer)
-    if not bytes_model:
-        return Numbers()
-    return TerminalText() if sys.stdout.isatty() else RawBytes()
+        from ...runtime.generation.tokenizer import TextStream
+
+        stream = TextStream(tokenizer)
+        return TokenWriter(stream.add, stream.end, terminal)
+    if not bytes_model:  # numbers, as `--prompt-ids` reads them
+        separators = itertools.chain([""], itertools.repeat(","))
+        return TokenWriter(lambda token: f"{next(separators)}{token}", str, True)
+    if not terminal:  # the output is the model's bytes and no other
+        return TokenWriter(lambda token: bytes([token]), bytes, False)
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    return TokenWriter(lambda token: decoder.decode(bytes([token])), lambda: decoder.decode(b"", final=True), True)
+
+
+def _show(shown: str | bytes) -> None:
+    if isinstance(shown, str) and sys.stdout.isatty():
+        sys.stdout.write(printable(shown))
+        sys.stdout.flush()
+    elif shown:
+        sys.stdout.buffer.write(shown.encode("utf-8", "replace") if isinstance(shown, str) else shown)
+        sys.stdout.buffer.flush()
 
 
 def printable(text: str) -> str:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from markupsafe import Markup
+from dataclasses import replace
 
 from ...core.documents.bench_report import BenchReport, BenchRow, Profile
 from ..figures import digits, size
 from ..page import Chart, Page, Section, render
 from ..svg.bars import COLOURS, Bar, Series, bars, histogram, intervals, lines
-from ..table import untitled
 from .tables import (
     comparison_table,
     comparison_text,
@@ -80,7 +77,9 @@ def _latency(report: BenchReport) -> Section:
         (name, value), (high_name, high) = _middle(row), list(row.latency.percentiles.items())[-1]
         drawn.append(Bar(row.label, value, row.latency.min, high, f"{digits(value, 'ms')}"))
     caption = f"{name} a call; the thin line goes from the fastest call to {high_name}."
-    charts = [Chart(bars(drawn, "Latency", "ms"), caption), Chart(_rounds(report.rows), _ROUNDS)]
+    series = [Series(row.label, tuple(enumerate(row.rounds_ms, 1))) for row in report.rows[:COLOURS]]
+    rounds = lines(series, "Median of each round", "round", "ms a call")
+    charts = [Chart(bars(drawn, "Latency", "ms"), caption), Chart(rounds, _ROUNDS)]
     charts += [
         Chart(
             histogram(h.edges, h.counts, f"Calls of {row.label}", "ms a call", index % COLOURS),
@@ -90,18 +89,10 @@ def _latency(report: BenchReport) -> Section:
         for index, row in enumerate(report.rows)
         for h in (row.histogram,)
     ]
-    return Section("Latency and throughput", charts=tuple(charts), tables=(untitled(latency_table(report)),))
+    return Section("Latency and throughput", charts=lambda: charts, tables=(replace(latency_table(report), title=""),))
 
 
 _ROUNDS = "Median of each round. Lines that move together show the machine, one that moves alone the candidate."
-
-
-def _rounds(rows: Sequence[BenchRow]) -> Markup:
-    series = [
-        Series(row.label, tuple((float(n), value) for n, value in enumerate(row.rounds_ms, 1)))
-        for row in rows[:COLOURS]
-    ]
-    return lines(series, "Median of each round", "round", "ms a call")
 
 
 def _comparison(report: BenchReport) -> Section:
@@ -112,7 +103,7 @@ def _comparison(report: BenchReport) -> Section:
     ]
     sentences = [comparison_text(row.label, row.ratio) for row in report.rows if row.ratio is not None]
     chart = Chart(intervals(drawn, "Time relative to the other"), "Time relative to what each is compared with.")
-    return Section("Compared", tuple(sentences), (chart,), (untitled(comparison_table(report)),))
+    return Section("Compared", tuple(sentences), lambda: [chart], (replace(comparison_table(report), title=""),))
 
 
 def _cost(report: BenchReport) -> Section:
@@ -123,20 +114,19 @@ def _cost(report: BenchReport) -> Section:
         charts.append(Chart(bars(drawn, "Peak memory", "MiB"), "Peak memory beyond what the engine's library takes."))
     loads = [Bar(row.label, row.load_ms, text=digits(row.load_ms, "ms")) for row in report.rows]
     charts.append(Chart(bars(loads, "Load time", "ms"), "Time to load the model, in a fresh process."))
-    return Section("Loading and memory", charts=tuple(charts), tables=(untitled(cost_table(report)),))
+    return Section("Loading and memory", charts=lambda: charts, tables=(replace(cost_table(report), title=""),))
 
 
 def _profile(profile: Profile) -> Section:
     charts = tuple(
         Chart(
             bars(
-                [Bar(s.name, 100 * s.share, text=f"{100 * s.share:.1f} %") for s in shares[:10]],
-                title,
-                "%",
-                colour=0,
+                [Bar(s.name, 100 * s.share, text=f"{100 * s.share:.1f} %") for s in shares[:10]], title, "%", colour=0
             ),
             f"{title}: share of the time of all nodes.",
         )
         for title, shares in (("By kind of module", profile.patterns), ("By operator", profile.operators))
     )
-    return Section(f"Profile of {profile.label}", (profile_text(profile),), charts, tuple(profile_tables(profile)))
+    return Section(
+        f"Profile of {profile.label}", (profile_text(profile),), lambda: charts, tuple(profile_tables(profile))
+    )

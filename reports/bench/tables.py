@@ -1,4 +1,4 @@
-"""Make the tables of a benchmark, as every format shows them."""
+"""Make the tables of a benchmark, as every format shows them, and write them as Markdown."""
 
 from __future__ import annotations
 
@@ -6,9 +6,21 @@ from collections.abc import Sequence
 
 from ...core.documents.bench_report import BUSY, CONFIDENCE, OTHERS, BenchReport, BenchRow, Profile, Ratio, Share
 from ..figures import digits, percent, size
-from ..table import Column, Table, numbers, texts
+from ..table import Column, Table, escape_markdown, markdown, numbers, texts
 
 _NAME = Column("candidate", number=False, wrap=True)
+
+
+def bench_markdown(report: BenchReport) -> str:
+    """Write the benchmark as Markdown, for an issue or a wiki."""
+    parts = ["## Benchmark\n"]
+    parts += [f"> **Warning:** {escape_markdown(line)}\n" for line in report.warnings]
+    parts += [markdown(table) for table in tables(report) if table.rows]
+    for profile in report.profiles:
+        parts.append(f"## Profile of {escape_markdown(profile.label)}\n\n{escape_markdown(profile_text(profile))}\n")
+        parts += [markdown(table) for table in profile_tables(profile)]
+    parts.append("\n".join(f"- {name}: {escape_markdown(value)}" for name, value in facts(report)) + "\n")
+    return "\n".join(parts)
 
 
 def tables(report: BenchReport) -> list[Table]:

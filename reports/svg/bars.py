@@ -9,8 +9,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from markupsafe import Markup
-
 from ..figures import digits
 from . import drawing as draw
 from .drawing import COLOURS, LEFT, LINE, WIDTH, Axis, Frame, ticks
@@ -41,20 +39,19 @@ class Series:
     points: tuple[tuple[float, float], ...]
 
 
-def bars(items: Sequence[Bar], title: str, unit: str, *, colour: int | None = None) -> Markup:
+def bars(items: Sequence[Bar], title: str, unit: str, *, colour: int | None = None) -> draw.Markup:
     """Draw horizontal bars from 0, each under its label, with `text` or the value at its end.
 
     Each has its own colour; with `colour` all have that one, as parts of one thing.
     """
     top = max((max(item.value, item.high or 0.0) for item in items), default=0.0) or 1.0
     room = WIDTH - 2
-    parts: list[Markup] = []
+    parts: list[draw.Markup] = []
     y = 0.0
     for index, item in enumerate(items):
         text, shade = item.text or digits(item.value, unit), (index if colour is None else colour) % COLOURS
-        parts.append(draw.text(room, y + 13, text, "value", "end"))
-        names, y = _named(item.label, y)
-        parts += names
+        named, y = _named(item.label, text, y)
+        parts += named
         parts.append(draw.rect(0, y + 20, room * item.value / top, 14, f"c{shade}", f"{item.label}: {text}"))
         if item.low is not None and item.high is not None:
             parts.append(draw.whisker(room * item.low / top, room * item.high / top, y + 27))
@@ -62,13 +59,14 @@ def bars(items: Sequence[Bar], title: str, unit: str, *, colour: int | None = No
     return draw.svg(parts, y, title)
 
 
-def _named(label: str, y: float) -> tuple[list[Markup], float]:
-    """Draw the lines of a label below a height; return them and the height of its last line."""
+def _named(label: str, value: str, y: float) -> tuple[list[draw.Markup], float]:
+    """Draw a value, and its label's lines beside it, below a height; return them and the height of the last line."""
     lines = draw.broken(label, _LABEL)
-    return [draw.text(0, y + 13 + n * LINE, line, "label") for n, line in enumerate(lines)], y + LINE * (len(lines) - 1)
+    parts = [draw.text(0, y + 13 + n * LINE, line, "label") for n, line in enumerate(lines)]
+    return [draw.text(WIDTH - 2, y + 13, value, "value", "end"), *parts], y + LINE * (len(lines) - 1)
 
 
-def intervals(items: Sequence[Bar], title: str) -> Markup:
+def intervals(items: Sequence[Bar], title: str) -> draw.Markup:
     """Draw values with their intervals beside a line at 1, on a logarithmic axis."""
     ends = [1.0, *(e for i in items for e in (i.value, i.low, i.high) if e is not None and e > 0)]
     low, high = math.log(min(ends) / 1.1), math.log(max(ends) * 1.1)
@@ -76,12 +74,11 @@ def intervals(items: Sequence[Bar], title: str) -> Markup:
     def x(value: float) -> float:
         return 10 + (WIDTH - 20) * (math.log(value) - low) / (high - low)
 
-    parts: list[Markup] = []
+    parts: list[draw.Markup] = []
     y = 0.0
     for index, item in enumerate(items):
-        parts.append(draw.text(WIDTH - 2, y + 13, item.text or digits(item.value), "value", "end"))
-        names, y = _named(item.label, y)
-        parts += names
+        named, y = _named(item.label, item.text or digits(item.value), y)
+        parts += named
         if item.low is not None and item.high is not None:
             parts.append(draw.whisker(x(item.low), x(item.high), y + 26))
         parts.append(draw.dot(x(item.value), y + 26, 5, f"c{(index + 1) % COLOURS}", item.label))
@@ -93,37 +90,31 @@ def intervals(items: Sequence[Bar], title: str) -> Markup:
     return draw.svg(parts, height + 26, title)
 
 
-def histogram(edges: Sequence[float], counts: Sequence[int], title: str, x_label: str, colour: int = 0) -> Markup:
+def histogram(edges: Sequence[float], counts: Sequence[int], title: str, x_label: str, colour: int = 0) -> draw.Markup:
     """Draw how many values lie between each two edges; the edges rise."""
     low, high, most = edges[0], edges[-1], max(counts, default=0) or 1
     frame = Frame(Axis(x_label, low, high if high > low else low + 1), Axis("calls", 0.0, float(most)))
     parts = frame.axes()
     for left, right, count in zip(edges, edges[1:], counts, strict=False):
-        x0, x1 = frame.x(left), frame.x(right)
-        width = max(0.5, x1 - x0 - 0.7)
-        tooltip = f"{digits(left)} to {digits(right)}: {count}"
-        parts.append(draw.rect(x0, frame.y(count), width, frame.y(0) - frame.y(count), f"c{colour % COLOURS}", tooltip))
+        x, y, tooltip = frame.x(left), frame.y(count), f"{digits(left)} to {digits(right)}: {count}"
+        parts.append(draw.rect(x, y, frame.x(right) - x - 0.7, frame.y(0) - y, f"c{colour % COLOURS}", tooltip))
     return draw.svg(parts, frame.height, title)
 
 
-def lines(series: Sequence[Series], title: str, x_label: str, y_label: str) -> Markup:
+def lines(series: Sequence[Series], title: str, x_label: str, y_label: str) -> draw.Markup:
     """Draw lines over a common axis from 0, with a legend above them where there are several."""
     xs = [x for line in series for x, _ in line.points] or [0.0]
     ys = [y for line in series for _, y in line.points] or [0.0]
-    named = len(series) > 1
     across = Axis(x_label, min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1)
-    legend = (
-        [(index, row) for index, line in enumerate(series) for row in draw.broken(line.name, _LABEL)] if named else []
-    )
+    legend = [(index, row) for index, line in enumerate(series) for row in draw.broken(line.name, _LABEL)]
+    legend = legend if len(series) > 1 else []
     frame = Frame(across, Axis(y_label, 0.0, max(0.0, *ys) or 1.0), legend=len(legend))
     parts = frame.axes()
     for index, line in enumerate(series):
         colour = index % COLOURS
-        corners = [f"{frame.x(x):.1f} {frame.y(y):.1f}" for x, y in line.points]
-        parts.append(draw.path("M" + "L".join(corners), f"line s{colour}"))
-        for corner in corners:
-            x, y = map(float, corner.split())
-            parts.append(draw.dot(x, y, 2.4, f"c{colour}"))
+        corners = [(frame.x(x), frame.y(y)) for x, y in line.points]
+        parts.append(draw.line(corners, f"line s{colour}"))
+        parts += [draw.dot(x, y, 2.4, f"c{colour}") for x, y in corners]
     for place, (index, row) in enumerate(legend):
         if place == 0 or legend[place - 1][0] != index:
             parts.append(draw.rect(LEFT, place * LINE + 4, 14, 8, f"c{index % COLOURS}"))

@@ -7,10 +7,12 @@ classes that `page.css` defines, for light and dark.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from markupsafe import Markup
+if TYPE_CHECKING:
+    from markupsafe import Markup as Markup
 
 WIDTH = 380
 # As many series as page.css has colours for; more could not be distinguished.
@@ -96,10 +98,8 @@ class Frame:
     def line_across(self, value: float, shown: str) -> list[Markup]:
         """Draw a dashed line at a height, with its text above its right end."""
         y = self.y(value)
-        return [
-            path(f"M{LEFT} {y:.1f}H{WIDTH - RIGHT}", "reference"),
-            text(WIDTH - RIGHT, y - 5, shown, "tick", "end"),
-        ]
+        dashed = path(f"M{LEFT} {y:.1f}H{WIDTH - RIGHT}", "reference")
+        return [dashed, text(WIDTH - RIGHT, y - 5, shown, "tick", "end")]
 
 
 def number(value: float) -> str:
@@ -130,39 +130,52 @@ def broken(label: str, most: int) -> list[str]:
 
 def svg(parts: Sequence[Markup], height: float, title: str) -> Markup:
     """Make the whole drawing; screen readers read `title` aloud."""
-    body = Markup("").join(parts)
-    return Markup('<svg viewBox="0 0 {} {:.0f}" role="img" aria-label="{}">{}</svg>').format(WIDTH, height, title, body)
+    form = '<svg viewBox="0 0 {} {:.0f}" role="img" aria-label="{}">{}</svg>'
+    return _escaped(form, WIDTH, height, title, _escaped("").join(parts))
 
 
 def text(x: float, y: float, shown: str, kind: str, anchor: str = "start") -> Markup:
     """Draw a text on its baseline."""
-    return Markup('<text class="{}" x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>').format(kind, x, y, anchor, shown)
+    return _escaped('<text class="{}" x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>', kind, x, y, anchor, shown)
 
 
 def upright(x: float, y: float, shown: str) -> Markup:
     """Draw a label beside a vertical axis."""
-    return Markup(
-        '<text class="axis-label" text-anchor="middle" transform="translate({} {:.1f}) rotate(-90)">{}</text>'
-    ).format(x, y, shown)
+    form = '<text class="axis-label" text-anchor="middle" transform="translate({} {:.1f}) rotate(-90)">{}</text>'
+    return _escaped(form, x, y, shown)
 
 
 def rect(x: float, y: float, width: float, height: float, kind: str, shown: str = "") -> Markup:
     """Draw a rectangle, at least half a unit wide; `shown` appears under the pointer."""
-    title = Markup("<title>{}</title>").format(shown) if shown else Markup("")
-    return Markup('<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}">{}</rect>').format(
-        kind, x, y, max(width, 0.5), height, title
-    )
+    form = '<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}">{}</rect>'
+    return _escaped(form, kind, x, y, max(width, 0.5), height, _title(shown))
 
 
 def dot(x: float, y: float, radius: float, kind: str, shown: str = "") -> Markup:
     """Draw a filled circle; `shown` appears under the pointer."""
-    title = Markup("<title>{}</title>").format(shown) if shown else Markup("")
-    return Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{}">{}</circle>').format(kind, x, y, radius, title)
+    form = '<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{}">{}</circle>'
+    return _escaped(form, kind, x, y, radius, _title(shown))
+
+
+def _title(shown: str) -> Markup:
+    return _escaped("<title>{}</title>" if shown else "{}", shown)
 
 
 def path(corners: str, kind: str) -> Markup:
     """Draw lines along an SVG path."""
-    return Markup('<path class="{}" d="{}"></path>').format(kind, corners)
+    return _escaped('<path class="{}" d="{}"></path>', kind, corners)
+
+
+def _escaped(form: str, *values: object) -> Markup:
+    """Fill a form with values, texts among them escaped."""
+    from markupsafe import Markup  # pages in Markdown are made without it
+
+    return Markup(form).format(*values)
+
+
+def line(points: Iterable[tuple[float, float]], kind: str) -> Markup:
+    """Draw a line through points."""
+    return path("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points), kind)
 
 
 def whisker(low: float, high: float, y: float) -> Markup:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-
-from markupsafe import Markup
+from itertools import pairwise
 
 from ...core.documents.error_spread import ErrorSpread
 from ..figures import figure
@@ -20,7 +19,7 @@ _BELOW = 1
 _TOLERANCE = "tolerance at 0"
 
 
-def error_histogram(spread: ErrorSpread, atol: float) -> Markup:
+def error_histogram(spread: ErrorSpread, atol: float) -> draw.Markup:
     """Draw how many elements have errors of which size, both logarithmic; errors of exactly 0 at the left."""
     bins = list(spread.bins())
     ends = [edge for low, high, _ in bins for edge in (low, high)] + _near(atol, [low for low, _, _ in bins])
@@ -28,11 +27,8 @@ def error_histogram(spread: ErrorSpread, atol: float) -> Markup:
     room = 0.45 if spread.zero else 0.0  # powers of ten beside the axis for the bar of zeros
     most = max([count for _, _, count in bins] + [spread.zero, 10])
     # From half an element on, so that a single one has a bar.
-    frame = Frame(
-        Axis("error", low - room, high, powers=True),
-        Axis("elements", math.log10(0.5), math.log10(most), powers=True),
-        legend=1,
-    )
+    upward = Axis("elements", math.log10(0.5), math.log10(most), powers=True)
+    frame = Frame(Axis("error", low - room, high, powers=True), upward, legend=1)
     parts = frame.axes()
     floor = frame.y(math.log10(0.5))
     for left, right, count in bins:
@@ -52,7 +48,7 @@ def error_histogram(spread: ErrorSpread, atol: float) -> Markup:
     return draw.svg(parts, frame.height, "Errors by size")
 
 
-def error_positions(spread: ErrorSpread, atol: float, window: int | None) -> Markup:
+def error_positions(spread: ErrorSpread, atol: float, window: int | None) -> draw.Markup:
     """Draw the largest error at each position of the sequence; positions out of tolerance are marked.
 
     Thin lines mark the edges of the windows, where they are few enough to be seen.
@@ -78,7 +74,7 @@ def error_positions(spread: ErrorSpread, atol: float, window: int | None) -> Mar
         (frame.x(position + middle), frame.y(_log(value, low)))
         for position, value in zip(spread.positions, spread.largest, strict=True)
     ]
-    parts += [draw.path(corners, "line s0") for corners in _runs(spread, points)]
+    parts += [draw.line(run, "line s0") for run in _runs(spread, points)]
     for (x, y), position, value, count in zip(points, spread.positions, spread.largest, spread.beyond, strict=True):
         shown = f"{_stretch(position, spread.width)}: {figure(value)}" + (f", {count:,} out of tolerance" * bool(count))
         parts.append(draw.dot(x, y, 3.2 if count else 1.4, "bad" if count else "c0", shown))
@@ -94,21 +90,18 @@ class Step:
     passed: bool
 
 
-def error_steps(steps: Sequence[Step], fault: int | None) -> Markup:
+def error_steps(steps: Sequence[Step], fault: int | None) -> draw.Markup:
     """Draw the relative error at each module boundary, in the order of the graph.
 
     `fault` is the index of the first fault.
     """
     errors = [step.error for step in steps]
     low, high = _powers(_logs(errors), room_for_zero=0 in errors)
-    frame = Frame(
-        Axis("module boundary, in order", 1, max(len(steps), 2)),
-        Axis("relative error (rms)", low, high, powers=True),
-        legend=0 if fault is None else 1,
-    )
+    across = Axis("module boundary, in order", 1, max(len(steps), 2))
+    frame = Frame(across, Axis("relative error (rms)", low, high, powers=True), legend=int(fault is not None))
     parts = frame.axes()
     points = [(frame.x(n), frame.y(_log(step.error, low))) for n, step in enumerate(steps, 1)]
-    parts.append(draw.path("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points), "line s0"))
+    parts.append(draw.line(points, "line s0"))
     for n, (step, (x, y)) in enumerate(zip(steps, points, strict=True), 1):
         shown = f"{n}: {step.label}: {figure(step.error)}"
         parts.append(draw.dot(x, y, 2 if step.passed else 3.2, "c0" if step.passed else "bad", shown))
@@ -120,15 +113,11 @@ def error_steps(steps: Sequence[Step], fault: int | None) -> Markup:
     return draw.svg(parts, frame.height, "Relative error from module to module")
 
 
-def _runs(spread: ErrorSpread, points: Sequence[tuple[float, float]]) -> Iterable[str]:
-    """Yield the line as SVG paths, broken where positions were left out."""
-    run: list[str] = []
-    for index, (x, y) in enumerate(points):
-        if index and spread.positions[index] - spread.positions[index - 1] > spread.width:
-            yield "M" + "L".join(run)
-            run = []
-        run.append(f"{x:.1f} {y:.1f}")
-    yield "M" + "L".join(run)
+def _runs(spread: ErrorSpread, points: Sequence[tuple[float, float]]) -> list[Sequence[tuple[float, float]]]:
+    """Break the line where positions were left out."""
+    pairs = enumerate(pairwise(spread.positions), 1)
+    breaks = [index for index, (before, at) in pairs if at - before > spread.width]
+    return [points[start:end] for start, end in pairwise([0, *breaks, len(points)])]
 
 
 def _stretch(position: int, width: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from markupsafe import Markup
 
 from ...core.documents.window_view import WindowView
 from . import drawing as draw
@@ -36,7 +35,7 @@ def chosen_query(view: WindowView) -> int:
     return min(shown(view) - 1, (geometry.look_backward * geometry.window_size) + geometry.window_size // 2)
 
 
-def window_picture(view: WindowView) -> Markup:
+def window_picture(view: WindowView) -> draw.Markup:
     """Draw queries downward and keys to the right: visible pairs are filled, one query's keys stand out."""
     size = shown(view)
     unit = _SIDE / size
@@ -61,7 +60,7 @@ def window_picture(view: WindowView) -> Markup:
     return draw.svg(parts, _TOP + _SIDE + 42, f"Which keys a query sees: {view.describe()}")
 
 
-def reach_picture(view: WindowView, query: int) -> Markup:
+def reach_picture(view: WindowView, query: int) -> draw.Markup:
     """Draw a bar for each depth: the inputs that this query sees through so many layers."""
     deepest = view.depth
     depths = sorted({round(1 + i * (deepest - 1) / (_MOST_BARS - 1)) for i in range(_MOST_BARS)})
@@ -77,9 +76,8 @@ def reach_picture(view: WindowView, query: int) -> Markup:
         inputs = f"{first:,} to {end - 1:,}"
         parts.append(draw.text(left, y + 14, layers, "label"))
         parts.append(draw.text(right, y + 14, inputs, "value", "end"))
-        parts.append(
-            draw.rect(left + (first - low) * unit, y + 20, (end - first) * unit, 12, "c0", f"{layers}: {inputs}")
-        )
+        start, width = left + (first - low) * unit, (end - first) * unit
+        parts.append(draw.rect(start, y + 20, width, 12, "c0", f"{layers}: {inputs}"))
         parts.append(draw.rect(middle - 1.5, y + 18, 3, 16, "mark"))
     height = len(reached) * 40
     anchor = "end" if middle > 2 * WIDTH / 3 else "middle" if middle > WIDTH / 3 else "start"
@@ -91,23 +89,15 @@ def _filled(view: WindowView, size: int, unit: float) -> str:
     """Return the visible pairs as one path; rows that see the same keys are one rectangle."""
     queries = np.unique(np.linspace(0, size - 1, min(size, _MOST_ROWS)).astype(np.int64))
     firsts, ends = view.geometry.visible_interval(queries, view.sequence)
-    path, top = [], 0
-    for index in range(len(queries)):
-        following = index + 1
-        alike = following < len(queries) and (firsts[following], ends[following]) == (firsts[index], ends[index])
-        if alike:
-            continue
-        bottom = int(queries[following]) if following < len(queries) else size
-        first, end = int(firsts[index]), min(int(ends[index]), size)
-        path.append(
-            f"M{_LEFT + first * unit:.1f} {_TOP + top * unit:.1f}H{_LEFT + end * unit:.1f}"
-            f"V{_TOP + bottom * unit:.1f}H{_LEFT + first * unit:.1f}Z"
-        )
-        top = bottom
+    others = np.flatnonzero((np.diff(firsts) != 0) | (np.diff(ends) != 0)) + 1  # rows that see other keys
+    path = []
+    for row, top, bottom in zip([0, *others], [0, *queries[others]], [*queries[others], size], strict=True):
+        first, end = _LEFT + firsts[row] * unit, _LEFT + min(ends[row], size) * unit
+        path.append(f"M{first:.1f} {_TOP + top * unit:.1f}H{end:.1f}V{_TOP + bottom * unit:.1f}H{first:.1f}Z")
     return "".join(path)
 
 
-def _grid(view: WindowView, size: int, unit: float) -> Markup:
+def _grid(view: WindowView, size: int, unit: float) -> draw.Markup:
     """Draw lines at the windows' edges, or around every pair where there are few."""
     step = 1 if single_positions(view) else view.geometry.window_size
     edges = range(0, size + 1, step) if size / step <= 48 else range(0)

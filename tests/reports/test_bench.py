@@ -23,9 +23,8 @@ from localattn.core.documents.bench_report import (
     Ratio,
     Share,
 )
-from localattn.reports.bench.markdown import bench_markdown
 from localattn.reports.bench.page import bench_page
-from localattn.reports.bench.tables import speed
+from localattn.reports.bench.tables import bench_markdown, speed
 from localattn.reports.figures import digits, percent, size
 from localattn.reports.page import Page, Section, render
 from localattn.reports.svg import bars

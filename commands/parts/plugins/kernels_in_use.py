@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 
 from ....core.errors import LocalAttnError, MissingDependency
 from ....core.extras import as_installed
+from ..console import say
 
 if TYPE_CHECKING:
+    from ....core.documents.bench_report import BenchRow
     from ....onnx_graph.onnx_file import OnnxFile
+    from ....runtime.session import Session
 
 
 def has_nodes(model: Path | OnnxFile) -> bool:
@@ -25,26 +28,20 @@ def has_nodes(model: Path | OnnxFile) -> bool:
     return any(computes(domain, op_type) for domain, op_type in model.scan.operators)
 
 
-def kernels_in_use(has_nodes: Callable[[], bool], backend: str, provider: str, plugin: str | None, asked: str) -> str:
-    """Return the line; empty where it would say nothing: no node for such kernels, another provider, `--plugin none`.
+def say_kernels(has_nodes: Callable[[], bool], ran: Session | BenchRow, asked: str) -> None:
+    """Say which kernels computed a model; nothing without a node for such kernels, elsewhere, or with `--plugin none`.
 
     Args:
         has_nodes: answers as the function `has_nodes` does; called only where the answer matters.
-        backend: name of the engine that ran it.
-        provider: where it ran.
-        plugin: the library that computed its nodes; None for none.
+        ran: what ran the model: the backend's name, the provider, and the library that computed its nodes.
         asked: what was asked for, as `plugin` of `localattn.load`.
     """
-    if plugin is not None:
-        return f"Kernels: compiled, {plugin}"
-    if (backend, provider, asked) != ("onnxruntime", "cpu", "auto"):
-        return ""
-    if not has_nodes():
-        return ""
-    command = how_to_add()
-    return (
-        f"Kernels: none, ONNX functions compute the attention. {f'To add them: {command}' if command else ''}".strip()
-    )
+    if ran.plugin is not None:
+        say(f"Kernels: compiled, {ran.plugin}")
+    elif (ran.backend, ran.provider, asked) == ("onnxruntime", "cpu", "auto") and has_nodes():
+        command = how_to_add()
+        adding = f" To add them: {command}" if command else ""
+        say(f"Kernels: none, ONNX functions compute the attention.{adding}")
 
 
 def how_to_add() -> str:

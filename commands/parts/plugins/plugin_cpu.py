@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,7 @@ from ..console import bytes_text, note, print_json, progress, say, suggest
 
 if TYPE_CHECKING:
     from ....core.machine.processor import Arch
-    from ....core.storage.library_store import Library
-    from ....plugins.cpu.check import CheckedLibrary
+    from ....core.storage.library_store import Library, LibraryKind
     from ....plugins.cpu.facts import CpuLibraryFacts
 
 BACKEND = "onnxruntime"
@@ -58,36 +58,37 @@ def build(output: Path | None, arch: Arch, *, force: bool, as_json: bool) -> Non
 
 def check(library: Path | None, *, as_json: bool) -> None:
     """Load a library into onnxruntime and run each of its kernels."""
-    from dataclasses import asdict
-
     from ....core.machine.processor import host_arch
     from ....core.storage.library_store import CPU_KERNELS, read_named
     from ....plugins.cpu.check import check_library
 
-    chosen = newest(host_arch()) if library is None else read_named(CPU_KERNELS, library)
+    chosen = newest(CPU_KERNELS, host_arch()) if library is None else read_named(CPU_KERNELS, library)
     checked = check_library(chosen)
     if as_json:
         print_json({"path": str(chosen.path), "backend": BACKEND, **asdict(checked)})
     else:
-        _print_checked(chosen.path, checked)
+        say(f"{chosen.path} in onnxruntime {checked.onnxruntime}, instruction set {checked.instruction_set}:")
+        for op_type, dtypes in checked.kernels.items():
+            say(f"  {op_type}  ran in {', '.join(dtypes)}")
         suggest("localattn", "doctor")
 
 
-def newest(arch: Arch) -> Library:
-    """Return the library in the cache that was built last for a processor.
+def newest(kind: LibraryKind, arch: Arch) -> Library:
+    """Return the library of a kind in the cache that was built last for a processor.
 
     Raises:
         MissingDependency: there is none.
         CheckFailed: others can write it, or it was changed after it was built.
     """
     from ....core.storage.library_store import CPU_KERNELS, find
+    from ....plugins.library.facts import find_library
 
-    library = find(CPU_KERNELS, arch=arch, this_release=False)
+    library = find(kind, arch=arch, this_release=False) if kind is CPU_KERNELS else find_library(arch)
     if library is None:
         raise MissingDependency(
-            f"There is no library of CPU kernels for {arch} in your cache.",
+            f"There is no {'library of CPU kernels' if kind is CPU_KERNELS else kind.title} for {arch} in your cache.",
             why="None was built without --output, or it was removed.",
-            fix=f"Build one with: {CPU_KERNELS.how_to_build} --arch {arch}",
+            fix=f"Build one with: {kind.how_to_build} --arch {arch}",
         )
     return library
 
@@ -111,9 +112,3 @@ def print_library(facts: CpuLibraryFacts) -> None:
     say(f"  sha256  {facts.sha256}")
     if facts.fingerprint != fingerprint():
         say("  OLD     made from other sources than this release's: sessions do not take it by themselves")
-
-
-def _print_checked(library: Path, checked: CheckedLibrary) -> None:
-    say(f"{library} in onnxruntime {checked.onnxruntime}, instruction set {checked.instruction_set}:")
-    for op_type, dtypes in checked.kernels.items():
-        say(f"  {op_type}  ran in {', '.join(dtypes)}")

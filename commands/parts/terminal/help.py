@@ -102,11 +102,7 @@ def _in_panel(parameter: Any) -> Any:
 
 def _type_name(hint: Any) -> str | None:
     """Return the help's name for an option's type; None leaves it to Typer, which lists choices."""
-    parts = {
-        hint,
-        *typing.get_args(hint),
-        *(inner for part in typing.get_args(hint) for inner in typing.get_args(part)),
-    }
+    parts = {hint, *_parts(hint)}
     return next((name for kind, name in _TYPES.items() if kind in parts), None)
 
 

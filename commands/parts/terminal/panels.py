@@ -35,14 +35,8 @@ OPTIONS = {
     "Measuring": ("duration", "iterations", "warmup", "rounds", "percentile", "profile", "top", "rows"),
     "Triton": ("triton", "triton_instances", "triton_threads", "triton_max_batch", "max_sequences"),
     "Checks": (
-        "checks",
-        "atol",
-        "rtol",
-        "allow_quadratic",
-        "allow_wide_integers",
-        "files_only",
-        "manifest_sha256",
-        "require",
+        *("checks", "atol", "rtol", "allow_quadratic", "allow_wide_integers"),
+        *("files_only", "manifest_sha256", "require"),
     ),
     "Messages": ("verbose", "quiet", "help"),
 }

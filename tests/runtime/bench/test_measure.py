@@ -294,9 +294,8 @@ def test_json_is_all_that_stdout_holds(exported, localattn):
 
 
 def test_every_rendering_has_the_same_figures(exported, localattn, tmp_path):
-    from localattn.reports.bench.markdown import bench_markdown
     from localattn.reports.bench.page import bench_page
-    from localattn.reports.bench.tables import tables
+    from localattn.reports.bench.tables import bench_markdown, tables
 
     other = shutil.copy(exported, tmp_path / "other.onnx")
     done = localattn(
