@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ...core.error_texts import shown
 from ...core.errors import UsageError
 from ..models.arguments import Arguments
-from ..models.family import StateDictForm
+from ..models.family import StateDictForm, expected_shapes
 from ..models.inference import INV_FREQ, Findings, TensorShapes, bounded
 from ..models.registry import CLASSES, ClassEntry, detect_family
 from .config import RawConfig, adds_residual_only, check_names, resolve_class
@@ -197,7 +197,7 @@ def infer_config(
     values = known.values
     values |= form.follow(values)
     args = entry.args(**values)
-    expected = form.expected_shapes(args)
+    expected = expected_shapes(entry.family, args)
     _check_findings(given, args, findings, shapes, expected)
     _check_shapes(shapes, expected)
     absent = [name for name in expected if name not in shapes]
