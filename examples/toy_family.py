@@ -30,8 +30,8 @@ from localattn.exporter.models.family import (
     UpstreamClass,
     sequence_length,
 )
+from localattn.exporter.models.parts.attention_op import windowed_attention_op
 from localattn.exporter.models.parts.float64 import Float64State
-from localattn.exporter.models.parts.windowed_attention_op import windowed_attention_op
 
 
 class TaggerArgs(Arguments):

@@ -21,7 +21,7 @@ def describe_checkpoint(path: Path, config: Path | None = None) -> dict[str, Any
     Raises:
         UsageError: the checkpoint or its configuration cannot be read.
     """
-    if path.is_dir() and detect_folder(path) is not None:
+    if path.is_dir() and detect_folder(path):
         return _of_folder(open_checkpoint(path))
     loaded = load_state(path)
     found = find_config(path, config)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ...core.error_texts import shown
 from ...core.errors import UsageError
 from ..models.arguments import Arguments
-from ..models.family import StateDictForm
+from ..models.family import StateDictForm, expected_shapes
 from ..models.inference import INV_FREQ, Findings, TensorShapes, bounded
 from ..models.registry import CLASSES, ClassEntry, detect_family
 from .config import RawConfig, adds_residual_only, check_names, resolve_class
@@ -192,7 +192,7 @@ def infer_config(known: Gathered) -> Resolved:
     values = known.values
     values |= known.form.follow(values)
     args = entry.args(**values)
-    expected = known.form.expected_shapes(args)
+    expected = expected_shapes(entry.family, args)
     _check_findings(known, args, expected)
     absent = [name for name in expected if name not in shapes]
     missing = [name for name in absent if not name.endswith(INV_FREQ)]

@@ -195,7 +195,6 @@ class StateDictForm:
         recognises: returns whether the names in a state dict are this family's.
         recognised_by: what it is recognised by, in words, for an error that lists the families.
         infer_arguments: infers arguments from shapes; given ones only decide where several fit equally.
-        expected_shapes: lists every tensor of the state dict.
         infer_values: infers arguments from values, where shapes do not show them.
         follow: returns arguments that follow from others and that no tensor shows.
     """
@@ -203,7 +202,6 @@ class StateDictForm:
     recognises: Callable[[TensorShapes], bool]
     recognised_by: str
     infer_arguments: Callable[[TensorShapes, Mapping[str, Any]], Findings]
-    expected_shapes: Callable[[Any], TensorShapes]
     infer_values: Callable[[State], Findings] = lambda state: {}
     follow: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: {}
 
@@ -350,25 +348,49 @@ class Family:
     longest_compared: Callable[[Any], int | None] = lambda args: None
 
 
+def expected_shapes(family: Family, args: Arguments) -> TensorShapes:
+    """List every tensor of a state dict: the export-friendly module has upstream's names.
+
+    Raises:
+        UsageError: no tensor can be as large as the arguments say.
+    """
+    spec = ModelSpec(args, Sizes(1, 1, 1, 1, mask=False, attn_bias=False), mixes_residuals=True)
+    try:
+        with torch.device("meta"):
+            module = family.module(spec)
+    except (RuntimeError, TypeError) as error:
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
+        raise UsageError("The arguments are of a model that is too large.", why=why) from error
+    return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+
+
 def needs_argument(name: str, why: str) -> UsageError:
     """Make the error for a missing argument that this model needs."""
     return UsageError(f"{argument(name)} is needed.", why=why, fix=f"Add {argument(name)}.")
 
 
-def sequence_length(request: ShapeRequest, default: int | None) -> int:
+def sequence_length(request: ShapeRequest, default: int | None, limit: str = "", why: str = "") -> int:
     """Decide the sequence length, and check that no size asked for is below 1.
 
+    Args:
+        request: what is asked for.
+        default: the model's own length.
+        limit: the argument that has it, if the model takes none beyond; "" else.
+        why: why it takes none.
+
     Raises:
-        UsageError: a size below 1, or no length anywhere.
+        UsageError: a size below 1, a length beyond the limit, or no length anywhere.
     """
     length = request.seq_len if request.seq_len is not None else default
     if length is None:
         raise needs_argument("seq_len", "The file has static shapes and nothing in this model tells the length.")
-    for name, value in (("seq_len", length), ("batch", request.batch), ("heads", request.heads)):
+    sizes = {"seq_len": length, "batch": request.batch, "heads": request.heads, "dim_head": request.dim_head}
+    for name, value in sizes.items():
         if value is not None and value < 1:
             raise UsageError(f"{argument(name)} is {value}.", why="It must be at least 1.")
-    if request.dim_head is not None and request.dim_head < 1:
-        raise UsageError(f"{argument('dim_head')} is {request.dim_head}.", why="It must be at least 1.")
+    if limit and default is not None and length > default:
+        fix = f"Use {argument('seq_len', default)} or less."
+        raise UsageError(f"{argument('seq_len', length)} is beyond the model's {limit} {default}.", why=why, fix=fix)
     return length
 
 

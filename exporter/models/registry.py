@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import nn
@@ -11,7 +10,7 @@ from torch import nn
 from ...core.errors import UsageError
 from .aft_local.family import AFT_LOCAL
 from .arguments import Arguments
-from .family import Family, FolderContents, FolderForm, StateDictForm
+from .family import Family, FolderContents, FolderForm, StateDictForm, UpstreamClass
 from .hugging_face.family import HUGGING_FACE
 from .inference import TensorShapes, bounded
 from .local_attention.family import LOCAL_ATTENTION
@@ -23,20 +22,10 @@ FAMILIES: list[Family] = [LOCAL_TRANSFORMER, LOCAL_MHA, AFT_LOCAL, LOCAL_ATTENTI
 
 
 @dataclass(frozen=True)
-class ClassEntry:
-    """A supported class with its family.
+class ClassEntry(UpstreamClass):
+    """A supported class with the row of its family."""
 
-    Args:
-        name: `package.Class`, as written in a config.
-        family: the row of its family.
-        unsupported: arguments that cannot be given, each with the reason.
-        why_not_run: why the package's own class is not run beside a file; "" if it is.
-    """
-
-    name: str
-    family: Family
-    unsupported: Mapping[str, str]
-    why_not_run: str
+    family: Family = field(kw_only=True)
 
     @property
     def args(self) -> type[Arguments]:
@@ -46,7 +35,7 @@ class ClassEntry:
 
 def class_entries(family: Family) -> dict[str, ClassEntry]:
     """List a family's classes by name."""
-    return {x.name: ClassEntry(x.name, family, x.unsupported, x.why_not_run) for x in family.classes}
+    return {upstream.name: ClassEntry(**vars(upstream), family=family) for upstream in family.classes}
 
 
 CLASSES: dict[str, ClassEntry] = {name: entry for family in FAMILIES for name, entry in class_entries(family).items()}
@@ -88,8 +77,8 @@ def read_live(module: nn.Module) -> FolderContents | None:
     return next((found for form in forms if (found := form.live(module)) is not None), None)
 
 
-def detect_folder(path: Path) -> FolderForm | None:
-    """Return how a folder of a known family is read; None if no family is read from folders.
+def detect_folder(path: Path) -> FolderForm:
+    """Return how a folder of a known family is read.
 
     Raises:
         UsageError: the folder belongs to none of those families.
@@ -98,8 +87,6 @@ def detect_folder(path: Path) -> FolderForm | None:
     for form in forms:
         if form.recognises(path):
             return form
-    if not forms:
-        return None
     raise UsageError(
         f"{path} is a folder of no supported family.",
         why=f"{', '.join(form.recognised_by for form in forms)}.",

@@ -1,8 +1,9 @@
-"""`AFTLocal` as a family: its row in the registry, and its file's sizes and inputs."""
+"""`AFTLocal` as a family: its row in the registry, its file's sizes and inputs, and what weights show."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,10 +24,9 @@ from ..family import (
     UpstreamClass,
     sequence_length,
 )
-from ..parts.float64 import Float64State
+from ..inference import Findings, Inferred, TensorShapes, from_presence, from_size
 from .adapter import adapt
 from .arguments import AFTLocalArgs
-from .infer import expected_shapes, infer_arguments, infer_values
 from .module import AFTLocal
 from .reference import aft_local
 from .step_module import StepAFTLocal, ring_keys
@@ -37,13 +37,7 @@ def _sizes(args: AFTLocalArgs, request: ShapeRequest) -> Sizes:
         raise UsageError(
             f"{argument('attn_bias')} does not apply to AFTLocal.", why="Its biases are part of its weights."
         )
-    length = sequence_length(request, args.seq_len)
-    if length > args.seq_len:
-        raise UsageError(
-            f"{argument('seq_len', length)} is beyond the model's seq_len {args.seq_len}.",
-            why="There are no learned biases past it.",
-            fix=f"Use {argument('seq_len', args.seq_len)} or less.",
-        )
+    length = sequence_length(request, args.seq_len, "seq_len", "There are no learned biases past it.")
     return Sizes(length, request.batch, 1, args.d_model, request.mask, False, request.causal, request.full_mask)
 
 
@@ -68,16 +62,27 @@ def _module(spec: ModelSpec) -> AFTLocal:
     return AFTLocal(spec.args, sizes.seq_len, causal=sizes.causal, full_mask=sizes.full_mask)
 
 
-def _reference(
-    spec: ModelSpec, state: Float64State, x: Mapping[str, Tensor], positions: Tensor | None
-) -> tuple[Tensor, ...]:
-    data = (x["query"], x["key"], x["value"], x.get("mask"), x.get("full_mask"))
-    return (aft_local(spec.args, state, *data, causal=spec.sizes.causal, rows=positions),)
-
-
 def _window_views(class_name: str, args: AFTLocalArgs, sizes: Sizes | None) -> list[WindowView]:
     causal, length = (False, args.seq_len) if sizes is None else (sizes.causal, sizes.seq_len)
     return bias_views(class_name, args.local_window_size, causal, length)
+
+
+def _infer_arguments(shapes: TensorShapes, given: Mapping[str, Any]) -> Findings:
+    """Infer arguments from shapes; raises UsageError for a tensor that is missing or has another number of axes."""
+    return {
+        "d_model": from_size(shapes, "query.weight", 2, 1),
+        "seq_len": from_size(shapes, "pos_bias", 2, 0),
+        "bias": from_presence(shapes, "query.bias"),
+    }
+
+
+def _infer_values(state: Mapping[str, Tensor]) -> Findings:
+    """Infer the window from `local_mask`, because no shape shows it."""
+    mask = state.get("local_mask")
+    if mask is None or mask.ndim != 2:
+        return {}
+    kept = int(mask[0].count_nonzero())
+    return {"local_window_size": Inferred(kept, "local_mask", f"the first row of local_mask keeps {kept} biases")}
 
 
 def _live_call(given: Mapping[str, Tensor]) -> LiveCall:
@@ -116,13 +121,14 @@ AFT_LOCAL = Family(
     sizes=_sizes,
     inputs=_inputs,
     module=_module,
-    reference=_reference,
+    reference=lambda spec, state, inputs, positions: (
+        aft_local(spec.args, state, **inputs, causal=spec.sizes.causal, rows=positions),
+    ),
     state_dict=StateDictForm(
         recognises=lambda shapes: "pos_bias" in shapes,
         recognised_by="AFTLocal pos_bias",
-        infer_arguments=infer_arguments,
-        infer_values=infer_values,
-        expected_shapes=expected_shapes,
+        infer_arguments=_infer_arguments,
+        infer_values=_infer_values,
     ),
     step=StepForm(
         module=lambda spec, _: StepAFTLocal(spec.args),

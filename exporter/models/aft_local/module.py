@@ -43,7 +43,7 @@ from torch._higher_order_ops.scan import scan_op
 
 from ....core.errors import UsageError
 from ....core.nodes.aft import HIDDEN_KEY, PLUGIN_ATTRIBUTES, WIDEST_BIASES, aft_variant_for
-from ..parts.windowed_attention_op import attention_node
+from ..parts.attention_op import attention_node
 from .arguments import AFTLocalArgs
 
 # Offsets (or keys, with a full mask) per step of a Scan: they share one rescaling of the sums, but each needs buffers
@@ -51,7 +51,7 @@ from .arguments import AFTLocalArgs
 _GROUP = 4
 
 # m, num, den: per row and channel, or per channel.
-State = tuple[Tensor, Tensor, Tensor]
+State = Sequence[Tensor]
 Body = Callable[[State, tuple[Tensor, ...], tuple[Tensor, ...]], State]
 
 
@@ -91,19 +91,18 @@ def _scan(
     last = 3 + len(steps)
 
     def flat(*parts: Tensor) -> list[Tensor]:
-        m, num, den = body((parts[0], parts[1], parts[2]), parts[3:last], parts[last:])
+        after = body(parts[:3], parts[3:last], parts[last:])
         # Outputs may not share memory, so stacked ones are copied.
-        return [m, num, den, *((m.clone(), num.clone(), den.clone()) if trail else ())]
+        return [*after, *(x.clone() for x in after if trail)]
 
     outputs = scan_op(flat, list(state), list(steps), tuple(fixed))
-    return (outputs[0], outputs[1], outputs[2]), (outputs[-3], outputs[-2], outputs[-1])
+    return outputs[:3], outputs[-3:]
 
 
 def _padded(state: State, before: int) -> State:
     """Return the state `[N, F]` with `before` empty rows in front."""
-    m, num, den = state
-    front = (0, 0, before, 0)
-    return F.pad(m, front, value=HIDDEN_KEY), F.pad(num, front), F.pad(den, front)
+    empty = (HIDDEN_KEY, None, None)
+    return [F.pad(x, (0, 0, before, 0), value=value) for x, value in zip(state, empty, strict=True)]
 
 
 def _running(keys: Tensor, values: Tensor) -> State:
@@ -116,29 +115,17 @@ def _running(keys: Tensor, values: Tensor) -> State:
         x.reshape(chunks, chunk, width).transpose(0, 1)
         for x in (F.pad(keys, padding, value=HIDDEN_KEY), F.pad(values, padding))
     ]
+    nothing = _nothing(by_step[0][0])
     chunk_totals, inside = _scan(
-        lambda state, step, _: _absorb(state, step[:1], step[1:]),
-        _nothing(by_step[0][0]),
-        by_step,
-        trail=True,
+        lambda state, step, _: _absorb(state, step[:1], step[1:]), nothing, by_step, trail=True
     )
     if chunks == 1:
-        return inside[0][:, 0], inside[1][:, 0], inside[2][:, 0]
-    _, through = _scan(
-        lambda state, step, _: _merge(state, (step[0], step[1], step[2])),
-        _nothing(chunk_totals[0][0]),
-        chunk_totals,
-        trail=True,
-    )
-    m, num, den = _padded((through[0][:-1], through[1][:-1], through[2][:-1]), 1)  # before each chunk
-    m, num, den = _merge((m, num, den), inside)  # [chunk, chunks, F]
-    joined = [x.transpose(0, 1).reshape(chunks * chunk, width)[:length] for x in (m, num, den)]
-    return joined[0], joined[1], joined[2]
-
-
-def _width(band: Tensor) -> float:
-    """Return how far the biases, and the 0 of all other keys, are apart."""
-    return float(band.max().clamp_min(0) - band.min().clamp_max(0))
+        return [x[:, 0] for x in inside]
+    nothing = _nothing(chunk_totals[0][0])
+    _, through = _scan(lambda state, step, _: _merge(state, step), nothing, chunk_totals, trail=True)
+    through = _padded([x[:-1] for x in through], 1)  # before each chunk
+    parts = _merge(through, inside)  # [chunk, chunks, F]
+    return [x.transpose(0, 1).reshape(chunks * chunk, width)[:length] for x in parts]
 
 
 class AFTLocal(nn.Module):
@@ -149,13 +136,9 @@ class AFTLocal(nn.Module):
         length: sequence length `T`, at most `args.seq_len`.
         causal: the model was run with a causal mask.
         full_mask: `forward` takes a mask `[T, T]`; O(T²) time.
-
-    Raises:
-        UsageError: the sequence is longer than the table of biases.
     """
 
     position_bias: Tensor
-
     pos_bias: Tensor
     local_mask: Tensor
     band: Tensor
@@ -164,12 +147,6 @@ class AFTLocal(nn.Module):
 
     def __init__(self, args: AFTLocalArgs, length: int, *, causal: bool = False, full_mask: bool = False) -> None:
         super().__init__()
-        if length > args.seq_len:
-            raise UsageError(
-                f"A sequence of {length} is beyond the model's seq_len {args.seq_len}.",
-                why="There are no learned biases past it.",
-                fix=f"Use {args.seq_len} or less.",
-            )
         self.length, self.window, self.causal, self.full_mask = length, args.local_window_size, causal, full_mask
         self.is_node = False  # until the biases are known
         # How far the band reaches; positions beyond the sequence need no bias.
@@ -197,7 +174,9 @@ class AFTLocal(nn.Module):
             biases = table.diagonal(diagonal)
             band[diagonal + self.back, first : first + len(biases)] = biases.float()
         del self.pos_bias, self.local_mask
-        self.is_node = not self.full_mask and _width(band) <= WIDEST_BIASES
+        # How far the biases, and the 0 of all other keys, are apart.
+        width = float(band.max().clamp_min(0) - band.min().clamp_max(0))
+        self.is_node = not self.full_mask and width <= WIDEST_BIASES
         if self.is_node:
             self.register_buffer("position_bias", band.t().contiguous(), persistent=False)
         for name, value in self._tables(band).items():
@@ -281,9 +260,8 @@ class AFTLocal(nn.Module):
         # The keys ahead are the keys behind in the reversed sequence. Computing both side by side takes half the steps
         # and a tenth more memory.
         both = (torch.cat((x[:count], x.flip(0)[:count]), dim=1) for x in (keys, values))
-        m, num, den = _padded(_running(*both), self.window)
-        (m, m_ahead), (num, num_ahead), (den, den_ahead) = (x.chunk(2, dim=1) for x in (m, num, den))
-        return _merge((m, num, den), (m_ahead.flip(0), num_ahead.flip(0), den_ahead.flip(0)))
+        halves = [x.chunk(2, dim=1) for x in _padded(_running(*both), self.window)]
+        return _merge([behind for behind, _ in halves], [ahead.flip(0) for _, ahead in halves])
 
     def _over_band(self, state: State, keys: Tensor, values: Tensor) -> State:
         """Add the keys of the window, whose biases are learned, to the state."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +34,11 @@ TASKS: Mapping[str, str] = {
 # Type of models with encoder and decoder → class of its encoder, which is exported alone.
 _ENCODERS: Mapping[str, str] = {"led": "LEDEncoder"}
 _FIX = "Take the folder as `save_pretrained` writes it."
-# Entries that scores or logits are divided by, and ends of the names of those that are added below a root.
-_ABOVE_ZERO = ("attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap", "query_pre_attn_scalar")
+# Entries that scores, logits or angles are divided by, and ends of the names of those that are added below a root.
+_ABOVE_ZERO = (
+    *("attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap", "query_pre_attn_scalar"),
+    *("rope_theta", "factor"),  # of rotary embeddings
+)
 _NOT_BELOW_ZERO = ("_eps", "_epsilon")
 # Entries that say how a model is run by PyTorch, not what it computes.
 _RUNNING = (
@@ -104,24 +109,20 @@ def choose_class(
     Raises:
         UsageError: the configuration names no known class, or the model has none for the task.
     """
-    import transformers
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, __version__
+    from transformers.models.auto import modeling_auto
 
     kind = type(made)
     if task is not None:
         if task not in TASKS:
             raise UsageError(f"{argument('task')} is {shown(task)}.", fix=f"Known: {', '.join(TASKS)}.")
-        if task == _FEATURES and made.model_type in _ENCODERS:
-            encoder: type[PreTrainedModel] = named_class(_ENCODERS[made.model_type], config)
-            return encoder
-        table = getattr(transformers.models.auto.modeling_auto, TASKS[task])
-        found = table.get(kind, None)
-        if found is None:
-            known = [name for name, of in TASKS.items() if kind in getattr(transformers.models.auto.modeling_auto, of)]
-            raise UsageError(
-                f"{config['model_type']} has no model for {task}.", fix=f"It has some for {', '.join(known) or 'none'}."
-            )
-        chosen: type[PreTrainedModel] = found[0] if isinstance(found, tuple) else found
+        found: Any = {name: getattr(modeling_auto, table).get(kind, None) for name, table in TASKS.items()}
+        if made.model_type in _ENCODERS:
+            found[_FEATURES] = named_class(_ENCODERS[made.model_type], config)
+        if found[task] is None:
+            known = ", ".join(name for name, one in found.items() if one is not None) or "none"
+            raise UsageError(f"{config['model_type']} has no model for {task}.", fix=f"It has some for {known}.")
+        chosen: type[PreTrainedModel] = found[task][0] if isinstance(found[task], tuple) else found[task]
         return chosen
     names = config.get("architectures") if exported is None else [exported]
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
@@ -131,9 +132,9 @@ def choose_class(
             fix=f"Give {argument('task')}, one of {', '.join(TASKS)}.",
         )
     named = named_class(names[0], config)
-    if named is None or not (isinstance(named, type) and issubclass(named, PreTrainedModel)):
+    if not (isinstance(named, type) and issubclass(named, PreTrainedModel)):
         raise UsageError(
-            f"transformers {transformers.__version__} has no model class {shown(names[0])}.",
+            f"transformers {__version__} has no model class {shown(names[0])}.",
             why="Only its own classes are exported; code of a folder is never run.",
             fix=close_match(names[0], _classes_of(config)) if _classes_of(config) else "Update transformers.",
         )
@@ -165,24 +166,15 @@ def refuse_decoder(kind: type[PreTrainedModel], config: PreTrainedConfig) -> Non
 
 def named_class(name: str, config: Mapping[str, Any]) -> Any:
     """Return a class of transformers by name, at its root or in the module of the model's type, or None."""
-    import importlib
-
-    import transformers
-
-    found = getattr(transformers, name, None) if name.isidentifier() else None
     kind = str(config.get("model_type", "")).replace("-", "_")
-    if found is None and name.isidentifier():
-        for module in (kind, kind.removesuffix("_text"), kind.removesuffix("_encoder")):
-            if not module.isidentifier():
-                continue
-            try:
-                owner = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
-            except ImportError:
-                continue
-            found = getattr(owner, name, None)
+    kinds = (kind, kind.removesuffix("_text"), kind.removesuffix("_encoder"))
+    owners = [f"transformers.models.{part}.modeling_{part}" for part in kinds if part.isidentifier()]
+    for owner in ("transformers", *owners) if name.isidentifier() else ():
+        with suppress(ImportError):
+            found = getattr(import_module(owner), name, None)
             if found is not None:
-                break
-    return found
+                return found
+    return None
 
 
 def _classes_of(config: Mapping[str, Any]) -> list[str]:
@@ -226,11 +218,10 @@ def made_config(config: Mapping[str, Any], where: str) -> PreTrainedConfig:
     layers = config.get("num_hidden_layers")
     if isinstance(layers, int) and not 0 < layers <= _MOST_LAYERS:
         raise UsageError(f"{where}: num_hidden_layers is {layers}.", why=f"It is from 1 to {_MOST_LAYERS}.")
-    _check_rotary(config, where)
     _check_numbers(config, where)
     values = {name: value for name, value in config.items() if name not in _RUNNING}
     try:
-        made: PreTrainedConfig = CONFIG_MAPPING[kind].from_dict(dict(values))
+        made: PreTrainedConfig = CONFIG_MAPPING[kind].from_dict(values)
     except Exception as error:  # each type checks its values in its own way
         raise broken(where, error, config) from error
     return made
@@ -250,19 +241,6 @@ def _check_numbers(config: Mapping[str, Any], where: str) -> None:
             if math.isnan(value) or (above and not 0 < value < math.inf) or (least and not 0 <= value < math.inf):
                 why = "It is above 0, or null." if above else "It is 0 or above." if least else "It is a number."
                 raise UsageError(f"{where}: {name} is {value}.", why=why, fix=_FIX)
-
-
-def _check_rotary(config: Mapping[str, Any], where: str) -> None:
-    """Refuse a rotary embedding of numbers that are none.
-
-    Raises:
-        UsageError: it is one.
-    """
-    for table in (config, *_rotary_tables(config)):
-        for name in ("rope_theta", "factor") if table is not config else ("rope_theta",):
-            value = table.get(name)
-            if isinstance(value, int | float) and not 0 < value < math.inf:
-                raise UsageError(f"{where}: {name} of the rotary embedding is {value}.", why="It is above 0.", fix=_FIX)
 
 
 def rotation_grows(config: Mapping[str, Any]) -> bool:
@@ -306,12 +284,16 @@ def broken(where: str, error: Exception, config: Mapping[str, Any] | None = None
     path = None if config is None or unknown is None else _path_of(config, unknown)
     if path is not None:
         return UsageError(f"{where}: {path} is {shown(unknown)}.", why="transformers does not know it.", fix=_FIX)
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()] or [type(error).__name__]
     return UsageError(
         f"The configuration of {where} cannot be used.",
-        why=f"{type(error).__name__}: {' '.join(lines)[:250]}",
+        why=raised(error),
         fix="Correct config.json, or copy the folder again.",
     )
+
+
+def raised(error: Exception) -> str:
+    """Write on one line what transformers raised."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:250]}"
 
 
 def _path_of(config: Mapping[str, Any], value: object) -> str | None:

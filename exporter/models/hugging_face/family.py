@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from ....core.documents.window_view import WindowView, views
@@ -41,10 +40,10 @@ from .config import (
     rotation_changes,
     rotation_grows,
 )
-from .module import BATCHED, MASK, load, of_whole_sequences, parameters
+from .module import BATCHED, MASK, load, made_model, of_whole_sequences, parameters
 from .observe import read_layers
 from .reference import check_live, check_numbers, reference, undecided, untouched
-from .step_module import step_arguments, step_caches, step_call, step_module
+from .step_module import step_arguments, step_caches, step_module
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -137,24 +136,13 @@ def _positions(config: Any, where: str) -> int:
 
 
 def _made(kind: type[PreTrainedModel], config: PreTrainedConfig, where: str, device: str) -> PreTrainedModel:
-    """Build a model with weights of any value, or on the meta device with none.
-
-    Raises:
-        UsageError: the configuration cannot be used.
-    """
-    from transformers import initialization
-
-    made: Any = kind
+    """Build a model from a copy of its configuration; raises UsageError if that cannot be used."""
     try:
-        with torch.device(device), initialization.no_init_weights():
-            model: PreTrainedModel = made._from_config(
-                copy.deepcopy(config), dtype=torch.float32, experts_implementation=BATCHED
-            )
+        return made_model(kind, copy.deepcopy(config), device, BATCHED)
     except UsageError:
         raise
     except Exception as error:  # each class refuses values in its own way
         raise broken(where, error, config.to_dict()) from error
-    return model.eval()
 
 
 def _read(folder: Path, given: Mapping[str, Any]) -> FolderContents:
@@ -163,7 +151,11 @@ def _read(folder: Path, given: Mapping[str, Any]) -> FolderContents:
     config = made_config(raw, folder.name)
     kind = choose_class(raw, config, task, folder.name, known.get("architecture"))
     args = describe(kind, raw, config, folder.name)
-    _check_asked(args, given)
+    shapes: ShapeRequest | None = given.get("shapes")
+    if shapes is not None and given.get("steps"):
+        step_arguments(args, shapes.batch, shapes.max_length)
+    elif shapes is not None:
+        _sizes(args, shapes)
     saved = raw.get("architectures")
     part = not isinstance(saved, list) or kind.__name__ not in saved
     model, notes = weights.load_model(kind, config, folder, part=part)
@@ -174,21 +166,6 @@ def _read(folder: Path, given: Mapping[str, Any]) -> FolderContents:
     if known.get("max_length") is not None:  # the arguments of a step file
         args = HuggingFaceArgs(**{**args.model_dump(), "inputs": known["inputs"], "max_length": known["max_length"]})
     return FolderContents(CLASS, args.model_dump(), weights.whole_state(model), notes)
-
-
-def _check_asked(args: HuggingFaceArgs, given: Mapping[str, Any]) -> None:
-    """Refuse sizes of an export that the model does not have; of its weights nothing is read yet.
-
-    Raises:
-        UsageError: they do not fit, or the model cannot run in steps.
-    """
-    shapes: ShapeRequest | None = given.get("shapes")
-    if shapes is None:
-        return
-    if given.get("steps"):
-        step_arguments(args, shapes.batch, shapes.max_length)
-    else:
-        _sizes(args, shapes)
 
 
 def _live(module: nn.Module) -> FolderContents | None:
@@ -278,7 +255,7 @@ HUGGING_FACE = Family(
     ),
     step=StepForm(
         module=step_module,
-        call=step_call,
+        call=lambda model, data, position, caches: model(data, position, caches),
         caches=step_caches,
         max_positions=lambda args: args.max_length,
         arguments=step_arguments,
@@ -294,7 +271,7 @@ HUGGING_FACE = Family(
     extra_inputs=frozenset({POSITION_IDS}),
     key_mask=MASK,
     undecided=undecided,
-    untouched=untouched,
+    untouched=lambda spec, state: untouched(spec.args, state),
     fuses=True,
     longest_compared=_longest_compared,
     sizes_are_arguments=False,

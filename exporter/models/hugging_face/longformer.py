@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from ....core.errors import UsageError
 from .arguments import Layer
-from .observe import Observation, does_not_run
+from .observe import Observation, output_shapes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -31,6 +30,8 @@ _GLOBAL = {
     "LongformerForQuestionAnswering": "the tokens of the question",
     "LongformerForMultipleChoice": "the tokens of the question",
 }
+# Tokens that show the shapes of outputs.
+_FEW = 8
 NOTE = "no token is global: the file computes what upstream does without global_attention_mask"
 
 
@@ -69,25 +70,11 @@ def read_layers(model: PreTrainedModel, names: Sequence[str]) -> tuple[list[Laye
         return query.transpose(1, 2), None
 
     replace_code(model, attend)
-    run = Observation(8)
-    inputs = {each: torch.ones(1, run.length, dtype=torch.int64, device=model.device) for each in names}
-    try:
-        with torch.no_grad():
-            result = model(**inputs)
-    except Exception as error:  # the configuration decides what goes wrong, and where
-        raise does_not_run(model, error) from error
-    run.outputs = {each: tuple(x.shape) for each, x in result.items() if isinstance(x, Tensor)}
-    layers = [
-        Layer(
-            path=path,
-            back=part.one_sided_attn_window_size,
-            ahead=part.one_sided_attn_window_size,
-            kv_heads=part.num_heads,
-            head_dim=part.head_dim,
-        )
-        for path, part in _attention(model)
-    ]
-    return layers, run
+    layers = []
+    for path, part in _attention(model):
+        reach = part.one_sided_attn_window_size
+        layers.append(Layer(path=path, back=reach, ahead=reach, kv_heads=part.num_heads, head_dim=part.head_dim))
+    return layers, Observation(_FEW, output_shapes(model, names, _FEW))
 
 
 def positions(config: Any) -> int:

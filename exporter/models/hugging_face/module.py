@@ -9,7 +9,6 @@ precision; linear layers, embeddings and attention take its element type.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from ....core.errors import UsageError
-from ....core.geometry import WindowGeometry
 from ..family import ModelSpec, State
-from ..parts.grouped_attention_op import grouped_attention_op
+from ..parts.attention_op import grouped_attention_op
 from . import longformer
 from .arguments import HuggingFaceArgs
 from .complex_pairs import ComplexAsPairs
@@ -27,13 +25,14 @@ from .config import made_config, named_class
 from .observe import install, scale_nothing, without_cache
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 _NAME = "localattn"
 # How transformers computes experts: one after another, or all by products of batches.
 EAGER, BATCHED = "eager", "batched_mm"
-# Where an attention module keeps its window, and the function that goes on from rings of keys.
-_WINDOW, _STEP = "localattn_window", "localattn_step"
+# Where an attention module keeps its window, and the function that goes on from rings of keys: that of query, key,
+# value, scale, softcap and sinks.
+_WINDOW, STEP = "localattn_window", "localattn_step"
 # The input that says which tokens are no padding.
 MASK = "attention_mask"
 
@@ -47,11 +46,15 @@ def build(args: HuggingFaceArgs, experts: str = EAGER) -> PreTrainedModel:
         args: what makes it.
         experts: how experts are computed; `BATCHED` is the way that can be traced.
     """
+    kind = named_class(args.architecture, args.config)
+    return made_model(kind, made_config(args.config, "The model"), "cpu", experts)
+
+
+def made_model(kind: Any, config: PreTrainedConfig, device: str, experts: str) -> PreTrainedModel:
+    """Build a model of a class, with weights of any value, or on the meta device with none."""
     from transformers import initialization
 
-    config = made_config(args.config, "The model")
-    kind: Any = named_class(args.architecture, args.config)
-    with torch.device("cpu"), initialization.no_init_weights():
+    with torch.device(device), initialization.no_init_weights():
         model: PreTrainedModel = kind._from_config(config, dtype=torch.float32, experts_implementation=experts)
     return model.eval()
 
@@ -131,7 +134,9 @@ def exportable(spec: ModelSpec) -> nn.Module:
     """Build the model with its attention as nodes; it takes the file's inputs by name, and returns its outputs."""
     args: HuggingFaceArgs = spec.args
     model = build(args, BATCHED)
-    replace_attention(model, {layer.path: layer.geometry for layer in args.layers})
+    for layer in args.layers:
+        setattr(model.get_submodule(layer.path), _WINDOW, layer.geometry)
+    install(model, _NAME, _attention, _padding_mask)
     if model.config.model_type in longformer.MODEL_TYPES:
         longformer.replace_code(model, _attention)
     for part in model.modules():
@@ -148,18 +153,6 @@ def exportable(spec: ModelSpec) -> nn.Module:
     model.forward = MethodType(forward, model)
     module: nn.Module = model
     return module
-
-
-def replace_attention(model: PreTrainedModel, windows: Mapping[str, WindowGeometry]) -> None:
-    """Make the attention of a model nodes with these windows, by the paths of its layers."""
-    for path, window in windows.items():
-        setattr(model.get_submodule(path), _WINDOW, window)
-    install(model, _NAME, _attention, _padding_mask)
-
-
-def set_step(module: nn.Module, attend: Callable[..., Tensor]) -> None:
-    """Make an attention module compute by a function of query, key, value, scale, softcap and sinks."""
-    setattr(module, _STEP, attend)
 
 
 def _take_weights_dtype(part: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -206,19 +199,13 @@ def _attention(
         value = nn.functional.pad(value, (0, query.shape[-1] - width))
     inputs = (query.to(dtype), key.to(dtype), value.to(dtype))
     sinks = None if s_aux is None else s_aux.to(dtype)
-    step = getattr(module, _STEP, None)
+    step = getattr(module, STEP, None)
     if step is not None:
         out = step(*inputs, scale, softcap or 0.0, sinks)
     else:
-        out = grouped_attention_op(
-            *inputs,
-            window,
-            scale,
-            key_mask=None if attention_mask is None else attention_mask.flatten(1),
-            softcap=softcap or 0.0,
-            sinks=sinks,
-            sequence_first=False,
-        )
+        mask = None if attention_mask is None else attention_mask.flatten(1)
+        options: dict[str, Any] = {"softcap": softcap or 0.0, "sinks": sinks, "sequence_first": False}
+        out = grouped_attention_op(*inputs, window, scale, key_mask=mask, **options)
     return out.to(query.dtype)[..., :width].transpose(1, 2), None
 
 

@@ -9,9 +9,7 @@ lengths over every window that the configuration may mean.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +18,7 @@ from torch import Tensor, nn
 
 from ....core.errors import UsageError
 from .arguments import Layer, words
-from .config import grows
+from .config import grows, raised
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,36 +30,40 @@ _WINDOWS = ("sliding_window", "local_attention", "attention_window_size", "atten
 _LONGEST = 1 << 15
 
 
-@dataclass
-class Seen:
+class Seen(NamedTuple):
     """One call of an attention layer.
 
     Args:
         path: path of the layer.
-        layer: what it sees; None if that is no window.
-        why: why it is none.
+        layer: what it sees, or why that is no window.
         local: the layer was given a window, whatever it means.
     """
 
     path: str
-    layer: Layer | None = None
-    why: str = ""
-    local: bool = False
+    layer: Layer | str
+    local: bool
 
 
-@dataclass
-class Observation:
+class Observation(NamedTuple):
     """One run of a model.
 
     Args:
         length: of its sequence.
-        seen: calls of attention layers, in order.
         outputs: shapes of the outputs, by name.
+        seen: calls of attention layers, in order.
     """
 
     length: int
-    seen: list[Seen] = field(default_factory=list)
-    outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    outputs: dict[str, tuple[int, ...]]
+    seen: Sequence[Seen] = ()
+
+
+class Reach(NamedTuple):
+    """What a mask shows: positions seen back and ahead (None: all), or the size of its chunks."""
+
+    back: int | None
+    ahead: int | None
+    chunk: int = 0
 
 
 class _Masks:
@@ -69,7 +71,6 @@ class _Masks:
 
     def __init__(self) -> None:
         self._kept: list[Tensor] = []  # so that no other mask gets the same id
-        self._why: dict[int, str] = {}
         self._read: dict[int, Reach | str] = {}
 
     def build(self, *args: Any, **given: Any) -> Tensor:
@@ -81,32 +82,21 @@ class _Masks:
         try:
             mask = sdpa_mask(*args, **given)
             assert isinstance(mask, Tensor)
-            why = ""
         except Exception as error:  # a mask that depends on inputs, which have no values here
             mask = torch.zeros(1, 1, 1, 1, dtype=torch.bool)
-            why = f"its mask depends on more than positions ({type(error).__name__})"
+            self._read[id(mask)] = f"its mask depends on more than positions ({type(error).__name__})"
         self._kept.append(mask)
-        self._why[id(mask)] = why
         return mask
 
     def reach(self, mask: Tensor) -> Reach | str:
         """Return what a mask shows, or why it is no window."""
-        if self._why.get(id(mask)) or mask.device.type == "meta":
-            return self._why.get(id(mask)) or "its mask is not built by transformers' own functions"
+        if mask.device.type == "meta":
+            return "its mask is not built by transformers' own functions"
         if id(mask) not in self._read:
             self._kept.append(mask)
             visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
             self._read[id(mask)] = read_reach(visible[0, 0].numpy())
         return self._read[id(mask)]
-
-
-@dataclass(frozen=True)
-class Reach:
-    """What a mask shows: positions seen back and ahead (None: all), or the size of its chunks."""
-
-    back: int | None
-    ahead: int | None
-    chunk: int = 0
 
 
 def read_reach(visible: NDArray[np.bool_]) -> Reach | str:
@@ -176,40 +166,33 @@ def read_layers(model: PreTrainedModel, names: Sequence[str]) -> tuple[list[Laye
             f"No attention layer of {type(model).__name__} can be exported.",
             why="None goes through transformers' AttentionInterface: the model has attention code of its own.",
         )
-    refused = [f"{seen.path}: {seen.why}" for seen in (*run.seen, *again.seen) if seen.why]
+    refused = [f"{seen.path}: {seen.layer}" for seen in (*run.seen, *again.seen) if isinstance(seen.layer, str)]
     if refused:
         raise UsageError(
             f"A layer of {type(model).__name__} has no window.", why="; ".join(dict.fromkeys(refused[:3])) + "."
         )
-    layers = [seen.layer for seen in run.seen if seen.layer is not None]
-    for seen, other in zip(run.seen, again.seen, strict=True):
-        if seen.layer != other.layer:
+    layers = [seen.layer for seen in run.seen if isinstance(seen.layer, Layer)]
+    known: dict[str, Layer] = {}
+    for seen, layer, other in zip(run.seen, layers, again.seen, strict=True):
+        if layer != other.layer:
             raise UsageError(
                 f"{seen.path} has no window.", why=f"What it sees changes with the length, from {length} on."
             )
-        if seen.local and seen.layer is not None and seen.layer.back is None and not seen.layer.chunk:
+        if seen.local and layer.geometry.sees_all:
             raise UsageError(
                 f"The window of {seen.path} cannot be seen.",
                 why=f"A sequence of {length} tokens fits into it.",
                 fix="Check the window in config.json.",
             )
-    if all(layer.back is None and not layer.chunk for layer in layers):
+        if known.setdefault(seen.path, layer).geometry != layer.geometry:
+            raise UsageError(f"{seen.path} has no window.", why="It is called twice, with two masks.")
+    if all(layer.geometry.sees_all for layer in layers):
         raise UsageError(
             f"This {type(model).__name__} has no sliding window.",
             why=f"Its {len(layers)} attention layers see {words(layers[0])}.",
             fix="If it should have one, check config.json: use_sliding_window, layer_types.",
         )
-    _check_shared(layers)
     return layers, run
-
-
-def _check_shared(layers: list[Layer]) -> None:
-    """Refuse a layer that is called twice with two windows."""
-    known: dict[str, Layer] = {}
-    for layer in layers:
-        other = known.setdefault(layer.path, layer)
-        if (other.back, other.ahead, other.chunk) != (layer.back, layer.ahead, layer.chunk):
-            raise UsageError(f"{layer.path} has no window.", why="It is called twice, with two masks.")
 
 
 def _stated(config: Any) -> Iterator[int]:
@@ -229,72 +212,66 @@ def observe(model: PreTrainedModel, names: Sequence[str], length: int) -> Observ
     Raises:
         UsageError: the model does not run on these inputs.
     """
-    found, masks = Observation(length), _Masks()
-    inputs = {name: torch.ones(1, length, dtype=torch.int64, device=model.device) for name in names}
+    found: list[Seen] = []
+    masks = _Masks()
     paths = {id(module): path for path, module in model.named_modules()}
     keys: list[Tensor] = []  # kept, so that no other tensor is mistaken for one of them
 
     def attention(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *_: Any, **given: Any
     ) -> tuple[Tensor, None]:
-        seen = Seen(paths.get(id(module), "?"), local=given.get("sliding_window") is not None)
-        # A layer that takes the keys of another one is given the same tensor.
-        shares = next((index for index, other in enumerate(keys) if other is key), None)
-        own: dict[str, Any] = {"kv_heads": key.shape[1], "head_dim": query.shape[-1], "shares": shares}
-        keys.append(key)
-        found.seen.append(seen)
+        path = paths.get(id(module), "?")
         if query.shape[2] != key.shape[2]:
-            seen.why = "it has other keys than its own sequence's"
+            reach: Reach | str = "it has other keys than its own sequence's"
         elif attention_mask is None:
             causal = given.get("is_causal")
             causal = getattr(module, "is_causal", False) if causal is None else causal
-            seen.layer = Layer(path=seen.path, back=None, ahead=0 if causal else None, **own)
+            reach = Reach(None, 0 if causal else None)
         else:
             reach = masks.reach(attention_mask)
-            if isinstance(reach, str):
-                seen.why = reach
-            else:
-                window: dict[str, Any] = {"back": reach.back, "ahead": reach.ahead, "chunk": reach.chunk}
-                seen.layer = Layer(path=seen.path, **window, **own)
+        layer: Layer | str
+        if isinstance(reach, str):
+            layer = reach
+        else:
+            # A layer that takes the keys of another one is given the same tensor.
+            shares = next((index for index, other in enumerate(keys) if other is key), None)
+            sizes: dict[str, Any] = {"kv_heads": key.shape[1], "head_dim": query.shape[-1], "shares": shares}
+            layer = Layer(path=path, **reach._asdict(), **sizes)
+        keys.append(key)
+        found.append(Seen(path, layer, local=given.get("sliding_window") is not None))
         batch, heads, tokens = query.shape[:3]
         return query.new_zeros((batch, tokens, heads, value.shape[-1])), None
 
-    with implementation(model, _NAME, attention, masks.build), torch.no_grad():
-        try:
-            result = model(**inputs, **without_cache(model))
-        except UsageError:
-            raise
-        except Exception as error:
-            raise does_not_run(model, error) from error
-    found.outputs = {name: tuple(x.shape) for name, x in result.items() if isinstance(x, Tensor)}
-    return found
+    before = model.config._attn_implementation
+    install(model, _NAME, attention, masks.build)
+    try:
+        return Observation(length, output_shapes(model, names, length), found)
+    finally:
+        model.set_attn_implementation(before)
 
 
-def does_not_run(model: PreTrainedModel, error: Exception) -> UsageError:
-    """Make the error for a model that raised one of its own."""
-    return UsageError(
-        f"{type(model).__name__} does not run.",
-        why=f"{type(error).__name__}: {' '.join(str(error).split())[:250]}",
-        fix="Check config.json.",
-    )
+@torch.no_grad()
+def output_shapes(model: PreTrainedModel, names: Sequence[str], length: int) -> dict[str, tuple[int, ...]]:
+    """Run a model on one sequence, and return the shapes of its outputs by name.
+
+    Raises:
+        UsageError: the model does not run on these inputs.
+    """
+    inputs = {name: torch.ones(1, length, dtype=torch.int64, device=model.device) for name in names}
+    try:
+        result = model(**inputs, **without_cache(model))
+    except UsageError:
+        raise
+    except Exception as error:  # the configuration decides what goes wrong, and where
+        raise UsageError(
+            f"{type(model).__name__} does not run.", why=raised(error), fix="Check config.json."
+        ) from error
+    return {name: tuple(x.shape) for name, x in result.items() if isinstance(x, Tensor)}
 
 
 def without_cache(model: PreTrainedModel) -> dict[str, Any]:
     """Return the arguments that tell a model to keep no cache; none for a model that has no such argument."""
     return {"use_cache": False} if hasattr(model.config.get_text_config(), "use_cache") else {}
-
-
-@contextmanager
-def implementation(
-    model: PreTrainedModel, name: str, attention: Callable[..., Any], mask: Callable[..., Any]
-) -> Iterator[None]:
-    """Let a model compute its attention and masks by these functions while the context is open."""
-    before = model.config._attn_implementation
-    install(model, name, attention, mask)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
 
 
 def install(model: PreTrainedModel, name: str, attention: Callable[..., Any], mask: Callable[..., Any]) -> None:

@@ -127,7 +127,7 @@ def check_live(model: PreTrainedModel, args: HuggingFaceArgs, state: State) -> N
     try:
         with torch.no_grad():
             found = model(input_ids=ids.to(model.device), **without_cache(model))[args.outputs[0]].cpu().double()
-            plain = untouched_of(args, state)
+            plain = untouched(args, state)
             wanted = plain(input_ids=ids).double()
     finally:
         for part, training in modes:
@@ -142,13 +142,8 @@ def check_live(model: PreTrainedModel, args: HuggingFaceArgs, state: State) -> N
         )
 
 
-def untouched(spec: ModelSpec, state: State) -> nn.Module:
+def untouched(args: HuggingFaceArgs, state: State) -> nn.Module:
     """Build the untouched model in fp32; it takes the file's inputs by name, and returns its first output alone."""
-    return untouched_of(spec.args, state)
-
-
-def untouched_of(args: HuggingFaceArgs, state: State) -> nn.Module:
-    """Build the same of its arguments."""
     model = build(args)
     load(model, state)
     own, given = type(model).forward, without_cache(model)

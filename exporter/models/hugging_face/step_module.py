@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -29,17 +30,15 @@ from ..family import ModelSpec, StepCache, cache_pairs
 from ..parts.float64 import InFloat64
 from ..parts.step_attention_op import step_attention_op
 from ..parts.step_rotary import rows_of
-from ..parts.step_tables import StepTableBuilder, StepTables
+from ..parts.step_tables import StepTableBuilder
 from .arguments import HuggingFaceArgs, Layer
-from .module import MASK, exportable, rotary_modules, set_step
+from .module import MASK, STEP, exportable, rotary_modules
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # What a model that says nothing else is exported for: as many positions, or all that it has.
 _POSITIONS = 4096
-# Kinds of layers that pass nothing from token to token but keys and values.
-_ATTENDING = ("attention",)
 
 
 def step_arguments(args: HuggingFaceArgs, batch: int, max_length: int | None) -> HuggingFaceArgs:
@@ -48,25 +47,18 @@ def step_arguments(args: HuggingFaceArgs, batch: int, max_length: int | None) ->
     Raises:
         UsageError: the model passes more than keys from token to token, or has not so many positions.
     """
-    text = _text(args)
-    others = sorted({str(kind) for kind in _listed(text, "layer_types") if not str(kind).endswith(_ATTENDING)})
-    others += [str(kind) for kind in _listed(text, "block_types") if kind != "attention"][:1]
+    # Kinds of layers that pass more from token to token than keys and values.
+    others = sorted({str(kind) for kind in _listed(args, "layer_types") if not str(kind).endswith("attention")})
+    others += [str(kind) for kind in _listed(args, "block_types") if kind != "attention"][:1]
+    why, fix = "", f"Export whole sequences: {argument('mode', 'full')}."
     if others:
-        raise UsageError(
-            f"{args.architecture} cannot run step by step.",
-            why=f"It has layers of the kind {', '.join(others)}, whose state no step file keeps yet.",
-            fix=f"Export whole sequences: {argument('mode', 'full')}.",
-        )
-    if any(layer.chunk for layer in args.layers):
-        raise UsageError(
-            f"{args.architecture} cannot run step by step.",
-            why="Its chunks begin anew at fixed positions, and a ring forgets one key at a time.",
-            fix=f"Export whole sequences: {argument('mode', 'full')}.",
-        )
-    if not args.per_token or any(not layer.head_dim for layer in args.layers):
-        raise UsageError(
-            f"{args.architecture} cannot run step by step.", why="Its first output has no row for each token."
-        )
+        why = f"It has layers of the kind {', '.join(others)}, whose state no step file keeps yet."
+    elif any(layer.chunk for layer in args.layers):
+        why = "Its chunks begin anew at fixed positions, and a ring forgets one key at a time."
+    elif not args.per_token or any(not layer.head_dim for layer in args.layers):
+        why, fix = "Its first output has no row for each token.", ""
+    if why:
+        raise UsageError(f"{args.architecture} cannot run step by step.", why=why, fix=fix)
     length = min(args.longest, _POSITIONS) if max_length is None else max_length
     if not 1 <= length <= args.longest:
         raise UsageError(
@@ -76,13 +68,9 @@ def step_arguments(args: HuggingFaceArgs, batch: int, max_length: int | None) ->
     return args.model_copy(update={"inputs": names, "max_length": length})
 
 
-def _text(args: HuggingFaceArgs) -> dict[str, Any]:
+def _listed(args: HuggingFaceArgs, name: str) -> Sequence[Any]:
     nested = args.config.get("text_config")
-    return nested if isinstance(nested, dict) else args.config
-
-
-def _listed(config: dict[str, Any], name: str) -> Sequence[Any]:
-    found = config.get(name)
+    found = (nested if isinstance(nested, dict) else args.config).get(name)
     return found if isinstance(found, list | tuple) else ()
 
 
@@ -98,8 +86,7 @@ def ring_of(args: HuggingFaceArgs, layer: Layer) -> WindowGeometry:
 def step_caches(spec: ModelSpec) -> list[StepCache]:
     """List the rings of keys and values of every layer that has its own, then the biases that hide padding."""
     args: HuggingFaceArgs = spec.args
-    batch = spec.sizes.batch
-    found: list[StepCache] = []
+    batch, found = spec.sizes.batch, list[StepCache]()
     for index, layer in _owners(args):
         shape = (batch, layer.kv_heads, ring_slots(ring_of(args, layer)), layer.head_dim)
         found += [(f"{part}_cache.{index}", shape, "float") for part in ("key", "value")]
@@ -118,13 +105,13 @@ def _rings(args: HuggingFaceArgs) -> list[int]:
 
 
 def step_module(spec: ModelSpec, chunk: int) -> nn.Module:
-    """Build the model for calls of `chunk` tokens; it takes what `step_call` passes."""
+    """Build the model for calls of `chunk` tokens; it takes data, position, caches, and returns the next too."""
     args: HuggingFaceArgs = spec.args
     model: Any = exportable(spec)
     state = StepState(args, chunk, model)
     model.localattn_steps = state
     for layer in args.layers:
-        set_step(model.get_submodule(layer.path), state.attend)
+        setattr(model.get_submodule(layer.path), STEP, state.attend)
     own = model.forward
 
     def forward(self: Any, data: Sequence[Tensor], position: Tensor, caches: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -137,14 +124,6 @@ def step_module(spec: ModelSpec, chunk: int) -> nn.Module:
     model.forward = MethodType(forward, model)
     module: nn.Module = model
     return module
-
-
-def step_call(
-    model: nn.Module, data: Sequence[Tensor], position: Tensor, caches: Sequence[Tensor]
-) -> tuple[Tensor, ...]:
-    """Call the module: output, then the next caches in their order."""
-    found: tuple[Tensor, ...] = model(data, position, caches)
-    return found
 
 
 class StepState(nn.Module):
@@ -162,21 +141,16 @@ class StepState(nn.Module):
         super().__init__()
         assert args.max_length is not None
         self.args, self.chunk = args, chunk
-        self.windows = [ring_of(args, layer) for layer in args.layers]
-        self.keys = [(window, layer.kv_heads) for window, layer in zip(self.windows, args.layers, strict=True)]
-        made = {
-            key: StepTableBuilder(StepAttributes(key[0], 1.0), key[1], 1, chunk, args.max_length)
-            for key in dict.fromkeys(self.keys)
+        self.rings_of_layers = [(ring_of(args, layer), layer.kv_heads) for layer in args.layers]
+        self.builder_of = {
+            (window, kv_heads): StepTableBuilder(StepAttributes(window, 1.0), kv_heads, 1, chunk, args.max_length)
+            for window, kv_heads in dict.fromkeys(self.rings_of_layers)
         }
-        self.builders = nn.ModuleList(made.values())
-        self._place = {key: index for index, key in enumerate(made)}
-        self.rotary = nn.ModuleList(
-            RotaryTable(module, kind, args.max_length)
-            for module in rotary_modules(model)
-            for kind in _kinds(module, args)
-        )
-        for table in self.rotary:
-            assert isinstance(table, RotaryTable)
+        self.builders = nn.ModuleList(self.builder_of.values())
+        owners = [(module, kind) for module in rotary_modules(model) for kind in _kinds(module)]
+        tables = [RotaryTable(module, kind, args.max_length) for module, kind in owners]
+        self.rotary = nn.ModuleList(tables)
+        for table in tables:
             table.install(self)
 
     @torch.no_grad()
@@ -198,9 +172,9 @@ class StepState(nn.Module):
         owners = [index for index, _ in _owners(self.args)]
         count = 2 * len(owners)
         self.rings = dict(zip(owners, cache_pairs(caches[:count]), strict=True))
-        self.following: dict[int, tuple[Tensor, Tensor]] = {}
+        self.following: list[Tensor] = []
         self.turn = 0
-        self.views = [builder(position, batch, None) for builder in self.builders]
+        self.views = {ring: builder(position, batch, None) for ring, builder in self.builder_of.items()}
         self.hidden: dict[int, Tensor] = {}
         if mask is not None:
             new = torch.where(mask != 0, 0.0, OUTSIDE_SCORE)
@@ -210,42 +184,35 @@ class StepState(nn.Module):
 
     def _hide(self, slots: int, old: Tensor, new: Tensor, position: Tensor) -> None:
         """Add the biases of padding to every view of a ring, `old [B, R]` and `new [B, C]`, and keep the next ones."""
-        for key, place in self._place.items():
+        for key, view in self.views.items():
             if ring_slots(key[0]) != slots:
                 continue
-            view = self.views[place]
             if self.chunk == 1:
-                builder = self.builders[place]
-                assert isinstance(builder, StepTableBuilder)
-                ring = torch.where(builder.ring == position % slots, new, old)
+                ring = torch.where(self.builder_of[key].ring == position % slots, new, old)
                 self.hidden[slots] = ring
             else:
                 ring = torch.cat((old, new), dim=1)
                 self.hidden[slots] = ring[:, view.write_index]
-            bias = view.score_bias + ring[:, None, None, :]
-            self.views[place] = StepTables(bias, view.write_index, view.scales, view.rotation)
+            self.views[key] = replace(view, score_bias=view.score_bias + ring[:, None, None, :])
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float, sinks: Tensor | None
     ) -> Tensor:
         """Compute the attention of the next layer; `[B, H, C, D]` and KV heads → `[B, H, C, D]`."""
         index, self.turn = self.turn, self.turn + 1
-        layer = self.args.layers[index]
-        owner = index if layer.shares is None else layer.shares
-        view = self.views[self._place[self.keys[index]]]
-        attributes = StepAttributes(self.windows[index], scale, softcap=softcap)
-        out, *rings = step_attention_op(query, key, value, self.rings[owner], view, attributes, sinks)
-        if owner == index:
-            self.following[owner] = (rings[0], rings[1])
+        shares, ring = self.args.layers[index].shares, self.rings_of_layers[index]
+        attributes = StepAttributes(ring[0], scale, softcap=softcap)
+        caches = self.rings[index if shares is None else shares]
+        out, *following = step_attention_op(query, key, value, caches, self.views[ring], attributes, sinks)
+        if shares is None:
+            self.following += following
         return out
 
     def end(self) -> list[Tensor]:
         """Return the next caches."""
         if self.turn != len(self.args.layers):
             raise UsageError("An attention layer was not seen when the windows were read.")
-        return [cache for index, _ in _owners(self.args) for cache in self.following[index]] + list(
-            self.hidden.values()
-        )
+        return [*self.following, *self.hidden.values()]
 
 
 class RotaryTable(nn.Module):
@@ -309,7 +276,7 @@ class RotaryTable(nn.Module):
         return [x if x.shape[-1] == self.width else torch.cat((x, x), dim=-1) for x in found]
 
 
-def _kinds(module: nn.Module, args: HuggingFaceArgs) -> list[str | None]:
+def _kinds(module: nn.Module) -> list[str | None]:
     """List the types of layers that a rotary module is called for."""
     if "layer_type" not in inspect.signature(type(module).forward).parameters:
         return [None]

@@ -14,7 +14,7 @@ from ....core.error_texts import shown
 from ....core.errors import UsageError
 from ....core.storage.reading import read_plain
 from ..inference import bounded
-from .config import CONFIG, broken, grows
+from .config import CONFIG, broken, grows, raised
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -40,14 +40,12 @@ def files(folder: Path) -> list[Path]:
         return [config, folder / SINGLE]
     if (folder / INDEX).exists():
         return [config, folder / INDEX, *(folder / name for name in _shards(folder / INDEX))]
-    adapter = (folder / "adapter_config.json").exists()
+    why, fix = "It has no safetensors.", "Save the model with `save_pretrained`."
     other = next((name for name in _OTHERS if (folder / name).exists()), None)
-    why = "It has no safetensors."
-    if adapter:
-        why = "It is a PEFT adapter, not a model."
+    if (folder / "adapter_config.json").exists():
+        why, fix = "It is a PEFT adapter, not a model.", "Merge it into its model, and save that."
     elif other is not None:
         why = f"It has {other}: pickles are never opened, and other frameworks' weights not read."
-    fix = "Merge it into its model, and save that." if adapter else "Save the model with `save_pretrained`."
     raise UsageError(f"{folder} has no weights that can be read.", why=why, fix=fix)
 
 
@@ -66,8 +64,7 @@ def _shards(index: Path) -> list[str]:
         if not names or not all(isinstance(name, str) for name in names):
             raise ValueError("weight_map names no files")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UsageError(f"{index} cannot be read.", why=f"{type(error).__name__}: {reason}") from error
+        raise UsageError(f"{index} cannot be read.", why=raised(error)) from error
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise UsageError(f"{index} names {shown(name)}.", why="A shard is a .safetensors file in the same folder.")
@@ -99,7 +96,9 @@ def load_model(
     try:
         model, info = kind.from_pretrained(folder, config=config, **options)
     except Exception as error:  # the folder decides what goes wrong, and where
-        raise _unreadable(folder, error) from error
+        if isinstance(error, (TypeError, AttributeError, KeyError)):
+            raise broken(folder.name, error) from error
+        raise UsageError(f"{folder} cannot be loaded.", why=raised(error), fix="Copy or save it again.") from error
     finally:
         logging.set_verbosity(level)
         if shows:
@@ -125,17 +124,6 @@ def load_model(
     if unread:
         notes.append(f"{folder.name} lacks {bounded(unread, 3)}, which no output of the file depends on")
     return model.eval(), notes
-
-
-def _unreadable(folder: Path, error: Exception) -> UsageError:
-    text = " ".join(str(error).split())
-    if isinstance(error, (TypeError, AttributeError, KeyError)):
-        return broken(folder.name, error)
-    return UsageError(
-        f"{folder} cannot be loaded.",
-        why=f"{type(error).__name__}: {text[:300]}",
-        fix="Copy or save it again.",
-    )
 
 
 def whole_state(model: PreTrainedModel) -> Mapping[str, Tensor]:

@@ -5,6 +5,7 @@ It computes the same as `module.py`, with the layer's own rotary frequencies.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,15 +27,12 @@ def adapt(layer: Any, calls: Sequence[LayerCall], dynamic_length: bool) -> Windo
     Raises:
         UsageError: the layer cannot be replaced; the text says why.
     """
-    args = attention_args(layer)
     for call in calls:
         shapes = [call.shapes[name] for name in ("q", "k", "v")]
         if len(set(shapes)) > 1:  # upstream takes wider values, and one head of keys for all
             raise UsageError(f"It is called with q, k, v of the shapes {', '.join(str(list(x)) for x in shapes)}.")
         heads, batch = call.shapes.get("attn_bias", (1,))[0], call.shapes.get("mask", (1,))[0]
-        packed = 1
-        for size in call.shapes["q"][:-2]:
-            packed *= size
+        packed = math.prod(call.shapes["q"][:-2])
         if packed % (heads * batch):
             raise UsageError(f"A mask of {batch} rows and a bias of {heads} heads do not divide {packed} sequences.")
         if call.given.get("window_size", layer.window_size) != layer.window_size:
@@ -43,7 +41,7 @@ def adapt(layer: Any, calls: Sequence[LayerCall], dynamic_length: bool) -> Windo
     if len(widths) > 1:
         raise UsageError(f"It is called with heads of different sizes: {sorted(widths)}.")
     lengths = {call.shapes["q"][-2] for call in calls}
-    core = windowed_core(args, layer, lengths, widths.pop(), sequence_first=False, dynamic_length=dynamic_length)
+    core = WindowedCore(layer, lengths, widths.pop(), sequence_first=False, dynamic_length=dynamic_length)
     install(layer, ExportableAttention, core)
     return core.geometry
 
@@ -101,61 +99,40 @@ def is_upstream(part: nn.Module, class_name: str) -> bool:
     return False
 
 
-def windowed_core(
-    args: LocalAttentionArgs,
-    attention: Any,
-    lengths: set[int],
-    head_dim: int,
-    *,
-    sequence_first: bool,
-    dynamic_length: bool,
-) -> WindowedCore:
-    """Build the attention of a live layer, with the layer's own rotary frequencies.
-
-    Raises:
-        UsageError: its rotary embedding does not fit its heads.
-    """
-    if args.rotary_dim not in (None, head_dim):
-        raise UsageError(f"Its rotary embedding is {args.rotary_dim} wide and its heads are {head_dim}.")
-    inv_freq = None if attention.rel_pos is None else attention.rel_pos.inv_freq
-    return WindowedCore(args, lengths, head_dim, inv_freq, sequence_first=sequence_first, dynamic_length=dynamic_length)
-
-
 _OPEN = "open"
 
 
 class WindowedCore(nn.Module):
-    """The attention of a layer, for the lengths at which it was called.
+    """The attention of a live layer for the lengths at which it was called, with the layer's own rotary frequencies.
 
     Args:
-        args: arguments of the layer.
+        layer: the live `LocalAttention`.
         lengths: every length of its sequences, or with `dynamic_length` the longest.
         head_dim: head size.
-        inv_freq: the layer's own rotary frequencies; None without rotary.
         sequence_first: `q, k, v` are `[B, N, H, D]`, else `[B, H, N, D]`.
         dynamic_length: the file's length is dynamic.
+
+    Raises:
+        UsageError: the layer has a part that upstream's class would not have, or a rotary embedding of another width.
     """
 
     def __init__(
-        self,
-        args: LocalAttentionArgs,
-        lengths: set[int],
-        head_dim: int,
-        inv_freq: Tensor | None,
-        *,
-        sequence_first: bool,
-        dynamic_length: bool,
+        self, layer: Any, lengths: set[int], head_dim: int, *, sequence_first: bool, dynamic_length: bool
     ) -> None:
         super().__init__()
+        args = attention_args(layer)
+        if args.rotary_dim not in (None, head_dim):
+            raise UsageError(f"Its rotary embedding is {args.rotary_dim} wide and its heads are {head_dim}.")
         self.args, self.geometry = args, args.geometry()
         self.sequence_first, self.dynamic_length = sequence_first, dynamic_length
         wanted = {_OPEN: max(lengths)} if dynamic_length else {str(length): length for length in sorted(lengths)}
         self.by_length = nn.ModuleDict()
         for name, length in wanted.items():
             part = LocalAttention(args, length, head_dim, sequence_first=sequence_first, dynamic_length=dynamic_length)
-            if part.rel_pos is not None and inv_freq is not None:
+            if part.rel_pos is not None:
                 # Not persistent, so that the layer's state dict keeps upstream's names.
-                part.rel_pos.register_buffer("inv_freq", inv_freq.detach().cpu().float(), persistent=False)
+                inv_freq = layer.rel_pos.inv_freq.detach().cpu().float()
+                part.rel_pos.register_buffer("inv_freq", inv_freq, persistent=False)
                 part.rel_pos.prepare()
             self.by_length[name] = part
 

@@ -1,8 +1,9 @@
-"""`LocalAttention` as a family: its row in the registry, and its file's sizes and inputs."""
+"""`LocalAttention` as a family: its row in the registry, its file's sizes and inputs, and what weights show."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,11 +25,9 @@ from ..family import (
     ring_caches,
     sequence_length,
 )
-from ..inference import INV_FREQ
-from ..parts.float64 import Float64State
+from ..inference import INV_FREQ, Findings, TensorShapes, from_presence, from_size
 from .adapter import adapt
 from .arguments import LocalAttentionArgs
-from .infer import expected_shapes, infer_arguments
 from .module import LocalAttention
 from .reference import local_attention
 from .step_module import StepAttention
@@ -74,10 +73,17 @@ def _module(spec: ModelSpec) -> LocalAttention:
     return LocalAttention(spec.args, sizes.seq_len, sizes.dim_head, dynamic_length=sizes.dynamic_length)
 
 
-def _reference(
-    spec: ModelSpec, state: Float64State, x: Mapping[str, Tensor], positions: Tensor | None
-) -> tuple[Tensor, ...]:
-    return (local_attention(spec.args, state, x["q"], x["k"], x["v"], x.get("mask"), x.get("attn_bias")),)
+def _infer_arguments(shapes: TensorShapes, given: Mapping[str, Any]) -> Findings:
+    """Infer arguments from rotary frequencies.
+
+    Absent frequencies show nothing, because rotary is on if the config gives `dim`.
+    """
+    if INV_FREQ not in shapes:
+        return {}
+    findings = {"use_rotary_pos_emb": from_presence(shapes, INV_FREQ)}
+    if given.get("rel_pos_emb_config") is None:
+        findings["dim"] = from_size(shapes, INV_FREQ, 1, 0, per_unit=2)
+    return findings
 
 
 ZETA_RAISES = "zetascale 2.8.8 raises in forward as published: it gives masked_fill a tensor for a number"
@@ -93,12 +99,11 @@ LOCAL_ATTENTION = Family(
     sizes=_sizes,
     inputs=_inputs,
     module=_module,
-    reference=_reference,
+    reference=lambda spec, state, inputs, positions: (local_attention(spec.args, state, **inputs, part=None),),
     state_dict=StateDictForm(
         recognises=lambda shapes: set(shapes) <= {INV_FREQ},
         recognised_by="LocalAttention at most rel_pos.inv_freq",
-        infer_arguments=infer_arguments,
-        expected_shapes=expected_shapes,
+        infer_arguments=_infer_arguments,
     ),
     step=StepForm(
         module=lambda spec, chunk: StepAttention(spec.args, spec.sizes.heads, spec.sizes.dim_head, chunk),

@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..parts.norms import unit_norm
+from ..parts.attention_op import windowed_attention_op
+from ..parts.fused_calls import unit_norm
 from ..parts.rotary import RotaryTable
-from ..parts.windowed_attention_op import windowed_attention_op
 from .arguments import LocalAttentionArgs
 
 

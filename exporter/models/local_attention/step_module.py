@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ....core.nodes.step import StepAttributes
-from ..parts.norms import unit_norm
+from ..parts.fused_calls import unit_norm
 from ..parts.step_attention_op import step_attention_op
 from ..parts.step_rotary import RotaryPhase, rotate
 from ..parts.step_tables import StepTableBuilder, StepTables

@@ -13,15 +13,8 @@ from ....core.errors import UsageError
 from ....core.geometry import WindowGeometry
 from ..drop_in import install
 from ..family import LayerCall
-from ..local_attention.adapter import (
-    WindowedCore,
-    attention_args,
-    bias_with_heads,
-    has_hooks,
-    is_upstream,
-    windowed_core,
-)
-from ..parts.norms import unit_norm
+from ..local_attention.adapter import WindowedCore, bias_with_heads, has_hooks, is_upstream
+from ..parts.fused_calls import unit_norm
 
 
 def adapt(layer: Any, calls: Sequence[LayerCall], dynamic_length: bool) -> WindowGeometry:
@@ -45,23 +38,12 @@ def adapt(layer: Any, calls: Sequence[LayerCall], dynamic_length: bool) -> Windo
         if layer.heads % bias[0]:
             raise UsageError(f"It is called with a bias for {bias[0]} heads and has {layer.heads}.")
     lengths = {call.shapes["x"][-2] for call in calls}
-    core = windowed_core(
-        attention_args(attention),
-        attention,
-        lengths,
-        _head_dim(layer, calls),
-        sequence_first=True,
-        dynamic_length=dynamic_length,
-    )
+    with torch.no_grad():  # the matrix may be wrapped, so it is run to see its size
+        rows = layer.to_qkv(torch.zeros(1, 1, calls[0].shapes["x"][-1])).shape[-1]
+    head_dim = int(rows) // (3 * int(layer.heads))
+    core = WindowedCore(attention, lengths, head_dim, sequence_first=True, dynamic_length=dynamic_length)
     install(layer, ExportableMHA, core)
     return core.geometry
-
-
-def _head_dim(layer: Any, calls: Sequence[LayerCall]) -> int:
-    """Measure the head size of a live LocalMHA by running one of its matrices, which may be wrapped."""
-    with torch.no_grad():
-        rows = layer.to_qkv(torch.zeros(1, 1, calls[0].shapes["x"][-1])).shape[-1]
-    return int(rows) // (3 * int(layer.heads))
 
 
 class ExportableMHA(nn.Module):

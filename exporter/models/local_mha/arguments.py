@@ -49,16 +49,6 @@ class HeadsArgs(Arguments):
         """Channels of a head that the rotary embedding rotates, or None without rotary."""
         return self.attention_args().rotary_dim
 
-    @property
-    def xpos_base(self) -> float | None:
-        """The base of xpos' exponents, or None where xpos has no effect."""
-        return self.attention_args().xpos_base
-
-    @property
-    def score_scale(self) -> float:
-        """The factor of q: `qk_scale` with `qk_rmsnorm`, else `dim_head ** -0.5`."""
-        return self.attention_args().score_scale(self.dim_head)
-
 
 class LocalMHAArgs(HeadsArgs):
     """Arguments of `LocalMHA`, with those it passes through to `LocalAttention`."""
@@ -80,18 +70,11 @@ class LocalMHAArgs(HeadsArgs):
 
     def attention_args(self) -> LocalAttentionArgs:
         """Return the arguments of the `LocalAttention` inside."""
-        return LocalAttentionArgs(
-            dim=self.dim_head,
-            window_size=self.window_size,
-            causal=self.causal,
-            autopad=True,
-            scale=self.qk_scale if self.qk_rmsnorm else None,
-            exact_windowsize=True if self.exact_windowsize is None else self.exact_windowsize,
-            use_xpos=self.use_xpos,
-            xpos_scale_base=self.xpos_scale_base,
-            look_backward=self.look_backward,
-            look_forward=self.look_forward,
-            shared_qk=self.shared_qk,
-            rel_pos_emb_config=self.rel_pos_emb_config,
-            use_rotary_pos_emb=self.use_rotary_pos_emb,
-        )
+        passed_on = LocalAttentionArgs.model_fields.keys() & LocalMHAArgs.model_fields.keys()
+        set_here = {
+            "dim": self.dim_head,
+            "autopad": True,
+            "scale": self.qk_scale if self.qk_rmsnorm else None,
+            "exact_windowsize": self.exact_windowsize is not False,
+        }
+        return LocalAttentionArgs(**{name: getattr(self, name) for name in passed_on} | set_here)

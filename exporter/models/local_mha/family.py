@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from ..family import (
     Family,
     Inputs,
-    ModelSpec,
     ShapeRequest,
     Sizes,
     StateDictForm,
@@ -21,10 +20,9 @@ from ..family import (
     sequence_length,
 )
 from ..local_attention.family import ZETA_RAISES
-from ..parts.float64 import Float64State
 from .adapter import adapt
 from .arguments import LocalMHAArgs
-from .infer import expected_shapes, infer_arguments
+from .infer import infer_arguments
 from .module import LocalMHA
 from .reference import local_mha
 from .step_module import StepMHA
@@ -43,12 +41,6 @@ def _step(model: StepMHA, data: Sequence[Tensor], position: Tensor, caches: Sequ
     x, *bias = data
     out, following = model(x.flatten(0, 1), cache_pairs(caches)[0], model.attn_fn.view(position, x.shape[0], *bias))
     return out.reshape(x.shape), *following
-
-
-def _reference(
-    spec: ModelSpec, state: Float64State, x: Mapping[str, Tensor], positions: Tensor | None
-) -> tuple[Tensor, ...]:
-    return (local_mha(spec.args, state, x["x"], x.get("mask"), x.get("attn_bias")),)
 
 
 SETS_ITSELF = {
@@ -70,12 +62,11 @@ LOCAL_MHA = Family(
     sizes=_sizes,
     inputs=_inputs,
     module=lambda spec: LocalMHA(spec.args, spec.sizes.seq_len, dynamic_length=spec.sizes.dynamic_length),
-    reference=_reference,
+    reference=lambda spec, state, inputs, positions: (local_mha(spec.args, state, **inputs, part=None),),
     state_dict=StateDictForm(
         recognises=lambda shapes: "to_qkv.weight" in shapes,
         recognised_by="LocalMHA to_qkv.weight",
         infer_arguments=infer_arguments,
-        expected_shapes=expected_shapes,
     ),
     step=StepForm(module=lambda spec, chunk: StepMHA(spec.args, chunk), call=_step, caches=ring_caches),
     adapters={

@@ -1,4 +1,4 @@
-"""Infer `LocalMHA`'s arguments from tensor shapes, and list the shapes that arguments imply."""
+"""Infer `LocalMHA`'s arguments from tensor shapes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Any
 
 from ....core.errors import UsageError
 from ..inference import INV_FREQ, Findings, Inferred, TensorShapes, from_presence, from_size, size_of
-from ..local_attention.infer import expected_shapes as attention_shapes
-from .arguments import LocalMHAArgs
 
 
 def infer_arguments(shapes: TensorShapes, given: Mapping[str, Any], prefix: str = "") -> Findings:
@@ -57,19 +55,3 @@ def _infer_heads(shapes: TensorShapes, given: Mapping[str, Any], prefix: str) ->
         how = f"{to_qkv} is {list(shapes[to_qkv])} and {known} is {value}"
         findings[other] = Inferred(inner // value, to_qkv, how)
     return findings
-
-
-def expected_shapes(args: LocalMHAArgs) -> TensorShapes:
-    """List every tensor of the state dict."""
-    shapes: TensorShapes = {}
-    if args.prenorm:
-        shapes |= {"norm.weight": (args.dim,), "norm.bias": (args.dim,)}
-    if args.qk_rmsnorm:
-        shapes |= {"q_scale": (args.dim_head,), "k_scale": (args.dim_head,)}
-    if args.gate_values_per_head:
-        shapes |= {"to_v_gate.0.weight": (args.heads, args.dim), "to_v_gate.0.bias": (args.heads,)}
-    shapes |= {f"attn_fn.{name}": shape for name, shape in attention_shapes(args.attention_args()).items()}
-    return shapes | {
-        "to_qkv.weight": (3 * args.inner_dim, args.dim),
-        "to_out.weight": (args.dim, args.inner_dim),
-    }

@@ -13,7 +13,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ..local_attention.module import LocalAttention
-from ..parts.norms import unit_norm
+from ..parts.fused_calls import unit_norm
 from .arguments import LocalMHAArgs
 
 
@@ -30,16 +30,15 @@ class MHAWeights(nn.Module):
 
     def __init__(self, args: LocalMHAArgs, attention: nn.Module) -> None:
         super().__init__()
-        inner = args.dim_head * args.heads
         self.heads, self.qk_rmsnorm = args.heads, args.qk_rmsnorm
         self.norm = nn.LayerNorm(args.dim) if args.prenorm else None
-        self.to_qkv = nn.Linear(args.dim, inner * 3, bias=False)
+        self.to_qkv = nn.Linear(args.dim, args.inner_dim * 3, bias=False)
         if args.qk_rmsnorm:
             self.q_scale = nn.Parameter(torch.ones(args.dim_head))
             self.k_scale = nn.Parameter(torch.ones(args.dim_head))
         self.attn_fn = attention
         self.to_v_gate = nn.Sequential(nn.Linear(args.dim, args.heads)) if args.gate_values_per_head else None
-        self.to_out = nn.Linear(inner, args.dim, bias=False)
+        self.to_out = nn.Linear(args.inner_dim, args.dim, bias=False)
 
 
 class LocalMHA(MHAWeights):

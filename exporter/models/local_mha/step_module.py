@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..local_attention.step_module import Caches, StepAttention
-from ..parts.norms import unit_norm
+from ..parts.fused_calls import unit_norm
 from ..parts.step_tables import StepTables
 from .arguments import LocalMHAArgs
 from .module import MHAWeights

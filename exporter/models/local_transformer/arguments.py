@@ -8,7 +8,6 @@ from __future__ import annotations
 from pydantic import model_validator
 
 from ....core.errors import UsageError
-from ....core.geometry import WindowGeometry
 from ..arguments import Depth, Factor, Flag, Integer, Probability, Size
 from ..local_attention.arguments import LocalAttentionArgs
 from ..local_mha.arguments import HeadsArgs, LocalMHAArgs
@@ -54,11 +53,7 @@ class LocalTransformerArgs(HeadsArgs):
                 f"ff_mult {self.ff_mult} leaves the feed-forward no channels.",
                 why=f"Its width is int({self.dim} * {self.ff_mult} * 2 / 3) = 0.",
             )
-        self._check_position_bias(self.geometry())
-        return self
-
-    def _check_position_bias(self, geometry: WindowGeometry) -> None:
-        window = self.local_attn_window_size
+        geometry, window = self.geometry(), self.local_attn_window_size
         if self.use_dynamic_pos_bias and geometry.keys_per_window != 2 * window:
             raise UsageError(
                 f"use_dynamic_pos_bias with {geometry.look_backward} windows back and {geometry.look_forward} forward.",
@@ -66,6 +61,7 @@ class LocalTransformerArgs(HeadsArgs):
                 f"{geometry.keys_per_window}, and local-attention itself fails.",
                 fix="Set look_backward + look_forward to 1 (non-causal: look_forward = 0).",
             )
+        return self
 
     def mha_args(self) -> LocalMHAArgs:
         """Return the arguments of the `LocalMHA` in every layer."""
@@ -91,8 +87,3 @@ class LocalTransformerArgs(HeadsArgs):
     def ff_inner(self) -> int:
         """Width of the feed-forward's value half, which is also that of its gate half."""
         return feed_forward_width(self.dim, self.ff_mult)
-
-    @property
-    def position_bias_dim(self) -> int:
-        """Hidden width of the dynamic position bias."""
-        return self.dim // 2

@@ -26,7 +26,7 @@ from ..family import (
 from ..local_mha.family import SETS_ITSELF
 from ..parts.float64 import Float64State
 from .arguments import LocalTransformerArgs
-from .infer import expected_shapes, infer_arguments, length_unless_given, recognises
+from .infer import infer_arguments, length_unless_given, recognises
 from .module import LocalTransformer
 from .reference import local_transformer
 from .step_module import StepTransformer
@@ -38,13 +38,8 @@ def _sizes(args: LocalTransformerArgs, request: ShapeRequest) -> Sizes:
             f"{argument('attn_bias')} does not apply to LocalTransformer.",
             why="Its forward takes no attention bias; a dynamic position bias is part of its weights.",
         )
-    length = sequence_length(request, args.max_seq_len)
-    if args.num_tokens is not None and args.max_seq_len is not None and length > args.max_seq_len:
-        raise UsageError(
-            f"{argument('seq_len', length)} is beyond the model's max_seq_len {args.max_seq_len}.",
-            why="There is no learned position embedding past it.",
-            fix=f"Use {argument('seq_len', args.max_seq_len)} or less.",
-        )
+    limit = "" if args.learned_positions is None else "max_seq_len"
+    length = sequence_length(request, args.max_seq_len, limit, "There is no learned position embedding past it.")
     return Sizes(length, request.batch, args.heads, args.dim_head, request.mask, False)
 
 
@@ -113,7 +108,6 @@ LOCAL_TRANSFORMER = Family(
         recognised_by="LocalTransformer has layers.*",
         infer_arguments=infer_arguments,
         follow=length_unless_given,
-        expected_shapes=expected_shapes,
     ),
     step=StepForm(
         module=lambda spec, chunk: StepTransformer(spec.args, chunk, mixes_residuals=spec.mixes_residuals),

@@ -1,4 +1,4 @@
-"""Infer `LocalTransformer`'s arguments from tensor shapes, and list the shapes that arguments imply."""
+"""Infer `LocalTransformer`'s arguments from tensor shapes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 
 from ....core.errors import UsageError
 from ..inference import Findings, Inferred, TensorShapes, from_presence, from_size, size_of
-from ..local_mha.infer import expected_shapes as mha_shapes
 from ..local_mha.infer import infer_arguments as infer_mha_arguments
-from .arguments import LocalTransformerArgs, feed_forward_width
+from .arguments import feed_forward_width
 
 _LAYER = re.compile(r"layers\.([0-9]{1,6})\.")
 
@@ -86,71 +85,7 @@ def _infer_ff_mult(shapes: TensorShapes, dim: int, given: object) -> Inferred:
     raise UsageError(f"{key} is {list(shapes[key])}.", why="No ff_mult gives that width.")
 
 
-def expected_shapes(args: LocalTransformerArgs) -> TensorShapes:
-    """List every tensor of the state dict."""
-    shapes = _embeddings(args)
-    if args.use_dynamic_pos_bias:
-        shapes |= {f"dynamic_pos_bias.{name}": shape for name, shape in _position_bias(args).items()}
-    connection = _hyper_connection(args)
-    branches = (mha_shapes(args.mha_args()), _feed_forward(args))
-    for layer in range(args.depth):
-        for index, branch in enumerate(branches):
-            prefix = f"layers.{layer}.{index}."
-            shapes |= {prefix + name: shape for name, shape in connection.items()}
-            shapes |= {f"{prefix}branch.{name}": shape for name, shape in branch.items()}
-    return shapes
-
-
 def length_unless_given(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Set no longest sequence for a model without embeddings, because nothing limits its length."""
     without = values.get("num_tokens") is None and "max_seq_len" not in values
     return {"max_seq_len": None} if without else {}
-
-
-def _embeddings(args: LocalTransformerArgs) -> TensorShapes:
-    if args.num_tokens is None or args.max_seq_len is None:
-        return {}
-    return {
-        "token_emb.weight": (args.num_tokens, args.dim),
-        "pos_emb.weight": (args.max_seq_len, args.dim),
-        "to_logits.0.weight": (args.dim,),
-        "to_logits.0.bias": (args.dim,),
-        "to_logits.1.weight": (args.num_tokens, args.dim),
-    }
-
-
-def _position_bias(args: LocalTransformerArgs) -> TensorShapes:
-    width = args.position_bias_dim
-    return {
-        "mlp.0.weight": (width, 1),
-        "mlp.0.bias": (width,),
-        "mlp.2.weight": (width, width),
-        "mlp.2.bias": (width,),
-        "mlp.4.weight": (args.heads, width),
-        "mlp.4.bias": (args.heads,),
-    }
-
-
-def _hyper_connection(args: LocalTransformerArgs) -> TensorShapes:
-    """List the tensors of a hyper-connection; a single residual stream is a plain residual without parameters."""
-    streams = args.num_residual_streams
-    if streams == 1:
-        return {}
-    return {
-        "static_alpha": (streams, streams + 1),
-        "dynamic_alpha_fn": (args.dim, streams + 1),
-        "dynamic_alpha_scale": (),
-        "static_beta": (streams,),
-        "dynamic_beta_fn": (args.dim,),
-        "dynamic_beta_scale": (),
-        "norm.gamma": (args.dim,),
-    }
-
-
-def _feed_forward(args: LocalTransformerArgs) -> TensorShapes:
-    return {
-        "0.weight": (args.dim,),
-        "0.bias": (args.dim,),
-        "1.weight": (2 * args.ff_inner, args.dim),
-        "4.weight": (args.dim, args.ff_inner),
-    }

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from ..local_mha.module import LocalMHA
 from ..parts.fused_calls import gated_gelu
 from .arguments import LocalTransformerArgs
-from .streams.hyper_connections import HyperConnection, Residual
-from .streams.stream_ends import FirstHyperConnection, LastHyperConnection
+from .hyper_connections import FirstHyperConnection, HyperConnection, LastHyperConnection, Residual
 
 
 class FeedForward(nn.Sequential):

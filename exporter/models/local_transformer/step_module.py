@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from ..local_attention.step_module import Caches, StepAttention
 from ..local_mha.step_module import StepMHA
 from .arguments import LocalTransformerArgs
+from .hyper_connections import StepHyperConnection, StepResidual
 from .module import FeedForward, TransformerWeights
-from .streams.step_streams import StepHyperConnection, StepResidual
 
 Connection = StepHyperConnection | StepResidual
 

@@ -12,7 +12,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ....core.nodes.fused import FUSED_BY_OP_TYPE, FUSED_DOMAIN, FUSED_VERSION
-from .norms import norm
+
+
+def norm(x: Tensor) -> Tensor:
+    """Compute the Euclidean norm of the last axis, at least 1e-12, `[…, D]` → `[…, 1]` fp32.
+
+    The results are those of `torch.nn.functional.normalize`, which exports an additional Expand node; in fp16 the sum
+    of squares would overflow at a norm of 256. The squares are summed by Mul and ReduceSum, for which onnxruntime has a
+    fast path; ReduceL2 took 2.3 times as long (4096 vectors of 256, one thread).
+    """
+    precise = x.float()
+    length: Tensor = (precise * precise).sum(dim=-1, keepdim=True).sqrt().clamp_min(1e-12)
+    return length
+
+
+def unit_norm(x: Tensor) -> Tensor:
+    """Divide by `norm`, `[…, D]` → `[…, D]` fp32."""
+    return x.float() / norm(x)
 
 
 def stream_weights(x: Tensor, weight: Tensor, gain: Tensor, constant: Tensor) -> Tensor:

@@ -75,14 +75,14 @@ def test_nested_defaults_match_the_modules_upstream_builds():
         assert (args.rotary_dim is None) == (theirs.rel_pos is None), extra
         if theirs.rel_pos is not None:
             assert args.rotary_dim == 2 * len(theirs.rel_pos.inv_freq)
-            assert args.xpos_base == (theirs.rel_pos.scale_base if args.use_xpos else None)
+            assert ours.xpos_base == (theirs.rel_pos.scale_base if args.use_xpos else None)
         assert args.mha_args().prenorm == (mha.norm is not None)
 
 
 def test_score_scale():
-    assert LocalMHAArgs(**MHA, dim_head=16).score_scale == 0.25
-    assert LocalMHAArgs(**MHA, qk_rmsnorm=True).score_scale == 8
-    assert LocalMHAArgs(**MHA, qk_scale=5).score_scale == 64**-0.5  # ignored without qk_rmsnorm
+    assert LocalMHAArgs(**MHA, dim_head=16).attention_args().score_scale(16) == 0.25
+    assert LocalMHAArgs(**MHA, qk_rmsnorm=True).attention_args().score_scale(64) == 8
+    assert LocalMHAArgs(**MHA, qk_scale=5).attention_args().score_scale(64) == 64**-0.5  # ignored without qk_rmsnorm
     assert LocalAttentionArgs(window_size=4, scale=0.0).score_scale(16) == 0
 
 

@@ -16,6 +16,7 @@ from localattn.exporter.checkpoint.config import RawConfig, load_config, parse_c
 from localattn.exporter.checkpoint.infer_config import canonical_state, gather
 from localattn.exporter.checkpoint.infer_config import infer_config as completed
 from localattn.exporter.checkpoint.load import find_config, load_state
+from localattn.exporter.models.family import expected_shapes
 from localattn.exporter.models.local_transformer.family import LOCAL_TRANSFORMER
 from localattn.exporter.models.registry import CLASSES
 
@@ -105,9 +106,7 @@ CASES = [
 @pytest.mark.parametrize(("class_name", "kwargs"), CASES)
 def test_shapes_are_upstreams(class_name, kwargs):
     name = f"local_attention.{class_name}"
-    assert CLASSES[name].family.state_dict.expected_shapes(parse_args(name, kwargs)) == shapes_of(
-        build(class_name, kwargs)
-    )
+    assert expected_shapes(CLASSES[name].family, parse_args(name, kwargs)) == shapes_of(build(class_name, kwargs))
 
 
 @pytest.mark.parametrize(("class_name", "kwargs"), CASES)
@@ -160,18 +159,16 @@ def test_zeta(zeta):
     for options in MHAS:
         kwargs = {**MHA, **options}
         module = zeta.LocalMHA(**kwargs)
-        assert CLASSES["zeta.LocalMHA"].family.state_dict.expected_shapes(
-            parse_args("zeta.LocalMHA", kwargs)
-        ) == shapes_of(module)
+        assert expected_shapes(CLASSES["zeta.LocalMHA"].family, parse_args("zeta.LocalMHA", kwargs)) == shapes_of(
+            module
+        )
         config = parse_config({"class": "zeta.LocalMHA", "kwargs": {"window_size": 4, "heads": options["heads"]}})
         resolved = infer_config(module.state_dict(), config)
         assert resolved.class_name == "zeta.LocalMHA"
         assert resolved.args == parse_args("zeta.LocalMHA", kwargs)
     for options in ATTENTIONS:
         kwargs = {"window_size": 4, **options}
-        shapes = CLASSES["zeta.LocalAttention"].family.state_dict.expected_shapes(
-            parse_args("zeta.LocalAttention", kwargs)
-        )
+        shapes = expected_shapes(CLASSES["zeta.LocalAttention"].family, parse_args("zeta.LocalAttention", kwargs))
         assert shapes == shapes_of(zeta.LocalAttention(**kwargs))
 
 

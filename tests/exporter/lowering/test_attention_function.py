@@ -32,7 +32,7 @@ from localattn.exporter.lowering.attention_function import attention_function
 from localattn.exporter.models.local_attention import reference as float64_reference
 from localattn.exporter.models.local_attention.arguments import LocalAttentionArgs
 from localattn.exporter.models.local_mha.arguments import LocalMHAArgs
-from localattn.exporter.models.parts.windowed_attention_op import windowed_attention_op
+from localattn.exporter.models.parts.attention_op import windowed_attention_op
 from localattn.plugins.torch_op import windowed_attention
 
 from ...support import reference

@@ -24,8 +24,10 @@ from localattn.runtime.ort.session import open_bytes
 torch = pytest.importorskip("torch")
 
 from localattn.exporter.lowering.functions import attach_functions  # noqa: E402
+from localattn.exporter.models.aft_local.family import AFT_LOCAL  # noqa: E402
 from localattn.exporter.models.aft_local.module import AFTLocal  # noqa: E402
 from localattn.exporter.models.aft_local.reference import aft_local  # noqa: E402
+from localattn.exporter.models.family import ShapeRequest  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -344,7 +346,7 @@ def test_a_checkpoint_of_another_window_is_refused(window):
 
 def test_a_sequence_longer_than_the_biases_is_refused():
     with pytest.raises(UsageError, match="seq_len 8"):
-        AFTLocal(AFTLocalArgs(d_model=4, seq_len=8, local_window_size=3), 9)
+        AFT_LOCAL.sizes(AFTLocalArgs(d_model=4, seq_len=8, local_window_size=3), ShapeRequest(9))
 
 
 @pytest.mark.parametrize(

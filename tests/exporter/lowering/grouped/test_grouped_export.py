@@ -15,7 +15,7 @@ from localattn.core.geometry import WindowGeometry
 from localattn.exporter.checks.wide_integers import check_wide_integers
 from localattn.exporter.lowering.functions import attach_functions
 from localattn.exporter.lowering.trace import attention_nodes, trace_module
-from localattn.exporter.models.parts.grouped_attention_op import grouped_attention_op
+from localattn.exporter.models.parts.attention_op import grouped_attention_op
 from localattn.onnx_graph.standard_ops import rewrite
 from localattn.runtime.ort.session import open_bytes
 

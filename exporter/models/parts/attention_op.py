@@ -1,19 +1,67 @@
-"""Attention with shared heads of keys for modules: one node while exporting, the PyTorch operator otherwise."""
+"""Attention for modules: one node while exporting, the PyTorch operator otherwise."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import astuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ....core.errors import UsageError
 from ....core.geometry import WindowGeometry
-from ....core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST
+from ....core.nodes.attention import (
+    DOMAIN,
+    DOMAIN_VERSION,
+    HEADS_FIRST,
+    SEQUENCE_FIRST,
+    NodeAttributes,
+    check_xpos,
+    choose_query_block,
+    variant_for,
+)
 from ....core.nodes.grouped import GroupedAttributes, choose_grouped_block
-from ....plugins import grouped_op
-from .windowed_attention_op import attention_node, windowed_attention_op
+from ....plugins import grouped_op, torch_op
+
+
+def windowed_attention_op(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    geometry: WindowGeometry,
+    scale: float,
+    *,
+    key_mask: Tensor | None = None,
+    attn_bias: Tensor | None = None,
+    shared_qk: bool = False,
+    sequence_first: bool = True,
+    xpos_scale_base: float = 0.0,
+) -> Tensor:
+    """Compute windowed attention; the arguments are those of `plugins.torch_op.windowed_attention`.
+
+    Raises:
+        UsageError: xpos is used with heads whose width is odd or below 2.
+    """
+    if xpos_scale_base:
+        check_xpos(query.shape[-1])
+    if attn_bias is not None:
+        attn_bias = attn_bias.to(query.dtype)  # plugins take inputs of one element type
+    if not torch.onnx.is_in_onnx_export():
+        options = (key_mask, attn_bias, *astuple(geometry), scale, shared_qk, sequence_first, xpos_scale_base)
+        output: Tensor = torch_op.windowed_attention(query, key, value, *options)
+        return output
+    variant = variant_for(has_mask=key_mask is not None, has_bias=attn_bias is not None, has_xpos=bool(xpos_scale_base))
+    attributes = NodeAttributes(
+        geometry,
+        scale,
+        shared_qk=shared_qk,
+        perm=SEQUENCE_FIRST if sequence_first else HEADS_FIRST,
+        query_block=choose_query_block(geometry, _length(query, sequence_first), has_bias=attn_bias is not None),
+        xpos_scale_base=xpos_scale_base,
+    )
+    return attention_node(variant.op_type, [query, key, value, key_mask, attn_bias], attributes.as_onnx())
 
 
 def grouped_attention_op(
@@ -28,7 +76,7 @@ def grouped_attention_op(
     sinks: Tensor | None = None,
     sequence_first: bool = True,
 ) -> Tensor:
-    """Compute attention; the mathematics is that of `core.nodes.grouped`.
+    """Compute attention with shared heads of keys; the mathematics is that of `core.nodes.grouped`.
 
     It becomes a plain `WindowedAttention` node where nothing needs more: that one has a kernel for GPUs too.
 
@@ -60,25 +108,15 @@ def grouped_attention_op(
             query, key, value, geometry, scale, key_mask=key_mask, sequence_first=sequence_first
         )
     if not torch.onnx.is_in_onnx_export():
-        output: Tensor = grouped_op.grouped_attention(
-            query,
-            key,
-            value,
-            key_mask,
-            sinks,
-            *astuple(geometry),
-            scale,
-            softcap,
-            sequence_first,
-        )
+        options = (key_mask, sinks, *astuple(geometry), scale, softcap, sequence_first)
+        output: Tensor = grouped_op.grouped_attention(query, key, value, *options)
         return output
-    length = query.shape[1 if sequence_first else 2]
     attributes = GroupedAttributes(
         geometry,
         scale,
         softcap,
         perm=SEQUENCE_FIRST if sequence_first else HEADS_FIRST,
-        query_block=choose_grouped_block(geometry, length if isinstance(length, int) else None),
+        query_block=choose_grouped_block(geometry, _length(query, sequence_first)),
     )
     variant = attributes.variant(has_mask=key_mask is not None, has_sinks=sinks is not None)
     return attention_node(variant.op_type, [query, key, value, key_mask, sinks], attributes.as_onnx())
@@ -96,3 +134,21 @@ def _check_sizes(query: Tensor, key: Tensor, value: Tensor, heads: int, kv_heads
             why="The node takes one width for all three.",
             fix="Append channels of zeros to the narrower ones, and cut the output.",
         )
+
+
+def _length(query: Tensor, sequence_first: bool) -> int | None:
+    """Return the length of the sequence; None of a dynamic one."""
+    length = query.shape[1 if sequence_first else 2]
+    return length if isinstance(length, int) else None
+
+
+def attention_node(op_type: str, inputs: Sequence[Tensor | None], attributes: dict[str, Any]) -> Tensor:
+    """Add a node to the graph, and return its output, of its first input's shape and type; inputs of None are left out.
+
+    Shapes and meaning: `core.nodes`.
+    """
+    given = [x for x in inputs if x is not None]
+    first = given[0]
+    return torch.onnx.ops.symbolic(
+        f"{DOMAIN}::{op_type}", given, attributes, dtype=first.dtype, shape=first.shape, version=DOMAIN_VERSION
+    )
