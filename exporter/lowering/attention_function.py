@@ -33,7 +33,7 @@ import onnx_ir as ir
 from ...core.nodes.attention import LOWEST_BIAS, OUTSIDE_SCORE, SELF_SCORE, VARIANT_BY_OP_TYPE, NodeVariant
 from ...core.nodes.grouped import GroupedVariant
 from .attention_facts import BodyFacts, Part, facts_of
-from .function_parts import ATTENTION_ATTRIBUTES, attribute, define, integers, real
+from .function_parts import attribute, define, integers, real
 
 # Above `OUTSIDE_SCORE`: if all visible keys of a row are masked, its weights spread over those keys alone, whose
 # values are zero. Finite, so that no row becomes NaN.
@@ -380,4 +380,4 @@ def attention_function(variant: NodeVariant, opset: int, facts: BodyFacts | None
         facts: facts that hold for every node of that type; by default none, and the function serves all nodes.
     """
     body = _body(variant, facts or BodyFacts())
-    return define(body, variant.op_type, variant.input_names, ATTENTION_ATTRIBUTES, opset)
+    return define(body, variant.op_type, variant.input_names, variant.attribute_names, opset)

@@ -16,9 +16,9 @@ from ....core.nodes.attention import (
     HEADS_FIRST,
     SEQUENCE_FIRST,
     NodeAttributes,
+    NodeVariant,
     check_xpos,
     choose_query_block,
-    variant_for,
 )
 from ....plugins import torch_op
 
@@ -59,7 +59,7 @@ def windowed_attention_op(
             xpos_scale_base,
         )
         return output
-    variant = variant_for(has_mask=key_mask is not None, has_bias=attn_bias is not None, has_xpos=bool(xpos_scale_base))
+    variant = NodeVariant(has_mask=key_mask is not None, has_bias=attn_bias is not None, has_xpos=bool(xpos_scale_base))
     length = query.shape[1 if sequence_first else 2]
     attributes = NodeAttributes(
         geometry,
