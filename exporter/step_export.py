@@ -43,8 +43,7 @@ from .checks.wide_integers import check_wide_integers
 from .export import ExportReport, ExportRequest, Progress, check_precision, folder_companions, sidecar_of
 from .lowering.quantize.weights import quantize_weights
 from .lowering.shared_weights import share_weights
-from .lowering.trace import check_opset
-from .lowering.trace_step import step_nodes, trace_step
+from .lowering.trace import check_opset, step_nodes, trace_step
 from .source.step_source import StepSource, largest_chunk
 
 _log = logging.getLogger(__name__)
