@@ -31,32 +31,31 @@ def share_weights(models: Sequence[ir.Model], folder: Path, stem: str) -> str | 
     Returns:
         The file's name; None if no initializer is large.
     """
-    temporary, places = folder / "weights", dict[str, int]()
-    values = [
-        value
+    temporary, places, offsets = folder / "weights", dict[str, int](), list[int]()
+    large = [
+        (value, tensor)
         for model in models
         for graph in model.graphs()
         for value in graph.initializers.values()
-        if value.const_value is not None and value.const_value.nbytes >= _SMALLEST
+        if (tensor := value.const_value) is not None and tensor.nbytes >= _SMALLEST
     ]
-    if not values:
+    if not large:
         return None
     with temporary.open("wb") as stream:
-        for value in values:
-            content = _tensor(value).tobytes()
+        for _, tensor in large:
+            content = tensor.tobytes()
             digest = hashlib.sha256(content).hexdigest()
-            if digest in places:
-                continue
-            stream.write(b"\0" * (-stream.tell() % _ALIGNMENT))
-            places[digest] = stream.tell()
-            stream.write(content)
+            if digest not in places:
+                stream.write(b"\0" * (-stream.tell() % _ALIGNMENT))
+                places[digest] = stream.tell()
+                stream.write(content)
+            offsets.append(places[digest])
     name = f"{stem}.{sha256(temporary)[:12]}.data"
     temporary.rename(folder / name)
-    for value in values:
-        tensor = _tensor(value)
+    for (value, tensor), offset in zip(large, offsets, strict=True):
         value.const_value = ir.ExternalTensor(
             name,
-            places[hashlib.sha256(tensor.tobytes()).hexdigest()],
+            offset,
             tensor.nbytes,
             tensor.dtype,
             shape=tensor.shape,  # type: ignore[arg-type]
@@ -64,8 +63,3 @@ def share_weights(models: Sequence[ir.Model], folder: Path, stem: str) -> str | 
             base_dir=folder,
         )
     return name
-
-
-def _tensor(value: ir.Value) -> ir.TensorProtocol:
-    assert value.const_value is not None
-    return value.const_value
