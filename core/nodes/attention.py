@@ -19,8 +19,8 @@ output             as `query`                  `softmax(scale·q·kᵀ + …)·v
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import compress, product
 from typing import Any
 
@@ -103,15 +103,7 @@ class NodeAttributes:
 
     def as_onnx(self) -> dict[str, Any]:
         """Return names and values as the node stores them."""
-        return {
-            **geometry_attributes(self.geometry),
-            "scale": float(self.scale),
-            "shared_qk": int(self.shared_qk),
-            "perm": list(self.perm),
-            "query_block": self.query_block,
-            "xpos_scale_base": float(self.xpos_scale_base),
-            **PLUGIN_ATTRIBUTES,
-        }
+        return stored_attributes(self, NodeVariant().attribute_names)
 
 
 def xpos_problem(head_dim: int) -> str:
@@ -135,9 +127,18 @@ def check_xpos(head_dim: int) -> None:
         )
 
 
-def geometry_attributes(geometry: WindowGeometry) -> dict[str, int]:
-    """Return a geometry as attributes of a node; `geometry_of` reads it back."""
-    return {name: int(value) for name, value in asdict(geometry).items()}
+# The type of an attribute in a node; every other is an integer.
+_STORED: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("scale", "softcap", "xpos_scale_base"), float),
+    **dict.fromkeys(PLUGIN_ATTRIBUTES, str),
+    "perm": list,
+}
+
+
+def stored_attributes(attributes: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Return attributes of a node, and those of its geometry, as it stores them; `geometry_of` reads that back."""
+    values = {**vars(attributes.geometry), **vars(attributes), **PLUGIN_ATTRIBUTES}
+    return {name: _STORED.get(name, int)(values[name]) for name in names}
 
 
 def geometry_of(attributes: Mapping[str, Any]) -> WindowGeometry:

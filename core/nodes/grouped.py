@@ -31,7 +31,7 @@ from itertools import compress, product
 from typing import Any
 
 from ..geometry import WindowGeometry
-from .attention import PLUGIN_ATTRIBUTES, SEQUENCE_FIRST, WINDOW_ATTRIBUTES, choose_query_block, geometry_attributes
+from .attention import PLUGIN_ATTRIBUTES, SEQUENCE_FIRST, WINDOW_ATTRIBUTES, choose_query_block, stored_attributes
 
 WINDOWED, GLOBAL = "GroupedWindowedAttention", "GlobalAttention"
 
@@ -98,15 +98,7 @@ class GroupedAttributes:
 
     def as_onnx(self) -> dict[str, Any]:
         """Return names and values as the node stores them."""
-        values = {
-            **geometry_attributes(self.geometry),
-            "scale": float(self.scale),
-            "perm": list(self.perm),
-            "query_block": self.query_block,
-            "softcap": float(self.softcap),
-            **PLUGIN_ATTRIBUTES,
-        }
-        return {name: values[name] for name in self.variant(has_mask=False, has_sinks=False).attribute_names}
+        return stored_attributes(self, self.variant(has_mask=False, has_sinks=False).attribute_names)
 
 
 # Queries that GlobalAttention's function takes at a time: more make larger products, and larger scores.

@@ -57,7 +57,7 @@ from itertools import product
 from typing import Any
 
 from ..geometry import WindowGeometry
-from .attention import PLUGIN_ATTRIBUTES, WINDOW_ATTRIBUTES, geometry_attributes
+from .attention import PLUGIN_ATTRIBUTES, WINDOW_ATTRIBUTES, stored_attributes
 
 STEP, CHUNK = "WindowedAttentionStep", "WindowedAttentionChunk"
 GROUPED = "Grouped"
@@ -129,12 +129,4 @@ class StepAttributes:
 
     def as_onnx(self, variant: StepVariant | None = None) -> dict[str, Any]:
         """Return names and values as the node stores them; by default of a node that shares no heads."""
-        values = {
-            **geometry_attributes(self.geometry),
-            "scale": float(self.scale),
-            "shared_qk": int(self.shared_qk),
-            "xpos_scale_base": float(self.xpos_scale_base),
-            "softcap": float(self.softcap),
-            **PLUGIN_ATTRIBUTES,
-        }
-        return {name: values[name] for name in (variant or STEP_VARIANTS[0]).attribute_names}
+        return stored_attributes(self, (variant or STEP_VARIANTS[0]).attribute_names)

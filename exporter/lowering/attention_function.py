@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from operator import and_
-from typing import Any, Protocol
+from typing import Any
 
 import onnx_ir as ir
 
@@ -238,22 +238,9 @@ def softmax(op: Any, scores: Any) -> Any:
     return op.Softmax(op.Max(scores, op.Min(floor, real(op, _MOST_FLOOR))), axis=-1)
 
 
-class Laid(Protocol):
-    """The keys and values that blocks of queries attend to."""
-
-    def part(self, op: Any, start: Any, inside: bool) -> tuple[Any, Any, list[Any]]:
-        """Return keys and values `[B, H, blocks or 1, keys, D]` of some blocks, and the biases of their scores.
-
-        Args:
-            op: the builder.
-            start: where the blocks start, `[blocks, 1]`.
-            inside: whether all of their keys lie inside the sequence.
-        """
-
-
 def lay(
     op: Any, span: Span, key: Any, value: Any, mask: Any, facts: BodyFacts, given: Any = None, key_scale: Any = None
-) -> Laid:
+) -> _WholeSequence | _OwnSpans:
     """Lay keys and values out as the facts allow; the mask, a given bias and the keys' decay may be None."""
     if facts.whole:
         return _WholeSequence(op, span, key, value, mask, window_hides=not facts.all_seen)
@@ -284,7 +271,13 @@ class _OwnSpans:
             self._by_head = op.Add(op.Unsqueeze(_given_bias(op, span, given), integers(op, 1)), self._window)
 
     def part(self, op: Any, start: Any, inside: bool) -> tuple[Any, Any, list[Any]]:
-        """Return what `Laid.part` says."""
+        """Return keys and values `[B, H, blocks or 1, keys, D]` of some blocks, and the biases of their scores.
+
+        Args:
+            op: the builder.
+            start: where the blocks start, `[blocks, 1]`.
+            inside: whether all of their keys lie inside the sequence.
+        """
         span = self._span
         index = position = op.Add(start, span.key_offset)  # [blocks, keys]
         if not inside:
@@ -320,7 +313,7 @@ class _WholeSequence:
         self._masked = [] if mask is None else [mask_bias(op, op.Gather(mask, self._position, axis=1))]
 
     def part(self, op: Any, start: Any, inside: bool) -> tuple[Any, Any, list[Any]]:
-        """Return what `Laid.part` says."""
+        """Return the same as `_OwnSpans.part`."""
         if not self._window_hides:
             return self._key, self._value, self._masked
         start = op.Unsqueeze(start, integers(op, 2))  # [blocks, 1, 1]
