@@ -24,8 +24,8 @@ from localattn.core.nodes.attention import (
     DOMAIN_VERSION,
     HEADS_FIRST,
     NodeAttributes,
+    NodeVariant,
     choose_query_block,
-    variant_for,
 )
 from localattn.core.versions import DEFAULT_OPSET, IR_VERSION
 from localattn.exporter.lowering.functions import attach_functions
@@ -121,7 +121,7 @@ def _node(feed: dict[str, Array], kernels: Path | None = None) -> Run:
 
 def attention_node(inputs: list[ir.Value], geometry: WindowGeometry, *, masked: bool) -> ir.Node:
     """The node as `localattn export` writes it."""
-    variant = variant_for(has_mask=masked, has_bias=False, has_xpos=False)
+    variant = NodeVariant(has_mask=masked, has_bias=False, has_xpos=False)
     length = inputs[0].shape[2]  # type: ignore[index]
     block = choose_query_block(geometry, int(length), has_bias=False)  # type: ignore[arg-type]
     attributes = NodeAttributes(geometry, SCALE, perm=HEADS_FIRST, query_block=block)

@@ -35,8 +35,7 @@ from .checks.steps import check_step_parity, step_runner
 from .checks.wide_integers import check_wide_integers
 from .export import ExportReport, ExportRequest, Progress, check_precision, folder_companions, model_facts
 from .lowering.quantize.weights import quantize_weights
-from .lowering.trace import check_opset
-from .lowering.trace_step import step_nodes, trace_step
+from .lowering.trace import check_opset, step_nodes, trace_step
 from .source.step_source import StepSource, largest_chunk
 
 _log = logging.getLogger(__name__)

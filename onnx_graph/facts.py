@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,13 +91,10 @@ class OnnxFacts:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts as JSON types."""
-        shallow = {name: value for name, value in vars(self).items() if name != "sidecar"}
-        lists = {
-            name: [asdict(item) for item in shallow[name]] for name in ("inputs", "outputs", "functions", "windowed")
-        }
+        facts = asdict(replace(self, sidecar=None))
+        del facts["sidecar"]  # it comes last
         return {
-            **shallow,
-            **lists,
+            **facts,
             "initializer_bytes": self.initializer_bytes,
             "weight_dtype": self.weight_dtype,
             "sidecar": None if self.sidecar is None else self.sidecar.to_dict(),
@@ -230,9 +228,7 @@ def _weight_bytes(graph: Any) -> dict[str, int]:
     total: Counter[str] = Counter()
     for tensor in all_weights(graph):
         name = _dtype_name(tensor.data_type)
-        count = 1
-        for size in tensor.dims:
-            count *= max(size, 0)
+        count = math.prod(max(size, 0) for size in tensor.dims)
         known = not name.startswith("type ")
         if name in ("int4", "uint4"):  # two in a byte
             total[name] += -(-count // 2)

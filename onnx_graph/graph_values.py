@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 # Tensors from this size in bytes on are put aside while a model is copied; smaller ones may be shapes, which inference
@@ -41,6 +41,21 @@ def reads(node: Any) -> Iterator[str]:
         yield from (value.name for value in graph.output)
         for inner in graph.node:
             yield from reads(inner)
+
+
+def rename_inputs(node: Any, names: Mapping[str, str]) -> None:
+    """Make a node read other values, by their names; the graphs inside it too."""
+    node.input[:] = [names.get(name, name) for name in node.input]
+    for graph in graphs_of(node):
+        rename_reads(graph, names)
+
+
+def rename_reads(graph: Any, names: Mapping[str, str]) -> None:
+    """Make a graph inside a node read other values of the graphs around it."""
+    for node in graph.node:
+        rename_inputs(node, names)
+    for value in graph.output:
+        value.name = names.get(value.name, value.name)
 
 
 def all_weights(graph: Any) -> Iterator[Any]:
@@ -95,6 +110,29 @@ def add_constant(graph: Any, name: str, array: Any, dtype: Any = None) -> Any:
     value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
     graph.register_initializer(value)
     return value
+
+
+def node_like(
+    node: Any, op_type: str, inputs: Any, shape: Any, dtype: Any, name: str | None = None, **attributes: Any
+) -> Any:
+    """Make an `onnx_ir.Node` with the metadata of another, and one result of this shape and type, named as it is."""
+    import onnx_ir as ir
+
+    result = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
+    properties = dict(node.metadata_props)
+    return ir.node(op_type, inputs, attributes, name=name, metadata_props=properties, outputs=[result])
+
+
+def replace_node(
+    node: Any, op_type: str, inputs: Sequence[Any], domain: str = "", name: str | None = None, **attributes: Any
+) -> None:
+    """Put another node in the place of an `onnx_ir.Node`: it gets its metadata, its results, and their names."""
+    import onnx_ir as ir
+
+    properties = dict(node.metadata_props)
+    made = ir.node(op_type, inputs, attributes, domain=domain, name=name, metadata_props=properties)
+    node.graph.opset_imports.setdefault(domain, 1)
+    ir.convenience.replace_nodes_and_values(node.graph, node, [node], [made], node.outputs, made.outputs)
 
 
 def take_weights(model: Any) -> dict[str, bytes]:

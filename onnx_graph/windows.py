@@ -31,7 +31,10 @@ def windows_of_sidecar(sidecar: Sidecar | None) -> list[WindowView]:
     if sidecar is None:
         return []
     stated = _geometries((window.name, vars(window)) for window in sidecar.windows)
-    return views(stated, sidecar.seq_len) or _biases(sidecar)
+    found, reach = views(stated, sidecar.seq_len), sidecar.kwargs.get("local_window_size")
+    if found or not isinstance(reach, int):
+        return found
+    return bias_views(sidecar.class_name, reach, bool(sidecar.options.get("causal")), sidecar.seq_len)
 
 
 def _geometries(nodes: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[tuple[str, WindowGeometry]]:
@@ -41,10 +44,3 @@ def _geometries(nodes: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[tupl
             yield name, geometry_of(attributes)
         except (KeyError, TypeError, ValueError, UsageError):
             continue
-
-
-def _biases(sidecar: Sidecar | None) -> list[WindowView]:
-    window = None if sidecar is None else sidecar.kwargs.get("local_window_size")
-    if sidecar is None or not isinstance(window, int):
-        return []
-    return bias_views(sidecar.class_name, window, bool(sidecar.options.get("causal")), sidecar.seq_len)

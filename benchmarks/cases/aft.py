@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from localattn.core.nodes.aft import aft_variant_for
+from localattn.core.nodes.aft import AftVariant
 from localattn.core.nodes.attention import DOMAIN, DOMAIN_VERSION
 from localattn.core.versions import DEFAULT_OPSET, IR_VERSION
 
@@ -160,7 +160,7 @@ def _node(tensors: dict[str, Any], band: Any, causal: bool, *, kernel: bool) -> 
     inputs = [value(name, x.shape) for name, x in tensors.items()]
     bias, output = value("position_bias", band.shape), value("output", tensors["gate"].shape)
     bias.const_value = ir.tensor(band, name=bias.name)
-    variant = aft_variant_for(causal=causal, has_mask=False)
+    variant = AftVariant(causal=causal, has_mask=False)
     node = ir.node(variant.op_type, [*inputs, bias], outputs=[output], domain=DOMAIN)
     opsets = {"": DEFAULT_OPSET, DOMAIN: DOMAIN_VERSION}
     graph = ir.Graph(inputs, [output], nodes=[node], initializers=[bias], opset_imports=opsets, name="aft")

@@ -141,10 +141,6 @@ class EngineFacts(Facts):
     checks: list[CheckRecord] = Field(default_factory=list)
     model: Sidecar | None = None
 
-    def to_json(self) -> str:
-        """Return the text of the file of facts."""
-        return self.model_dump_json(by_alias=True, indent=2) + "\n"
-
 
 def read_engine_facts(engine: Path) -> EngineFacts:
     """Read the facts beside an engine.

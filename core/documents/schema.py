@@ -14,3 +14,7 @@ class Facts(BaseModel):
     # Unknown keys are kept, so that facts written by a newer release survive when this one adds a check.
     # A NaN figure is written as a string, because JSON has no NaN.
     model_config = ConfigDict(extra="allow", validate_by_name=True, ser_json_inf_nan="strings", protected_namespaces=())
+
+    def to_json(self) -> str:
+        """Return the text of the file."""
+        return self.model_dump_json(by_alias=True, indent=2) + "\n"

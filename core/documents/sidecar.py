@@ -154,10 +154,6 @@ class Sidecar(Facts):
         """Return the facts as JSON types, under the names of the file."""
         return self.model_dump(mode="json", by_alias=True)
 
-    def to_json(self) -> str:
-        """Return the text of the file."""
-        return self.model_dump_json(by_alias=True, indent=2) + "\n"
-
 
 def read_sidecar(model: Path) -> Sidecar | None:
     """Read the facts beside a model; None where there is no sidecar.

@@ -16,8 +16,6 @@ from pydantic import Field
 from ..limits import LARGEST_SIZE
 from .schema import Facts
 
-__all__ = ["CacheFacts", "StepFacts"]
-
 
 class CacheFacts(Facts):
     """One tensor that each call passes on to the next.

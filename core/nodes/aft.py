@@ -23,9 +23,7 @@ Source: `labml_nn.transformers.aft.AFTLocal`, labml-nn 0.5.1; Zhai et al., arXiv
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-from .attention import PLUGIN_NAMESPACE, PLUGIN_VERSION
+from itertools import product
 
 # The node's ONNX function is exact while no bias (nor 0) is further from another: e^-60 of fp32's e^-87 are left for
 # the keys. Trained biases span a few units; modules with wider ones are exported without the node.
@@ -36,17 +34,17 @@ WIDEST_BIASES = 60.0
 HIDDEN_KEY = -1e30
 
 
-# Attributes of every node: by them TensorRT prefers the plugin to the function.
-PLUGIN_ATTRIBUTES: dict[str, Any] = {"plugin_namespace": PLUGIN_NAMESPACE, "plugin_version": PLUGIN_VERSION}
-
-
 @dataclass(frozen=True)
 class AftVariant:
     """One op type: whether a query sees later keys, and whether there is a mask."""
 
-    op_type: str
     causal: bool
     has_mask: bool
+
+    @property
+    def op_type(self) -> str:
+        """Its name."""
+        return "AFTLocal" + "Causal" * self.causal + "Mask" * self.has_mask
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -59,15 +57,5 @@ class AftVariant:
         return columns - 1 if self.causal else (columns - 1) // 2
 
 
-AFT_VARIANTS: tuple[AftVariant, ...] = tuple(
-    AftVariant("AFTLocal" + "Causal" * causal + "Mask" * mask, bool(causal), bool(mask))
-    for causal in (0, 1)
-    for mask in (0, 1)
-)
-
+AFT_VARIANTS = tuple(AftVariant(causal, mask) for causal, mask in product((False, True), repeat=2))
 AFT_VARIANT_BY_OP_TYPE = {variant.op_type: variant for variant in AFT_VARIANTS}
-
-
-def aft_variant_for(*, causal: bool, has_mask: bool) -> AftVariant:
-    """Return the op type with exactly these properties."""
-    return next(v for v in AFT_VARIANTS if (v.causal, v.has_mask) == (causal, has_mask))

@@ -19,8 +19,9 @@ output             as `query`                  `softmax(scale·q·kᵀ + …)·v
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import compress, product
 from typing import Any
 
 from ..errors import UsageError
@@ -30,6 +31,10 @@ DOMAIN = "localattn"
 DOMAIN_VERSION = 1
 PLUGIN_NAMESPACE = "localattn"
 PLUGIN_VERSION = "1"
+# Attributes of every node that plugins compute: by them TensorRT prefers the plugin to the function.
+PLUGIN_ATTRIBUTES: dict[str, Any] = {"plugin_namespace": PLUGIN_NAMESPACE, "plugin_version": PLUGIN_VERSION}
+# Attributes that describe a window.
+WINDOW_ATTRIBUTES = ("window_size", "look_backward", "look_forward", "causal", "exact_windowsize")
 
 # The score of a token with itself when query and key share their projection (upstream's
 # TOKEN_SELF_ATTN_VALUE): low enough to vanish beside any other key, above every masked one.
@@ -50,37 +55,29 @@ HEADS_FIRST = (0, 1, 2, 3)
 class NodeVariant:
     """One op type: which optional inputs it has, and whether it scales by xpos."""
 
-    op_type: str
     has_mask: bool = False
     has_bias: bool = False
     has_xpos: bool = False
 
     @property
+    def op_type(self) -> str:
+        """Its name."""
+        return "WindowedAttention" + "Mask" * self.has_mask + "Bias" * self.has_bias + "Xpos" * self.has_xpos
+
+    @property
     def input_names(self) -> tuple[str, ...]:
         """Inputs in order."""
-        optional = (("key_mask", self.has_mask), ("attn_bias", self.has_bias))
-        return ("query", "key", "value", *(name for name, present in optional if present))
+        return ("query", "key", "value", *compress(("key_mask", "attn_bias"), (self.has_mask, self.has_bias)))
+
+    @property
+    def attribute_names(self) -> tuple[str, ...]:
+        """Attributes, in order."""
+        own = ("scale", "shared_qk", "perm", "query_block", "xpos_scale_base")
+        return (*WINDOW_ATTRIBUTES, *own, *PLUGIN_ATTRIBUTES)
 
 
-VARIANTS: tuple[NodeVariant, ...] = tuple(
-    NodeVariant(
-        "WindowedAttention" + "Mask" * mask + "Bias" * bias + "Xpos" * xpos,
-        has_mask=bool(mask),
-        has_bias=bool(bias),
-        has_xpos=bool(xpos),
-    )
-    for xpos in (0, 1)
-    for bias in (0, 1)
-    for mask in (0, 1)
-)
-
+VARIANTS = tuple(NodeVariant(mask, bias, xpos) for xpos, bias, mask in product((False, True), repeat=3))
 VARIANT_BY_OP_TYPE = {variant.op_type: variant for variant in VARIANTS}
-
-
-def variant_for(*, has_mask: bool, has_bias: bool, has_xpos: bool) -> NodeVariant:
-    """Return the op type that has exactly these optional inputs."""
-    wanted = (has_mask, has_bias, has_xpos)
-    return next(v for v in VARIANTS if (v.has_mask, v.has_bias, v.has_xpos) == wanted)
 
 
 @dataclass(frozen=True)
@@ -106,16 +103,7 @@ class NodeAttributes:
 
     def as_onnx(self) -> dict[str, Any]:
         """Return names and values as the node stores them."""
-        return {
-            **geometry_attributes(self.geometry),
-            "scale": float(self.scale),
-            "shared_qk": int(self.shared_qk),
-            "perm": list(self.perm),
-            "query_block": self.query_block,
-            "xpos_scale_base": float(self.xpos_scale_base),
-            "plugin_namespace": PLUGIN_NAMESPACE,
-            "plugin_version": PLUGIN_VERSION,
-        }
+        return stored_attributes(self, NodeVariant().attribute_names)
 
 
 def xpos_problem(head_dim: int) -> str:
@@ -139,24 +127,23 @@ def check_xpos(head_dim: int) -> None:
         )
 
 
-def geometry_attributes(geometry: WindowGeometry) -> dict[str, int]:
-    """Return a geometry as attributes of a node; `geometry_of` reads it back."""
-    return {
-        "window_size": geometry.window_size,
-        "look_backward": geometry.look_backward,
-        "look_forward": geometry.look_forward,
-        "causal": int(geometry.causal),
-        "exact_windowsize": int(geometry.exact_windowsize),
-    }
+# The type of an attribute in a node; every other is an integer.
+_STORED: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("scale", "softcap", "xpos_scale_base"), float),
+    **dict.fromkeys(PLUGIN_ATTRIBUTES, str),
+    "perm": list,
+}
 
 
-# What describes a window; nodes that see all keys have none of them.
-_WINDOW_NAMES = frozenset(("window_size", "look_backward", "look_forward", "exact_windowsize"))
+def stored_attributes(attributes: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Return attributes of a node, and those of its geometry, as it stores them; `geometry_of` reads that back."""
+    values = {**vars(attributes.geometry), **vars(attributes), **PLUGIN_ATTRIBUTES}
+    return {name: _STORED.get(name, int)(values[name]) for name in names}
 
 
 def geometry_of(attributes: Mapping[str, Any]) -> WindowGeometry:
     """Return the geometry that a node's attributes (as read from a file) describe."""
-    if _WINDOW_NAMES.isdisjoint(attributes):
+    if attributes.keys() & WINDOW_ATTRIBUTES == {"causal"}:  # a node that sees all keys
         return WindowGeometry.all_keys(causal=bool(attributes["causal"]))
     return WindowGeometry(
         window_size=int(attributes["window_size"]),

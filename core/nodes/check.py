@@ -9,10 +9,11 @@ from typing import Any
 
 from ..error_texts import shown
 from ..errors import UsageError
-from .aft import AFT_VARIANT_BY_OP_TYPE, PLUGIN_ATTRIBUTES
+from .aft import AFT_VARIANT_BY_OP_TYPE
 from .attention import (
     DOMAIN,
     HEADS_FIRST,
+    PLUGIN_ATTRIBUTES,
     SEQUENCE_FIRST,
     VARIANT_BY_OP_TYPE,
     NodeVariant,
@@ -23,6 +24,11 @@ from .fused import FUSED_BY_OP_TYPE, FUSED_DOMAIN
 from .grouped import GROUPED_BY_OP_TYPE, GroupedVariant
 from .step import STEP_VARIANT_BY_OP_TYPE, StepVariant
 
+_VARIANTS: Mapping[str, NodeVariant | GroupedVariant | StepVariant] = {
+    **VARIANT_BY_OP_TYPE,
+    **GROUPED_BY_OP_TYPE,
+    **STEP_VARIANT_BY_OP_TYPE,
+}
 # No window is longer, and none gathers more keys: products of a few of these stay within 64 bits.
 LARGEST_SIZE = 2**31
 
@@ -39,44 +45,32 @@ def _integer(least: int, most: int) -> _Rule:
     return _Rule(f"an integer from {least} to {most}", lambda x: type(x) is int and least <= x <= most)
 
 
+def _number(wanted: str = "", holds: Callable[[float], bool] = lambda x: True) -> _Rule:
+    return _Rule(f"a finite number{wanted}", lambda x: isinstance(x, float) and math.isfinite(x) and holds(x))
+
+
 _FLAG = _integer(0, 1)
 _TEXT = _Rule("text", lambda x: isinstance(x, str))
-_STEP_RULES = {
+_PERMS = (list(SEQUENCE_FIRST), list(HEADS_FIRST))
+_RULES = {
     "window_size": _integer(1, LARGEST_SIZE),
     "look_backward": _integer(0, LARGEST_SIZE),
     "look_forward": _integer(0, LARGEST_SIZE),
     "causal": _FLAG,
     "exact_windowsize": _FLAG,
-    "scale": _Rule("a finite number", lambda x: isinstance(x, float) and math.isfinite(x)),
+    "scale": _number(),
+    "softcap": _number(" above 0", lambda x: x > 0),
     "shared_qk": _FLAG,
-    "xpos_scale_base": _Rule("a finite number", lambda x: isinstance(x, float) and math.isfinite(x)),
+    "xpos_scale_base": _number(),
     "plugin_namespace": _TEXT,
     "plugin_version": _TEXT,
-}
-_XPOS_BASE = _Rule("a finite number other than 0", lambda x: isinstance(x, float) and math.isfinite(x) and x != 0)
-_PERMS = (list(SEQUENCE_FIRST), list(HEADS_FIRST))
-_ATTENTION_RULES = {
-    **_STEP_RULES,
     "perm": _Rule(
         "the integers [0, 2, 1, 3] or [0, 1, 2, 3]",
         lambda x: x in _PERMS and all(type(axis) is int for axis in x),
     ),
     "query_block": _integer(1, LARGEST_SIZE),
 }
-_SOFTCAP = _Rule("a finite number above 0", lambda x: isinstance(x, float) and math.isfinite(x) and x > 0)
-
-
-def _rules(variant: NodeVariant | GroupedVariant | StepVariant) -> Mapping[str, _Rule]:
-    """Return the rules for the attributes of an op type."""
-    if isinstance(variant, GroupedVariant):
-        known = {**_ATTENTION_RULES, "softcap": _SOFTCAP}
-        return {name: known[name] for name in variant.attribute_names}
-    if isinstance(variant, StepVariant):
-        known = {**_STEP_RULES, "softcap": _SOFTCAP}
-        rules = {name: known[name] for name in variant.attribute_names}
-    else:
-        rules = _ATTENTION_RULES
-    return rules | ({"xpos_scale_base": _XPOS_BASE} if variant.has_xpos else {})
+_RULES_WITH_XPOS = _RULES | {"xpos_scale_base": _number(" other than 0", lambda x: x != 0)}
 
 
 def check_attributes(domain: str, op_type: str, attributes: Mapping[str, Any], head_dim: int | None = None) -> None:
@@ -98,12 +92,11 @@ def check_attributes(domain: str, op_type: str, attributes: Mapping[str, Any], h
             if known_here.get(name) != value:
                 raise UsageError(f"{shown(name)} is no attribute of {op_type}, or not with this value.")
         return
-    known: tuple[Mapping[str, NodeVariant | GroupedVariant | StepVariant], ...]
-    known = (VARIANT_BY_OP_TYPE, GROUPED_BY_OP_TYPE, STEP_VARIANT_BY_OP_TYPE)
-    variant = next((variants[op_type] for variants in known if op_type in variants), None)
+    variant = _VARIANTS.get(op_type)
     if domain != DOMAIN or variant is None:
         return
-    for name, rule in _rules(variant).items():
+    for name in variant.attribute_names:
+        rule = (_RULES_WITH_XPOS if variant.has_xpos else _RULES)[name]
         if name not in attributes:
             raise UsageError(f"Attribute {name} is missing; it must be {rule.wanted}.")
         if not rule.holds(attributes[name]):
@@ -117,5 +110,5 @@ def check_attributes(domain: str, op_type: str, attributes: Mapping[str, Any], h
             f"Attributes look_backward and look_forward count {shown(geometry.keys_per_window)} keys a window; "
             f"{2 * LARGEST_SIZE} is the most."
         )
-    if not isinstance(variant, GroupedVariant) and variant.has_xpos and head_dim is not None and xpos_problem(head_dim):
+    if variant.has_xpos and head_dim is not None and xpos_problem(head_dim):
         raise UsageError(f"Attribute xpos_scale_base: {xpos_problem(head_dim)}")

@@ -27,10 +27,11 @@ Softcap: Gemma 2 (arXiv 2408.00118). Sinks: gpt-oss, after "Efficient Streaming 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import compress, product
 from typing import Any
 
 from ..geometry import WindowGeometry
-from .attention import PLUGIN_NAMESPACE, PLUGIN_VERSION, SEQUENCE_FIRST, choose_query_block, geometry_attributes
+from .attention import PLUGIN_ATTRIBUTES, SEQUENCE_FIRST, WINDOW_ATTRIBUTES, choose_query_block, stored_attributes
 
 WINDOWED, GLOBAL = "GroupedWindowedAttention", "GlobalAttention"
 
@@ -39,7 +40,6 @@ WINDOWED, GLOBAL = "GroupedWindowedAttention", "GlobalAttention"
 class GroupedVariant:
     """One op type: what it sees, which optional inputs it has, and whether it caps its scores."""
 
-    op_type: str
     sees_all: bool = False
     has_mask: bool = False
     has_softcap: bool = False
@@ -49,44 +49,29 @@ class GroupedVariant:
     has_bias = has_xpos = False
 
     @property
+    def op_type(self) -> str:
+        """Its name."""
+        name = GLOBAL if self.sees_all else WINDOWED
+        return name + "Mask" * self.has_mask + "Softcap" * self.has_softcap + "Sinks" * self.has_sinks
+
+    @property
     def input_names(self) -> tuple[str, ...]:
         """Inputs in order."""
-        optional = (("key_mask", self.has_mask), ("sinks", self.has_sinks))
-        return ("query", "key", "value", *(name for name, present in optional if present))
+        return ("query", "key", "value", *compress(("key_mask", "sinks"), (self.has_mask, self.has_sinks)))
 
     @property
     def attribute_names(self) -> tuple[str, ...]:
         """Attributes, in order."""
-        window = ("window_size", "look_backward", "look_forward", "causal", "exact_windowsize")
-        return (
-            *(("causal",) if self.sees_all else window),
-            *("scale", "perm", "query_block"),
-            *(("softcap",) if self.has_softcap else ()),
-            *("plugin_namespace", "plugin_version"),
-        )
+        window = ("causal",) if self.sees_all else WINDOW_ATTRIBUTES
+        cap = ("softcap",) if self.has_softcap else ()
+        return (*window, "scale", "perm", "query_block", *cap, *PLUGIN_ATTRIBUTES)
 
 
-GROUPED_VARIANTS: tuple[GroupedVariant, ...] = tuple(
-    GroupedVariant(
-        (GLOBAL if sees_all else WINDOWED) + "Mask" * mask + "Softcap" * softcap + "Sinks" * sinks,
-        sees_all=bool(sees_all),
-        has_mask=bool(mask),
-        has_softcap=bool(softcap),
-        has_sinks=bool(sinks),
-    )
-    for sees_all in (0, 1)
-    for sinks in (0, 1)
-    for softcap in (0, 1)
-    for mask in (0, 1)
+GROUPED_VARIANTS = tuple(
+    GroupedVariant(sees_all, mask, softcap, sinks)
+    for sees_all, sinks, softcap, mask in product((False, True), repeat=4)
 )
-
 GROUPED_BY_OP_TYPE = {variant.op_type: variant for variant in GROUPED_VARIANTS}
-
-
-def grouped_variant_for(*, sees_all: bool, has_mask: bool, has_softcap: bool, has_sinks: bool) -> GroupedVariant:
-    """Return the op type with exactly these properties."""
-    wanted = (sees_all, has_mask, has_softcap, has_sinks)
-    return next(v for v in GROUPED_VARIANTS if (v.sees_all, v.has_mask, v.has_softcap, v.has_sinks) == wanted)
 
 
 @dataclass(frozen=True)
@@ -109,22 +94,11 @@ class GroupedAttributes:
 
     def variant(self, *, has_mask: bool, has_sinks: bool) -> GroupedVariant:
         """Return the op type of a node with these attributes and inputs."""
-        return grouped_variant_for(
-            sees_all=self.geometry.sees_all, has_mask=has_mask, has_softcap=bool(self.softcap), has_sinks=has_sinks
-        )
+        return GroupedVariant(self.geometry.sees_all, has_mask, bool(self.softcap), has_sinks)
 
     def as_onnx(self) -> dict[str, Any]:
         """Return names and values as the node stores them."""
-        geometry = geometry_attributes(self.geometry)
-        return {
-            **({"causal": geometry["causal"]} if self.geometry.sees_all else geometry),
-            "scale": float(self.scale),
-            "perm": list(self.perm),
-            "query_block": self.query_block,
-            **({"softcap": float(self.softcap)} if self.softcap else {}),
-            "plugin_namespace": PLUGIN_NAMESPACE,
-            "plugin_version": PLUGIN_VERSION,
-        }
+        return stored_attributes(self, self.variant(has_mask=False, has_sinks=False).attribute_names)
 
 
 # Queries that GlobalAttention's function takes at a time: more make larger products, and larger scores.

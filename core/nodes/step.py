@@ -52,11 +52,12 @@ A layer without a window has a ring of as many slots as the file has positions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from ..geometry import WindowGeometry
-from .attention import PLUGIN_NAMESPACE, PLUGIN_VERSION, geometry_attributes
+from .attention import PLUGIN_ATTRIBUTES, WINDOW_ATTRIBUTES, stored_attributes
 
 STEP, CHUNK = "WindowedAttentionStep", "WindowedAttentionChunk"
 GROUPED = "Grouped"
@@ -66,12 +67,17 @@ GROUPED = "Grouped"
 class StepVariant:
     """One op type: whether it takes chunks, scales by xpos, shares heads of keys, caps its scores or has sinks."""
 
-    op_type: str
     chunked: bool
     has_xpos: bool = False
     grouped: bool = False
     has_softcap: bool = False
     has_sinks: bool = False
+
+    @property
+    def op_type(self) -> str:
+        """Its name."""
+        name = GROUPED * self.grouped + (CHUNK if self.chunked else STEP)
+        return name + "Xpos" * self.has_xpos + "Softcap" * self.has_softcap + "Sinks" * self.has_sinks
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -83,40 +89,18 @@ class StepVariant:
     @property
     def attribute_names(self) -> tuple[str, ...]:
         """Attributes, in order."""
-        window = ("window_size", "look_backward", "look_forward", "causal", "exact_windowsize", "scale")
         own = (("softcap",) if self.has_softcap else ()) if self.grouped else ("shared_qk", "xpos_scale_base")
-        return (*window, *own, "plugin_namespace", "plugin_version")
+        return (*WINDOW_ATTRIBUTES, "scale", *own, *PLUGIN_ATTRIBUTES)
 
 
-STEP_VARIANTS: tuple[StepVariant, ...] = (
+STEP_VARIANTS = (
+    *(StepVariant(chunked, xpos) for chunked, xpos in product((False, True), repeat=2)),
     *(
-        StepVariant((CHUNK if chunked else STEP) + "Xpos" * xpos, bool(chunked), bool(xpos))
-        for chunked in (0, 1)
-        for xpos in (0, 1)
-    ),
-    *(
-        StepVariant(
-            GROUPED + (CHUNK if chunked else STEP) + "Softcap" * softcap + "Sinks" * sinks,
-            bool(chunked),
-            grouped=True,
-            has_softcap=bool(softcap),
-            has_sinks=bool(sinks),
-        )
-        for chunked in (0, 1)
-        for sinks in (0, 1)
-        for softcap in (0, 1)
+        StepVariant(chunked, grouped=True, has_softcap=softcap, has_sinks=sinks)
+        for chunked, sinks, softcap in product((False, True), repeat=3)
     ),
 )
-
 STEP_VARIANT_BY_OP_TYPE = {variant.op_type: variant for variant in STEP_VARIANTS}
-
-
-def step_variant_for(
-    *, chunked: bool, has_xpos: bool = False, grouped: bool = False, has_softcap: bool = False, has_sinks: bool = False
-) -> StepVariant:
-    """Return the op type with exactly these properties."""
-    wanted = StepVariant("", chunked, has_xpos, grouped, has_softcap, has_sinks)
-    return next(v for v in STEP_VARIANTS if replace(v, op_type="") == wanted)
 
 
 def ring_slots(geometry: WindowGeometry) -> int:
@@ -145,13 +129,4 @@ class StepAttributes:
 
     def as_onnx(self, variant: StepVariant | None = None) -> dict[str, Any]:
         """Return names and values as the node stores them; by default of a node that shares no heads."""
-        values = {
-            **geometry_attributes(self.geometry),
-            "scale": float(self.scale),
-            "shared_qk": int(self.shared_qk),
-            "xpos_scale_base": float(self.xpos_scale_base),
-            "softcap": float(self.softcap),
-            "plugin_namespace": PLUGIN_NAMESPACE,
-            "plugin_version": PLUGIN_VERSION,
-        }
-        return {name: values[name] for name in (variant or STEP_VARIANTS[0]).attribute_names}
+        return stored_attributes(self, (variant or STEP_VARIANTS[0]).attribute_names)

@@ -78,17 +78,6 @@ def require_parent(target: Path) -> Path:
 
 
 @contextmanager
-def staging(target: Path) -> Iterator[Path]:
-    """Make a temporary folder beside `target`, for a file that several processes replace in turn.
-
-    Raises:
-        UsageError: the target's folder does not exist or cannot be written.
-    """
-    with work_folder(target, wait=True) as folder:
-        yield folder
-
-
-@contextmanager
 def work_folder(target: Path, *, wait: bool = False) -> Iterator[Path]:
     """Make and lock the temporary folder beside `target`, and remove it on every way out.
 
@@ -99,7 +88,7 @@ def work_folder(target: Path, *, wait: bool = False) -> Iterator[Path]:
 
     Args:
         target: the file or folder to write.
-        wait: wait until another process has finished with it, instead of raising.
+        wait: wait until another process has finished with it, instead of raising; for what several replace in turn.
 
     Raises:
         UsageError: the folder that holds `target` is missing or cannot be written, or another process writes `target`.

@@ -24,7 +24,7 @@ from typing import Any
 from ..errors import CheckFailed, LocalAttnError, UsageError
 from ..machine.processor import host_arch, refuse_foreign
 from .exposed import why_exposed
-from .files import publish, staging
+from .files import publish, work_folder
 from .fingerprints import fingerprint_of
 from .library_image import loadable, read_regular_file
 from .publishing import MAX_BYTES, sidecar_path
@@ -61,6 +61,11 @@ class LibraryKind:
     file_name: str
     format: str
     how_to_build: str
+
+    @property
+    def again(self) -> str:
+        """What to do about a library that is not what it was."""
+        return f"Build it again: {self.how_to_build} --force"
 
     def fingerprint(self) -> str:
         """Return the digest of what this release makes such a library from."""
@@ -129,22 +134,16 @@ class StoredLibrary:
         Raises:
             CheckFailed: others can write it, or it is not the one that was built.
         """
-        again = f"Build it again: {self.kind.how_to_build} --force"
         try:
             exposed = "" if self.packaged else why_exposed(self.path)
             data = b"" if exposed else read_regular_file(self.path)
         except OSError as error:
-            raise CheckFailed(f"{self.path} cannot be read.", why=error.strerror or str(error), fix=again) from error
+            why = error.strerror or str(error)
+            raise CheckFailed(f"{self.path} cannot be read.", why=why, fix=self.kind.again) from error
         if exposed:
             raise _exposed(self.path, exposed)
-        digest = hashlib.sha256(data).hexdigest()
-        if digest != self.facts["sha256"]:
-            raise CheckFailed(
-                f"{self.path} was changed after it was built.",
-                why=f"Its SHA-256 is not the one {'beside it' if self.packaged else 'in the index of the cache'}.",
-                fix=again,
-            )
-        return _library(self.kind, self.path, data, digest, self.facts)
+        where = "beside it" if self.packaged else "in the index of the cache"
+        return _library(self.kind, self.path, data, self.facts, where)
 
 
 def find(
@@ -206,17 +205,15 @@ def read_named(kind: LibraryKind, path: Path) -> Library:
         raise UsageError(f"{path} cannot be read.", why=f"{why}.") from error
     refuse_foreign(path, data)
     facts = read_facts(kind, path) if sidecar_path(path).exists() else {}
+    return _library(kind, path, data, facts, "in the file beside it")
+
+
+def _library(kind: LibraryKind, path: Path, data: bytes, facts: Mapping[str, Any], where: str) -> Library:
+    """Compare the bytes of a library with its facts, which lie `where` says, and make the loader's image of them."""
     digest = hashlib.sha256(data).hexdigest()
     if facts and facts["sha256"] != digest:
-        raise CheckFailed(
-            f"{path} was changed after it was built.",
-            why="Its SHA-256 is not the one in the file beside it.",
-            fix=f"Build it again: {kind.how_to_build} --force",
-        )
-    return _library(kind, path, data, digest, facts)
-
-
-def _library(kind: LibraryKind, path: Path, data: bytes, digest: str, facts: Mapping[str, Any]) -> Library:
+        what, why = f"{path} was changed after it was built.", f"Its SHA-256 is not the one {where}."
+        raise CheckFailed(what, why=why, fix=kind.again)
     try:
         image = loadable(data, kind.file_name)
     except OSError as error:
@@ -232,9 +229,9 @@ def candidates(kind: LibraryKind) -> Iterator[StoredLibrary]:
         CheckFailed: others can write the index of the cache.
     """
     folder = cache_folder()
-    for path, facts in reversed(_entries(folder, kind)) if folder else ():
-        if path.exists():
-            yield StoredLibrary(kind, path, facts)
+    for path, entry in reversed(_entries(folder)) if folder else ():
+        if entry["kind"] == kind.name and _are_facts(kind, entry.get("facts")) and path.exists():
+            yield StoredLibrary(kind, path, entry["facts"])
     for path in (path for installed in _installed() for path in _lying_in(installed, kind)):
         try:
             yield StoredLibrary(kind, path, read_facts(kind, path), packaged=True)
@@ -341,12 +338,12 @@ def keep(kind: LibraryKind, library: Path, facts: Mapping[str, Any]) -> bool:
     if folder is None or library.absolute().parent.parent != folder:
         return False
     library.chmod(library.stat().st_mode & ~0o022)  # a umask of 002 lets the group write
-    kept = [(path, entry) for path, entry in _all_entries(folder) if path != library.absolute()]
+    kept = [(path, entry) for path, entry in _entries(folder) if path != library.absolute()]
     kept.append((library.absolute(), {"kind": kind.name, "facts": dict(facts)}))
     entries = [{"path": path.relative_to(folder).as_posix(), **entry} for path, entry in kept if path.exists()]
     document = {"format": _FORMAT, "format_version": _FORMAT_VERSION, "libraries": entries[-_MOST_KEPT:]}
     index = folder / _INDEX
-    with staging(index) as work:
+    with work_folder(index, wait=True) as work:
         staged = work / index.name
         staged.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         staged.chmod(0o600)
@@ -354,14 +351,8 @@ def keep(kind: LibraryKind, library: Path, facts: Mapping[str, Any]) -> bool:
     return True
 
 
-def _entries(folder: Path, kind: LibraryKind) -> list[tuple[Path, dict[str, Any]]]:
-    """Return path and facts of each library of a kind in the index, in the order they were built."""
-    mine = [(path, entry["facts"]) for path, entry in _all_entries(folder) if entry["kind"] == kind.name]
-    return [(path, facts) for path, facts in mine if _are_facts(kind, facts)]
-
-
-def _all_entries(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """Read the index; return nothing where there is none, or none that can be understood.
+def _entries(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Read the index, in the order the libraries were built; nothing where none can be understood.
 
     Raises:
         CheckFailed: others can write it.

@@ -156,7 +156,7 @@ def _check_name(path: Path, kind: Kind) -> None:
 
 
 def _check_place(path: Path, kind: Kind, read: dict[tuple[int, int], Path]) -> None:
-    """Check that nothing is there, or a regular file that is no input."""
+    """Check that nothing is there, or a regular file that is no input, or a folder that may be there and holds none."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -164,13 +164,12 @@ def _check_place(path: Path, kind: Kind, read: dict[tuple[int, int], Path]) -> N
     except OSError as error:
         raise write_error(path, error) from error
     if stat.S_ISLNK(mode):
-        raise UsageError(
-            f"{path} is not replaced.",
-            why=f"It is a symbolic link to {path.readlink()}.",
-            fix="Write to that file itself, or choose another name.",
-        )
+        fix = "Write to that file itself, or choose another name."
+        raise _kept(path, f"It is a symbolic link to {path.readlink()}.", fix)
     if kind.folder and stat.S_ISDIR(mode):
-        _check_folder(path, kind, read)
+        inside = [given for given in read.values() if kind.contents and path.resolve() in given.resolve().parents]
+        if inside:  # a folder that is replaced as a whole
+            raise _kept(path, f"The command reads {inside[0]}, which lies in it.", "Choose another name.")
         return
     if not stat.S_ISREG(mode) or (kind.folder and not kind.contents):
         what = "a folder" if stat.S_ISDIR(mode) else "a file" if stat.S_ISREG(mode) else "a device, a pipe or a socket"
@@ -178,23 +177,11 @@ def _check_place(path: Path, kind: Kind, read: dict[tuple[int, int], Path]) -> N
     given = read.get(_identity(path) or (0, 0))
     if given is not None:
         same = "" if path == given else f" It is the same file as {given}."
-        raise UsageError(
-            f"{path} is not replaced.", why=f"The command reads it.{same}", fix="Choose another name for the output."
-        )
+        raise _kept(path, f"The command reads it.{same}", "Choose another name for the output.")
 
 
-def _check_folder(path: Path, kind: Kind, read: dict[tuple[int, int], Path]) -> None:
-    """Check that a folder to be replaced as a whole holds no input."""
-    if not kind.contents:
-        return
-    whole = path.resolve()
-    for given in read.values():
-        if whole in given.resolve().parents:
-            raise UsageError(
-                f"{path} is not replaced.",
-                why=f"The command reads {given}, which lies in it.",
-                fix="Choose another name.",
-            )
+def _kept(path: Path, why: str, fix: str) -> UsageError:
+    return UsageError(f"{path} is not replaced.", why=why, fix=fix)
 
 
 def _check_contents(path: Path, kind: Kind) -> None:
@@ -206,11 +193,8 @@ def _check_contents(path: Path, kind: Kind) -> None:
     empty = found == NOTHING and not kind.extended
     if empty or found in kind.contents or (kind is ENGINE and _has_facts(path)):
         return
-    raise UsageError(
-        f"{path} is not replaced.",
-        why=f"It is {found}, and the output is {kind.name}.",
-        fix="Choose another name, or remove it yourself.",
-    )
+    why = f"It is {found}, and the output is {kind.name}."
+    raise _kept(path, why, "Choose another name, or remove it yourself.")
 
 
 def _has_facts(path: Path) -> bool:

@@ -24,7 +24,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ...core.nodes.aft import AFT_VARIANT_BY_OP_TYPE, HIDDEN_KEY, PLUGIN_ATTRIBUTES, AftVariant
+from ...core.nodes.aft import AFT_VARIANT_BY_OP_TYPE, HIDDEN_KEY, AftVariant
+from ...core.nodes.attention import PLUGIN_ATTRIBUTES
 from .function_parts import FIRST_INT64, LAST_INT64, define, integers, real
 
 # Products with fewer keys are not worth a call.
@@ -61,7 +62,7 @@ def _sizes(variant: AftVariant, nodes: Sequence[ir.Node]) -> _Sizes:
             raise ValueError(f"{node.name}: the shape of position_bias must be static")
         shapes.append(shape)
     reach = max(variant.reach(columns) for _, columns in shapes)
-    block = max(_SMALLEST_BLOCK, _power_of_two(reach + 1))
+    block = max(_SMALLEST_BLOCK, 1 << reach.bit_length())
     blocks = max(-(-length // block) for length, _ in shapes)
     widths = {_width(node) for node in nodes}
     parts = _parts(variant, shapes[0][0], widths.pop()) if len(widths) == len({n for n, _ in shapes}) == 1 else 1
@@ -89,10 +90,6 @@ def _parts(variant: AftVariant, length: int, width: int | None) -> int:
     causal = variant.causal
     most = min(_PART_BYTES[causal] // (4 * length), width // _LEAST_PARTS[causal])
     return -(-width // min(max(_FEWEST_CHANNELS[causal], most), width))
-
-
-def _power_of_two(least: int) -> int:
-    return 1 << (least - 1).bit_length()
 
 
 def _part(op: Any, x: Any, axis: int, start: int, end: int) -> Any:
@@ -230,11 +227,8 @@ def _inside(op: Any, sizes: _Sizes, biases: _Biases, keys: Any, values: Any) -> 
         first_keys = _part(op, _in_blocks(op, keys, group), 1, 0, half)
         first_values = _part(op, _in_blocks(op, values, group), 1, 0, half)
         state = [_in_blocks(op, x, group) for x in (peak, num, den)]
-        firsts, seconds = [], []
-        for x in state:
-            first, second = op.Split(x, axis=1, num_outputs=2, _outputs=2)
-            firsts.append(first)
-            seconds.append(second)
+        halves = [op.Split(x, axis=1, num_outputs=2, _outputs=2) for x in state]
+        firsts, seconds = zip(*halves, strict=True)
         top = _part(op, firsts[0], 1, half - 1, half)  # of all keys of the first half
         weights = op.Exp(op.Sub(first_keys, top))
         square = biases.square(op, half, -half, half, second_half=True)

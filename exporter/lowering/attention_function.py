@@ -26,14 +26,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from operator import and_
-from typing import Any, Protocol
+from typing import Any
 
 import onnx_ir as ir
 
 from ...core.nodes.attention import LOWEST_BIAS, OUTSIDE_SCORE, SELF_SCORE, VARIANT_BY_OP_TYPE, NodeVariant
 from ...core.nodes.grouped import GroupedVariant
 from .attention_facts import BodyFacts, Part, facts_of
-from .function_parts import ATTENTION_ATTRIBUTES, attribute, define, integers, real
+from .function_parts import attribute, define, integers, real
 
 # Above `OUTSIDE_SCORE`: if all visible keys of a row are masked, its weights spread over those keys alone, whose
 # values are zero. Finite, so that no row becomes NaN.
@@ -178,12 +178,7 @@ def _body(variant: NodeVariant, facts: BodyFacts) -> Any:
             ahead = op.Add(span.query_offset, span.forward)
             scale = op.Mul(scale, _xpos_scale(op, span, scalar_dim, ahead, 1.0))
             key_scale = _xpos_scale(op, span, scalar_dim, op.Transpose(span.key_offset, perm=[1, 0]), -1.0)
-        laid: Laid
-        if facts.whole:
-            laid = WholeSequence(op, span, key, value, mask, window_hides=not facts.all_seen)
-        else:
-            laid = OwnSpans(op, span, key, value, mask, extra.get("attn_bias"), key_scale, in_parts=bool(facts.parts))
-
+        laid = lay(op, span, key, value, mask, facts, extra.get("attn_bias"), key_scale)
         # Reshaped part by part: runtimes copy what they reshape if it is an input or output of the file.
         outputs = []
         for rows, *where in cut(op, span, query, facts.parts, rows=span.block):
@@ -243,33 +238,20 @@ def softmax(op: Any, scores: Any) -> Any:
     return op.Softmax(op.Max(scores, op.Min(floor, real(op, _MOST_FLOOR))), axis=-1)
 
 
-class Laid(Protocol):
-    """The keys and values that blocks of queries attend to."""
-
-    def part(self, op: Any, start: Any, inside: bool) -> tuple[Any, Any, list[Any]]:
-        """Return keys and values `[B, H, blocks or 1, keys, D]` of some blocks, and the biases of their scores.
-
-        Args:
-            op: the builder.
-            start: where the blocks start, `[blocks, 1]`.
-            inside: whether all of their keys lie inside the sequence.
-        """
+def lay(
+    op: Any, span: Span, key: Any, value: Any, mask: Any, facts: BodyFacts, given: Any = None, key_scale: Any = None
+) -> _WholeSequence | _OwnSpans:
+    """Lay keys and values out as the facts allow; the mask, a given bias and the keys' decay may be None."""
+    if facts.whole:
+        return _WholeSequence(op, span, key, value, mask, window_hides=not facts.all_seen)
+    return _OwnSpans(op, span, key, value, mask, given, key_scale, in_parts=bool(facts.parts))
 
 
-class OwnSpans:
+class _OwnSpans:
     """The spans of keys and values if every block has its own."""
 
     def __init__(
-        self,
-        op: Any,
-        span: Span,
-        key: Any,
-        value: Any,
-        mask: Any | None,
-        given: Any | None,
-        key_scale: Any | None,
-        *,
-        in_parts: bool,
+        self, op: Any, span: Span, key: Any, value: Any, mask: Any, given: Any, key_scale: Any, *, in_parts: bool
     ) -> None:
         self._span, self._mask, self._key_scale = span, mask, key_scale
         self._key, self._value = (x if mask is None else _with_zero_row(op, x) for x in (key, value))
@@ -289,7 +271,13 @@ class OwnSpans:
             self._by_head = op.Add(op.Unsqueeze(_given_bias(op, span, given), integers(op, 1)), self._window)
 
     def part(self, op: Any, start: Any, inside: bool) -> tuple[Any, Any, list[Any]]:
-        """Return what `Laid.part` says."""
+        """Return keys and values `[B, H, blocks or 1, keys, D]` of some blocks, and the biases of their scores.
+
+        Args:
+            op: the builder.
+            start: where the blocks start, `[blocks, 1]`.
+            inside: whether all of their keys lie inside the sequence.
+        """
         span = self._span
         index = position = op.Add(start, span.key_offset)  # [blocks, keys]
         if not inside:
@@ -312,7 +300,7 @@ class OwnSpans:
         return key, value, _sum(op, [*own, self._window])
 
 
-class WholeSequence:
+class _WholeSequence:
     """The keys and values of a short sequence: one set for all blocks, `[B, H, 1, N, D]`."""
 
     def __init__(self, op: Any, span: Span, key: Any, value: Any, mask: Any | None, *, window_hides: bool) -> None:
@@ -325,7 +313,7 @@ class WholeSequence:
         self._masked = [] if mask is None else [mask_bias(op, op.Gather(mask, self._position, axis=1))]
 
     def part(self, op: Any, start: Any, inside: bool) -> tuple[Any, Any, list[Any]]:
-        """Return what `Laid.part` says."""
+        """Return the same as `_OwnSpans.part`."""
         if not self._window_hides:
             return self._key, self._value, self._masked
         start = op.Unsqueeze(start, integers(op, 2))  # [blocks, 1, 1]
@@ -348,27 +336,18 @@ def build_attention(op_type: str, opset: int, nodes: Sequence[ir.Node]) -> ir.Fu
 def shared_facts(variant: NodeVariant | GroupedVariant, nodes: Sequence[ir.Node]) -> BodyFacts:
     """Return the facts that hold for all nodes of an op type."""
     facts = (
-        facts_of(variant, {name: x.value for name, x in node.attributes.items()}, _length_of(node), _sequences_of(node))
-        for node in nodes
+        facts_of(variant, {name: x.value for name, x in node.attributes.items()}, *_sizes_of(node)) for node in nodes
     )
     return reduce(and_, facts)
 
 
-def _length_of(node: ir.Node) -> int | None:
-    """Return the sequence length a node was traced at; None if it is dynamic."""
+def _sizes_of(node: ir.Node) -> tuple[int | None, int | None]:
+    """Return the length a node was traced at, and how many sequences of one head, `B·H`; None for a dynamic one."""
     query = node.inputs[0]
     assert query is not None and query.shape is not None
-    perm = list(node.attributes["perm"].as_ints())
-    length = query.shape[perm[2]]
-    return length if isinstance(length, int) else None
-
-
-def _sequences_of(node: ir.Node) -> int | None:
-    """Return how many sequences of one head a node was traced with, `B·H`; None if the batch is dynamic."""
-    query = node.inputs[0]
-    assert query is not None and query.shape is not None
-    batch, heads = (query.shape[axis] for axis in list(node.attributes["perm"].as_ints())[:2])
-    return batch * heads if isinstance(batch, int) and isinstance(heads, int) else None
+    batch, heads, length, _ = (query.shape[axis] for axis in node.attributes["perm"].as_ints())
+    sequences = batch * heads if isinstance(batch, int) and isinstance(heads, int) else None
+    return length if isinstance(length, int) else None, sequences
 
 
 def attention_function(variant: NodeVariant, opset: int, facts: BodyFacts | None = None) -> ir.Function:
@@ -380,4 +359,4 @@ def attention_function(variant: NodeVariant, opset: int, facts: BodyFacts | None
         facts: facts that hold for every node of that type; by default none, and the function serves all nodes.
     """
     body = _body(variant, facts or BodyFacts())
-    return define(body, variant.op_type, variant.input_names, ATTENTION_ATTRIBUTES, opset)
+    return define(body, variant.op_type, variant.input_names, variant.attribute_names, opset)

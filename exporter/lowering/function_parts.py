@@ -11,11 +11,6 @@ from onnxscript import build_function
 from ...core.nodes.attention import DOMAIN
 
 FIRST_INT64, LAST_INT64 = -(1 << 63), (1 << 63) - 1
-# Attributes of `WindowedAttention`, in their order in the file.
-ATTENTION_ATTRIBUTES = (
-    *("window_size", "look_backward", "look_forward", "causal", "exact_windowsize", "scale", "shared_qk"),
-    *("perm", "query_block", "xpos_scale_base", "plugin_namespace", "plugin_version"),
-)
 # Every other attribute is an integer.
 _TYPES: Mapping[str, ir.AttributeType] = {
     **dict.fromkeys(("scale", "softcap", "xpos_scale_base"), ir.AttributeType.FLOAT),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -22,19 +21,8 @@ from .step_function import build_step
 _log = logging.getLogger(__name__)
 
 
-class Builder(Protocol):
-    """A callable that builds the ONNX function of an op type."""
-
-    def __call__(self, op_type: str, opset: int, nodes: Sequence[ir.Node]) -> ir.Function:
-        """Build the ONNX function.
-
-        Args:
-            op_type: a name of the registry.
-            opset: opset of the function; it must be the model's.
-            nodes: the nodes of the model that use the function, at least one.
-        """
-
-
+# Builds the ONNX function of an op type: of its name, the model's opset, and the nodes that use it, at least one.
+Builder = Callable[[str, int, Sequence[ir.Node]], ir.Function]
 # Domain and op type → builder of the function.
 BUILDERS: Mapping[tuple[str, str], Builder] = {
     **{(DOMAIN, op_type): build_attention for op_type in VARIANT_BY_OP_TYPE},

@@ -24,12 +24,10 @@ from ...core.nodes.attention import OUTSIDE_SCORE
 from ...core.nodes.grouped import GROUPED_BY_OP_TYPE, GroupedVariant
 from .attention_facts import BodyFacts
 from .attention_function import (
-    Laid,
-    OwnSpans,
     Span,
-    WholeSequence,
     cut,
     heads_first,
+    lay,
     mask_bias,
     shared_facts,
     softmax,
@@ -42,9 +40,10 @@ _BLOCKS = 3
 
 
 class _Sizes:
-    """Sizes of a node's inputs as tensors of the graph."""
+    """Sizes of a node's inputs as tensors of the graph, and the facts of all nodes."""
 
-    def __init__(self, op: Any, query: Any, key: Any) -> None:
+    def __init__(self, op: Any, query: Any, key: Any, facts: BodyFacts) -> None:
+        self.facts = facts
         self.length = op.Squeeze(op.Shape(query, start=2, end=3), integers(op, 0))
         self.heads, self.kv_heads = op.Shape(query, start=1, end=2), op.Shape(key, start=1, end=2)
         self.groups = op.Div(self.heads, self.kv_heads)
@@ -112,10 +111,10 @@ def _body(variant: GroupedVariant, facts: BodyFacts) -> Any:
         extra = dict(zip(variant.input_names[3:], optional, strict=True))
         given, mask = query, extra.get("key_mask")
         query, key, value = (op.Cast(heads_first(op, x, facts), to=ir.DataType.FLOAT) for x in (query, key, value))
-        sizes = _Sizes(op, query, key)
+        sizes = _Sizes(op, query, key, facts)
         scores = _Scores(op, variant, sizes, extra.get("sinks"))
         attend = _attend_to_all if variant.sees_all else _attend_to_windows
-        output = attend(op, sizes, scores, query, key, value, mask, facts)
+        output = attend(op, sizes, scores, query, key, value, mask)
         rows = op.Concat(integers(op, 0), sizes.heads, integers(op, -1), sizes.head_dim, axis=0)
         output = op.Reshape(op.CastLike(output, given), rows)
         if not facts.aligned:
@@ -126,34 +125,21 @@ def _body(variant: GroupedVariant, facts: BodyFacts) -> Any:
     return trace
 
 
-def _in_blocks(op: Any, sizes: _Sizes, query: Any, block: Any, rows: Any, facts: BodyFacts) -> Any:
+def _in_blocks(op: Any, sizes: _Sizes, query: Any, block: Any, rows: Any) -> Any:
     """Reshape queries to `[B, KV, G, blocks, block, D]`; the last block repeats the last query where it is short."""
-    if not facts.aligned:
+    if not sizes.facts.aligned:
         query = op.Gather(query, op.Min(rows, op.Sub(sizes.length, op.Constant(value_int=1))), axis=2)
     block = op.Unsqueeze(block, integers(op, 0))
     shape = op.Concat(integers(op, 0), sizes.kv_heads, sizes.groups, integers(op, -1), block, sizes.head_dim, axis=0)
     return op.Reshape(query, shape)
 
 
-def _attend_to_windows(
-    op: Any,
-    sizes: _Sizes,
-    scores: _Scores,
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any | None,
-    facts: BodyFacts,
-) -> Any:
+def _attend_to_windows(op: Any, sizes: _Sizes, scores: _Scores, query: Any, key: Any, value: Any, mask: Any) -> Any:
     """Attend to the spans of blocks; `[B, KV, G, blocks, block, D]`."""
-    span = Span(op, sizes.length, grouped=True)
+    facts, span = sizes.facts, Span(op, sizes.length, grouped=True)
     rows = None if facts.aligned else span.range(op, op.Mul(span.blocks, span.block))
-    query = op.Mul(_in_blocks(op, sizes, query, span.block, rows, facts), scores.scale)
-    laid: Laid
-    if facts.whole:
-        laid = WholeSequence(op, span, key, value, mask, window_hides=not facts.all_seen)
-    else:
-        laid = OwnSpans(op, span, key, value, mask, None, None, in_parts=bool(facts.parts))
+    query = op.Mul(_in_blocks(op, sizes, query, span.block, rows), scores.scale)
+    laid = lay(op, span, key, value, mask, facts)
     group = integers(op, 2)
     sinks = None if scores.sinks is None else op.Unsqueeze(scores.sinks, group)
     outputs = []
@@ -166,16 +152,7 @@ def _attend_to_windows(
     return outputs[0] if len(outputs) == 1 else op.Concat(*outputs, axis=_BLOCKS)
 
 
-def _attend_to_all(
-    op: Any,
-    sizes: _Sizes,
-    scores: _Scores,
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any | None,
-    facts: BodyFacts,
-) -> Any:
+def _attend_to_all(op: Any, sizes: _Sizes, scores: _Scores, query: Any, key: Any, value: Any, mask: Any) -> Any:
     """Attend to all keys, one block of queries after the other; `[B, KV, G, blocks, block, D]`."""
     zero, one, first = op.Constant(value_int=0), op.Constant(value_int=1), integers(op, 0)
     if mask is not None:
@@ -183,7 +160,7 @@ def _attend_to_all(
     block = op.Max(op.Min(attribute(op, "query_block"), sizes.length), one)
     blocks = op.Div(op.Sub(op.Add(sizes.length, block), one), block)
     rows = op.Range(zero, op.Mul(blocks, block), one)
-    query = op.Mul(_in_blocks(op, sizes, query, block, rows, facts), scores.scale)
+    query = op.Mul(_in_blocks(op, sizes, query, block, rows), scores.scale)
     offset = op.Unsqueeze(op.Range(zero, block, one), integers(op, 1))  # [block, 1]
     # Without a causal mask every row is as good as one behind the last.
     causal = op.Cast(attribute(op, "causal"), to=ir.DataType.BOOL)

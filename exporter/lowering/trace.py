@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import (
+    CommonSubexpressionEliminationPass,
     DeduplicateInitializersPass,
     RemoveUnusedNodesPass,
 )
@@ -21,12 +22,15 @@ from ...core.errors import ExportFailed, LocalAttnError, UsageError
 from ...core.machine.process import quiet_loggers
 from ...core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE
 from ...core.nodes.grouped import GROUPED_BY_OP_TYPE
+from ...core.nodes.step import STEP_VARIANT_BY_OP_TYPE
 from ...core.tensors import TensorSpec
 from ...core.versions import DEFAULT_OPSET, IR_VERSION, OPSETS
 from ...onnx_graph.fusing import fuse, streams
 from ...onnx_graph.standard_ops.names import MODULE
 from ..models.family import TORCH_DTYPE
 from ..source.source_model import SourceModel
+from ..source.step_source import StepSource
+from .functions import attach_functions
 
 # Loggers with messages about packages the user did not ask for, and about attributes that do not matter here.
 _CHATTY = ("torch.onnx._internal.exporter._registration", "onnx_ir._convenience")
@@ -62,23 +66,44 @@ def trace(
         UsageError: an opset out of range.
         ExportFailed: PyTorch's exporter could not export it.
     """
-    specs = source.inputs(dtype)
-    model = trace_module(
-        entry_of(source, dtype),
-        tuple(_example(spec) for spec in specs),
-        [spec.name for spec in specs],
-        source.outputs,
-        opset,
-        dynamic_axes,
-    )
+    model = _traced(entry_of(source, dtype), source.inputs(dtype), source.outputs, opset, dynamic_axes)
     if source.family.fuses:
         fuse.apply(model)
     return model
 
 
+def trace_step(source: StepSource, dtype: str, opset: int) -> ir.Model:
+    """Trace the model to ONNX, with step nodes and their ONNX functions.
+
+    Raises:
+        UsageError: an opset out of range.
+        ExportFailed: PyTorch's exporter could not export it.
+    """
+    model = _traced(_StepEntry(source, dtype), source.inputs(dtype), source.output_names(), opset)
+    CommonSubexpressionEliminationPass()(model)
+    if source.source.family.fuses:
+        fuse.apply(model)
+    attach_functions(model)
+    return model
+
+
 def entry_of(source: SourceModel, dtype: str) -> torch.nn.Module:
     """Return the module that is traced: it takes the inputs of `source.inputs(dtype)` by position."""
-    return Entry(source.module(dtype), source, dtype)
+    return _Entry(source.module(dtype), source, dtype)
+
+
+def _traced(
+    entry: torch.nn.Module,
+    specs: Sequence[TensorSpec],
+    outputs: Sequence[str],
+    opset: int,
+    dynamic_axes: Sequence[Mapping[int, object]] | None = None,
+) -> ir.Model:
+    examples = tuple(
+        torch.full([int(n) for n in spec.shape], int(spec.dtype == "bool"), dtype=getattr(torch, spec.dtype))
+        for spec in specs
+    )
+    return trace_module(entry, examples, [spec.name for spec in specs], outputs, opset, dynamic_axes)
 
 
 def trace_module(
@@ -159,7 +184,7 @@ def _export_failed(error: Exception) -> ExportFailed:
     return ExportFailed("PyTorch could not export the model.", why=why, fix="Run again with -v for the whole message.")
 
 
-class Entry(torch.nn.Module):
+class _Entry(torch.nn.Module):
     """A module that calls the model by input names, so that an attn_bias can be given without a mask.
 
     Args:
@@ -185,9 +210,17 @@ class Entry(torch.nn.Module):
         return tuple(x.to(self.gives) if x.is_floating_point() else x for x in outputs)
 
 
-def _example(spec: TensorSpec) -> torch.Tensor:
-    shape = [int(size) for size in spec.shape]
-    return torch.full(shape, int(spec.dtype == "bool"), dtype=getattr(torch, spec.dtype))
+class _StepEntry(_Entry):
+    """A module that calls the model with its inputs grouped as data, position and caches."""
+
+    def __init__(self, source: StepSource, dtype: str) -> None:
+        super().__init__(source.module(dtype), source.source, dtype)
+        self.call, self.data = source.call, len(source.data(dtype))
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        data, position, caches = inputs[: self.data], inputs[self.data], inputs[self.data + 1 :]
+        output, *caches_after = self.call(self.model, self.cast(data), position, caches)
+        return output.to(self.gives), *caches_after
 
 
 @contextmanager
@@ -236,3 +269,8 @@ def attention_nodes(model: ir.Model) -> list[ir.Node]:
     """List the attention nodes, in order."""
     known = VARIANT_BY_OP_TYPE.keys() | GROUPED_BY_OP_TYPE.keys()
     return [node for node in model.graph if node.domain == DOMAIN and node.op_type in known]
+
+
+def step_nodes(model: ir.Model) -> list[ir.Node]:
+    """List the step nodes, in order."""
+    return [node for node in model.graph if node.op_type in STEP_VARIANT_BY_OP_TYPE]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...core.nodes.fused import FUSED_DOMAIN, FUSED_VERSION
+from ...core.nodes.fused import FUSED_DOMAIN
+from ..graph_values import replace_node
 from .matching import attribute, maker, only_user
 
 # Gelu's attribute `approximate` → the node.
@@ -18,7 +19,7 @@ def apply(model: Any) -> None:
             for activated, value in (node.inputs, node.inputs[::-1]):
                 op_type, gate = _activation(activated)
                 if gate is not None and _alike(gate, value):
-                    _replace(model.graph, node, op_type, value, gate)
+                    replace_node(node, op_type, [value, gate], FUSED_DOMAIN)
                     break
 
 
@@ -45,11 +46,3 @@ def _alike(gate: Any, value: Any) -> bool:
         and list(gate.shape) == list(value.shape)
         and None not in [getattr(size, "value", size) for size in gate.shape]
     )
-
-
-def _replace(graph: Any, node: Any, op_type: str, value: Any, gate: Any) -> None:
-    import onnx_ir as ir
-
-    made = ir.node(op_type, [value, gate], domain=FUSED_DOMAIN, metadata_props=dict(node.metadata_props))
-    graph.opset_imports.setdefault(FUSED_DOMAIN, FUSED_VERSION)
-    ir.convenience.replace_nodes_and_values(graph, node, [node], [made], node.outputs, made.outputs)

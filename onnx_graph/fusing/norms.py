@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..graph_values import replace_node
 from .matching import maker
 
 
@@ -19,12 +20,5 @@ def apply(model: Any) -> None:
         for place, value in enumerate(node.inputs):
             inverse = maker(value, "Reciprocal")
             if inverse is not None and maker(inverse.inputs[0], "Sqrt") is not None:
-                _divide(model.graph, node, node.inputs[1 - place], inverse.inputs[0])
+                replace_node(node, "Div", [node.inputs[1 - place], inverse.inputs[0]])
                 break
-
-
-def _divide(graph: Any, node: Any, x: Any, root: Any) -> None:
-    import onnx_ir as ir
-
-    made = ir.node("Div", [x, root], metadata_props=dict(node.metadata_props))
-    ir.convenience.replace_nodes_and_values(graph, node, [node], [made], node.outputs, made.outputs)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from ..graph_values import add_constant
+from ..graph_values import add_constant, node_like
 from .matching import cut_of, integers, maker, only_user, static, users
 
 # Narrower parts stay together: narrow products are slow, and are not quantized.
@@ -103,14 +103,12 @@ def _replace(graph: Any, product: Any, bias: Any, part: _Part) -> None:
     import onnx_ir as ir
 
     made: list[Any] = []
-    properties = dict(product.metadata_props)
+    result = product.outputs[0]
 
     def add(op_type: str, inputs: list[Any]) -> Any:
-        node = ir.node(op_type, inputs, metadata_props=dict(properties))
-        made.append(node)
-        shape = [*product.outputs[0].shape[:-1], part.end - part.start]
-        node.outputs[0].shape, node.outputs[0].dtype = ir.Shape(shape), product.outputs[0].dtype
-        return node.outputs[0]
+        shape = [*result.shape[:-1], part.end - part.start]
+        made.append(node_like(product, op_type, inputs, shape, result.dtype))
+        return made[-1].outputs[0]
 
     def columns(weight: Any) -> Any:
         content = weight.const_value.numpy()[..., part.start : part.end]

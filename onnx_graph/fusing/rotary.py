@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ...core.nodes.fused import FUSED_DOMAIN, FUSED_VERSION
-from ..graph_values import add_constant
+from ...core.nodes.fused import FUSED_DOMAIN
+from ..graph_values import add_constant, replace_node
 from .matching import cut_of, integers, maker, static
 
 PAIRS = "RotatePairs"
@@ -28,14 +28,15 @@ def apply(model: Any) -> None:
                 if heads_first is None or list(cosine.shape) != list(sine.shape):
                     continue
                 made = (tables.cosine(cosine, heads_first, pairs), tables.sine(sine, heads_first, pairs))
-                _replace(model.graph, node, x, *made, PAIRS if pairs else "RotateHeads")
+                replace_node(node, PAIRS if pairs else "RotateHeads", [x, *made], FUSED_DOMAIN)
                 break
         elif node.op_type == "Concat" and node.domain == "" and (found := _by_halves(node)) is not None:
             x, *halves = found
             heads_first = _heads_first(x, halves[0], 2)
             if heads_first is not None and list(halves[0].shape) == list(halves[1].shape):
                 cosine, sine = (tables.doubled(half) for half in halves)
-                _replace(model.graph, node, x, tables.cosine(cosine, heads_first), tables.sine(sine, heads_first))
+                made = (tables.cosine(cosine, heads_first), tables.sine(sine, heads_first))
+                replace_node(node, "RotateHeads", [x, *made], FUSED_DOMAIN)
 
 
 def _by_halves(node: Any) -> tuple[Any, Any, Any] | None:
@@ -147,14 +148,6 @@ def _heads_first(x: Any, table: Any, parts: int = 1) -> bool | None:
     return False if table.shape[2] == 1 and table.shape[1] == x.shape[1] else None
 
 
-def _replace(graph: Any, node: Any, x: Any, cosine: Any, sine: Any, op_type: str = "RotateHeads") -> None:
-    import onnx_ir as ir
-
-    made = ir.node(op_type, [x, cosine, sine], domain=FUSED_DOMAIN, metadata_props=dict(node.metadata_props))
-    graph.opset_imports.setdefault(FUSED_DOMAIN, FUSED_VERSION)
-    ir.convenience.replace_nodes_and_values(graph, node, [node], [made], node.outputs, made.outputs)
-
-
 class Tables:
     """The tables of rotations, made once of each value `[B, 1, N, D]` or `[B, N, 1, D]`.
 
@@ -186,11 +179,8 @@ class Tables:
             batch, size = ([] if value.shape[0] == 1 else [0]), value.shape[3] // 2
             channels = [size, 2] if pairs else [2, size]
             shape = [*([0, 1] if batch and heads_first else batch), -1, *([] if heads_first else [1]), *channels]
-            made = self._add(
-                "Reshape",
-                value,
-                self._constant(f"shape_{heads_first}_{pairs}_{len(shape)}_{size}", shape),
-            )
+            name = f"shape_{heads_first}_{pairs}_{len(shape)}_{size}"
+            made = self._insert(value, ir.node("Reshape", [value, self._constant(name, shape)]))
             sizes = list(value.shape)
             positions = sizes[2] if sizes[1] == 1 else sizes[1]
             whole = [positions, *([] if heads_first else [1]), *channels]
@@ -203,11 +193,12 @@ class Tables:
         """Return the same of sines, with the signs of the halves, or of the pairs."""
         if (value, pairs) not in self._signed:
             import numpy as np
+            import onnx_ir as ir
 
             half, signs = value.shape[3] // 2, np.array([-1, 1], value.dtype.numpy())
             signs = np.tile(signs, half) if pairs else np.repeat(signs, half)
             name = f"signs_{pairs}_{half}_{value.dtype.name.lower()}"
-            made = self._add("Mul", value, self._constant(name, signs))
+            made = self._insert(value, ir.node("Mul", [value, self._constant(name, signs)]))
             made.shape, made.dtype = value.shape, value.dtype
             self._signed[value, pairs] = made
         return self.cosine(self._signed[value, pairs], heads_first, pairs)
@@ -215,11 +206,6 @@ class Tables:
     def turned(self, table: Any, *, pairs: bool) -> Any:
         """Return the table of `[B, N, H, D]` that says the same as one of `[B, H, N, D]`."""
         return self.cosine(table.producer().inputs[0], False, pairs)
-
-    def _add(self, op_type: str, value: Any, constant: Any) -> Any:
-        import onnx_ir as ir
-
-        return self._insert(value, ir.node(op_type, [value, constant]))
 
     def _insert(self, value: Any, node: Any) -> Any:
         """Add a node behind the one that makes the value, or first if it is a constant or an input."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from .. import inlining
-from ..graph_values import graphs_of, put_back, take_weights, types_of
+from ..graph_values import graphs_of, put_back, rename_inputs, take_weights, types_of
 
 # Results of these operators are among their inputs, or negatives of them: exact in any element type. Results of control
 # flow are those of its subgraphs, which are rounded inside.
@@ -82,7 +82,7 @@ class _Rewrite:
         rounded = {name: self._new(name, "rounded") for name in given}
         self.graph(graph)
         for node in graph.node:
-            _rename_inputs(node, rounded)
+            rename_inputs(node, rounded)
         self._prepend(graph, (node for name in given for node in self._round(name, rounded[name])))
 
     def graph(self, graph: Any) -> None:
@@ -112,10 +112,10 @@ class _Rewrite:
             return list(self._round(node.input[0], results[0]))
         if not any(name in self._names for name in node.input):  # a Constant, a random number: bf16 by an attribute
             stored = {name: self._new(name, "bf16") for name in results}
-            _rename_outputs(node, stored)
+            node.output[:] = [stored.get(name, name) for name in node.output]
             return [node, *(self._cast(narrow, name, self._fp32) for name, narrow in stored.items())]
         exact = {name: self._new(name, "exact") for name in results}
-        _rename_outputs(node, exact)
+        node.output[:] = [exact.get(name, name) for name in node.output]
         return [node, *(cast for name, wide in exact.items() for cast in self._round(wide, name))]
 
     def _round(self, source: str, target: str) -> Iterator[Any]:
@@ -139,17 +139,3 @@ class _Rewrite:
         whole = [*nodes, *graph.node]
         del graph.node[:]
         graph.node.extend(whole)
-
-
-def _rename_inputs(node: Any, names: dict[str, str]) -> None:
-    """Make a node read other values, in the graphs inside the node too."""
-    for index, name in enumerate(node.input):
-        node.input[index] = names.get(name, name)
-    for inner in graphs_of(node):
-        for part in inner.node:
-            _rename_inputs(part, names)
-
-
-def _rename_outputs(node: Any, names: dict[str, str]) -> None:
-    for index, name in enumerate(node.output):
-        node.output[index] = names.get(name, name)

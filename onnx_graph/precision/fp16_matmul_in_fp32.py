@@ -75,8 +75,7 @@ class _Casts:
         result, first = node.output[0], node.input[0]
         wide = {name: f"{result}/summed_in_fp32.{index}" for index, name in enumerate(node.input) if name}
         casts = [self._make("Cast", [name], [wide[name]], to=self._fp32) for name in wide]
-        for index, name in enumerate(node.input):
-            node.input[index] = wide.get(name, name)
+        node.input[:] = [wide.get(name, name) for name in node.input]
         node.output[0] = f"{result}/summed_in_fp32"
         if like_inputs:
             back = self._make("CastLike", [node.output[0], first], [result])

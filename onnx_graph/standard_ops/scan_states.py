@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..graph_values import graphs_of
+from ..graph_values import graphs_of, rename_reads
 
 
 def apply(model: Any) -> Any:
@@ -65,25 +65,12 @@ def _add_state(node: Any, name: str) -> None:
     states = len(node.input) - scanned
     # The names of the node's outputs are unique, so these are too.
     inner, kept, last = (f"{node.output[0]}/{name}/{part}" for part in ("state", "kept", "last"))
-    _rename(body, name, inner)
+    rename_reads(body, {name: inner})
     body.node.append(onnx.helper.make_node("Identity", [inner], [kept], name=f"{node.name}/{name}/keep"))
     _insert(node.input, states, name)
     _insert(node.output, states, last)
     _insert(body.input, states, onnx.ValueInfoProto(name=inner))
     _insert(body.output, states, onnx.ValueInfoProto(name=kept))
-
-
-def _rename(graph: Any, old: str, new: str) -> None:
-    """Make the nodes of a graph, and of graphs inside, read a value under another name."""
-    for node in graph.node:
-        for place, name in enumerate(node.input):
-            if name == old:
-                node.input[place] = new
-        for inner in graphs_of(node):
-            _rename(inner, old, new)
-    for value in graph.output:
-        if value.name == old:
-            value.name = new
 
 
 def _insert(fields: Any, place: int, item: Any) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ...core.nodes.aft import AftVariant, aft_variant_for
+from ...core.nodes.aft import AftVariant
 from .spec import Flags, Tile
 
 # Keys of the tile are channels here.
@@ -48,7 +48,7 @@ class AftSpec:
     @property
     def variant(self) -> AftVariant:
         """The op type it serves."""
-        return aft_variant_for(causal=self.causal, has_mask=self.has_mask)
+        return AftVariant(causal=self.causal, has_mask=self.has_mask)
 
     @property
     def op_types(self) -> tuple[str, ...]:

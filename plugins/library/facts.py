@@ -95,10 +95,6 @@ class LibraryFacts(Facts):
     versions: dict[str, str] = Field(default_factory=dict)
     created: str
 
-    def to_json(self) -> str:
-        """Return the text of the file."""
-        return self.model_dump_json(indent=2) + "\n"
-
     def has_companion(self) -> bool:
         """Return whether the companion that was built with it lies beside it."""
         if self.path is None or self.companion is None:

@@ -17,7 +17,7 @@ import pytest
 
 from localattn.core.extras import as_installed
 from localattn.core.geometry import WindowGeometry
-from localattn.core.nodes.attention import VARIANTS, NodeAttributes, variant_for
+from localattn.core.nodes.attention import VARIANTS, NodeAttributes, NodeVariant
 from localattn.core.nodes.gpu import SERVED, SERVED_OP_TYPES
 from localattn.onnx_graph.tensorrt_provider import rewrite_for_provider
 from localattn.plugins.kernel.spec import full_set
@@ -35,8 +35,8 @@ from ..support.models.engine_models import NODES, small_model
 from ..support.native.plugin_build import failing_compiler, without_zig
 
 Call = Callable[..., Finished]
-MASKED = variant_for(has_mask=True, has_bias=False, has_xpos=False)
-XPOS = variant_for(has_mask=False, has_bias=False, has_xpos=True)
+MASKED = NodeVariant(has_mask=True, has_bias=False, has_xpos=False)
+XPOS = NodeVariant(has_mask=False, has_bias=False, has_xpos=True)
 WINDOW = NodeAttributes(WindowGeometry(32, 1, 0, causal=True), 0.25, query_block=32)
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.documents.step_facts import StepFacts
 from localattn.core.errors import CheckFailed, UsageError
-from localattn.core.nodes.step import STEP_VARIANT_BY_OP_TYPE, ring_slots
+from localattn.core.nodes.step import STEP_VARIANT_BY_OP_TYPE, StepVariant, ring_slots
 from localattn.exporter.export import ExportReport, ExportRequest
 from localattn.exporter.lowering import step_function
 from localattn.exporter.models.family import ShapeRequest
@@ -228,13 +228,16 @@ def test_a_failed_check_leaves_nothing(tiny: Path) -> None:
 
 def test_a_lost_key_fails_the_check(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A body that forgets to write: every token sees itself by what it leaves, so the check must see it."""
-    whole = step_function._step
+    body = step_function._body
 
-    def forgets(op: Any, *inputs: Any) -> Any:
-        output, _, values = whole(op, *inputs)
-        return output, op.Identity(inputs[3]), values
+    def forgetful(variant: StepVariant) -> Any:
+        def forgets(op: Any, *inputs: Any) -> Any:
+            output, _, values = body(variant)(op, *inputs)
+            return output, op.Identity(inputs[3]), values
 
-    monkeypatch.setattr(step_function, "_step", forgets)
+        return forgets
+
+    monkeypatch.setattr(step_function, "_body", forgetful)
     with pytest.raises(CheckFailed, match="parity"):
         steps(tiny, 1)
 

@@ -11,13 +11,15 @@ Embeddings, attention, norms, residual streams, and matrices too narrow to be wo
 from __future__ import annotations
 
 import logging
+from functools import partial
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
-from ....core.errors import ExportFailed
 from ....onnx_graph.block_weights import BITS, DOMAIN, OP_TYPE, packed
-from ....onnx_graph.graph_values import add_constant
+from ....onnx_graph.graph_values import add_constant, replace_node
 from .blocks import BLOCK, round_in_blocks
 from .linear_layers import linear_layers, replace_layers
 
@@ -38,21 +40,13 @@ def quantize(model: ir.Model) -> ir.Model:
     """
     layers = linear_layers(model)
     _log.info("storing %d linear layers in 4 bits", len(layers))
-    replace_layers(model, layers, lambda matrix, transposed: _stored(model, matrix, transposed=transposed), _replace)
-    model.opset_imports[DOMAIN] = 1
+    replace_layers(model, layers, "4 bits", partial(_stored, model), _replace)
     return model
 
 
-def _stored(model: ir.Model, matrix: ir.Value, *, transposed: bool) -> list[ir.Value]:
+def _stored(model: ir.Model, name: str, numbers: NDArray[Any]) -> list[ir.Value]:
     """Add the initializers of a matrix in blocks: levels, scales and zero points."""
-    assert matrix.const_value is not None
-    numbers = matrix.const_value.numpy().astype(np.float32, copy=False)
-    if not np.isfinite(numbers).all():
-        raise ExportFailed(
-            f"{matrix.name} cannot be stored in 4 bits.", why="It holds NaN or infinity.", fix="Check the checkpoint."
-        )
-    blocks = round_in_blocks(numbers.T if transposed else numbers)
-    name = f"{matrix.name}{'.turned' if transposed else ''}"
+    blocks = round_in_blocks(numbers.astype(np.float32, copy=False))
     # The scales in one dimension, as every release reads them.
     parts = {
         "levels": packed(blocks.levels), "scales": blocks.scales.reshape(-1), "zeros": packed(blocks.zeros).reshape(-1)
@@ -60,18 +54,7 @@ def _stored(model: ir.Model, matrix: ir.Value, *, transposed: bool) -> list[ir.V
     return [add_constant(model.graph, f"{name}.{part}", array) for part, array in parts.items()]
 
 
-def _replace(node: ir.Node, stored: list[ir.Value], matrix: ir.Value, transposed: bool) -> None:
-    """Put a product with a stored matrix in the place of a linear layer; its result keeps name, type and shape."""
-    assert matrix.const_value is not None
-    rows, columns = matrix.const_value.shape.numpy()[:: -1 if transposed else 1]
-    attributes = {"K": rows, "N": columns, "bits": BITS, "block_size": BLOCK, "accuracy_level": _ACCURACY}
-    made = ir.node(
-        OP_TYPE,
-        [node.inputs[0], *stored],
-        attributes,
-        domain=DOMAIN,
-        name=node.name,
-        metadata_props=dict(node.metadata_props),
-    )
-    assert node.graph is not None
-    ir.convenience.replace_nodes_and_values(node.graph, node, [node], [made], node.outputs, made.outputs)
+def _replace(node: ir.Node, stored: list[ir.Value], sizes: tuple[int, ...]) -> None:
+    """Put a product with a stored matrix in the place of a linear layer."""
+    block = {"K": sizes[0], "N": sizes[1], "bits": BITS, "block_size": BLOCK, "accuracy_level": _ACCURACY}
+    replace_node(node, OP_TYPE, [node.inputs[0], *stored], DOMAIN, node.name, **block)

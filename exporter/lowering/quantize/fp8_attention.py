@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ....core.error_texts import argument
 from ....core.errors import ExportFailed, UsageError
 from ....core.nodes.gpu import NARROWEST_HEAD, WIDEST_FP8_HEAD, computes_in_fp8
-from ....onnx_graph.graph_values import add_constant
+from ....onnx_graph.graph_values import add_constant, node_like
 from ....runtime.inputs.arrays import random_inputs
 from ...source.source_model import SourceModel
 from ..trace import attention_nodes, entry_of
@@ -147,14 +147,7 @@ def _insert(model: ir.Model, node: ir.Node, index: int, scale: float) -> None:
     ]
     value = source
     for op, dtype in (("QuantizeLinear", ir.DataType.FLOAT8E4M3FN), ("DequantizeLinear", source.dtype)):
-        output = ir.Value(name=f"{name}.{op}", shape=source.shape, type=ir.TensorType(dtype))
-        part = ir.node(
-            op,
-            [value, *constants],
-            name=f"{name}.{op}",
-            metadata_props=dict(node.metadata_props),
-            outputs=[output],
-        )
+        part = node_like(node, op, [value, *constants], source.shape, dtype, f"{name}.{op}")
         graph.insert_before(node, part)
-        value = output
+        value = part.outputs[0]
     node.replace_input_with(index, value)

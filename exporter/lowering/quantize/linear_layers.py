@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from ....core.errors import ExportFailed
 from ....onnx_graph.graph_values import add_constant
@@ -58,27 +60,40 @@ def _part_from_tables(model: ir.Model) -> None:
 def replace_layers(
     model: ir.Model,
     layers: Sequence[ir.Node],
-    store: Callable[[ir.Value, bool], list[ir.Value]],
-    replace: Callable[[ir.Node, list[ir.Value], ir.Value, bool], None],
+    kind: str,
+    store: Callable[[str, NDArray[Any]], list[ir.Value]],
+    replace: Callable[[ir.Node, list[ir.Value], tuple[int, ...]], None],
 ) -> None:
     """Replace linear layers in place; a matrix that several share is stored once, and left out when none reads it.
 
     Args:
         model: traced.
         layers: of it, as `linear_layers` lists them.
-        store: adds to the model what is kept of a matrix that is multiplied as it is, or transposed if True.
-        replace: puts other nodes in the place of a layer: of what was stored, the matrix, and whether transposed.
+        kind: what a matrix is stored in, for errors.
+        store: adds to the model what is kept of a matrix `[K, N]`, under names that begin with this one.
+        replace: puts other nodes in the place of a layer, given what was stored, and `K, N`.
+
+    Raises:
+        ExportFailed: a matrix holds NaN or infinity.
     """
-    stored: dict[tuple[str, bool], list[ir.Value]] = {}
+    stored: dict[str, tuple[list[ir.Value], tuple[int, ...]]] = {}
     for node in layers:
         matrix = node.inputs[1]
-        assert matrix is not None
-        key = (matrix.name or "", is_transposed(node))
-        if key not in stored:
-            stored[key] = store(matrix, key[1])
-        replace(node, stored[key], matrix, key[1])
+        assert matrix is not None and matrix.const_value is not None
+        name = f"{matrix.name}{'.turned' if is_transposed(node) else ''}"
+        if name not in stored:
+            own = matrix.const_value.numpy()
+            numbers = own.T if is_transposed(node) else own
+            if not np.isfinite(numbers).all():
+                raise ExportFailed(
+                    f"{matrix.name} cannot be stored in {kind}.",
+                    why="It holds NaN or infinity.",
+                    fix="Check the checkpoint.",
+                )
+            stored[name] = store(name, numbers), numbers.shape
+        replace(node, *stored[name])
         if not matrix.uses():
-            model.graph.initializers.pop(key[0])
+            model.graph.initializers.pop(matrix.name or "")
 
 
 def is_transposed(node: ir.Node) -> bool:

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
-from ....core.errors import ExportFailed
-from ....onnx_graph.graph_values import add_constant
+from ....onnx_graph.graph_values import add_constant, node_like
 from .linear_layers import linear_layers, replace_layers
 
 _log = logging.getLogger(__name__)
@@ -54,26 +55,13 @@ def quantize(model: ir.Model, kind: Kind) -> ir.Model:
     """
     layers = linear_layers(model)
     _log.info("storing %d linear layers in %s", len(layers), kind.name)
-    replace_layers(
-        model,
-        layers,
-        lambda matrix, transposed: _stored(model, matrix, kind, transposed=transposed),
-        lambda node, stored, *_: _replace(model, node, stored, kind),
-    )
+    replace_layers(model, layers, kind.name, partial(_stored, model, kind), partial(_replace, model, kind))
     return model
 
 
-def _stored(model: ir.Model, matrix: ir.Value, kind: Kind, *, transposed: bool) -> list[ir.Value]:
+def _stored(model: ir.Model, kind: Kind, name: str, own: NDArray[Any]) -> list[ir.Value]:
     """Add the initializers of a matrix `[K, N]`: its numbers, a scale for each column, and zero points."""
-    assert matrix.const_value is not None
-    own = matrix.const_value.numpy()
-    numbers = (own.T if transposed else own).astype(np.float32)
-    if not np.isfinite(numbers).all():
-        raise ExportFailed(
-            f"{matrix.name} cannot be stored in {kind.name}.",
-            why="It holds NaN or infinity.",
-            fix="Check the checkpoint.",
-        )
+    numbers = own.astype(np.float32)
     # As they are stored, so that the numbers are rounded by the scales they will be multiplied with.
     scales = (np.abs(numbers).max(0) / kind.largest).astype(own.dtype)
     scales = np.where(scales >= np.finfo(own.dtype).tiny, scales, np.ones_like(scales))
@@ -81,7 +69,6 @@ def _stored(model: ir.Model, matrix: ir.Value, kind: Kind, *, transposed: bool) 
     if kind is INT8:
         rounded = np.rint(rounded)
     eight = np.ascontiguousarray(rounded).astype(kind.dtype.numpy())
-    name = f"{matrix.name}{'.turned' if transposed else ''}"
     zeros = np.zeros(scales.shape, kind.dtype.numpy())
     return [
         add_constant(model.graph, f"{name}.{kind.name}", eight),
@@ -90,7 +77,7 @@ def _stored(model: ir.Model, matrix: ir.Value, kind: Kind, *, transposed: bool) 
     ]
 
 
-def _replace(model: ir.Model, node: ir.Node, matrix: list[ir.Value], kind: Kind) -> None:
+def _replace(model: ir.Model, kind: Kind, node: ir.Node, matrix: list[ir.Value], sizes: tuple[int, ...]) -> None:
     """Put the product of rounded factors in the place of a linear layer; its result keeps name, type and shape."""
     source = node.inputs[0]
     assert source is not None and source.shape is not None and source.dtype is not None and node.graph is not None
@@ -103,16 +90,8 @@ def _replace(model: ir.Model, node: ir.Node, matrix: list[ir.Value], kind: Kind)
     made: list[ir.Node] = []
 
     def add(op: str, inputs: list[ir.Value], shape: Any, dtype: ir.DataType = element, **attributes: Any) -> ir.Value:
-        part = ir.node(
-            op,
-            inputs,
-            attributes,
-            name=f"{node.name}.{len(made)}",
-            metadata_props=dict(node.metadata_props),
-            outputs=[ir.Value(name=f"{node.name}.{len(made)}", shape=ir.Shape(shape), type=ir.TensorType(dtype))],
-        )
-        made.append(part)
-        return part.outputs[0]
+        made.append(node_like(node, op, inputs, shape, dtype, f"{node.name}.{len(made)}", **attributes))
+        return made[-1].outputs[0]  # type: ignore[no-any-return]
 
     whole = list(source.shape)
     row = [*whole[:-1], 1]
@@ -121,8 +100,7 @@ def _replace(model: ir.Model, node: ir.Node, matrix: list[ir.Value], kind: Kind)
     scaled = add("Div", [source, factor], whole)
     rounded = add("QuantizeLinear", [scaled, scale, zero], whole, kind.dtype)
     again = add("DequantizeLinear", [rounded, scale, zero], whole)
-    assert matrix[0].shape is not None
-    weights = add("DequantizeLinear", matrix, list(matrix[0].shape), axis=1)
-    result = [*whole[:-1], matrix[0].shape[1]]
+    weights = add("DequantizeLinear", matrix, sizes, axis=1)
+    result = [*whole[:-1], sizes[1]]
     add("Mul", [add("MatMul", [again, weights], result), factor], result)
     ir.convenience.replace_nodes_and_values(node.graph, node, [node], made, node.outputs, made[-1].outputs)

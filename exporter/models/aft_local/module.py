@@ -42,7 +42,8 @@ from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan_op
 
 from ....core.errors import UsageError
-from ....core.nodes.aft import HIDDEN_KEY, PLUGIN_ATTRIBUTES, WIDEST_BIASES, aft_variant_for
+from ....core.nodes.aft import HIDDEN_KEY, WIDEST_BIASES, AftVariant
+from ....core.nodes.attention import PLUGIN_ATTRIBUTES
 from ..parts.attention_op import attention_node
 from .arguments import AFTLocalArgs
 
@@ -226,7 +227,7 @@ class AFTLocal(nn.Module):
             part(x.to(dtype)).float() for part, x in ((self.query, query), (self.key, key), (self.value, value))
         )
         if self.is_node and torch.onnx.is_in_onnx_export():
-            variant = aft_variant_for(causal=self.causal, has_mask=mask is not None)
+            variant = AftVariant(causal=self.causal, has_mask=mask is not None)
             inputs = [gate, keys, values, self.position_bias, mask]
             gated = attention_node(variant.op_type, inputs, PLUGIN_ATTRIBUTES)
         else:

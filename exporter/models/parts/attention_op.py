@@ -18,9 +18,9 @@ from ....core.nodes.attention import (
     HEADS_FIRST,
     SEQUENCE_FIRST,
     NodeAttributes,
+    NodeVariant,
     check_xpos,
     choose_query_block,
-    variant_for,
 )
 from ....core.nodes.grouped import GroupedAttributes, choose_grouped_block
 from ....plugins import grouped_op, torch_op
@@ -52,7 +52,7 @@ def windowed_attention_op(
         options = (key_mask, attn_bias, *astuple(geometry), scale, shared_qk, sequence_first, xpos_scale_base)
         output: Tensor = torch_op.windowed_attention(query, key, value, *options)
         return output
-    variant = variant_for(has_mask=key_mask is not None, has_bias=attn_bias is not None, has_xpos=bool(xpos_scale_base))
+    variant = NodeVariant(has_mask=key_mask is not None, has_bias=attn_bias is not None, has_xpos=bool(xpos_scale_base))
     attributes = NodeAttributes(
         geometry,
         scale,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ....core.nodes.attention import DOMAIN, DOMAIN_VERSION
-from ....core.nodes.step import StepAttributes, step_variant_for
+from ....core.nodes.step import StepAttributes, StepVariant
 from .step_tables import StepTables
 
 
@@ -31,7 +31,7 @@ def step_attention_op(
         return _plainly(query, key, value, caches, view, attributes, sinks)
     shares = query.shape[1] != key.shape[1] or view.score_bias.dim() == 4
     grouped = shares or bool(attributes.softcap) or sinks is not None
-    variant = step_variant_for(
+    variant = StepVariant(
         chunked=query.shape[2] > 1,
         has_xpos=bool(attributes.xpos_scale_base),
         grouped=grouped,

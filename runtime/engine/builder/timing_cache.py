@@ -12,7 +12,7 @@ from typing import Any
 
 from ....core.errors import LocalAttnError, UsageError
 from ....core.storage.file_kinds import TIMING_CACHE
-from ....core.storage.files import publish, staging
+from ....core.storage.files import publish, work_folder
 from ....core.storage.outputs import Output, check_outputs
 from ....core.storage.reading import read_plain
 from ..library import TensorRTLibrary
@@ -38,7 +38,7 @@ def stage(opened: TensorRTLibrary, builder: Any, path: Path, folder: Path) -> Pa
             as it is.
     """
     copy = folder / "timing.cache"
-    with staging(path):
+    with work_folder(path, wait=True):
         content = _read(path)
     if content is None:
         return copy
@@ -65,7 +65,7 @@ def extend(builder: Any, path: Path, times: bytes) -> list[str]:
         What the user should know: why the file was left as it is, if it was. The engine is finished in any case.
     """
     try:
-        with staging(path) as folder:
+        with work_folder(path, wait=True) as folder:
             there = _read(path)
             merged = folder / "timing.cache"
             merged.write_bytes(times if there is None else combined(builder, times, there))

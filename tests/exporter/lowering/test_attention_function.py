@@ -24,7 +24,6 @@ from localattn.core.nodes.attention import (
     NodeAttributes,
     NodeVariant,
     choose_query_block,
-    variant_for,
 )
 from localattn.exporter.lowering import attention_facts
 from localattn.exporter.lowering.attention_facts import MOST_PARTS, BodyFacts, Part, facts_of
@@ -396,7 +395,7 @@ def test_models_are_checked_for_real() -> None:
 def test_what_the_mask_hides_may_be_anything(has_bias: bool, poison: float) -> None:
     """Every bit of the output is that of a call with other numbers there."""
     for has_xpos in (False, True):
-        variant = variant_for(has_mask=True, has_bias=has_bias, has_xpos=has_xpos)
+        variant = NodeVariant(has_mask=True, has_bias=has_bias, has_xpos=has_xpos)
         for geometry in GEOMETRIES:
             attributes = attributes_for(variant, geometry, 21, random.Random(1), perm=SEQUENCE_FIRST)
             model, feed = one_node(variant, attributes, 21), feed_for(variant, attributes, 21)
@@ -409,7 +408,7 @@ def test_what_the_mask_hides_may_be_anything(has_bias: bool, poison: float) -> N
 @pytest.mark.parametrize("name", ["key", "value"])
 def test_a_nan_reaches_the_blocks_of_queries_that_gather_it(name: str) -> None:
     """Every query that sees it, and no block of queries that none of them is in."""
-    variant = variant_for(has_mask=False, has_bias=False, has_xpos=False)
+    variant = NodeVariant(has_mask=False, has_bias=False, has_xpos=False)
     for geometry in GEOMETRIES:
         attributes = attributes_for(variant, geometry, 60, random.Random(1), perm=SEQUENCE_FIRST, shared_qk=False)
         block = attributes.query_block
@@ -440,7 +439,7 @@ def test_the_judge_keeps_a_nan() -> None:
 
 def test_heads_without_pairs_of_channels_take_no_xpos(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads of one channel gave other numbers in every call: sums of no products, in memory that was not cleared."""
-    variant = variant_for(has_mask=False, has_bias=False, has_xpos=True)
+    variant = NodeVariant(has_mask=False, has_bias=False, has_xpos=True)
     attributes = NodeAttributes(WindowGeometry(4, causal=True), 1.0, query_block=4, xpos_scale_base=2.0)
     for head_dim in (1, 3):
         monkeypatch.setattr(node_model, "HEAD_DIM", head_dim)

@@ -7,7 +7,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from localattn.core.nodes.attention import DOMAIN, VARIANTS, variant_for
+from localattn.core.nodes.attention import DOMAIN, VARIANTS, NodeVariant
 from localattn.core.tolerance import TOLERANCES
 from localattn.exporter.lowering.functions import attach_functions
 from localattn.exporter.lowering.trace import trace
@@ -37,7 +37,7 @@ def op_type(case: Case) -> str:
     rotary = kwargs.get("use_rotary_pos_emb", not kwargs.get("use_dynamic_pos_bias"))
     if case.kind == "LocalAttention":
         rotary = rotary and "dim" in kwargs
-    return variant_for(
+    return NodeVariant(
         has_mask=bool(case.mask),
         has_bias=case.attn_bias or kwargs.get("use_dynamic_pos_bias", False),
         has_xpos=bool(kwargs["use_xpos"] and rotary),

@@ -25,7 +25,6 @@ from localattn.core.nodes.attention import (
     VARIANTS,
     NodeAttributes,
     NodeVariant,
-    variant_for,
 )
 from localattn.core.nodes.grouped import GROUPED_VARIANTS, GroupedVariant
 from localattn.core.storage import cpu_library
@@ -42,8 +41,8 @@ from ...support.native.cpu_build import library, operators_run, put_into_cache
 pytest.importorskip("onnxruntime", reason="onnxruntime opens the library")
 
 Call = Callable[..., Finished]
-PLAIN, MASKED, BIASED = VARIANTS[0], VARIANTS[1], variant_for(has_mask=False, has_bias=True, has_xpos=False)
-XPOS = variant_for(has_mask=False, has_bias=False, has_xpos=True)
+PLAIN, MASKED, BIASED = VARIANTS[0], VARIANTS[1], NodeVariant(has_mask=False, has_bias=True, has_xpos=False)
+XPOS = NodeVariant(has_mask=False, has_bias=False, has_xpos=True)
 WINDOW = NodeAttributes(WindowGeometry(8, 1, 0, causal=True), 0.35, query_block=8)
 ATTRIBUTES = {
     "causal": WINDOW,

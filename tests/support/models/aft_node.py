@@ -10,8 +10,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from localattn.core.nodes.aft import PLUGIN_ATTRIBUTES, aft_variant_for
-from localattn.core.nodes.attention import DOMAIN, DOMAIN_VERSION
+from localattn.core.nodes.aft import AftVariant
+from localattn.core.nodes.attention import DOMAIN, DOMAIN_VERSION, PLUGIN_ATTRIBUTES
 from localattn.core.versions import DEFAULT_OPSET, IR_VERSION
 from localattn.exporter.lowering.functions import attach_functions
 
@@ -51,7 +51,7 @@ class Case:
 
     def model(self, arrays: Arrays, *, function: bool = True, bias_given: bool = False) -> bytes:
         """A serialized model whose biases are a constant; `bias_given` makes them an input."""
-        op_type = aft_variant_for(causal=self.causal, has_mask=self.masked).op_type
+        op_type = AftVariant(causal=self.causal, has_mask=self.masked).op_type
         values = {name: _value(name, array) for name, array in arrays.items()}
         bias = values["position_bias"]
         if not bias_given:

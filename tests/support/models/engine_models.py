@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from localattn.core.geometry import WindowGeometry
-from localattn.core.nodes.attention import NodeAttributes, variant_for
+from localattn.core.nodes.attention import NodeAttributes, NodeVariant
 from localattn.exporter.export import ExportRequest, export
 
 from ...conftest import save_upstream
@@ -68,7 +68,7 @@ def open_node(folder: Path) -> Path:
     import onnx
 
     geometry = WindowGeometry(window_size=8, look_backward=1, look_forward=0, causal=True, exact_windowsize=True)
-    variant = variant_for(has_mask=False, has_bias=False, has_xpos=False)
+    variant = NodeVariant(has_mask=False, has_bias=False, has_xpos=False)
     path = folder / "node.onnx"
     onnx.save(one_node(variant, NodeAttributes(geometry, 1.0), "seq", "batch"), path)
     return path

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from localattn.core.geometry import WindowGeometry
 from localattn.core.nodes.attention import DOMAIN, DOMAIN_VERSION, OUTSIDE_SCORE
-from localattn.core.nodes.step import StepAttributes, StepVariant, ring_slots, step_variant_for
+from localattn.core.nodes.step import StepAttributes, StepVariant, ring_slots
 from localattn.core.versions import DEFAULT_OPSET, IR_VERSION
 from localattn.exporter.lowering.functions import attach_functions
 
@@ -48,7 +48,7 @@ class Case:
     @property
     def variant(self) -> StepVariant:
         """The op type."""
-        return step_variant_for(
+        return StepVariant(
             chunked=self.rows > 1,
             has_xpos=self.xpos,
             grouped=self.heads != self.kv_heads or self.bias == "padding" or bool(self.softcap) or self.sinks,
