@@ -18,7 +18,7 @@ from ...core.tensors import TensorSpec
 from ..session import Arrays, Session, check_inputs, check_names, check_shape, misfit
 from .gpu.arrays import GpuArray, GpuView, NotTaken, nbytes, view_of
 from .gpu.executor import Call, GpuWork, Refused, as_shapes, check_on_gpu, starting
-from .gpu.memory import ALIGNMENT, Buffer, copy, download, empty, readable, upload
+from .gpu.memory import ALIGNMENT, copy, download, empty, readable, upload
 from .kernels import loaded_kernels
 from .open import OpenEngine, open_engine, use_device
 from .plugins import mapped_library
@@ -50,11 +50,11 @@ class EngineSession(Session):
         self.outputs = list(opened.facts.outputs)
         self._source = source
         self._messages = opened.opened.messages
-        self._buffers: dict[str, Buffer] = {}
         check_on_gpu(source, opened)
         with starting(source, opened):
-            self._gpu = GpuWork(opened)
-        self._closer = weakref.finalize(self, _free, self._gpu, self._buffers)
+            self._gpu = GpuWork()
+            self._closer = weakref.finalize(self, self._gpu.free)
+            self._executor = self._gpu.executor(opened)
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ class EngineSession(Session):
         """
         self._messages.clear()
         use_device(self.device)
-        self._gpu.executor.use_graphs()
+        self._executor.use_graphs()
         self._note_graphs()
 
     def run_on_gpu(self, inputs: Mapping[str, Any]) -> dict[str, GpuArray]:
@@ -109,7 +109,7 @@ class EngineSession(Session):
         stream = self._gpu.stream
         with self._working():
             call, outputs, _keep = self._prepared({spec: inputs[spec.name] for spec in self.inputs})
-            self._gpu.executor.run(call)
+            self._executor.run(call)
             values = {name: empty(array.shape, array.dtype) for name, array in outputs.items()}
             for name, value in values.items():
                 download(outputs[name].address, value, stream.ptr)
@@ -118,7 +118,7 @@ class EngineSession(Session):
         return {name: readable(value, outputs[name].dtype) for name, value in values.items()}
 
     def _launch(self, call: Call) -> None:
-        self._gpu.executor.run(call)
+        self._executor.run(call)
         self._gpu.stream.synchronize()
         self._note_graphs()
 
@@ -165,10 +165,10 @@ class EngineSession(Session):
             # Fixed sizes need not be asked for.
             shape = tuple(size for size in spec.shape if isinstance(size, int))
             if self._is_dynamic(spec):
-                shape = self._gpu.executor.sizes(profile, shapes, [spec.name])[spec.name]
+                shape = self._executor.sizes(profile, shapes, [spec.name])[spec.name]
             if any(size < 0 for size in shape):
                 raise Refused(f"The sizes of {spec.name} depend on more than the sizes of the inputs.")
-            place = self._buffer(spec.name, nbytes(shape, spec.dtype))
+            place = self._gpu.buffer(spec.name, nbytes(shape, spec.dtype))
             outputs[spec.name] = GpuArray(place, shape, spec.dtype, self.device.index)
             addresses[spec.name] = place.address
         return Call(tuple(addresses.items()), shapes, profile), outputs, list(inputs.values())
@@ -180,27 +180,20 @@ class EngineSession(Session):
         """Return where the engine reads an input: its own address, or a place of ours that it is copied to."""
         stream = self._gpu.stream.ptr
         if isinstance(array, np.ndarray):
-            place = self._buffer(name, array.nbytes)
+            place = self._gpu.buffer(name, array.nbytes)
             if array.nbytes:
                 upload(array, place.address, stream)
             return place.address
         # A graph reads where it was recorded to read.
-        if array.address % ALIGNMENT == 0 and array.address and not self._gpu.executor.cuda_graph:
+        if array.address % ALIGNMENT == 0 and array.address and not self._executor.cuda_graph:
             return array.address
-        place = self._buffer(name, array.nbytes)
+        place = self._gpu.buffer(name, array.nbytes)
         if array.nbytes:
             copy(array.address, place.address, array.nbytes, stream)
         return place.address
 
-    def _buffer(self, name: str, size: int) -> Buffer:
-        """Return a tensor's place; it grows, and is then another one."""
-        if name not in self._buffers or self._buffers[name].size < size:
-            self._gpu.stream.synchronize()
-            self._buffers[name] = Buffer(size)
-        return self._buffers[name]
-
     def _note_graphs(self) -> None:
-        why = self._gpu.executor.why_no_graph
+        why = self._executor.why_no_graph
         self.notes = (f"CUDA graphs are not used: {why}",) if why else ()
 
     def _profile(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
@@ -238,11 +231,6 @@ class EngineSession(Session):
     def close(self) -> None:
         """Free the GPU memory; the session cannot run any more."""
         self._closer()
-
-
-def _free(gpu: GpuWork, buffers: dict[str, Buffer]) -> None:
-    buffers.clear()
-    gpu.free()
 
 
 def open_file(path: Path, provider: str = "auto", threads: int | None = None, plugin: str = "auto") -> EngineSession:
