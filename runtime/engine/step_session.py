@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from ...core.errors import UsageError
 from ...core.storage.library_store import AUTO
 from ...core.tensors import TensorSpec
-from ...onnx_graph.onnx_file import OnnxFile
-from ..generation.step_file import check_caches, find_prefill, other_tensors, prefill_path
-from ..generation.step_session import StepSession, step_facts
+from ..generation.step_file import Prefill, check_caches, other_tensors, step_facts
+from ..generation.step_session import FileStep
 from .gpu.arrays import nbytes
 from .gpu.executor import Call, GpuWork, Refused, check_on_gpu, starting
 from .gpu.memory import download, upload
@@ -125,14 +124,15 @@ class _BoundEngine:
         return Call((*self._device.items(), *self._caches.addresses(self._shared)))
 
 
-class EngineStep(StepSession):
-    """A step engine, and its prefill engine if there is one, sharing their caches.
+class EngineStep(FileStep):
+    """A step engine, and its prefill engine if there is one.
 
     Args:
         path: the step engine.
         sidecar: of the ONNX file it was built from.
-        opened: the step engine, in the GPU.
-        prefill: path and facts of the prefill engine, opened when first needed; None without one.
+        prefill: as of `FileStep`.
+        provider: as of `check_place`.
+        threads: the same.
         plugin: the plugin library of both, as `open_engine` takes it.
 
     Raises:
@@ -146,15 +146,15 @@ class EngineStep(StepSession):
         self,
         path: Path,
         sidecar: Sidecar,
-        opened: OpenEngine,
-        prefill: tuple[Path | OnnxFile, StepFacts] | None,
+        prefill: Prefill | None,
+        provider: str,
+        threads: int | None,
         plugin: str = AUTO,
     ) -> None:
-        facts = step_facts(sidecar)
-        self.backend, self._device = opened.facts.backend, opened.device
+        opened, facts = open_engine(path, plugin, check_place(path, provider, threads)), step_facts(sidecar)
+        self.backend, self._device, self._messages = opened.facts.backend, opened.device, opened.opened.messages
         self.provider = opened.device.provider
-        self._path, self._prefill, self._messages = path, prefill, opened.opened.messages
-        self._plugin, self._cuda_graph = plugin, False
+        self._path, self._plugin, self._cuda_graph = path, plugin, False
         with starting(path, opened):
             self._gpu = GpuWork()
             self._closer = weakref.finalize(self, self._gpu.free)
@@ -162,11 +162,7 @@ class EngineStep(StepSession):
             step = _BoundEngine(path, opened, facts, self._caches, self._gpu)
             self._caches.clear()
         self._engines = {facts.chunk: step}
-        chunks = {facts.chunk} | ({prefill[1].chunk} if prefill else set())
-        self.sidecar = sidecar
-        super().__init__(facts, step.inputs, step.output, sorted(chunks))
-        companion = prefill_path(path, facts)
-        self.missing_prefill = companion.name if companion is not None and prefill is None else None
+        super().__init__(path, sidecar, prefill, step.inputs, step.output)
 
     def use_cuda_graph(self) -> None:
         """Record the step and launch it as a CUDA graph; where that fails, a warning says why and steps run as before.
@@ -212,15 +208,6 @@ class EngineStep(StepSession):
     def close(self) -> None:
         """Free the GPU memory; the session cannot run any more."""
         self._closer()
-
-
-def open_step_engine(
-    path: Path, sidecar: Sidecar, provider: str, threads: int | None, plugin: str = AUTO
-) -> EngineStep:
-    """Open a step engine whose facts were read; raises what `runtime.step_session.open_step` raises."""
-    gpu = check_place(path, provider, threads)
-    prefill = find_prefill(path, sidecar)
-    return EngineStep(path, sidecar, open_engine(path, plugin, gpu), prefill, plugin)
 
 
 def _shared(path: Path, opened: OpenEngine, facts: StepFacts) -> list[bool]:

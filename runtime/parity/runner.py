@@ -25,7 +25,7 @@ from ...onnx_graph import block_weights
 from ...onnx_graph.facts import inspect_onnx
 from ...onnx_graph.onnx_file import OnnxFile
 from ..inputs.vocabulary import rows_of_table, vocabulary
-from ..session import AUTO_RUNTIME, Arrays, Session, choose_runtime, find_model, load
+from ..session import AUTO_RUNTIME, Arrays, Session, find_model, load
 from .shared_inputs import cast_to
 
 if TYPE_CHECKING:
@@ -338,24 +338,9 @@ def open_runner(
     if sidecar is None or sidecar.step is None:
         session_of_file = load(file, provider, plugin=plugin, verify=False, runtime=runtime)
         return SessionRunner(session_of_file, file, engine or sidecar)
-    choose_runtime(suffix, runtime)[0].require()
-    session: StepSession
-    if engine is not None:
-        from ..engine.step_session import open_step_engine
+    from ..generation.step_session import open_session
 
-        session = open_step_engine(path, sidecar, provider, None, plugin)
-    elif runtime != AUTO_RUNTIME:
-        from ..generation.step_session import open_session
-
-        session = open_session(file, sidecar, provider, None, plugin, runtime)
-    else:
-        from ..generation.step_file import find_prefill
-        from ..ort.session import open_file
-        from ..ort.step_session import OnnxRuntimeStep
-
-        opened = open_file(file, provider, None, plugin)
-        companion = find_prefill(path, sidecar) if prefill else None
-        session = OnnxRuntimeStep(path, sidecar, opened, companion, None, plugin)
+    session = open_session(file, sidecar, provider, None, plugin, runtime, prefill=prefill)
     if not prefill:
-        session.chunks, session.missing_prefill = (session.facts.chunk,), None
+        session.missing_prefill = None
     return StepRunner(session, file, engine or sidecar)
