@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.documents.engine_facts import ProfileFacts
 from ...core.errors import UsageError
 from ...core.tensors import TensorSpec
 from ..session import Arrays, Session, check_inputs, check_names, check_shape, misfit
 from .gpu.arrays import GpuArray, GpuView, NotTaken, nbytes, view_of
-from .gpu.executor import Call, GpuWork, Refused, as_shapes, check_on_gpu, starting
+from .gpu.executor import Call, GpuWork, Refused, check_on_gpu, starting
 from .gpu.memory import ALIGNMENT, copy, download, empty, readable, upload
 from .kernels import loaded_kernels
 from .open import OpenEngine, open_engine, use_device
@@ -159,13 +160,13 @@ class EngineSession(Session):
         """Put inputs where the engine reads them; return the call, where it writes, and what must live until then."""
         addresses = {spec.name: self._placed(spec.name, array) for spec, array in inputs.items()}
         profile = self._profile({spec.name: array.shape for spec, array in inputs.items()})
-        shapes = as_shapes({spec.name: array for spec, array in inputs.items() if self._is_dynamic(spec)})
+        shapes = tuple((spec.name, tuple(array.shape)) for spec, array in inputs.items() if self._is_dynamic(spec))
         outputs = {}
         for spec in self.outputs:
             # Fixed sizes need not be asked for.
             shape = tuple(size for size in spec.shape if isinstance(size, int))
             if self._is_dynamic(spec):
-                shape = self._executor.sizes(profile, shapes, [spec.name])[spec.name]
+                shape = self._executor.shape_of(spec.name, profile, shapes)
             if any(size < 0 for size in shape):
                 raise Refused(f"The sizes of {spec.name} depend on more than the sizes of the inputs.")
             place = self._gpu.buffer(spec.name, nbytes(shape, spec.dtype))
@@ -204,29 +205,28 @@ class EngineSession(Session):
         Raises:
             UsageError: they fit none.
         """
-        numbers = sorted({profile.profile for profile in self.facts.options.profiles})
-        if len(numbers) < 2:
+        ranges: dict[int, list[ProfileFacts]] = {}
+        for profile in self.facts.options.profiles:
+            ranges.setdefault(profile.profile, []).append(profile)
+        if len(ranges) < 2:
             return 0
-        fitting = [number for number in numbers if self._fits(number, shapes)]
+        fitting = [
+            number
+            for number in sorted(ranges)
+            if all(
+                low <= size <= high
+                for given in ranges[number]
+                for low, size, high in zip(given.min, shapes[given.input], given.max, strict=True)
+            )
+        ]
         if not fitting:
             sizes = "; ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
             raise UsageError(
                 f"{self._source} was not built for these sizes.",
-                why=f"They are {sizes}, and lie in none of its {len(numbers)} profiles.",
+                why=f"They are {sizes}, and lie in none of its {len(ranges)} profiles.",
                 fix="localattn inspect shows the sizes of each.",
             )
-        return min(fitting, key=self._largest)
-
-    def _fits(self, number: int, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        ranges = [profile for profile in self.facts.options.profiles if profile.profile == number]
-        return all(
-            low <= size <= high
-            for profile in ranges
-            for low, size, high in zip(profile.min, shapes[profile.input], profile.max, strict=True)
-        )
-
-    def _largest(self, number: int) -> int:
-        return sum(prod(profile.max) for profile in self.facts.options.profiles if profile.profile == number)
+        return min(fitting, key=lambda number: sum(prod(given.max) for given in ranges[number]))
 
     def close(self) -> None:
         """Free the GPU memory; the session cannot run any more."""

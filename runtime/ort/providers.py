@@ -119,7 +119,8 @@ def new_session(ort: Any, given: SessionInput, options: Any) -> Any:
     """Open onnxruntime's session on the providers asked for, or raise its error.
 
     Up to onnxruntime 1.22 a session that fails on its provider is opened again on the CPU, whatever `enable_fallback`
-    says, with a printed message; this session raises instead. onnxruntime's default logger warns for every layer of a
+    says, with a printed message; a run that fails may do the same. This session raises instead. onnxruntime's default
+    logger warns for every layer of a
     step file (CUDA's ScatterND), and no session option changes that: it is silenced only in this package's own
     processes.
     """
@@ -181,7 +182,8 @@ def model_for(
         UsageError: the file is no ONNX model.
         ValueError, OSError: of `inlining.read_weights`.
     """
-    find_data(file, options)
+    if file.folder is not None:
+        options.add_session_config_entry(_DATA_FOLDER, str(file.folder))
     if provider.sums_halves_in_fp16(ort.__version__):
         from ...onnx_graph.precision import fp16_matmul_in_fp32
 
@@ -223,12 +225,6 @@ def emulating_bf16(file: OnnxFile, *, compiled: bool) -> bytes | None:
     _log.info("pass bf16_to_fp32 applied to %s", file.name)
     serialized: bytes = copy.SerializeToString()
     return serialized
-
-
-def find_data(file: OnnxFile, options: Any) -> None:
-    """Set the folder of the external data for a session that is made of bytes."""
-    if file.folder is not None:
-        options.add_session_config_entry(_DATA_FOLDER, str(file.folder))
 
 
 def _chain(provider: Provider, more: Mapping[str, str] | None) -> list[Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ....core.documents.engine_facts import KernelName, ProfileFacts
+from ....core.documents.engine_facts import BuildOptions, KernelName, ProfileFacts
 from ....core.error_texts import argument
 from ....core.errors import UsageError
 from ....core.storage.file_kinds import ENGINE, TIMING_CACHE
@@ -97,6 +97,16 @@ class BuildRequest:
         """The files to read; files beside them (sidecars, weights) are not listed."""
         library = self.plugin.library
         return [Path(self.model), *(() if library is None else (library.path,))]
+
+    def options(self, profiles: Sequence[ProfileFacts]) -> BuildOptions:
+        """Return the record of these options, with the sizes that the engine will take."""
+        same = BuildOptions.model_fields.keys() - {"plugin", "timing_cache", "profiles"}
+        return BuildOptions(
+            plugin=self.plugin.asked,
+            timing_cache=None if self.timing_cache is None else str(self.timing_cache),
+            profiles=list(profiles),
+            **{name: getattr(self, name) for name in same},
+        )
 
 
 def capability(target: str) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -136,14 +136,14 @@ class Executor:
         else:
             self.cuda_graph = True
 
-    def sizes(self, profile: int, shapes: Shapes, names: list[str]) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of outputs for inputs of these shapes; -1 where they depend on more than shapes.
+    def shape_of(self, name: str, profile: int, shapes: Shapes) -> tuple[int, ...]:
+        """Return the shape of an output for inputs of these shapes; -1 where it depends on more than shapes.
 
         Raises:
             Refused: the shapes lie outside of those that the engine was built for.
         """
         self._plain.resize(profile, shapes)
-        return {name: self._plain.shape_of(name) for name in names}
+        return self._plain.shape_of(name)
 
     def run(self, call: Call) -> None:
         """Give a call to the stream.
@@ -211,11 +211,6 @@ class Executor:
         self._recorded.clear()
         del self._plain
         self._shared = None
-
-
-def as_shapes(arrays: Mapping[str, Any]) -> Shapes:
-    """Return the shapes of a call's inputs."""
-    return tuple((name, tuple(array.shape)) for name, array in arrays.items())
 
 
 class GpuWork:

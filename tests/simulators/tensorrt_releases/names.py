@@ -32,7 +32,6 @@ OBJECTS = {
         "error": "ParserError",
         "kinds": "NetworkDefinitionCreationFlag",
     },
-    "runtime/engine/builder/progress.py": {},
     "runtime/engine/builder/special.py": {"config": "IBuilderConfig"},
     "runtime/engine/builder/timing_cache.py": {
         "builder": "Builder",
