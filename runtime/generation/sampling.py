@@ -57,34 +57,27 @@ class Sampling:
             raise UsageError(f"repetition_penalty is {self.repetition_penalty}.", fix="Take 1 (none), or 1.1.")
 
     def penalised(self, logits: NDArray[Any], seen: NDArray[np.bool_]) -> NDArray[Any]:
-        """Return logits `[V]` after the penalty for tokens that were seen, bool `[V]`."""
+        """Return logits after the penalty for tokens that were seen, bool of the same shape."""
         lowered = np.where(logits > 0, logits / self.repetition_penalty, logits * self.repetition_penalty)
         return np.where(seen, lowered, logits)
-
-    def probabilities(self, logits: NDArray[Any]) -> Probabilities:
-        """Return the probabilities that the next token is drawn from, `[V]` → `[V]` float64, summing to 1.
-
-        Raises:
-            CheckFailed: the logits hold NaN or +Inf, or nothing but -Inf.
-        """
-        tokens, weights = self._kept(logits)
-        spread = np.zeros(len(logits))
-        spread[tokens] = weights / weights.sum()
-        return spread
 
     def choose(self, logits: NDArray[Any], uniform: float) -> int:
         """Return the token for a number in [0, 1): the first whose cumulative probability exceeds it.
 
         Raises:
-            CheckFailed: as `probabilities`.
+            CheckFailed: as `kept`.
         """
-        tokens, weights = self._kept(logits)
+        tokens, weights = self.kept(logits)
         cumulated = weights.cumsum()
         # The weights need not sum to 1: the number is scaled to their sum. A token of weight 0 is never chosen.
         return int(tokens[cumulated.searchsorted(uniform * cumulated[-1], side="right")])
 
-    def _kept(self, logits: NDArray[Any]) -> tuple[Tokens, Probabilities]:
-        """Return the tokens that are kept, ascending, and their weights, proportional to their probabilities."""
+    def kept(self, logits: NDArray[Any]) -> tuple[Tokens, Probabilities]:
+        """Return the tokens that are kept, ascending, and their weights, proportional to their probabilities.
+
+        Raises:
+            CheckFailed: the logits, `[V]`, hold NaN or +Inf, or nothing but -Inf.
+        """
         logits = logits.astype(np.float64)
         likeliest = logits.argmax()  # argmax returns a NaN if there is one
         largest = logits[likeliest]
@@ -138,7 +131,7 @@ class Sampler:
     def choose(self, logits: NDArray[Any]) -> Tokens:
         """Choose the next token of every row, `[B, V]` → `[B]` int64."""
         if self._seen is not None:
-            logits = np.stack([self.sampling.penalised(*pair) for pair in zip(logits, self._seen, strict=True)])
+            logits = self.sampling.penalised(logits, self._seen)
         rows = zip(logits, self._generators, strict=True)
         chosen = np.array([self.sampling.choose(row, generator.random()) for row, generator in rows], dtype=np.int64)
         if self._seen is not None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ...core.errors import UsageError
 from ...core.storage.files import is_file
@@ -77,6 +80,11 @@ def data_inputs(file: Described, facts: StepFacts) -> list[TensorSpec]:
     """Return the inputs other than position and caches."""
     fed = {facts.position_input, *(cache.input for cache in facts.caches)}
     return [spec for spec in file.inputs if spec.name not in fed]
+
+
+def zeros(spec: TensorSpec) -> NDArray[Any]:
+    """Return an array for a tensor of fixed sizes."""
+    return np.zeros(tuple(int(size) for size in spec.shape), dtype=spec.dtype)
 
 
 def check_caches(file: Described, facts: StepFacts, path: Path, *, output: bool = True) -> None:
