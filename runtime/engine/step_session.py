@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ...core.errors import UsageError
 from ...core.storage.library_store import AUTO
 from ...core.tensors import TensorSpec
-from ..generation.step_file import Prefill, check_caches, other_tensors, step_facts
+from ..generation.step_file import Prefill, check_caches, other_tensors, step_facts, zeros
 from ..generation.step_session import FileStep
 from .gpu.arrays import nbytes
 from .gpu.executor import Call, GpuWork, Refused, check_on_gpu, starting
@@ -97,7 +97,7 @@ class _BoundEngine:
         self._shared = _shared(path, opened, facts)
         self.executor = gpu.executor(opened)
         fed = [*self.inputs, TensorSpec(facts.position_input, "int64", (1,))]
-        self._host = {spec.name: np.zeros(_sizes(spec), dtype=spec.dtype) for spec in (*fed, self.output)}
+        self._host = {spec.name: zeros(spec) for spec in (*fed, self.output)}
         self._device = {name: gpu.buffer((path, name), array.nbytes).address for name, array in self._host.items()}
         self._fed = [spec.name for spec in fed]
         self._call()  # this allocates missing buffers before anything is consumed
@@ -227,7 +227,3 @@ def _shared(path: Path, opened: OpenEngine, facts: StepFacts) -> list[bool]:
             fix="Build it with localattn build, from a step file of localattn export.",
         )
     return [owner is not None for owner in owners]
-
-
-def _sizes(spec: TensorSpec) -> tuple[int, ...]:
-    return tuple(int(size) for size in spec.shape)

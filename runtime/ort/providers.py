@@ -184,6 +184,8 @@ def model_for(
     """
     if file.folder is not None:
         options.add_session_config_entry(_DATA_FOLDER, str(file.folder))
+    content, chosen = file.content, dict(more or {})
+    notes: tuple[str, ...] = ()
     if provider.sums_halves_in_fp16(ort.__version__):
         from ...onnx_graph.precision import fp16_matmul_in_fp32
 
@@ -191,21 +193,24 @@ def model_for(
         wide = fp16_matmul_in_fp32.apply(model)
         if wide is not model:
             _log.info("pass fp16_matmul_in_fp32 applied to %s", file.name)
-            return SessionInput(wide.SerializeToString(), _chain(provider, more), (SUMMED,))
-    if provider.functions and not provider.precision:
-        return SessionInput(file.content, _chain(provider, more))
-    from ...onnx_graph import inlining
-    from ...onnx_graph.graph_values import element_types
+            content, notes = wide.SerializeToString(), (SUMMED,)
+    elif provider.precision or not provider.functions:
+        from ...onnx_graph import inlining
+        from ...onnx_graph.graph_values import element_types
 
-    model = file.parse()
-    for name in element_types(model) & provider.precision.keys():
-        more = {**provider.precision[name], **(more or {})}
-    if not model.functions:
-        return SessionInput(file.content, _chain(provider, more))
-    if file.folder is not None:
-        inlining.read_weights(model, file.folder)
-    _log.info("pass inlining applied to %s for %s", file.name, provider.name)
-    return SessionInput(inlining.apply(model).SerializeToString(), _chain(provider, more))
+        model = file.parse()
+        for name in element_types(model) & provider.precision.keys():
+            chosen = {**provider.precision[name], **chosen}
+        if model.functions:
+            if file.folder is not None:
+                inlining.read_weights(model, file.folder)
+            _log.info("pass inlining applied to %s for %s", file.name, provider.name)
+            content = inlining.apply(model).SerializeToString()
+    chain: list[Any] = [*provider.chain, CPU]
+    chosen = {**provider.options, **chosen}
+    if chosen:
+        chain[0] = (chain[0], chosen)
+    return SessionInput(content, chain, notes)
 
 
 def emulating_bf16(file: OnnxFile, *, compiled: bool) -> bytes | None:
@@ -225,15 +230,6 @@ def emulating_bf16(file: OnnxFile, *, compiled: bool) -> bytes | None:
     _log.info("pass bf16_to_fp32 applied to %s", file.name)
     serialized: bytes = copy.SerializeToString()
     return serialized
-
-
-def _chain(provider: Provider, more: Mapping[str, str] | None) -> list[Any]:
-    """Return `providers=` of an `InferenceSession`; `more` adds options to the first."""
-    chain: list[Any] = [*provider.chain, CPU]
-    options = {**provider.options, **(more or {})}
-    if options:
-        chain[0] = (chain[0], options)
-    return chain
 
 
 def why_not(ort: Any, provider: Provider, started: str) -> str:

@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.storage.library_store import AUTO
-from ...core.tensors import TensorSpec
 from ...onnx_graph.onnx_file import OnnxFile
-from ..generation.step_file import Prefill, check_caches, data_inputs, step_facts
+from ..generation.step_file import Prefill, check_caches, data_inputs, step_facts, zeros
 from ..generation.step_session import FileStep
 from ..session import BACKENDS, Arrays
 from .prefill_file import prepared
@@ -100,7 +99,7 @@ class _BoundFile:
         self.inputs = data_inputs(session, facts)
         self.outputs = [spec for spec in session.outputs if spec.name == facts.logits_output]
         make = BACKENDS[".onnx"].require().OrtValue.ortvalue_from_numpy
-        self._arrays: Arrays = {spec.name: _zeros(spec) for spec in (*self.inputs, *self.outputs)}
+        self._arrays: Arrays = {spec.name: zeros(spec) for spec in (*self.inputs, *self.outputs)}
         self._position = np.zeros(1, dtype=np.int64)
         # On the CPU an OrtValue shares the array's memory: writing the array sets the model's input.
         self._values = {name: make(array, "cpu", 0) for name, array in self._arrays.items()}
@@ -209,7 +208,3 @@ def _start(cache: CacheFacts) -> NDArray[Any]:
     if cache.fill == 0:
         return np.zeros(cache.shape, dtype=cache.dtype)
     return np.full(cache.shape, cache.fill, dtype=cache.dtype)
-
-
-def _zeros(spec: TensorSpec) -> NDArray[Any]:
-    return np.zeros(tuple(int(size) for size in spec.shape), dtype=spec.dtype)

@@ -189,27 +189,26 @@ def _configuration(
         "progress_monitor": watch,
         "builder_optimization_level": request.builder_optimization_level,
         "load_timing_cache": cache,
+        **special.options(opened, request),
     }
     if request.workspace is not None:
         common["memory_pool_limits"] = {trt.MemoryPoolType.WORKSPACE: request.workspace}
-    common |= special.options(opened, request)
     numbered: dict[int, Any] = {}
     for facts in profiles:
         shapes = numbered.setdefault(facts.profile, Profile())
         shapes.add(facts.input, min=facts.min, opt=facts.opt, max=facts.max)
     if numbered:
         common["profiles"] = [numbered[number] for number in sorted(numbered)]
-    if not opened.is_rtx:
-        return PostprocessConfig(
-            CreateConfig(**common), lambda builder, network, config: special.apply(request, config)
-        )
-    from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
+    kind: Any = CreateConfig
+    if opened.is_rtx:
+        from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
 
-    pairs = [divmod(target, 10) for target in targets]
+        kind, common["compute_capabilities"] = CreateConfigRTX, [divmod(target, 10) for target in targets]
 
     def adjusted(builder: Any, network: Any, config: Any) -> None:
-        # TF32 rounds the factors of fp32 products to 10 bits: an fp32 engine would miss its own tolerance.
-        config.clear_flag(trt.BuilderFlag.TF32)
-        special.apply(request, config)
+        if opened.is_rtx:  # TF32 rounds factors of fp32 products to 10 bits: the engine would miss its tolerance
+            config.clear_flag(trt.BuilderFlag.TF32)
+        if request.embed_plugin and request.plugin.library is not None:
+            config.plugins_to_serialize = [request.plugin.library.image]
 
-    return PostprocessConfig(CreateConfigRTX(compute_capabilities=pairs, **common), adjusted)
+    return PostprocessConfig(kind(**common), adjusted)

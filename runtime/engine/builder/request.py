@@ -151,7 +151,8 @@ def resolve_targets(opened: TensorRTLibrary, wanted: Sequence[str], device: Devi
         return [device.capability]
     if not named:
         named = [device.capability] if device is not None else list(DEFAULT_TARGETS)
-    known = supported_capabilities(opened)
+    listed = (re.fullmatch(r"SM(\d+)", name) for name in opened.trt.ComputeCapability.__members__)
+    known = sorted(int(match[1]) for match in listed if match)
     unknown = [f"sm_{target}" for target in named if target not in known]
     if unknown:
         raise UsageError(
@@ -159,9 +160,3 @@ def resolve_targets(opened: TensorRTLibrary, wanted: Sequence[str], device: Devi
             fix=f"It builds for {', '.join(f'sm_{target}' for target in known)}.",
         )
     return named
-
-
-def supported_capabilities(opened: TensorRTLibrary) -> list[int]:
-    """Return the compute capabilities that TensorRT-RTX lists."""
-    names = opened.trt.ComputeCapability.__members__
-    return sorted(int(name[2:]) for name in names if re.fullmatch(r"SM\d+", name))

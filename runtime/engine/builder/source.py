@@ -178,14 +178,10 @@ def _check_profile(spec: TensorSpec, profile: ProfileFacts, source: Source) -> N
         raise UsageError(
             f"The shapes of {spec.name!r} are not in order.", why="Every size must go up from min to opt to max."
         )
-    over = [
-        size
-        for wanted, size in zip(spec.shape, profile.max, strict=True)
-        if wanted == SEQUENCE and size > (longest or size)
-    ]
-    if over:
+    length = max((size for axis, size in zip(spec.shape, profile.max, strict=True) if axis == SEQUENCE), default=0)
+    if longest and length > longest:
         raise UsageError(
-            f"Sequences of {over[0]} tokens are too long.",
+            f"Sequences of {length} tokens are too long.",
             why=f"The model was exported for up to {longest}.",
             fix=f"Export it again with {argument('max_seq_len')}.",
         )

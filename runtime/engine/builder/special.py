@@ -55,12 +55,6 @@ def options(opened: TensorRTLibrary, request: BuildRequest) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value}
 
 
-def apply(request: BuildRequest, config: Any) -> None:
-    """Tell the builder's configuration what Polygraphy has no option for."""
-    if request.embed_plugin and request.plugin.library is not None:
-        config.plugins_to_serialize = [request.plugin.library.image]
-
-
 def check_kept(engine: Path, request: BuildRequest) -> list[CheckRecord]:
     """Look into the finished engine: is the plugin library in it? What only a GPU shows is recorded as not proven."""
     records = []
