@@ -180,17 +180,16 @@ class EngineSession(Session):
     def _placed(self, name: str, array: NDArray[Any] | GpuView) -> int:
         """Return where the engine reads an input: its own address, or a place of ours that it is copied to."""
         stream = self._gpu.stream.ptr
-        if isinstance(array, np.ndarray):
-            place = self._gpu.buffer(name, array.nbytes)
-            if array.nbytes:
-                upload(array, place.address, stream)
-            return place.address
-        # A graph reads where it was recorded to read.
-        if array.address % ALIGNMENT == 0 and array.address and not self._executor.cuda_graph:
+        fixed = self._executor.cuda_graph  # a graph reads where it was recorded to read
+        if isinstance(array, GpuView) and not fixed and array.address and array.address % ALIGNMENT == 0:
             return array.address
         place = self._gpu.buffer(name, array.nbytes)
-        if array.nbytes:
+        if not array.nbytes:
+            return place.address
+        if isinstance(array, GpuView):
             copy(array.address, place.address, array.nbytes, stream)
+        else:
+            upload(array, place.address, stream)
         return place.address
 
     def _note_graphs(self) -> None:

@@ -45,16 +45,15 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < np.inf:
-            raise UsageError(
-                f"temperature is {self.temperature}.", why="It divides the logits.", fix="Take 0 (greedy) or more."
-            )
-        if self.top_k is not None and self.top_k < 1:
-            raise UsageError(f"top_k is {self.top_k}.", why="At least one token must stay.", fix="Take 1 or more.")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UsageError(f"top_p is {self.top_p}.", why="It is a probability.", fix="Take more than 0, at most 1.")
-        if not 0 < self.repetition_penalty < np.inf:
-            raise UsageError(f"repetition_penalty is {self.repetition_penalty}.", fix="Take 1 (none), or 1.1.")
+        top_k, top_p = self.top_k, self.top_p
+        for name, fits, why, fix in (
+            ("temperature", 0 <= self.temperature < np.inf, "It divides the logits.", "Take 0 (greedy) or more."),
+            ("top_k", top_k is None or top_k >= 1, "At least one token must stay.", "Take 1 or more."),
+            ("top_p", top_p is None or 0 < top_p <= 1, "It is a probability.", "Take more than 0, at most 1."),
+            ("repetition_penalty", 0 < self.repetition_penalty < np.inf, "", "Take 1 (none), or 1.1."),
+        ):
+            if not fits:
+                raise UsageError(f"{name} is {getattr(self, name)}.", why=why, fix=fix)
 
     def penalised(self, logits: NDArray[Any], seen: NDArray[np.bool_]) -> NDArray[Any]:
         """Return logits after the penalty for tokens that were seen, bool of the same shape."""

@@ -138,7 +138,7 @@ def load_libraries(ort: Any, provider: Provider) -> None:
     preload = getattr(ort, "preload_dlls", None)
     if provider.chain and preload is not None:
         if isinstance(preload, FunctionType):
-            # It prints a line for each missing library (see `_not_loaded`); here these go to the log.
+            # It prints a line for each missing library (see `not_loaded`); here these go to the log.
             names = {**preload.__globals__, "print": _log.debug}
             preload = FunctionType(preload.__code__, names, argdefs=preload.__defaults__)
         preload()
@@ -232,19 +232,7 @@ def emulating_bf16(file: OnnxFile, *, compiled: bool) -> bytes | None:
     return serialized
 
 
-def why_not(ort: Any, provider: Provider, started: str) -> str:
-    """Return why another execution provider started than the first of the chain.
-
-    Args:
-        ort: onnxruntime.
-        provider: what was asked for.
-        started: the execution provider that did start.
-    """
-    wanted = provider.chain[0]
-    return ": ".join(filter(None, (f"{wanted} did not start; {started} did", _not_loaded(ort, wanted))))
-
-
-def _not_loaded(ort: Any, execution_provider: str) -> str:
+def not_loaded(ort: Any, execution_provider: str) -> str:
     """Return what an execution provider's library lacks, as the system's loader reports it; "" if it loads.
 
     onnxruntime itself only logs it.

@@ -30,8 +30,8 @@ from .providers import (
     load_libraries,
     model_for,
     new_session,
+    not_loaded,
     not_running,
-    why_not,
 )
 
 _BACKEND = BACKENDS[".onnx"]
@@ -326,11 +326,12 @@ def _create(ort: Any, setup: _Setup) -> tuple[Any, tuple[str, ...]]:
     try:
         session = new_session(ort, given, options)
         started = session.get_providers()[0]
-        if provider.chain and started != provider.chain[0]:
-            raise not_running(ort, provider, why_not(ort, provider, started))
+        if provider.chain and started != wanted:
+            lacks = not_loaded(ort, wanted)
+            raise not_running(ort, provider, f"{wanted} did not start; {started} did" + (f": {lacks}" if lacks else ""))
         if provider.chain or not any("bfloat16" in x.type for x in (*session.get_inputs(), *session.get_outputs())):
-            lacks = provider.notes((op_type for _, op_type in setup.file.scan.operators), ort.__version__)
-            return session, (*given.notes, *lacks)
+            on_cpu = provider.notes((op_type for _, op_type in setup.file.scan.operators), ort.__version__)
+            return session, (*given.notes, *on_cpu)
     except Exception as error:
         if provider.chain or not any(text in str(error) for text in _NO_KERNEL):
             raise
