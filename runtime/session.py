@@ -121,6 +121,8 @@ class Backend:
         module: module of this package that has its `open_file(path, provider, threads, plugin) -> Session`, imported
             only when such a file is opened. A backend that can compute in another precision than the file's takes
             `precision` as one more argument.
+        steps: module and class of its `StepSession`, made of `(file, sidecar, prefill, provider, threads, plugin)` and
+            the precision; imported only when a step file is opened.
         needs: the name of the Python package that it imports.
         has: a name that the package must define; a package that was half removed still imports.
         install: the command that installs it.
@@ -131,6 +133,7 @@ class Backend:
     needs: str
     has: str
     install: str
+    steps: str = ""
 
     def require(self) -> Any:
         """Import and return what the backend needs.
@@ -165,6 +168,7 @@ BACKENDS: dict[str, Backend] = {
         needs="onnxruntime",
         has="InferenceSession",
         install="Install it: pip install onnxruntime (CPU), or pip install 'onnxruntime-gpu[cuda,cudnn]'.",
+        steps=".ort.step_session.OnnxRuntimeStep",
     ),
     ".engine": Backend(
         name="tensorrt",
@@ -172,6 +176,7 @@ BACKENDS: dict[str, Backend] = {
         needs="polygraphy",
         has="config",
         install="Install it: pip install 'localattn[tensorrt]', or for TensorRT-RTX pip install 'localattn[rtx]'.",
+        steps=".engine.step_session.EngineStep",
     ),
 }
 
@@ -185,6 +190,7 @@ RUNTIMES: dict[str, Backend] = {
         needs="openvino",
         has="Core",
         install="Install it: pip install 'localattn[openvino]'.",
+        steps=".openvino.step_session.OpenVinoStep",
     ),
 }
 # The runtimes that take a precision: "openvino:bf16".

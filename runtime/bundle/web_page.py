@@ -16,8 +16,7 @@ from ...core.errors import UsageError
 from ...core.storage.files import is_file
 from ...core.storage.publishing import MAX_BYTES
 from ...core.storage.reading import read_plain
-from ..generation.step_file import data_inputs, other_tensors
-from ..generation.step_session import step_facts
+from ..generation.step_file import data_inputs, other_tensors, step_facts
 from .parts import BundleFiles, ModelPart
 
 # The folder of the page, and that of the ONNX files which it loads.

@@ -8,18 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...core.dtypes import NUMPY_NAME, SHORT_NAME
 from .library import TensorRTLibrary
 
-# Patterns in the inspector's "Format/Datatype" → numpy's name. Older releases write a sentence ("Row major linear FP16
-# format"), newer ones a word ("Half").
-_TYPES = (
-    (re.compile(r"\b(half|fp16|float16)\b", re.IGNORECASE), "float16"),
-    (re.compile(r"\b(bf16|bfloat16)\b", re.IGNORECASE), "bfloat16"),
-    (re.compile(r"\b(float|fp32|float32)\b", re.IGNORECASE), "float32"),
-    (re.compile(r"\bint64\b", re.IGNORECASE), "int64"),
-    (re.compile(r"\bint32\b", re.IGNORECASE), "int32"),
-    (re.compile(r"\bint8\b", re.IGNORECASE), "int8"),
-    (re.compile(r"\bbool\b", re.IGNORECASE), "bool"),
+# TensorRT's words for element types, in lower case → numpy's name. Older inspectors write a sentence ("Row major linear
+# FP16 format"), newer ones a word ("Half").
+ELEMENTS = (
+    NUMPY_NAME
+    | {"half": "float16", "float": "float32"}
+    | {name: name for name in (*SHORT_NAME, "int64", "int32", "int8", "bool")}
 )
 
 
@@ -74,4 +71,4 @@ def _layer(entry: str | Mapping[str, Any]) -> EngineLayer:
 
 
 def _type(text: str) -> str:
-    return next((name for pattern, name in _TYPES if pattern.search(text)), "")
+    return next((ELEMENTS[word] for word in re.findall(r"\w+", text.lower()) if word in ELEMENTS), "")

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from ...core.documents.engine_facts import EngineFacts, read_engine_facts
+from ...core.documents.engine_facts import BuildOptions, EngineFacts, read_engine_facts
 from ...core.errors import MissingDependency, UsageError
 from ...core.storage.library_store import AUTO
 from .device import Device, cuda_runtime_on_path, find_device, platform_name
@@ -77,26 +77,7 @@ _ELSEWHERE = (
 )
 
 
-class Kind(Protocol):
-    """What decides whether an engine is ever opened here: its `BuildOptions`, or the request for it."""
-
-    @property
-    def version_compatible(self) -> bool:
-        """Whether later releases of TensorRT run it too."""
-        ...
-
-    @property
-    def embed_plugin(self) -> bool:
-        """Whether the plugin library is inside."""
-        ...
-
-    @property
-    def strip_weights(self) -> bool:
-        """Whether it has no weights."""
-        ...
-
-
-def why_never_opened(options: Kind) -> str:
+def why_never_opened(options: BuildOptions) -> str:
     """Return why an engine of this kind is never opened here; "" if it can be.
 
     TensorRT loads code out of an engine only where it is told to. An engine comes from others, so it is never told.

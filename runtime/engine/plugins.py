@@ -40,7 +40,7 @@ def loaded_plugin(opened: TensorRTLibrary, library: Library | None) -> Iterator[
     if library is None:
         yield
         return
-    handle = _load(opened, library)
+    handle = load_plugin(opened, library)
     try:
         yield
     finally:
@@ -49,17 +49,16 @@ def loaded_plugin(opened: TensorRTLibrary, library: Library | None) -> Iterator[
             _registered.clear()
 
 
-def load_plugin(opened: TensorRTLibrary, library: Library) -> None:
+def load_plugin(opened: TensorRTLibrary, library: Library) -> object | None:
     """Register the library's plugins for the rest of the process, as engines that use them need.
 
+    Returns:
+        The registry's handle of the library; None if its plugins are registered already.
+
     Raises:
+        UsageError: this process has registered plugins of another library.
         MissingDependency: TensorRT cannot load it.
     """
-    _load(opened, library)
-
-
-def _load(opened: TensorRTLibrary, library: Library) -> object | None:
-    """Load a library and return the registry's handle of it; None if its plugins are registered already."""
     if registered_op_types(opened):
         if _registered != [library.sha256]:
             raise UsageError(

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.documents.engine_facts import ProfileFacts
 from ...core.errors import UsageError
 from ...core.tensors import TensorSpec
 from ..session import Arrays, Session, check_inputs, check_names, check_shape, misfit
 from .gpu.arrays import GpuArray, GpuView, NotTaken, nbytes, view_of
-from .gpu.executor import Call, GpuWork, Refused, as_shapes, check_on_gpu, starting
-from .gpu.memory import ALIGNMENT, Buffer, copy, download, empty, readable, upload
+from .gpu.executor import Call, GpuWork, Refused, check_on_gpu, starting
+from .gpu.memory import ALIGNMENT, copy, download, empty, readable, upload
 from .kernels import loaded_kernels
 from .open import OpenEngine, open_engine, use_device
 from .plugins import mapped_library
@@ -50,11 +51,11 @@ class EngineSession(Session):
         self.outputs = list(opened.facts.outputs)
         self._source = source
         self._messages = opened.opened.messages
-        self._buffers: dict[str, Buffer] = {}
         check_on_gpu(source, opened)
         with starting(source, opened):
-            self._gpu = GpuWork(opened)
-        self._closer = weakref.finalize(self, _free, self._gpu, self._buffers)
+            self._gpu = GpuWork()
+            self._closer = weakref.finalize(self, self._gpu.free)
+            self._executor = self._gpu.executor(opened)
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -69,7 +70,7 @@ class EngineSession(Session):
         """
         self._messages.clear()
         use_device(self.device)
-        self._gpu.executor.use_graphs()
+        self._executor.use_graphs()
         self._note_graphs()
 
     def run_on_gpu(self, inputs: Mapping[str, Any]) -> dict[str, GpuArray]:
@@ -109,7 +110,7 @@ class EngineSession(Session):
         stream = self._gpu.stream
         with self._working():
             call, outputs, _keep = self._prepared({spec: inputs[spec.name] for spec in self.inputs})
-            self._gpu.executor.run(call)
+            self._executor.run(call)
             values = {name: empty(array.shape, array.dtype) for name, array in outputs.items()}
             for name, value in values.items():
                 download(outputs[name].address, value, stream.ptr)
@@ -118,7 +119,7 @@ class EngineSession(Session):
         return {name: readable(value, outputs[name].dtype) for name, value in values.items()}
 
     def _launch(self, call: Call) -> None:
-        self._gpu.executor.run(call)
+        self._executor.run(call)
         self._gpu.stream.synchronize()
         self._note_graphs()
 
@@ -159,16 +160,16 @@ class EngineSession(Session):
         """Put inputs where the engine reads them; return the call, where it writes, and what must live until then."""
         addresses = {spec.name: self._placed(spec.name, array) for spec, array in inputs.items()}
         profile = self._profile({spec.name: array.shape for spec, array in inputs.items()})
-        shapes = as_shapes({spec.name: array for spec, array in inputs.items() if self._is_dynamic(spec)})
+        shapes = tuple((spec.name, tuple(array.shape)) for spec, array in inputs.items() if self._is_dynamic(spec))
         outputs = {}
         for spec in self.outputs:
             # Fixed sizes need not be asked for.
             shape = tuple(size for size in spec.shape if isinstance(size, int))
             if self._is_dynamic(spec):
-                shape = self._gpu.executor.sizes(profile, shapes, [spec.name])[spec.name]
+                shape = self._executor.shape_of(spec.name, profile, shapes)
             if any(size < 0 for size in shape):
                 raise Refused(f"The sizes of {spec.name} depend on more than the sizes of the inputs.")
-            place = self._buffer(spec.name, nbytes(shape, spec.dtype))
+            place = self._gpu.buffer(spec.name, nbytes(shape, spec.dtype))
             outputs[spec.name] = GpuArray(place, shape, spec.dtype, self.device.index)
             addresses[spec.name] = place.address
         return Call(tuple(addresses.items()), shapes, profile), outputs, list(inputs.values())
@@ -179,28 +180,20 @@ class EngineSession(Session):
     def _placed(self, name: str, array: NDArray[Any] | GpuView) -> int:
         """Return where the engine reads an input: its own address, or a place of ours that it is copied to."""
         stream = self._gpu.stream.ptr
-        if isinstance(array, np.ndarray):
-            place = self._buffer(name, array.nbytes)
-            if array.nbytes:
-                upload(array, place.address, stream)
-            return place.address
-        # A graph reads where it was recorded to read.
-        if array.address % ALIGNMENT == 0 and array.address and not self._gpu.executor.cuda_graph:
+        fixed = self._executor.cuda_graph  # a graph reads where it was recorded to read
+        if isinstance(array, GpuView) and not fixed and array.address and array.address % ALIGNMENT == 0:
             return array.address
-        place = self._buffer(name, array.nbytes)
-        if array.nbytes:
+        place = self._gpu.buffer(name, array.nbytes)
+        if not array.nbytes:
+            return place.address
+        if isinstance(array, GpuView):
             copy(array.address, place.address, array.nbytes, stream)
+        else:
+            upload(array, place.address, stream)
         return place.address
 
-    def _buffer(self, name: str, size: int) -> Buffer:
-        """Return a tensor's place; it grows, and is then another one."""
-        if name not in self._buffers or self._buffers[name].size < size:
-            self._gpu.stream.synchronize()
-            self._buffers[name] = Buffer(size)
-        return self._buffers[name]
-
     def _note_graphs(self) -> None:
-        why = self._gpu.executor.why_no_graph
+        why = self._executor.why_no_graph
         self.notes = (f"CUDA graphs are not used: {why}",) if why else ()
 
     def _profile(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
@@ -211,38 +204,32 @@ class EngineSession(Session):
         Raises:
             UsageError: they fit none.
         """
-        numbers = sorted({profile.profile for profile in self.facts.options.profiles})
-        if len(numbers) < 2:
+        ranges: dict[int, list[ProfileFacts]] = {}
+        for profile in self.facts.options.profiles:
+            ranges.setdefault(profile.profile, []).append(profile)
+        if len(ranges) < 2:
             return 0
-        fitting = [number for number in numbers if self._fits(number, shapes)]
+        fitting = [
+            number
+            for number in sorted(ranges)
+            if all(
+                low <= size <= high
+                for given in ranges[number]
+                for low, size, high in zip(given.min, shapes[given.input], given.max, strict=True)
+            )
+        ]
         if not fitting:
             sizes = "; ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
             raise UsageError(
                 f"{self._source} was not built for these sizes.",
-                why=f"They are {sizes}, and lie in none of its {len(numbers)} profiles.",
+                why=f"They are {sizes}, and lie in none of its {len(ranges)} profiles.",
                 fix="localattn inspect shows the sizes of each.",
             )
-        return min(fitting, key=self._largest)
-
-    def _fits(self, number: int, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        ranges = [profile for profile in self.facts.options.profiles if profile.profile == number]
-        return all(
-            low <= size <= high
-            for profile in ranges
-            for low, size, high in zip(profile.min, shapes[profile.input], profile.max, strict=True)
-        )
-
-    def _largest(self, number: int) -> int:
-        return sum(prod(profile.max) for profile in self.facts.options.profiles if profile.profile == number)
+        return min(fitting, key=lambda number: sum(prod(given.max) for given in ranges[number]))
 
     def close(self) -> None:
         """Free the GPU memory; the session cannot run any more."""
         self._closer()
-
-
-def _free(gpu: GpuWork, buffers: dict[str, Buffer]) -> None:
-    buffers.clear()
-    gpu.free()
 
 
 def open_file(path: Path, provider: str = "auto", threads: int | None = None, plugin: str = "auto") -> EngineSession:

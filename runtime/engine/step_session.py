@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from ...core.errors import UsageError
 from ...core.storage.library_store import AUTO
 from ...core.tensors import TensorSpec
-from ...onnx_graph.onnx_file import OnnxFile
-from ..generation.step_file import check_caches, find_prefill, other_tensors, prefill_path
-from ..generation.step_session import StepSession, step_facts
-from .gpu.executor import Call, Executor, Refused, check_on_gpu, starting
+from ..generation.step_file import Prefill, check_caches, other_tensors, step_facts, zeros
+from ..generation.step_session import FileStep
+from .gpu.arrays import nbytes
+from .gpu.executor import Call, GpuWork, Refused, check_on_gpu, starting
+from .gpu.memory import download, upload
 from .open import OpenEngine, open_engine, use_device
 from .session import check_place
 
@@ -32,55 +33,28 @@ if TYPE_CHECKING:
     from ...core.documents.step_facts import CacheFacts, StepFacts
 
 
-class _GpuMemory:
-    """A CUDA stream, and the arrays and executors on it, freed together."""
-
-    def __init__(self) -> None:
-        from polygraphy import cuda
-
-        self._make = cuda.DeviceArray
-        self._arrays: list[Any] = []
-        self._executors: list[Executor] = []
-        # Not the default stream, because TensorRT would synchronise the whole device on it.
-        self.stream = cuda.Stream()
-
-    def array(self, shape: Sequence[int], dtype: str) -> Any:
-        """Allocate a `DeviceArray`; cudaMalloc aligns it to the 256 bytes that TensorRT needs."""
-        array = self._make(shape=tuple(shape), dtype=np.dtype(dtype))
-        self._arrays.append(array)
-        return array
-
-    def executor(self, opened: OpenEngine) -> Executor:
-        """Return what runs an engine on the stream."""
-        self._executors.append(Executor(opened, self.stream))
-        return self._executors[-1]
-
-    def free(self) -> None:
-        """Free all of them, once."""
-        while self._executors:
-            self._executors.pop().close()
-        while self._arrays:
-            self._arrays.pop().free()
-        self.stream.free()
-
-
 class _Caches:
     """The caches of a model, each with the buffer that is read next and, where needed, one that takes turns with it.
 
     Args:
         facts: of the caches.
-        memory: allocates their buffers.
+        gpu: allocates their buffers.
     """
 
-    def __init__(self, facts: Sequence[CacheFacts], memory: _GpuMemory) -> None:
-        self._facts, self._memory = facts, memory
-        self._read = [memory.array(cache.shape, cache.dtype) for cache in facts]
-        self._other: list[Any] = [None] * len(facts)
+    def __init__(self, facts: Sequence[CacheFacts], gpu: GpuWork) -> None:
+        self._facts, self._gpu = facts, gpu
+        self._read = [self._place(cache, cache.input) for cache in facts]
+        self._other = [0] * len(facts)
+
+    def _place(self, cache: CacheFacts, name: str) -> int:
+        return self._gpu.buffer(name, nbytes(cache.shape, cache.dtype)).address
 
     def clear(self) -> None:
         """Upload the caches' initial values; the other buffers are written before they are read."""
-        for cache, buffer in zip(self._facts, self._read, strict=True):
-            buffer.copy_from(np.full(cache.shape, cache.fill, dtype=cache.dtype))
+        for cache, address in zip(self._facts, self._read, strict=True):
+            value = np.full(cache.shape, cache.fill, dtype=cache.dtype)
+            upload(value, address, self._gpu.stream.ptr)
+            self._gpu.stream.synchronize()
 
     def addresses(self, shared: Sequence[bool]) -> Iterator[tuple[str, int]]:
         """Yield names of graph inputs and outputs, and the addresses where the next call reads and writes them.
@@ -89,10 +63,10 @@ class _Caches:
             shared: for each cache, whether it is written where it is read; otherwise its other buffer is allocated.
         """
         for index, (cache, one) in enumerate(zip(self._facts, shared, strict=True)):
-            if not one and self._other[index] is None:
-                self._other[index] = self._memory.array(cache.shape, cache.dtype)
-            yield cache.input, self._read[index].ptr
-            yield cache.output, (self._read if one else self._other)[index].ptr
+            if not one and not self._other[index]:
+                self._other[index] = self._place(cache, cache.output)
+            yield cache.input, self._read[index]
+            yield cache.output, (self._read if one else self._other)[index]
 
     def turn(self, shared: Sequence[bool]) -> None:
         """Swap the buffers after a call, so that what was written is read next."""
@@ -109,22 +83,22 @@ class _BoundEngine:
         opened: the same, in the GPU.
         facts: of the file it was built from.
         caches: what it reads and writes.
-        memory: for everything else.
+        gpu: for everything else.
 
     Raises:
         UsageError: the engine is not what its facts say.
         MissingDependency: the GPU has not enough memory for it.
     """
 
-    def __init__(self, path: Path, opened: OpenEngine, facts: StepFacts, caches: _Caches, memory: _GpuMemory) -> None:
+    def __init__(self, path: Path, opened: OpenEngine, facts: StepFacts, caches: _Caches, gpu: GpuWork) -> None:
         check_caches(opened.facts, facts, path)
         self.inputs, self.output = other_tensors(opened.facts, facts)
-        self._position_input, self._caches, self._stream = facts.position_input, caches, memory.stream
+        self._position_input, self._caches, self._stream = facts.position_input, caches, gpu.stream
         self._shared = _shared(path, opened, facts)
-        self.executor = memory.executor(opened)
+        self.executor = gpu.executor(opened)
         fed = [*self.inputs, TensorSpec(facts.position_input, "int64", (1,))]
-        self._host = {spec.name: np.zeros(_sizes(spec), dtype=spec.dtype) for spec in (*fed, self.output)}
-        self._device = {spec.name: memory.array(_sizes(spec), spec.dtype) for spec in (*fed, self.output)}
+        self._host = {spec.name: zeros(spec) for spec in (*fed, self.output)}
+        self._device = {name: gpu.buffer((path, name), array.nbytes).address for name, array in self._host.items()}
         self._fed = [spec.name for spec in fed]
         self._call()  # this allocates missing buffers before anything is consumed
 
@@ -137,27 +111,28 @@ class _BoundEngine:
             self._host[name][...] = array
         self._host[self._position_input][0] = position
         for name in self._fed:
-            self._device[name].copy_from(self._host[name], self._stream)
+            upload(self._host[name], self._device[name], self._stream.ptr)
         self.executor.run(self._call())
-        output = self._device[self.output.name].copy_to(self._host[self.output.name], self._stream)
+        output = self._host[self.output.name]
+        download(self._device[self.output.name], output, self._stream.ptr)
         self._stream.synchronize()
         self._caches.turn(self._shared)
-        return output  # type: ignore[no-any-return]
+        return output
 
     def _call(self) -> Call:
         """Return where the next call reads and writes; with two buffers a cache there are two such calls."""
-        fixed = ((name, array.ptr) for name, array in self._device.items())
-        return Call((*fixed, *self._caches.addresses(self._shared)))
+        return Call((*self._device.items(), *self._caches.addresses(self._shared)))
 
 
-class EngineStep(StepSession):
-    """A step engine, and its prefill engine if there is one, sharing their caches.
+class EngineStep(FileStep):
+    """A step engine, and its prefill engine if there is one.
 
     Args:
         path: the step engine.
         sidecar: of the ONNX file it was built from.
-        opened: the step engine, in the GPU.
-        prefill: path and facts of the prefill engine, opened when first needed; None without one.
+        prefill: as of `FileStep`.
+        provider: as of `check_place`.
+        threads: the same.
         plugin: the plugin library of both, as `open_engine` takes it.
 
     Raises:
@@ -171,27 +146,23 @@ class EngineStep(StepSession):
         self,
         path: Path,
         sidecar: Sidecar,
-        opened: OpenEngine,
-        prefill: tuple[Path | OnnxFile, StepFacts] | None,
+        prefill: Prefill | None,
+        provider: str,
+        threads: int | None,
         plugin: str = AUTO,
     ) -> None:
-        facts = step_facts(sidecar)
-        self.backend, self._device = opened.facts.backend, opened.device
+        opened, facts = open_engine(path, plugin, check_place(path, provider, threads)), step_facts(sidecar)
+        self.backend, self._device, self._messages = opened.facts.backend, opened.device, opened.opened.messages
         self.provider = opened.device.provider
-        self._path, self._prefill, self._messages = path, prefill, opened.opened.messages
-        self._plugin, self._cuda_graph = plugin, False
+        self._path, self._plugin, self._cuda_graph = path, plugin, False
         with starting(path, opened):
-            self._memory = _GpuMemory()
-            self._closer = weakref.finalize(self, self._memory.free)
-            self._caches = _Caches(facts.caches, self._memory)
-            step = _BoundEngine(path, opened, facts, self._caches, self._memory)
+            self._gpu = GpuWork()
+            self._closer = weakref.finalize(self, self._gpu.free)
+            self._caches = _Caches(facts.caches, self._gpu)
+            step = _BoundEngine(path, opened, facts, self._caches, self._gpu)
             self._caches.clear()
         self._engines = {facts.chunk: step}
-        chunks = {facts.chunk} | ({prefill[1].chunk} if prefill else set())
-        self.sidecar = sidecar
-        super().__init__(facts, step.inputs, step.output, sorted(chunks))
-        companion = prefill_path(path, facts)
-        self.missing_prefill = companion.name if companion is not None and prefill is None else None
+        super().__init__(path, sidecar, prefill, step.inputs, step.output)
 
     def use_cuda_graph(self) -> None:
         """Record the step and launch it as a CUDA graph; where that fails, a warning says why and steps run as before.
@@ -228,7 +199,7 @@ class EngineStep(StepSession):
         path, facts = Path(self._prefill[0]), self._prefill[1]
         opened = open_engine(path, self._plugin, self._device.index)
         with starting(path, opened):
-            bound = _BoundEngine(path, opened, facts, self._caches, self._memory)
+            bound = _BoundEngine(path, opened, facts, self._caches, self._gpu)
         if self._cuda_graph:
             bound.executor.use_graphs()
         self._engines[facts.chunk] = bound
@@ -237,15 +208,6 @@ class EngineStep(StepSession):
     def close(self) -> None:
         """Free the GPU memory; the session cannot run any more."""
         self._closer()
-
-
-def open_step_engine(
-    path: Path, sidecar: Sidecar, provider: str, threads: int | None, plugin: str = AUTO
-) -> EngineStep:
-    """Open a step engine whose facts were read; raises what `runtime.step_session.open_step` raises."""
-    gpu = check_place(path, provider, threads)
-    prefill = find_prefill(path, sidecar)
-    return EngineStep(path, sidecar, open_engine(path, plugin, gpu), prefill, plugin)
 
 
 def _shared(path: Path, opened: OpenEngine, facts: StepFacts) -> list[bool]:
@@ -265,7 +227,3 @@ def _shared(path: Path, opened: OpenEngine, facts: StepFacts) -> list[bool]:
             fix="Build it with localattn build, from a step file of localattn export.",
         )
     return [owner is not None for owner in owners]
-
-
-def _sizes(spec: TensorSpec) -> tuple[int, ...]:
-    return tuple(int(size) for size in spec.shape)

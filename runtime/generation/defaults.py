@@ -6,8 +6,8 @@ tokens that end a text where it does not. All come from outside and are read as 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,8 @@ def read_defaults(folder: Path, tokenizer: FolderTokenizer | None) -> FolderDefa
     if not (folder / GENERATION).is_file():
         return FolderDefaults(stop, template=_template(folder, names), special=special)
     drawn, sampling = generation.get("do_sample") is True, _sampling(generation, folder / GENERATION)
-    most = (_count(generation, name, folder / GENERATION) for name in ("max_new_tokens", "max_length"))
+    counts = ("max_new_tokens", "max_length")
+    most = (_checked(generation, name, folder / GENERATION, _is_count, "counts tokens") for name in counts)
     return FolderDefaults(stop, drawn, sampling, _template(folder, names), special, *most)
 
 
@@ -126,39 +127,40 @@ def _text(names: Mapping[str, Any], name: str) -> str | None:
     return found if isinstance(found, str) else None
 
 
+def _checked(values: Mapping[str, Any], name: str, path: Path, fits: Callable[[Any], bool], wrong: str) -> Any:
+    """Return a value that fits; None where the file has none."""
+    found = values.get(name)
+    if found is not None and not fits(found):
+        raise UsageError(f"{path} cannot be used.", why=f"{name} {wrong}.", fix=_FIX)
+    return found
+
+
+def _is_count(found: Any) -> bool:
+    return type(found) is int and 1 <= found <= LARGEST_SIZE  # a bool is an int too
+
+
+def _is_number(found: Any) -> bool:
+    return type(found) in (int, float) and abs(found) <= sys.float_info.max
+
+
+def _are_tokens(found: Any) -> bool:
+    listed = found if isinstance(found, list) else [found]
+    return len(listed) <= _MOST_STOPS and all(type(x) is int and x >= 0 for x in listed)
+
+
 def _stops(values: Mapping[str, Any], path: Path) -> tuple[int, ...]:
-    found = values.get("eos_token_id")
-    listed = found if isinstance(found, list) else [] if found is None else [found]
-    if len(listed) > _MOST_STOPS or any(isinstance(x, bool) or not isinstance(x, int) or x < 0 for x in listed):
-        raise UsageError(f"{path} cannot be used.", why="eos_token_id is no list of tokens.", fix=_FIX)
-    return tuple(listed)
+    found = _checked(values, "eos_token_id", path, _are_tokens, "is no list of tokens")
+    return tuple(found) if isinstance(found, list) else () if found is None else (found,)
 
 
 def _sampling(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return arguments of `Sampling`."""
-    numbers = {name: _number(values, name, path) for name in ("temperature", "top_p", "repetition_penalty")}
-    found: dict[str, Any] = {name: number for name, number in numbers.items() if number is not None}
-    top_k = values.get("top_k", _TOP_K)
-    if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int)):
-        raise UsageError(f"{path} cannot be used.", why="top_k is no whole number.", fix=_FIX)
-    return found if not top_k else {**found, "top_k": top_k}
-
-
-def _count(values: Mapping[str, Any], name: str, path: Path) -> int | None:
-    """Return a number of tokens."""
-    found = values.get(name)
-    if found is not None and (isinstance(found, bool) or not isinstance(found, int) or not 1 <= found <= LARGEST_SIZE):
-        raise UsageError(f"{path} cannot be used.", why=f"{name} counts tokens.", fix=_FIX)
-    return found
-
-
-def _number(values: Mapping[str, Any], name: str, path: Path) -> float | None:
-    found = values.get(name)
-    if found is None:
-        return None
-    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
-        raise UsageError(f"{path} cannot be used.", why=f"{name} is no number.", fix=_FIX)
-    return float(found)
+    names = ("temperature", "top_p", "repetition_penalty")
+    numbers = {name: _checked(values, name, path, _is_number, "is no number") for name in names}
+    found: dict[str, Any] = {name: float(number) for name, number in numbers.items() if number is not None}
+    stated = {"top_k": _TOP_K, **values}
+    top_k = _checked(stated, "top_k", path, lambda x: type(x) is int, "is no whole number")
+    return {**found, "top_k": top_k} if top_k else found
 
 
 def _template(folder: Path, names: Mapping[str, Any]) -> str | None:

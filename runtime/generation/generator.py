@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ...core.errors import UsageError
 from ...core.tensors import INTEGER_MASKS
+from ..inputs.vocabulary import check_tokens
 from .sampling import Sampler, Sampling, Tokens
 from .step_session import StepSession, open_step
 
@@ -128,20 +129,13 @@ class Generator:
             raise UsageError(f"A mask of {list(np.shape(mask))} does not fit this file.", why=why)
         if self._mask is None:
             return {}
-        kept = np.ones(tokens.shape, dtype=np.int64) if mask is None else (np.asarray(mask) != 0).astype(np.int64)
-        return {self._mask: kept}
+        kept = np.ones(tokens.shape) if mask is None else np.asarray(mask) != 0
+        return {self._mask: kept.astype(np.int64)}
 
     def _check_tokens(self, tokens: NDArray[Any]) -> None:
-        """Refuse tokens outside the vocabulary; the graph would read another row of the embedding for them."""
         if tokens.dtype.kind not in "iu":
             raise UsageError("The tokens are not integers.", why=f"They are {tokens.dtype}.")
-        low, high = int(tokens.min()), int(tokens.max())
-        if low < 0 or high >= self.vocabulary:
-            raise UsageError(
-                "There are tokens outside the vocabulary.",
-                why=f"They range from {low} to {high}; the model has {self.vocabulary} tokens.",
-                fix=f"Use tokens from 0 to {self.vocabulary - 1}.",
-            )
+        check_tokens({self._input: tokens}, self.vocabulary)
 
     def step(self, ids: ArrayLike) -> NDArray[Any]:
         """Consume one token of every sequence.

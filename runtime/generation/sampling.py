@@ -45,46 +45,38 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < np.inf:
-            raise UsageError(
-                f"temperature is {self.temperature}.", why="It divides the logits.", fix="Take 0 (greedy) or more."
-            )
-        if self.top_k is not None and self.top_k < 1:
-            raise UsageError(f"top_k is {self.top_k}.", why="At least one token must stay.", fix="Take 1 or more.")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UsageError(f"top_p is {self.top_p}.", why="It is a probability.", fix="Take more than 0, at most 1.")
-        if not 0 < self.repetition_penalty < np.inf:
-            raise UsageError(f"repetition_penalty is {self.repetition_penalty}.", fix="Take 1 (none), or 1.1.")
+        top_k, top_p = self.top_k, self.top_p
+        for name, fits, why, fix in (
+            ("temperature", 0 <= self.temperature < np.inf, "It divides the logits.", "Take 0 (greedy) or more."),
+            ("top_k", top_k is None or top_k >= 1, "At least one token must stay.", "Take 1 or more."),
+            ("top_p", top_p is None or 0 < top_p <= 1, "It is a probability.", "Take more than 0, at most 1."),
+            ("repetition_penalty", 0 < self.repetition_penalty < np.inf, "", "Take 1 (none), or 1.1."),
+        ):
+            if not fits:
+                raise UsageError(f"{name} is {getattr(self, name)}.", why=why, fix=fix)
 
     def penalised(self, logits: NDArray[Any], seen: NDArray[np.bool_]) -> NDArray[Any]:
-        """Return logits `[V]` after the penalty for tokens that were seen, bool `[V]`."""
+        """Return logits after the penalty for tokens that were seen, bool of the same shape."""
         lowered = np.where(logits > 0, logits / self.repetition_penalty, logits * self.repetition_penalty)
         return np.where(seen, lowered, logits)
-
-    def probabilities(self, logits: NDArray[Any]) -> Probabilities:
-        """Return the probabilities that the next token is drawn from, `[V]` → `[V]` float64, summing to 1.
-
-        Raises:
-            CheckFailed: the logits hold NaN or +Inf, or nothing but -Inf.
-        """
-        tokens, weights = self._kept(logits)
-        spread = np.zeros(len(logits))
-        spread[tokens] = weights / weights.sum()
-        return spread
 
     def choose(self, logits: NDArray[Any], uniform: float) -> int:
         """Return the token for a number in [0, 1): the first whose cumulative probability exceeds it.
 
         Raises:
-            CheckFailed: as `probabilities`.
+            CheckFailed: as `kept`.
         """
-        tokens, weights = self._kept(logits)
+        tokens, weights = self.kept(logits)
         cumulated = weights.cumsum()
         # The weights need not sum to 1: the number is scaled to their sum. A token of weight 0 is never chosen.
         return int(tokens[cumulated.searchsorted(uniform * cumulated[-1], side="right")])
 
-    def _kept(self, logits: NDArray[Any]) -> tuple[Tokens, Probabilities]:
-        """Return the tokens that are kept, ascending, and their weights, proportional to their probabilities."""
+    def kept(self, logits: NDArray[Any]) -> tuple[Tokens, Probabilities]:
+        """Return the tokens that are kept, ascending, and their weights, proportional to their probabilities.
+
+        Raises:
+            CheckFailed: the logits, `[V]`, hold NaN or +Inf, or nothing but -Inf.
+        """
         logits = logits.astype(np.float64)
         likeliest = logits.argmax()  # argmax returns a NaN if there is one
         largest = logits[likeliest]
@@ -138,7 +130,7 @@ class Sampler:
     def choose(self, logits: NDArray[Any]) -> Tokens:
         """Choose the next token of every row, `[B, V]` → `[B]` int64."""
         if self._seen is not None:
-            logits = np.stack([self.sampling.penalised(*pair) for pair in zip(logits, self._seen, strict=True)])
+            logits = self.sampling.penalised(logits, self._seen)
         rows = zip(logits, self._generators, strict=True)
         chosen = np.array([self.sampling.choose(row, generator.random()) for row, generator in rows], dtype=np.int64)
         if self._seen is not None:

@@ -1,21 +1,40 @@
-"""Check that a step file, its prefill file and their sidecars agree, for every engine."""
+"""Know step files by their sidecars, and check that file, prefill file and sidecars agree, for every engine."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ...core.errors import UsageError
 from ...core.storage.files import is_file
 from ...core.tensors import TensorSpec
 from ...onnx_graph.onnx_file import OnnxFile
 from ..session import check_file, find_model
-from .step_session import step_facts
 
 if TYPE_CHECKING:
     from ...core.documents.sidecar import Sidecar
     from ...core.documents.step_facts import StepFacts
+
+# The prefill file of a step file, read where it is an ONNX file, and its facts.
+Prefill: TypeAlias = "tuple[Path | OnnxFile, StepFacts]"
+
+HOW_TO_EXPORT = "Export a step file: localattn export CHECKPOINT --mode step -o model_step.onnx"
+# By suffix: the commands that make a step file, and why it needs its sidecar, whose name is `{}`.
+STEP_FILES = {
+    ".onnx": (
+        HOW_TO_EXPORT,
+        "Its sidecar {}, which says how its caches are laid out, is not beside it: copy it too.",
+    ),
+    ".engine": (
+        f"{HOW_TO_EXPORT}, and build both files it writes: localattn build model_step.onnx; "
+        "localattn build model_step.prefill.onnx (with --backend tensorrt-rtx for RTX GPUs)",
+        "It was built from an ONNX file without its sidecar, which says how its caches are laid out.",
+    ),
+}
 
 
 class Described(Protocol):
@@ -30,6 +49,27 @@ class Described(Protocol):
         """In the file's order."""
 
 
+def step_facts(sidecar: Sidecar, name: str = "The file", how: str = HOW_TO_EXPORT) -> StepFacts:
+    """Return the sidecar's facts about stepping.
+
+    Args:
+        sidecar: of any model.
+        name: of the file, for the error.
+        how: the commands that make a step file, for the error.
+
+    Raises:
+        UsageError: there are none; the file takes whole sequences.
+    """
+    if sidecar.step is None:
+        checkpoint = sidecar.checkpoint_name or "CHECKPOINT"
+        raise UsageError(
+            f"{name} is not a step file.",
+            why=f"It takes whole sequences of {sidecar.seq_len} positions and keeps nothing between calls.",
+            fix=how.replace("CHECKPOINT", checkpoint),
+        )
+    return sidecar.step
+
+
 def other_tensors(file: Described, facts: StepFacts) -> tuple[list[TensorSpec], TensorSpec]:
     """Return the inputs other than position and caches, and the output that is no cache."""
     output = next(spec for spec in file.outputs if spec.name == facts.logits_output)
@@ -40,6 +80,11 @@ def data_inputs(file: Described, facts: StepFacts) -> list[TensorSpec]:
     """Return the inputs other than position and caches."""
     fed = {facts.position_input, *(cache.input for cache in facts.caches)}
     return [spec for spec in file.inputs if spec.name not in fed]
+
+
+def zeros(spec: TensorSpec) -> NDArray[Any]:
+    """Return an array for a tensor of fixed sizes."""
+    return np.zeros(tuple(int(size) for size in spec.shape), dtype=spec.dtype)
 
 
 def check_caches(file: Described, facts: StepFacts, path: Path, *, output: bool = True) -> None:
@@ -83,7 +128,7 @@ def prefill_path(path: Path, facts: StepFacts) -> Path | None:
     return companion.with_suffix(ENGINE_SUFFIX) if path.suffix.lower() == ENGINE_SUFFIX else companion
 
 
-def find_prefill(path: Path, sidecar: Sidecar) -> tuple[Path | OnnxFile, StepFacts] | None:
+def find_prefill(path: Path, sidecar: Sidecar) -> Prefill | None:
     """Find path and facts of the prefill file of a step file, or of its engine; None if it is not there.
 
     Args:

@@ -1,15 +1,15 @@
 """Run a causal model piece by piece: the state of a session between calls, for every engine.
 
 A step file takes the next position of every sequence and the caches of all positions before; the prefill file beside
-it takes a chunk of positions at once. `open_step` chooses the backend by the file's suffix. A backend is a module that
-defines a `StepSession`, and an entry in `STEP_BACKENDS`.
+it takes a chunk of positions at once. `open_step` chooses the backend by the file's suffix. A backend is a class of
+`StepSession`, which `runtime.session.Backend` names.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -22,6 +22,7 @@ from ...core.limits import check_threads
 from ...core.storage.reading import check_plain
 from ...core.tensors import TensorSpec
 from ..session import AUTO_RUNTIME, check_file, check_inputs, choose_runtime, find_model
+from .step_file import HOW_TO_EXPORT, STEP_FILES, Prefill, find_prefill, prefill_path, step_facts
 
 if TYPE_CHECKING:
     from ...core.documents.sidecar import Sidecar
@@ -34,44 +35,6 @@ _WHOLE = ("attn_bias",)
 _WORTH_A_CHUNK = 16
 
 _Execute = Callable[[Mapping[str, NDArray[Any]], int], NDArray[Any]]
-_HOW_TO_EXPORT = "Export a step file: localattn export CHECKPOINT --mode step -o model_step.onnx"
-
-
-@dataclass(frozen=True)
-class StepBackend:
-    """The engine that runs one kind of step file.
-
-    Args:
-        module: module of this package that defines its session, imported only when such a file is opened.
-        opener: its function `(path, sidecar, provider, threads, plugin) -> StepSession`.
-        how: the commands that make such a file, for errors.
-        without_sidecar: why a file without a sidecar cannot be run; `{}` stands for its name.
-    """
-
-    module: str
-    opener: str
-    how: str
-    without_sidecar: str
-
-
-# By the suffix of the step file.
-STEP_BACKENDS = {
-    ".onnx": StepBackend(
-        "..ort.step_session",
-        "open_step_file",
-        _HOW_TO_EXPORT,
-        "Its sidecar {}, which says how its caches are laid out, is not beside it: copy it too.",
-    ),
-    ".engine": StepBackend(
-        "..engine.step_session",
-        "open_step_engine",
-        f"{_HOW_TO_EXPORT}, and build both files it writes: localattn build model_step.onnx; "
-        "localattn build model_step.prefill.onnx (with --backend tensorrt-rtx for RTX GPUs)",
-        "It was built from an ONNX file without its sidecar, which says how its caches are laid out.",
-    ),
-}
-# Other engines for ONNX step files, by the value of `--runtime`.
-STEP_RUNTIMES = {"openvino": replace(STEP_BACKENDS[".onnx"], module="..openvino.step_session")}
 
 
 def open_session(
@@ -81,14 +44,19 @@ def open_session(
     threads: int | None,
     plugin: str,
     runtime: str = AUTO_RUNTIME,
+    *,
+    prefill: bool = True,
 ) -> StepSession:
-    """Open the session of a step file whose facts were read; raises what `open_step` raises."""
-    suffix = Path(file).suffix.lower()
-    backend, precision = choose_runtime(suffix, runtime)
+    """Open the session of a step file whose facts were read; raises what `open_step` raises.
+
+    Without `prefill` the file beside it is not looked for.
+    """
+    backend, precision = choose_runtime(Path(file).suffix.lower(), runtime)
     backend.require()
-    chosen = STEP_RUNTIMES.get(backend.name, STEP_BACKENDS[suffix])
-    opener = getattr(import_module(chosen.module, __package__), chosen.opener)
-    return cast("StepSession", opener(file, sidecar, provider, threads, plugin, *precision))
+    companion = find_prefill(Path(file), sidecar) if prefill else None
+    module, _, name = backend.steps.rpartition(".")
+    opener = getattr(import_module(f".{module}", __package__), name)
+    return cast("StepSession", opener(file, sidecar, companion, provider, threads, plugin, *precision))
 
 
 class StepSession(ABC):
@@ -290,6 +258,27 @@ class StepSession(ABC):
         return self._execute(inputs, chunk)
 
 
+class FileStep(StepSession):
+    """A step file, and its prefill file if there is one, sharing their caches.
+
+    Args:
+        path: the step file, or the engine built from it.
+        sidecar: of the step file.
+        prefill: file and facts of the prefill file, opened when first needed; None without one.
+        inputs: as of `StepSession`.
+        output: the same.
+    """
+
+    def __init__(
+        self, path: Path, sidecar: Sidecar, prefill: Prefill | None, inputs: Sequence[TensorSpec], output: TensorSpec
+    ) -> None:
+        facts = step_facts(sidecar)
+        companion = prefill_path(path, facts)
+        self.sidecar, self._prefill = sidecar, prefill
+        self.missing_prefill = companion.name if companion is not None and prefill is None else None
+        super().__init__(facts, inputs, output, sorted({facts.chunk, prefill[1].chunk if prefill else facts.chunk}))
+
+
 def open_step(
     path: str | Path,
     provider: str = "auto",
@@ -318,20 +307,20 @@ def open_step(
     path = Path(path)
     check_threads(threads)
     suffix = path.suffix.lower()
-    backend = STEP_BACKENDS.get(suffix)
-    if backend is None:
-        known = ", ".join(STEP_BACKENDS)
-        raise UsageError(f"Cannot generate with {path}.", why=f"Its suffix is none of: {known}.", fix=_HOW_TO_EXPORT)
+    if suffix not in STEP_FILES:
+        known = ", ".join(STEP_FILES)
+        raise UsageError(f"Cannot generate with {path}.", why=f"Its suffix is none of: {known}.", fix=HOW_TO_EXPORT)
+    how, without_sidecar = STEP_FILES[suffix]
     check_plain(path)
     if not path.is_file():
-        raise UsageError(f"Cannot generate with {path}.", why="There is no such file.", fix=backend.how)
+        raise UsageError(f"Cannot generate with {path}.", why="There is no such file.", fix=how)
     file = find_model(path)
     check_file(file)
     sidecar = read_model_facts(path)
     if sidecar is None:
-        why = backend.without_sidecar.format(sidecar_path(path).name)
-        raise UsageError(f"Cannot generate with {path}.", why=why, fix=backend.how)
-    facts = step_facts(sidecar, path.name, backend.how)
+        why = without_sidecar.format(sidecar_path(path).name)
+        raise UsageError(f"Cannot generate with {path}.", why=why, fix=how)
+    facts = step_facts(sidecar, path.name, how)
     if facts.mode != "step":
         raise UsageError(
             f"{path} is a {facts.mode} file.",
@@ -339,27 +328,6 @@ def open_step(
             fix="Give the step file.",
         )
     return open_session(file, sidecar, provider, threads, str(plugin), runtime)
-
-
-def step_facts(sidecar: Sidecar, name: str = "The file", how: str = _HOW_TO_EXPORT) -> StepFacts:
-    """Return the sidecar's facts about stepping.
-
-    Args:
-        sidecar: of any model.
-        name: of the file, for the error.
-        how: the commands that make a step file, for the error.
-
-    Raises:
-        UsageError: there are none; the file takes whole sequences.
-    """
-    if sidecar.step is None:
-        checkpoint = sidecar.checkpoint_name or "CHECKPOINT"
-        raise UsageError(
-            f"{name} is not a step file.",
-            why=f"It takes whole sequences of {sidecar.seq_len} positions and keeps nothing between calls.",
-            fix=how.replace("CHECKPOINT", checkpoint),
-        )
-    return sidecar.step
 
 
 def _filled(array: NDArray[Any], length: int) -> NDArray[Any]:

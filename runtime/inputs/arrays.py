@@ -206,7 +206,7 @@ def random_inputs(
             drawn_in = np.float64 if spec.dtype == "float64" else np.float32
             inputs[spec.name] = np.asarray(generator.standard_normal(shape, drawn_in), dtype=spec.dtype)
         elif spec.name in INTEGER_MASKS and "int" in spec.dtype:
-            inputs[spec.name] = _padding_mask(generator, shape).astype(spec.dtype)
+            inputs[spec.name] = padding_mask(generator, shape).astype(spec.dtype)
         elif spec.name == POSITION_IDS and shape and "int" in spec.dtype:
             inputs[spec.name] = np.broadcast_to(np.arange(shape[-1]), shape).astype(spec.dtype)
         elif "int" in spec.dtype:
@@ -293,7 +293,8 @@ def _mask(generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.
     return mask
 
 
-def _padding_mask(generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+def padding_mask(generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Draw a mask that keeps the first tokens of each row, one at least."""
     length = shape[-1] if shape else 1
     kept = generator.integers(min(1, length), length + 1, (*shape[:-1], 1))
     return np.broadcast_to(np.arange(length) < kept, shape)

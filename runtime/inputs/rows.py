@@ -20,6 +20,7 @@ from ...core import closeness
 from ...core.errors import UsageError
 from ...core.tensors import INTEGER_MASKS, SEQUENCE_AXES, UNNAMED_DIMENSION, TensorSpec
 from ...core.tolerance import Tolerance, tolerance_for
+from .arrays import padding_mask
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -124,7 +125,7 @@ class _Rows:
                 yield f"output {name!r} has no row for each row of the inputs"
                 return
         for row in range(_COUNT):
-            alone = run(_take(rows, [row]))
+            alone = run({name: array[[row]] for name, array in rows.items()})
             for name, array in alone.items():
                 yield self._distance(name, together[name][[row]], array, tolerance)
         for row in range(_COUNT):
@@ -169,7 +170,9 @@ class _Rows:
         for name, array in self._example.items():
             shape = (count, *array.shape[1:])
             if array.dtype == np.bool_ or name in INTEGER_MASKS:
-                found[name] = np.array(self._masks(shape), array.dtype)
+                # As many of the first tokens as a request of its length has.
+                kept = padding_mask(self._generator, shape) if len(shape) > 1 else np.ones(shape)
+                found[name] = np.array(kept, array.dtype)
             elif array.dtype.kind == "f":
                 scale = float(np.std(array.astype(np.float64))) or 1.0
                 noise = self._generator.standard_normal(shape) * scale * loud
@@ -177,17 +180,6 @@ class _Rows:
             else:
                 found[name] = self._generator.choice(array.ravel(), shape)
         return found
-
-    def _masks(self, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-        """Draw masks that keep the first tokens of a row, as many as a request of its length has."""
-        if len(shape) < 2:
-            return np.ones(shape, np.bool_)
-        kept = self._generator.integers(min(1, shape[-1]), shape[-1] + 1, (*shape[:-1], 1))
-        return np.broadcast_to(np.arange(shape[-1]) < kept, shape)
-
-
-def _take(arrays: Mapping[str, NDArray[Any]], rows: list[int]) -> Arrays:
-    return {name: array[rows] for name, array in arrays.items()}
 
 
 def _differ(first: NDArray[Any], second: NDArray[Any]) -> bool:

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...onnx_graph.onnx_file import OnnxFile
-from ..generation.step_file import check_caches, find_prefill, other_tensors
-from ..generation.step_session import StepSession, step_facts
+from ..generation.step_file import Prefill, check_caches, other_tensors, step_facts
+from ..generation.step_session import FileStep
 from ..session import RUNTIMES, Arrays
 from .session import OpenVinoSession, open_file
 
@@ -20,38 +20,31 @@ if TYPE_CHECKING:
     from ...core.documents.step_facts import StepFacts
 
 
-class OpenVinoStep(StepSession):
-    """A step file, and its prefill file if there is one, sharing their caches.
+class OpenVinoStep(FileStep):
+    """A step file, and its prefill file if there is one, in OpenVINO.
 
     Args:
-        path: the step file.
+        file: the step file.
         sidecar: its sidecar.
-        session: the step file, opened.
-        prefill: path and facts of the prefill file, opened when first needed; None without one.
+        prefill: as of `FileStep`.
         options: further arguments for opening files.
     """
 
     backend = "openvino"
 
-    def __init__(
-        self,
-        path: Path,
-        sidecar: Sidecar,
-        session: OpenVinoSession,
-        prefill: tuple[Path | OnnxFile, StepFacts] | None,
-        options: tuple[Any, ...],
-    ) -> None:
-        facts = step_facts(sidecar)
-        check_caches(session, facts, path)
-        self.sidecar, self.provider, self.notes = sidecar, session.provider, session.notes
-        self._options, self._prefill = options, prefill
+    def __init__(self, file: Path | OnnxFile, sidecar: Sidecar, prefill: Prefill | None, *options: Any) -> None:
+        self._options, facts = options, step_facts(sidecar)
+        session = self._opened(file, facts)
+        self.provider, self.notes = session.provider, session.notes
         self._sessions = {facts.chunk: session}
         self._banks = [self._bank(facts), self._bank(facts)]
-        inputs, output = other_tensors(session, facts)
-        chunks = {facts.chunk} | ({prefill[1].chunk} if prefill else set())
-        super().__init__(facts, inputs, output, sorted(chunks))
-        self.missing_prefill = facts.prefill if prefill is None else None
+        super().__init__(Path(file), sidecar, prefill, *other_tensors(session, facts))
         self._clear()
+
+    def _opened(self, file: Path | OnnxFile, facts: StepFacts) -> OpenVinoSession:
+        session = open_file(file, *self._options)
+        check_caches(session, facts, Path(file))
+        return session
 
     @staticmethod
     def _bank(facts: StepFacts) -> list[Any]:
@@ -65,9 +58,7 @@ class OpenVinoStep(StepSession):
     def _execute(self, inputs: Mapping[str, NDArray[Any]], chunk: int) -> NDArray[Any]:
         if chunk not in self._sessions:
             assert self._prefill is not None, "only a prefill file adds a chunk"
-            file, facts = self._prefill
-            self._sessions[chunk] = open_file(file, *self._options)
-            check_caches(self._sessions[chunk], facts, Path(file))
+            self._sessions[chunk] = self._opened(*self._prefill)
         session, (read, written) = self._sessions[chunk], self._banks
         for cache, source, target in zip(self.facts.caches, read, written, strict=True):
             session.request.set_tensor(cache.input, source)
@@ -77,11 +68,3 @@ class OpenVinoStep(StepSession):
         self._banks.reverse()
         output: NDArray[Any] = session.request.get_tensor(self.output.name).data
         return output
-
-
-def open_step_file(
-    file: Path | OnnxFile, sidecar: Sidecar, provider: str, threads: int | None, plugin: str, precision: str = "fp32"
-) -> OpenVinoStep:
-    """Open a step file whose sidecar was read; raises what `runtime.step_session.open_step` raises."""
-    path, options = Path(file), (provider, threads, plugin, precision)
-    return OpenVinoStep(path, sidecar, open_file(file, *options), find_prefill(path, sidecar), options)

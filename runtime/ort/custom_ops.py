@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...core.error_texts import argument
-from ...core.errors import LocalAttnError, MissingDependency, UsageError
+from ...core.errors import LocalAttnError, MissingDependency
 from ...core.storage.cpu_library import computes
 from ...core.storage.library_store import AUTO, CPU_KERNELS, NONE, Library, find, read_named
 
@@ -92,7 +91,8 @@ def fall_back(reason: str) -> None:
 
 def lacking(source: str, reason: str) -> MissingDependency | None:
     """Return the error for attention nodes without ONNX functions, if onnxruntime's reason shows that; else None."""
-    node = next((word for word in reason.replace("(", " ").split() if computes(*_split(word))), None)
+    words = reason.replace("(", " ").split()  # among them "domain:op_type"
+    node = next((word for word in words if computes(*word.partition(":")[::2])), None)
     if node is None or "not a registered function/op" not in reason:
         return None
     return MissingDependency(
@@ -100,23 +100,3 @@ def lacking(source: str, reason: str) -> MissingDependency | None:
         why=f"Its node {node} has no function definition, and no library with a kernel for it was loaded.",
         fix=f"Build one: {CPU_KERNELS.how_to_build}. Or export the model with its function definition.",
     )
-
-
-def refuse_elsewhere(plugin: str, where: str) -> None:
-    """Refuse a library of CPU kernels for any other device.
-
-    Raises:
-        UsageError: a path was given.
-    """
-    if plugin not in (AUTO, NONE):
-        raise UsageError(
-            f"The library {plugin} cannot be used on {where}.",
-            why="Its kernels run in onnxruntime on the CPU.",
-            fix=f"Leave {argument('plugin')} out, or choose {argument('provider', 'cpu')}.",
-        )
-
-
-def _split(word: str) -> tuple[str, str]:
-    """Split `localattn:WindowedAttention` into domain and type."""
-    domain, _, op_type = word.partition(":")
-    return domain, op_type

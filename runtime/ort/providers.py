@@ -119,7 +119,8 @@ def new_session(ort: Any, given: SessionInput, options: Any) -> Any:
     """Open onnxruntime's session on the providers asked for, or raise its error.
 
     Up to onnxruntime 1.22 a session that fails on its provider is opened again on the CPU, whatever `enable_fallback`
-    says, with a printed message; this session raises instead. onnxruntime's default logger warns for every layer of a
+    says, with a printed message; a run that fails may do the same. This session raises instead. onnxruntime's default
+    logger warns for every layer of a
     step file (CUDA's ScatterND), and no session option changes that: it is silenced only in this package's own
     processes.
     """
@@ -137,7 +138,7 @@ def load_libraries(ort: Any, provider: Provider) -> None:
     preload = getattr(ort, "preload_dlls", None)
     if provider.chain and preload is not None:
         if isinstance(preload, FunctionType):
-            # It prints a line for each missing library (see `_not_loaded`); here these go to the log.
+            # It prints a line for each missing library (see `not_loaded`); here these go to the log.
             names = {**preload.__globals__, "print": _log.debug}
             preload = FunctionType(preload.__code__, names, argdefs=preload.__defaults__)
         preload()
@@ -181,7 +182,10 @@ def model_for(
         UsageError: the file is no ONNX model.
         ValueError, OSError: of `inlining.read_weights`.
     """
-    find_data(file, options)
+    if file.folder is not None:
+        options.add_session_config_entry(_DATA_FOLDER, str(file.folder))
+    content, chosen = file.content, dict(more or {})
+    notes: tuple[str, ...] = ()
     if provider.sums_halves_in_fp16(ort.__version__):
         from ...onnx_graph.precision import fp16_matmul_in_fp32
 
@@ -189,21 +193,24 @@ def model_for(
         wide = fp16_matmul_in_fp32.apply(model)
         if wide is not model:
             _log.info("pass fp16_matmul_in_fp32 applied to %s", file.name)
-            return SessionInput(wide.SerializeToString(), _chain(provider, more), (SUMMED,))
-    if provider.functions and not provider.precision:
-        return SessionInput(file.content, _chain(provider, more))
-    from ...onnx_graph import inlining
-    from ...onnx_graph.graph_values import element_types
+            content, notes = wide.SerializeToString(), (SUMMED,)
+    elif provider.precision or not provider.functions:
+        from ...onnx_graph import inlining
+        from ...onnx_graph.graph_values import element_types
 
-    model = file.parse()
-    for name in element_types(model) & provider.precision.keys():
-        more = {**provider.precision[name], **(more or {})}
-    if not model.functions:
-        return SessionInput(file.content, _chain(provider, more))
-    if file.folder is not None:
-        inlining.read_weights(model, file.folder)
-    _log.info("pass inlining applied to %s for %s", file.name, provider.name)
-    return SessionInput(inlining.apply(model).SerializeToString(), _chain(provider, more))
+        model = file.parse()
+        for name in element_types(model) & provider.precision.keys():
+            chosen = {**provider.precision[name], **chosen}
+        if model.functions:
+            if file.folder is not None:
+                inlining.read_weights(model, file.folder)
+            _log.info("pass inlining applied to %s for %s", file.name, provider.name)
+            content = inlining.apply(model).SerializeToString()
+    chain: list[Any] = [*provider.chain, CPU]
+    chosen = {**provider.options, **chosen}
+    if chosen:
+        chain[0] = (chain[0], chosen)
+    return SessionInput(content, chain, notes)
 
 
 def emulating_bf16(file: OnnxFile, *, compiled: bool) -> bytes | None:
@@ -225,34 +232,7 @@ def emulating_bf16(file: OnnxFile, *, compiled: bool) -> bytes | None:
     return serialized
 
 
-def find_data(file: OnnxFile, options: Any) -> None:
-    """Set the folder of the external data for a session that is made of bytes."""
-    if file.folder is not None:
-        options.add_session_config_entry(_DATA_FOLDER, str(file.folder))
-
-
-def _chain(provider: Provider, more: Mapping[str, str] | None) -> list[Any]:
-    """Return `providers=` of an `InferenceSession`; `more` adds options to the first."""
-    chain: list[Any] = [*provider.chain, CPU]
-    options = {**provider.options, **(more or {})}
-    if options:
-        chain[0] = (chain[0], options)
-    return chain
-
-
-def why_not(ort: Any, provider: Provider, started: str) -> str:
-    """Return why another execution provider started than the first of the chain.
-
-    Args:
-        ort: onnxruntime.
-        provider: what was asked for.
-        started: the execution provider that did start.
-    """
-    wanted = provider.chain[0]
-    return ": ".join(filter(None, (f"{wanted} did not start; {started} did", _not_loaded(ort, wanted))))
-
-
-def _not_loaded(ort: Any, execution_provider: str) -> str:
+def not_loaded(ort: Any, execution_provider: str) -> str:
     """Return what an execution provider's library lacks, as the system's loader reports it; "" if it loads.
 
     onnxruntime itself only logs it.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ...core.tensors import UNNAMED_DIMENSION, TensorSpec
 from ...onnx_graph.facts import check_nodes
 from ...onnx_graph.onnx_file import NotAModel, OnnxFile
 from ..session import BACKENDS, Arrays, Session
-from .custom_ops import CompiledKernel, choose, fall_back, lacking, refuse_elsewhere
+from .custom_ops import CompiledKernel, choose, fall_back, lacking
 from .providers import (
     AUTO_ORDER,
     FATAL,
@@ -29,8 +30,8 @@ from .providers import (
     load_libraries,
     model_for,
     new_session,
+    not_loaded,
     not_running,
-    why_not,
 )
 
 _BACKEND = BACKENDS[".onnx"]
@@ -57,35 +58,29 @@ _REMEDIES = (
 
 
 @dataclass(frozen=True)
-class _Candidate:
-    """A way to run a file: a provider, and for the CPU the compiled kernels to register."""
-
-    provider: Provider
-    kernel: CompiledKernel | None
-
-    @property
-    def name(self) -> str:
-        """Its name in the log."""
-        return self.provider.name if self.kernel is None else f"{self.provider.name} with {self.kernel.library.path}"
-
-
-@dataclass(frozen=True)
 class _Setup:
-    """The settings of a session.
+    """A way to run a file, and the settings of its session.
 
     Args:
         file: the model.
-        candidate: provider and compiled kernels.
+        provider: where it runs.
+        kernel: compiled kernels to register, on the CPU.
         threads: of one operator; None leaves it to onnxruntime.
         lean: use as little memory as onnxruntime can, and keep none of it between runs.
         arranged: keep a copy of each constant matrix, in the order in which products read it.
     """
 
     file: OnnxFile
-    candidate: _Candidate
+    provider: Provider
+    kernel: CompiledKernel | None = None
     threads: int | None = None
     lean: bool = False
     arranged: bool = True
+
+    @property
+    def place(self) -> str:
+        """Where it runs, for the log."""
+        return self.provider.name if self.kernel is None else f"{self.provider.name} with {self.kernel.library.path}"
 
 
 class OnnxRuntimeSession(Session):
@@ -114,8 +109,6 @@ class OnnxRuntimeSession(Session):
         kernel: CompiledKernel | None = None,
         reopen: Callable[[], Any] | None = None,
     ) -> None:
-        # Without this, onnxruntime would print to stdout after an error and continue on another provider.
-        session.disable_fallback()
         self._open, self._reopen = session, reopen
         self._source = source
         self._run_options = None if reopen is None else _giving_back()
@@ -132,7 +125,6 @@ class OnnxRuntimeSession(Session):
         if self._open is None:
             assert self._reopen is not None
             self._open = self._reopen()
-            self._open.disable_fallback()
         return self._open
 
     def rest(self) -> None:
@@ -203,19 +195,25 @@ def open_file(
         raise UsageError(f"There is no provider {provider!r}.", fix=f"Known: auto, {', '.join(PROVIDERS)}.")
     kernel = choose(plugin, file.scan.operators)
     ort = _BACKEND.require()
-    failures: list[tuple[_Candidate, Exception]] = []
-    for candidate in _candidates(ort, provider, kernel):
-        _log.debug("trying %s", candidate.name)
-        setup = _Setup(file, candidate, threads, lean and not candidate.provider.chain, arranged)
+    failures: list[tuple[_Setup, Exception]] = []
+    for known, registered in _candidates(ort, provider, kernel):
+        setup = _Setup(file, known, registered, threads, lean and not known.chain, arranged)
+        _log.debug("trying %s", setup.place)
         try:
             session, notes = _create(ort, setup)
         except Exception as error:
-            _log.info("%s does not open on %s: %s", file.name, candidate.name, _reason(error))
-            failures.append((candidate, error))
+            _log.info("%s does not open on %s: %s", file.name, setup.place, _reason(error))
+            failures.append((setup, error))
             continue
         file.check_same()
-        return _opened(session, notes, setup, failures)
-    raise _report(ort, file, failures)
+        _log.info("%s runs on %s", file.name, setup.place)
+        without = next((error for failed, error in failures if failed.kernel is not None), None)
+        if without is not None:
+            fall_back(_reason(without))  # the model is not at fault: it opens without the library
+        used = registered if registered is not None and registered.used else None
+        reopen = partial(_create_again, setup) if setup.lean else None
+        return OnnxRuntimeSession(session, known.name, file.name, notes, used, reopen)
+    raise _report(ort, failures)
 
 
 def open_bytes(
@@ -225,8 +223,10 @@ def open_bytes(
     return open_file(OnnxFile.of_bytes(model), provider, threads, plugin)
 
 
-def _candidates(ort: Any, provider: str, kernel: CompiledKernel | None) -> list[_Candidate]:
-    """List the ways to run the file, best first.
+def _candidates(
+    ort: Any, provider: str, kernel: CompiledKernel | None
+) -> Iterator[tuple[Provider, CompiledKernel | None]]:
+    """Yield the ways to run a file, best first: providers, and for the CPU the compiled kernels to register.
 
     A library that the user did not name is skipped if it does not load. A library or provider that the user named has
     no fallback.
@@ -234,33 +234,23 @@ def _candidates(ort: Any, provider: str, kernel: CompiledKernel | None) -> list[
     Raises:
         UsageError: a library was named with a provider that cannot use it.
     """
-    if kernel is not None and kernel.asked:
-        if PROVIDERS.get(provider, PROVIDERS["cpu"]).chain:
-            refuse_elsewhere(str(kernel.library.path), f"the provider {provider!r}")
-        return [_Candidate(PROVIDERS["cpu"], kernel)]
-    found = []
+    asked = kernel if kernel is not None and kernel.asked else None
+    if asked is not None and provider == "auto":
+        provider = "cpu"
     for known in [PROVIDERS[name] for name in (AUTO_ORDER if provider == "auto" else (provider,))]:
+        if asked is not None and known.chain:
+            raise UsageError(
+                f"The library {asked.library.path} cannot be used on the provider {provider!r}.",
+                why="Its kernels run in onnxruntime on the CPU.",
+                fix=f"Leave {argument('plugin')} out, or choose {argument('provider', 'cpu')}.",
+            )
         if provider == "auto" and known.chain and known.chain[0] not in ort.get_available_providers():
             _log.info("%s is not in this onnxruntime build", known.chain[0])
             continue
         if kernel is not None and not known.chain:
-            found.append(_Candidate(known, kernel))
-        found.append(_Candidate(known, None))
-    return found
-
-
-def _opened(
-    session: Any, notes: tuple[str, ...], setup: _Setup, failures: Sequence[tuple[_Candidate, Exception]]
-) -> OnnxRuntimeSession:
-    """Return the session of the candidate that opened, with notes on those that failed before it."""
-    candidate, file = setup.candidate, setup.file
-    _log.info("%s runs on %s", file.name, candidate.name)
-    without = next((error for failed, error in failures if failed.kernel is not None), None)
-    if without is not None:
-        fall_back(_reason(without))  # the model is not at fault: it opens without the library
-    kernel = candidate.kernel if candidate.kernel is not None and candidate.kernel.used else None
-    reopen = (lambda: _create_again(setup)) if setup.lean else None
-    return OnnxRuntimeSession(session, candidate.provider.name, file.name, notes, kernel, reopen)
+            yield known, kernel
+        if asked is None:
+            yield known, None
 
 
 def _create_again(setup: _Setup) -> Any:
@@ -269,20 +259,20 @@ def _create_again(setup: _Setup) -> Any:
     return session
 
 
-def _report(ort: Any, file: OnnxFile, failures: Sequence[tuple[_Candidate, Exception]]) -> LocalAttnError:
-    """Return the error of the last candidate, where none opened the file."""
-    candidate, error = failures[-1]
-    reason = _reason(error)
+def _report(ort: Any, failures: Sequence[tuple[_Setup, Exception]]) -> LocalAttnError:
+    """Return the error of the last way to run a file, where none opened it."""
+    setup, error = failures[-1]
+    file, reason = setup.file, _reason(error)
     if isinstance(error, MissingDependency):
         return error
-    if candidate.provider.chain:
+    if setup.provider.chain:
         # If the CPU refuses the model too, the model is at fault and not the provider.
-        cpu = _Candidate(PROVIDERS["cpu"], None)
+        cpu = _Setup(file, PROVIDERS["cpu"])
         try:
-            _create(ort, _Setup(file, cpu))
+            _create(ort, cpu)
         except Exception as on_cpu:
-            return _report(ort, file, [(cpu, on_cpu)])
-        refused = not_running(ort, candidate.provider, reason)
+            return _report(ort, [(cpu, on_cpu)])
+        refused = not_running(ort, setup.provider, reason)
         refused.__cause__ = error
         return refused
     unusable: LocalAttnError | None = _invalid_node(file) or lacking(file.name, reason)
@@ -306,11 +296,9 @@ def _invalid_node(file: OnnxFile) -> UsageError | None:
     if file.path is None:
         return None
     try:
-        model = file.parse()
+        check_nodes(file.name, file.parse())
     except NotAModel:  # onnxruntime's message already names the problem of the file
         return None
-    try:
-        check_nodes(file.name, model)
     except UsageError as error:
         return error
     return None
@@ -322,7 +310,7 @@ def _reason(error: Exception) -> str:
 
 def _create(ort: Any, setup: _Setup) -> tuple[Any, tuple[str, ...]]:
     """Create onnxruntime's session, and notes for its user."""
-    provider, kernel = setup.candidate.provider, setup.candidate.kernel
+    provider, kernel = setup.provider, setup.kernel
     wanted = (*provider.chain, CPU)[0]
     if wanted not in ort.get_available_providers():
         raise not_running(ort, provider, f"{wanted} is not in this onnxruntime build")
@@ -338,11 +326,12 @@ def _create(ort: Any, setup: _Setup) -> tuple[Any, tuple[str, ...]]:
     try:
         session = new_session(ort, given, options)
         started = session.get_providers()[0]
-        if provider.chain and started != provider.chain[0]:
-            raise not_running(ort, provider, why_not(ort, provider, started))
+        if provider.chain and started != wanted:
+            lacks = not_loaded(ort, wanted)
+            raise not_running(ort, provider, f"{wanted} did not start; {started} did" + (f": {lacks}" if lacks else ""))
         if provider.chain or not any("bfloat16" in x.type for x in (*session.get_inputs(), *session.get_outputs())):
-            lacks = provider.notes((op_type for _, op_type in setup.file.scan.operators), ort.__version__)
-            return session, (*given.notes, *lacks)
+            on_cpu = provider.notes((op_type for _, op_type in setup.file.scan.operators), ort.__version__)
+            return session, (*given.notes, *on_cpu)
     except Exception as error:
         if provider.chain or not any(text in str(error) for text in _NO_KERNEL):
             raise
@@ -385,11 +374,8 @@ def _spec(value: Any, source: str) -> TensorSpec:
     match = _TENSOR.fullmatch(value.type)
     if match is None:
         raise UsageError(f"{source} cannot be run.", why=f"{value.name!r} is a {value.type}, not a tensor of numbers.")
-    return TensorSpec(value.name, _NUMPY_NAMES.get(match[1], match[1]), _shape(value.shape))
-
-
-def _shape(sizes: Sequence[int | str | None]) -> tuple[int | str, ...]:
-    return tuple(size if isinstance(size, int) or size else UNNAMED_DIMENSION for size in sizes)
+    shape = (size if isinstance(size, int) or size else UNNAMED_DIMENSION for size in value.shape)
+    return TensorSpec(value.name, _NUMPY_NAMES.get(match[1], match[1]), tuple(shape))
 
 
 # What an onnxruntime message adds to its reason: code, path, source line and C++ signature.

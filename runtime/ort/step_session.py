@@ -18,14 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.storage.library_store import AUTO
-from ...core.tensors import TensorSpec
-from ...onnx_graph.onnx_file import IN_MEMORY, OnnxFile
-from ..generation.step_file import check_caches, data_inputs, find_prefill
-from ..generation.step_session import StepSession, step_facts
+from ...onnx_graph.onnx_file import OnnxFile
+from ..generation.step_file import Prefill, check_caches, data_inputs, step_facts, zeros
+from ..generation.step_session import FileStep
 from ..session import BACKENDS, Arrays
-from . import without_output
+from .prefill_file import prepared
 from .providers import PROVIDERS
-from .rings import overwritten
 from .session import OnnxRuntimeSession, open_file
 
 if TYPE_CHECKING:
@@ -101,7 +99,7 @@ class _BoundFile:
         self.inputs = data_inputs(session, facts)
         self.outputs = [spec for spec in session.outputs if spec.name == facts.logits_output]
         make = BACKENDS[".onnx"].require().OrtValue.ortvalue_from_numpy
-        self._arrays: Arrays = {spec.name: _zeros(spec) for spec in (*self.inputs, *self.outputs)}
+        self._arrays: Arrays = {spec.name: zeros(spec) for spec in (*self.inputs, *self.outputs)}
         self._position = np.zeros(1, dtype=np.int64)
         # On the CPU an OrtValue shares the array's memory: writing the array sets the model's input.
         self._values = {name: make(array, "cpu", 0) for name, array in self._arrays.items()}
@@ -134,40 +132,37 @@ class _BoundFile:
         return binding
 
 
-class OnnxRuntimeStep(StepSession):
-    """A step file, and its prefill file if there is one, sharing their caches.
+class OnnxRuntimeStep(FileStep):
+    """A step file, and its prefill file if there is one, in onnxruntime.
 
     Args:
-        path: the step file.
+        file: the step file.
         sidecar: its sidecar.
-        session: the step file, opened.
-        prefill: path and facts of the prefill file, opened when first needed; None without one.
-        threads: as the step file was opened with.
-        plugin: likewise.
+        prefill: as of `FileStep`.
+        provider: as of `runtime.session.load`.
+        threads: the same.
+        plugin: the same.
     """
 
     backend = "onnxruntime"
 
     def __init__(
         self,
-        path: Path,
+        file: Path | OnnxFile,
         sidecar: Sidecar,
-        session: OnnxRuntimeSession,
-        prefill: tuple[Path | OnnxFile, StepFacts] | None,
+        prefill: Prefill | None,
+        provider: str,
         threads: int | None,
         plugin: str = AUTO,
     ) -> None:
-        facts = step_facts(sidecar)
-        self.sidecar, self.provider, self.notes, self.plugin = sidecar, session.provider, session.notes, session.plugin
-        check_caches(session, facts, path)
-        self._threads, self._plugin = threads, plugin
+        session, facts = open_file(file, provider, threads, plugin), step_facts(sidecar)
+        check_caches(session, facts, Path(file))
+        self.provider, self.notes, self.plugin = session.provider, session.notes, session.plugin
+        self._options, self._opening = (session.provider, threads, plugin), Lock()
         self._banks = _Banks(facts, PROVIDERS[session.provider].device)
         step = _BoundFile(session, facts, self._banks)
         self._files = {(facts.chunk, True): step}
-        self._prefill, self._opening = prefill, Lock()
-        chunks = {facts.chunk} | ({prefill[1].chunk} if prefill else set())
-        super().__init__(facts, step.inputs, step.outputs[0], sorted(chunks))
-        self.missing_prefill = facts.prefill if prefill is None else None
+        super().__init__(Path(file), sidecar, prefill, step.inputs, step.outputs[0])
 
     def _clear(self) -> None:
         self._banks.clear()
@@ -176,48 +171,36 @@ class OnnxRuntimeStep(StepSession):
         return self._file(chunk, True).run(inputs, self.position)
 
     def _skip(self, inputs: Mapping[str, NDArray[Any]], chunk: int) -> NDArray[Any]:
-        return self._file(chunk, not self._leaves_out(chunk)).run(inputs, self.position)
+        return self._file(chunk, self._needs_output(chunk)).run(inputs, self.position)
 
-    def _leaves_out(self, chunk: int) -> bool:
-        """Return whether calls of this chunk whose output nobody looks at go without it.
+    def _needs_output(self, chunk: int) -> bool:
+        """Return whether calls of this chunk compute their output even if nobody looks at it.
 
         Where a prompt may need the output of a chunk too, one session of that file is enough.
         """
-        return chunk != self.facts.chunk and self.facts.early_start
+        return chunk == self.facts.chunk or not self.facts.early_start
 
     def prepare(self) -> None:
         """Open the prefill file as prompts need it."""
         longest = max(self.chunks)
-        self._file(longest, not self._leaves_out(longest))
+        self._file(longest, self._needs_output(longest))
 
     def _file(self, chunk: int, with_output: bool) -> _BoundFile:
         """Return the file for this chunk, opened when first needed, with its output or without."""
         with self._opening:
-            return self._opened(chunk, with_output)
+            if (chunk, with_output) not in self._files:
+                assert self._prefill is not None, "only a prefill file adds a chunk"
+                self._files[chunk, with_output] = self._opened(*self._prefill, with_output)
+            return self._files[chunk, with_output]
 
-    def _opened(self, chunk: int, with_output: bool) -> _BoundFile:
-        if (chunk, with_output) not in self._files:
-            assert self._prefill is not None, "only a prefill file adds a chunk"
-            path, facts = self._prefill
-            file = OnnxFile.read(path)
-            if not with_output and file.size <= IN_MEMORY:
-                file = file.rewritten(without_output.apply(file.parse(), facts.logits_output))
-            arranged = facts.chunk < _MANY_TOKENS or any(_FEW_BITS.search(name) for _, name in file.scan.operators)
-            session = open_file(file, self.provider, self._threads, self._plugin, arranged=arranged)
-            check_caches(session, facts, Path(file), output=with_output)
-            if session.plugin is not None and file.size <= IN_MEMORY:
-                self._banks.have_in_common(overwritten(file.parse(), facts.caches))
-            self._files[chunk, with_output] = _BoundFile(session, facts, self._banks)
-        return self._files[chunk, with_output]
-
-
-def open_step_file(
-    file: Path | OnnxFile, sidecar: Sidecar, provider: str, threads: int | None, plugin: str = AUTO
-) -> OnnxRuntimeStep:
-    """Open a step file whose sidecar was read; raises what `runtime.step_session.open_step` raises."""
-    path = Path(file)
-    session = open_file(file, provider, threads, plugin)
-    return OnnxRuntimeStep(path, sidecar, session, find_prefill(path, sidecar), threads, plugin)
+    def _opened(self, path: Path | OnnxFile, facts: StepFacts, with_output: bool) -> _BoundFile:
+        file, common = prepared(path, facts, with_output)
+        arranged = facts.chunk < _MANY_TOKENS or any(_FEW_BITS.search(name) for _, name in file.scan.operators)
+        session = open_file(file, *self._options, arranged=arranged)
+        check_caches(session, facts, Path(file), output=with_output)
+        if session.plugin is not None:
+            self._banks.have_in_common(common)
+        return _BoundFile(session, facts, self._banks)
 
 
 def _start(cache: CacheFacts) -> NDArray[Any]:
@@ -225,7 +208,3 @@ def _start(cache: CacheFacts) -> NDArray[Any]:
     if cache.fill == 0:
         return np.zeros(cache.shape, dtype=cache.dtype)
     return np.full(cache.shape, cache.fill, dtype=cache.dtype)
-
-
-def _zeros(spec: TensorSpec) -> NDArray[Any]:
-    return np.zeros(tuple(int(size) for size in spec.shape), dtype=spec.dtype)

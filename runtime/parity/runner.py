@@ -345,6 +345,7 @@ def open_runner(
         return SessionRunner(session_of_file, file, engine or sidecar)
     from ..generation.step_session import open_session
 
-    alone = {} if prefill else {"prefill": None}
-    asked = sidecar.model_copy(update={"step": sidecar.step.model_copy(update=alone)})
-    return StepRunner(open_session(file, asked, provider, None, plugin, runtime), file, engine or sidecar)
+    session = open_session(file, sidecar, provider, None, plugin, runtime, prefill=prefill)
+    if not prefill:
+        session.missing_prefill = None
+    return StepRunner(session, file, engine or sidecar)

@@ -23,7 +23,7 @@ from localattn.core.machine import process
 from localattn.core.storage.publishing import sealed, sidecar_path
 from localattn.onnx_graph import onnx_file
 from localattn.onnx_graph.onnx_file import OnnxFile
-from localattn.runtime.engine.builder.source import read_source
+from localattn.runtime.engine.builder.source import read_source, stripped
 from localattn.runtime.ort.session import open_file
 from localattn.runtime.session import find_model
 
@@ -82,7 +82,7 @@ def test_parity_and_builds_open_it_once(tmp_path: Path, opened: list[str]) -> No
     assert source.file.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     opened.clear()
     read_source(source.file)
-    assert source.stripped(["WindowedAttention"])
+    assert stripped(source.file.parse(), ["WindowedAttention"])
     assert find_model(source.file) is source.file and OnnxFile.read(source.file) is source.file
     assert open_file(source.file).run({"tokens": np.zeros((1, 64), np.int64)})
     assert str(path) not in opened

@@ -10,9 +10,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
-from ....core.documents.engine_facts import BuildOptions, EngineFacts, PluginFacts, ProfileFacts
+from ....core.documents.engine_facts import BuildOptions, EngineFacts, PluginFacts
 from ....core.documents.report import Report
 from ....core.documents.sidecar import CheckRecord, sidecar_path
 from ....core.error_texts import argument
@@ -26,7 +25,7 @@ from ..device import Device, find_device, find_device_or_none, platform_name
 from ..library import TensorRTLibrary, open_library
 from ..open import start_device, why_never_opened
 from ..plugins import loaded_plugin, registered_op_types
-from .checks import check_engine, check_network, not_opened
+from .checks import check_engine, check_network
 from .network import build, parse
 from .request import BuildRequest, resolve_targets
 from .source import Source, check_fp8, profiles_for, read_source
@@ -99,7 +98,6 @@ def build_engine(
         targets = resolve_targets(opened, request.targets, device)
         check_kind(opened, request)
         check_fp8(source.file, targets)
-        notes = _notes(request, opened)
         if request.plugin.register is not None:
             request.plugin.register()
         stack.enter_context(loaded_plugin(opened, request.plugin.library))
@@ -108,18 +106,23 @@ def build_engine(
         progress("Parsing")
         network = parse(opened, source, request.plugin.kind, op_types)
         checks = demand(check_network(opened, network.definition, source, nodes))
-        cache = _staged_cache(request, opened, network.builder, folder)
+        cache, notes = None, []
+        if request.timing_cache is not None and opened.has("timing_cache"):
+            cache = stage(opened, network.builder, request.timing_cache, folder)
+        elif request.timing_cache is not None:
+            notes = [f"{opened.library.name} times kernels when the engine runs; the timing cache is not used"]
         progress("Building")
         staged = folder / request.output.name
         with staged.open("wb") as stream:
             stream.write(build(opened, network, request, targets, profiles, progress, cache))
         seconds = time.perf_counter() - started
         progress("Checking the engine")
-        foreign = why_never_opened(request) or _not_for_here(targets, device)
+        options = request.options(profiles)
+        foreign = why_never_opened(options) or _not_for_here(targets, device)
         checks += demand(check_kept(staged, request))
         aot = request.plugin.kind == "aot"
         checks += demand(_inspect(opened, staged, source, nodes, foreign, aot))
-        facts = _facts(request, opened, source, device, targets, profiles, nodes, staged, checks, seconds)
+        facts = _facts(request, options, opened, source, device, targets, nodes, staged, checks, seconds)
         described = sidecar_path(staged)
         described.write_text(sealed(facts.to_json()), encoding="utf-8")
         if compare is not None:
@@ -131,13 +134,6 @@ def build_engine(
             assert request.timing_cache is not None
             notes += extend(network.builder, request.timing_cache, cache.read_bytes())
     return BuildReport(request.output, facts, notes)
-
-
-def _staged_cache(request: BuildRequest, opened: TensorRTLibrary, builder: Any, folder: Path) -> Path | None:
-    """Copy the timing cache into the folder of this build; None if no cache is used."""
-    if request.timing_cache is None or not opened.has("timing_cache"):
-        return None
-    return stage(opened, builder, request.timing_cache, folder)
 
 
 def plan_targets(backend: str, wanted: Sequence[str], gpu: int = 0) -> list[int]:
@@ -183,12 +179,6 @@ def _started(gpu: int) -> Device:
     return device
 
 
-def _notes(request: BuildRequest, opened: TensorRTLibrary) -> list[str]:
-    if request.timing_cache is not None and not opened.has("timing_cache"):
-        return [f"{opened.library.name} times kernels when the engine runs; the timing cache is not used"]
-    return []
-
-
 def _served(opened: TensorRTLibrary, request: BuildRequest, source: Source) -> tuple[list[str], list[str]]:
     """Return the names of the attention nodes that plugins compute, and their op types.
 
@@ -220,7 +210,8 @@ def _inspect(
 ) -> list[CheckRecord]:
     """Open the engine and check its layers, if the GPU here is one it was built for."""
     if foreign:
-        return not_opened(f"{foreign}; the network above is what was serialised")
+        detail = f"{foreign}; the network above is what was serialised"
+        return [CheckRecord(name="engine inspector", status="skipped", detail=detail)]
     from polygraphy.backend.trt import engine_from_path
     from polygraphy.exception import PolygraphyException
 
@@ -250,11 +241,11 @@ def _parity(compare: Compare, request: BuildRequest, source: Source, staged: Pat
 
 def _facts(
     request: BuildRequest,
+    options: BuildOptions,
     opened: TensorRTLibrary,
     source: Source,
     device: Device | None,
     targets: Sequence[int],
-    profiles: Sequence[ProfileFacts],
     nodes: Sequence[str],
     staged: Path,
     checks: list[CheckRecord],
@@ -277,18 +268,7 @@ def _facts(
         inputs=source.facts.inputs,
         outputs=source.facts.outputs,
         plugin=plugin,
-        options=BuildOptions(
-            plugin=choice.asked,
-            builder_optimization_level=request.builder_optimization_level,
-            workspace=request.workspace,
-            timing_cache=None if request.timing_cache is None else str(request.timing_cache),
-            profiles=list(profiles),
-            version_compatible=request.version_compatible,
-            hardware_compatible=request.hardware_compatible,
-            refit=request.refit,
-            strip_weights=request.strip_weights,
-            embed_plugin=request.embed_plugin,
-        ),
+        options=options,
         onnx_name=source.path.name,
         onnx_sha256=source.file.sha256,
         engine_sha256=sha256(staged),

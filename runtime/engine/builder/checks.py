@@ -7,26 +7,14 @@ TensorRT's engine inspector, if there is a GPU to open it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ....core.documents.sidecar import CheckRecord
 from ....core.dtypes import NUMPY_NAME, SHORT_NAME
-from ..layers import EngineLayer, read_layers
+from ..layers import ELEMENTS, EngineLayer, read_layers
 from ..library import TensorRTLibrary
 from .source import Source
-
-# TensorRT's names of element types → numpy's.
-ELEMENTS = {
-    "FLOAT": "float32",
-    "HALF": "float16",
-    "BF16": "bfloat16",
-    "INT64": "int64",
-    "INT32": "int32",
-    "INT8": "int8",
-    "UINT8": "uint8",
-    "BOOL": "bool",
-}
 
 
 def check_network(
@@ -40,10 +28,11 @@ def check_network(
         source: the file it was parsed from.
         plugin_nodes: names of the nodes that must have become plugins; no other layer may be one.
     """
+    layers = [network.get_layer(index) for index in range(network.num_layers)]
     return [
-        _network_plugins(opened, network, plugin_nodes),
-        _network_types(opened, network, source),
-        _network_products(opened, network, source),
+        _network_plugins(opened, layers, plugin_nodes),
+        _network_types(opened, network, layers, source),
+        _network_products(opened, layers, source),
     ]
 
 
@@ -63,15 +52,10 @@ def check_engine(
     return [judge_plugins(layers, plugin_nodes, ahead_of_time=ahead_of_time), judge_precision(layers, source.dtype)]
 
 
-def not_opened(why: str) -> list[CheckRecord]:
-    """Return the record of an engine that cannot be opened here."""
-    return [CheckRecord(name="engine inspector", status="skipped", detail=why)]
-
-
-def _network_plugins(opened: TensorRTLibrary, network: Any, wanted: Sequence[str]) -> CheckRecord:
+def _network_plugins(opened: TensorRTLibrary, layers: Sequence[Any], wanted: Sequence[str]) -> CheckRecord:
     name = "plugin in network"
     kind = opened.trt.LayerType.PLUGIN_V3
-    found = {layer.name for layer in _layers(network) if layer.type == kind}
+    found = {layer.name for layer in layers if layer.type == kind}
     missing = sorted(set(wanted) - found)
     if missing:
         return _failed(name, f"{len(missing)} of {len(wanted)} attention nodes are no plugin: {', '.join(missing[:3])}")
@@ -82,7 +66,7 @@ def _network_plugins(opened: TensorRTLibrary, network: Any, wanted: Sequence[str
     return _passed(name, f"all {len(wanted)} attention nodes are plugin layers", plugins=len(wanted))
 
 
-def _network_types(opened: TensorRTLibrary, network: Any, source: Source) -> CheckRecord:
+def _network_types(opened: TensorRTLibrary, network: Any, layers: Sequence[Any], source: Source) -> CheckRecord:
     """Check that the network is strongly typed, and that its inputs and outputs have the file's element types."""
     name = "precision of network"
     kinds = opened.trt.NetworkDefinitionCreationFlag
@@ -96,7 +80,7 @@ def _network_types(opened: TensorRTLibrary, network: Any, source: Source) -> Che
             return _failed(
                 name, f"{spec.name} is {found.get(spec.name, 'not there')} in it, {spec.dtype} in the ONNX file"
             )
-    types = Counter(element(layer.get_output(0).dtype) for layer in _layers(network) if layer.get_output(0) is not None)
+    types = Counter(element(layer.get_output(0).dtype) for layer in layers if layer.get_output(0) is not None)
     foreign = sorted(kind for kind in types if kind in SHORT_NAME and kind not in _allowed(source))
     if foreign:
         return _failed(
@@ -111,12 +95,12 @@ def _allowed(source: Source) -> set[str]:
     return {"float32"} | {NUMPY_NAME.get(source.dtype, source.dtype)}
 
 
-def _network_products(opened: TensorRTLibrary, network: Any, source: Source) -> CheckRecord:
+def _network_products(opened: TensorRTLibrary, layers: Sequence[Any], source: Source) -> CheckRecord:
     """Check that every product with weights computes in the element type it has in the file."""
     name = "products of network"
     wanted = source.weighted_products
     kinds = {getattr(opened.trt.LayerType, kind) for kind in ("MATRIX_MULTIPLY", "CONVOLUTION")}
-    found = {x.name: element(x.get_output(0).dtype) for x in _layers(network) if x.type in kinds and x.name in wanted}
+    found = {x.name: element(x.get_output(0).dtype) for x in layers if x.type in kinds and x.name in wanted}
     changed = sorted(node for node, kind in found.items() if kind != wanted[node])
     if changed:
         node = changed[0]
@@ -168,13 +152,8 @@ def judge_precision(layers: Sequence[EngineLayer], dtype: str) -> CheckRecord:
 
 def element(dtype: Any) -> str:
     """Return numpy's name of a TensorRT element type."""
-    name = str(dtype).split(".")[-1]
-    return ELEMENTS.get(name, name.lower())
-
-
-def _layers(network: Any) -> Iterator[Any]:
-    for index in range(network.num_layers):
-        yield network.get_layer(index)
+    name = str(dtype).split(".")[-1].lower()
+    return ELEMENTS.get(name, name)
 
 
 def _passed(name: str, detail: str, **figures: int) -> CheckRecord:

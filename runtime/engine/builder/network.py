@@ -17,9 +17,8 @@ from ....core.error_texts import argument
 from ....core.errors import BuildFailed, MissingDependency
 from ..library import TensorRTLibrary
 from . import special
-from .progress import monitor
 from .request import BuildRequest
-from .source import Source, parse_error
+from .source import Source
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,16 @@ def parse(opened: TensorRTLibrary, source: Source, plugin_kind: str, op_types: S
         understood = parser.parse_from_file(content)
     source.file.check_same()
     if not understood or parser.num_errors:
-        errors = [_parser_error(parser.get_error(index)) for index in range(parser.num_errors)]
-        raise parse_error(source.path, errors or opened.messages.errors, opened.library.name)
+        said = opened.messages.errors
+        if parser.num_errors:
+            error = parser.get_error(0)
+            said = [f"{error.desc()} (node {error.node_name()}, {error.node_operator()})"]
+        raise BuildFailed(
+            f"{opened.library.name} cannot read {source.path}.",
+            why=said[0] if said else "Its parser gave no reason.",
+            fix="`localattn inspect` shows what is in the file; export again with an older "
+            f"{argument('opset')} if a node is unknown.",
+        )
     return Network(builder, definition, parser)
 
 
@@ -91,10 +98,6 @@ def _empty_network(opened: TensorRTLibrary, plugin_kind: str) -> tuple[Any, Any]
     return builder, definition
 
 
-def _parser_error(error: Any) -> str:
-    return f"{error.desc()} (node {error.node_name()}, {error.node_operator()})"
-
-
 def build(
     opened: TensorRTLibrary,
     network: Network,
@@ -113,7 +116,7 @@ def build(
     from polygraphy.exception import PolygraphyException
 
     opened.messages.clear()
-    watch = monitor(opened.trt, progress)
+    watch = _monitor(opened.trt, progress)
     measured = None if cache is None else str(cache)
     try:
         engine = engine_bytes_from_network(
@@ -133,6 +136,43 @@ def build(
     return engine
 
 
+def _monitor(trt: Any, tell: Callable[[str], None]) -> Any:
+    """Return an `IProgressMonitor` that reports each step; its `cancelled` is set when the user presses Ctrl-C.
+
+    TensorRT calls it from inside the build, where no exception may pass: an interrupt makes it ask TensorRT to stop,
+    and the caller of the build raises it again.
+
+    Args:
+        trt: the library's module.
+        tell: called with one line a step, as "Building: Tactic selection 3/12".
+    """
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self.cancelled = False
+            self.steps: dict[str, int] = {}
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            self.steps[phase_name] = num_steps
+            self._tell(f"Building: {phase_name}")
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            self._tell(f"Building: {phase_name} {step + 1}/{self.steps.get(phase_name, 0)}")
+            return not self.cancelled
+
+        def phase_finish(self, phase_name: str) -> None:
+            self.steps.pop(phase_name, None)
+
+        def _tell(self, line: str) -> None:
+            try:
+                tell(line)
+            except KeyboardInterrupt:
+                self.cancelled = True
+
+    return Monitor()
+
+
 def _configuration(
     opened: TensorRTLibrary,
     request: BuildRequest,
@@ -149,27 +189,26 @@ def _configuration(
         "progress_monitor": watch,
         "builder_optimization_level": request.builder_optimization_level,
         "load_timing_cache": cache,
+        **special.options(opened, request),
     }
     if request.workspace is not None:
         common["memory_pool_limits"] = {trt.MemoryPoolType.WORKSPACE: request.workspace}
-    common |= special.options(opened, request)
     numbered: dict[int, Any] = {}
     for facts in profiles:
         shapes = numbered.setdefault(facts.profile, Profile())
         shapes.add(facts.input, min=facts.min, opt=facts.opt, max=facts.max)
     if numbered:
         common["profiles"] = [numbered[number] for number in sorted(numbered)]
-    if not opened.is_rtx:
-        return PostprocessConfig(
-            CreateConfig(**common), lambda builder, network, config: special.apply(request, config)
-        )
-    from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
+    kind: Any = CreateConfig
+    if opened.is_rtx:
+        from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
 
-    pairs = [divmod(target, 10) for target in targets]
+        kind, common["compute_capabilities"] = CreateConfigRTX, [divmod(target, 10) for target in targets]
 
     def adjusted(builder: Any, network: Any, config: Any) -> None:
-        # TF32 rounds the factors of fp32 products to 10 bits: an fp32 engine would miss its own tolerance.
-        config.clear_flag(trt.BuilderFlag.TF32)
-        special.apply(request, config)
+        if opened.is_rtx:  # TF32 rounds factors of fp32 products to 10 bits: the engine would miss its tolerance
+            config.clear_flag(trt.BuilderFlag.TF32)
+        if request.embed_plugin and request.plugin.library is not None:
+            config.plugins_to_serialize = [request.plugin.library.image]
 
-    return PostprocessConfig(CreateConfigRTX(compute_capabilities=pairs, **common), adjusted)
+    return PostprocessConfig(kind(**common), adjusted)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ....core.documents.engine_facts import KernelName, ProfileFacts
+from ....core.documents.engine_facts import BuildOptions, KernelName, ProfileFacts
 from ....core.error_texts import argument
 from ....core.errors import UsageError
 from ....core.storage.file_kinds import ENGINE, TIMING_CACHE
@@ -98,6 +98,16 @@ class BuildRequest:
         library = self.plugin.library
         return [Path(self.model), *(() if library is None else (library.path,))]
 
+    def options(self, profiles: Sequence[ProfileFacts]) -> BuildOptions:
+        """Return the record of these options, with the sizes that the engine will take."""
+        same = BuildOptions.model_fields.keys() - {"plugin", "timing_cache", "profiles"}
+        return BuildOptions(
+            plugin=self.plugin.asked,
+            timing_cache=None if self.timing_cache is None else str(self.timing_cache),
+            profiles=list(profiles),
+            **{name: getattr(self, name) for name in same},
+        )
+
 
 def capability(target: str) -> int:
     """Return the compute capability of a target: "rtx40", "sm_89", "sm89", "8.9" and "89" are 89.
@@ -141,7 +151,8 @@ def resolve_targets(opened: TensorRTLibrary, wanted: Sequence[str], device: Devi
         return [device.capability]
     if not named:
         named = [device.capability] if device is not None else list(DEFAULT_TARGETS)
-    known = supported_capabilities(opened)
+    listed = (re.fullmatch(r"SM(\d+)", name) for name in opened.trt.ComputeCapability.__members__)
+    known = sorted(int(match[1]) for match in listed if match)
     unknown = [f"sm_{target}" for target in named if target not in known]
     if unknown:
         raise UsageError(
@@ -149,9 +160,3 @@ def resolve_targets(opened: TensorRTLibrary, wanted: Sequence[str], device: Devi
             fix=f"It builds for {', '.join(f'sm_{target}' for target in known)}.",
         )
     return named
-
-
-def supported_capabilities(opened: TensorRTLibrary) -> list[int]:
-    """Return the compute capabilities that TensorRT-RTX lists."""
-    names = opened.trt.ComputeCapability.__members__
-    return sorted(int(name[2:]) for name in names if re.fullmatch(r"SM\d+", name))

@@ -10,7 +10,7 @@ from typing import Any
 from ....core.documents.engine_facts import ProfileFacts
 from ....core.dtypes import SHORT_NAME
 from ....core.error_texts import argument
-from ....core.errors import BuildFailed, UsageError
+from ....core.errors import UsageError
 from ....core.nodes.attention import DOMAIN
 from ....core.nodes.gpu import OLDEST_WITH_FP8
 from ....core.tensors import BATCH, SEQUENCE, UNNAMED_DIMENSION, TensorSpec
@@ -79,17 +79,13 @@ class Source:
         model = fp8_attention.apply(own) if fp8 else own
         others = [node.proto for node in (*gpu_nodes(model), *ring_nodes(model)) if node.why_not]
         if not others and model is own:
-            return self.file.content if prefers_plugins else self.stripped(op_types)
+            return self.file.content if prefers_plugins else stripped(model, op_types)
         keep_functions(model, others)
-        return model.SerializeToString() if prefers_plugins else _without(model, op_types)  # type: ignore[no-any-return]
-
-    def stripped(self, op_types: Iterable[str]) -> bytes:
-        """Return the model without the ONNX functions of these op types; external data stays where it is."""
-        return _without(self.file.parse(), op_types)
+        return model.SerializeToString() if prefers_plugins else stripped(model, op_types)  # type: ignore[no-any-return]
 
 
-def _without(model: Any, op_types: Iterable[str]) -> bytes:
-    """Return a model without the ONNX functions of these op types."""
+def stripped(model: Any, op_types: Iterable[str]) -> bytes:
+    """Return the model without the ONNX functions of these op types; external data stays where it is."""
     wanted = set(op_types)
     kept = [body for body in model.functions if not (body.domain == DOMAIN and body.name in wanted)]
     del model.functions[:]
@@ -182,14 +178,10 @@ def _check_profile(spec: TensorSpec, profile: ProfileFacts, source: Source) -> N
         raise UsageError(
             f"The shapes of {spec.name!r} are not in order.", why="Every size must go up from min to opt to max."
         )
-    over = [
-        size
-        for wanted, size in zip(spec.shape, profile.max, strict=True)
-        if wanted == SEQUENCE and size > (longest or size)
-    ]
-    if over:
+    length = max((size for axis, size in zip(spec.shape, profile.max, strict=True) if axis == SEQUENCE), default=0)
+    if longest and length > longest:
         raise UsageError(
-            f"Sequences of {over[0]} tokens are too long.",
+            f"Sequences of {length} tokens are too long.",
             why=f"The model was exported for up to {longest}.",
             fix=f"Export it again with {argument('max_seq_len')}.",
         )
@@ -208,13 +200,3 @@ def _default_profile(spec: TensorSpec, source: Source, number: int) -> ProfileFa
         top.append(largest[size] if isinstance(size, str) else size)
     low = [1 if isinstance(size, str) else size for size in spec.shape]
     return ProfileFacts(profile=number, input=spec.name, min=tuple(low), opt=tuple(top), max=tuple(top))
-
-
-def parse_error(path: Path, errors: Sequence[str], library: str) -> BuildFailed:
-    """Return the error for a file that the library cannot parse."""
-    return BuildFailed(
-        f"{library} cannot read {path}.",
-        why=errors[0] if errors else "Its parser gave no reason.",
-        fix="`localattn inspect` shows what is in the file; export again with an older "
-        f"{argument('opset')} if a node is unknown.",
-    )

@@ -45,23 +45,14 @@ def check_kind(opened: TensorRTLibrary, request: BuildRequest) -> None:
 
 def options(opened: TensorRTLibrary, request: BuildRequest) -> dict[str, Any]:
     """Return the options of Polygraphy's configuration for the kind of engine."""
-    settings: dict[str, Any] = {}
-    if request.version_compatible:
-        settings["version_compatible"] = True
-    if request.hardware_compatible:
-        level = LEVELS[request.hardware_compatible]
-        settings["hardware_compatibility_level"] = getattr(opened.trt.HardwareCompatibilityLevel, level)
-    if request.refit:
-        settings["refittable"] = True
-    if request.strip_weights:
-        settings["strip_plan"] = True
-    return settings
-
-
-def apply(request: BuildRequest, config: Any) -> None:
-    """Tell the builder's configuration what Polygraphy has no option for."""
-    if request.embed_plugin and request.plugin.library is not None:
-        config.plugins_to_serialize = [request.plugin.library.image]
+    level = request.hardware_compatible
+    settings = {
+        "version_compatible": request.version_compatible,
+        "hardware_compatibility_level": level and getattr(opened.trt.HardwareCompatibilityLevel, LEVELS[level]),
+        "refittable": request.refit,
+        "strip_plan": request.strip_weights,
+    }
+    return {name: value for name, value in settings.items() if value}
 
 
 def check_kept(engine: Path, request: BuildRequest) -> list[CheckRecord]:

@@ -5,6 +5,7 @@ Both ways go through DLPack or `__cuda_array_interface__`, which PyTorch, CuPy, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -104,7 +105,7 @@ class GpuView:
         return nbytes(self.shape, self.dtype)
 
 
-def nbytes(shape: tuple[int, ...], dtype: str) -> int:
+def nbytes(shape: Sequence[int], dtype: str) -> int:
     """Return the size of a contiguous array in bytes."""
     return prod(shape) * (2 if dtype == "bfloat16" else np.dtype(dtype).itemsize)
 
@@ -148,14 +149,7 @@ def _by_interface(facts: Any) -> tuple[int, tuple[int, ...], str, bool]:
     if not kind.isnative:
         raise ValueError(f"its elements are {facts['typestr']}")
     strides = facts.get("strides")
-    expected: list[int] = []
-    step = kind.itemsize
-    for size in reversed(shape):
-        expected.insert(0, step)
-        step *= size
-    contiguous = strides is None or all(
-        size < 2 or own == wanted for size, own, wanted in zip(shape, strides, expected, strict=True)
-    )
+    contiguous = strides is None or dlpack.are_contiguous(strides, shape, kind.itemsize)
     writer = facts.get("stream")
     if writer is not None:
         cuda.wrapper().stream_synchronize(writer)

@@ -6,6 +6,7 @@ The structures are those of dlpack.h 0.8, which every library reads and writes.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 # DLDeviceType.
@@ -104,11 +105,17 @@ def take(capsule: Any) -> tuple[int, tuple[int, ...], str, bool]:
     kind, bits = _CODES.get(tensor.dtype.code), tensor.dtype.bits
     if kind is None or tensor.dtype.lanes != 1:
         raise ValueError(f"its elements have the unknown code {tensor.dtype.code}")
-    contiguous, step = True, 1
-    for axis in reversed(range(tensor.ndim)):
-        contiguous &= not tensor.strides or shape[axis] < 2 or tensor.strides[axis] == step
-        step *= shape[axis]
+    contiguous = not tensor.strides or are_contiguous(tensor.strides[: tensor.ndim], shape, 1)
     return (tensor.data or 0) + tensor.byte_offset, shape, kind if kind == "bool" else f"{kind}{bits}", contiguous
+
+
+def are_contiguous(strides: Sequence[int], shape: tuple[int, ...], step: int) -> bool:
+    """Return whether strides are those of a contiguous array whose elements lie `step` apart."""
+    for stride, size in zip(reversed(strides), reversed(shape), strict=True):
+        if size > 1 and stride != step:
+            return False
+        step *= size
+    return True
 
 
 def _data_type(dtype: str) -> _DataType:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -136,14 +136,14 @@ class Executor:
         else:
             self.cuda_graph = True
 
-    def sizes(self, profile: int, shapes: Shapes, names: list[str]) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of outputs for inputs of these shapes; -1 where they depend on more than shapes.
+    def shape_of(self, name: str, profile: int, shapes: Shapes) -> tuple[int, ...]:
+        """Return the shape of an output for inputs of these shapes; -1 where it depends on more than shapes.
 
         Raises:
             Refused: the shapes lie outside of those that the engine was built for.
         """
         self._plain.resize(profile, shapes)
-        return {name: self._plain.shape_of(name) for name in names}
+        return self._plain.shape_of(name)
 
     def run(self, call: Call) -> None:
         """Give a call to the stream.
@@ -213,36 +213,34 @@ class Executor:
         self._shared = None
 
 
-def as_shapes(arrays: Mapping[str, Any]) -> Shapes:
-    """Return the shapes of a call's inputs."""
-    return tuple((name, tuple(array.shape)) for name, array in arrays.items())
-
-
 class GpuWork:
-    """A stream and the executor on it.
+    """A CUDA stream, and the executors and buffers of the work on it, freed together."""
 
-    Args:
-        opened: the engine.
-
-    Raises:
-        Refused: there is not enough GPU memory.
-        PolygraphyException: likewise.
-    """
-
-    def __init__(self, opened: OpenEngine) -> None:
+    def __init__(self) -> None:
         from polygraphy import cuda
 
         # Not the default stream, because TensorRT would synchronise the whole device on it.
         self.stream = cuda.Stream()
-        try:
-            self.executor = Executor(opened, self.stream)
-        except BaseException:
-            self.stream.free()
-            raise
+        self._executors: list[Executor] = []
+        self._buffers: dict[Hashable, Buffer] = {}
+
+    def executor(self, opened: OpenEngine) -> Executor:
+        """Return what runs an engine on the stream; raises what `Executor` raises."""
+        self._executors.append(Executor(opened, self.stream))
+        return self._executors[-1]
+
+    def buffer(self, name: Hashable, size: int) -> Buffer:
+        """Return the buffer of this name; it grows, and is then another one."""
+        if name not in self._buffers or self._buffers[name].size < size:
+            self.stream.synchronize()
+            self._buffers[name] = Buffer(size)
+        return self._buffers[name]
 
     def free(self) -> None:
-        """Free both, once."""
-        self.executor.close()
+        """Free all of them, once."""
+        while self._executors:
+            self._executors.pop().close()
+        self._buffers.clear()
         self.stream.free()
 
 

@@ -20,9 +20,10 @@ from localattn.core.errors import UsageError
 from localattn.core.machine.processor import host_arch
 from localattn.core.storage.files import sha256
 from localattn.core.storage.library_store import TENSORRT_PLUGIN, read_named
+from localattn.runtime.engine.builder import source as source_module
 from localattn.runtime.engine.builder.build import build_engine
 from localattn.runtime.engine.builder.request import BuildRequest, PluginChoice
-from localattn.runtime.engine.builder.source import Source, profiles_for, read_source
+from localattn.runtime.engine.builder.source import profiles_for, read_source
 from localattn.runtime.engine.device import find_device_or_none
 
 from ...conftest import Finished
@@ -223,13 +224,13 @@ def test_releases_that_prefer_the_function_get_a_file_without_it(
     path = tmp_path / "external.onnx"
     onnx.save(model, path, save_as_external_data=True, location="external.data", size_threshold=0)
     parsed: list[bytes] = []
-    original = Source.stripped
+    original = source_module.stripped
 
-    def spy(source: Any, op_types: Any) -> bytes:
-        parsed.append(original(source, op_types))
+    def spy(model: Any, op_types: Any) -> bytes:
+        parsed.append(original(model, op_types))
         return parsed[-1]
 
-    monkeypatch.setattr(Source, "stripped", spy)
+    monkeypatch.setattr(source_module, "stripped", spy)
     choice = PluginChoice("library", read_named(TENSORRT_PLUGIN, library), asked="library")
     report = build_engine(request(tmp_path / "x.engine", path, plugin=choice))
     assert report.facts.checks[0].figures == {"plugins": NODES}

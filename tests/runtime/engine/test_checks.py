@@ -7,7 +7,7 @@ import json
 import pytest
 
 from localattn.runtime.engine.builder.checks import check_network, judge_plugins, judge_precision
-from localattn.runtime.engine.builder.source import Source, read_source
+from localattn.runtime.engine.builder.source import Source, read_source, stripped
 from localattn.runtime.engine.layers import EngineLayer, parse_layers
 from localattn.runtime.engine.library import open_library
 
@@ -119,8 +119,8 @@ def test_a_source_knows_its_products(small: dict[str, Source]) -> None:
 def test_a_stripped_model_keeps_its_nodes(small: dict[str, Source]) -> None:
     import onnx
 
-    model = onnx.load_model_from_string(small["fp32"].stripped(["WindowedAttention"]))
+    model = onnx.load_model_from_string(stripped(small["fp32"].file.parse(), ["WindowedAttention"]))
     assert {body.domain for body in model.functions} == {"localattn.fused"}
     assert sum(node.op_type == "WindowedAttention" for node in model.graph.node) == 2
-    other = onnx.load_model_from_string(small["fp32"].stripped(["WindowedAttentionMask"]))
+    other = onnx.load_model_from_string(stripped(small["fp32"].file.parse(), ["WindowedAttentionMask"]))
     assert [body.name for body in other.functions if body.domain == "localattn"] == ["WindowedAttention"]

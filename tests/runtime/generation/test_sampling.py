@@ -28,6 +28,14 @@ def naive(logits, temperature, top_k, top_p):
     return np.array([kept.get(token, 0.0) / total for token in range(len(logits))])
 
 
+def probabilities(sampling, logits):
+    """Of all tokens, from the weights of those that are kept."""
+    tokens, weights = sampling.kept(logits)
+    spread = np.zeros(len(logits))
+    spread[tokens] = weights / weights.sum()
+    return spread
+
+
 @settings(max_examples=300)
 @given(
     logits=logit_rows,
@@ -37,33 +45,33 @@ def naive(logits, temperature, top_k, top_p):
     top_p=st.none() | st.sampled_from([0.0371, 0.3137, 0.6653, 0.9371, 0.99913]),
 )
 def test_probabilities_are_those_of_the_formula(logits, temperature, top_k, top_p):
-    got = Sampling(temperature, top_k, top_p).probabilities(logits.astype(np.float32))
+    got = probabilities(Sampling(temperature, top_k, top_p), logits.astype(np.float32))
     np.testing.assert_allclose(got, naive(logits, temperature, top_k, top_p), atol=1e-12)
 
 
 def test_top_k_keeps_exactly_k_of_equal_logits():
-    got = Sampling(top_k=3).probabilities(np.array([1.0, 2.0, 1.0, 1.0, 1.0, 0.0]))
+    got = probabilities(Sampling(top_k=3), np.array([1.0, 2.0, 1.0, 1.0, 1.0, 0.0]))
     assert np.flatnonzero(got).tolist() == [0, 1, 2]
 
 
 def test_top_p_keeps_the_most_probable_even_when_it_alone_is_enough():
     logits = np.log([0.1, 0.6, 0.3])
-    assert np.flatnonzero(Sampling(top_p=1e-9).probabilities(logits)).tolist() == [1]
-    assert np.flatnonzero(Sampling(top_p=0.61).probabilities(logits)).tolist() == [1, 2]
-    assert np.flatnonzero(Sampling(top_p=1.0).probabilities(logits)).tolist() == [0, 1, 2]
+    assert np.flatnonzero(probabilities(Sampling(top_p=1e-9), logits)).tolist() == [1]
+    assert np.flatnonzero(probabilities(Sampling(top_p=0.61), logits)).tolist() == [1, 2]
+    assert np.flatnonzero(probabilities(Sampling(top_p=1.0), logits)).tolist() == [0, 1, 2]
 
 
 @given(logits=logit_rows, uniform=st.floats(0, 1, exclude_max=True))
 def test_temperature_zero_is_greedy(logits, uniform):
     assert Sampling(0, 5, 0.5).choose(logits, uniform) == int(np.argmax(logits))
-    assert Sampling(0).probabilities(logits)[np.argmax(logits)] == 1
+    assert probabilities(Sampling(0), logits)[np.argmax(logits)] == 1
 
 
 @settings(max_examples=200)
 @given(logits=logit_rows, uniform=st.floats(0, 1, exclude_max=True), top_k=st.none() | st.integers(1, 5))
 def test_a_draw_inverts_the_cumulated_probability(logits, uniform, top_k):
     sampling = Sampling(1.0, top_k)
-    probability = sampling.probabilities(logits)
+    probability = probabilities(sampling, logits)
     token = sampling.choose(logits, uniform)
     assert probability[token] > 0
     assert probability[:token].sum() <= uniform + 1e-12 and uniform < probability[: token + 1].sum() + 1e-12
@@ -80,7 +88,7 @@ def test_frequencies_follow_the_probabilities():
     sampler = Sampler(sampling, 5, range(1))
     drawn = np.array([sampler.choose(logits[None])[0] for _ in range(20_000)])
     frequency = np.bincount(drawn, minlength=6) / len(drawn)
-    probability = sampling.probabilities(logits)
+    probability = probabilities(sampling, logits)
     # Five standard deviations of a frequency.
     assert (np.abs(frequency - probability) <= 5 * np.sqrt(probability * (1 - probability) / len(drawn))).all()
 
@@ -106,7 +114,7 @@ def test_logits_that_are_not_finite_are_an_error(bad, temperature):
 
 
 def test_minus_infinity_is_a_token_that_never_comes():
-    probability = Sampling().probabilities(np.array([-np.inf, 0.0, 0.0], np.float32))
+    probability = probabilities(Sampling(), np.array([-np.inf, 0.0, 0.0], np.float32))
     assert probability.tolist() == [0, 0.5, 0.5]
 
 

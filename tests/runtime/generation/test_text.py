@@ -154,6 +154,7 @@ def test_settings_of_the_folder_and_options_over_them(tmp_path: Path, tokenizer:
     [
         [],
         {"temperature": "hot"},
+        {"temperature": 10**400},
         {"top_k": 1.5},
         {"top_k": True},
         {"eos_token_id": "</s>"},

@@ -15,7 +15,7 @@ from localattn.core.errors import UsageError
 from localattn.exporter.export import ExportRequest
 from localattn.exporter.step_export import StepRequest, export_steps
 from localattn.runtime.generation.generator import Generator
-from localattn.runtime.ort.rings import overwritten
+from localattn.runtime.ort.prefill_file import overwritten
 
 from ...support.models.hugging_face import STEPS, build
 from ...support.native.cpu_build import library

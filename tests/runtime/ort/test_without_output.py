@@ -7,7 +7,7 @@ import onnx
 import onnx.parser
 import onnxruntime
 
-from localattn.runtime.ort import without_output
+from localattn.runtime.ort.prefill_file import without_output
 
 MODEL = """
 <ir_version: 9, opset_import: ["" : 17]>
@@ -24,7 +24,7 @@ model (float[2] x, bool choose) => (float[2] logits, float[2] state) <float[2] h
 
 def test_the_rest_stays_and_computes_the_same() -> None:
     model = onnx.parser.parse_model(MODEL)
-    short = without_output.apply(model, "logits")
+    short = without_output(model, "logits")
     assert [node.op_type for node in short.graph.node] == ["Add", "If"]
     assert [tensor.name for tensor in short.graph.initializer] == ["kept"]
     assert len(model.graph.node) == 3, "the given model is as it was"

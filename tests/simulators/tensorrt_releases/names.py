@@ -31,9 +31,9 @@ OBJECTS = {
         "parser": "OnnxParser",
         "error": "ParserError",
         "kinds": "NetworkDefinitionCreationFlag",
+        "config": "IBuilderConfig",
     },
-    "runtime/engine/builder/progress.py": {},
-    "runtime/engine/builder/special.py": {"config": "IBuilderConfig"},
+    "runtime/engine/builder/special.py": {},
     "runtime/engine/builder/timing_cache.py": {
         "builder": "Builder",
         "config": "IBuilderConfig",
