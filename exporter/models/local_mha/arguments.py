@@ -49,6 +49,11 @@ class HeadsArgs(Arguments):
         """Channels of a head that the rotary embedding rotates, or None without rotary."""
         return self.attention_args().rotary_dim
 
+    @property
+    def xpos_base(self) -> float | None:
+        """The base of xpos' exponents, or None where xpos has no effect."""
+        return self.attention_args().xpos_base
+
 
 class LocalMHAArgs(HeadsArgs):
     """Arguments of `LocalMHA`, with those it passes through to `LocalAttention`."""
