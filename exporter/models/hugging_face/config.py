@@ -34,11 +34,8 @@ TASKS: Mapping[str, str] = {
 # Type of models with encoder and decoder → class of its encoder, which is exported alone.
 _ENCODERS: Mapping[str, str] = {"led": "LEDEncoder"}
 _FIX = "Take the folder as `save_pretrained` writes it."
-# Entries that scores, logits or angles are divided by, and ends of the names of those that are added below a root.
-_ABOVE_ZERO = (
-    *("attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap", "query_pre_attn_scalar"),
-    *("rope_theta", "factor"),  # of rotary embeddings
-)
+# Entries that scores or logits are divided by, and ends of the names of those that are added below a root.
+_ABOVE_ZERO = ("attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap", "query_pre_attn_scalar")
 _NOT_BELOW_ZERO = ("_eps", "_epsilon")
 # Entries that say how a model is run by PyTorch, not what it computes.
 _RUNNING = (
@@ -110,19 +107,16 @@ def choose_class(
         UsageError: the configuration names no known class, or the model has none for the task.
     """
     from transformers import PreTrainedModel, __version__
-    from transformers.models.auto import modeling_auto
 
-    kind = type(made)
     if task is not None:
         if task not in TASKS:
             raise UsageError(f"{argument('task')} is {shown(task)}.", fix=f"Known: {', '.join(TASKS)}.")
-        found: Any = {name: getattr(modeling_auto, table).get(kind, None) for name, table in TASKS.items()}
-        if made.model_type in _ENCODERS:
-            found[_FEATURES] = named_class(_ENCODERS[made.model_type], config)
-        if found[task] is None:
-            known = ", ".join(name for name, one in found.items() if one is not None) or "none"
-            raise UsageError(f"{config['model_type']} has no model for {task}.", fix=f"It has some for {known}.")
-        chosen: type[PreTrainedModel] = found[task][0] if isinstance(found[task], tuple) else found[task]
+        chosen = _class_for(task, config, made)
+        if chosen is None:
+            known = [other for other in TASKS if _class_for(other, config, made) is not None]
+            raise UsageError(
+                f"{config['model_type']} has no model for {task}.", fix=f"It has some for {', '.join(known) or 'none'}."
+            )
         return chosen
     names = config.get("architectures") if exported is None else [exported]
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
@@ -139,13 +133,28 @@ def choose_class(
             fix=close_match(names[0], _classes_of(config)) if _classes_of(config) else "Update transformers.",
         )
     wanted = getattr(named, "config_class", None)
-    if not (isinstance(wanted, type) and issubclass(kind, wanted)):
+    if not (isinstance(wanted, type) and isinstance(made, wanted)):
         raise UsageError(
             f"{names[0]} is no class of a {config['model_type']}.",
             why=f"{where} names both: architectures and model_type.",
             fix=close_match(names[0], _classes_of(config)),
         )
     return named
+
+
+def _class_for(task: str, config: Mapping[str, Any], made: PreTrainedConfig) -> type[PreTrainedModel] | None:
+    """Return transformers' class for a task and a type of model, or None if it has none."""
+    from transformers.models.auto import modeling_auto
+
+    if task == _FEATURES and made.model_type in _ENCODERS:
+        encoder: type[PreTrainedModel] = named_class(_ENCODERS[made.model_type], config)
+        return encoder
+    try:
+        found = getattr(modeling_auto, TASKS[task]).get(type(made), None)
+    except ValueError:  # the table names a class that this release of transformers does not have
+        return None
+    chosen: type[PreTrainedModel] | None = found[0] if isinstance(found, tuple) else found
+    return chosen
 
 
 def refuse_decoder(kind: type[PreTrainedModel], config: PreTrainedConfig) -> None:
@@ -166,10 +175,12 @@ def refuse_decoder(kind: type[PreTrainedModel], config: PreTrainedConfig) -> Non
 
 def named_class(name: str, config: Mapping[str, Any]) -> Any:
     """Return a class of transformers by name, at its root or in the module of the model's type, or None."""
+    if not name.isidentifier():
+        return None
     kind = str(config.get("model_type", "")).replace("-", "_")
-    kinds = (kind, kind.removesuffix("_text"), kind.removesuffix("_encoder"))
-    owners = [f"transformers.models.{part}.modeling_{part}" for part in kinds if part.isidentifier()]
-    for owner in ("transformers", *owners) if name.isidentifier() else ():
+    modules = (kind, kind.removesuffix("_text"), kind.removesuffix("_encoder"))
+    owners = [f"transformers.models.{module}.modeling_{module}" for module in modules if module.isidentifier()]
+    for owner in ("transformers", *owners):
         with suppress(ImportError):
             found = getattr(import_module(owner), name, None)
             if found is not None:
@@ -218,6 +229,7 @@ def made_config(config: Mapping[str, Any], where: str) -> PreTrainedConfig:
     layers = config.get("num_hidden_layers")
     if isinstance(layers, int) and not 0 < layers <= _MOST_LAYERS:
         raise UsageError(f"{where}: num_hidden_layers is {layers}.", why=f"It is from 1 to {_MOST_LAYERS}.")
+    _check_rotary(config, where)
     _check_numbers(config, where)
     values = {name: value for name, value in config.items() if name not in _RUNNING}
     try:
@@ -237,10 +249,28 @@ def _check_numbers(config: Mapping[str, Any], where: str) -> None:
         if isinstance(value, Mapping):
             _check_numbers(value, where)
         elif isinstance(value, int | float):
-            above, least = name in _ABOVE_ZERO, name.endswith(_NOT_BELOW_ZERO)
-            if math.isnan(value) or (above and not 0 < value < math.inf) or (least and not 0 <= value < math.inf):
-                why = "It is above 0, or null." if above else "It is 0 or above." if least else "It is a number."
+            if name in _ABOVE_ZERO:
+                fits, why = 0 < value < math.inf, "It is above 0, or null."
+            elif name.endswith(_NOT_BELOW_ZERO):
+                fits, why = 0 <= value < math.inf, "It is 0 or above."
+            else:
+                fits, why = not math.isnan(value), "It is a number."
+            if not fits:
                 raise UsageError(f"{where}: {name} is {value}.", why=why, fix=_FIX)
+
+
+def _check_rotary(config: Mapping[str, Any], where: str) -> None:
+    """Refuse rotary embeddings whose angles would be multiplied or divided by a number that is not above 0.
+
+    Raises:
+        UsageError: there is one.
+    """
+    tables = _rotary_tables(config)
+    entries = [("rope_theta", table.get("rope_theta")) for table in (config, *tables)]
+    entries += [("factor", table.get("factor")) for table in tables]
+    for name, value in entries:
+        if isinstance(value, int | float) and not 0 < value < math.inf:
+            raise UsageError(f"{where}: {name} of the rotary embedding is {value}.", why="It is above 0.", fix=_FIX)
 
 
 def rotation_grows(config: Mapping[str, Any]) -> bool:

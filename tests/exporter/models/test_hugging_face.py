@@ -472,9 +472,9 @@ def test_a_rotation_that_grows_is_exported_for_the_positions_that_the_model_has(
         ({"hidden_activation": "swoosh"}, "hidden_activation is 'swoosh'"),
         (_rope(rope_type="spiral"), r"rope_parameters\.full_attention\.rope_type is 'spiral'"),
         (_rope(rope_type="linear"), "Missing required keys"),
-        (_rope(rope_theta=0), "rope_theta is 0"),
-        (_rope(rope_theta=float("nan")), "rope_theta is nan"),
-        (_rope(rope_type="yarn", factor=float("inf")), "factor is inf"),
+        (_rope(rope_theta=0), "rope_theta of the rotary embedding is 0"),
+        (_rope(rope_theta=float("nan")), "rope_theta of the rotary embedding is nan"),
+        (_rope(rope_type="yarn", factor=float("inf")), "factor of the rotary embedding is inf"),
         ({"norm_eps": -2.0}, "norm_eps is -2.0"),
         ({"norm_eps": float("nan")}, "norm_eps is nan"),
     ],
@@ -489,6 +489,30 @@ def test_a_broken_configuration_is_one_clear_error(
     with pytest.raises(UsageError, match=said):
         export(ExportRequest(broken, tmp_path / "model.onnx"))
     assert not (tmp_path / "model.onnx").exists()
+
+
+def test_a_factor_that_is_no_rotary_embeddings_may_be_any_number() -> None:
+    values = {"model_type": "modernbert", "task_specific_params": {"sampling": {"factor": 0, "rope_theta": -1}}}
+    assert made_config(values, "Ours").task_specific_params == values["task_specific_params"]
+
+
+def test_a_task_whose_class_transformers_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tables name classes that it does not have, and raise ValueError when one is asked for."""
+    from transformers.models.auto import modeling_auto
+
+    class Broken:
+        def get(self, key: object, default: object) -> object:
+            raise ValueError("Could not find the class")
+
+    monkeypatch.setattr(modeling_auto, "MODEL_MAPPING", Broken())
+    raw = {"model_type": "longformer"}
+    made = made_config(raw, "Ours")
+    with pytest.raises(
+        UsageError, match=r"(?s)no model for text-generation.*some for fill-mask, text-classification, token"
+    ):
+        choose_class(raw, made, "text-generation", "Ours")
+    with pytest.raises(UsageError, match="no model for feature-extraction"):
+        choose_class(raw, made, "feature-extraction", "Ours")
 
 
 @pytest.mark.parametrize(
