@@ -1,8 +1,9 @@
 """Define a family of models: one row that describes how its models are read, exported and compared.
 
-A family has a folder of its own beside this file, with the same files in each: `arguments.py`, `infer.py`, `module.py`,
-`step_module.py`, `reference.py`, `adapter.py` if upstream's live layers can be replaced, and `family.py`, which ends in
-the row. `registry.py` lists the rows; nothing outside a family's folder looks at its arguments' type.
+A family has a folder of its own beside this file, with the same files in each: `arguments.py`, `module.py`,
+`step_module.py`, `reference.py`, `infer.py` if it takes more than a few lines to read arguments off weights,
+`adapter.py` if upstream's live layers can be replaced, and `family.py`, which ends in the row. `registry.py` lists the
+rows; nothing outside a family's folder looks at its arguments' type.
 
 A row has forms for what only some families have: models in a state dict (`StateDictForm`), models in a folder
 (`FolderForm`), models that take a few tokens at a time (`StepForm`).
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ...core.documents.window_view import WindowView, views
 from ...core.dtypes import NUMPY_NAME
@@ -354,14 +356,29 @@ def expected_shapes(family: Family, args: Arguments) -> TensorShapes:
     Raises:
         UsageError: no tensor can be as large as the arguments say.
     """
+    # The sizes, and which hyper-connections they are, change no weight.
     spec = ModelSpec(args, Sizes(1, 1, 1, 1, mask=False, attn_bias=False), mixes_residuals=True)
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _WithoutValues():
             module = family.module(spec)
     except (RuntimeError, TypeError) as error:
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
         raise UsageError("The arguments are of a model that is too large.", why=why) from error
     return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+
+
+class _WithoutValues(TorchFunctionMode):
+    """A torch mode in which new weights get no first values.
+
+    On the meta device they would have none either, but PyTorch would load its compiler to draw them: a second more.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of PyTorch, unless it is one of `torch.nn.init`."""
+        given = kwargs or {}
+        if getattr(func, "__module__", None) != nn.init.__name__:
+            return func(*args, **given)
+        return args[0] if args else given["tensor"]
 
 
 def needs_argument(name: str, why: str) -> UsageError:

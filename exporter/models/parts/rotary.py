@@ -43,8 +43,7 @@ class RotaryTable(nn.Module):
         super().__init__()
         self.length, self.offset = length, offset
         self.sequence_first, self.dynamic_length = sequence_first, dynamic_length
-        inv_freq = 1.0 / (10000 ** (torch.arange(0, dim, 2).float() / dim))
-        self.register_buffer("inv_freq", inv_freq)
+        self.register_buffer("inv_freq", torch.zeros(dim // 2))
 
     def prepare(self) -> None:
         """Compute the tables in fp64 from `inv_freq` as loaded: `[N, 1, 2, D/2]` or `[N, 2, D/2]`, fp32."""
