@@ -137,6 +137,9 @@ class AFTLocal(nn.Module):
         length: sequence length `T`, at most `args.seq_len`.
         causal: the model was run with a causal mask.
         full_mask: `forward` takes a mask `[T, T]`; O(T²) time.
+
+    Raises:
+        UsageError: the sequence is longer than the table of biases.
     """
 
     position_bias: Tensor
@@ -148,6 +151,12 @@ class AFTLocal(nn.Module):
 
     def __init__(self, args: AFTLocalArgs, length: int, *, causal: bool = False, full_mask: bool = False) -> None:
         super().__init__()
+        if length > args.seq_len:
+            raise UsageError(
+                f"A sequence of {length} is beyond the model's seq_len {args.seq_len}.",
+                why="There are no learned biases past it.",
+                fix=f"Use {args.seq_len} or less.",
+            )
         self.length, self.window, self.causal, self.full_mask = length, args.local_window_size, causal, full_mask
         self.is_node = False  # until the biases are known
         # How far the band reaches; positions beyond the sequence need no bias.

@@ -345,8 +345,11 @@ def test_a_checkpoint_of_another_window_is_refused(window):
 
 
 def test_a_sequence_longer_than_the_biases_is_refused():
+    args = AFTLocalArgs(d_model=4, seq_len=8, local_window_size=3)
     with pytest.raises(UsageError, match="seq_len 8"):
-        AFT_LOCAL.sizes(AFTLocalArgs(d_model=4, seq_len=8, local_window_size=3), ShapeRequest(9))
+        AFT_LOCAL.sizes(args, ShapeRequest(9))
+    with pytest.raises(UsageError, match="seq_len 8"):
+        AFTLocal(args, 9)
 
 
 @pytest.mark.parametrize(
