@@ -113,7 +113,9 @@ def read_reach(visible: NDArray[np.bool_]) -> Reach | str:
     if np.array_equal(first, np.maximum(position - back, 0)) and np.array_equal(
         last, np.minimum(position + ahead, length - 1)
     ):
-        return Reach(None if back == length - 1 else back, None if ahead == length - 1 else ahead)
+        reach = Reach(None if back == length - 1 else back, None if ahead == length - 1 else ahead)
+        one_sided = (reach.back is None) != (reach.ahead is None) and reach.ahead != 0
+        return "it ends to one side only" if one_sided else reach
     chunk = back + 1
     if chunk < length and np.array_equal(first, position // chunk * chunk):
         if np.array_equal(last, position):

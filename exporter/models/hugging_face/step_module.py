@@ -47,18 +47,17 @@ def step_arguments(args: HuggingFaceArgs, batch: int, max_length: int | None) ->
     Raises:
         UsageError: the model passes more than keys from token to token, or has not so many positions.
     """
-    # Kinds of layers that pass more from token to token than keys and values.
-    others = sorted({str(kind) for kind in _listed(args, "layer_types") if not str(kind).endswith("attention")})
-    others += [str(kind) for kind in _listed(args, "block_types") if kind != "attention"][:1]
-    why, fix = "", f"Export whole sequences: {argument('mode', 'full')}."
+    cannot = f"{args.architecture} cannot run step by step."
+    whole = f"Export whole sequences: {argument('mode', 'full')}."
+    others = _other_layers(args)
     if others:
         why = f"It has layers of the kind {', '.join(others)}, whose state no step file keeps yet."
-    elif any(layer.chunk for layer in args.layers):
+        raise UsageError(cannot, why=why, fix=whole)
+    if any(layer.chunk for layer in args.layers):
         why = "Its chunks begin anew at fixed positions, and a ring forgets one key at a time."
-    elif not args.per_token or any(not layer.head_dim for layer in args.layers):
-        why, fix = "Its first output has no row for each token.", ""
-    if why:
-        raise UsageError(f"{args.architecture} cannot run step by step.", why=why, fix=fix)
+        raise UsageError(cannot, why=why, fix=whole)
+    if not args.per_token or any(not layer.head_dim for layer in args.layers):
+        raise UsageError(cannot, why="Its first output has no row for each token.")
     length = min(args.longest, _POSITIONS) if max_length is None else max_length
     if not 1 <= length <= args.longest:
         raise UsageError(
@@ -68,10 +67,16 @@ def step_arguments(args: HuggingFaceArgs, batch: int, max_length: int | None) ->
     return args.model_copy(update={"inputs": names, "max_length": length})
 
 
-def _listed(args: HuggingFaceArgs, name: str) -> Sequence[Any]:
+def _other_layers(args: HuggingFaceArgs) -> list[str]:
+    """List the kinds of layers that pass more from token to token than keys and values."""
     nested = args.config.get("text_config")
-    found = (nested if isinstance(nested, dict) else args.config).get(name)
-    return found if isinstance(found, list | tuple) else ()
+    config = nested if isinstance(nested, dict) else args.config
+    kinds: set[str] = set()
+    for name in ("layer_types", "block_types"):
+        listed = config.get(name)
+        kinds |= {str(kind) for kind in listed} if isinstance(listed, list | tuple) else set()
+    # A linear attention sums up what it has seen in a state of its own.
+    return sorted(kind for kind in kinds if not kind.endswith("attention") or kind == "linear_attention")
 
 
 def ring_of(args: HuggingFaceArgs, layer: Layer) -> WindowGeometry:
@@ -86,7 +91,8 @@ def ring_of(args: HuggingFaceArgs, layer: Layer) -> WindowGeometry:
 def step_caches(spec: ModelSpec) -> list[StepCache]:
     """List the rings of keys and values of every layer that has its own, then the biases that hide padding."""
     args: HuggingFaceArgs = spec.args
-    batch, found = spec.sizes.batch, list[StepCache]()
+    batch = spec.sizes.batch
+    found: list[StepCache] = []
     for index, layer in _owners(args):
         shape = (batch, layer.kv_heads, ring_slots(ring_of(args, layer)), layer.head_dim)
         found += [(f"{part}_cache.{index}", shape, "float") for part in ("key", "value")]
@@ -105,7 +111,10 @@ def _rings(args: HuggingFaceArgs) -> list[int]:
 
 
 def step_module(spec: ModelSpec, chunk: int) -> nn.Module:
-    """Build the model for calls of `chunk` tokens; it takes data, position, caches, and returns the next too."""
+    """Build the model for calls of `chunk` tokens.
+
+    It takes the data inputs, the position and the caches, and returns the output and the next caches.
+    """
     args: HuggingFaceArgs = spec.args
     model: Any = exportable(spec)
     state = StepState(args, chunk, model)

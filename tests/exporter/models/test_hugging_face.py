@@ -327,6 +327,8 @@ def test_a_mask_that_is_no_window_is_told_by_its_shape() -> None:
     prefix = (distance >= 0) | (np.arange(40) < 5)
     assert "differs" in str(read_reach(prefix))
     assert "next to each other" in str(read_reach((distance % 2 == 0) & (distance >= 0)))
+    for endless in (distance >= -3, distance <= 3, distance <= 0):
+        assert read_reach(endless) == "it ends to one side only"
 
 
 def test_a_live_model_is_exported_as_its_folder(tmp_path: Path, localattn: Command) -> None:

@@ -19,7 +19,8 @@ from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import UsageError
 from localattn.exporter.export import ExportRequest
 from localattn.exporter.models.family import ShapeRequest
-from localattn.exporter.models.hugging_face.step_module import RotaryTable
+from localattn.exporter.models.hugging_face.arguments import HuggingFaceArgs, Layer
+from localattn.exporter.models.hugging_face.step_module import RotaryTable, step_arguments
 from localattn.exporter.models.parts.float64 import InFloat64
 from localattn.exporter.step_export import StepRequest, export_steps
 from localattn.runtime.generation.generator import Generator
@@ -310,6 +311,35 @@ def test_what_cannot_be_is_refused(
     ):
         refused = localattn("export", folder, *options, "-o", tmp_path / "model.onnx")
         assert refused.code == 2 and words in refused.err, (options, refused.err)
+
+
+@pytest.mark.parametrize(
+    ("config", "layer", "said"),
+    [
+        ({"layer_types": ["sliding_attention", "linear_attention"]}, {}, "the kind linear_attention, whose state"),
+        ({"text_config": {"layer_types": ["conv", "full_attention"]}}, {}, "the kind conv, whose state"),
+        ({"block_types": ["recurrent", "attention", "recurrent"]}, {}, "the kind recurrent, whose state"),
+        ({}, {"back": None, "chunk": 4}, "begin anew at fixed positions"),
+        ({}, {"head_dim": 0}, "no row for each token"),
+    ],
+)
+def test_what_keeps_more_than_keys_cannot_run_in_steps(
+    config: dict[str, Any], layer: dict[str, Any], said: str
+) -> None:
+    layers = (Layer(**{"path": "attention", "back": 3, "ahead": 0, "kv_heads": 1, "head_dim": 4, **layer}),)
+    args = HuggingFaceArgs(
+        architecture="Mixed",
+        config=config,
+        inputs=("input_ids",),
+        outputs=("logits",),
+        per_token=True,
+        layers=layers,
+        vocab_size=8,
+        longest=16,
+    )
+    with pytest.raises(UsageError, match="Mixed cannot run step by step") as caught:
+        step_arguments(args, 1, None)
+    assert said in caught.value.why
 
 
 def test_a_rotation_that_changes_with_the_length_is_refused() -> None:
