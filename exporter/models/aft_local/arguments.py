@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from ..arguments import Arguments, Flag, Size
 
-__all__ = ["AFTLocalArgs"]
-
 
 class AFTLocalArgs(Arguments):
     """Arguments of `AFTLocal`.

@@ -25,6 +25,7 @@ from ..family import (
     sequence_length,
 )
 from ..inference import Findings, Inferred, TensorShapes, from_presence, from_size
+from ..parts.float64 import Float64State
 from .adapter import adapt
 from .arguments import AFTLocalArgs
 from .module import AFTLocal
@@ -62,13 +63,23 @@ def _module(spec: ModelSpec) -> AFTLocal:
     return AFTLocal(spec.args, sizes.seq_len, causal=sizes.causal, full_mask=sizes.full_mask)
 
 
+def _reference(
+    spec: ModelSpec, state: Float64State, inputs: Mapping[str, Tensor], positions: Tensor | None
+) -> tuple[Tensor, ...]:
+    return (aft_local(spec.args, state, **inputs, causal=spec.sizes.causal, rows=positions),)
+
+
 def _window_views(class_name: str, args: AFTLocalArgs, sizes: Sizes | None) -> list[WindowView]:
     causal, length = (False, args.seq_len) if sizes is None else (sizes.causal, sizes.seq_len)
     return bias_views(class_name, args.local_window_size, causal, length)
 
 
 def _infer_arguments(shapes: TensorShapes, given: Mapping[str, Any]) -> Findings:
-    """Infer arguments from shapes; raises UsageError for a tensor that is missing or has another number of axes."""
+    """Infer arguments from shapes.
+
+    Raises:
+        UsageError: a tensor is missing or has another number of axes.
+    """
     return {
         "d_model": from_size(shapes, "query.weight", 2, 1),
         "seq_len": from_size(shapes, "pos_bias", 2, 0),
@@ -121,9 +132,7 @@ AFT_LOCAL = Family(
     sizes=_sizes,
     inputs=_inputs,
     module=_module,
-    reference=lambda spec, state, inputs, positions: (
-        aft_local(spec.args, state, **inputs, causal=spec.sizes.causal, rows=positions),
-    ),
+    reference=_reference,
     state_dict=StateDictForm(
         recognises=lambda shapes: "pos_bias" in shapes,
         recognised_by="AFTLocal pos_bias",

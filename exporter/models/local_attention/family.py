@@ -26,6 +26,7 @@ from ..family import (
     sequence_length,
 )
 from ..inference import INV_FREQ, Findings, TensorShapes, from_presence, from_size
+from ..parts.float64 import Float64State
 from .adapter import adapt
 from .arguments import LocalAttentionArgs
 from .module import LocalAttention
@@ -73,6 +74,13 @@ def _module(spec: ModelSpec) -> LocalAttention:
     return LocalAttention(spec.args, sizes.seq_len, sizes.dim_head, dynamic_length=sizes.dynamic_length)
 
 
+def _reference(
+    spec: ModelSpec, state: Float64State, inputs: Mapping[str, Tensor], positions: Tensor | None
+) -> tuple[Tensor, ...]:
+    q, k, v = (inputs[name] for name in ("q", "k", "v"))
+    return (local_attention(spec.args, state, q, k, v, inputs.get("mask"), inputs.get("attn_bias")),)
+
+
 def _infer_arguments(shapes: TensorShapes, given: Mapping[str, Any]) -> Findings:
     """Infer arguments from rotary frequencies.
 
@@ -99,7 +107,7 @@ LOCAL_ATTENTION = Family(
     sizes=_sizes,
     inputs=_inputs,
     module=_module,
-    reference=lambda spec, state, inputs, positions: (local_attention(spec.args, state, **inputs, part=None),),
+    reference=_reference,
     state_dict=StateDictForm(
         recognises=lambda shapes: set(shapes) <= {INV_FREQ},
         recognised_by="LocalAttention at most rel_pos.inv_freq",

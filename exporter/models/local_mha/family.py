@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from ..family import (
     Family,
     Inputs,
+    ModelSpec,
     ShapeRequest,
     Sizes,
     StateDictForm,
@@ -20,6 +21,7 @@ from ..family import (
     sequence_length,
 )
 from ..local_attention.family import ZETA_RAISES
+from ..parts.float64 import Float64State
 from .adapter import adapt
 from .arguments import LocalMHAArgs
 from .infer import infer_arguments
@@ -43,6 +45,12 @@ def _step(model: StepMHA, data: Sequence[Tensor], position: Tensor, caches: Sequ
     return out.reshape(x.shape), *following
 
 
+def _reference(
+    spec: ModelSpec, state: Float64State, inputs: Mapping[str, Tensor], positions: Tensor | None
+) -> tuple[Tensor, ...]:
+    return (local_mha(spec.args, state, inputs["x"], inputs.get("mask"), inputs.get("attn_bias")),)
+
+
 SETS_ITSELF = {
     "autopad": "LocalMHA always pads: it passes autopad = true to LocalAttention itself.",
     "scale": "LocalMHA passes scale to LocalAttention itself: qk_scale with qk_rmsnorm, else none.",
@@ -62,7 +70,7 @@ LOCAL_MHA = Family(
     sizes=_sizes,
     inputs=_inputs,
     module=lambda spec: LocalMHA(spec.args, spec.sizes.seq_len, dynamic_length=spec.sizes.dynamic_length),
-    reference=lambda spec, state, inputs, positions: (local_mha(spec.args, state, **inputs, part=None),),
+    reference=_reference,
     state_dict=StateDictForm(
         recognises=lambda shapes: "to_qkv.weight" in shapes,
         recognised_by="LocalMHA to_qkv.weight",

@@ -9,7 +9,7 @@ With `S` streams `r_s` of width `D` and `u = r/‖r‖·√D·(γ + 1)`:
 Releases before 0.3.10 keep `r_s` in place of `m_{1+s}`: the same keys, but other results. γ, √D and the two functions
 are one matrix here, computed once. Upstream folds the streams into the batch; here they stay an axis, `[B, N, S, D]`,
 so that no stream is transposed. They are the widest tensors of the model, so reading and writing them is one fused node
-each (`core.fused_node`).
+each (`core.nodes.fused`).
 
 Before the first connection all streams are the same `x`, and their products with the matrix too. With
 `τ_t = tanh(x̂·W_t)`

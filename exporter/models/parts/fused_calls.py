@@ -1,6 +1,6 @@
 """The operations between a module's matrix products: a fused node while exporting, plain PyTorch otherwise.
 
-Formulas, shapes and names: `core.fused_node`. The nodes' ONNX functions are in `exporter/lowering/fused_functions.py`.
+Formulas, shapes and names: `core.nodes.fused`. The nodes' ONNX functions are in `exporter/lowering/fused_functions.py`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ its age is from 0 to `min(t, b·w)`, with `t mod w` more for block-local windows
 
 xpos: the keys in the ring are not scaled. A step scales them when it reads them, by `ζ^(age / base)`, which is at most
 1 at any position; a chunk counts its exponents from the middle of the keys it attends to. Source of ζ:
-`core.node.NodeAttributes`.
+`core.nodes.attention`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .step_rotary import RotaryPhase, far_remainder
 
 @dataclass(frozen=True)
 class StepTables:
-    """The inputs of a step node that are the same for every layer; shapes as in `core.step_node`.
+    """The inputs of a step node that are the same for every layer; shapes as in `core.nodes.step`.
 
     Args:
         score_bias: `[C, V]`, or with a bias `[H, C, V]`.
@@ -74,9 +74,8 @@ class StepTableBuilder(nn.Module):
         if base:
             # The middle one of the V keys has exponent 0; for a step it is the query that has exponent 0.
             middle = 0.5 * (self.chunk - self.slots) if self.chunk > 1 else 0.0
-            first = (
-                1 if self.chunk > 1 else 0
-            )  # the newest key of the ring is one before the chunk, or the query itself
+            # The newest key of the ring is one before the chunk, or the query itself.
+            first = 1 if self.chunk > 1 else 0
             distances = {
                 "decay": tables["ring"] + first + middle,
                 "query_scale": tables["row"] - middle,
@@ -108,9 +107,9 @@ class StepTableBuilder(nn.Module):
             scales = (ring_scale,)
             if self.chunk > 1:
                 scales = (self.query_scale, torch.cat((ring_scale, self.new_key_scale)))
-        rotation = (
-            () if rotary is None else rotary(position) if self.chunk == 1 else rotary.several(position + self.row)
-        )
+        rotation: tuple[Tensor, ...] = ()
+        if rotary is not None:
+            rotation = rotary(position) if self.chunk == 1 else rotary.several(position + self.row)
         return StepTables(self._score_bias(query, age, attn_bias), index, scales, rotation)
 
     def _coordinates(self, batch: int, slot: Tensor) -> Tensor:
