@@ -391,9 +391,9 @@ def sequence_length(request: ShapeRequest, default: int | None, limit: str = "",
 
     Args:
         request: what is asked for.
-        default: the model's own length.
-        limit: the argument that has it, if the model takes none beyond; "" else.
-        why: why it takes none.
+        default: the model's own length, or None.
+        limit: name of the model's argument that says `default`, if no sequence may be longer; "" if one may.
+        why: why none may be longer.
 
     Raises:
         UsageError: a size below 1, a length beyond the limit, or no length anywhere.

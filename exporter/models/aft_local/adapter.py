@@ -53,17 +53,14 @@ def _mask_kind(call: LayerCall) -> str:
     mask = call.given.get("mask")
     if mask is None or ("mask" not in call.dependent and bool(mask.all())):
         return "none"
-    length = call.shapes["query"][0]
-    if "mask" in call.dependent:
-        if mask.shape[0] == 1:
+    if "mask" not in call.dependent:
+        length = call.shapes["query"][0]
+        triangle = torch.ones(length, length, dtype=torch.bool).tril()[:, :, None]
+        if mask.shape[0] == length and bool((mask == triangle).all()):
+            return "causal"
+        if bool((mask == mask[:1]).all()):
             return "keys"
-        if mask.shape[2] == 1:
-            return "full"
-        raise UsageError("Its mask is another one for each sequence of the batch.")
-    triangle = torch.ones(length, length, dtype=torch.bool).tril()[:, :, None]
-    if mask.shape[0] == length and bool((mask == triangle).all()):
-        return "causal"
-    if bool((mask == mask[:1]).all()):
+    elif mask.shape[0] == 1:
         return "keys"
     if mask.shape[2] == 1:
         return "full"

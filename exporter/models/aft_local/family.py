@@ -39,7 +39,16 @@ def _sizes(args: AFTLocalArgs, request: ShapeRequest) -> Sizes:
             f"{argument('attn_bias')} does not apply to AFTLocal.", why="Its biases are part of its weights."
         )
     length = sequence_length(request, args.seq_len, "seq_len", "There are no learned biases past it.")
-    return Sizes(length, request.batch, 1, args.d_model, request.mask, False, request.causal, request.full_mask)
+    return Sizes(
+        length,
+        request.batch,
+        heads=1,
+        dim_head=args.d_model,
+        mask=request.mask,
+        attn_bias=False,
+        causal=request.causal,
+        full_mask=request.full_mask,
+    )
 
 
 def _inputs(args: AFTLocalArgs, sizes: Sizes) -> Inputs:

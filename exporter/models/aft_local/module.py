@@ -102,7 +102,7 @@ def _scan(
 
 def _padded(state: State, before: int) -> State:
     """Return the state `[N, F]` with `before` empty rows in front."""
-    empty = (HIDDEN_KEY, None, None)
+    empty = (HIDDEN_KEY, 0.0, 0.0)
     return [F.pad(x, (0, 0, before, 0), value=value) for x, value in zip(state, empty, strict=True)]
 
 

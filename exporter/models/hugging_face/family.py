@@ -136,7 +136,11 @@ def _positions(config: Any, where: str) -> int:
 
 
 def _made(kind: type[PreTrainedModel], config: PreTrainedConfig, where: str, device: str) -> PreTrainedModel:
-    """Build a model from a copy of its configuration; raises UsageError if that cannot be used."""
+    """Build a model from a copy of its configuration.
+
+    Raises:
+        UsageError: the configuration cannot be used.
+    """
     try:
         return made_model(kind, copy.deepcopy(config), device, BATCHED)
     except UsageError:
@@ -151,6 +155,7 @@ def _read(folder: Path, given: Mapping[str, Any]) -> FolderContents:
     config = made_config(raw, folder.name)
     kind = choose_class(raw, config, task, folder.name, known.get("architecture"))
     args = describe(kind, raw, config, folder.name)
+    # Sizes that the model does not have are refused before its weights are read.
     shapes: ShapeRequest | None = given.get("shapes")
     if shapes is not None and given.get("steps"):
         step_arguments(args, shapes.batch, shapes.max_length)

@@ -204,8 +204,9 @@ def _attention(
         out = step(*inputs, scale, softcap or 0.0, sinks)
     else:
         mask = None if attention_mask is None else attention_mask.flatten(1)
-        options: dict[str, Any] = {"softcap": softcap or 0.0, "sinks": sinks, "sequence_first": False}
-        out = grouped_attention_op(*inputs, window, scale, key_mask=mask, **options)
+        out = grouped_attention_op(
+            *inputs, window, scale, key_mask=mask, softcap=softcap or 0.0, sinks=sinks, sequence_first=False
+        )
     return out.to(query.dtype)[..., :width].transpose(1, 2), None
 
 

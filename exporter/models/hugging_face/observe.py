@@ -153,7 +153,8 @@ def read_layers(model: PreTrainedModel, names: Sequence[str]) -> tuple[list[Laye
         names: its inputs, int64 `[B, N]`.
 
     Raises:
-        UsageError: a layer has something else than a window, no layer has a window, or one that does not end.
+        UsageError: a layer has something else than a window, no layer has a window, or one that does not end; or the
+            calls of layers depend on the length.
     """
     length = 2 * max((*_stated(model.config), 16)) + 3
     if length > _LONGEST:
@@ -172,6 +173,11 @@ def read_layers(model: PreTrainedModel, names: Sequence[str]) -> tuple[list[Laye
     if refused:
         raise UsageError(
             f"A layer of {type(model).__name__} has no window.", why="; ".join(dict.fromkeys(refused[:3])) + "."
+        )
+    if [seen.path for seen in run.seen] != [seen.path for seen in again.seen]:
+        raise UsageError(
+            f"{type(model).__name__} cannot be exported.",
+            why=f"Its attention layers are called in another order, or more often, from {length} tokens on.",
         )
     layers = [seen.layer for seen in run.seen if isinstance(seen.layer, Layer)]
     known: dict[str, Layer] = {}

@@ -95,9 +95,9 @@ def load_model(
     logging.set_verbosity_error()
     try:
         model, info = kind.from_pretrained(folder, config=config, **options)
+    except (TypeError, AttributeError, KeyError) as error:
+        raise broken(folder.name, error) from error
     except Exception as error:  # the folder decides what goes wrong, and where
-        if isinstance(error, (TypeError, AttributeError, KeyError)):
-            raise broken(folder.name, error) from error
         raise UsageError(f"{folder} cannot be loaded.", why=raised(error), fix="Copy or save it again.") from error
     finally:
         logging.set_verbosity(level)

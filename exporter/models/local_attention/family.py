@@ -53,7 +53,7 @@ def _sizes(args: LocalAttentionArgs, request: ShapeRequest) -> Sizes:
             why="This LocalAttention has autopad=False and refuses such a length.",
             fix="Use a multiple, or autopad=true in the config.",
         )
-    return Sizes(length, request.batch, request.heads, dim_head, request.mask, request.attn_bias)
+    return Sizes(length, request.batch, request.heads, dim_head, mask=request.mask, attn_bias=request.attn_bias)
 
 
 def _inputs(args: LocalAttentionArgs, sizes: Sizes) -> Inputs:

@@ -80,6 +80,6 @@ class LocalMHAArgs(HeadsArgs):
             "dim": self.dim_head,
             "autopad": True,
             "scale": self.qk_scale if self.qk_rmsnorm else None,
-            "exact_windowsize": self.exact_windowsize is not False,
+            "exact_windowsize": True if self.exact_windowsize is None else self.exact_windowsize,
         }
         return LocalAttentionArgs(**{name: getattr(self, name) for name in passed_on} | set_here)

@@ -32,7 +32,7 @@ from .step_module import StepMHA
 
 def _sizes(args: LocalMHAArgs, request: ShapeRequest) -> Sizes:
     length = sequence_length(request, None)
-    return Sizes(length, request.batch, args.heads, args.dim_head, request.mask, request.attn_bias)
+    return Sizes(length, request.batch, args.heads, args.dim_head, mask=request.mask, attn_bias=request.attn_bias)
 
 
 def _inputs(args: LocalMHAArgs, sizes: Sizes) -> Inputs:

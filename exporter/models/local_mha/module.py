@@ -55,8 +55,10 @@ class LocalMHA(MHAWeights):
     to_v: nn.Module
 
     def __init__(self, args: LocalMHAArgs, length: int, *, dynamic_length: bool = False) -> None:
-        options = {"sequence_first": True, "dynamic_length": dynamic_length}
-        super().__init__(args, LocalAttention(args.attention_args(), length, args.dim_head, **options))
+        attention = LocalAttention(
+            args.attention_args(), length, args.dim_head, sequence_first=True, dynamic_length=dynamic_length
+        )
+        super().__init__(args, attention)
 
     @torch.no_grad()
     def prepare(self) -> None:

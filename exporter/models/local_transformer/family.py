@@ -40,7 +40,7 @@ def _sizes(args: LocalTransformerArgs, request: ShapeRequest) -> Sizes:
         )
     limit = "" if args.learned_positions is None else "max_seq_len"
     length = sequence_length(request, args.max_seq_len, limit, "There is no learned position embedding past it.")
-    return Sizes(length, request.batch, args.heads, args.dim_head, request.mask, False)
+    return Sizes(length, request.batch, args.heads, args.dim_head, mask=request.mask, attn_bias=False)
 
 
 def _inputs(args: LocalTransformerArgs, sizes: Sizes) -> Inputs:

@@ -72,9 +72,9 @@ def _transformer_stretch(
     needed = [(first, end)]
     for _ in range(args.depth):
         low, high = needed[0]
-        needed.insert(
-            0, (geometry.receptive_interval(low, length)[0], geometry.receptive_interval(high - 1, length)[1])
-        )
+        first_key, _ = geometry.receptive_interval(low, length)
+        _, end_key = geometry.receptive_interval(high - 1, length)
+        needed.insert(0, (first_key, end_key))
     now = slice(*needed[0])
     x = x[:, now]
     if args.num_tokens is not None:

@@ -22,11 +22,11 @@ from localattn.exporter.checkpoint.open_checkpoint import open_checkpoint, open_
 from localattn.exporter.checks.sweep import fewer_sizes, shows
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.models.family import ShapeRequest
-from localattn.exporter.models.hugging_face import family
-from localattn.exporter.models.hugging_face.arguments import words
+from localattn.exporter.models.hugging_face import family, observe
+from localattn.exporter.models.hugging_face.arguments import Layer, words
 from localattn.exporter.models.hugging_face.config import choose_class, made_config
 from localattn.exporter.models.hugging_face.family import describe
-from localattn.exporter.models.hugging_face.observe import Reach, read_reach
+from localattn.exporter.models.hugging_face.observe import Observation, Reach, Seen, read_reach
 from localattn.exporter.models.hugging_face.routing import margin, undecided
 from localattn.exporter.models.parts.float64 import InFloat64
 from localattn.runtime.inputs.size_sweep import sweep_sizes
@@ -329,6 +329,17 @@ def test_a_mask_that_is_no_window_is_told_by_its_shape() -> None:
     assert "next to each other" in str(read_reach((distance % 2 == 0) & (distance >= 0)))
     for endless in (distance >= -3, distance <= 3, distance <= 0):
         assert read_reach(endless) == "it ends to one side only"
+
+
+def test_layers_that_are_called_more_often_in_a_longer_sequence_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = Layer(path="attention", back=WINDOW - 1, ahead=0)
+
+    def by_the_token(model: object, names: object, length: int) -> Observation:
+        return Observation(length, {}, [Seen("attention", layer, local=True)] * length)
+
+    monkeypatch.setattr(observe, "observe", by_the_token)
+    with pytest.raises(UsageError, match=r"(?s)MistralForCausalLM cannot be exported.*more often"):
+        observe.read_layers(build(BY_NAME["mistral"], num_hidden_layers=1), ["input_ids"])
 
 
 def test_a_live_model_is_exported_as_its_folder(tmp_path: Path, localattn: Command) -> None:
