@@ -53,9 +53,9 @@ class ShapeRequest:
         attn_bias: add the input `attn_bias`, `[H, w, K]`.
         causal: AFTLocal only: the model was run with a causal mask.
         full_mask: AFTLocal only: add the input `full_mask`, bool `[T, T]`; costs O(T²) time.
-        position_ids: of Hugging Face models: add the input `position_ids`, int64 `[B, N]`.
+        position_ids: Hugging Face models only: add the input `position_ids`, int64 `[B, N]`.
         dynamic_length: the sequence length is dynamic, up to `seq_len`.
-        max_length: of a step file: the most positions of a sequence.
+        max_length: step files only: the largest number of positions in a sequence.
     """
 
     seq_len: int | None = None
@@ -153,8 +153,8 @@ class StepForm:
         slots: number of keys that a layer's ring holds.
         length_axis: the axis of data inputs and output that counts tokens.
         max_positions: number of positions, if positions have learned weights; None if there is no limit.
-        arguments: returns the arguments of a step file for a batch and a longest sequence, None if none was asked for;
-            None of a family whose arguments already say all.
+        arguments: returns the arguments of a step file for a batch size and a largest number of positions, which is
+            None if the user gave none. The field is None in a family whose arguments are the same in every file.
         early_start: a call may begin before position 0, as `StepFacts.early_start` says.
     """
 
@@ -235,9 +235,9 @@ class FolderForm:
         files: lists the files that `read` reads, in a fixed order; each must be a plain file, and the model's SHA-256
             is computed from theirs.
         read: reads these files: only tensors and plain data, and no code from the folder is run. Its second argument
-            is what is chosen beside them: `task`, None if not given; `known`, the arguments in the facts of the file
-            that the folder is compared with, none for an export; and of an export its `shapes` and whether it is in
-            `steps`, to refuse sizes before weights are read.
+            holds what the user chose: `task`, or None. For a comparison it also has `known`, the arguments in the facts
+            of the file that the folder is compared with. For an export it also has `shapes` and `steps` (whether step
+            files are written), so that sizes are refused before weights are read.
         live: reads a live module of this family; returns None for any other.
         companions: names of files in the folder that those who run the exported file need, a tokenizer for example.
     """
@@ -276,7 +276,8 @@ class Family:
         inputs: returns the inputs of the exported file by name. Integers are tokens, except those named in
             `core.tensors.INTEGER_MASKS`.
         module: builds the export-friendly module on the meta device; it takes its inputs by name, and returns a tensor,
-            or a tuple with one for each output.
+            or a tuple with one for each output. If the family has a `state_dict`, the module's tensors are those of the
+            state dict, under the same names.
         reference: computes the outputs in float64 from float64 (or int64, bool) tensors by input name; with positions,
             only there. A family whose reference is upstream's own module gets it from `state.module`.
         outputs: returns the names of the outputs; the first is the one per token, with which the window is checked.

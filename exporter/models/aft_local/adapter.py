@@ -18,8 +18,8 @@ from .module import AFTLocal
 def adapt(layer: Any, calls: Sequence[LayerCall], dynamic_length: bool) -> None:
     """Replace the forward of labml's `AFTLocal`.
 
-    A mask that does not depend on the module's inputs is built in by its kind: no mask, or a causal triangle. Of one
-    that does, the observed values prove nothing, so only its shape counts.
+    A mask that does not depend on the module's inputs is built in by its kind: no mask, or a causal triangle. The
+    observed values of one that does prove nothing, so only its shape counts.
 
     Raises:
         UsageError: the layer cannot be replaced; the text says why.

@@ -240,7 +240,7 @@ def made_config(config: Mapping[str, Any], where: str) -> PreTrainedConfig:
 
 
 def _check_numbers(config: Mapping[str, Any], where: str) -> None:
-    """Refuse entries of which the outputs would be NaN, or that mean nothing: scores limited to below 0, for example.
+    """Refuse numbers that make the outputs NaN or that mean nothing, such as a limit of scores below 0.
 
     Raises:
         UsageError: there is one.

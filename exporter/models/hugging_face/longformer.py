@@ -2,7 +2,7 @@
 
 Their attention is code of their own, which cuts the sequence into chunks and pads it to whole windows. That code is
 replaced by the attention of `module.py`; embeddings, feed-forward layers and heads stay upstream's. Without
-`global_attention_mask` upstream computes the same, but for classes that make tokens global themselves.
+`global_attention_mask` upstream computes the same, except in classes that make tokens global themselves.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 _NAME = "localattn"
 # How transformers computes experts: one after another, or all by products of batches.
 EAGER, BATCHED = "eager", "batched_mm"
-# Where an attention module keeps its window, and the function that goes on from rings of keys: that of query, key,
-# value, scale, softcap and sinks.
+# Where an attention module keeps its window, and in a step file the function that computes its attention from rings of
+# keys: it takes query, key, value, scale, softcap and sinks.
 _WINDOW, STEP = "localattn_window", "localattn_step"
 # The input that says which tokens are no padding.
 MASK = "attention_mask"

@@ -2,8 +2,8 @@
 
 The argument `sliding_window` cannot be trusted: it means the reach, the reach and one, or another number, and some
 configurations rewrite it. So the model runs with an implementation of attention that looks at its mask and computes
-nothing, on the meta device, so that this costs as much for a large model as for a small one. It runs twice, at two
-lengths over every window that the configuration may mean.
+nothing, on the meta device, so that this costs as much for a large model as for a small one. It runs twice, on two
+sequences that are longer than any window that the configuration may mean.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def read_reach(visible: NDArray[np.bool_]) -> Reach | str:
 def scale_nothing(model: nn.Module) -> bool:
     """Let rotary modules that look at the values of positions keep the frequencies that they begin with.
 
-    Masks do not hang on angles, and on the meta device there are no values to look at.
+    Masks do not depend on angles, and on the meta device there are no values to look at.
 
     Returns:
         Whether there was such a module.

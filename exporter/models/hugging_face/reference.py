@@ -43,7 +43,7 @@ def reference(
 def undecided(spec: ModelSpec, state: Float64State, inputs: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor | None:
     """Return the tokens `[B, N]` whose experts rounding decides in a precision; None in a model without experts.
 
-    With them go the tokens that see one of them through a later layer, as long as a tenth remains.
+    Tokens that see one of them through a later layer are returned too, unless less than a tenth would be left.
     """
     args: HuggingFaceArgs = spec.args
     if not any("expert" in name for name in args.config):
@@ -83,7 +83,7 @@ def _run(spec: ModelSpec, state: Float64State, inputs: Mapping[str, Tensor]) -> 
 
 
 def check_numbers(model: PreTrainedModel, args: HuggingFaceArgs) -> None:
-    """Refuse a model whose configuration makes NaN of finite weights; it computes a few tokens to see it.
+    """Run a model on a few tokens, and refuse one whose configuration makes NaN of finite weights.
 
     Raises:
         UsageError: its outputs are not finite, or it does not run.
@@ -98,10 +98,10 @@ def check_numbers(model: PreTrainedModel, args: HuggingFaceArgs) -> None:
 
 
 def _refuse_nan(found: Tensor, model: nn.Module, args: HuggingFaceArgs) -> None:
-    """Refuse outputs that are not finite; weights that are not are refused by their names, elsewhere.
+    """Refuse outputs that are not finite although the weights are; the names of such weights are told elsewhere.
 
     Raises:
-        UsageError: they are not, and the weights are.
+        UsageError: an output is not finite, and all weights are.
     """
     if not found.isfinite().all() and all(x.isfinite().all() for x in model.parameters()):
         raise UsageError(
@@ -114,10 +114,10 @@ def _refuse_nan(found: Tensor, model: nn.Module, args: HuggingFaceArgs) -> None:
 def check_live(model: PreTrainedModel, args: HuggingFaceArgs, state: State) -> None:
     """Refuse a live model that computes something else than its configuration and its weights say.
 
-    Hooks, and values that were changed in its modules, are in neither.
+    Neither shows hooks, or values that were changed in its modules.
 
     Raises:
-        UsageError: on random tokens, more than a window has, it gives other outputs.
+        UsageError: its outputs differ on random tokens, of which there are more than in a window.
     """
     kind = next((x.dtype for x in model.parameters() if x.is_floating_point()), torch.float32)
     generator = torch.Generator().manual_seed(0)

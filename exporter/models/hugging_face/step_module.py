@@ -1,4 +1,4 @@
-"""A Hugging Face decoder a few tokens at a time: upstream's own module, whose attention goes on from rings of keys.
+"""A Hugging Face decoder a few tokens at a time: upstream's own module, whose attention continues from rings of keys.
 
 Nothing of the model is written again. It runs on the new tokens without a cache of its own; what its attention layers
 are given are the keys and values of these tokens alone. `StepState`, a part of the model, adds those of earlier calls.
@@ -37,7 +37,7 @@ from .module import MASK, STEP, exportable, rotary_modules
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# What a model that says nothing else is exported for: as many positions, or all that it has.
+# The number of positions of a step file, if the user gives none and the model has no fewer.
 _POSITIONS = 4096
 
 
@@ -139,8 +139,8 @@ class StepState(nn.Module):
     """The rings of one call, and the tables that follow from its position.
 
     Args:
-        args: of a step file.
-        chunk: tokens a call.
+        args: arguments of a step file.
+        chunk: tokens per call.
         model: the model that it will be a part of.
     """
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _MOST_BYTES = 64 << 20
-# Class → tensors that only make outputs which no file has, and that other classes are saved without.
+# Class → prefix of tensors that no output of a file depends on, and that a folder saved by another class lacks.
 _UNREAD = {"LongformerModel": "pooler."}
 # Encoder that is exported alone → names of its tensors in whole models, as patterns, and what they become.
 _INSIDE = {"LEDEncoder": {r"^(led\.)?encoder\.": "", r"^(led\.)?shared\.": "embed_tokens."}}

@@ -87,8 +87,8 @@ def grouped_attention_op(
         geometry: which keys a query sees; `WindowGeometry.all_keys` for a layer without a window.
         scale: factor of the scores.
         key_mask: bool `[B, N]`, True = keep.
-        softcap: most that a score can be, 0 without a cap.
-        sinks: `[H]`, a logit a head that joins the softmax's sum and has no value.
+        softcap: the largest value of a score, 0 without a cap.
+        sinks: `[H]`, one logit for each head; it joins the sum of the softmax, and has no value.
         sequence_first: layout, see query.
 
     Raises:

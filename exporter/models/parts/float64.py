@@ -1,9 +1,9 @@
 """Compute references in float64, a few rows at a time: the parts that the families' `reference.py` share.
 
 A reference is the formula of its upstream class on the state dict, written to be read. It shares only the definition of
-visibility with the exported module. Attention is dense. Of a long sequence only the values that are needed later are in
-memory as a whole. Rows without visible keys give zeros (the packages give the mean of all gathered values, including
-padding).
+visibility with the exported module. Attention is dense. Long sequences are computed a few rows at a time, and only
+values that are needed later stay in memory as a whole. Rows without visible keys give zeros (the packages give the mean
+of all gathered values, including padding).
 """
 
 from __future__ import annotations
