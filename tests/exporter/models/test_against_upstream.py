@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from localattn.exporter.checkpoint.infer_config import canonical_state
+from localattn.exporter.models import family
 from localattn.exporter.models.family import ShapeRequest
 from localattn.exporter.source.source_model import SourceModel
 
@@ -61,6 +63,18 @@ def test_equals_upstream(case: Case) -> None:
 @pytest.mark.parametrize("case", grid(1, SLOW_FACTOR), ids=lambda case: case.name)
 def test_equals_upstream_on_the_large_grid(case: Case) -> None:
     check(case)
+
+
+def test_references_import_nothing_of_what_they_judge() -> None:
+    """A shared mistake would be invisible; of Hugging Face models both are transformers' own module."""
+    shared = {"arguments", "float64", "reference", "attention", "resident_memory"}
+    models = Path(family.__file__).parent
+    files = [models / "parts" / "float64.py", *models.glob("local_*/reference.py"), *models.glob("aft_*/reference.py")]
+    assert len(files) == 5
+    for path in files:
+        nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        imported = {str(node.module).rsplit(".", 1)[-1] for node in nodes if node.level}
+        assert imported <= shared, (path, imported)
 
 
 def test_the_grid_reaches_every_option() -> None:
