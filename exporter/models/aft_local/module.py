@@ -102,8 +102,9 @@ def _scan(
 
 def _padded(state: State, before: int) -> State:
     """Return the state `[N, F]` with `before` empty rows in front."""
-    empty = (HIDDEN_KEY, 0.0, 0.0)
-    return [F.pad(x, (0, 0, before, 0), value=value) for x, value in zip(state, empty, strict=True)]
+    peak, num, den = state
+    front = (0, 0, before, 0)
+    return F.pad(peak, front, value=HIDDEN_KEY), F.pad(num, front), F.pad(den, front)
 
 
 def _running(keys: Tensor, values: Tensor) -> State:
