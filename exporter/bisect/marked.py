@@ -19,6 +19,7 @@ import onnx
 from ...core.documents.engine_facts import ENGINE_SUFFIX, EngineFacts, read_engine_facts
 from ...core.error_texts import argument
 from ...core.errors import CheckFailed, UsageError
+from ...core.limits import LARGEST_SIZE
 from ...core.storage.files import sha256
 from ...core.tensors import BATCH, SEQUENCE
 from ...onnx_graph.graph_values import external_files
@@ -128,7 +129,7 @@ def fix(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> None:
     for value in (*graph.input, *graph.output, *graph.value_info):
         for dimension in value.type.tensor_type.shape.dim:
             size = _number(dimension.dim_param, sizes) if dimension.dim_param else None
-            if size is not None:
+            if size is not None and 0 <= size <= LARGEST_SIZE:
                 dimension.dim_value = size
 
 
@@ -136,7 +137,7 @@ def _number(text: str, sizes: Mapping[str, int]) -> int | None:
     """Compute an expression such as `2*batch*seq`; None if it is no such expression."""
     try:
         return _value(ast.parse(text, mode="eval").body, sizes)
-    except (SyntaxError, KeyError, ZeroDivisionError, RecursionError):
+    except (SyntaxError, ValueError, KeyError, ZeroDivisionError, RecursionError, MemoryError):
         return None
 
 
