@@ -222,6 +222,16 @@ def test_a_square_tensor_of_the_rest_is_found(tmp_path: Path) -> None:
         assert statuses(report)["linear memory"] == "skipped"
 
 
+def test_scalars_are_scalars_in_the_reference_too(tmp_path: Path) -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+            return x * scale, scale + 1
+
+    report = export_module(Scaled(), {"x": np.ones((2, 3), np.float32), "scale": np.float32(2)}, tmp_path / "m.onnx")
+    assert statuses(report)["parity"] == "passed"
+    assert [x.shape for x in report.sidecar.outputs] == [(2, 3), ()]
+
+
 def in_parts(path: Path) -> list[onnx.FunctionProto]:
     """The bodies of a file that compute some blocks at a time."""
     return [body for body in onnx.load(path).functions if any(node.op_type == "Split" for node in body.node)]
