@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ...core.documents.sidecar import PARITY, CheckRecord
+from ...core.error_texts import first_line
 from ...core.errors import CheckFailed, UsageError
 from ...core.tolerance import Tolerance
 from ...runtime.inputs.arrays import random_inputs
@@ -98,8 +99,7 @@ def check_input_sets(
         except Exception as error:
             if not ran:
                 raise
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:100]
-            refused.append((inputs.name, reason))
+            refused.append((inputs.name, first_line(error, 100)))
             continue
         ran.append(inputs.name)
         try:

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ...core.error_texts import argument
+from ...core.error_texts import argument, named_line
 from ...core.errors import UsageError
 from ...core.limits import LARGEST_SIZE, is_size
 from ...core.tensors import BATCH, SEQUENCE, TensorSpec
@@ -122,19 +122,9 @@ def name_axes(inputs: Sequence[ModuleInput], dynamic: Sequence[str]) -> list[Mod
     Raises:
         UsageError: no axis has a name of `dynamic`, or one name has two sizes.
     """
-    if not any(axis for x in inputs for axis in x.axes) and inputs:
-        first = inputs[0].shape
-        usual = dict(zip((BATCH, SEQUENCE), first, strict=False))
-        inputs = [
-            replace(
-                x,
-                axes=tuple(
-                    name if usual.get(name) == size else ""
-                    for name, size in zip((BATCH, SEQUENCE, *[""] * len(x.shape)), x.shape, strict=False)
-                ),
-            )
-            for x in inputs
-        ]
+    if inputs and not any(axis for x in inputs for axis in x.axes):
+        usual = dict(zip((BATCH, SEQUENCE), inputs[0].shape, strict=False))
+        inputs = [replace(x, axes=_usual_axes(x.shape, usual)) for x in inputs]
     sizes = axis_sizes(inputs)
     for name in dynamic:
         if name not in sizes:
@@ -144,6 +134,12 @@ def name_axes(inputs: Sequence[ModuleInput], dynamic: Sequence[str]) -> list[Mod
                 fix=_HOW,
             )
     return list(inputs)
+
+
+def _usual_axes(shape: Sequence[int], usual: Mapping[str, int]) -> tuple[str, ...]:
+    """Name the first axis batch and the second seq, where they have these sizes; other axes have no name."""
+    names = (BATCH, SEQUENCE, *[""] * len(shape))
+    return tuple(name if usual.get(name) == size else "" for name, size in zip(names, shape, strict=False))
 
 
 def axis_sizes(inputs: Sequence[ModuleInput]) -> dict[str, int]:
@@ -218,10 +214,9 @@ def with_token_limits(
     except Exception as error:  # the run that follows refuses a module that always fails
         unknown = [x.name for x in inputs if "int" in x.dtype and x.limit is None and x.name not in limits]
         if unknown:
-            why = (str(error).strip().splitlines() or [""])[0][:200]
             notes = [
                 f"the vocabulary of {', '.join(unknown)} is not known, so few of its numbers are tried; the module "
-                f"does not run on zeros ({type(error).__name__}: {why})"
+                f"does not run on zeros ({named_line(error, 200)})"
             ]
     return [replace(x, limit=limits.get(x.name) if x.limit is None else x.limit) for x in inputs], notes
 
