@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -210,12 +211,7 @@ def attend_rows(evidence: Evidence, rows: NDArray[np.int64], *, half: bool = Fal
         scores = scores + bias[:, (rows % window)[:, None], slot]
     if evidence.attributes.get("shared_qk"):
         scores = np.where(columns[None, :] == rows[:, None], SELF_SCORE, scores)
-    visible = geometry.visibility(rows, columns, length)[None, None]
-    mask = evidence.inputs.get("mask", evidence.inputs.get("attention_mask"))
-    if mask is not None:
-        padded = np.zeros((mask.shape[0], length), np.bool_)
-        padded[:, : mask.shape[1]] = mask != 0
-        visible = visible & padded[:, None, None, :]
+    visible = _visible(evidence.inputs, geometry, rows, length)
     with np.errstate(over="ignore", invalid="ignore"):
         if half:
             scores = scores.astype(np.float16).astype(np.float64)
@@ -228,6 +224,19 @@ def attend_rows(evidence: Evidence, rows: NDArray[np.int64], *, half: bool = Fal
         if half:
             weights = weights.astype(np.float16).astype(np.float64)
     return np.transpose(np.einsum("bhij,bhjd->bhid", weights, value), perm)
+
+
+def _visible(
+    inputs: Mapping[str, NDArray[Any]], geometry: WindowGeometry, rows: NDArray[np.int64], length: int
+) -> NDArray[np.bool_]:
+    """Return which keys these positions see in the window and the mask, `[B or 1, 1, len(rows), length]`."""
+    visible = geometry.visibility(rows, np.arange(length), length)[None, None]
+    mask = inputs.get("mask", inputs.get("attention_mask"))
+    if mask is None:
+        return visible
+    kept = np.zeros((mask.shape[0], length), np.bool_)  # the file's own padding, behind the mask, is not kept
+    kept[:, : mask.shape[1]] = mask != 0
+    return visible & kept[:, None, None, :]
 
 
 def _softmax_of(scores: Floats) -> Floats:

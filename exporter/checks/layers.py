@@ -39,7 +39,7 @@ def check_layer_windows(model: onnx.ModelProto, absent: Sequence[str]) -> CheckR
         findings.boundaries += one.boundaries
         findings.faults += one.faults
         if not ((one.back and one.ahead) or probe.geometry.sees_all):
-            small.append(f"{probe.node.name} has {probe.length} tokens, which one window of its covers")
+            small.append(f"{probe.node.name} has {probe.length} tokens, which one window covers")
     figures: dict[str, float | int | str] = {"boundaries": findings.boundaries, "nodes": len(different)}
     detail = f"{findings.boundaries} boundaries hold, {len(different)} different node(s)"
     status = "passed"

@@ -53,7 +53,7 @@ def check_sweep(
 
 
 def shows(window: WindowGeometry, length: int) -> bool:
-    """Return whether a sequence has queries that do not see all keys before them, and all behind if not causal."""
+    """Return whether a window shows: a query does not see the first token, and if not causal one not the last."""
     first, end = window.visible_interval(np.arange(length), length)
     return bool(first.any()) and (window.causal or bool((end < length).any()))
 
