@@ -35,7 +35,7 @@ from ...runtime.parity.inputs import InputSet
 from ...runtime.session import Session
 from ..artifact.form import FileOptions, WrittenForm, written_form
 from ..artifact.publish import Part, finish_export
-from ..artifact.serialize import read_message
+from ..artifact.serialize import message, read_message
 from ..checkpoint.open_checkpoint import OpenedCheckpoint, open_live
 from ..checkpoint.tensors import check_finite
 from ..checks.golden import first_checks, open_golden
@@ -389,7 +389,7 @@ class ModuleJob:
         """
         for lengths, module, example in freest(self._elsewhere(), lambda found: found[0], taken):
             try:
-                return lengths, graph_shapes(ir.serde.serialize_model(self.trace(module, example)))
+                return lengths, graph_shapes(message(self.trace(module, example)))
             except (UsageError, ExportFailed):  # the module works at one length only
                 continue
         return None

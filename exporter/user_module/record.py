@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from ...core.documents.report import Report
 from ...core.error_texts import argument
 from ...core.errors import UsageError
+from ...core.storage.file_kinds import NPZ
+from ...core.storage.outputs import Output, check_outputs
 from ...core.tensors import format_shape
 from ...runtime.inputs.arrays import save_arrays
 from ..models.registry import live_class
@@ -96,6 +98,7 @@ def record(
     sets = [inputs] if isinstance(inputs, Mapping) else list(inputs)
     if not sets or not all(isinstance(given, Mapping) and given for given in sets):
         raise UsageError(f"{argument('inputs')} has no arrays.", fix="Give a dict of arrays or tensors by name.")
+    check_outputs([Output(path, NPZ)], overwrite=overwrite)  # the model may run for long
     running = module
     if any(tensor.dtype in _HALF for tensor in (*module.parameters(), *module.buffers())):
         running = working_copy(module)
