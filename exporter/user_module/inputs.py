@@ -168,7 +168,10 @@ def bind(module: nn.Module, names: Sequence[str]) -> bool:
     named = [n for n in names if n in parameters and parameters[n].kind is not inspect.Parameter.POSITIONAL_ONLY]
     by_name = len(named) == len(names) or inspect.Parameter.VAR_KEYWORD in kinds
     try:
-        signature.bind(**dict.fromkeys(names)) if by_name else signature.bind(*names)
+        if by_name:
+            signature.bind(**dict.fromkeys(names))
+        else:
+            signature.bind(*names)
         if not by_name and named:
             raise TypeError(f"{', '.join(n for n in names if n not in named)} is no argument of it")
     except TypeError as error:
@@ -182,9 +185,13 @@ def bind(module: nn.Module, names: Sequence[str]) -> bool:
 
 def call(module: nn.Module, arrays: Mapping[str, NDArray[Any]], by_name: bool, *, double: bool = False) -> object:
     """Run a module on arrays."""
-    tensors = as_tensors(arrays, torch.float64 if double else None)
     with torch.no_grad():
-        return module(**tensors) if by_name else module(*tensors.values())
+        return apply(module, as_tensors(arrays, torch.float64 if double else None), by_name)
+
+
+def apply(module: nn.Module, tensors: Mapping[str, Tensor], by_name: bool) -> object:
+    """Call a module with tensors, by name or by position."""
+    return module(**tensors) if by_name else module(*tensors.values())
 
 
 def with_token_limits(
@@ -210,7 +217,7 @@ def with_token_limits(
             for part in module.modules():
                 if isinstance(part, nn.Embedding):
                     hooks.enter_context(part.register_forward_pre_hook(note))
-            module(**zeros) if by_name else module(*zeros.values())
+            apply(module, zeros, by_name)
     except Exception as error:  # the run that follows refuses a module that always fails
         unknown = [x.name for x in inputs if "int" in x.dtype and x.limit is None and x.name not in limits]
         if unknown:

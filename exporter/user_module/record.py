@@ -25,7 +25,7 @@ from ...core.storage.outputs import Output, check_outputs
 from ...core.tensors import format_shape
 from ...runtime.inputs.arrays import save_arrays
 from ..models.registry import live_class
-from .inputs import bind
+from .inputs import apply, bind
 from .module_runner import named_tensors
 from .observe import working_copy
 
@@ -135,8 +135,7 @@ def _sample(module: nn.Module, given: Inputs, names: Mapping[str, str]) -> Array
     inputs = dict(tensors)
     if family is not None:
         tensors, inputs, output = family.live_call(tensors)
-    by_name = bind(module, list(tensors))
-    result = named_tensors(module(**tensors) if by_name else module(*tensors.values()))
+    result = named_tensors(apply(module, tensors, bind(module, list(tensors))))
     if output is not None and list(result) == ["out"]:
         result = {output: result["out"]}
     clash = sorted(set(inputs) & set(result))
