@@ -141,7 +141,12 @@ def _sample(module: nn.Module, given: Inputs, names: Mapping[str, str]) -> Array
     clash = sorted(set(inputs) & set(result))
     if clash:
         raise UsageError(f"{clash[0]!r} is an input and an output of the module.", why="A file cannot have both.")
-    arrays = {names.get(name, name): _array(x) for name, x in {**inputs, **result}.items()}
+    arrays: Arrays = {}
+    for name, tensor in {**inputs, **result}.items():
+        written = names.get(name, name)
+        if written in arrays:
+            raise UsageError(f"Two arrays would be named {written!r}.", fix=f"Change {argument('names')}.")
+        arrays[written] = _array(tensor)
     for name, array in arrays.items():
         if array.dtype.kind == "f" and bool(np.isnan(array).any()):
             raise UsageError(f"{name!r} holds NaN.", why="Nothing is equal to NaN, so it would prove nothing.")

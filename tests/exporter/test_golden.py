@@ -306,6 +306,8 @@ def test_recording_leaves_the_module_as_it_was(tmp_path: Path) -> None:
         record(module, {"z": inputs["x"]}, tmp_path / "g.npz")
     with pytest.raises(UsageError, match="does not take the inputs"):
         record(module, {"z": inputs["x"]}, tmp_path / "h.npz")
+    with pytest.raises(UsageError, match="Two arrays would be named 'x'"):
+        record(module, inputs, tmp_path / "h.npz", names={"y": "x"})
     with pytest.raises(UsageError, match="holds NaN"):
         record(module, {**inputs, "x": torch.full((1, 9, 16), torch.nan)}, tmp_path / "h.npz")
     assert not (tmp_path / "h.npz").exists()
