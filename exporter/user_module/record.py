@@ -145,7 +145,7 @@ def _sample(module: nn.Module, given: Inputs, names: Mapping[str, str]) -> Array
     for name, tensor in {**inputs, **result}.items():
         written = names.get(name, name)
         if written in arrays:
-            raise UsageError(f"Two arrays would be named {written!r}.", fix=f"Change {argument('names')}.")
+            raise UsageError(f"Two arrays would be named {written!r}.", fix="Give other names.")
         arrays[written] = _array(tensor)
     for name, array in arrays.items():
         if array.dtype.kind == "f" and bool(np.isnan(array).any()):

@@ -28,7 +28,7 @@ def test_they_are_copied_and_never_replace_a_file(tmp_path: Path, monkeypatch: p
     assert copy.read_text() == "{}" and copy == tmp_path / "out" / "tokenizer.json"
     copy.write_text("another")
     with pytest.raises(UsageError, match="appeared during the export"):
-        copy_companions([source], output, folder)
+        copy_companions([source], output, tmp_path)
     assert copy.read_text() == "another"
 
 
