@@ -34,6 +34,18 @@ def close_match(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     return f"Did you mean {close[0]}?" if close else f"Known: {', '.join(names)}."
 
 
+def first_line(error: BaseException, limit: int | None = None) -> str:
+    """Return the first line of an error's text, cut to `limit` characters; the error's class where it has no text."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:limit] if lines else type(error).__name__
+
+
+def named_line(error: BaseException, limit: int | None = None) -> str:
+    """Return an error's class and the first line of its text, cut to `limit` characters."""
+    lines = str(error).strip().splitlines() or ["no message"]
+    return f"{type(error).__name__}: {lines[0][:limit]}"
+
+
 # What `argument` writes: `name`, or `name=value`.
 _ARGUMENT = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")
 _ABSENT = object()

@@ -261,7 +261,8 @@ def _run_checks(
     if quick:
         yield from left_out()
     elif request.dynamic:
-        yield from map(form.seen, dynamic_node_checks(model, source, request.dynamic))
+        accepted = request.allow_quadratic
+        yield from map(form.seen, dynamic_node_checks(model, source, request.dynamic, allow_quadratic=accepted))
     else:
         session.wake()
         release_memory()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..core.documents.sidecar import Sidecar, class_title
@@ -88,9 +89,6 @@ def source_of_file(request: ParityRequest, candidate: FileRunner) -> tuple[Sourc
     ranks = [(spec.name, len(spec.shape)) for spec in candidate.signature if spec.name not in caches]
     if ranks != [(spec.name, len(spec.shape)) for spec in wanted]:
         raise _other_inputs(candidate.signature, wanted, title)
-    causal = request.causal
-    if causal is None:
-        causal = bool(sidecar is not None and sidecar.options.get("causal"))
     # By name, the file's sizes where the class leaves the size to the file.
     sizes = {
         size: inputs[spec.name].shape[axis]
@@ -98,22 +96,11 @@ def source_of_file(request: ParityRequest, candidate: FileRunner) -> tuple[Sourc
         for axis, size in enumerate(spec.shape)
         if isinstance(size, str)
     }
-    length: int | str | None = sizes[SEQUENCE]
-    batch = sizes[BATCH]
-    if isinstance(batch, str):
-        batch = OPEN_BATCH if sidecar is None else sidecar.batch
+    if not all(isinstance(sizes.get(name, 1), int) for name in ("heads", "dim_head")):
+        raise _other_inputs(candidate.signature, wanted, title, "There heads and dim_head are fixed numbers.")
     if stepwise:  # any length that the class accepts
-        length = getattr(opened.resolved.args, "window_size", 1)
-    if isinstance(length, str):
-        length = _longest(request, sidecar)
-    shapes = ShapeRequest(
-        batch=batch,
-        seq_len=length,
-        heads=int(sizes["heads"]) if "heads" in sizes else None,
-        dim_head=int(sizes["dim_head"]) if "dim_head" in sizes else None,
-        causal=causal,
-        **optional,
-    )
+        sizes[SEQUENCE] = getattr(opened.resolved.args, "window_size", 1)
+    shapes = replace(_shapes(request, sidecar, sizes), **optional)
     opened.resolved.check_keys()
     try:
         return opened.source(shapes), notes + opened.notes
@@ -121,6 +108,30 @@ def source_of_file(request: ParityRequest, candidate: FileRunner) -> tuple[Sourc
         if not all(isinstance(size, int) for spec in candidate.signature for size in spec.shape):
             raise
         raise _other_inputs(candidate.signature, wanted, title, error.what) from error
+
+
+def _shapes(request: ParityRequest, sidecar: Sidecar | None, sizes: Mapping[str, int | str]) -> ShapeRequest:
+    """Return the shapes to compare at.
+
+    Args:
+        request: the request.
+        sidecar: the facts beside the file, if there are any.
+        sizes: the file's batch and seq, a name where one is dynamic; where its inputs have them, heads and dim_head.
+
+    Raises:
+        UsageError: a length is asked for that the file does not take.
+    """
+    fixed = {name: size for name, size in sizes.items() if isinstance(size, int)}
+    causal = request.causal
+    if causal is None:
+        causal = bool(sidecar is not None and sidecar.options.get("causal"))
+    return ShapeRequest(
+        batch=fixed.get(BATCH, OPEN_BATCH if sidecar is None else sidecar.batch),
+        seq_len=fixed[SEQUENCE] if SEQUENCE in fixed else _longest(request, sidecar),
+        heads=fixed.get("heads"),
+        dim_head=fixed.get("dim_head"),
+        causal=causal,
+    )
 
 
 def _longest(request: ParityRequest, sidecar: Sidecar | None) -> int | None:

@@ -119,7 +119,7 @@ def export_steps(request: StepRequest, progress: Progress = lambda _: None) -> l
     asked = request.export
     with writing(*_outputs(files), inputs=asked.inputs, overwrite=asked.overwrite) as folder:
         beside = folder_companions(asked, files[asked.output].source)
-        checks = partial(_checks, asked, _golden(asked, files), {}, progress)
+        checks = _Checks(asked, _golden(asked, files), progress)
         prefill = next((path.name for path in files if path != asked.output), None)
         parts = []
         for path, source in files.items():
@@ -130,12 +130,12 @@ def export_steps(request: StepRequest, progress: Progress = lambda _: None) -> l
             form = written_form(model, step_nodes(model), asked)
             mode: Mode = request.mode if path == asked.output else "prefill"
             facts = source.facts(asked.dtype, mode=mode, prefill=prefill if path == asked.output else None)
-            parts.append(Part(path, form, partial(checks, source), partial(_facts, asked, opened, source, facts)))
-        sidecars = finish_export(parts, folder, asked, progress)
-        reports = [ExportReport(path, sidecar, []) for path, sidecar in zip(files, sidecars, strict=True)]
-        reports[0].notes.extend(opened.notes)
-        reports[0].copied.extend(copy_companions(beside, asked.output, folder))
-    return reports
+            describe = partial(_facts, asked, opened, source, facts)
+            parts.append(Part(path, form, check=partial(checks.run, source), describe=describe))
+        sidecar, *others = finish_export(parts, folder, asked, progress)
+        copied = copy_companions(beside, asked.output, folder)
+    reports = [ExportReport(asked.output, sidecar, opened.notes, copied=copied)]
+    return reports + [ExportReport(part.path, other, []) for part, other in zip(parts[1:], others, strict=True)]
 
 
 def _golden(asked: ExportRequest, files: Mapping[Path, StepSource]) -> Golden | None:
@@ -147,28 +147,38 @@ def _golden(asked: ExportRequest, files: Mapping[Path, StepSource]) -> Golden | 
     return open_golden(asked.golden, inputs, outputs, tokens, lambda name, axis: limits)
 
 
-def _checks(
-    asked: ExportRequest,
-    golden: Golden | None,
-    sessions: dict[int, Session],
-    progress: Progress,
-    source: StepSource,
-    staged: Path,
-) -> Iterator[CheckRecord]:
-    """Run each check of a file; `sessions` keeps the step file's, by its chunk, for the check of its companion."""
-    yield check_model(staged)
-    record, session = check_loads(staged)
-    yield record
-    then = sessions.get(1) if source.chunk > 1 else None
-    if golden is not None:
-        progress(f"Checking: {staged.name} with golden outputs")
-        fed = step_runner(session, source, asked.dtype, then, 0)
-        yield check_golden(fed, golden, asked.tolerance, asked.precision, source.source)
-    progress(f"Checking: {staged.name} token by token against the float64 reference")
-    sessions[source.chunk] = session
-    yield check_step_parity(session, source, asked.dtype, asked.tolerance(asked.precision), then)
-    wide = check_wide_integers(read_message(staged), staged.parent, source.integer_limits(asked.dtype))
-    yield allowed(wide, asked.allow_wide_integers)
+@dataclass
+class _Checks:
+    """The checks of the files of one export, the step file first.
+
+    Args:
+        asked: the export.
+        golden: golden outputs to compare with, if there are any.
+        progress: called with the name of each step as it begins.
+        step: the session of the step file once it is open; it continues where its companion's chunks end.
+    """
+
+    asked: ExportRequest
+    golden: Golden | None
+    progress: Progress
+    step: Session | None = None
+
+    def run(self, source: StepSource, staged: Path) -> Iterator[CheckRecord]:
+        """Run each check of a file, cheapest first."""
+        asked = self.asked
+        yield check_model(staged)
+        record, session = check_loads(staged)
+        yield record
+        if self.golden is not None:
+            self.progress(f"Checking: {staged.name} with golden outputs")
+            fed = step_runner(session, source, asked.dtype, self.step, 0)
+            yield check_golden(fed, self.golden, asked.tolerance, asked.precision, source.source)
+        self.progress(f"Checking: {staged.name} token by token against the float64 reference")
+        yield check_step_parity(session, source, asked.dtype, asked.tolerance(asked.precision), self.step)
+        if source.chunk == 1:
+            self.step = session
+        wide = check_wide_integers(read_message(staged), staged.parent, source.integer_limits(asked.dtype))
+        yield allowed(wide, asked.allow_wide_integers)
 
 
 def _facts(

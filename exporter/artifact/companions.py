@@ -56,10 +56,30 @@ def copy_companions(files: Sequence[Path], output: Path, folder: Path) -> list[P
         staged, place = folder / f"companion-{source.name}", output.with_name(source.name)
         try:
             shutil.copyfile(source, staged)
-            os.link(staged, place)  # unlike a move, never over a file that has appeared
+            _move_to_free_place(staged, place)
         except FileExistsError as error:
             raise UsageError(f"{place} is not replaced.", why="It appeared during the export.") from error
         except OSError as error:
             raise write_error(place, error) from error
         copies.append(place)
     return copies
+
+
+def _move_to_free_place(staged: Path, place: Path) -> None:
+    """Give a file its final name, which must not be taken.
+
+    Raises:
+        FileExistsError: a file of that name has appeared.
+        OSError: the place cannot be written.
+    """
+    try:
+        os.link(staged, place)  # unlike a move, never over a file that has appeared
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links: an empty file claims the name first
+        place.open("xb").close()
+        try:
+            staged.replace(place)
+        except OSError:
+            place.unlink()
+            raise

@@ -152,9 +152,7 @@ def finish_export(
     if not options.function_body:
         progress("Removing the function definition")
         for model in models.values():
-            for identifier, body in list(model.functions.items()):
-                if body.domain == DOMAIN and body.name not in AFT_VARIANT_BY_OP_TYPE:  # no plugin computes others
-                    del model.functions[identifier]
+            _drop_attention_functions(model)
         data = save()
         bare = {"name": "onnx checker, no body", "detail": "checked above with the body attached"}
         for staged, records in zip(models, checks, strict=True):
@@ -166,6 +164,13 @@ def finish_export(
     ]
     publish_models(written[::-1], sorted({name for name in data if name is not None}))
     return [sidecar for _, sidecar, _ in written]
+
+
+def _drop_attention_functions(model: ir.Model) -> None:
+    """Remove the ONNX functions of the attention nodes in place; no plugin computes the nodes of other functions."""
+    for identifier, body in list(model.functions.items()):
+        if body.domain == DOMAIN and body.name not in AFT_VARIANT_BY_OP_TYPE:
+            del model.functions[identifier]
 
 
 def publish_models(models: Sequence[tuple[Path, Sidecar, Path]], data: Sequence[str]) -> None:

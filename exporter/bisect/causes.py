@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,10 +129,12 @@ def _rotary(evidence: Evidence) -> str | None:
 
 
 def _softmax(evidence: Evidence) -> str | None:
-    if (found := _worst_rows(evidence)) is None:
+    if evidence.fault.role != "attention" or evidence.call is None or evidence.geometry is None:
         return None
-    rows, actual, exact = found
-    measured, emulated = _rms(actual - exact), _rms(attend_rows(evidence, rows, half=True) - exact)
+    rows = _worst_rows(evidence)
+    exact = attend_rows(evidence, rows)
+    measured = _rms(_values_at(evidence, rows) - exact)
+    emulated = _rms(attend_rows(evidence, rows, half=True) - exact)
     if not 0.25 * measured <= emulated <= 4 * measured:
         return None
     return (
@@ -141,13 +144,15 @@ def _softmax(evidence: Evidence) -> str | None:
 
 
 def _window(evidence: Evidence) -> str | None:
-    if (found := _worst_rows(evidence)) is None or evidence.geometry is None:
+    if evidence.fault.role != "attention" or evidence.call is None or evidence.geometry is None:
         return None
-    rows, actual, exact = found
+    rows = _worst_rows(evidence)
+    actual = _values_at(evidence, rows)
+    error = _rms(actual - attend_rows(evidence, rows))
     node = geometry_of(evidence.attributes)
     others = [*([node] if node != evidence.geometry else []), *_other_windows(evidence.geometry)]
     for other in others:
-        if _rms(actual - attend_rows(replace(evidence, geometry=other), rows)) < 0.05 * _rms(actual - exact):
+        if _rms(actual - attend_rows(replace(evidence, geometry=other), rows)) < 0.05 * error:
             return f"The output is that of another window: {other.describe()}, not {evidence.geometry.describe()}."
     return None
 
@@ -165,13 +170,15 @@ def _other_windows(geometry: WindowGeometry) -> list[WindowGeometry]:
     return found
 
 
-def _worst_rows(evidence: Evidence) -> tuple[NDArray[np.int64], Floats, Floats] | None:
-    """Return the worst positions of an attention's output, the file's values there, and exact ones; else None."""
-    if evidence.fault.role != "attention" or evidence.call is None or evidence.geometry is None:
-        return None
-    rows = np.sort(np.argsort(-evidence.errors(), kind="stable")[:_ROWS])
-    actual = np.take(evidence.fault.actual.astype(np.float64), rows, evidence.sequence_axis)
-    return rows, actual, attend_rows(evidence, rows)
+def _worst_rows(evidence: Evidence) -> NDArray[np.int64]:
+    """Return the positions with the largest errors, in order."""
+    return np.sort(np.argsort(-evidence.errors(), kind="stable")[:_ROWS])
+
+
+def _values_at(evidence: Evidence, rows: NDArray[np.int64]) -> Floats:
+    """Return the file's values at some positions."""
+    values: Floats = np.take(evidence.fault.actual.astype(np.float64), rows, evidence.sequence_axis)
+    return values
 
 
 def attend_rows(evidence: Evidence, rows: NDArray[np.int64], *, half: bool = False) -> Floats:
@@ -204,12 +211,7 @@ def attend_rows(evidence: Evidence, rows: NDArray[np.int64], *, half: bool = Fal
         scores = scores + bias[:, (rows % window)[:, None], slot]
     if evidence.attributes.get("shared_qk"):
         scores = np.where(columns[None, :] == rows[:, None], SELF_SCORE, scores)
-    visible = geometry.visibility(rows, columns, length)[None, None]
-    mask = evidence.inputs.get("mask", evidence.inputs.get("attention_mask"))
-    if mask is not None:
-        padded = np.zeros((mask.shape[0], length), np.bool_)
-        padded[:, : mask.shape[1]] = mask != 0
-        visible = visible & padded[:, None, None, :]
+    visible = _visible(evidence.inputs, geometry, rows, length)
     with np.errstate(over="ignore", invalid="ignore"):
         if half:
             scores = scores.astype(np.float16).astype(np.float64)
@@ -222,6 +224,19 @@ def attend_rows(evidence: Evidence, rows: NDArray[np.int64], *, half: bool = Fal
         if half:
             weights = weights.astype(np.float16).astype(np.float64)
     return np.transpose(np.einsum("bhij,bhjd->bhid", weights, value), perm)
+
+
+def _visible(
+    inputs: Mapping[str, NDArray[Any]], geometry: WindowGeometry, rows: NDArray[np.int64], length: int
+) -> NDArray[np.bool_]:
+    """Return which keys these positions see in the window and the mask, `[B or 1, 1, len(rows), length]`."""
+    visible = geometry.visibility(rows, np.arange(length), length)[None, None]
+    mask = inputs.get("mask", inputs.get("attention_mask"))
+    if mask is None:
+        return visible
+    kept = np.zeros((mask.shape[0], length), np.bool_)  # the file's own padding, behind the mask, is not kept
+    kept[:, : mask.shape[1]] = mask != 0
+    return visible & kept[:, None, None, :]
 
 
 def _softmax_of(scores: Floats) -> Floats:

@@ -77,8 +77,16 @@ def measure(candidate: Runner, boundaries: Sequence[Boundary], inputs: Arrays, t
     reference = Recorded("the model in float64", {boundary.value: boundary.expected for boundary in boundaries})
     found = compare(candidate, reference, dict(inputs), scaled)
     return [
-        Measured(x.value, x.order, x.path, x.role, x.expected, found.outputs[x.value], comparison)
-        for x, comparison in zip(boundaries, found.comparisons, strict=True)
+        Measured(
+            value=boundary.value,
+            order=boundary.order,
+            path=boundary.path,
+            role=boundary.role,
+            expected=boundary.expected,
+            actual=found.outputs[boundary.value],
+            comparison=comparison,
+        )
+        for boundary, comparison in zip(boundaries, found.comparisons, strict=True)
     ]
 
 

@@ -19,9 +19,11 @@ import onnx
 from ...core.documents.engine_facts import ENGINE_SUFFIX, EngineFacts, read_engine_facts
 from ...core.error_texts import argument
 from ...core.errors import CheckFailed, UsageError
+from ...core.limits import LARGEST_SIZE
 from ...core.storage.files import sha256
 from ...core.tensors import BATCH, SEQUENCE
 from ...onnx_graph.graph_values import external_files
+from ...onnx_graph.wire_scan import lies_inside
 from ...runtime.session import Session, load
 from ..source.source_model import SourceModel
 from .request import BisectRequest
@@ -78,7 +80,9 @@ def open_marked(document: onnx.ModelProto, values: Sequence[str], folder: Path, 
     model = request.model
     source = onnx_file_of(model)
     for name in external_files(document):
-        _link(source.with_name(name), folder / name)
+        if not lies_inside(name):
+            raise UsageError(f"The external data of the model is not beside it: {name}.")
+        _link(source.parent / name, folder / name)
     marked = folder / "marked.onnx"
     marked.write_bytes(document.SerializeToString())
     if model.suffix.lower() != ENGINE_SUFFIX:
@@ -106,10 +110,9 @@ def _build(marked: Path, facts: EngineFacts, request: BisectRequest) -> Path:
 
 def _link(source: Path, target: Path) -> None:
     """Link a file to another path, or copy it where links are not possible."""
-    if source.name != target.name or Path(source.name).is_absolute():
-        raise UsageError(f"The external data of the model is not beside it: {source}.")
+    target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        os.link(source, target)
+        os.link(source.resolve(), target)  # where the source is a symbolic link, what it leads to
     except OSError:
         shutil.copyfile(source, target)
 
@@ -128,7 +131,7 @@ def fix(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> None:
     for value in (*graph.input, *graph.output, *graph.value_info):
         for dimension in value.type.tensor_type.shape.dim:
             size = _number(dimension.dim_param, sizes) if dimension.dim_param else None
-            if size is not None:
+            if size is not None and 0 <= size <= LARGEST_SIZE:
                 dimension.dim_value = size
 
 
@@ -136,7 +139,7 @@ def _number(text: str, sizes: Mapping[str, int]) -> int | None:
     """Compute an expression such as `2*batch*seq`; None if it is no such expression."""
     try:
         return _value(ast.parse(text, mode="eval").body, sizes)
-    except (SyntaxError, KeyError, ZeroDivisionError, RecursionError):
+    except (SyntaxError, ValueError, KeyError, ZeroDivisionError, RecursionError, MemoryError):
         return None
 
 

@@ -22,7 +22,7 @@ def describe_checkpoint(path: Path, config: Path | None = None) -> dict[str, Any
         UsageError: the checkpoint or its configuration cannot be read.
     """
     if path.is_dir() and detect_folder(path):
-        return _of_folder(open_checkpoint(path))
+        return _of_folder(open_checkpoint(path, config))
     loaded = load_state(path)
     found = find_config(path, config)
     raw = load_config(found) if found is not None else None

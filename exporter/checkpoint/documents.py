@@ -85,18 +85,22 @@ def _read_yaml(text: str) -> object:
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             seen = set()
             for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-                if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in seen:
+                if not isinstance(key, yaml.ScalarNode):
+                    continue  # a list or a table is no key: PyYAML refuses it
+                if (key.tag, key.value) in seen:
                     raise ValueError(f"{shown(key.value)} is given twice (line {_line(key)}). Keep one of them.")
                 seen.add((key.tag, key.value))
             return dict(super().construct_mapping(node, deep=deep))
 
         def construct_yaml_int(self, node: Any) -> int:
+            number = int(super().construct_yaml_int(node))
             _check_plain_number(node)
-            return int(super().construct_yaml_int(node))
+            return number
 
         def construct_yaml_float(self, node: Any) -> float:
+            number = float(super().construct_yaml_float(node))
             _check_plain_number(node)
-            return float(super().construct_yaml_float(node))
+            return number
 
     # The constructors are looked up in a table of functions, not by their names.
     Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)

@@ -193,7 +193,7 @@ def infer_config(known: Gathered) -> Resolved:
     values |= known.form.follow(values)
     args = entry.args(**values)
     expected = expected_shapes(entry.family, args)
-    _check_findings(known, args, expected)
+    _check_consistent(known, args, expected)
     absent = [name for name in expected if name not in shapes]
     missing = [name for name in absent if not name.endswith(INV_FREQ)]
     buffers_absent = len(absent) > len(missing)
@@ -254,22 +254,24 @@ def _check_given(known: Gathered) -> None:
     """
     window, fields, names = known.entry.family.window_argument, known.entry.args.model_fields, known.values
     if window not in names and (fields[window].is_required() or not known.has_config):
-        missing = window
-    elif "heads" not in fields or "heads" in names:
+        raise _not_shown(known.entry, window)
+    if "heads" not in fields or "heads" in names:
         return
-    else:
-        width = next(shape[0] for name, shape in known.shapes.items() if name.endswith("to_qkv.weight"))
-        if known.has_config and width == 3 * fields["heads"].default * fields["dim_head"].default:
-            return
-        missing = "heads"
-    raise UsageError(
-        f"{known.entry.name} needs {missing}, and the weights do not tell it.",
+    width = next(shape[0] for name, shape in known.shapes.items() if name.endswith("to_qkv.weight"))
+    if not known.has_config or width != 3 * fields["heads"].default * fields["dim_head"].default:
+        raise _not_shown(known.entry, "heads")
+
+
+def _not_shown(entry: ClassEntry, name: str) -> UsageError:
+    """Make the error for an argument that neither the weights nor the config tell."""
+    return UsageError(
+        f"{entry.name} needs {name}, and the weights do not tell it.",
         why="It leaves no trace in the tensors' shapes; guessed wrong, the model would run and be wrong.",
         fix="Say it in a config: `localattn inspect CHECKPOINT --write-config` writes one to complete.",
     )
 
 
-def _check_findings(known: Gathered, args: Arguments, expected: TensorShapes) -> None:
+def _check_consistent(known: Gathered, args: Arguments, expected: TensorShapes) -> None:
     """Refuse an argument that the weights contradict, and tensors that do not fit each other."""
     given, shapes = known.given, known.shapes
     for name, inferred in known.findings.items():

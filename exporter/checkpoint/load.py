@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import torch
 
+from ...core.error_texts import first_line
 from ...core.errors import MissingDependency, UsageError
 from ...core.storage.file_kinds import configs_beside
 from ...core.storage.files import sha256
@@ -221,9 +222,9 @@ def _check_zip(path: Path, notes: list[str]) -> None:
 
 
 def _damaged(path: Path, error: Exception) -> UsageError:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
+    line = first_line(error)
     # torch's own advice would be to load the file unsafely.
-    reason = "Its pickled data is not a state dict's." if "weights_only" in lines[0] else lines[0][:200]
+    reason = "Its pickled data is not a state dict's." if "weights_only" in line else line[:200]
     return UsageError(
         f"{path} is damaged or not a checkpoint.",
         why=reason,

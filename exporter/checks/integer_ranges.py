@@ -15,7 +15,7 @@ from functools import reduce
 from itertools import product, zip_longest
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -27,9 +27,6 @@ from onnx.reference import ReferenceEvaluator
 from ...core.limits import LARGEST_SIZE
 from ...onnx_graph.graph_values import graphs_of
 
-# Lowest and highest value of each element, in the tensor's shape; for a large tensor `[]`, of all elements.
-# If the values are known, the same array twice.
-Interval = tuple[NDArray[Any], NDArray[Any]]
 Types = dict[str, onnx.TypeProto]
 
 _WIDE = {onnx.TensorProto.INT64, onnx.TensorProto.UINT64}
@@ -60,6 +57,16 @@ _SUMS, _PLACES = ("ReduceSum", "CumSum"), ("ArgMax", "ArgMin", "NonZero", "TopK"
 _FAR = 1 << 62
 
 
+class Interval(NamedTuple):
+    """The lowest and the highest value of each element of a tensor, in its shape; of a large tensor, `[]`, of all.
+
+    If the values are known, both are the same array.
+    """
+
+    low: NDArray[Any]
+    high: NDArray[Any]
+
+
 class IntegerRanges:
     """The intervals of the integers of a model without ONNX functions; the module's docstring explains them.
 
@@ -87,7 +94,7 @@ class IntegerRanges:
         for given in model.graph.input:
             types[given.name] = _at_sizes(given.type, sizes)
             if given.name in limits:
-                known[given.name] = np.asarray(0), np.asarray(limits[given.name] - 1)
+                known[given.name] = _between(0, limits[given.name] - 1)
             elif (interval := _of_type(_element(given.type))) is not None:
                 known[given.name] = interval
         self._read(model.graph, types, known, folder)
@@ -114,7 +121,7 @@ class IntegerRanges:
     def _types(self, node: onnx.NodeProto, types: Types, known: Mapping[str, Interval]) -> Types:
         """Infer the types of a node's outputs, with sizes from known inputs; empty if they cannot be inferred."""
         constants = {
-            name: onnx.numpy_helper.from_array(known[name][0], name)
+            name: onnx.numpy_helper.from_array(known[name].low, name)
             for name in node.input
             if name in known and _is_exact(known[name])
         }
@@ -137,7 +144,7 @@ class IntegerRanges:
         if node.op_type == "Shape" and of is not None:
             attributes = {x.name: x.i for x in node.attribute}
             return [_exact(np.array(of[attributes.get("start", 0) : attributes.get("end")], np.int64))]
-        exact = [x[0] for x in given if x is not None and _is_exact(x)]
+        exact = [x.low for x in given if x is not None and _is_exact(x)]
         small = all(_is_small(types.get(name)) for name in (*node.input, *node.output) if name)
         if len(exact) == len(given) and small and not list(graphs_of(node)):
             return [_exact(x) for x in self._compute(node, exact)]
@@ -146,7 +153,7 @@ class IntegerRanges:
         if node.op_type in _MOVES:
             return self._moved(node, types, known)
         if node.op_type in _PLACES and of is not None:
-            return [None] * (len(node.output) - 1) + [(np.asarray(0), np.asarray(max(of, default=1) - 1))]
+            return [None] * (len(node.output) - 1) + [_between(0, max(of, default=1) - 1)]
         if not given or any(y is None for y in given) or not _is_integer(types.get(node.input[0])):
             return []
         x, *others = (y for y in given if y is not None)
@@ -175,8 +182,8 @@ class IntegerRanges:
             ends = []
             for end in (0, 1):
                 full = {name: np.broadcast_to(known[name][end], _shape(types[name]) or ()) for name in names}
-                ends.append(self._compute(node, [full.get(x, known[x][0]) for x in node.input if x]))
-            return list(zip(*ends, strict=True))
+                ends.append(self._compute(node, [full.get(x, known[x].low) for x in node.input if x]))
+            return [Interval(low, high) for low, high in zip(*ends, strict=True)]
         return [_hull([known[name] for name in names])] * len(node.output)
 
     def _compute(self, node: onnx.NodeProto, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
@@ -201,7 +208,7 @@ class IntegerRanges:
                     verb = "gives" if name in made else "reads"
                     self.beyond.append(f"{node.op_type} {node.name or name!r} {verb} integers up to {most:,}")
                     if name in made:  # nodes that read it are not reported again
-                        known[name] = np.asarray(-LARGEST_SIZE), np.asarray(LARGEST_SIZE)
+                        known[name] = _between(-LARGEST_SIZE, LARGEST_SIZE)
             elif name in made:
                 self.unknown.append(f"{node.op_type} {node.name or name!r}")
 
@@ -216,26 +223,31 @@ def _blocked_product(node: onnx.NodeProto, types: Types) -> Types:
 
 
 def _exact(values: NDArray[Any]) -> Interval:
-    return values, values
+    return Interval(values, values)
 
 
 def _is_exact(interval: Interval) -> bool:
-    return interval[0] is interval[1]
+    return interval.low is interval.high
+
+
+def _between(low: int, high: int) -> Interval:
+    """Return one interval for all elements of a tensor."""
+    return Interval(np.asarray(low), np.asarray(high))
 
 
 def _hull(intervals: Sequence[Interval]) -> Interval:
     """Return one interval that contains all elements of several."""
-    lows, highs = ([x[end] for x in intervals if x[end].size] for end in (0, 1))
-    if not lows:
-        return np.asarray(0), np.asarray(0)
-    return np.asarray(min(int(x.min()) for x in lows)), np.asarray(max(int(x.max()) for x in highs))
+    filled = [x for x in intervals if x.low.size]
+    if not filled:
+        return _between(0, 0)
+    return _between(min(int(x.low.min()) for x in filled), max(int(x.high.max()) for x in filled))
 
 
 def _corners(op_type: str, operands: Sequence[Interval]) -> Interval:
     """Return the interval of the results for each choice of lowest and highest operands, without overflow."""
     choices = product(*_bounded(operands))
     found = [_CORNERS[op_type](*(x.astype(object) for x in choice)) for choice in choices]
-    return _narrowed(reduce(np.minimum, found)), _narrowed(reduce(np.maximum, found))
+    return Interval(_narrowed(reduce(np.minimum, found)), _narrowed(reduce(np.maximum, found)))
 
 
 def _bounded(operands: Sequence[Interval]) -> Sequence[Interval]:
@@ -250,15 +262,14 @@ def _narrowed(x: NDArray[Any]) -> NDArray[np.int64]:
 
 def _divided(op_type: str, x: Interval, by: Interval) -> Interval | None:
     """Return the interval of a quotient or remainder; None if the divisor may be below 1."""
-    if not by[0].size or int(by[0].min()) < 1:
+    if not by.low.size or int(by.low.min()) < 1:
         return None
     if op_type == "Div":
         corners = [_narrowed(np.trunc(a / b)) for a, b in product(*_bounded((x, by)))]
         broadcast = np.broadcast_arrays(*corners)
-        return np.min(broadcast, axis=0), np.max(broadcast, axis=0)
-    low, high = _hull([x])
-    most = int(by[1].max()) - 1
-    return (np.asarray(0), np.asarray(min(int(high), most))) if int(low) >= 0 else (np.asarray(-most), np.asarray(most))
+        return Interval(np.min(broadcast, axis=0), np.max(broadcast, axis=0))
+    whole, most = _hull([x]), int(by.high.max()) - 1
+    return _between(0, min(int(whole.high), most)) if int(whole.low) >= 0 else _between(-most, most)
 
 
 def _at_sizes(kind: onnx.TypeProto, sizes: Mapping[str, int]) -> onnx.TypeProto:
@@ -290,8 +301,7 @@ def _of_type(element: int) -> Interval | None:
     if element not in _INTEGERS - _WIDE:
         return None
     kind = onnx.helper.tensor_dtype_to_np_dtype(element)
-    low, high = (0, 1) if kind == np.bool_ else (np.iinfo(kind).min, np.iinfo(kind).max)
-    return np.asarray(low), np.asarray(high)
+    return _between(0, 1) if kind == np.bool_ else _between(np.iinfo(kind).min, np.iinfo(kind).max)
 
 
 def _is_absent(tensor: onnx.TensorProto) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import replace
 import onnx
 
 from ...core.documents.sidecar import CheckRecord
+from ...onnx_graph.graph_values import all_graphs
 from .left_out import memory_record, window_record
 from .probe import NodeProbe, probes
 from .quadratic_memory import Shape, Taken, still_square, taken_sizes
@@ -39,7 +40,7 @@ def check_layer_windows(model: onnx.ModelProto, absent: Sequence[str]) -> CheckR
         findings.boundaries += one.boundaries
         findings.faults += one.faults
         if not ((one.back and one.ahead) or probe.geometry.sees_all):
-            small.append(f"{probe.node.name} has {probe.length} tokens, which one window of its covers")
+            small.append(f"{probe.node.name} has {probe.length} tokens, which one window covers")
     figures: dict[str, float | int | str] = {"boundaries": findings.boundaries, "nodes": len(different)}
     detail = f"{findings.boundaries} boundaries hold, {len(different)} different node(s)"
     status = "passed"
@@ -130,12 +131,13 @@ def _grown(probe: NodeProbe, span: int) -> list[str]:
 
 
 def _shapes(model: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
-    """Return the shapes of all tensors of a graph, dynamic dimensions by their expression."""
-    values = (*model.graph.value_info, *model.graph.input, *model.graph.output)
-    shapes: dict[str, tuple[int | str, ...]] = {
-        v.name: tuple(d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim) for v in values
-    }
-    return shapes | {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    """Return the shapes of all tensors of a model and its subgraphs, dynamic dimensions by their expression."""
+    shapes: dict[str, tuple[int | str, ...]] = {}
+    for graph in all_graphs(model.graph):
+        values = (*graph.value_info, *graph.input, *graph.output)
+        shapes |= {v.name: tuple(d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim) for v in values}
+        shapes |= {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    return shapes
 
 
 def _scores(

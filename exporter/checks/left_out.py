@@ -1,4 +1,4 @@
-"""The checks of a file that `--checks quick` leaves out: their records, which are made in several files."""
+"""Make the records of the checks that quick checks leave out; several files make them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from functools import partial
 
 from ...core.documents.sidecar import CheckRecord
 
-window_record, memory_record = (partial(CheckRecord, name=name) for name in ("window", "linear memory"))
+window_record = partial(CheckRecord, name="window")
+memory_record = partial(CheckRecord, name="linear memory")
 
 
 def left_out() -> list[CheckRecord]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...core.documents.sidecar import CheckRecord
+from ...core.error_texts import first_line
 from ...runtime.ort.session import open_file
 from ...runtime.session import Session
 
@@ -16,7 +17,7 @@ def check_model(path: Path) -> CheckRecord:
     try:
         onnx.checker.check_model(str(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        return CheckRecord(name="onnx checker", status="failed", detail=str(error).strip().splitlines()[0])
+        return CheckRecord(name="onnx checker", status="failed", detail=first_line(error))
     return CheckRecord(name="onnx checker", status="passed", detail="full check, with shape inference")
 
 

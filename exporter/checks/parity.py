@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ...core.documents.sidecar import PARITY, CheckRecord
+from ...core.error_texts import first_line
 from ...core.errors import CheckFailed, UsageError
 from ...core.tolerance import Tolerance
 from ...runtime.inputs.arrays import random_inputs
@@ -98,8 +99,7 @@ def check_input_sets(
         except Exception as error:
             if not ran:
                 raise
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:100]
-            refused.append((inputs.name, reason))
+            refused.append((inputs.name, first_line(error, 100)))
             continue
         ran.append(inputs.name)
         try:
@@ -111,15 +111,13 @@ def check_input_sets(
             meter.take(reference, inputs.arrays, expected)
     detail = f"{len(ran)} sets of inputs, worst at {worst_of(found, tolerance)[0]}"
     record = parity_record(found, reference, tolerance, detail, meter, trials=len(ran), refused=len(refused))
-    detail = record.detail
+    detail, status = record.detail, record.status
     if refused:
         unknown = bounded([name for name, _ in refused], 8)
-        detail = (
-            f"equal at {bounded(ran, 8)}; not known at {unknown}, which the reference itself refuses "
-            f"({refused[0][1]}); {detail}"
-        )
-    status = "not proven" if refused and record.status == "passed" else record.status
-    if record.status == "failed":
+        why = f"which the reference itself refuses ({refused[0][1]})"
+        detail = f"equal at {bounded(ran, 8)}; not known at {unknown}, {why}; {detail}"
+        status = "not proven" if status == "passed" else status
+    if status == "failed":
         passed = verdicts(found, beside(tolerance, record.baseline))
         failed = list(dict.fromkeys(name for (name, _), good in zip(found, passed, strict=True) if not good))
         detail = f"{len(failed)} of {len(ran)} sets of inputs differ ({', '.join(failed[:5])}); {detail}"

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import onnx
 
@@ -22,11 +22,21 @@ from .left_out import memory_record
 from .probe import probes
 
 Shape = tuple[int, ...]
-# Sizes that another length should not equal, as a tensor might have them by chance: of the graph, of its suspects.
-Taken = tuple[frozenset[int], frozenset[int]]
 T = TypeVar("T")
 # A replaced layer keeps a module for each length it is called with (`exporter/models/local_attention/adapter.py`).
 _MADE_FOR = re.compile(r"(?<=\.by_length)\.\d+(?=\.)")
+
+
+class Taken(NamedTuple):
+    """Sizes that another length should not equal, because a tensor might have them by chance.
+
+    Args:
+        graph: the sizes of all tensors of the graph.
+        suspects: the sizes of those that may be square in the length.
+    """
+
+    graph: frozenset[int]
+    suspects: frozenset[int]
 
 
 def check_quadratic_memory(
@@ -88,12 +98,12 @@ def is_square(shape: Iterable[int], lengths: set[int]) -> bool:
 
 
 def taken_sizes(shapes: Mapping[str, tuple[int | str, ...]], suspects: Iterable[str]) -> Taken:
-    """Return all sizes of a graph, and those of the tensors that may be square in the length."""
+    """Return the sizes in use in a graph and in its tensors that may be square in the length."""
 
     def sizes(names: Iterable[str]) -> frozenset[int]:
         return frozenset(size for name in names for size in shapes[name] if isinstance(size, int))
 
-    return sizes(shapes), sizes(suspects)
+    return Taken(sizes(shapes), sizes(suspects))
 
 
 def freest(lengths: Iterable[T], sizes: Callable[[T], Collection[int]], taken: Taken) -> Iterator[T]:
@@ -104,14 +114,13 @@ def freest(lengths: Iterable[T], sizes: Callable[[T], Collection[int]], taken: T
         sizes: gives the sizes that a graph of one length has.
         taken: the sizes in use, as `taken_sizes` returns them.
     """
-    everywhere, suspect = taken
     late = []
     for length in lengths:
-        if everywhere.isdisjoint(sizes(length)):
+        if taken.graph.isdisjoint(sizes(length)):
             yield length
         else:
             late.append(length)
-    yield from sorted(late, key=lambda length: not suspect.isdisjoint(sizes(length)))
+    yield from sorted(late, key=lambda length: not taken.suspects.isdisjoint(sizes(length)))
 
 
 def still_square(
@@ -129,11 +138,10 @@ def still_square(
         lengths: the other length, also as it is padded.
         shapes: the shapes at the other length, by name.
     """
-    everywhere, _ = taken
     plain = partial(_MADE_FOR.sub, "")
     named, there, left = set(map(plain, suspects)), set(map(plain, shapes)), set(shapes.values())
     square = [name for name, shape in shapes.items() if is_square(shape, lengths)]
-    faults = [name for name in square if everywhere.isdisjoint(lengths) or plain(name) in named]
+    faults = [name for name in square if taken.graph.isdisjoint(lengths) or plain(name) in named]
     gone = {name: shape for name, shape in suspects.items() if plain(name) not in there}
     return faults + [name for name, shape in gone.items() if not _left(shape, lengths, left)]
 

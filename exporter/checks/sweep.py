@@ -26,6 +26,7 @@ from ..source.reference_runner import ReferenceRunner
 from ..source.source_model import SourceModel
 from .layers import check_layer_memory, check_layer_windows
 from .parity import baseline_meter, check_input_sets
+from .quadratic_memory import allowed
 
 # A few tokens may all be such that rounding decides their experts; then others are drawn.
 _DRAWS = 8
@@ -52,7 +53,7 @@ def check_sweep(
 
 
 def shows(window: WindowGeometry, length: int) -> bool:
-    """Return whether a sequence has queries that do not see all keys before them, and all behind if not causal."""
+    """Return whether a window shows: a query does not see the first token, and if not causal one not the last."""
     first, end = window.visible_interval(np.arange(length), length)
     return bool(first.any()) and (window.causal or bool((end < length).any()))
 
@@ -62,11 +63,14 @@ def _longest(source: SourceModel) -> int:
     return min(source.family.longest_compared(source.args) or source.shapes.seq_len, source.shapes.seq_len)
 
 
-def dynamic_node_checks(model: onnx.ModelProto, source: SourceModel, axes: Sequence[str]) -> Iterator[CheckRecord]:
+def dynamic_node_checks(
+    model: onnx.ModelProto, source: SourceModel, axes: Sequence[str], *, allow_quadratic: bool
+) -> Iterator[CheckRecord]:
     """Run each check of a model's attention nodes; its weights may be absent."""
     yield check_layer_windows(model, [])
     dynamic_axis = SEQUENCE if SEQUENCE in axes else ""
-    yield check_layer_memory(model, {source.shapes.seq_len}, dynamic_axis, lambda _: None)
+    memory = check_layer_memory(model, {source.shapes.seq_len}, dynamic_axis, lambda _: None)
+    yield allowed(memory, allow_quadratic)
 
 
 def check_joined_rows(

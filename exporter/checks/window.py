@@ -11,7 +11,7 @@ position that has some is reported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +35,14 @@ LONG = 2048
 
 @dataclass
 class Findings:
-    """The faults that the probes found."""
+    """What the probes found.
+
+    Args:
+        boundaries: number of boundaries that were tried.
+        faults: a sentence for each that does not hold.
+        back: whether a query was tried that does not see the first token.
+        ahead: whether a query was tried that does not see the last token.
+    """
 
     boundaries: int = 0
     faults: list[str] = field(default_factory=list)
@@ -141,7 +148,7 @@ def check_node_window(probe: NodeProbe, findings: Findings) -> None:
 def _check_model(session: Session, source: SourceModel, findings: Findings, first_run: Mapping[str, Arrays]) -> str:
     """Check the receptive field of two queries through the whole model, and return a sentence for the report."""
     length, depth, axis = source.shapes.seq_len, source.depth, source.family.sequence_axis
-    baseline, changed = _model_runs(session, source, first_run)
+    whole = _WholeModel(session, source, first_run)
     sentence = f"the receptive field of {depth} layer(s) covers all {length} positions"
     for query in (length // 2, length - 1):
         first, end = (int(x[0]) for x in source.receptive_intervals(np.array([query])))
@@ -151,7 +158,7 @@ def _check_model(session: Session, source: SourceModel, findings: Findings, firs
             continue
 
         def difference(keys: NDArray[np.int64], query: int = query) -> float:
-            return float(np.abs(np.take(changed(keys), query, axis) - np.take(baseline, query, axis)).max())
+            return float(np.abs(np.take(whole.changed(keys), query, axis) - np.take(whole.output, query, axis)).max())
 
         leak = difference(outside)
         findings.expect(leak == 0, f"the model: query {query} changes by {leak:.1e} from outside [{first}, {end})")
@@ -167,33 +174,42 @@ def _check_model(session: Session, source: SourceModel, findings: Findings, firs
     return sentence
 
 
-def _model_runs(
-    session: Session, source: SourceModel, first_run: Mapping[str, Arrays]
-) -> tuple[NDArray[Any], Callable[[NDArray[np.int64]], NDArray[Any]]]:
-    """Return the first output, and what gives it with other tokens or vectors at some positions.
+class _WholeModel:
+    """The first output of a whole file, and the same with other tokens or vectors at some positions.
 
-    The output comes from the first run if that had the same inputs.
+    Args:
+        session: the written file.
+        source: the model it was exported from.
+        first_run: "inputs" and "outputs" of an earlier run, used if the inputs are the same as here.
+
+    Attributes:
+        output: the output on the unchanged inputs.
     """
-    inputs, output = _window_inputs(session, source.token_limit), source.outputs[0]
-    tokens, known = [name for name in inputs if name in source.family.tokens], first_run.get("inputs", {})
-    same = known.keys() == inputs.keys() and all(np.array_equal(known[name], x) for name, x in inputs.items())
 
-    def changed(keys: NDArray[np.int64]) -> NDArray[Any]:
+    def __init__(self, session: Session, source: SourceModel, first_run: Mapping[str, Arrays]) -> None:
+        self._session, self._source = session, source
+        self._inputs = inputs = _window_inputs(session, source.token_limit)
+        known = first_run.get("inputs", {})
+        same = known.keys() == inputs.keys() and all(np.array_equal(known[name], x) for name, x in inputs.items())
+        outputs = first_run["outputs"] if same else session.run(inputs)
+        self.output = outputs[source.outputs[0]]
+
+    def changed(self, keys: NDArray[np.int64]) -> NDArray[Any]:
+        """Run the file with other tokens or vectors at the positions `keys`, and return its first output."""
         generator = np.random.default_rng(2)
-        others = dict(inputs)
-        for name in tokens:
+        family, limit = self._source.family, self._source.token_limit
+        inputs = dict(self._inputs)
+        for name in (name for name in inputs if name in family.tokens):
             array = inputs[name].copy()
             if array.dtype.kind == "i":
-                assert source.token_limit is not None
-                shift = generator.integers(1, source.token_limit, (array.shape[0], len(keys)))
-                array[:, keys] = (array[:, keys] + shift) % source.token_limit
+                assert limit is not None
+                shift = generator.integers(1, limit, (array.shape[0], len(keys)))
+                array[:, keys] = (array[:, keys] + shift) % limit
             else:
-                along = np.moveaxis(array, source.family.sequence_axis, 0)  # a view of the copy
+                along = np.moveaxis(array, family.sequence_axis, 0)  # a view of the copy
                 along[keys] += (4 * generator.standard_normal((len(keys), *along.shape[1:]))).astype(array.dtype)
-            others[name] = array
-        return session.run(others)[output]
-
-    return (first_run["outputs"] if same else session.run(inputs))[output], changed
+            inputs[name] = array
+        return self._session.run(inputs)[self._source.outputs[0]]
 
 
 def check_model_window(
@@ -201,30 +217,32 @@ def check_model_window(
 ) -> str:
     """Check the whole model by changing one window of tokens and comparing every output.
 
-    Outputs before and behind whose receptive field has none of the changed tokens must stay equal bit for bit; the
-    output at the last changed token must change.
+    Of a sequence shorter than two windows half is changed. Outputs before and behind whose receptive field has none of
+    the changed tokens must stay equal bit for bit; the output at the last changed token must change.
     """
-    length, depth, window = source.shapes.seq_len, source.depth, source.window_size
+    length, depth, axis = source.shapes.seq_len, source.depth, source.family.sequence_axis
+    size = min(source.window_size, length // 2)
     low, high = source.receptive_intervals(np.arange(length))
     # Starting in the middle of a window, so that some queries of the same window come before the change.
-    starts = np.arange(window // 2, length - window + 1, window)
-    before, behind = np.searchsorted(high, starts, "right"), length - np.searchsorted(low, starts + window)
+    starts = np.arange(size // 2, length - size + 1, size)
+    before, behind = np.searchsorted(high, starts, "right"), length - np.searchsorted(low, starts + size)
     start = int(starts[np.lexsort((before + behind, np.minimum(before, behind)))[-1]])
-    keys = np.arange(start, start + window)
+    end = start + size
+    keys = np.arange(start, end)
     release_memory()  # memory kept from the runs of single nodes
-    baseline, changed = _model_runs(session, source, first_run)
-    rows = np.moveaxis(changed(keys) != baseline, source.family.sequence_axis, 0).reshape(length, -1).any(axis=1)
-    touched = (low < start + window) & (high > start)
-    for side, name in ((slice(0, start), "before"), (slice(start + window, length), "behind")):
+    whole = _WholeModel(session, source, first_run)
+    rows = np.moveaxis(whole.changed(keys) != whole.output, axis, 0).reshape(length, -1).any(axis=1)
+    touched = (low < end) & (high > start)
+    for side, name in ((slice(0, start), "before"), (slice(end, length), "behind")):
         if not touched[side].all():
             wrong = np.flatnonzero(rows[side] & ~touched[side]) + side.start
             findings.expect(
                 not len(wrong),
-                f"the model: query {wrong[:1]} {name} [{start}, {start + window}) sees tokens it must not",
+                f"the model: query {wrong[:1]} {name} [{start}, {end}) sees tokens it must not",
             )
     findings.expect(bool(rows[keys[-1]]), f"the model: query {keys[-1]} does not see itself and those before it")
     reached = np.flatnonzero(rows)
-    sentence = f"through {depth} layer(s) tokens {start} to {start + window - 1} weigh on queries"
+    sentence = f"through {depth} layer(s) tokens {start} to {end - 1} weigh on queries"
     return f"{sentence} {reached[0]} to {reached[-1]}, may on {np.argmax(touched)} to {np.flatnonzero(touched)[-1]}"
 
 

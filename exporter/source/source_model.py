@@ -46,7 +46,8 @@ def signature(class_name: str, args: Arguments, **optional: bool) -> list[Tensor
 
 def as_tensors(arrays: Arrays, floats: torch.dtype | None = None) -> dict[str, Tensor]:
     """Return arrays as tensors by name, floating point ones in the type `floats` if it is given."""
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in arrays.items()}
+    # Not `ascontiguousarray`, which turns a scalar into a vector.
+    tensors = {name: torch.from_numpy(np.asarray(x, order="C")) for name, x in arrays.items()}
     return {name: x.to(floats) if floats and x.is_floating_point() else x for name, x in tensors.items()}
 
 

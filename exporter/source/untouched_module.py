@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 from torch import Tensor, nn
 
+from ...core.error_texts import first_line
 from ...core.tolerance import TOLERANCES
 from ...runtime.parity.baseline import UntouchedModule
 from ...runtime.parity.runner import Runner
@@ -96,7 +97,7 @@ def _build(found: Callable[..., nn.Module], source: SourceModel) -> nn.Module | 
         given = {name: tensor.float() for name, tensor in source.state.items()}
         missing, unexpected = module.load_state_dict(given, strict=False, assign=True)
     except Exception as error:  # another release of the package may raise anything
-        return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        return first_line(error, 200)
     finally:
         random.setstate(drawn)
     # What inv_freq holds is computed by a formula; old files lack it.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from ...core.error_texts import argument
+from ...core.error_texts import argument, named_line
 from ...core.errors import UsageError
 from .inputs import Arrays, ModuleInput, axis_sizes, call, draw_all
 
@@ -36,9 +36,8 @@ def check_dynamic_axes(
             continue
         first = next(x for x in inputs if axis in x.axes)
         raise UsageError(
-            f"{argument('dynamic')} names {axis!r}: the module takes no other size than {sizes[axis]} on axis "
-            f"{first.axes.index(axis)} "
-            f"of {first.spec().describe()}.",
+            f"{argument('dynamic')} names {axis!r}: the module takes no other size than {sizes[axis]} "
+            f"on axis {first.axes.index(axis)} of {first.spec().describe()}.",
             why=f"{'That axis is taken for it where none has a name. ' if guessed else ''}{why}",
             fix=_named(module, inputs, by_name, sizes, axis)
             if guessed
@@ -76,7 +75,7 @@ def _runs(module: nn.Module, arrays: Arrays, by_name: bool) -> str:
     try:
         call(module, arrays, by_name)
     except Exception as error:  # the user's module may raise anything
-        return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0][:200]}"
+        return named_line(error, 200)
     return ""
 
 

@@ -35,7 +35,7 @@ from ...runtime.parity.inputs import InputSet
 from ...runtime.session import Session
 from ..artifact.form import FileOptions, WrittenForm, written_form
 from ..artifact.publish import Part, finish_export
-from ..artifact.serialize import read_message
+from ..artifact.serialize import message, read_message
 from ..checkpoint.open_checkpoint import OpenedCheckpoint, open_live
 from ..checkpoint.tensors import check_finite
 from ..checks.golden import first_checks, open_golden
@@ -45,7 +45,7 @@ from ..checks.parity import check_input_sets
 from ..checks.quadratic_memory import Shape, Taken, allowed, freest, graph_shapes
 from ..checks.sweep import check_joined_rows
 from ..checks.wide_integers import check_wide_integers, dynamic_sizes
-from ..export import ExportReport, ExportRequest, Progress, export
+from ..export import ExportReport, ExportRequest, Progress, export, open_request
 from ..lowering import functions, trace
 from ..models.family import ShapeRequest
 from ..source.dynamic_axes import LARGEST_BATCH
@@ -148,7 +148,7 @@ def export_module(
         raise refuse_autocast("export_module was called", torch.get_autocast_dtype("cpu"))
     live = open_live(module)
     if live is not None:
-        return _export_live(live, _listed(inputs), output, options, progress)
+        return export(_live_request(live, _listed(inputs), output, options), progress, live)
     read = [] if options.golden is None else [options.golden]
     with writing(Output(output, ONNX), inputs=read, overwrite=options.overwrite) as folder:
         progress("Running the module")
@@ -168,31 +168,30 @@ def export_module(
     return ModuleExportReport(output, sidecar, job.notes, replacement=job.replacement)
 
 
-def _export_live(
-    checkpoint: OpenedCheckpoint,
-    inputs: Sequence[ModuleInput],
-    output: Path,
-    options: ModuleOptions,
-    progress: Progress,
-) -> ExportReport:
-    """Export a live model of a family that is read from folders; where no axis is dynamic, at the inputs' sizes."""
+def _live_request(
+    checkpoint: OpenedCheckpoint, inputs: Sequence[ModuleInput], output: Path, options: ModuleOptions
+) -> ExportRequest:
+    """Return the request to export a live model of a family that is read from folders, at the sizes of the inputs.
+
+    Raises:
+        UsageError: the model has no such inputs.
+    """
     name = checkpoint.loaded.path.name
     positions = any(x.name == POSITION_IDS for x in inputs)
     known = [spec.name for spec in checkpoint.source(ShapeRequest(position_ids=positions)).inputs("fp32")]
-    if not inputs or any(x.name not in known or len(x.shape) != 2 for x in inputs):
+    if not inputs or any(x.name not in known or len(x.shape) != 2 or x.shape != inputs[0].shape for x in inputs):
         raise UsageError(
             f"The inputs {', '.join(x.name for x in inputs)} do not fit.",
-            why=f"The file of a {name} takes {', '.join(known)}, each of two axes.",
+            why=f"The file of a {name} takes {', '.join(known)}, each of the same two axes.",
         )
     batch, length = inputs[0].shape
-    request = ExportRequest(
+    return ExportRequest(
         checkpoint=checkpoint.loaded.path,
         output=output,
         shapes=ShapeRequest(options.max_seq_len or length, batch, position_ids=positions),
         dynamic=options.dynamic,
         **{x.name: getattr(options, x.name) for x in fields(FileOptions)},
     )
-    return export(request, progress, checkpoint)
 
 
 def plan_module(
@@ -206,10 +205,11 @@ def plan_module(
     live = open_live(module)
     if live is None:
         return ModuleJob(module, inputs, output, options, origin).replacement
-    views = live.source(ShapeRequest()).window_views()
+    _, source = open_request(_live_request(live, _listed(inputs), output, options), live)
     kind = f"{type(module).__module__}.{type(module).__qualname__}"
     return ReplacementReport(
-        module, [ReplacedLayer(layer, kind, view.geometry, ()) for view in views for layer in view.layers]
+        module,
+        [ReplacedLayer(layer, kind, view.geometry, ()) for view in source.window_views() for layer in view.layers],
     )
 
 
@@ -217,6 +217,24 @@ def _listed(inputs: Inputs) -> list[ModuleInput]:
     """Return the inputs, in whatever form they are given."""
     parsed = from_arrays(inputs) if isinstance(inputs, Mapping) else list(inputs)
     return [parse_input(x) if isinstance(x, str) else x for x in parsed]
+
+
+def _check_request(module: nn.Module, inputs: Sequence[ModuleInput], output: Path, options: ModuleOptions) -> None:
+    """Refuse an export that cannot succeed, whatever the module computes.
+
+    Raises:
+        UsageError: the opset, the output, the module or the inputs cannot be used.
+        MissingDependency: the inputs do not fit into memory.
+    """
+    trace.check_opset(options.opset)
+    check_outputs([Output(output, ONNX)], overwrite=options.overwrite)
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"A {type(module).__name__} cannot be exported.", why="It is no torch.nn.Module.")
+    if not inputs:
+        raise UsageError(
+            "The module's inputs are not given.", fix="Give arrays by name, or name:dtype:[shape] for each."
+        )
+    check_drawable([x.spec() for x in inputs])
 
 
 class ModuleJob:
@@ -238,17 +256,9 @@ class ModuleJob:
     def __init__(
         self, module: nn.Module, inputs: Inputs, output: Path, options: ModuleOptions, origin: Origin | None = None
     ) -> None:
-        trace.check_opset(options.opset)
-        check_outputs([Output(output, ONNX)], overwrite=options.overwrite)
-        if not isinstance(module, nn.Module):
-            raise UsageError(f"A {type(module).__name__} cannot be exported.", why="It is no torch.nn.Module.")
         written = _listed(inputs)
+        _check_request(module, written, output, options)
         listed = name_axes(written, options.dynamic)
-        if not listed:
-            raise UsageError(
-                "The module's inputs are not given.", fix="Give arrays by name, or name:dtype:[shape] for each."
-            )
-        check_drawable([x.spec() for x in listed])
         self.module, self.options = module, options
         self.origin = origin or Origin(f"{type(module).__module__}.{type(module).__qualname__}")
         self.names = [x.name for x in listed]
@@ -379,7 +389,7 @@ class ModuleJob:
         """
         for lengths, module, example in freest(self._elsewhere(), lambda found: found[0], taken):
             try:
-                return lengths, graph_shapes(ir.serde.serialize_model(self.trace(module, example)))
+                return lengths, graph_shapes(message(self.trace(module, example)))
             except (UsageError, ExportFailed):  # the module works at one length only
                 continue
         return None

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...core.error_texts import argument
+from ...core.error_texts import argument, first_line, named_line
 from ...core.errors import UsageError
 from ...core.storage.files import sha256
 from ...core.storage.reading import check_plain
@@ -159,10 +159,7 @@ def _as_users_fault(what: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         raise UsageError(what, why=f"It needs {error.name}.", fix=f"pip install {error.name}") from error
     except (Exception, SystemExit) as error:
-        first = (str(error).strip().splitlines() or [""])[0]
-        raise UsageError(
-            what, why=f"{type(error).__name__}: {first}", fix="Run again with -v for the traceback."
-        ) from error
+        raise UsageError(what, why=named_line(error), fix="Run again with -v for the traceback.") from error
 
 
 def _load_weights(module: nn.Module, path: Path, allow_pickle: bool) -> list[str]:
@@ -224,9 +221,10 @@ def _unpickled(path: Path) -> nn.Module:
     except OSError as error:
         raise UsageError(f"Cannot read {path}.", why=f"{error.strerror or error}.", fix="Check the path.") from error
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UsageError(
-            f"{path} cannot be unpickled.", why=reason[:200], fix="Its classes have to be importable from here."
+            f"{path} cannot be unpickled.",
+            why=first_line(error, 200),
+            fix="Its classes have to be importable from here.",
         ) from error
     if not isinstance(loaded, nn.Module):
         raise UsageError(

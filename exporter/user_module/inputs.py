@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ...core.error_texts import argument
+from ...core.error_texts import argument, named_line
 from ...core.errors import UsageError
 from ...core.limits import LARGEST_SIZE, is_size
 from ...core.tensors import BATCH, SEQUENCE, TensorSpec
@@ -122,19 +122,9 @@ def name_axes(inputs: Sequence[ModuleInput], dynamic: Sequence[str]) -> list[Mod
     Raises:
         UsageError: no axis has a name of `dynamic`, or one name has two sizes.
     """
-    if not any(axis for x in inputs for axis in x.axes) and inputs:
-        first = inputs[0].shape
-        usual = dict(zip((BATCH, SEQUENCE), first, strict=False))
-        inputs = [
-            replace(
-                x,
-                axes=tuple(
-                    name if usual.get(name) == size else ""
-                    for name, size in zip((BATCH, SEQUENCE, *[""] * len(x.shape)), x.shape, strict=False)
-                ),
-            )
-            for x in inputs
-        ]
+    if inputs and not any(axis for x in inputs for axis in x.axes):
+        usual = dict(zip((BATCH, SEQUENCE), inputs[0].shape, strict=False))
+        inputs = [replace(x, axes=_usual_axes(x.shape, usual)) for x in inputs]
     sizes = axis_sizes(inputs)
     for name in dynamic:
         if name not in sizes:
@@ -144,6 +134,12 @@ def name_axes(inputs: Sequence[ModuleInput], dynamic: Sequence[str]) -> list[Mod
                 fix=_HOW,
             )
     return list(inputs)
+
+
+def _usual_axes(shape: Sequence[int], usual: Mapping[str, int]) -> tuple[str, ...]:
+    """Name the first axis batch and the second seq, where they have these sizes; other axes have no name."""
+    names = (BATCH, SEQUENCE, *[""] * len(shape))
+    return tuple(name if usual.get(name) == size else "" for name, size in zip(names, shape, strict=False))
 
 
 def axis_sizes(inputs: Sequence[ModuleInput]) -> dict[str, int]:
@@ -172,7 +168,10 @@ def bind(module: nn.Module, names: Sequence[str]) -> bool:
     named = [n for n in names if n in parameters and parameters[n].kind is not inspect.Parameter.POSITIONAL_ONLY]
     by_name = len(named) == len(names) or inspect.Parameter.VAR_KEYWORD in kinds
     try:
-        signature.bind(**dict.fromkeys(names)) if by_name else signature.bind(*names)
+        if by_name:
+            signature.bind(**dict.fromkeys(names))
+        else:
+            signature.bind(*names)
         if not by_name and named:
             raise TypeError(f"{', '.join(n for n in names if n not in named)} is no argument of it")
     except TypeError as error:
@@ -186,9 +185,13 @@ def bind(module: nn.Module, names: Sequence[str]) -> bool:
 
 def call(module: nn.Module, arrays: Mapping[str, NDArray[Any]], by_name: bool, *, double: bool = False) -> object:
     """Run a module on arrays."""
-    tensors = as_tensors(arrays, torch.float64 if double else None)
     with torch.no_grad():
-        return module(**tensors) if by_name else module(*tensors.values())
+        return apply(module, as_tensors(arrays, torch.float64 if double else None), by_name)
+
+
+def apply(module: nn.Module, tensors: Mapping[str, Tensor], by_name: bool) -> object:
+    """Call a module with tensors, by name or by position."""
+    return module(**tensors) if by_name else module(*tensors.values())
 
 
 def with_token_limits(
@@ -214,14 +217,13 @@ def with_token_limits(
             for part in module.modules():
                 if isinstance(part, nn.Embedding):
                     hooks.enter_context(part.register_forward_pre_hook(note))
-            module(**zeros) if by_name else module(*zeros.values())
+            apply(module, zeros, by_name)
     except Exception as error:  # the run that follows refuses a module that always fails
         unknown = [x.name for x in inputs if "int" in x.dtype and x.limit is None and x.name not in limits]
         if unknown:
-            why = (str(error).strip().splitlines() or [""])[0][:200]
             notes = [
                 f"the vocabulary of {', '.join(unknown)} is not known, so few of its numbers are tried; the module "
-                f"does not run on zeros ({type(error).__name__}: {why})"
+                f"does not run on zeros ({named_line(error, 200)})"
             ]
     return [replace(x, limit=limits.get(x.name) if x.limit is None else x.limit) for x in inputs], notes
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import GetAttrKey, MappingKey, SequenceKey, tree_flatten_with_path
 
+from ...core.error_texts import named_line
 from ...core.errors import UsageError
 from ...runtime.parity.runner import Runner
 from ...runtime.session import Arrays
@@ -71,10 +72,8 @@ class ModuleRunner(Runner):
             twin = working_copy(module, double=True)
             call(twin, example, by_name, double=True)
         except Exception as error:  # often it makes fp32 tensors itself; other errors are raised again in fp32
-            why = (str(error).strip().splitlines() or [""])[0][:200]
-            self.notes = [
-                f"the reference is in fp32: the module does not run in float64 ({type(error).__name__}: {why})"
-            ]
+            why = named_line(error, 200)
+            self.notes = [f"the reference is in fp32: the module does not run in float64 ({why})"]
         else:
             self._module, self._double = twin, True
         self.name = f"the untouched module in {'float64' if self._double else 'fp32'}"

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...core.dtypes import SHORT_NAME
-from ...core.error_texts import argument
+from ...core.error_texts import argument, first_line
 from ...core.errors import UsageError
 from ..models.family import LayerCall
 
@@ -192,7 +192,7 @@ def working_copy(module: nn.Module, *, double: bool = False) -> nn.Module:
     except Exception as error:
         raise UsageError(
             f"The {type(module).__name__} cannot be copied.",
-            why=f"copy.deepcopy: {(str(error).splitlines() or [type(error).__name__])[0]}",
+            why=f"copy.deepcopy: {first_line(error)}",
             fix="Keep files, locks and generators out of the module.",
         ) from error
     if not as_needed:

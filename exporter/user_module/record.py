@@ -20,10 +20,12 @@ from torch import Tensor, nn
 from ...core.documents.report import Report
 from ...core.error_texts import argument
 from ...core.errors import UsageError
+from ...core.storage.file_kinds import NPZ
+from ...core.storage.outputs import Output, check_outputs
 from ...core.tensors import format_shape
 from ...runtime.inputs.arrays import save_arrays
 from ..models.registry import live_class
-from .inputs import bind
+from .inputs import apply, bind
 from .module_runner import named_tensors
 from .observe import working_copy
 
@@ -96,6 +98,7 @@ def record(
     sets = [inputs] if isinstance(inputs, Mapping) else list(inputs)
     if not sets or not all(isinstance(given, Mapping) and given for given in sets):
         raise UsageError(f"{argument('inputs')} has no arrays.", fix="Give a dict of arrays or tensors by name.")
+    check_outputs([Output(path, NPZ)], overwrite=overwrite)  # the model may run for long
     running = module
     if any(tensor.dtype in _HALF for tensor in (*module.parameters(), *module.buffers())):
         running = working_copy(module)
@@ -132,14 +135,18 @@ def _sample(module: nn.Module, given: Inputs, names: Mapping[str, str]) -> Array
     inputs = dict(tensors)
     if family is not None:
         tensors, inputs, output = family.live_call(tensors)
-    by_name = bind(module, list(tensors))
-    result = named_tensors(module(**tensors) if by_name else module(*tensors.values()))
+    result = named_tensors(apply(module, tensors, bind(module, list(tensors))))
     if output is not None and list(result) == ["out"]:
         result = {output: result["out"]}
     clash = sorted(set(inputs) & set(result))
     if clash:
         raise UsageError(f"{clash[0]!r} is an input and an output of the module.", why="A file cannot have both.")
-    arrays = {names.get(name, name): _array(x) for name, x in {**inputs, **result}.items()}
+    arrays: Arrays = {}
+    for name, tensor in {**inputs, **result}.items():
+        written = names.get(name, name)
+        if written in arrays:
+            raise UsageError(f"Two arrays would be named {written!r}.", fix="Give other names.")
+        arrays[written] = _array(tensor)
     for name, array in arrays.items():
         if array.dtype.kind == "f" and bool(np.isnan(array).any()):
             raise UsageError(f"{name!r} holds NaN.", why="Nothing is equal to NaN, so it would prove nothing.")

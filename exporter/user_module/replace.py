@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from ...core.error_texts import named_line
 from ...core.errors import LocalAttnError, UsageError
 from ...core.geometry import WindowGeometry
 from ..models.family import Adapter, LayerCall
@@ -108,7 +109,7 @@ def replace_local_attention(
     except Exception as error:
         raise UsageError(
             "The module fails on the example inputs.",
-            why=f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}",
+            why=named_line(error),
             fix="Check the names, dtypes and shapes of the inputs."
             if all(x.dtype == torch.float32 for x in module.parameters())
             else "It is run and exported with its weights in fp32: its forward must not cast to another type.",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from localattn.commands.parts.flags import flag, in_flags
-from localattn.core.error_texts import argument
+from localattn.core.error_texts import argument, first_line, named_line
 
 from ..conftest import Finished
 from ..project.test_docs import known_options
@@ -103,6 +103,13 @@ def test_every_argument_that_is_named_has_an_option() -> None:
 )
 def test_arguments_become_options(written: str, shown: str) -> None:
     assert in_flags(f"Add {written}.") == f"Add {shown}."
+
+
+def test_of_an_error_the_first_line_is_shown() -> None:
+    error = ValueError("\n  what happened \nand a trace")
+    assert (first_line(error), first_line(error, 4)) == ("what happened ", "what")
+    assert named_line(error, 13) == "ValueError: what happened"
+    assert (first_line(OSError()), named_line(OSError())) == ("OSError", "OSError: no message")
 
 
 def test_each_names_its_own(tiny: Path, localattn: Command) -> None:

@@ -302,10 +302,12 @@ def test_recording_leaves_the_module_as_it_was(tmp_path: Path) -> None:
     with torch.no_grad():
         expected = module.eval()(**inputs)["y"].numpy()
     np.testing.assert_array_equal(first["y"], expected)  # without dropout
-    with pytest.raises(UsageError, match="exists"):
-        record(module, inputs, tmp_path / "g.npz")
+    with pytest.raises(UsageError, match="exists"):  # before the module runs
+        record(module, {"z": inputs["x"]}, tmp_path / "g.npz")
     with pytest.raises(UsageError, match="does not take the inputs"):
         record(module, {"z": inputs["x"]}, tmp_path / "h.npz")
+    with pytest.raises(UsageError, match="Two arrays would be named 'x'"):
+        record(module, inputs, tmp_path / "h.npz", names={"y": "x"})
     with pytest.raises(UsageError, match="holds NaN"):
         record(module, {**inputs, "x": torch.full((1, 9, 16), torch.nan)}, tmp_path / "h.npz")
     assert not (tmp_path / "h.npz").exists()

@@ -112,6 +112,17 @@ def test_a_length_the_class_refuses_is_named(tmp_path: Path, localattn: Command)
     assert "not compared at seq=3" in finished.err and "no multiple of the window size" in finished.err
 
 
+def test_a_file_of_any_number_of_heads_is_no_file_of_a_checkpoint(tmp_path: Path, localattn: Command) -> None:
+    checkpoint = save_upstream(tmp_path, "local_attention.LocalAttention", ATTENTION)
+    q, k, v = (onnx.helper.make_tensor_value_info(name, 1, [1, "heads", 16, 8]) for name in "qkv")
+    out = onnx.helper.make_tensor_value_info("out", 1, [1, "heads", 16, 8])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Sum", list("qkv"), ["out"])], "g", [q, k, v], [out])
+    opset = onnx.helper.make_opsetid("", 18)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8), tmp_path / "m.onnx")
+    finished = localattn("parity", tmp_path / "m.onnx", "--against", checkpoint)
+    assert finished.code == 2 and "There heads and dim_head are fixed numbers" in finished.err
+
+
 def test_a_fault_in_an_open_file_is_found(open_file: Path, tiny: Path, localattn: Command) -> None:
     double_a_weight(open_file)
     finished = localattn("parity", open_file, "--against", tiny, "--seeds", 1)

@@ -247,11 +247,13 @@ def test_links_lead_somewhere(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_files_that_are_mentioned_exist(name: str) -> None:
-    """Paths in backticks that begin with a folder of the repository."""
+    """Paths in backticks that begin with a folder of the repository, and names of Python files anywhere in it."""
     text = re.sub(r"```.*?```", "", (ROOT / name).read_text(encoding="utf-8"), flags=re.DOTALL)
     folders = "|".join(path.name for path in ROOT.iterdir() if path.is_dir() and re.fullmatch(r"[a-z]+", path.name))
     for path in re.findall(rf"`((?:{folders})/[\w./-]*)", text):
         assert (ROOT / path).exists() or path in ELSEWHERE, path
+    for python in re.findall(r"`(\w+\.py)`", text):
+        assert any(ROOT.rglob(python)), python
 
 
 def generator() -> ModuleType:

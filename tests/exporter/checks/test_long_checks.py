@@ -81,11 +81,24 @@ def test_two_runs_find_a_lost_window(
     assert any("must not" in fault for fault in findings.faults)
 
 
+@pytest.mark.parametrize("length", [33, 48, 49, 63])
+def test_a_long_sequence_need_not_have_two_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    monkeypatch.setattr(window, "LONG", 32)
+    source = source_of(tmp_path, length, local_attn_window_size=40)
+    model = trace.trace(source, "fp32", 20)
+    functions.attach_functions(model)
+    message = ir.serde.serialize_model(model)
+    record = window.check_window(message, open_bytes(message.SerializeToString()), source, "fp32")
+    assert record.status == ("passed" if length > 41 else "not proven"), record.detail
+
+
 def test_a_known_run_is_not_repeated(tmp_path: Path) -> None:
     source = source_of(tmp_path, 64)
     session = type("Inputs", (), {"inputs": source.inputs("fp32")})()
     inputs = window._window_inputs(session, source.token_limit)
     known = {"inputs": inputs, "outputs": {"logits": np.zeros(3)}}
-    assert window._model_runs(session, source, known)[0] is known["outputs"]["logits"]
+    assert window._WholeModel(session, source, known).output is known["outputs"]["logits"]
     with pytest.raises(AttributeError):  # other inputs are run
-        window._model_runs(session, source, {**known, "inputs": {"tokens": inputs["tokens"] + 1}})
+        window._WholeModel(session, source, {**known, "inputs": {"tokens": inputs["tokens"] + 1}})

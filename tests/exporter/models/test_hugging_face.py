@@ -29,6 +29,7 @@ from localattn.exporter.models.hugging_face.family import describe
 from localattn.exporter.models.hugging_face.observe import Observation, Reach, Seen, read_reach
 from localattn.exporter.models.hugging_face.routing import margin, undecided
 from localattn.exporter.models.parts.float64 import InFloat64
+from localattn.exporter.user_module.export_module import ModuleOptions, plan_module
 from localattn.runtime.inputs.size_sweep import sweep_sizes
 
 from ...conftest import Finished
@@ -353,6 +354,21 @@ def test_a_live_model_is_exported_as_its_folder(tmp_path: Path, localattn: Comma
     assert "sees token 29 on, the first" in next(check.detail for check in report.checks if check.name == "window")
     with pytest.raises(UsageError, match="labels"):
         export_module(model, {**inputs, "labels": inputs["input_ids"]}, tmp_path / "other.onnx")
+    with pytest.raises(UsageError, match="attention_mask do not fit"):
+        export_module(model, {**inputs, "attention_mask": inputs["input_ids"][:, 1:]}, tmp_path / "other.onnx")
+
+
+def test_the_plan_for_a_live_model_refuses_what_its_export_would(tmp_path: Path) -> None:
+    model, options = build(BY_NAME["mistral"]), ModuleOptions()
+    plan = plan_module(model, ["input_ids:int64:[2,60]"], tmp_path / "m.onnx", options)
+    live = open_live(model)
+    assert live is not None
+    assert [layer.geometry for layer in plan.replaced] == live.source(ShapeRequest()).layers
+    with pytest.raises(UsageError, match="labels do not fit"):
+        plan_module(model, ["labels:int64:[2,60]"], tmp_path / "m.onnx", options)
+    (tmp_path / "m.onnx").write_bytes(b"")
+    with pytest.raises(UsageError, match="exists"):
+        plan_module(model, ["input_ids:int64:[2,60]"], tmp_path / "m.onnx", options)
 
 
 def test_a_live_model_that_was_changed_is_refused() -> None:

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from examples import toy_family
 from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import CheckFailed, UsageError
+from localattn.exporter.checkpoint.describe import describe_checkpoint
 from localattn.exporter.export import ExportRequest, export
 from localattn.exporter.models import registry
 from localattn.exporter.models.family import ShapeRequest
@@ -128,6 +129,8 @@ def test_what_the_family_does_not_have_is_refused(folder: Path, tmp_path: Path) 
         export_steps(StepRequest(request))
     with pytest.raises(UsageError, match=r"needs no config"):
         export(ExportRequest(folder, tmp_path / "x.onnx", config=folder / "config.json"))
+    with pytest.raises(UsageError, match=r"needs no config"):
+        describe_checkpoint(folder, folder / "config.json")
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "config.json").write_text(json.dumps(CONFIG))

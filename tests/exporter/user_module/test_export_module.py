@@ -222,6 +222,26 @@ def test_a_square_tensor_of_the_rest_is_found(tmp_path: Path) -> None:
         assert statuses(report)["linear memory"] == "skipped"
 
 
+def test_scalars_are_scalars_in_the_reference_too(tmp_path: Path) -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+            return x * scale, scale + 1
+
+    report = export_module(Scaled(), {"x": np.ones((2, 3), np.float32), "scale": np.float32(2)}, tmp_path / "m.onnx")
+    assert statuses(report)["parity"] == "passed"
+    assert [x.shape for x in report.sidecar.outputs] == [(2, 3), ()]
+
+
+def test_a_square_tensor_in_a_branch_is_found() -> None:
+    value, node = onnx.helper.make_tensor_value_info, onnx.helper.make_node
+    square = value("square", onnx.TensorProto.FLOAT, ["seq", "seq"])
+    branch = onnx.helper.make_graph([node("MatMul", ["column", "row"], ["square"])], "branch", [], [square])
+    choice = node("If", ["flag"], ["y"], then_branch=branch, else_branch=branch)
+    graph = onnx.helper.make_graph([choice], "g", [value("flag", onnx.TensorProto.BOOL, [])], [])
+    record = check_layer_memory(onnx.helper.make_model(graph), set(), "seq", lambda _: None)
+    assert record.status == "failed" and "square" in record.detail
+
+
 def in_parts(path: Path) -> list[onnx.FunctionProto]:
     """The bodies of a file that compute some blocks at a time."""
     return [body for body in onnx.load(path).functions if any(node.op_type == "Split" for node in body.node)]
