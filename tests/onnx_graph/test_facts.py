@@ -16,7 +16,8 @@ import pytest
 from localattn.core.documents.sidecar import Sidecar, sidecar_path
 from localattn.core.errors import UsageError
 from localattn.core.geometry import WindowGeometry
-from localattn.core.nodes.attention import DOMAIN, VARIANTS, NodeAttributes
+from localattn.core.nodes.attention import DOMAIN, PLUGIN_ATTRIBUTES, VARIANTS, NodeAttributes
+from localattn.core.nodes.check import check_attributes
 from localattn.core.nodes.fused import FUSED_DOMAIN, FUSED_NODES
 from localattn.core.nodes.step import STEP_VARIANTS, StepAttributes
 from localattn.core.storage.files import sha256
@@ -234,3 +235,14 @@ def test_xpos_takes_pairs_of_channels(tmp_path: Path, head_dim: int) -> None:
                 inspect_onnx(tmp_path / "model.onnx")
         else:
             inspect_onnx(tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize(
+    "domain, op_type, plugin", [(FUSED_DOMAIN, "GatedGelu", {}), (DOMAIN, "AFTLocalMask", PLUGIN_ATTRIBUTES)]
+)
+def test_nodes_without_options_have_no_attribute_of_any_type(domain, op_type, plugin):
+    """None is what is read of a tensor or a graph."""
+    check_attributes(domain, op_type, plugin)
+    for wrong in ({"x": None}, {"x": 1}, {"plugin_version": None}):
+        with pytest.raises(UsageError, match="is no attribute of"):
+            check_attributes(domain, op_type, plugin | wrong)
