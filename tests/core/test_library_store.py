@@ -1,0 +1,65 @@
+"""The index of libraries in the user's cache: what is entered at the same time, and entries that nobody wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localattn.core.storage import library_store
+from localattn.core.storage.library_store import CPU_KERNELS, TENSORRT_PLUGIN, LibraryKind, candidates, keep
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and no libraries in the packages of this Python."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(library_store, "_installed", lambda: iter(()))
+    return library_store.prepare_cache("x86_64")
+
+
+def entered(kind: LibraryKind, folder: Path) -> Path:
+    """A file in place of a library that was just built, entered into the index."""
+    path = folder / kind.file_name
+    path.write_bytes(b"library")
+    facts = {"format": kind.format, "arch": "x86_64", "sha256": "", "fingerprint": ""}
+    assert keep(kind, path, facts)
+    return path
+
+
+def found(kind: LibraryKind) -> list[Path]:
+    return [stored.path for stored in candidates(kind)]
+
+
+def test_two_builds_that_end_at_the_same_time_are_both_entered(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work_folder = library_store.work_folder
+
+    @contextmanager
+    def after_another(target: Path, **options: Any) -> Iterator[Path]:
+        """The index's lock, which another build had before."""
+        monkeypatch.setattr(library_store, "work_folder", work_folder)
+        entered(TENSORRT_PLUGIN, cache)
+        with work_folder(target, **options) as folder:
+            yield folder
+
+    monkeypatch.setattr(library_store, "work_folder", after_another)
+    mine = entered(CPU_KERNELS, cache)
+    assert found(CPU_KERNELS) == [mine]
+    assert found(TENSORRT_PLUGIN) == [cache / TENSORRT_PLUGIN.file_name]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [None, [], {}, {"path": 1}, {"path": "x86_64/a.so", "kind": ["kernels"]}, {"path": "../a", "kind": "kernels"}],
+)
+def test_entries_that_nobody_wrote_are_left_out(entry: object, cache: Path) -> None:
+    mine = entered(CPU_KERNELS, cache)
+    index = cache.parent / "index.json"
+    document = json.loads(index.read_text())
+    document["libraries"].append(entry)
+    index.write_text(json.dumps(document))
+    assert found(CPU_KERNELS) == [mine]
