@@ -74,6 +74,16 @@ def test_the_facts_of_a_model(model_path):
     assert facts.sidecar is None and facts.sidecar_matches is None
 
 
+def test_numbers_narrower_than_a_byte_share_it(tmp_path):
+    kinds = {"float4_e2m1fn": "FLOAT4E2M1", "int2": "INT2", "int4": "INT4", "uint2": "UINT2", "uint4": "UINT4"}
+    known = {name: getattr(onnx.TensorProto, kind) for name, kind in kinds.items() if hasattr(onnx.TensorProto, kind)}
+    weights = [onnx.TensorProto(name=name, data_type=kind, dims=[3, 3]) for name, kind in known.items()]
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph([], "g", [], [], weights)), path)
+    expected = {"float4_e2m1fn": 5, "int2": 3, "int4": 5, "uint2": 3, "uint4": 5}
+    assert inspect_onnx(path).weight_bytes == {name: expected[name] for name in known}
+
+
 def test_external_weights_count_and_missing_ones_are_named(tmp_path):
     weight = onnx.numpy_helper.from_array(np.ones((64, 4), np.float32), "w")
     value = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [64, 4])

@@ -57,4 +57,4 @@ def _stored(model: ir.Model, name: str, numbers: NDArray[Any]) -> list[ir.Value]
 def _replace(node: ir.Node, stored: list[ir.Value], sizes: tuple[int, ...]) -> None:
     """Put a product with a stored matrix in the place of a linear layer."""
     block = {"K": sizes[0], "N": sizes[1], "bits": BITS, "block_size": BLOCK, "accuracy_level": _ACCURACY}
-    replace_node(node, OP_TYPE, [node.inputs[0], *stored], DOMAIN, node.name, **block)
+    replace_node(node, OP_TYPE, [node.inputs[0], *stored], domain=DOMAIN, name=node.name, **block)
