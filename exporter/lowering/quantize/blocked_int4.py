@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ....onnx_graph.block_weights import BITS, DOMAIN, OP_TYPE, packed
 from ....onnx_graph.graph_values import add_constant, replace_node
 from .blocks import BLOCK, round_in_blocks
-from .linear_layers import linear_layers, replace_layers
+from .linear_layers import StoredMatrix, linear_layers, replace_layers
 
 _log = logging.getLogger(__name__)
 
@@ -44,9 +44,9 @@ def quantize(model: ir.Model) -> ir.Model:
     return model
 
 
-def _stored(model: ir.Model, name: str, numbers: NDArray[Any]) -> list[ir.Value]:
+def _stored(model: ir.Model, name: str, matrix: NDArray[Any]) -> list[ir.Value]:
     """Add the initializers of a matrix in blocks: levels, scales and zero points."""
-    blocks = round_in_blocks(numbers.astype(np.float32, copy=False))
+    blocks = round_in_blocks(matrix.astype(np.float32, copy=False))
     # The scales in one dimension, as every release reads them.
     parts = {
         "levels": packed(blocks.levels), "scales": blocks.scales.reshape(-1), "zeros": packed(blocks.zeros).reshape(-1)
@@ -54,7 +54,17 @@ def _stored(model: ir.Model, name: str, numbers: NDArray[Any]) -> list[ir.Value]
     return [add_constant(model.graph, f"{name}.{part}", array) for part, array in parts.items()]
 
 
-def _replace(node: ir.Node, stored: list[ir.Value], sizes: tuple[int, ...]) -> None:
+def _replace(node: ir.Node, matrix: StoredMatrix) -> None:
     """Put a product with a stored matrix in the place of a linear layer."""
-    block = {"K": sizes[0], "N": sizes[1], "bits": BITS, "block_size": BLOCK, "accuracy_level": _ACCURACY}
-    replace_node(node, OP_TYPE, [node.inputs[0], *stored], domain=DOMAIN, name=node.name, **block)
+    replace_node(
+        node,
+        OP_TYPE,
+        [node.inputs[0], *matrix.initializers],
+        domain=DOMAIN,
+        name=node.name,
+        K=matrix.rows,
+        N=matrix.columns,
+        bits=BITS,
+        block_size=BLOCK,
+        accuracy_level=_ACCURACY,
+    )
