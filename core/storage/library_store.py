@@ -277,13 +277,16 @@ def read_facts(kind: LibraryKind, library: Path) -> dict[str, Any]:
     """Read the facts that lie beside a library.
 
     Raises:
-        UsageError: there are none, or they are of something else.
+        UsageError: there are none, they cannot be read, or they are of something else.
     """
     path = sidecar_path(library)
     try:
         facts = json.loads(read_regular_file(path, MAX_BYTES, follow_link=True))
-    except OSError as error:
+    except FileNotFoundError as error:
         raise UsageError(f"{path} is missing.", fix=f"Build a library with: {kind.how_to_build}") from error
+    except OSError as error:
+        why = f"{error.strerror or error}."
+        raise UsageError(f"{path} cannot be read.", why=why, fix=kind.build_again) from error
     except (ValueError, RecursionError):
         facts = None
     if not _are_facts(kind, facts):

@@ -10,8 +10,16 @@ from typing import Any
 
 import pytest
 
+from localattn.core.errors import UsageError
 from localattn.core.storage import library_store
-from localattn.core.storage.library_store import CPU_KERNELS, TENSORRT_PLUGIN, LibraryKind, candidates, keep
+from localattn.core.storage.library_store import (
+    CPU_KERNELS,
+    TENSORRT_PLUGIN,
+    LibraryKind,
+    candidates,
+    keep,
+    read_facts,
+)
 
 
 @pytest.fixture
@@ -63,3 +71,12 @@ def test_entries_that_nobody_wrote_are_left_out(entry: object, cache: Path) -> N
     document["libraries"].append(entry)
     index.write_text(json.dumps(document))
     assert found(CPU_KERNELS) == [mine]
+
+
+def test_facts_that_are_there_and_cannot_be_read_are_not_called_missing(tmp_path: Path) -> None:
+    library = tmp_path / CPU_KERNELS.file_name
+    with pytest.raises(UsageError, match=r"\.so\.json is missing\."):
+        read_facts(CPU_KERNELS, library)
+    library.with_name(f"{library.name}.json").mkdir()
+    with pytest.raises(UsageError, match=r"\.so\.json cannot be read\.\nIs a directory\."):
+        read_facts(CPU_KERNELS, library)
