@@ -164,7 +164,7 @@ def _is_npz(start: bytes) -> bool:
 
 def _is_torch(start: bytes) -> bool:
     # A pickle begins with its protocol; torch's archives begin with a pickle, or with a file of torch's format.
-    pickled = start[:1] == b"\x80" and 2 <= start[1:2][0] <= 5 if len(start) > 1 else False
+    pickled = len(start) > 1 and start[0] == 0x80 and 2 <= start[1] <= 5
     member = _first_member(start)
     return pickled or member.endswith((b"/data.pkl", b"/version", b"/.format_version", b"/byteorder"))
 

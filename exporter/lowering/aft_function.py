@@ -69,7 +69,7 @@ def _sizes(variant: AftVariant, nodes: Sequence[ir.Node]) -> _Sizes:
     lengths = {length for length, _ in shapes}
     all_alike = len(lengths) == len({_width(node) for node in nodes}) == 1
     reach = max(variant.reach(columns) for _, columns in shapes)
-    block = max(_SMALLEST_BLOCK, 1 << reach.bit_length())  # the next power of two
+    block = max(_SMALLEST_BLOCK, 1 << reach.bit_length())  # the least power of two above the reach
     blocks = -(-max(lengths) // block)
     return _Sizes(
         block=block,
