@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ import pytest
 
 from localattn.core.errors import UsageError
 from localattn.core.storage import library_store
+from localattn.core.storage.file_kinds import contents_of
+from localattn.core.storage.library_image import read_regular_file
 from localattn.core.storage.library_store import (
     CPU_KERNELS,
     TENSORRT_PLUGIN,
@@ -20,6 +22,8 @@ from localattn.core.storage.library_store import (
     keep,
     read_facts,
 )
+
+_OPEN = Path("/proc/self/fd")
 
 
 @pytest.fixture
@@ -80,3 +84,12 @@ def test_facts_that_are_there_and_cannot_be_read_are_not_called_missing(tmp_path
     library.with_name(f"{library.name}.json").mkdir()
     with pytest.raises(UsageError, match=r"\.so\.json cannot be read\.\nIs a directory\."):
         read_facts(CPU_KERNELS, library)
+
+
+@pytest.mark.skipif(not _OPEN.exists(), reason="Linux lists the open files of a process")
+@pytest.mark.parametrize("read", [read_regular_file, contents_of])
+def test_a_folder_in_place_of_a_file_is_not_left_open(read: Callable[[Path], object], tmp_path: Path) -> None:
+    before = sorted(_OPEN.iterdir())
+    with pytest.raises(IsADirectoryError):
+        read(tmp_path)
+    assert sorted(_OPEN.iterdir()) == before
