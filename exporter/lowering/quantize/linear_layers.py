@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 
 from ....core.errors import ExportFailed
 from ....onnx_graph.graph_values import add_constant
+
+_log = logging.getLogger(__name__)
 
 # Narrower matrices (a gate per head, the weights of residual streams) take almost no time and are the most sensitive.
 NARROWEST = 32
@@ -75,23 +78,25 @@ class StoredMatrix:
 
 def replace_layers(
     model: ir.Model,
-    layers: Sequence[ir.Node],
     kind: str,
     store: Callable[[str, NDArray[Any]], list[ir.Value]],
     replace: Callable[[ir.Node, StoredMatrix], None],
 ) -> None:
-    """Replace linear layers in place; a matrix that several share is stored once, and left out when none reads it.
+    """Replace a model's linear layers, in place; a matrix that several share is stored once.
+
+    A matrix that nothing reads any more is left out.
 
     Args:
         model: traced.
-        layers: of it, as `linear_layers` lists them.
         kind: what a matrix is stored in, for errors.
         store: adds to the model what is kept of a matrix `[K, N]`, under names that begin with this one.
         replace: puts other nodes in the place of a layer, whose matrix was stored.
 
     Raises:
-        ExportFailed: a matrix holds NaN or infinity.
+        ExportFailed: there is no linear layer, or a matrix holds NaN or infinity.
     """
+    layers = linear_layers(model)
+    _log.info("storing %d linear layers in %s", len(layers), kind)
     stored: dict[str, StoredMatrix] = {}
     for node in layers:
         matrix = node.inputs[1]

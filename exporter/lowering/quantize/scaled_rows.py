@@ -15,7 +15,6 @@ Embeddings, attention, norms, residual streams, and matrices too narrow to be wo
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,9 +24,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ....onnx_graph.graph_values import add_constant, node_like
-from .linear_layers import StoredMatrix, linear_layers, replace_layers
-
-_log = logging.getLogger(__name__)
+from .linear_layers import StoredMatrix, replace_layers
 
 
 @dataclass(frozen=True)
@@ -53,9 +50,7 @@ def quantize(model: ir.Model, kind: Kind) -> ir.Model:
     Raises:
         ExportFailed: there is no linear layer, or a matrix holds NaN or infinity.
     """
-    layers = linear_layers(model)
-    _log.info("storing %d linear layers in %s", len(layers), kind.name)
-    replace_layers(model, layers, kind.name, partial(_stored, model, kind), partial(_replace, model, kind))
+    replace_layers(model, kind.name, partial(_stored, model, kind), partial(_replace, model, kind))
     return model
 
 
