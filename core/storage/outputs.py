@@ -171,9 +171,9 @@ def _check_place(path: Path, kind: Kind, read: dict[tuple[int, int], Path]) -> N
         fix = "Write to that file itself, or choose another name."
         raise _not_replaced(path, f"It is a symbolic link to {path.readlink()}.", fix)
     if kind.folder and stat.S_ISDIR(mode):
-        for given in read.values() if kind.contents else ():
-            if path.resolve() in given.resolve().parents:
-                raise _not_replaced(path, f"The command reads {given}, which lies in it.", "Choose another name.")
+        for inside in read.values() if kind.contents else ():
+            if path.resolve() in inside.resolve().parents:
+                raise _not_replaced(path, f"The command reads {inside}, which lies in it.", "Choose another name.")
         return
     if not stat.S_ISREG(mode) or (kind.folder and not kind.contents):
         what = "a folder" if stat.S_ISDIR(mode) else "a file" if stat.S_ISREG(mode) else "a device, a pipe or a socket"
