@@ -20,6 +20,9 @@ from .wire_scan import lies_inside
 if TYPE_CHECKING:
     from ..core.documents.sidecar import Sidecar
 
+# How many numbers of the types that are narrower than a byte one byte holds.
+_IN_A_BYTE = {"int4": 2, "uint4": 2, "float4_e2m1fn": 2, "int2": 4, "uint2": 4}
+
 
 @dataclass(frozen=True)
 class WindowedNode:
@@ -91,10 +94,10 @@ class OnnxFacts:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts as JSON types."""
-        facts = asdict(replace(self, sidecar=None))
-        del facts["sidecar"]  # it comes last
+        own = asdict(replace(self, sidecar=None))  # a sidecar writes itself, and comes last
+        del own["sidecar"]
         return {
-            **facts,
+            **own,
             "initializer_bytes": self.initializer_bytes,
             "weight_dtype": self.weight_dtype,
             "sidecar": None if self.sidecar is None else self.sidecar.to_dict(),
@@ -229,10 +232,10 @@ def _weight_bytes(graph: Any) -> dict[str, int]:
     for tensor in all_weights(graph):
         name = _dtype_name(tensor.data_type)
         count = math.prod(max(size, 0) for size in tensor.dims)
-        known = not name.startswith("type ")
-        if name in ("int4", "uint4"):  # two in a byte
-            total[name] += -(-count // 2)
+        if name in _IN_A_BYTE:
+            total[name] += -(-count // _IN_A_BYTE[name])
         else:
+            known = not name.startswith("type ")
             total[name] += count * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize if known else 0
     return dict(total.most_common())
 

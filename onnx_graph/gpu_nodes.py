@@ -61,7 +61,8 @@ def ring_nodes(model: Any) -> list[GpuNode]:
 def _judged_nodes(model: Any, op_types: Mapping[str, Any]) -> list[GpuNode]:
     import onnx
 
-    nodes = [node for node in model.graph.node if node.domain == DOMAIN and node.op_type in op_types]
+    named = [node for node in model.graph.node if node.domain == DOMAIN and node.op_type in op_types]
+    nodes = [node for node in named if node.input]  # another program may have written some without
     types = _tensor_types(model)
     if any(node.input[0] not in types for node in nodes):
         types = _tensor_types(onnx.shape_inference.infer_shapes(model))

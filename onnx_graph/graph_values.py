@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 # Tensors from this size in bytes on are put aside while a model is copied; smaller ones may be shapes, which inference
 # reads.
 _WEIGHTS_FROM = 1024
+# The version of every operator set, besides ONNX's own, whose nodes passes add.
+_VERSION = 1
 
 
 def graphs_of(node: Any) -> Iterator[Any]:
@@ -43,15 +45,22 @@ def reads(node: Any) -> Iterator[str]:
             yield from reads(inner)
 
 
+def set_nodes(graph: Any, nodes: Iterable[Any]) -> None:
+    """Give a graph or function these nodes in place of its own, some of which may be among them."""
+    whole = list(nodes)
+    del graph.node[:]
+    graph.node.extend(whole)
+
+
 def rename_inputs(node: Any, names: Mapping[str, str]) -> None:
-    """Make a node read other values, by their names; the graphs inside it too."""
+    """Make a node, and the graphs inside it, read other values: `names` leads from the old names to the new ones."""
     node.input[:] = [names.get(name, name) for name in node.input]
     for graph in graphs_of(node):
         rename_reads(graph, names)
 
 
 def rename_reads(graph: Any, names: Mapping[str, str]) -> None:
-    """Make a graph inside a node read other values of the graphs around it."""
+    """Make a graph inside a node read other values of the graphs around it, as `rename_inputs`."""
     for node in graph.node:
         rename_inputs(node, names)
     for value in graph.output:
@@ -113,9 +122,19 @@ def add_constant(graph: Any, name: str, array: Any, dtype: Any = None) -> Any:
 
 
 def node_like(
-    node: Any, op_type: str, inputs: Any, shape: Any, dtype: Any, name: str | None = None, **attributes: Any
+    node: Any, op_type: str, inputs: Sequence[Any], shape: Any, dtype: Any, name: str | None = None, **attributes: Any
 ) -> Any:
-    """Make an `onnx_ir.Node` with the metadata of another, and one result of this shape and type, named as it is."""
+    """Make a standard node with the metadata of another `onnx_ir.Node`; it belongs to no graph yet.
+
+    Args:
+        node: whose metadata it gets.
+        op_type: its op type.
+        inputs: its inputs.
+        shape: sizes of its one result.
+        dtype: `onnx_ir.DataType` of the result.
+        name: of the node and of its result; None leaves both to whoever adds it to a graph.
+        attributes: its attributes.
+    """
     import onnx_ir as ir
 
     result = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
@@ -124,14 +143,27 @@ def node_like(
 
 
 def replace_node(
-    node: Any, op_type: str, inputs: Sequence[Any], domain: str = "", name: str | None = None, **attributes: Any
+    node: Any, op_type: str, inputs: Sequence[Any], *, domain: str = "", name: str | None = None, **attributes: Any
 ) -> None:
-    """Put another node in the place of an `onnx_ir.Node`: it gets its metadata, its results, and their names."""
+    """Put another node in the place of an `onnx_ir.Node` in its graph.
+
+    It gets the metadata of the old one, and its result the name, shape and type of the old one's. The graph then
+    imports the operator set of its domain.
+
+    Args:
+        node: the old node.
+        op_type: op type of the new one.
+        inputs: its inputs.
+        domain: its domain.
+        name: its name; None leaves it to the graph.
+        attributes: its attributes.
+    """
     import onnx_ir as ir
 
     properties = dict(node.metadata_props)
     made = ir.node(op_type, inputs, attributes, domain=domain, name=name, metadata_props=properties)
-    node.graph.opset_imports.setdefault(domain, 1)
+    if domain:  # the standard one is there, in the version of the model
+        node.graph.opset_imports.setdefault(domain, _VERSION)
     ir.convenience.replace_nodes_and_values(node.graph, node, [node], [made], node.outputs, made.outputs)
 
 

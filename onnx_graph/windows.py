@@ -30,11 +30,11 @@ def windows_of_sidecar(sidecar: Sidecar | None) -> list[WindowView]:
     """Return the windows that the facts of an export state."""
     if sidecar is None:
         return []
-    stated = _geometries((window.name, vars(window)) for window in sidecar.windows)
-    found, reach = views(stated, sidecar.seq_len), sidecar.kwargs.get("local_window_size")
-    if found or not isinstance(reach, int):
-        return found
-    return bias_views(sidecar.class_name, reach, bool(sidecar.options.get("causal")), sidecar.seq_len)
+    found = views(_geometries((window.name, vars(window)) for window in sidecar.windows), sidecar.seq_len)
+    size = sidecar.kwargs.get("local_window_size")  # an argument of AFTLocal alone, whose layers have no windows
+    if not found and isinstance(size, int):
+        return bias_views(sidecar.class_name, size, bool(sidecar.options.get("causal")), sidecar.seq_len)
+    return found
 
 
 def _geometries(nodes: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[tuple[str, WindowGeometry]]:

@@ -169,13 +169,24 @@ def read_sidecar(model: Path) -> Sidecar | None:
         return None
     except OSError as error:
         raise _broken(path, error.strerror or str(error)) from error
-    if len(text) > MAX_BYTES:
-        raise _broken(path, f"It is larger than {MAX_BYTES >> 20} MiB.")
     return parse_facts(Sidecar, path, text, partial(_broken, path))
 
 
 def parse_facts(schema: type[_Facts], path: Path, text: bytes, broken: Callable[[str], UsageError]) -> _Facts:
-    """Parse the text of a file of facts, and check its seal; `broken` makes the error for its first problem."""
+    """Parse the text of a file of facts, and check its seal.
+
+    Args:
+        schema: what the facts must be.
+        path: the file, for errors.
+        text: its content; of a file that is too large, at least one byte more than is taken.
+        broken: makes the error to raise for the first problem, which it is given in a sentence.
+
+    Raises:
+        UsageError: they are no such facts; `broken` made the error.
+        CheckFailed: they were altered after they were written.
+    """
+    if len(text) > MAX_BYTES:
+        raise broken(f"It is larger than {MAX_BYTES >> 20} MiB.")
     try:
         facts = schema.model_validate_json(text)
     except ValidationError as error:

@@ -25,6 +25,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
+from .attention import chosen
+
 # The node's ONNX function is exact while no bias (nor 0) is further from another: e^-60 of fp32's e^-87 are left for
 # the keys. Trained biases span a few units; modules with wider ones are exported without the node.
 WIDEST_BIASES = 60.0
@@ -43,14 +45,13 @@ class AftVariant:
 
     @property
     def op_type(self) -> str:
-        """Its name."""
-        return "AFTLocal" + "Causal" * self.causal + "Mask" * self.has_mask
+        """The name that nodes and their function have."""
+        return "".join(("AFTLocal", *chosen(("Causal", self.causal), ("Mask", self.has_mask))))
 
     @property
     def input_names(self) -> tuple[str, ...]:
         """Inputs in order."""
-        names = ("gate", "key", "value", "position_bias")
-        return (*names, "key_mask") if self.has_mask else names
+        return ("gate", "key", "value", "position_bias", *chosen(("key_mask", self.has_mask)))
 
     def reach(self, columns: int) -> int:
         """Return how far biases of so many columns reach."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import compress, product
+from itertools import product
 from typing import Any
 
 from ..errors import UsageError
@@ -51,6 +51,11 @@ SEQUENCE_FIRST = (0, 2, 1, 3)
 HEADS_FIRST = (0, 1, 2, 3)
 
 
+def chosen(*options: tuple[str, bool]) -> tuple[str, ...]:
+    """Return the names of the options that are chosen, in order."""
+    return tuple(name for name, is_chosen in options if is_chosen)
+
+
 @dataclass(frozen=True)
 class NodeVariant:
     """One op type: which optional inputs it has, and whether it scales by xpos."""
@@ -61,17 +66,18 @@ class NodeVariant:
 
     @property
     def op_type(self) -> str:
-        """Its name."""
-        return "WindowedAttention" + "Mask" * self.has_mask + "Bias" * self.has_bias + "Xpos" * self.has_xpos
+        """The name that nodes and their function have."""
+        options = chosen(("Mask", self.has_mask), ("Bias", self.has_bias), ("Xpos", self.has_xpos))
+        return "".join(("WindowedAttention", *options))
 
     @property
     def input_names(self) -> tuple[str, ...]:
         """Inputs in order."""
-        return ("query", "key", "value", *compress(("key_mask", "attn_bias"), (self.has_mask, self.has_bias)))
+        return ("query", "key", "value", *chosen(("key_mask", self.has_mask), ("attn_bias", self.has_bias)))
 
     @property
     def attribute_names(self) -> tuple[str, ...]:
-        """Attributes, in order."""
+        """Attributes, in order; the same for every variant."""
         own = ("scale", "shared_qk", "perm", "query_block", "xpos_scale_base")
         return (*WINDOW_ATTRIBUTES, *own, *PLUGIN_ATTRIBUTES)
 
@@ -127,8 +133,8 @@ def check_xpos(head_dim: int) -> None:
         )
 
 
-# The type of an attribute in a node; every other is an integer.
-_STORED: Mapping[str, Callable[[Any], Any]] = {
+# The Python type in which a node stores an attribute; every other is an integer, flags too.
+_STORED_AS: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("scale", "softcap", "xpos_scale_base"), float),
     **dict.fromkeys(PLUGIN_ATTRIBUTES, str),
     "perm": list,
@@ -136,13 +142,23 @@ _STORED: Mapping[str, Callable[[Any], Any]] = {
 
 
 def stored_attributes(attributes: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Return attributes of a node, and those of its geometry, as it stores them; `geometry_of` reads that back."""
+    """Return the attributes of these names as a node stores them; `geometry_of` reads a geometry back.
+
+    Args:
+        attributes: `NodeAttributes` or another dataclass with a `geometry`; the fields of both are attributes.
+        names: `attribute_names` of the node's op type.
+    """
     values = {**vars(attributes.geometry), **vars(attributes), **PLUGIN_ATTRIBUTES}
-    return {name: _STORED.get(name, int)(values[name]) for name in names}
+    return {name: _STORED_AS.get(name, int)(values[name]) for name in names}
 
 
 def geometry_of(attributes: Mapping[str, Any]) -> WindowGeometry:
-    """Return the geometry that a node's attributes (as read from a file) describe."""
+    """Return the geometry that a node's attributes (as read from a file) describe.
+
+    Raises:
+        KeyError: an attribute of the window is missing.
+        UsageError: there is no such window.
+    """
     if attributes.keys() & WINDOW_ATTRIBUTES == {"causal"}:  # a node that sees all keys
         return WindowGeometry.all_keys(causal=bool(attributes["causal"]))
     return WindowGeometry(

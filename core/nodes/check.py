@@ -24,13 +24,14 @@ from .fused import FUSED_BY_OP_TYPE, FUSED_DOMAIN
 from .grouped import GROUPED_BY_OP_TYPE, GroupedVariant
 from .step import STEP_VARIANT_BY_OP_TYPE, StepVariant
 
-_VARIANTS: Mapping[str, NodeVariant | GroupedVariant | StepVariant] = {
+_AttentionVariant = NodeVariant | GroupedVariant | StepVariant
+_VARIANTS: Mapping[str, _AttentionVariant] = {
     **VARIANT_BY_OP_TYPE,
     **GROUPED_BY_OP_TYPE,
     **STEP_VARIANT_BY_OP_TYPE,
 }
-# No window is longer, and none gathers more keys: products of a few of these stay within 64 bits.
-LARGEST_SIZE = 2**31
+# No window is longer, and none gathers more than twice as many keys: products of a few of these stay within 64 bits.
+_LONGEST_WINDOW = 2**31
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,9 @@ _FLAG = _integer(0, 1)
 _TEXT = _Rule("text", lambda x: isinstance(x, str))
 _PERMS = (list(SEQUENCE_FIRST), list(HEADS_FIRST))
 _RULES = {
-    "window_size": _integer(1, LARGEST_SIZE),
-    "look_backward": _integer(0, LARGEST_SIZE),
-    "look_forward": _integer(0, LARGEST_SIZE),
+    "window_size": _integer(1, _LONGEST_WINDOW),
+    "look_backward": _integer(0, _LONGEST_WINDOW),
+    "look_forward": _integer(0, _LONGEST_WINDOW),
     "causal": _FLAG,
     "exact_windowsize": _FLAG,
     "scale": _number(),
@@ -68,7 +69,7 @@ _RULES = {
         "the integers [0, 2, 1, 3] or [0, 1, 2, 3]",
         lambda x: x in _PERMS and all(type(axis) is int for axis in x),
     ),
-    "query_block": _integer(1, LARGEST_SIZE),
+    "query_block": _integer(1, _LONGEST_WINDOW),
 }
 _RULES_WITH_XPOS = _RULES | {"xpos_scale_base": _number(" other than 0", lambda x: x != 0)}
 
@@ -85,16 +86,23 @@ def check_attributes(domain: str, op_type: str, attributes: Mapping[str, Any], h
     Raises:
         UsageError: an attribute is missing, of the wrong type or out of range. Its first line names the attribute.
     """
-    bare = AFT_VARIANT_BY_OP_TYPE if domain == DOMAIN else FUSED_BY_OP_TYPE if domain == FUSED_DOMAIN else {}
-    if op_type in bare:
-        known_here = PLUGIN_ATTRIBUTES if domain == DOMAIN else {}
-        for name, value in attributes.items():
-            if known_here.get(name) != value:
-                raise UsageError(f"{shown(name)} is no attribute of {op_type}, or not with this value.")
-        return
-    variant = _VARIANTS.get(op_type)
-    if domain != DOMAIN or variant is None:
-        return
+    if domain == FUSED_DOMAIN and op_type in FUSED_BY_OP_TYPE:
+        _check_fixed(op_type, attributes, {})
+    elif domain == DOMAIN and op_type in AFT_VARIANT_BY_OP_TYPE:
+        _check_fixed(op_type, attributes, PLUGIN_ATTRIBUTES)
+    elif domain == DOMAIN and op_type in _VARIANTS:
+        _check_attention(_VARIANTS[op_type], attributes, head_dim)
+
+
+def _check_fixed(op_type: str, attributes: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Refuse any attribute but these, each with its one value; a node may lack them."""
+    for name, value in attributes.items():
+        if name not in known or known[name] != value:
+            raise UsageError(f"{shown(name)} is no attribute of {op_type}, or not with this value.")
+
+
+def _check_attention(variant: _AttentionVariant, attributes: Mapping[str, Any], head_dim: int | None) -> None:
+    """Refuse attributes of an attention node that are missing, of the wrong type or out of range."""
     for name in variant.attribute_names:
         rule = (_RULES_WITH_XPOS if variant.has_xpos else _RULES)[name]
         if name not in attributes:
@@ -105,10 +113,10 @@ def check_attributes(domain: str, op_type: str, attributes: Mapping[str, Any], h
     if isinstance(variant, GroupedVariant) and variant.sees_all:
         return
     geometry = geometry_of(attributes)
-    if geometry.keys_per_window > 2 * LARGEST_SIZE:
+    if geometry.keys_per_window > 2 * _LONGEST_WINDOW:
         raise UsageError(
             f"Attributes look_backward and look_forward count {shown(geometry.keys_per_window)} keys a window; "
-            f"{2 * LARGEST_SIZE} is the most."
+            f"{2 * _LONGEST_WINDOW} is the most."
         )
     if variant.has_xpos and head_dim is not None and xpos_problem(head_dim):
         raise UsageError(f"Attribute xpos_scale_base: {xpos_problem(head_dim)}")

@@ -27,11 +27,18 @@ Softcap: Gemma 2 (arXiv 2408.00118). Sinks: gpt-oss, after "Efficient Streaming 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import compress, product
+from itertools import product
 from typing import Any
 
 from ..geometry import WindowGeometry
-from .attention import PLUGIN_ATTRIBUTES, SEQUENCE_FIRST, WINDOW_ATTRIBUTES, choose_query_block, stored_attributes
+from .attention import (
+    PLUGIN_ATTRIBUTES,
+    SEQUENCE_FIRST,
+    WINDOW_ATTRIBUTES,
+    choose_query_block,
+    chosen,
+    stored_attributes,
+)
 
 WINDOWED, GLOBAL = "GroupedWindowedAttention", "GlobalAttention"
 
@@ -50,20 +57,20 @@ class GroupedVariant:
 
     @property
     def op_type(self) -> str:
-        """Its name."""
-        name = GLOBAL if self.sees_all else WINDOWED
-        return name + "Mask" * self.has_mask + "Softcap" * self.has_softcap + "Sinks" * self.has_sinks
+        """The name that nodes and their function have."""
+        options = chosen(("Mask", self.has_mask), ("Softcap", self.has_softcap), ("Sinks", self.has_sinks))
+        return "".join((GLOBAL if self.sees_all else WINDOWED, *options))
 
     @property
     def input_names(self) -> tuple[str, ...]:
         """Inputs in order."""
-        return ("query", "key", "value", *compress(("key_mask", "sinks"), (self.has_mask, self.has_sinks)))
+        return ("query", "key", "value", *chosen(("key_mask", self.has_mask), ("sinks", self.has_sinks)))
 
     @property
     def attribute_names(self) -> tuple[str, ...]:
         """Attributes, in order."""
         window = ("causal",) if self.sees_all else WINDOW_ATTRIBUTES
-        cap = ("softcap",) if self.has_softcap else ()
+        cap = chosen(("softcap", self.has_softcap))
         return (*window, "scale", "perm", "query_block", *cap, *PLUGIN_ATTRIBUTES)
 
 

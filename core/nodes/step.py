@@ -57,7 +57,7 @@ from itertools import product
 from typing import Any
 
 from ..geometry import WindowGeometry
-from .attention import PLUGIN_ATTRIBUTES, WINDOW_ATTRIBUTES, stored_attributes
+from .attention import PLUGIN_ATTRIBUTES, WINDOW_ATTRIBUTES, chosen, stored_attributes
 
 STEP, CHUNK = "WindowedAttentionStep", "WindowedAttentionChunk"
 GROUPED = "Grouped"
@@ -75,21 +75,22 @@ class StepVariant:
 
     @property
     def op_type(self) -> str:
-        """Its name."""
-        name = GROUPED * self.grouped + (CHUNK if self.chunked else STEP)
-        return name + "Xpos" * self.has_xpos + "Softcap" * self.has_softcap + "Sinks" * self.has_sinks
+        """The name that nodes and their function have."""
+        before = chosen((GROUPED, self.grouped))
+        options = chosen(("Xpos", self.has_xpos), ("Softcap", self.has_softcap), ("Sinks", self.has_sinks))
+        return "".join((*before, CHUNK if self.chunked else STEP, *options))
 
     @property
     def input_names(self) -> tuple[str, ...]:
         """Inputs in order."""
         names = ("query", "key", "value", "key_cache", "value_cache", "score_bias", "write_index")
-        scales = ("query_scale", "key_scale") if self.chunked else ("key_scale",)
-        return (*names, *(scales if self.has_xpos else ()), *(("sinks",) if self.has_sinks else ()))
+        scales = chosen(("query_scale", self.has_xpos and self.chunked), ("key_scale", self.has_xpos))
+        return (*names, *scales, *chosen(("sinks", self.has_sinks)))
 
     @property
     def attribute_names(self) -> tuple[str, ...]:
         """Attributes, in order."""
-        own = (("softcap",) if self.has_softcap else ()) if self.grouped else ("shared_qk", "xpos_scale_base")
+        own = chosen(("softcap", self.has_softcap)) if self.grouped else ("shared_qk", "xpos_scale_base")
         return (*WINDOW_ATTRIBUTES, "scale", *own, *PLUGIN_ATTRIBUTES)
 
 
@@ -128,5 +129,5 @@ class StepAttributes:
     softcap: float = 0.0
 
     def as_onnx(self, variant: StepVariant | None = None) -> dict[str, Any]:
-        """Return names and values as the node stores them; by default of a node that shares no heads."""
-        return stored_attributes(self, (variant or STEP_VARIANTS[0]).attribute_names)
+        """Return names and values as a node of this op type stores them; by default of one that shares no heads."""
+        return stored_attributes(self, (variant or StepVariant(chunked=False)).attribute_names)

@@ -125,8 +125,8 @@ def contents_of(path: Path) -> str:
     Raises:
         OSError: it cannot be read.
     """
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-    with os.fdopen(descriptor, "rb") as stream:
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as stream:
         status = os.fstat(stream.fileno())
         if not stat.S_ISREG(status.st_mode):
             return UNKNOWN
@@ -164,7 +164,7 @@ def _is_npz(start: bytes) -> bool:
 
 def _is_torch(start: bytes) -> bool:
     # A pickle begins with its protocol; torch's archives begin with a pickle, or with a file of torch's format.
-    pickled = start[:1] == b"\x80" and 2 <= start[1:2][0] <= 5 if len(start) > 1 else False
+    pickled = len(start) > 1 and start[0] == 0x80 and 2 <= start[1] <= 5
     member = _first_member(start)
     return pickled or member.endswith((b"/data.pkl", b"/version", b"/.format_version", b"/byteorder"))
 

@@ -42,7 +42,7 @@ def read_regular_file(path: str | os.PathLike[str], most: int = MAX_LIBRARY, *, 
     flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     flags |= getattr(os, "O_NONBLOCK", 0)  # a pipe without a writer must not hold the process
     flags |= 0 if follow_link else getattr(os, "O_NOFOLLOW", 0)
-    with os.fdopen(os.open(path, flags), "rb") as stream:
+    with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as stream:
         found = os.fstat(stream.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "It is not a regular file", os.fspath(path))

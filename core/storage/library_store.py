@@ -63,8 +63,8 @@ class LibraryKind:
     how_to_build: str
 
     @property
-    def again(self) -> str:
-        """What to do about a library that is not what it was."""
+    def build_again(self) -> str:
+        """What to do about a library that is not the one that was built."""
         return f"Build it again: {self.how_to_build} --force"
 
     def fingerprint(self) -> str:
@@ -139,11 +139,11 @@ class StoredLibrary:
             data = b"" if exposed else read_regular_file(self.path)
         except OSError as error:
             why = error.strerror or str(error)
-            raise CheckFailed(f"{self.path} cannot be read.", why=why, fix=self.kind.again) from error
+            raise CheckFailed(f"{self.path} cannot be read.", why=why, fix=self.kind.build_again) from error
         if exposed:
             raise _exposed(self.path, exposed)
-        where = "beside it" if self.packaged else "in the index of the cache"
-        return _library(self.kind, self.path, data, self.facts, where)
+        place = "beside it" if self.packaged else "in the index of the cache"
+        return _verified(self.kind, self.path, data, self.facts, place)
 
 
 def find(
@@ -205,15 +205,28 @@ def read_named(kind: LibraryKind, path: Path) -> Library:
         raise UsageError(f"{path} cannot be read.", why=f"{why}.") from error
     refuse_foreign(path, data)
     facts = read_facts(kind, path) if sidecar_path(path).exists() else {}
-    return _library(kind, path, data, facts, "in the file beside it")
+    return _verified(kind, path, data, facts, "in the file beside it")
 
 
-def _library(kind: LibraryKind, path: Path, data: bytes, facts: Mapping[str, Any], where: str) -> Library:
-    """Compare the bytes of a library with its facts, which lie `where` says, and make the loader's image of them."""
+def _verified(kind: LibraryKind, path: Path, data: bytes, facts: Mapping[str, Any], place: str) -> Library:
+    """Compare the bytes of a library with its facts, and give the loader a path that leads to these bytes.
+
+    Args:
+        kind: what the library is for.
+        path: where it was read.
+        data: its bytes.
+        facts: those of its build; empty where there are none.
+        place: where the facts lie, for the error.
+
+    Raises:
+        CheckFailed: the bytes are not those that the facts were written for.
+        UsageError: no copy for the loader can be made.
+    """
     digest = hashlib.sha256(data).hexdigest()
     if facts and facts["sha256"] != digest:
-        what, why = f"{path} was changed after it was built.", f"Its SHA-256 is not the one {where}."
-        raise CheckFailed(what, why=why, fix=kind.again)
+        raise CheckFailed(
+            f"{path} was changed after it was built.", why=f"Its SHA-256 is not the one {place}.", fix=kind.build_again
+        )
     try:
         image = loadable(data, kind.file_name)
     except OSError as error:
@@ -264,13 +277,16 @@ def read_facts(kind: LibraryKind, library: Path) -> dict[str, Any]:
     """Read the facts that lie beside a library.
 
     Raises:
-        UsageError: there are none, or they are of something else.
+        UsageError: there are none, they cannot be read, or they are of something else.
     """
     path = sidecar_path(library)
     try:
         facts = json.loads(read_regular_file(path, MAX_BYTES, follow_link=True))
-    except OSError as error:
+    except FileNotFoundError as error:
         raise UsageError(f"{path} is missing.", fix=f"Build a library with: {kind.how_to_build}") from error
+    except OSError as error:
+        why = f"{error.strerror or error}."
+        raise UsageError(f"{path} cannot be read.", why=why, fix=kind.build_again) from error
     except (ValueError, RecursionError):
         facts = None
     if not _are_facts(kind, facts):
@@ -338,12 +354,12 @@ def keep(kind: LibraryKind, library: Path, facts: Mapping[str, Any]) -> bool:
     if folder is None or library.absolute().parent.parent != folder:
         return False
     library.chmod(library.stat().st_mode & ~0o022)  # a umask of 002 lets the group write
-    kept = [(path, entry) for path, entry in _entries(folder) if path != library.absolute()]
-    kept.append((library.absolute(), {"kind": kind.name, "facts": dict(facts)}))
-    entries = [{"path": path.relative_to(folder).as_posix(), **entry} for path, entry in kept if path.exists()]
-    document = {"format": _FORMAT, "format_version": _FORMAT_VERSION, "libraries": entries[-_MOST_KEPT:]}
     index = folder / _INDEX
-    with work_folder(index, wait=True) as work:
+    with work_folder(index, wait=True) as work:  # read here too, or what another process enters meanwhile is lost
+        kept = [(path, entry) for path, entry in _entries(folder) if path != library.absolute()]
+        kept.append((library.absolute(), {"kind": kind.name, "facts": dict(facts)}))
+        entries = [{"path": path.relative_to(folder).as_posix(), **entry} for path, entry in kept if path.exists()]
+        document = {"format": _FORMAT, "format_version": _FORMAT_VERSION, "libraries": entries[-_MOST_KEPT:]}
         staged = work / index.name
         staged.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         staged.chmod(0o600)
@@ -352,7 +368,7 @@ def keep(kind: LibraryKind, library: Path, facts: Mapping[str, Any]) -> bool:
 
 
 def _entries(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """Read the index, in the order the libraries were built; nothing where none can be understood.
+    """Read paths and entries of the index, in the order the libraries were built; none if it cannot be understood.
 
     Raises:
         CheckFailed: others can write it.
@@ -375,7 +391,9 @@ def _entries(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
 
 def _entry(folder: Path, item: object) -> tuple[Path, dict[str, Any]] | None:
     """Split an entry into its path and the rest; None if it is no entry, or leads out of the cache."""
-    if not isinstance(item, dict) or not isinstance(item.get("path"), str) or item.get("kind") not in KINDS:
+    if not isinstance(item, dict) or not all(isinstance(item.get(name), str) for name in ("path", "kind")):
+        return None
+    if item["kind"] not in KINDS:
         return None
     parts = item["path"].split("/")
     if len(parts) != 2 or any(part in ("", ".", "..") or "\0" in part for part in parts):

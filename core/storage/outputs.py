@@ -156,7 +156,11 @@ def _check_name(path: Path, kind: Kind) -> None:
 
 
 def _check_place(path: Path, kind: Kind, read: dict[tuple[int, int], Path]) -> None:
-    """Check that nothing is there, or a regular file that is no input, or a folder that may be there and holds none."""
+    """Check that what lies at a path may be replaced.
+
+    That is nothing, a regular file that the command does not read, or, for a kind that is a folder, a folder; one that
+    is replaced as a whole must hold nothing that the command reads.
+    """
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -165,11 +169,11 @@ def _check_place(path: Path, kind: Kind, read: dict[tuple[int, int], Path]) -> N
         raise write_error(path, error) from error
     if stat.S_ISLNK(mode):
         fix = "Write to that file itself, or choose another name."
-        raise _kept(path, f"It is a symbolic link to {path.readlink()}.", fix)
+        raise _not_replaced(path, f"It is a symbolic link to {path.readlink()}.", fix)
     if kind.folder and stat.S_ISDIR(mode):
-        inside = [given for given in read.values() if kind.contents and path.resolve() in given.resolve().parents]
-        if inside:  # a folder that is replaced as a whole
-            raise _kept(path, f"The command reads {inside[0]}, which lies in it.", "Choose another name.")
+        for inside in read.values() if kind.contents else ():
+            if path.resolve() in inside.resolve().parents:
+                raise _not_replaced(path, f"The command reads {inside}, which lies in it.", "Choose another name.")
         return
     if not stat.S_ISREG(mode) or (kind.folder and not kind.contents):
         what = "a folder" if stat.S_ISDIR(mode) else "a file" if stat.S_ISREG(mode) else "a device, a pipe or a socket"
@@ -177,10 +181,11 @@ def _check_place(path: Path, kind: Kind, read: dict[tuple[int, int], Path]) -> N
     given = read.get(_identity(path) or (0, 0))
     if given is not None:
         same = "" if path == given else f" It is the same file as {given}."
-        raise _kept(path, f"The command reads it.{same}", "Choose another name for the output.")
+        raise _not_replaced(path, f"The command reads it.{same}", "Choose another name for the output.")
 
 
-def _kept(path: Path, why: str, fix: str) -> UsageError:
+def _not_replaced(path: Path, why: str, fix: str) -> UsageError:
+    """Return the error to raise for something that lies where an output should go, and must stay."""
     return UsageError(f"{path} is not replaced.", why=why, fix=fix)
 
 
@@ -194,7 +199,7 @@ def _check_contents(path: Path, kind: Kind) -> None:
     if empty or found in kind.contents or (kind is ENGINE and _has_facts(path)):
         return
     why = f"It is {found}, and the output is {kind.name}."
-    raise _kept(path, why, "Choose another name, or remove it yourself.")
+    raise _not_replaced(path, why, "Choose another name, or remove it yourself.")
 
 
 def _has_facts(path: Path) -> bool:

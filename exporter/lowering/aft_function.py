@@ -55,18 +55,28 @@ class _Sizes:
 
 
 def _sizes(variant: AftVariant, nodes: Sequence[ir.Node]) -> _Sizes:
+    """Return sizes that serve all of these nodes.
+
+    Raises:
+        ValueError: a node's biases have no static shape.
+    """
     shapes = []
     for node in nodes:
         shape = _shape(node, 3)
         if shape is None:
             raise ValueError(f"{node.name}: the shape of position_bias must be static")
         shapes.append(shape)
+    lengths = {length for length, _ in shapes}
+    all_alike = len(lengths) == len({_width(node) for node in nodes}) == 1
     reach = max(variant.reach(columns) for _, columns in shapes)
-    block = max(_SMALLEST_BLOCK, 1 << reach.bit_length())
-    blocks = max(-(-length // block) for length, _ in shapes)
-    widths = {_width(node) for node in nodes}
-    parts = _parts(variant, shapes[0][0], widths.pop()) if len(widths) == len({n for n, _ in shapes}) == 1 else 1
-    return _Sizes(block, (blocks - 1).bit_length(), all(length % block == 0 for length, _ in shapes), parts)
+    block = max(_SMALLEST_BLOCK, 1 << reach.bit_length())  # the least power of two above the reach
+    blocks = -(-max(lengths) // block)
+    return _Sizes(
+        block=block,
+        doublings=(blocks - 1).bit_length(),
+        aligned=all(length % block == 0 for length in lengths),
+        parts=_parts(variant, shapes[0][0], _width(nodes[0])) if all_alike else 1,
+    )
 
 
 def _shape(node: ir.Node, index: int) -> list[int] | None:
@@ -85,6 +95,7 @@ def _width(node: ir.Node) -> int | None:
 
 
 def _parts(variant: AftVariant, length: int, width: int | None) -> int:
+    """Return how many groups of channels nodes of this size compute one after the other; 1 for an unknown width."""
     if width is None:
         return 1
     causal = variant.causal

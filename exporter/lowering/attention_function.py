@@ -178,12 +178,12 @@ def _body(variant: NodeVariant, facts: BodyFacts) -> Any:
             ahead = op.Add(span.query_offset, span.forward)
             scale = op.Mul(scale, _xpos_scale(op, span, scalar_dim, ahead, 1.0))
             key_scale = _xpos_scale(op, span, scalar_dim, op.Transpose(span.key_offset, perm=[1, 0]), -1.0)
-        laid = lay(op, span, key, value, mask, facts, extra.get("attn_bias"), key_scale)
+        laid_out = lay_out(op, span, key, value, mask, facts, extra.get("attn_bias"), key_scale)
         # Reshaped part by part: runtimes copy what they reshape if it is an input or output of the file.
         outputs = []
         for rows, *where in cut(op, span, query, facts.parts, rows=span.block):
             blocks = op.Mul(op.Reshape(rows, block_shape), scale)  # [B, H, blocks, block, D]
-            part = op.CastLike(_attend(op, blocks, *laid.part(op, *where)), given)
+            part = op.CastLike(_attend(op, blocks, *laid_out.part(op, *where)), given)
             outputs.append(op.Reshape(part, row_shape))
         output = outputs[0] if len(outputs) == 1 else op.Concat(*outputs, axis=2)
         if not facts.aligned:
@@ -238,10 +238,24 @@ def softmax(op: Any, scores: Any) -> Any:
     return op.Softmax(op.Max(scores, op.Min(floor, real(op, _MOST_FLOOR))), axis=-1)
 
 
-def lay(
+def lay_out(
     op: Any, span: Span, key: Any, value: Any, mask: Any, facts: BodyFacts, given: Any = None, key_scale: Any = None
 ) -> _WholeSequence | _OwnSpans:
-    """Lay keys and values out as the facts allow; the mask, a given bias and the keys' decay may be None."""
+    """Arrange keys and values for the blocks of queries, in the way that saves most under these facts.
+
+    Args:
+        op: the builder.
+        span: the sizes of the block.
+        key: keys `[B, H, N, D]`.
+        value: their values.
+        mask: the input `key_mask`, or None.
+        facts: facts that hold for every node of the op type.
+        given: the input `attn_bias`, or None.
+        key_scale: the keys' factors of the xpos decay, `[keys, D]`, or None.
+
+    Returns:
+        An object whose `part` gives the keys, values and biases of some blocks.
+    """
     if facts.whole:
         return _WholeSequence(op, span, key, value, mask, window_hides=not facts.all_seen)
     return _OwnSpans(op, span, key, value, mask, given, key_scale, in_parts=bool(facts.parts))
@@ -328,7 +342,7 @@ def _sum(op: Any, biases: Sequence[Any]) -> list[Any]:
 
 
 def build_attention(op_type: str, opset: int, nodes: Sequence[ir.Node]) -> ir.Function:
-    """Build the ONNX function for all nodes of an op type of `core.node`; see `functions.Builder` for the arguments."""
+    """Build the ONNX function for all nodes of an op type of `core.nodes.attention`; see `functions.Builder`."""
     variant = VARIANT_BY_OP_TYPE[op_type]
     return attention_function(variant, opset, shared_facts(variant, nodes))
 

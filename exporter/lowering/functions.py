@@ -20,8 +20,8 @@ from .step_function import build_step
 
 _log = logging.getLogger(__name__)
 
-
-# Builds the ONNX function of an op type: of its name, the model's opset, and the nodes that use it, at least one.
+# A callable that builds the ONNX function of an op type. Its arguments: the op type's name; the opset of the function,
+# which must be the model's; the nodes of the model that use the function, at least one.
 Builder = Callable[[str, int, Sequence[ir.Node]], ir.Function]
 # Domain and op type → builder of the function.
 BUILDERS: Mapping[tuple[str, str], Builder] = {

@@ -1,6 +1,6 @@
 """Build the ONNX functions of the fused nodes: their definition in standard operators, stored in the file.
 
-Formulas, shapes and names: `core.fused_node`. Each function is the fastest form that was found in onnxruntime among
+Formulas, shapes and names: `core.nodes.fused`. Each function is the fastest form that was found in onnxruntime among
 standard operators; the comments name slower ones.
 """
 

@@ -27,7 +27,7 @@ from .attention_function import (
     Span,
     cut,
     heads_first,
-    lay,
+    lay_out,
     mask_bias,
     shared_facts,
     softmax,
@@ -139,12 +139,12 @@ def _attend_to_windows(op: Any, sizes: _Sizes, scores: _Scores, query: Any, key:
     facts, span = sizes.facts, Span(op, sizes.length, grouped=True)
     rows = None if facts.aligned else span.range(op, op.Mul(span.blocks, span.block))
     query = op.Mul(_in_blocks(op, sizes, query, span.block, rows), scores.scale)
-    laid = lay(op, span, key, value, mask, facts)
+    laid_out = lay_out(op, span, key, value, mask, facts)
     group = integers(op, 2)
     sinks = None if scores.sinks is None else op.Unsqueeze(scores.sinks, group)
     outputs = []
     for part, *where in cut(op, span, query, facts.parts, _BLOCKS):
-        keys, values, biases = laid.part(op, *where)
+        keys, values, biases = laid_out.part(op, *where)
         if mask is not None:  # a bias that differs between batch entries has five dimensions
             biases = [op.Unsqueeze(bias, group) for bias in biases]
         turned = op.Transpose(op.Unsqueeze(keys, group), perm=[0, 1, 2, 3, 5, 4])

@@ -29,12 +29,29 @@ def _attend(op: Any, query: Any, keys: Any, values: Any, score_bias: Any, scales
 
 
 def _attend_in_groups(
-    op: Any, variant: StepVariant, query: Any, keys: Any, values: Any, bias: Any, sinks: Sequence[Any], rows: Any
+    op: Any,
+    variant: StepVariant,
+    query: Any,
+    keys: Any,
+    values: Any,
+    score_bias: Any,
+    sinks: Sequence[Any],
+    sink_sizes: Sequence[Any],
 ) -> Any:
     """Compute the formula of `core.nodes.grouped`; queries of a group are rows of one product.
 
     The scores of a step, `[B, KV, G, R]`, have a row for each head of a group; those of a chunk, `[B, KV, G·C, V]`,
-    are those of all heads, `[B, H, C, V]`. Sinks take the shape `rows` beside them.
+    are those of all heads, `[B, H, C, V]`.
+
+    Args:
+        op: the builder.
+        variant: the op type.
+        query: queries `[B, H, C, D]`.
+        keys: all keys attended to, `[B, KV, V, D]`.
+        values: their values.
+        score_bias: added to the scores.
+        sinks: the input `[H]`, or nothing.
+        sink_sizes: vectors that make up the shape in which sinks are broadcast against the scores.
     """
     precise, keys, values = (op.Cast(x, to=ir.DataType.FLOAT) for x in (query, keys, values))
     scale = attribute(op, "scale")
@@ -49,10 +66,10 @@ def _attend_in_groups(
     together = op.Shape(scores)
     if variant.chunked:
         scores = op.Reshape(scores, op.Concat(op.Shape(query, start=0, end=3), integers(op, -1), axis=0))
-    scores = op.Add(scores, bias)
+    scores = op.Add(scores, score_bias)
     weights = op.Softmax(scores, axis=-1)
     if sinks:
-        shape = rows[0] if len(rows) == 1 else op.Concat(*rows, axis=0)
+        shape = sink_sizes[0] if len(sink_sizes) == 1 else op.Concat(*sink_sizes, axis=0)
         sink = op.Reshape(op.Cast(sinks[0], to=ir.DataType.FLOAT), shape)
         weights = op.Mul(weights, share_beside_sinks(op, scores, weights, sink))
     if variant.chunked:
@@ -63,21 +80,25 @@ def _attend_in_groups(
 def _body(variant: StepVariant) -> Any:
     """Return the Python function that traces the ONNX function of one op type."""
 
-    def trace(
-        op: Any, query: Any, key: Any, value: Any, key_cache: Any, value_cache: Any, bias: Any, index: Any, *extra: Any
-    ) -> Any:
-        pairs = ((key_cache, key), (value_cache, value))
+    def trace(op: Any, query: Any, key: Any, value: Any, *others: Any) -> Any:
+        key_cache, value_cache, score_bias, write_index, *extra = others  # extra: factors of xpos, or sinks
         if variant.chunked:  # attend to the old ring and the new keys, then write them
-            keys, values = (op.Concat(*pair, axis=2) for pair in pairs)
+            keys = op.Concat(key_cache, key, axis=2)
+            values = op.Concat(value_cache, value, axis=2)
         else:  # write the key and the value, then attend to the ring
-            keys, values = (op.ScatterND(cache, index, written) for cache, written in pairs)
-        if variant.grouped:
-            rows = [integers(op, -1, 1, 1)] if variant.chunked else [op.Shape(key, start=1, end=2), integers(op, -1, 1)]
-            output = _attend_in_groups(op, variant, query, keys, values, bias, extra, rows)
+            keys = op.ScatterND(key_cache, write_index, key)
+            values = op.ScatterND(value_cache, write_index, value)
+        if not variant.grouped:
+            output = _attend(op, query, keys, values, score_bias, extra)
         else:
-            output = _attend(op, query, keys, values, bias, extra)
+            if variant.chunked:
+                sink_sizes = [integers(op, -1, 1, 1)]  # [H, 1, 1]
+            else:
+                sink_sizes = [op.Shape(key, start=1, end=2), integers(op, -1, 1)]  # [KV, G, 1]
+            output = _attend_in_groups(op, variant, query, keys, values, score_bias, extra, sink_sizes)
         if variant.chunked:
-            keys, values = (op.Gather(x, index, axis=2) for x in (keys, values))
+            keys = op.Gather(keys, write_index, axis=2)
+            values = op.Gather(values, write_index, axis=2)
         return output, keys, values
 
     return trace

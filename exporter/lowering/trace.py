@@ -99,11 +99,15 @@ def _traced(
     opset: int,
     dynamic_axes: Sequence[Mapping[int, object]] | None = None,
 ) -> ir.Model:
-    examples = tuple(
-        torch.full([int(n) for n in spec.shape], int(spec.dtype == "bool"), dtype=getattr(torch, spec.dtype))
-        for spec in specs
-    )
-    return trace_module(entry, examples, [spec.name for spec in specs], outputs, opset, dynamic_axes)
+    """Trace a module on example inputs of these shapes; the rest as `trace_module`."""
+    names = [spec.name for spec in specs]
+    return trace_module(entry, tuple(map(_example, specs)), names, outputs, opset, dynamic_axes)
+
+
+def _example(spec: TensorSpec) -> torch.Tensor:
+    """Make an input of zeros; of a mask, one that keeps everything."""
+    shape = [int(size) for size in spec.shape]
+    return torch.full(shape, int(spec.dtype == "bool"), dtype=getattr(torch, spec.dtype))
 
 
 def trace_module(
@@ -273,4 +277,4 @@ def attention_nodes(model: ir.Model) -> list[ir.Node]:
 
 def step_nodes(model: ir.Model) -> list[ir.Node]:
     """List the step nodes, in order."""
-    return [node for node in model.graph if node.op_type in STEP_VARIANT_BY_OP_TYPE]
+    return [node for node in model.graph if node.domain == DOMAIN and node.op_type in STEP_VARIANT_BY_OP_TYPE]

@@ -19,7 +19,7 @@ def apply(model: Any) -> None:
             for activated, value in (node.inputs, node.inputs[::-1]):
                 op_type, gate = _activation(activated)
                 if gate is not None and _alike(gate, value):
-                    replace_node(node, op_type, [value, gate], FUSED_DOMAIN)
+                    replace_node(node, op_type, [value, gate], domain=FUSED_DOMAIN)
                     break
 
 

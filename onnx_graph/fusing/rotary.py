@@ -28,7 +28,7 @@ def apply(model: Any) -> None:
                 if heads_first is None or list(cosine.shape) != list(sine.shape):
                     continue
                 made = (tables.cosine(cosine, heads_first, pairs), tables.sine(sine, heads_first, pairs))
-                replace_node(node, PAIRS if pairs else "RotateHeads", [x, *made], FUSED_DOMAIN)
+                replace_node(node, PAIRS if pairs else "RotateHeads", [x, *made], domain=FUSED_DOMAIN)
                 break
         elif node.op_type == "Concat" and node.domain == "" and (found := _by_halves(node)) is not None:
             x, *halves = found
@@ -36,7 +36,7 @@ def apply(model: Any) -> None:
             if heads_first is not None and list(halves[0].shape) == list(halves[1].shape):
                 cosine, sine = (tables.doubled(half) for half in halves)
                 made = (tables.cosine(cosine, heads_first), tables.sine(sine, heads_first))
-                replace_node(node, "RotateHeads", [x, *made], FUSED_DOMAIN)
+                replace_node(node, "RotateHeads", [x, *made], domain=FUSED_DOMAIN)
 
 
 def _by_halves(node: Any) -> tuple[Any, Any, Any] | None:

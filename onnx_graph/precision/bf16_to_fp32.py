@@ -13,11 +13,11 @@ Weights stay bf16, in the file of external data too, with a Cast behind each tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .. import inlining
-from ..graph_values import graphs_of, put_back, rename_inputs, take_weights, types_of
+from ..graph_values import graphs_of, put_back, rename_inputs, set_nodes, take_weights, types_of
 
 # Results of these operators are among their inputs, or negatives of them: exact in any element type. Results of control
 # flow are those of its subgraphs, which are rounded inside.
@@ -83,20 +83,19 @@ class _Rewrite:
         self.graph(graph)
         for node in graph.node:
             rename_inputs(node, rounded)
-        self._prepend(graph, (node for name in given for node in self._round(name, rounded[name])))
+        rounding = [node for name in given for node in self._round(name, rounded[name])]
+        set_nodes(graph, [*rounding, *graph.node])
 
     def graph(self, graph: Any) -> None:
         """Rewrite a graph whose inputs hold bf16 numbers already."""
         nodes = [new for node in graph.node for new in self._node(node)]
-        del graph.node[:]
-        graph.node.extend(nodes)
         loads = []
         for tensor in graph.initializer:
             if tensor.data_type == self._bf16:
                 stored = self._new(tensor.name, "bf16")
                 loads.append(self._cast(stored, tensor.name, self._fp32))
                 tensor.name = stored
-        self._prepend(graph, loads)
+        set_nodes(graph, [*loads, *nodes])
         for value in (*graph.value_info, *graph.input, *graph.output):
             if value.type.tensor_type.elem_type == self._bf16:
                 value.type.tensor_type.elem_type = self._fp32
@@ -133,9 +132,3 @@ class _Rewrite:
             made += "_"
         self._taken.add(made)
         return made
-
-    @staticmethod
-    def _prepend(graph: Any, nodes: Iterable[Any]) -> None:
-        whole = [*nodes, *graph.node]
-        del graph.node[:]
-        graph.node.extend(whole)

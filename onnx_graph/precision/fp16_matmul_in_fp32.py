@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ...core.nodes.attention import DOMAIN
-from ..graph_values import element_types, graphs_of, put_back, take_weights, types_of
+from ..graph_values import element_types, graphs_of, put_back, set_nodes, take_weights, types_of
 
 _PRODUCTS = ("Gemm", "MatMul")
 
@@ -62,9 +62,7 @@ class _Casts:
 
         With `like_inputs` around every product, and its result has the type of its inputs.
         """
-        nodes = [new for node in part.node for new in self._node(node, like_inputs)]
-        del part.node[:]
-        part.node.extend(nodes)
+        set_nodes(part, [new for node in part.node for new in self._node(node, like_inputs)])
 
     def _node(self, node: Any, like_inputs: bool) -> Iterable[Any]:
         for inner in graphs_of(node):

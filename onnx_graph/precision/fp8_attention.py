@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from ...core.nodes.gpu import computes_in_fp8
 from ..gpu_nodes import GpuNode, gpu_nodes
+from ..graph_values import set_nodes
 
 _E4M3, _FP16 = 17, 10  # onnx.TensorProto.DataType
 
@@ -53,9 +54,7 @@ def apply(model: Any) -> Any:
             next(attribute for attribute in node.attribute if attribute.name == "scale").f *= query.scale * key.scale
             nodes += _multiplied(graph, node, value)
     used = {name for node in nodes for name in node.input} | {value.name for value in graph.output}
-    kept = [node for node in nodes if node.op_type != "DequantizeLinear" or node.output[0] in used]
-    del graph.node[:]
-    graph.node.extend(kept)
+    set_nodes(graph, [node for node in nodes if node.op_type != "DequantizeLinear" or node.output[0] in used])
     return changed
 
 

@@ -67,15 +67,7 @@ def _add_state(node: Any, name: str) -> None:
     inner, kept, last = (f"{node.output[0]}/{name}/{part}" for part in ("state", "kept", "last"))
     rename_reads(body, {name: inner})
     body.node.append(onnx.helper.make_node("Identity", [inner], [kept], name=f"{node.name}/{name}/keep"))
-    _insert(node.input, states, name)
-    _insert(node.output, states, last)
-    _insert(body.input, states, onnx.ValueInfoProto(name=inner))
-    _insert(body.output, states, onnx.ValueInfoProto(name=kept))
-
-
-def _insert(fields: Any, place: int, item: Any) -> None:
-    """Insert into a repeated protobuf field, which has no such method for messages."""
-    whole = [*fields]
-    whole.insert(place, item)
-    del fields[:]
-    fields.extend(whole)
+    node.input.insert(states, name)
+    node.output.insert(states, last)
+    body.input.insert(states, onnx.ValueInfoProto(name=inner))
+    body.output.insert(states, onnx.ValueInfoProto(name=kept))

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from localattn.core.documents.engine_facts import read_engine_facts
 from localattn.core.documents.sidecar import CheckRecord, Sidecar, WindowFacts, read_sidecar, sidecar_path
 from localattn.core.errors import UsageError
 from localattn.core.tensors import TensorSpec
@@ -108,7 +109,8 @@ def test_a_sidecar_that_is_no_text_file(tmp_path):
     sidecar_path(model).mkdir()
     with pytest.raises(UsageError, match="folder"):
         read_sidecar(model)
-    with sidecar_path(tmp_path / "big.onnx").open("wb") as stream:
-        stream.truncate(1 << 30)
-    with pytest.raises(UsageError, match="larger"):
-        read_sidecar(tmp_path / "big.onnx")
+    for name, read in (("big.onnx", read_sidecar), ("big.engine", read_engine_facts)):
+        with sidecar_path(tmp_path / name).open("wb") as stream:
+            stream.truncate(1 << 30)
+        with pytest.raises(UsageError, match="larger"):
+            read(tmp_path / name)

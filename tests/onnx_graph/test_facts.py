@@ -16,7 +16,8 @@ import pytest
 from localattn.core.documents.sidecar import Sidecar, sidecar_path
 from localattn.core.errors import UsageError
 from localattn.core.geometry import WindowGeometry
-from localattn.core.nodes.attention import DOMAIN, VARIANTS, NodeAttributes
+from localattn.core.nodes.attention import DOMAIN, PLUGIN_ATTRIBUTES, VARIANTS, NodeAttributes
+from localattn.core.nodes.check import check_attributes
 from localattn.core.nodes.fused import FUSED_DOMAIN, FUSED_NODES
 from localattn.core.nodes.step import STEP_VARIANTS, StepAttributes
 from localattn.core.storage.files import sha256
@@ -71,6 +72,16 @@ def test_the_facts_of_a_model(model_path):
     assert (node.name, node.op_type) == ("layers.0", "WindowedAttention")
     assert node.attributes == ATTRIBUTES
     assert facts.sidecar is None and facts.sidecar_matches is None
+
+
+def test_numbers_narrower_than_a_byte_share_it(tmp_path):
+    kinds = {"float4_e2m1fn": "FLOAT4E2M1", "int2": "INT2", "int4": "INT4", "uint2": "UINT2", "uint4": "UINT4"}
+    known = {name: getattr(onnx.TensorProto, kind) for name, kind in kinds.items() if hasattr(onnx.TensorProto, kind)}
+    weights = [onnx.TensorProto(name=name, data_type=kind, dims=[3, 3]) for name, kind in known.items()]
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph([], "g", [], [], weights)), path)
+    expected = {"float4_e2m1fn": 5, "int2": 3, "int4": 5, "uint2": 3, "uint4": 5}
+    assert inspect_onnx(path).weight_bytes == {name: expected[name] for name in known}
 
 
 def test_external_weights_count_and_missing_ones_are_named(tmp_path):
@@ -234,3 +245,14 @@ def test_xpos_takes_pairs_of_channels(tmp_path: Path, head_dim: int) -> None:
                 inspect_onnx(tmp_path / "model.onnx")
         else:
             inspect_onnx(tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize(
+    "domain, op_type, plugin", [(FUSED_DOMAIN, "GatedGelu", {}), (DOMAIN, "AFTLocalMask", PLUGIN_ATTRIBUTES)]
+)
+def test_nodes_without_options_have_no_attribute_of_any_type(domain, op_type, plugin):
+    """None is what is read of a tensor or a graph."""
+    check_attributes(domain, op_type, plugin)
+    for wrong in ({"x": None}, {"x": 1}, {"plugin_version": None}):
+        with pytest.raises(UsageError, match="is no attribute of"):
+            check_attributes(domain, op_type, plugin | wrong)

@@ -19,6 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ....core.errors import ExportFailed, MissingDependency
+from ....onnx_graph.graph_values import add_constant
 from ....onnx_graph.standard_ops.names import MODULE
 from .linear_layers import is_transposed, linear_layers
 
@@ -45,8 +46,9 @@ def quantize(model: ir.Model) -> ir.Model:
         raise MissingDependency(
             "onnxruntime is not installed.", why="Its quantizer makes the int8 matrices.", fix="pip install onnxruntime"
         ) from error
-    nodes = [node.name or "" for node in linear_layers(model)]
-    _log.info("quantizing %d linear layers", len(nodes))
+    layers = linear_layers(model)
+    names = [node.name or "" for node in layers]
+    _log.info("quantizing %d linear layers", len(layers))
     with tempfile.TemporaryDirectory() as folder:
         given, made = Path(folder) / "given.onnx", Path(folder) / "int8.onnx"
         # The quantizer does not support functions, so they are removed for it.
@@ -59,8 +61,8 @@ def quantize(model: ir.Model) -> ir.Model:
             model_functions.update(bodies)
             for key in _PREPARED:
                 del model.metadata_props[key]
-        if any(node.op_type == "Gemm" for node in model.graph if node.name in set(nodes)):
-            _multiply_plainly(given, nodes)
+        if any(node.op_type == "Gemm" for node in layers):
+            _multiply_plainly(given, names)
         _forget_shapes_of_constants(given)
         silent = logging.NullHandler()
         logging.root.addHandler(silent)  # else the quantizer's first message adds a handler that stays and prints
@@ -69,7 +71,7 @@ def quantize(model: ir.Model) -> ir.Model:
                 given,
                 made,
                 op_types_to_quantize=["MatMul"],
-                nodes_to_quantize=nodes,
+                nodes_to_quantize=names,
                 per_channel=True,
                 weight_type=QuantType.QInt8,
                 extra_options={"MatMulConstBOnly": True},
@@ -94,22 +96,37 @@ def quantize(model: ir.Model) -> ir.Model:
 
 
 def _multiply_plainly(path: Path, names: Collection[str]) -> None:
-    """Rewrite Gemms as MatMuls with the transposed matrix, because the quantizer only supports MatMul."""
+    """Rewrite Gemms as MatMuls with the transposed matrix, because the quantizer only supports MatMul.
+
+    A matrix that another node reads too, such as a table of embeddings, stays, and its transpose is added.
+    """
     model = ir.load(path)
     ir.external_data.load_to_model(model)
-    turned: set[str] = set()
-    for node in model.graph:
-        if node.name not in names or node.op_type != "Gemm":
-            continue
-        matrix = node.inputs[1]
-        assert matrix is not None and matrix.const_value is not None
-        if is_transposed(node) and matrix.name not in turned:
-            turned.add(matrix.name or "")
-            matrix.const_value = ir.tensor(np.ascontiguousarray(matrix.const_value.numpy().T), name=matrix.name)
+    gemms = [node for node in model.graph if node.name in names and node.op_type == "Gemm"]
+    readers: dict[ir.Value, list[ir.Node]] = {}
+    for node in gemms:
+        if is_transposed(node):
+            readers.setdefault(_matrix_of(node), []).append(node)
+    for matrix, nodes in readers.items():
+        assert matrix.const_value is not None
+        turned = np.ascontiguousarray(matrix.const_value.numpy().T)
+        if len(matrix.uses()) == len(nodes):
+            matrix.const_value = ir.tensor(turned, name=matrix.name)
             matrix.shape = matrix.const_value.shape  # type: ignore[assignment]
+        else:
+            added = add_constant(model.graph, f"{matrix.name}.turned", turned)
+            for node in nodes:
+                node.replace_input_with(1, added)
+    for node in gemms:
         node.op_type = "MatMul"
         node.attributes.clear()
     ir.save(model, path, external_data="turned.data")
+
+
+def _matrix_of(node: ir.Node) -> ir.Value:
+    matrix = node.inputs[1]
+    assert matrix is not None
+    return matrix
 
 
 def _forget_shapes_of_constants(path: Path) -> None:

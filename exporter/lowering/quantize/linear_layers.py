@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ from numpy.typing import NDArray
 
 from ....core.errors import ExportFailed
 from ....onnx_graph.graph_values import add_constant
+
+_log = logging.getLogger(__name__)
 
 # Narrower matrices (a gate per head, the weights of residual streams) take almost no time and are the most sensitive.
 NARROWEST = 32
@@ -57,41 +61,58 @@ def _part_from_tables(model: ir.Model) -> None:
             model.graph.remove(turning, safe=True)
 
 
+@dataclass(frozen=True)
+class StoredMatrix:
+    """What is kept of a matrix `[K, N]`.
+
+    Args:
+        initializers: of the model, as the products read them.
+        rows: K.
+        columns: N.
+    """
+
+    initializers: list[ir.Value]
+    rows: int
+    columns: int
+
+
 def replace_layers(
     model: ir.Model,
-    layers: Sequence[ir.Node],
     kind: str,
     store: Callable[[str, NDArray[Any]], list[ir.Value]],
-    replace: Callable[[ir.Node, list[ir.Value], tuple[int, ...]], None],
+    replace: Callable[[ir.Node, StoredMatrix], None],
 ) -> None:
-    """Replace linear layers in place; a matrix that several share is stored once, and left out when none reads it.
+    """Replace a model's linear layers, in place; a matrix that several share is stored once.
+
+    A matrix that nothing reads any more is left out.
 
     Args:
         model: traced.
-        layers: of it, as `linear_layers` lists them.
         kind: what a matrix is stored in, for errors.
         store: adds to the model what is kept of a matrix `[K, N]`, under names that begin with this one.
-        replace: puts other nodes in the place of a layer, given what was stored, and `K, N`.
+        replace: puts other nodes in the place of a layer, whose matrix was stored.
 
     Raises:
-        ExportFailed: a matrix holds NaN or infinity.
+        ExportFailed: there is no linear layer, or a matrix holds NaN or infinity.
     """
-    stored: dict[str, tuple[list[ir.Value], tuple[int, ...]]] = {}
+    layers = linear_layers(model)
+    _log.info("storing %d linear layers in %s", len(layers), kind)
+    stored: dict[str, StoredMatrix] = {}
     for node in layers:
         matrix = node.inputs[1]
         assert matrix is not None and matrix.const_value is not None
         name = f"{matrix.name}{'.turned' if is_transposed(node) else ''}"
         if name not in stored:
-            own = matrix.const_value.numpy()
-            numbers = own.T if is_transposed(node) else own
+            numbers = matrix.const_value.numpy()
+            numbers = numbers.T if is_transposed(node) else numbers
             if not np.isfinite(numbers).all():
                 raise ExportFailed(
                     f"{matrix.name} cannot be stored in {kind}.",
                     why="It holds NaN or infinity.",
                     fix="Check the checkpoint.",
                 )
-            stored[name] = store(name, numbers), numbers.shape
-        replace(node, *stored[name])
+            stored[name] = StoredMatrix(store(name, numbers), *numbers.shape)
+        replace(node, stored[name])
         if not matrix.uses():
             model.graph.initializers.pop(matrix.name or "")
 

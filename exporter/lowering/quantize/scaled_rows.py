@@ -15,7 +15,6 @@ Embeddings, attention, norms, residual streams, and matrices too narrow to be wo
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,9 +24,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ....onnx_graph.graph_values import add_constant, node_like
-from .linear_layers import linear_layers, replace_layers
-
-_log = logging.getLogger(__name__)
+from .linear_layers import StoredMatrix, replace_layers
 
 
 @dataclass(frozen=True)
@@ -53,18 +50,16 @@ def quantize(model: ir.Model, kind: Kind) -> ir.Model:
     Raises:
         ExportFailed: there is no linear layer, or a matrix holds NaN or infinity.
     """
-    layers = linear_layers(model)
-    _log.info("storing %d linear layers in %s", len(layers), kind.name)
-    replace_layers(model, layers, kind.name, partial(_stored, model, kind), partial(_replace, model, kind))
+    replace_layers(model, kind.name, partial(_stored, model, kind), partial(_replace, model, kind))
     return model
 
 
-def _stored(model: ir.Model, kind: Kind, name: str, own: NDArray[Any]) -> list[ir.Value]:
+def _stored(model: ir.Model, kind: Kind, name: str, matrix: NDArray[Any]) -> list[ir.Value]:
     """Add the initializers of a matrix `[K, N]`: its numbers, a scale for each column, and zero points."""
-    numbers = own.astype(np.float32)
+    numbers = matrix.astype(np.float32)
     # As they are stored, so that the numbers are rounded by the scales they will be multiplied with.
-    scales = (np.abs(numbers).max(0) / kind.largest).astype(own.dtype)
-    scales = np.where(scales >= np.finfo(own.dtype).tiny, scales, np.ones_like(scales))
+    scales = (np.abs(numbers).max(0) / kind.largest).astype(matrix.dtype)
+    scales = np.where(scales >= np.finfo(matrix.dtype).tiny, scales, np.ones_like(scales))
     rounded = np.clip(numbers / scales.astype(np.float32), -kind.largest, kind.largest)
     if kind is INT8:
         rounded = np.rint(rounded)
@@ -77,7 +72,7 @@ def _stored(model: ir.Model, kind: Kind, name: str, own: NDArray[Any]) -> list[i
     ]
 
 
-def _replace(model: ir.Model, kind: Kind, node: ir.Node, matrix: list[ir.Value], sizes: tuple[int, ...]) -> None:
+def _replace(model: ir.Model, kind: Kind, node: ir.Node, matrix: StoredMatrix) -> None:
     """Put the product of rounded factors in the place of a linear layer; its result keeps name, type and shape."""
     source = node.inputs[0]
     assert source is not None and source.shape is not None and source.dtype is not None and node.graph is not None
@@ -100,7 +95,7 @@ def _replace(model: ir.Model, kind: Kind, node: ir.Node, matrix: list[ir.Value],
     scaled = add("Div", [source, factor], whole)
     rounded = add("QuantizeLinear", [scaled, scale, zero], whole, kind.dtype)
     again = add("DequantizeLinear", [rounded, scale, zero], whole)
-    weights = add("DequantizeLinear", matrix, sizes, axis=1)
-    result = [*whole[:-1], sizes[1]]
+    weights = add("DequantizeLinear", matrix.initializers, [matrix.rows, matrix.columns], axis=1)
+    result = [*whole[:-1], matrix.columns]
     add("Mul", [add("MatMul", [again, weights], result), factor], result)
     ir.convenience.replace_nodes_and_values(node.graph, node, [node], made, node.outputs, made[-1].outputs)

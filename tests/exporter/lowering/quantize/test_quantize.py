@@ -9,14 +9,20 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
+import torch
 
 from localattn.core.documents.sidecar import read_sidecar
 from localattn.core.errors import CheckFailed, UsageError
 from localattn.core.tolerance import TOLERANCES
 from localattn.exporter.export import ExportRequest, export
+from localattn.exporter.lowering.quantize import dynamic_int8
 from localattn.exporter.lowering.quantize.linear_layers import NARROWEST
+from localattn.exporter.lowering.trace import trace_module
+from localattn.runtime.ort.session import open_bytes
 
 from ....conftest import TINY, Finished, save_upstream
 
@@ -135,3 +141,25 @@ def test_without_a_wide_matrix_there_is_nothing_to_do(localattn: Callable[..., F
     done = localattn("export", small, "-o", small.with_name("m.onnx"), "--weight-dtype", "int8")
     assert done.code == 4
     assert "nothing to quantize" in done.err
+
+
+class _TiedTable(torch.nn.Module):
+    """A head that multiplies one vector a sequence by the table of embeddings: a Gemm, not a MatMul."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = torch.nn.Embedding(64, 64)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(self.model(tokens).mean(1), self.model.weight)
+
+
+def test_a_table_that_a_head_shares_stays_as_it_is() -> None:
+    """The quantizer takes the transposed table, embeddings the table itself."""
+    torch.manual_seed(0)
+    module, tokens = _TiedTable().eval(), torch.arange(8)[None]
+    model = dynamic_int8.quantize(trace_module(module, (tokens,), ["tokens"], ["y"], 20))
+    made = open_bytes(ir.serde.serialize_model(model).SerializeToString(), "cpu").run({"tokens": tokens.numpy()})["y"]
+    with torch.no_grad():
+        expected = module(tokens).numpy()
+    assert np.corrcoef(made.ravel(), expected.ravel())[0, 1] > 0.999
