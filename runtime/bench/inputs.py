@@ -40,9 +40,12 @@ def sizes_of(
         UsageError: a size was asked for that the file fixes to another value.
     """
     names = {size for spec in specs for size in spec.shape}
+    made_for = Sizes(None, None) if facts is None else Sizes(facts.batch, facts.seq_len)
     found: list[int | None] = []
-    for name, asked, axes in (("batch", batch, BATCH_AXES), ("seq_len", seq_len, SEQUENCE_AXES)):
-        known: int | None = getattr(facts, name, None)
+    for name, asked, known, axes in (
+        ("batch", batch, made_for.batch, BATCH_AXES),
+        ("seq_len", seq_len, made_for.seq_len, SEQUENCE_AXES),
+    ):
         is_open = not names.isdisjoint(axes)
         if asked is not None and not is_open and asked != known:
             fixed = "its sizes are fixed" if known is None else f"it is fixed to {known}"
@@ -85,7 +88,7 @@ def draw(
         token_limit: size of the vocabulary where the sidecar does not state it.
 
     Raises:
-        UsageError: they cannot be drawn; see `runtime.one_call.draw_call`.
+        UsageError: they cannot be drawn; see `draw_call`.
     """
     if shared is not None and _fits(specs, shared, sizes):
         return dict(shared)
@@ -93,13 +96,17 @@ def draw(
 
 
 def _fits(specs: Sequence[TensorSpec], arrays: Mapping[str, Any], sizes: Sizes) -> bool:
+    """Return whether arrays are inputs of these specs, and of these sizes where axes are dynamic."""
     try:
         checked = check_inputs(specs, arrays)
     except UsageError:
         return False
     wanted = named_sizes(sizes.batch, sizes.seq_len)
-    axes = (axis for spec in specs for axis in zip(spec.shape, checked[spec.name].shape, strict=True))
-    return all(wanted.get(str(name), size) == size for name, size in axes)
+    for spec in specs:
+        for axis, size in zip(spec.shape, checked[spec.name].shape, strict=True):
+            if wanted.get(str(axis), size) != size:
+                return False
+    return True
 
 
 def from_file(path: Path, specs: Sequence[TensorSpec], facts: Sidecar | None) -> tuple[Arrays, Sizes]:
@@ -109,7 +116,9 @@ def from_file(path: Path, specs: Sequence[TensorSpec], facts: Sidecar | None) ->
         UsageError: no such file, or it does not fit the model.
     """
     arrays = check_inputs(specs, load_arrays(path))
-    sizes = {name: n for spec in specs for name, n in zip(spec.shape, arrays[spec.name].shape, strict=True)}
+    sizes: dict[int | str, int] = {}
+    for spec in specs:
+        sizes.update(zip(spec.shape, arrays[spec.name].shape, strict=True))
     batch = next((sizes[name] for name in BATCH_AXES if name in sizes), None if facts is None else facts.batch)
     length = next((sizes[name] for name in SEQUENCE_AXES if name in sizes), None if facts is None else facts.seq_len)
     return arrays, Sizes(batch, length)

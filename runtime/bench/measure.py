@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -90,7 +90,7 @@ def run_bench(request: BenchRequest, step: Step = lambda _: None) -> BenchReport
             )
         _take_turns(request, runners, step)
         memory = {runner.label: Memory(**runner.process.ask("end")) for runner in runners}
-        profiles = list(_profiles(request, runners, step)) if request.profile else []
+        profiles = _profiles(request, runners, step) if request.profile else []
     rows = _rows(request, runners, memory)
     return BenchReport(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -203,9 +203,11 @@ def _rows(request: BenchRequest, runners: Sequence[_Runner], memory: Mapping[str
     return rows
 
 
-def _profiles(request: BenchRequest, runners: Sequence[_Runner], step: Step) -> Iterator[Profile]:
+def _profiles(request: BenchRequest, runners: Sequence[_Runner], step: Step) -> list[Profile]:
     from .profile import profile_candidate
 
+    profiles = []
     for runner in runners:
         step(f"Profiling {runner.label}")
-        yield profile_candidate(runner.candidate, runner.label, runner.inputs, request.top)
+        profiles.append(profile_candidate(runner.candidate, runner.label, runner.inputs, request.top))
+    return profiles

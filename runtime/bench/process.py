@@ -54,15 +54,23 @@ class WorkerProcess:
 
     def open(self, candidate: Candidate, *, cuda_graph: bool = False, profile: str | None = None) -> dict[str, Any]:
         """Open a candidate's file as `Worker.open` does, and return its answer; errors as of `ask`."""
-        chosen = {name: getattr(candidate, name) for name in ("provider", "threads", "plugin", "runtime")}
-        return self.ask("open", model=str(candidate.model), cuda_graph=cuda_graph, profile=profile, **chosen)
+        return self.ask(
+            "open",
+            model=str(candidate.model),
+            provider=candidate.provider,
+            threads=candidate.threads,
+            plugin=candidate.plugin,
+            runtime=candidate.runtime,
+            cuda_graph=cuda_graph,
+            profile=profile,
+        )
 
     def ask(self, verb: str, **arguments: Any) -> dict[str, Any]:
         """Send a request to the process and return its answer.
 
         Raises:
             LocalAttnError: what the process raised.
-            CheckFailed: it died, or its answer is not one of this protocol.
+            CheckFailed: it died, perhaps in the middle of its answer.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
@@ -71,7 +79,7 @@ class WorkerProcess:
             line = self._process.stdout.readline()
         except BrokenPipeError:
             line = ""
-        if not line:
+        if not line.endswith("\n"):
             raise self._died(verb)
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:

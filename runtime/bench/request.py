@@ -107,10 +107,15 @@ class BenchRequest:
         any_onnx = any(_is_onnx(model) for model in self.models)
         combined: list[Candidate] = []
         for model in self.models:
-            free = (self.providers, self.threads, self.plugins)
-            options = free if _is_onnx(model) or not any_onnx else (("auto",), (None,), ("auto",))
-            runtimes = self.runtimes if _is_onnx(model) else ("auto",)
-            for provider, threads, plugin, runtime, length in product(*options, runtimes, lengths):
+            is_onnx = _is_onnx(model)
+            measures_all = is_onnx or not any_onnx
+            for provider, threads, plugin, runtime, length in product(
+                self.providers if measures_all else ("auto",),
+                self.threads if measures_all else (None,),
+                self.plugins if measures_all else ("auto",),
+                self.runtimes if is_onnx else ("auto",),
+                lengths,
+            ):
                 combined.append(Candidate(model, provider, threads, length, plugin, runtime))
         return combined
 

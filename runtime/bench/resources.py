@@ -37,14 +37,20 @@ def peak_resident() -> int | None:
 
 
 def _status(field: str) -> int | None:
-    found = _field(_STATUS, field)
+    """Return a size of this process in bytes, which its status states in kB."""
+    found = _value(_STATUS, field)
     return None if found is None else int(found.split()[0]) * 1024
 
 
-def _field(path: Path, *names: str) -> str | None:
-    """Return the value of the first line whose name begins so; None without one."""
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(names)), None)
+def _value(path: Path, *names: str) -> str | None:
+    """Return the value of the first line `NAME: value` with one of these names; None where there is none."""
+    if not path.exists():
+        return None
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in names:
+            return value.strip()
+    return None
 
 
 class OthersMeter:
@@ -76,7 +82,7 @@ def _machine_busy() -> float | None:
 def machine() -> Machine:
     """Describe the machine that the figures are from."""
     return Machine(
-        cpu=_field(_CPU_INFO, "model name", "Model") or platform.processor() or platform.machine(),
+        cpu=_value(_CPU_INFO, "model name", "Model Name", "Model") or platform.processor() or platform.machine(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         architecture=platform.machine(),
         system=platform.system(),

@@ -31,7 +31,7 @@ class TunedSession(OnnxRuntimeSession):
         load_seconds: time to open it.
     """
 
-    load_seconds = 0.0
+    load_seconds: float
 
     @property
     def native(self) -> Any:

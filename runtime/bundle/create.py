@@ -5,33 +5,32 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...core import closeness
 from ...core.documents.sidecar import sidecar_path
+from ...core.dtypes import NUMPY_NAME
 from ...core.errors import UsageError
 from ...core.progress import timed_steps
 from ...core.storage import library_image
 from ...core.storage.file_kinds import BUNDLE, TAR
 from ...core.storage.outputs import Output, writing
-from ...core.tolerance import TOLERANCES, tolerance_for
+from ...core.tensors import TensorSpec
+from ...core.tolerance import tolerance_for
 from ..inputs.arrays import save_arrays
 from . import device
 from .archive import write_tar
-from .device.check_files import MANIFEST, parse_manifest, path_problem
-from .parts import BundleFiles, EnginePart, ModelPart, PluginPart, read_engine_part, read_model_part, read_plugin_part
-from .place import check_bundle, put_folder
+from .device.check_files import MANIFEST, Fault, parse_manifest, path_problem
+from .parts import EnginePart, ModelPart, PluginPart, read_engine_part, read_model_part, read_plugin_part
+from .place import BundleFiles, check_bundle, put_folder
 from .readme import readme_text
 from .repository import Repository
 from .samples import Sample, make_samples, sequence_inputs
 from .triton import Serving
 from .web_page import HOME, MODELS, check_web_model, read_web_version, write_page
-
-if TYPE_CHECKING:
-    from ...core.documents.engine_facts import EngineFacts
 
 _log = logging.getLogger(__name__)
 
@@ -119,7 +118,11 @@ def create_bundle(request: BundleRequest, progress: Progress = lambda _: None) -
         layout.write(progress)
         manifest = layout.manifest()
         text = json.dumps(manifest, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-        parse_manifest(text)  # refuse here what a device would refuse
+        try:
+            parse_manifest(text)  # refuse here what a device would refuse
+        except Fault as fault:
+            fix = "Give that file another name."
+            raise UsageError(f"A device would refuse a bundle of {request.model}.", why=fault.why, fix=fix) from fault
         (folder / MANIFEST).write_bytes(text)
         progress("Writing it to the disk")
         if request.as_tar:
@@ -155,7 +158,16 @@ def _read_web(request: BundleRequest, model: ModelPart) -> str | None:
 
 
 class _Layout:
-    """The files of one bundle as they are written, and their manifest entries."""
+    """The files of one bundle as they are written, and their manifest entries.
+
+    Args:
+        folder: to write to.
+        request: what was asked for.
+        models: the model, and the prefill file of a step file.
+        plugins: libraries to take along.
+        engines: engines built from the model.
+        web: version of the runtime for a web page; None writes no page.
+    """
 
     def __init__(
         self,
@@ -170,50 +182,39 @@ class _Layout:
         self.models, self.plugins, self.engines, self.web = models, plugins, engines, web
         self.name = request.model.stem
         self.notes: list[str] = []
+        self._repository: Repository | None = None
         self._home = "model" if web is None else MODELS
+        if request.triton:
+            self._repository = Repository(self.files, request.triton, models, self.name, plugins)
+            self._home, self.notes = self._repository.home, self._repository.notes
         self._models: list[dict[str, Any]] = []
         self._samples: list[dict[str, str]] = []
 
     def write(self, progress: Progress) -> None:
         """Write every file except the manifest."""
-        request, files, first = self.request, self.files, self.models[0]
-        repository = None
-        if request.triton:
-            repository = Repository(files, request.triton, self.models, self.name, self.plugins)
-            self._home, self.notes = repository.home, repository.notes
+        repository, first = self._repository, self.models[0]
         for part in self.models:
             self._take_model(part)
             progress(f"Running samples of {part.path.name}")
-            given = request.load_inputs if part is first else ()
-            drawn = make_samples(part, request.samples, request.seed, given)
-            self._write_samples(part, drawn)
-            if not given and (sequence := sequence_inputs(part, drawn, request.seed)):
-                save_arrays(files.new(f"samples/{part.path.stem}.sequence.npz", "sample"), sequence)
+            samples = self._write_samples(part)
             if repository and part is first:
                 progress("Proving what a server may join")
-                repository.write_model(drawn)
+                repository.write_model(samples)
         for plugin in self.plugins:
-            files.take(plugin.path, plugin.home, plugin.kind)
-            if sidecar_path(plugin.path).is_file():
-                files.take(sidecar_path(plugin.path), str(sidecar_path(Path(plugin.home))), "sidecar")
+            self._take_plugin(plugin)
         for engine in self.engines:
-            self._take_engine(engine, repository.engine_home(engine) if repository else "engines")
-        if request.onnxruntime_web and self.web is not None:
-            write_page(files, request.onnxruntime_web, self.web, self.models)
-            self.notes.append(
-                f"{HOME}/ is a page that runs the model in a browser: python3 -m http.server --directory {HOME}"
-            )
-        shared = (Path(module.__file__ or "") for module in (closeness, library_image))
-        for source in (*sorted(Path(device.__file__).parent.glob("*.py")), *shared):
-            if source.name != "__init__.py":
-                files.take(source, source.name, "script")
-        if first.step:
+            self._take_engine(engine)
+        if self.web is not None:
+            self._write_page(self.web)
+        self._take_scripts()
+        if first.step and first.step.mode == "step":
             path = self._place(first)
-            self.notes.append(f"{path} is a step graph: `localattn generate {path}` goes on from a prompt.")
-        readme = readme_text(self.manifest(), self.notes, repository.served if repository else [], self.web)
-        files.add("README.md", readme.encode(), "readme")
+            self.notes.append(f"{path} is a step file: `localattn generate {path}` goes on from a prompt.")
+        served = repository.served if repository else []
+        self.files.add("README.md", readme_text(self.manifest(), self.notes, served, self.web).encode(), "readme")
 
     def _place(self, part: ModelPart) -> str:
+        """Return the path of a model in the bundle."""
         return f"{self._home}/{part.path.name}"
 
     def _take_model(self, part: ModelPart) -> None:
@@ -225,48 +226,81 @@ class _Layout:
             else:
                 self.files.take(source, place, roles.get(source, "sidecar"))
         part.file.check_same()
-        kernels = [plugin.home for plugin in self.plugins if plugin.kind == "kernels"]
-        self._list(self._place(part), "onnx", part, part.dtype, samples_of=self._place(part), plugins=kernels)
-
-    def _write_samples(self, part: ModelPart, samples: list[Sample]) -> None:
-        for index, sample in enumerate(samples):
-            paths = {side: f"samples/{part.path.stem}.{index}.{side}.npz" for side in ("inputs", "outputs")}
-            for side, path in paths.items():
-                save_arrays(self.files.new(path, "sample"), getattr(sample, side))
-            self._samples.append({"model": self._place(part), **paths, "source": sample.source})
-
-    def _take_engine(self, part: EnginePart, home: str) -> None:
-        facts, path = part.facts, f"{home}/{part.path.name}"
-        self.files.take(part.path, path, "engine")
-        self.files.take(sidecar_path(part.path), f"{path}.json", "sidecar")
-        needed = facts.plugin.sha256 if facts.plugin and facts.plugin.kind == "library" else ""
-        self._list(
-            path,
-            "engine",
-            facts,
-            facts.dtype if facts.dtype in TOLERANCES else "fp32",
-            samples_of=self._place(self.models[0]),
-            backend=facts.backend,
-            backend_version=facts.library_version,
-            compute_capability=",".join(map(_dotted, facts.targets)),
-            plugins=[plugin.home for plugin in self.plugins if plugin.digest == needed],
+        self._models.append(
+            {
+                "path": self._place(part),
+                "kind": "onnx",
+                "samples_of": self._place(part),
+                "tolerance": self._tolerance(part.dtype),
+                "inputs": _described(part.inputs),
+                "outputs": _described(part.outputs),
+                "backend": "onnxruntime",
+                "backend_version": "",
+                "compute_capability": "",
+                "plugins": [plugin.home for plugin in self.plugins if plugin.kind == "kernels"],
+            }
         )
 
-    def _list(self, path: str, kind: str, facts: ModelPart | EngineFacts, dtype: str, **more: object) -> None:
-        """Add a model to the manifest; its element type chooses how far a device's outputs may be from the samples'."""
+    def _tolerance(self, dtype: str) -> dict[str, float | None]:
+        """Return how far a device's outputs may be from the samples', for a model of this element type."""
         tolerance = tolerance_for(dtype, self.request.atol, self.request.rtol)
-        entry = {
-            "path": path,
-            "kind": kind,
-            "samples_of": "",
-            "tolerance": {name: getattr(tolerance, name) for name in ("atol", "rtol", "cosine")},
-            "inputs": [{"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)} for spec in facts.inputs],
-            "outputs": [{"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)} for spec in facts.outputs],
-            "backend": "onnxruntime",
-            "backend_version": "",
-            "compute_capability": "",
-        }
-        self._models.append(entry | more)
+        return {"atol": tolerance.atol, "rtol": tolerance.rtol, "cosine": tolerance.cosine}
+
+    def _write_samples(self, part: ModelPart) -> list[Sample]:
+        """Run samples of a model and write them; those of a step file also as the sequence they are drawn from."""
+        request = self.request
+        given = request.load_inputs if part is self.models[0] else ()
+        samples = make_samples(part, request.samples, request.seed, given)
+        for index, sample in enumerate(samples):
+            inputs = f"samples/{part.path.stem}.{index}.inputs.npz"
+            outputs = f"samples/{part.path.stem}.{index}.outputs.npz"
+            save_arrays(self.files.new(inputs, "sample"), sample.inputs)
+            save_arrays(self.files.new(outputs, "sample"), sample.outputs)
+            entry = {"model": self._place(part), "inputs": inputs, "outputs": outputs, "source": sample.source}
+            self._samples.append(entry)
+        if not given and (sequence := sequence_inputs(part, samples, request.seed)):
+            save_arrays(self.files.new(f"samples/{part.path.stem}.sequence.npz", "sample"), sequence)
+        return samples
+
+    def _take_plugin(self, plugin: PluginPart) -> None:
+        self.files.take(plugin.path, plugin.home, plugin.kind)
+        if sidecar_path(plugin.path).is_file():
+            self.files.take(sidecar_path(plugin.path), str(sidecar_path(Path(plugin.home))), "sidecar")
+
+    def _take_engine(self, part: EnginePart) -> None:
+        facts = part.facts
+        home = self._repository.engine_home(part) if self._repository else "engines"
+        path = f"{home}/{part.path.name}"
+        self.files.take(part.path, path, "engine")
+        self.files.take(sidecar_path(part.path), f"{path}.json", "sidecar")
+        self._models.append(
+            {
+                "path": path,
+                "kind": "engine",
+                "samples_of": self._place(self.models[0]),
+                "tolerance": self._tolerance(facts.dtype if facts.dtype in NUMPY_NAME else "fp32"),
+                "inputs": _described(facts.inputs),
+                "outputs": _described(facts.outputs),
+                "backend": facts.backend,
+                "backend_version": facts.library_version,
+                "compute_capability": ",".join(map(_dotted, facts.targets)),
+                "plugins": [plugin.home for plugin in self.plugins if plugin.digest == part.plugin_digest],
+            }
+        )
+
+    def _write_page(self, version: str) -> None:
+        assert self.request.onnxruntime_web is not None
+        write_page(self.files, self.request.onnxruntime_web, version, self.models)
+        self.notes.append(
+            f"{HOME}/ is a page that runs the model in a browser: python3 -m http.server --directory {HOME}"
+        )
+
+    def _take_scripts(self) -> None:
+        """Take along what checks the bundle on a device."""
+        shared = (Path(module.__file__ or "") for module in (closeness, library_image))
+        for source in (*sorted(Path(device.__file__).parent.glob("*.py")), *shared):
+            if source.name != "__init__.py":
+                self.files.take(source, source.name, "script")
 
     def manifest(self) -> dict[str, Any]:
         """Return the manifest of the files written so far, in a fixed order."""
@@ -281,6 +315,11 @@ class _Layout:
             "samples": self._samples,
             "files": self.files.listed(),
         }
+
+
+def _described(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
+    """Describe inputs or outputs for the manifest."""
+    return [{"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)} for spec in specs]
 
 
 def _dotted(target: str) -> str:

@@ -29,7 +29,8 @@ Arrays = dict[str, NDArray[Any]]
 _DTYPES = {name: dtype for dtype, name in TYPE_NAMES.items() if dtype != "bfloat16"}  # numpy has none
 _BINARY = "binary_tensor_data"
 _HEADER = "Inference-Header-Content-Length"
-_BESIDES = 1 << 20
+# Most bytes of an answer: of one with outputs, above what those of a sample can be; and of any other.
+_LARGEST, _BESIDES = 1 << 32, 1 << 20
 
 
 class Refused(Exception):
@@ -148,10 +149,6 @@ class Server:
         except (OSError, HTTPException) as error:
             why = (str(error).splitlines() or [type(error).__name__])[0][:200]
             raise MissingDependency(f"{self.url} does not answer.", why=why, fix="Start the server.") from error
-
-
-# Above what a sample's outputs can be.
-_LARGEST = 1 << 32
 
 
 def _decode(content: bytes, split: str | None) -> Arrays:

@@ -1,12 +1,11 @@
-"""Read and check what goes into a bundle: models with their data, plugin libraries, engines; and write its files."""
+"""Read and check what goes into a bundle: models with their data, plugin libraries, engines."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...core.documents.sidecar import Sidecar, sidecar_path
 from ...core.dtypes import SHORT_NAME
@@ -28,51 +27,6 @@ if TYPE_CHECKING:
 _MACHINES = {62: "x86_64", 183: "aarch64"}
 # Folders of libraries in a bundle, by their kind.
 _HOMES = {"plugin": "plugins", "kernels": "kernels"}
-
-
-class BundleFiles:
-    """The files of a bundle that is being written, and the role of each.
-
-    Args:
-        folder: where they are.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._roles: dict[str, str] = {}
-
-    def new(self, path: str, role: str) -> Path:
-        """Return where to write a file."""
-        target = self.folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        self._roles[path] = role
-        return target
-
-    def add(self, path: str, content: bytes, role: str) -> None:
-        """Write a file with generated content."""
-        self.new(path, role).write_bytes(content)
-
-    def take(self, source: Path, path: str, role: str) -> None:
-        """Copy a file's bytes into the bundle, without its times and permissions."""
-        if path in self._roles:
-            if sha256(source) == self.digest(path):
-                return  # weights that two models share
-            raise UsageError(f"Two files of the bundle would be called {path}.", fix="Rename one of them.")
-        target = self.new(path, role)
-        with source.open("rb") as reading, target.open("xb") as writing:
-            shutil.copyfileobj(reading, writing, 1 << 20)
-        target.chmod(0o644)
-
-    def digest(self, path: str) -> str:
-        """Return the SHA-256 of a file of the bundle."""
-        return sha256(self.folder / path)
-
-    def listed(self) -> list[dict[str, Any]]:
-        """Return the manifest's entries of the files written so far, in a fixed order."""
-        return [
-            {"path": path, "size": (self.folder / path).stat().st_size, "sha256": self.digest(path), "role": role}
-            for path, role in sorted(self._roles.items())
-        ]
 
 
 @dataclass(frozen=True)
@@ -139,6 +93,12 @@ class EnginePart:
 
     path: Path
     facts: EngineFacts
+
+    @property
+    def plugin_digest(self) -> str:
+        """SHA-256 of the plugin library that it needs; "" where it needs none."""
+        plugin = self.facts.plugin
+        return plugin.sha256 if plugin and plugin.kind == "library" else ""
 
 
 def read_model_part(path: Path) -> ModelPart:
@@ -224,11 +184,11 @@ def read_engine_part(path: Path, model: ModelPart, plugins: Sequence[PluginPart]
     if facts.onnx_sha256 != model.file.sha256:
         why = f"It was built from another file ({facts.onnx_name})."
         raise UsageError(f"{path} is no engine of {model.path}.", why=why, fix="Build it from this file.")
-    needed = facts.plugin.sha256 if facts.plugin and facts.plugin.kind == "library" else ""
-    if needed and needed not in {plugin.digest for plugin in plugins}:
-        why = f"It needs the library it was built with, SHA-256 {needed}."
+    engine = EnginePart(path, facts)
+    if engine.plugin_digest and engine.plugin_digest not in {plugin.digest for plugin in plugins}:
+        why = f"It needs the library it was built with, SHA-256 {engine.plugin_digest}."
         name = Path(facts.plugin.path).name if facts.plugin else ""
         raise UsageError(
             f"The plugin library of {path} is missing.", why=why, fix=f"Add {argument('plugin_library', name)}."
         )
-    return EnginePart(path, facts)
+    return engine

@@ -1,22 +1,76 @@
-"""Move a finished folder into its place in one step, so that readers see either the old bundle or the new one."""
+"""Write the files of a bundle to a staged folder, then move it into its place.
+
+The move is one step, so that readers see either the old bundle or the new one.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from ...core.error_texts import argument
 from ...core.errors import UsageError
-from ...core.storage.files import flush
+from ...core.storage.files import flush, sha256
 from ...core.storage.reading import read_plain
 from .archive import read_table, read_tar_manifest
 from .device.check_files import MANIFEST, MAX_MANIFEST, Fault
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2  # linux/fs.h
+
+
+class BundleFiles:
+    """The files of a bundle that is being written, and the role of each.
+
+    Args:
+        folder: where they are.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._roles: dict[str, str] = {}
+
+    def new(self, path: str, role: str) -> Path:
+        """Return where to write a file.
+
+        Raises:
+            UsageError: one of that name was written before.
+        """
+        if path in self._roles:
+            raise UsageError(f"Two files of the bundle would be called {path}.", fix="Rename one of them.")
+        target = self.folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self._roles[path] = role
+        return target
+
+    def add(self, path: str, content: bytes, role: str) -> None:
+        """Write a file with generated content."""
+        self.new(path, role).write_bytes(content)
+
+    def take(self, source: Path, path: str, role: str) -> None:
+        """Copy a file's bytes into the bundle, without its times and permissions."""
+        if path in self._roles and sha256(source) == self.digest(path):
+            return  # weights that two models share
+        target = self.new(path, role)
+        with source.open("rb") as reading, target.open("xb") as writing:
+            shutil.copyfileobj(reading, writing, 1 << 20)
+        target.chmod(0o644)
+
+    def digest(self, path: str) -> str:
+        """Return the SHA-256 of a file of the bundle."""
+        return sha256(self.folder / path)
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Return the manifest's entries of the files written so far, in a fixed order."""
+        return [
+            {"path": path, "size": (self.folder / path).stat().st_size, "sha256": self.digest(path), "role": role}
+            for path, role in sorted(self._roles.items())
+        ]
 
 
 def check_bundle(target: Path, *, as_tar: bool, overwrite: bool) -> None:

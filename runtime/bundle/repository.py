@@ -14,7 +14,8 @@ from ..generation.step_file import other_tensors
 from ..inputs.rows import ROWS, check_rows, open_batch, rows_stay_apart, spans_the_batch
 from ..inputs.vocabulary import vocabulary
 from ..session import Session, load
-from .parts import BundleFiles, EnginePart, ModelPart, PluginPart
+from .parts import EnginePart, ModelPart, PluginPart
+from .place import BundleFiles
 from .samples import Sample, example_inputs
 from .triton import (
     IDLE_SECONDS,

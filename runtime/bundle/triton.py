@@ -27,8 +27,12 @@ NEXT_POSITION = "next_position"
 IDLE_SECONDS = 60
 
 # Names of element types in the Open Inference Protocol; in Triton's configurations they begin with TYPE_.
-TYPE_NAMES = {"bool": "BOOL", "bfloat16": "BF16", **{f"float{bits}": f"FP{bits}" for bits in (16, 32, 64)}} | {
-    f"{kind}{bits}": f"{kind.upper()}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)
+TYPE_NAMES = {
+    "bool": "BOOL",
+    "bfloat16": "BF16",
+    **{f"float{bits}": f"FP{bits}" for bits in (16, 32, 64)},
+    **{f"int{bits}": f"INT{bits}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"UINT{bits}" for bits in (8, 16, 32, 64)},
 }
 
 
@@ -149,12 +153,14 @@ def stream_config(
         draws: the model can go on by itself.
     """
     batched = rows > 0
-    any_length = [
-        TensorSpec(x.name, x.dtype, (*x.shape[:axis], "positions", *x.shape[axis + 1 :])) for x in (*inputs, output)
-    ]
+
+    def any_length(spec: TensorSpec) -> dict[str, Any]:
+        shape = (*spec.shape[:axis], "positions", *spec.shape[axis + 1 :])
+        return _tensor(TensorSpec(spec.name, spec.dtype, shape), batched)
+
     ragged = {"allow_ragged_batch": True} if batched else {}
-    taken = [_tensor(spec, batched) | ragged for spec in any_length[:-1]]
-    given = [_tensor(any_length[-1], batched)]
+    taken = [any_length(spec) | ragged for spec in inputs]
+    given = [any_length(output)]
     if draws:
         extra = {"new_tokens": "int32", "temperature": "float32", "seed": "int64"}
         taken += [_tensor(TensorSpec(x, dtype, (1, 1)), True) | {"optional": True} for x, dtype in extra.items()]
@@ -174,7 +180,7 @@ def stream_config(
 def warmup_files(sample: Mapping[str, NDArray[Any]], batched: bool) -> dict[str, bytes]:
     """Return the files of `warmup/`: the inputs of a sample, one row of it for a model whose requests are joined."""
     return {
-        f"input_{index}": np.ascontiguousarray(array[0] if batched else array).tobytes()
+        _warmup_file(index): np.ascontiguousarray(array[0] if batched else array).tobytes()
         for index, array in enumerate(sample.values())
     }
 
@@ -187,12 +193,16 @@ def _warmup(sample: Mapping[str, NDArray[Any]], inputs: Sequence[TensorSpec], ba
             "value": {
                 "data_type": _type(name, dtypes[name]),
                 "dims": list(array.shape[1:] if batched else array.shape) or [1],
-                "input_data_file": f"input_{index}",
+                "input_data_file": _warmup_file(index),
             },
         }
         for index, (name, array) in enumerate(sample.items())
     ]
     return {"name": "sample", "batch_size": 1, "inputs": given}
+
+
+def _warmup_file(index: int) -> str:
+    return f"input_{index}"
 
 
 def _sequences(serving: Serving) -> dict[str, Any]:
@@ -211,7 +221,7 @@ def served_name(name: str) -> str:
 def initial_states(step: StepFacts) -> dict[str, bytes]:
     """Return the files of `initial_state/`: caches that do not start as zeros."""
     return {
-        f"cache_{index}": np.full(cache.shape, cache.fill, cache.dtype).tobytes()
+        _state_file(index): np.full(cache.shape, cache.fill, cache.dtype).tobytes()
         for index, cache in enumerate(step.caches)
         if cache.fill
     }
@@ -237,7 +247,7 @@ def stateful(model: OnnxFile, step: StepFacts) -> bytes:
 
 def _states(step: StepFacts, outputs: set[str]) -> Iterator[dict[str, Any]]:
     for index, cache in enumerate(step.caches):
-        source = {"data_file": f"cache_{index}"} if cache.fill else {"zero_data": True}
+        source = {"data_file": _state_file(index)} if cache.fill else {"zero_data": True}
         yield _state(cache.input, cache.output, cache.dtype, cache.shape, source)
     if NEXT_POSITION in outputs:
         yield _state(step.position_input, NEXT_POSITION, "int64", [1], {"zero_data": True})
@@ -247,6 +257,10 @@ def _state(name: str, output: str, dtype: str, dims: Sequence[int], source: Mess
     kind = {"data_type": _type(name, dtype), "dims": list(dims)}
     initial = {**kind, **source, "name": f"start of {name}"}
     return {"input_name": name, "output_name": output, **kind, "initial_state": [initial]}
+
+
+def _state_file(index: int) -> str:
+    return f"cache_{index}"
 
 
 def _tensor(spec: TensorSpec, batched: bool) -> dict[str, Any]:
@@ -268,7 +282,9 @@ def _lines(message: Message, indent: str) -> Iterator[str]:
         blocks = [value] if isinstance(value, Mapping) else value
         if isinstance(blocks, list) and blocks and isinstance(blocks[0], Mapping):
             for block in blocks:
-                yield from (f"{indent}{name} {{\n", *_lines(block, indent + "  "), f"{indent}}}\n")
+                yield f"{indent}{name} {{\n"
+                yield from _lines(block, indent + "  ")
+                yield f"{indent}}}\n"
         elif isinstance(value, list):
             yield f"{indent}{name}: [{', '.join(map(_scalar, value))}]\n"
         else:
@@ -276,11 +292,14 @@ def _lines(message: Message, indent: str) -> Iterator[str]:
 
 
 def _scalar(value: Any) -> str:
-    if isinstance(value, Word):
-        return str(value)
     if isinstance(value, bool):
         return str(value).lower()
-    if not isinstance(value, str):
-        return str(value)
-    plain = set(range(32, 127)) - set(b'"\\')  # other bytes are written in octal
-    return '"' + "".join(chr(byte) if byte in plain else f"\\{byte:03o}" for byte in value.encode()) + '"'
+    if isinstance(value, str) and not isinstance(value, Word):
+        return _quoted(value)
+    return str(value)
+
+
+def _quoted(text: str) -> str:
+    """Quote a string; bytes other than plain ASCII are written in octal."""
+    plain = set(range(32, 127)) - set(b'"\\')
+    return '"' + "".join(chr(byte) if byte in plain else f"\\{byte:03o}" for byte in text.encode()) + '"'

@@ -7,6 +7,7 @@ any number of positions. Only positions of samples are compared, for which the b
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -87,7 +88,7 @@ class _Served:
             return
         for model in models:
             step = self._step(model)
-            if step is not None and step.mode == "step" and step.token_input in self._shapes:
+            if step is not None and self._takes_tokens(model, step):
                 yield from self._as_sequence(model, step)
                 return
         raise CheckFailed(
@@ -101,6 +102,14 @@ class _Served:
         if {spec["name"] for spec in model["inputs"]} != self._shapes.keys():
             return False
         return all(_fits(self._shapes[spec["name"]], spec["shape"]) for spec in model["inputs"])
+
+    def _takes_tokens(self, model: Report, step: StepFacts) -> bool:
+        """Return whether the server's model takes the tokens of a step file, whose caches it then keeps itself."""
+        stated = self._shapes.get(step.token_input)
+        if step.mode != "step" or stated is None:
+            return False
+        shapes = {spec["name"]: spec["shape"] for spec in model["inputs"]}
+        return len(stated) in (0, len(shapes.get(step.token_input, ())))
 
     def _step(self, model: Report) -> StepFacts | None:
         sidecar = read_sidecar(self._folder / model["path"])
@@ -142,12 +151,12 @@ class _Served:
         answers = [self._sent(stream, step, pieces, row) for row in (range(rows) if apart else (None,))]
         for position, (sample, _, expected) in samples.items():
             wanted = {step.logits_output: expected[step.logits_output]}
-            found = [answer.get(position) for answer in answers]
-            refused = next((x for x in found if isinstance(x, str)), None)
-            parts = [np.atleast_1d(x) for x in found if not isinstance(x, str) and x is not None]
-            if refused is None and len({part.shape[1:] for part in parts}) > 1:
+            found = [answer.get(position, "no call of the bundle's sequence begins there") for answer in answers]
+            refused = next((x for x in found if isinstance(x, str)), "")
+            parts = [np.atleast_1d(x) for x in found if not isinstance(x, str)]
+            if not refused and len({part.shape[1:] for part in parts}) > 1:
                 refused = "the answers to its rows have different shapes"
-            if refused is not None:
+            if refused:
                 yield self._row(sample, step.logits_output, "") | {"passed": False, "why": refused}
                 continue
             yield from self._compared(model, sample, {step.logits_output: np.concatenate(parts)}, wanted)
@@ -180,8 +189,10 @@ class _Served:
             if name not in actual:
                 yield row | {"passed": False, "why": "the model has no such output"}
                 continue
-            scalar = not wanted.ndim and actual[name].shape == (1,)  # no server hands out a scalar
-            yield row | compare(actual[name].reshape(()) if scalar else actual[name], wanted, model["tolerance"])
+            array = actual[name]
+            if not wanted.ndim and array.shape == (1,):  # no server hands out a scalar
+                array = array.reshape(())
+            yield row | compare(array, wanted, model["tolerance"])
 
     def _row(self, sample: str, output: str, dtype: str) -> Report:
         computed = {"source": self._server.name, "sha256": "", "ops": []}
@@ -197,7 +208,10 @@ def _pieces(length: int, chunk: int, positions: Mapping[int, object], *, many: b
 
 
 def _sizes(shape: object) -> list[int]:
-    return [int(size) for size in shape] if isinstance(shape, list) else []
+    """Return a shape that a server states, also with its sizes as texts; none where it states no such thing."""
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        return [int(size) for size in shape] if isinstance(shape, list) else []
+    return []
 
 
 def _fits(stated: Sequence[int], shape: Sequence[int | str]) -> bool:

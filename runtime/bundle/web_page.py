@@ -17,7 +17,8 @@ from ...core.storage.files import is_file
 from ...core.storage.publishing import MAX_BYTES
 from ...core.storage.reading import read_plain
 from ..generation.step_file import data_inputs, other_tensors, step_facts
-from .parts import BundleFiles, ModelPart
+from .parts import ModelPart
+from .place import BundleFiles
 
 # The folder of the page, and that of the ONNX files which it loads.
 HOME = "web"

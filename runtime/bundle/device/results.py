@@ -20,8 +20,9 @@ def verdict(figures: Any, passed: bool, tolerance: Report) -> Report:
     lost = figures.not_finite + figures.expected_not_finite
     if lost:
         return {"passed": passed, "why": f"{lost} values are NaN or Inf"}
-    limits = f"above atol {tolerance['atol']:g} + rtol {tolerance['rtol']:g}, or cosine below {tolerance['cosine']}"
-    why = "" if passed else limits
+    why = "" if passed else f"above atol {tolerance['atol']:g} + rtol {tolerance['rtol']:g}"
+    if why and tolerance["cosine"] is not None:
+        why += f", or cosine below {tolerance['cosine']}"
     return {"passed": passed, "max_abs": figures.max_abs, "cosine": figures.cosine, "why": why}
 
 

@@ -28,12 +28,14 @@ import math
 import tempfile
 import types
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 
+@cache
 def _beside(name: str) -> types.ModuleType:
     """Load the script `name` beside this one from its source."""
     module = sys.modules[name] = types.ModuleType(name)  # dataclasses look up their module
@@ -91,18 +93,21 @@ PROVIDERS: dict[str, list[tuple[str, dict[str, str]]]] = {
     "tensorrt": [(TENSORRT, {}), _CUDA, _CPU],
 }
 
-
 _NO_KERNEL = "Could not find an implementation"  # onnxruntime's message for an element type that it cannot compute in
 
 
+def _every(*parts: Sequence[str]) -> list[str]:
+    """List the names that are made of one word of each part, in every combination."""
+    return ["".join(words) for words in product(*parts)]
+
+
 # The operators of the libraries of kernels for the CPU. Without such a library a model uses its ONNX functions.
-_MASK, _CAP, _SINKS, _XPOS, _PART = ("", "Mask"), ("", "Softcap"), ("", "Sinks"), ("", "Xpos"), ("Step", "Chunk")
 KERNELS = (
-    *map("".join, product(["WindowedAttention"], _MASK, ["", "Bias"], _XPOS)),
-    *map("".join, product(["GroupedWindowedAttention", "GlobalAttention"], _MASK, _CAP, _SINKS)),
-    *map("".join, product(["AFTLocal"], ["", "Causal"], _MASK)),
-    *map("".join, product(["WindowedAttention"], _PART, _XPOS)),
-    *map("".join, product(["GroupedWindowedAttention"], _PART, _CAP, _SINKS)),
+    *_every(["WindowedAttention"], ["", "Mask"], ["", "Bias"], ["", "Xpos"]),
+    *_every(["GroupedWindowedAttention", "GlobalAttention"], ["", "Mask"], ["", "Softcap"], ["", "Sinks"]),
+    *_every(["AFTLocal"], ["", "Causal"], ["", "Mask"]),
+    *_every(["WindowedAttention"], ["Step", "Chunk"], ["", "Xpos"]),
+    *_every(["GroupedWindowedAttention"], ["Step", "Chunk"], ["", "Softcap"], ["", "Sinks"]),
     *("ReadStreams", "ReadStreamsNorm", "MixStreams", "MixReadStreamsNorm"),
     *("AddToStreams", "BeginStreams", "EndStreams", "RotateHeads", "RotatePairs"),
     *("GatedGelu", "GatedGeluTanh", "GatedSilu"),
@@ -272,7 +277,8 @@ def run_model(
     library: Report = {}
     if kernels:
         library = load_library(folder, manifest, kernels)
-        where, (run, ran) = f"cpu, {kernels}", open_with_library(path, threads, library)
+        where = f"cpu, {kernels}"
+        run, ran = open_with_library(path, threads, library)
     elif model["kind"] == "onnx":
         where, run = open_onnx(path, provider, threads)
     else:
@@ -358,8 +364,7 @@ def nothing_run(manifest: Report) -> Report:
     return {"code": 0, "rows": [], "not_run": [], "samples": len(manifest["samples"])}
 
 
-def _not_run(path: str, kind: str, fault: Exception) -> Report:
-    assert isinstance(fault, Fault)
+def _not_run(path: str, kind: str, fault: Fault) -> Report:
     reason = " ".join(line for line in (fault.what, fault.why) if line)
     return {"model": path, "kind": kind, "code": fault.code, "why": reason}
 
@@ -367,7 +372,8 @@ def _not_run(path: str, kind: str, fault: Exception) -> Report:
 def _without_kernels(rows: list[Report]) -> set[str]:
     """List the libraries that computed no node of any model."""
     loaded = [row["kernels"] for row in rows if row["kernels"]["sha256"]]
-    return {computed["source"] for computed in loaded} - {computed["source"] for computed in loaded if computed["ops"]}
+    used = {library["source"] for library in loaded if library["ops"]}
+    return {library["source"] for library in loaded} - used
 
 
 def _for_here(model: Report) -> list[str]:
@@ -402,9 +408,9 @@ def main() -> int:
             libraries = options.run_libraries or options.manifest_sha256 is not None
             report = run_bundle(folder, manifest, options.model, options.provider, options.threads, libraries=libraries)
     except Fault as fault:
-        lines = [f"Error: {fault.what}", *[f"  {line}" for line in (fault.why, fault.fix) if line]]
-        print(*map(results.shown, lines), sep="\n", file=sys.stderr)
-        return fault.code
+        return _tell(fault)
+    except OSError as error:
+        return _tell(Fault(NO_BUNDLE, "The bundle cannot be read.", str(error)))
     if options.format == "json":
         print(json.dumps({"bundle": manifest["name"], "manifest_sha256": digest, **report}, indent=2))
     else:
@@ -413,6 +419,12 @@ def main() -> int:
     return int(report["code"])
 
 
+def _tell(fault: Fault) -> int:
+    """Print a fault on stderr; return the exit code for it."""
+    lines = [f"Error: {fault.what}", *[f"  {line}" for line in (fault.why, fault.fix) if line]]
+    print(*map(results.shown, lines), sep="\n", file=sys.stderr)
+    return fault.code
+
+
 if __name__ == "__main__":
-    sys.dont_write_bytecode = True
     sys.exit(main())

@@ -146,7 +146,7 @@ class TritonPythonModel:
 
     def _run(self, work: list[Work]) -> None:
         """Consume and draw, until every request has what it asked for; requests at one position go together."""
-        while left := [each for each in work if not each.error and (each.done < each.length or self._draws(each))]:
+        while left := [each for each in work if self._goes_on(each)]:
             together: dict[tuple[int, int], list[Work]] = {}
             for each in left:
                 size = max((n for n in self.chunks if n <= each.length - each.done), default=self.chunks[0])
@@ -156,14 +156,22 @@ class TritonPythonModel:
                 for start in range(0, len(group), most):
                     self._guarded(group[start : start + most], size)
 
-    def _draws(self, work: Work) -> bool:
-        """Draw the next token of a request whose tokens are consumed, and say whether it is to be consumed now."""
+    def _goes_on(self, work: Work) -> bool:
+        """Say whether a request has tokens to consume; where it has consumed all, draw the next one first."""
+        if work.error:
+            return False
+        if work.done < work.length:
+            return True
         if len(work.generated) >= work.new:
             return False
-        token = self._draw(work.outputs[-1][0, -1], work)
+        logits = work.outputs[-1][0, -1]
+        if not np.isfinite(logits.max()):
+            work.error = "The model's logits are not finite: no token can be chosen."
+            return False
+        token = self._draw(logits, work)
         work.generated.append(token)
         if len(work.generated) == work.new:
-            return False
+            return False  # the last token begins the client's next request
         name = self.facts["inputs"][0]["name"]
         dtype = work.feed[name].dtype
         work.feed = {name: np.concatenate([work.feed[name], np.array([[token]], dtype)], 1)}

@@ -253,6 +253,14 @@ def test_a_dead_process_is_said_to_be_dead(tmp_path):
     assert "memory" in raised.value.why
 
 
+def test_half_an_answer_is_one_of_a_dead_process(monkeypatch):
+    half = "import os, signal; input(); os.write(1, b'{\"nanoseconds\": [1, 2'); os.kill(os.getpid(), signal.SIGKILL)"
+    monkeypatch.setattr("localattn.runtime.bench.process._START", half)
+    with WorkerProcess("model.onnx") as process, pytest.raises(CheckFailed, match="did not survive") as raised:
+        process.ask("turn", seconds=1.0, calls=1)
+    assert "memory" in raised.value.why
+
+
 def test_values_the_engine_refuses_are_an_error_with_a_reason(tmp_path, localattn):
     text = "g (int64[1, 3] tokens) => (float[1, 3, 2] y) <float[4, 2] w = {0,1,2,3,4,5,6,7}> { y = Gather(w, tokens) }"
     model = save(tmp_path / "m.onnx", text)

@@ -32,6 +32,7 @@ from localattn.runtime import load
 from localattn.runtime.bundle.create import BundleRequest, create_bundle
 from localattn.runtime.bundle.device import results, run_engine
 from localattn.runtime.bundle.device import verify as script
+from localattn.runtime.bundle.triton import Serving
 from localattn.runtime.bundle.verify import verify_bundle
 from localattn.runtime.parity.comparison import compare_arrays
 
@@ -363,6 +364,21 @@ def test_a_plugin_library_travels_by_processor(tiny_model: Path, tmp_path: Path)
         create_bundle(BundleRequest(tiny_model, tmp_path / "c", samples=0, plugins=(tiny_model,)))
 
 
+@pytest.mark.parametrize("name", ["x..onnx", f"{'y' * 225}.onnx"])
+def test_a_name_that_a_device_would_refuse_is_refused_here(name: str, tiny_model: Path, tmp_path: Path) -> None:
+    """Of the folder in a tar, and of the files of samples."""
+    shutil.copy(tiny_model, tmp_path / name)
+    with pytest.raises(UsageError, match="A device would refuse"):
+        create_bundle(BundleRequest(tmp_path / name, tmp_path / "b", load_inputs=(_tokens(tmp_path),)))
+    assert not (tmp_path / "b").exists()
+
+
+def _tokens(folder: Path) -> Path:
+    """Inputs for a file without its sidecar, from which none are drawn."""
+    np.savez(folder / "in.npz", tokens=np.zeros((1, 64), np.int64))
+    return folder / "in.npz"
+
+
 def test_compiled_kernels_for_the_cpu_travel_and_are_tried(tiny_model: Path, tmp_path: Path) -> None:
     """Those of this processor; TensorRT is not given them."""
     libraries = [built(arch).path for arch in ARCHITECTURES]
@@ -444,6 +460,24 @@ def test_an_engine_borrows_the_samples_and_says_what_is_missing(tiny_model: Path
     assert "tiny.engine" in report["not_run"][0]["why"]
     assert run_script(tmp_path / "b").returncode == 3
     assert verify_bundle(tmp_path / "b", model="tiny.onnx").report["code"] == 0
+
+
+def test_what_decides_for_an_engine_of_another_element_type(tiny_model: Path, tmp_path: Path) -> None:
+    """Bounds for single elements, which every device can check."""
+    engine = tmp_path / "tiny.engine"
+    engine.write_bytes(b"an engine")
+    engine_facts(engine, tiny_model, dtype="int8")
+    facts = create_bundle(BundleRequest(tiny_model, tmp_path / "b", samples=0, engines=(engine,)))
+    assert facts.manifest["models"][1]["tolerance"] == {"atol": 1e-4, "rtol": 1e-4, "cosine": None}
+
+
+def test_engines_whose_folders_would_have_one_name_are_refused(tiny_model: Path, tmp_path: Path) -> None:
+    engines = (tmp_path / "on a.engine", tmp_path / "on_a.engine")
+    for engine in engines:
+        engine.write_bytes(b"an engine")
+        engine_facts(engine, tiny_model, backend="tensorrt")
+    with pytest.raises(UsageError, match=r"would be called triton/tiny_on_a_tensorrt/config\.pbtxt"):
+        create_bundle(BundleRequest(tiny_model, tmp_path / "b", samples=0, engines=engines, triton=Serving()))
 
 
 @pytest.mark.parametrize(
@@ -543,7 +577,23 @@ def test_cosine_floor_is_judged() -> None:
     expected = np.full(100, 1e-3)
     tolerance = {"atol": 1e-2, "rtol": 1e-2, "cosine": 0.999}
     assert script.compare(expected, expected, tolerance)["passed"]
-    assert not script.compare(-expected, expected, tolerance)["passed"]
+    failed = script.compare(-expected, expected, tolerance)
+    assert not failed["passed"] and failed["why"] == "above atol 0.01 + rtol 0.01, or cosine below 0.999"
+    without = script.compare(expected, expected + 1, tolerance | {"cosine": None})
+    assert not without["passed"] and without["why"] == "above atol 0.01 + rtol 0.01"
+
+
+def test_a_bundle_that_cannot_be_read_is_no_altered_one(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(folder: Path, manifest: object) -> None:
+        raise PermissionError(13, "Permission denied", "closeness.py")
+
+    script_alone = _travelling(tiny_bundle)
+    monkeypatch.setattr(script_alone.check_files, "check_folder", refuse)
+    monkeypatch.setattr(sys, "argv", ["verify.py"])
+    assert script_alone.main() == 2
+    assert "cannot be read" in (told := capsys.readouterr().err) and "Permission denied" in told
 
 
 @pytest.mark.parametrize("machine", ["aarch64", "x86_64"])

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+# ruff: noqa: F811 - the fixtures are imported
+import json
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from localattn.core.errors import CheckFailed, MissingDependency, UsageError
+from localattn.core.storage.files import sha256
+from localattn.runtime.bundle.create import BundleRequest, create_bundle
 from localattn.runtime.bundle.open_inference import Refused, Server
+from localattn.runtime.bundle.verify_server import verify_on_server
+from localattn.runtime.inputs.arrays import load_arrays, save_arrays
+
+from ...support.models.bundles import tiny_bundle, tiny_model  # noqa: F401
+from .test_triton import step_model  # noqa: F401
 
 FINE = b'HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{"name": "odd", "extensions": []}'
 DEEP = b"[" * 100_000
@@ -79,3 +89,43 @@ def test_results_that_are_none(answer: bytes, error: type[Exception]) -> None:
         assert server.name == "odd"
         with pytest.raises(error):
             server.infer("model", {"x": np.zeros(1, np.float32)}, ["y"])
+
+
+def taking(name: str, shape: object) -> bytes:
+    """The answer of a server whose model takes one input."""
+    described = {"inputs": [{"name": name, "shape": shape}]}
+    return b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + json.dumps(described).encode()
+
+
+@pytest.mark.parametrize("shape", [[None, 64], ["many", "64"], [1e999], 7])
+def test_a_shape_that_is_none_is_taken_for_none(shape: object, tiny_bundle: Path) -> None:
+    with answering(FINE, taking("tokens", shape), *[b"HTTP/1.1 500 Odd\r\n\r\nout of order"] * 2) as address:
+        rows = verify_on_server(tiny_bundle, address, "tiny").report["rows"]
+    assert [row["why"] for row in rows] == ["out of order (HTTP 500)"] * 2
+
+
+@pytest.fixture
+def step_bundle(step_model: Path, tmp_path: Path) -> Path:
+    """A bundle of a step file, with three samples of its stream."""
+    create_bundle(BundleRequest(step_model, tmp_path / "b", samples=3))
+    return tmp_path / "b"
+
+
+def test_a_model_whose_tokens_have_no_positions_is_none_of_a_step_file(step_bundle: Path) -> None:
+    with answering(FINE, taking("tokens", [-1])) as address, pytest.raises(CheckFailed, match="no model of this"):
+        verify_on_server(step_bundle, address, "model_step")
+
+
+def test_a_sample_beyond_the_sequence_fails(step_bundle: Path) -> None:
+    path, manifest = step_bundle / "samples/model_step.sequence.npz", step_bundle / "manifest.json"
+    whole = load_arrays(path)
+    path.unlink()
+    save_arrays(path, {name: array[:, :1] for name, array in whole.items()})
+    listed = json.loads(manifest.read_text())
+    for entry in listed["files"]:
+        if entry["path"] == "samples/model_step.sequence.npz":
+            entry |= {"size": path.stat().st_size, "sha256": sha256(path)}
+    manifest.write_text(json.dumps(listed))
+    with answering(FINE, taking("tokens", [1, 1]), b"HTTP/1.1 500 Odd\r\n\r\nout of order") as address:
+        rows = verify_on_server(step_bundle, address, "model_step").report["rows"]
+    assert ["begins there" in row["why"] for row in rows] == [False, True, True]

@@ -12,6 +12,7 @@ import importlib.metadata
 import importlib.util
 import json
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +27,7 @@ from localattn.core.documents.sidecar import sidecar_path
 from localattn.core.documents.step_facts import CacheFacts, StepFacts
 from localattn.core.storage.files import sha256
 from localattn.core.tensors import TensorSpec
+from localattn.runtime.bundle import serving
 from localattn.runtime.bundle.create import BundleRequest, create_bundle
 from localattn.runtime.bundle.triton import Serving, model_config, served_name
 from localattn.runtime.bundle.verify import verify_bundle
@@ -208,6 +210,27 @@ def test_exported_step_file_streams(tiny_model: Path, tmp_path: Path, schema: Mo
     responses = server.sequence([{"tokens": tokens[:, t : t + 1]} for t in range(64)])
     logits = np.concatenate([response["logits"] for response in responses], axis=1)
     np.testing.assert_allclose(logits, expected, atol=1e-4)
+
+
+def test_a_prefill_file_alone_is_not_said_to_generate(step_model: Path, tmp_path: Path) -> None:
+    for model, expected in ((step_model, True), (step_model.with_name("model_step.prefill.onnx"), False)):
+        notes = create_bundle(BundleRequest(model, tmp_path / model.stem, samples=0)).notes
+        assert any("localattn generate" in note for note in notes) is expected
+
+
+def test_no_token_is_drawn_from_logits_that_are_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the file that runs in the server's Python, which would answer a token outside the vocabulary."""
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", ModuleType("triton_python_backend_utils"))
+    spec = importlib.util.spec_from_file_location("served", Path(serving.__file__).with_name("stream_model.py"))
+    assert spec is not None and spec.loader is not None
+    served = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(served)
+    model = object.__new__(served.TritonPythonModel)
+    for temperature in (0.0, 1.0):
+        work = served.Work(served.Sequence({}), {"tokens": np.zeros((1, 1), np.int64)}, 1, 2, temperature)
+        work.done, work.outputs = 1, [np.full((1, 1, 5), np.nan, np.float32)]
+        assert not model._goes_on(work)
+        assert "not finite" in work.error and work.generated == []
 
 
 def test_external_weights_are_shared_by_the_served_copy(step_model: Path, tmp_path: Path, schema: ModuleType) -> None:
