@@ -86,8 +86,8 @@ def _network_types(opened: TensorRTLibrary, network: Any, layers: Sequence[Any],
         return _failed(
             name, f"{types[foreign[0]]} layers compute in {foreign[0]}, which the {source.dtype} file has not"
         )
-    kinds = ", ".join(f"{count} {kind}" for kind, count in types.most_common() if kind in SHORT_NAME)
-    return _passed(name, f"strongly typed; layers: {kinds}", **dict(types))
+    counts = ", ".join(f"{count} {kind}" for kind, count in types.most_common() if kind in SHORT_NAME)
+    return _passed(name, f"strongly typed; layers: {counts}", **types)
 
 
 def _allowed(source: Source) -> set[str]:
