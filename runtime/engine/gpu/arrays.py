@@ -134,7 +134,8 @@ def view_of(array: Any, stream: int, device: int) -> GpuView:
             keep = array
         else:
             raise NotTaken(f"a {type(array).__name__} is no array: it has neither DLPack nor __cuda_array_interface__")
-    except (ValueError, TypeError, KeyError, BufferError) as error:
+    except (ValueError, TypeError, KeyError, BufferError, RuntimeError) as error:
+        # The errors of other libraries: older releases of PyTorch raise RuntimeError for an array with a gradient.
         raise NotTaken(f"its {type(array).__name__} cannot be shared: {error}") from error
     if not contiguous:
         raise NotTaken("it is not contiguous")
