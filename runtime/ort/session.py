@@ -329,7 +329,8 @@ def _create(ort: Any, setup: _Setup) -> tuple[Any, tuple[str, ...]]:
         if provider.chain and started != wanted:
             reason, lacks = f"{wanted} did not start; {started} did", not_loaded(ort, wanted)
             raise not_running(ort, provider, f"{reason}: {lacks}" if lacks else reason)
-        if provider.chain or not any("bfloat16" in x.type for x in (*session.get_inputs(), *session.get_outputs())):
+        tensors = (*session.get_inputs(), *session.get_outputs())
+        if provider.chain or not any("bfloat16" in tensor.type for tensor in tensors):
             on_cpu = provider.notes((op_type for _, op_type in setup.file.scan.operators), ort.__version__)
             return session, (*given.notes, *on_cpu)
     except Exception as error:

@@ -27,7 +27,6 @@ OBJECTS = {
         "network": "INetworkDefinition",
         "kinds": "NetworkDefinitionCreationFlag",
         "layer": "ILayer",
-        "x": "ILayer",
         "get_output": "ITensor",
         "tensor": "ITensor",
     },
