@@ -125,7 +125,7 @@ class Backend:
         has: a name that the package must define; a package that was half removed still imports.
         install: the command that installs it.
         steps: module and class of its `StepSession`, imported only when a step file is opened, and made of
-            `(file, sidecar, prefill, provider, threads, plugin)` and the precision; "" where it runs no step files.
+            `(file, sidecar, prefill, provider, threads, plugin)` and the precision.
     """
 
     name: str
