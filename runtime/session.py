@@ -121,11 +121,11 @@ class Backend:
         module: module of this package that has its `open_file(path, provider, threads, plugin) -> Session`, imported
             only when such a file is opened. A backend that can compute in another precision than the file's takes
             `precision` as one more argument.
-        steps: module and class of its `StepSession`, made of `(file, sidecar, prefill, provider, threads, plugin)` and
-            the precision; imported only when a step file is opened.
         needs: the name of the Python package that it imports.
         has: a name that the package must define; a package that was half removed still imports.
         install: the command that installs it.
+        steps: module and class of its `StepSession`, imported only when a step file is opened, and made of
+            `(file, sidecar, prefill, provider, threads, plugin)` and the precision.
     """
 
     name: str

@@ -34,11 +34,26 @@ def load_kernels(library: ctypes.CDLL, kernels: Iterable[KernelName]) -> tuple[s
     for kernel in kernels:
         text = ctypes.create_string_buffer(_ROOM)
         element = ELEMENTS.get(kernel.dtype, -1)
-        options = (kernel.has_mask, kernel.has_bias, kernel.has_xpos, kernel.has_softcap, kernel.has_sinks)
-        kinds = (kernel.has_shared_qk, kernel.node == "gated_mean", kernel.causal)
-        ring = (kernel.node in RING_KERNELS, kernel.node == "chunk", kernel.node == "join")
-        bits = sum(1 << bit for bit, there in enumerate((*options, *kinds, *ring)) if there)
+        bits = _bits(kernel)
         failed = library.localattn_load_kernel_with(element, kernel.head_dim, bits, text, ctypes.c_size_t(_ROOM))
         line = text.value.decode("utf-8", "replace")
         lines.append(f"not loaded: {line}" if failed else line)
     return tuple(lines)
+
+
+def _bits(kernel: KernelName) -> int:
+    """Return the options of a kernel as the library reads them, one bit each."""
+    lowest_first = (
+        kernel.has_mask,
+        kernel.has_bias,
+        kernel.has_xpos,
+        kernel.has_softcap,
+        kernel.has_sinks,
+        kernel.has_shared_qk,
+        kernel.node == "gated_mean",
+        kernel.causal,
+        kernel.node in RING_KERNELS,
+        kernel.node == "chunk",
+        kernel.node == "join",
+    )
+    return sum(1 << bit for bit, is_set in enumerate(lowest_first) if is_set)

@@ -111,7 +111,7 @@ class TensorRTLibrary:
         return self.library.name == TENSORRT_RTX
 
     def has(self, feature: str) -> bool:
-        """Return whether this release has a feature of `tensorrt_versions.FEATURES`."""
+        """Return whether this release has a feature of `core.tensorrt_versions.FEATURES`."""
         return has(feature, self.library.name, self.version)
 
 

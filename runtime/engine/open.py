@@ -41,11 +41,11 @@ class OpenEngine:
 
 
 def open_engine(path: Path, plugin: str = AUTO, gpu: int = 0) -> OpenEngine:
-    """Load an engine onto the GPU; callers first check the file with `core.publishing.check_unchanged`.
+    """Load an engine onto the GPU; callers first check the file with `core.storage.publishing.check_unchanged`.
 
     Args:
         path: the engine.
-        plugin: its plugin library, as `tensorrt_plugins.find_library` takes it.
+        plugin: its plugin library, as `runtime.engine.plugins.find_library` takes it.
         gpu: its place among the GPUs that the driver shows to this process.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -209,15 +209,7 @@ class EngineSession(Session):
             ranges.setdefault(profile.profile, []).append(profile)
         if len(ranges) < 2:
             return 0
-        fitting = [
-            number
-            for number in sorted(ranges)
-            if all(
-                low <= size <= high
-                for given in ranges[number]
-                for low, size, high in zip(given.min, shapes[given.input], given.max, strict=True)
-            )
-        ]
+        fitting = [number for number in sorted(ranges) if _fits(ranges[number], shapes)]
         if not fitting:
             sizes = "; ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
             raise UsageError(
@@ -225,11 +217,20 @@ class EngineSession(Session):
                 why=f"They are {sizes}, and lie in none of its {len(ranges)} profiles.",
                 fix="localattn inspect shows the sizes of each.",
             )
-        return min(fitting, key=lambda number: sum(prod(given.max) for given in ranges[number]))
+        return min(fitting, key=lambda number: sum(prod(entry.max) for entry in ranges[number]))
 
     def close(self) -> None:
         """Free the GPU memory; the session cannot run any more."""
         self._closer()
+
+
+def _fits(profile: Sequence[ProfileFacts], shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Return whether the sizes of all inputs lie in a profile, which has an entry for each input."""
+    return all(
+        low <= size <= high
+        for entry in profile
+        for low, size, high in zip(entry.min, shapes[entry.input], entry.max, strict=True)
+    )
 
 
 def open_file(path: Path, provider: str = "auto", threads: int | None = None, plugin: str = "auto") -> EngineSession:

@@ -44,7 +44,7 @@ class _Caches:
     def __init__(self, facts: Sequence[CacheFacts], gpu: GpuWork) -> None:
         self._facts, self._gpu = facts, gpu
         self._read = [self._place(cache, cache.input) for cache in facts]
-        self._other = [0] * len(facts)
+        self._other = [0] * len(facts)  # addresses; 0 is none yet
 
     def _place(self, cache: CacheFacts, name: str) -> int:
         return self._gpu.buffer(name, nbytes(cache.shape, cache.dtype)).address
@@ -95,12 +95,13 @@ class _BoundEngine:
         self.inputs, self.output = other_tensors(opened.facts, facts)
         self._position_input, self._caches, self._stream = facts.position_input, caches, gpu.stream
         self._shared = _shared(path, opened, facts)
-        self.executor = gpu.executor(opened)
         fed = [*self.inputs, TensorSpec(facts.position_input, "int64", (1,))]
         self._host = {spec.name: zeros(spec) for spec in (*fed, self.output)}
         self._device = {name: gpu.buffer((path, name), array.nbytes).address for name, array in self._host.items()}
         self._fed = [spec.name for spec in fed]
         self._call()  # this allocates missing buffers before anything is consumed
+        # Last, because the session keeps it: where memory ends before, the next attempt does not find one more.
+        self.executor = gpu.executor(opened)
 
     def run(self, inputs: Mapping[str, NDArray[Any]], position: int) -> NDArray[Any]:
         """Run on inputs that fit, and return the output's buffer.
@@ -151,9 +152,10 @@ class EngineStep(FileStep):
         threads: int | None,
         plugin: str = AUTO,
     ) -> None:
-        opened, facts = open_engine(path, plugin, check_place(path, provider, threads)), step_facts(sidecar)
-        self.backend, self._device, self._messages = opened.facts.backend, opened.device, opened.opened.messages
-        self.provider = opened.device.provider
+        opened = open_engine(path, plugin, check_place(path, provider, threads))
+        facts = step_facts(sidecar)
+        self.backend, self.provider = opened.facts.backend, opened.device.provider
+        self._device, self._messages = opened.device, opened.opened.messages
         self._path, self._plugin, self._cuda_graph = path, plugin, False
         with starting(path, opened):
             self._gpu = GpuWork()

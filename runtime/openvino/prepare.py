@@ -71,7 +71,7 @@ def _wide_nodes(model: Any) -> Iterator[str]:
 
 
 def _wide_constants(part: Any) -> Iterator[str]:
-
+    """Yield names of weights and constants of a graph or function that hold integers beyond 32 bits."""
     for tensor in getattr(part, "initializer", ()):
         if _is_wide(tensor):
             yield tensor.name

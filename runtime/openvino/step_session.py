@@ -27,13 +27,14 @@ class OpenVinoStep(FileStep):
         file: the step file.
         sidecar: its sidecar.
         prefill: as of `FileStep`.
-        options: further arguments for opening files.
+        options: provider, threads, plugin and precision, as `open_file` takes them.
     """
 
     backend = "openvino"
 
     def __init__(self, file: Path | OnnxFile, sidecar: Sidecar, prefill: Prefill | None, *options: Any) -> None:
-        self._options, facts = options, step_facts(sidecar)
+        self._options = options
+        facts = step_facts(sidecar)
         session = self._opened(file, facts)
         self.provider, self.notes = session.provider, session.notes
         self._sessions = {facts.chunk: session}

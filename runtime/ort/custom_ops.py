@@ -91,12 +91,14 @@ def fall_back(reason: str) -> None:
 
 def lacking(source: str, reason: str) -> MissingDependency | None:
     """Return the error for attention nodes without ONNX functions, if onnxruntime's reason shows that; else None."""
-    words = reason.replace("(", " ").split()  # among them "domain:op_type"
-    node = next((word for word in words if computes(*word.partition(":")[::2])), None)
-    if node is None or "not a registered function/op" not in reason:
+    if "not a registered function/op" not in reason:
         return None
-    return MissingDependency(
-        f"{source} cannot be loaded: it needs the compiled attention kernel.",
-        why=f"Its node {node} has no function definition, and no library with a kernel for it was loaded.",
-        fix=f"Build one: {CPU_KERNELS.how_to_build}. Or export the model with its function definition.",
-    )
+    for word in reason.replace("(", " ").split():  # the node is told as "domain:op_type"
+        domain, _, op_type = word.partition(":")
+        if computes(domain, op_type):
+            return MissingDependency(
+                f"{source} cannot be loaded: it needs the compiled attention kernel.",
+                why=f"Its node {word} has no function definition, and no library with a kernel for it was loaded.",
+                fix=f"Build one: {CPU_KERNELS.how_to_build}. Or export the model with its function definition.",
+            )
+    return None

@@ -1,8 +1,8 @@
 """Prefill files as onnxruntime is given them: without an output that a prompt does not need, and with shared rings.
 
-The function of a chunk node makes a new ring from the old one. The kernel attends to the old ring first, and writes the
-new keys last, so that input and output may be one buffer: nothing is copied, and of a long ring no more memory is
-touched than has keys.
+The ONNX function of a chunk node makes a new ring from the old one. The compiled kernel attends to the old ring first,
+and writes the new keys last, so that input and output may be one buffer: nothing is copied, and of a long ring no more
+memory is touched than has keys.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from ...core.documents.step_facts import CacheFacts, StepFacts
 
 
-def prepared(path: Path | OnnxFile, facts: StepFacts, with_output: bool) -> tuple[OnnxFile, frozenset[str]]:
-    """Return a prefill file with its output or without, and the caches that its compiled kernels may overwrite.
-
-    A file too large for memory stays as it is, and shares no cache.
-    """
+def leaner(path: Path | OnnxFile, facts: StepFacts) -> OnnxFile:
+    """Return a prefill file without its output; a file too large for memory stays as it is."""
     file = OnnxFile.read(path)
     if file.size > IN_MEMORY:
-        return file, frozenset()
-    model = file.parse()
-    if not with_output:
-        model = without_output(model, facts.logits_output)
-        file = file.rewritten(model)
-    return file, overwritten(model, facts.caches)
+        return file
+    return file.rewritten(without_output(file.parse(), facts.logits_output))
+
+
+def rings_to_share(file: OnnxFile, facts: StepFacts) -> frozenset[str]:
+    """Return the inputs among caches that compiled kernels may overwrite; none of a file too large for memory."""
+    if file.size > IN_MEMORY:
+        return frozenset()
+    return overwritten(file.parse(), facts.caches)
 
 
 def overwritten(model: Any, caches: Iterable[CacheFacts]) -> frozenset[str]:

@@ -119,10 +119,11 @@ def new_session(ort: Any, given: SessionInput, options: Any) -> Any:
     """Open onnxruntime's session on the providers asked for, or raise its error.
 
     Up to onnxruntime 1.22 a session that fails on its provider is opened again on the CPU, whatever `enable_fallback`
-    says, with a printed message; a run that fails may do the same. This session raises instead. onnxruntime's default
-    logger warns for every layer of a
-    step file (CUDA's ScatterND), and no session option changes that: it is silenced only in this package's own
-    processes.
+    says, with a printed message; in every release a run that fails may do the same. This session raises instead, when
+    it opens and when it runs.
+
+    onnxruntime's default logger warns for every layer of a step file (CUDA's ScatterND), and no session option changes
+    that: it is silenced only in this package's own processes.
     """
     if process.owned:
         ort.set_default_logger_severity(FATAL)

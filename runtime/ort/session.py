@@ -327,9 +327,10 @@ def _create(ort: Any, setup: _Setup) -> tuple[Any, tuple[str, ...]]:
         session = new_session(ort, given, options)
         started = session.get_providers()[0]
         if provider.chain and started != wanted:
-            lacks = not_loaded(ort, wanted)
-            raise not_running(ort, provider, f"{wanted} did not start; {started} did" + (f": {lacks}" if lacks else ""))
-        if provider.chain or not any("bfloat16" in x.type for x in (*session.get_inputs(), *session.get_outputs())):
+            reason, lacks = f"{wanted} did not start; {started} did", not_loaded(ort, wanted)
+            raise not_running(ort, provider, f"{reason}: {lacks}" if lacks else reason)
+        tensors = (*session.get_inputs(), *session.get_outputs())
+        if provider.chain or not any("bfloat16" in tensor.type for tensor in tensors):
             on_cpu = provider.notes((op_type for _, op_type in setup.file.scan.operators), ort.__version__)
             return session, (*given.notes, *on_cpu)
     except Exception as error:

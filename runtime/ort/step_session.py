@@ -22,7 +22,7 @@ from ...onnx_graph.onnx_file import OnnxFile
 from ..generation.step_file import Prefill, check_caches, data_inputs, step_facts, zeros
 from ..generation.step_session import FileStep
 from ..session import BACKENDS, Arrays
-from .prefill_file import prepared
+from .prefill_file import leaner, rings_to_share
 from .providers import PROVIDERS
 from .session import OnnxRuntimeSession, open_file
 
@@ -62,16 +62,20 @@ class _Banks:
     def __getitem__(self, index: int) -> list[Any]:
         """Return the buffers (OrtValues) of a bank, in the order of the facts; allocated when first needed."""
         if index not in self._banks:
-            make = BACKENDS[".onnx"].require().OrtValue.ortvalue_from_numpy
-            others = self._banks.get(1 - index, [])
-            kept = {cache.input: entry for cache, entry in zip(self._facts, others, strict=False)}
-            self._banks[index] = [
-                kept[cache.input]
-                if cache.input in kept and cache.input in self._common
-                else (make(value := _start(cache), self._device, 0), value)
-                for cache in self._facts
-            ]
+            other = self._banks.get(1 - index)
+            bank = []
+            for place, cache in enumerate(self._facts):
+                if other is not None and cache.input in self._common:
+                    bank.append(other[place])
+                else:
+                    bank.append(self._new(cache))
+            self._banks[index] = bank
         return [buffer for buffer, _ in self._banks[index]]
+
+    def _new(self, cache: CacheFacts) -> tuple[Any, NDArray[Any]]:
+        """Allocate the buffer of a cache; return it with the array of its initial value."""
+        value = _start(cache)
+        return BACKENDS[".onnx"].require().OrtValue.ortvalue_from_numpy(value, self._device, 0), value
 
     def clear(self) -> None:
         """Fill the current bank with the caches' initial values; the other one is written before it is read."""
@@ -155,10 +159,12 @@ class OnnxRuntimeStep(FileStep):
         threads: int | None,
         plugin: str = AUTO,
     ) -> None:
-        session, facts = open_file(file, provider, threads, plugin), step_facts(sidecar)
+        session = open_file(file, provider, threads, plugin)
+        facts = step_facts(sidecar)
         check_caches(session, facts, Path(file))
         self.provider, self.notes, self.plugin = session.provider, session.notes, session.plugin
-        self._options, self._opening = (session.provider, threads, plugin), Lock()
+        self._options = (session.provider, threads, plugin)  # to open the prefill file with
+        self._opening = Lock()
         self._banks = _Banks(facts, PROVIDERS[session.provider].device)
         step = _BoundFile(session, facts, self._banks)
         self._files = {(facts.chunk, True): step}
@@ -194,12 +200,13 @@ class OnnxRuntimeStep(FileStep):
             return self._files[chunk, with_output]
 
     def _opened(self, path: Path | OnnxFile, facts: StepFacts, with_output: bool) -> _BoundFile:
-        file, common = prepared(path, facts, with_output)
+        """Open the prefill file; its graph is parsed only where it is changed, or compiled kernels share its rings."""
+        file = OnnxFile.read(path) if with_output else leaner(path, facts)
         arranged = facts.chunk < _MANY_TOKENS or any(_FEW_BITS.search(name) for _, name in file.scan.operators)
         session = open_file(file, *self._options, arranged=arranged)
         check_caches(session, facts, Path(file), output=with_output)
         if session.plugin is not None:
-            self._banks.have_in_common(common)
+            self._banks.have_in_common(rings_to_share(file, facts))
         return _BoundFile(session, facts, self._banks)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ....core.documents.engine_facts import BuildOptions, EngineFacts, PluginFacts
 from ....core.documents.report import Report
-from ....core.documents.sidecar import CheckRecord, sidecar_path
+from ....core.documents.sidecar import PARITY, CheckRecord, sidecar_path
 from ....core.error_texts import argument
 from ....core.errors import BuildFailed, MissingDependency, UsageError
 from ....core.progress import timed_steps
@@ -91,49 +91,84 @@ def build_engine(
         check_outputs(request.outputs, inputs=request.inputs, overwrite=request.overwrite)
         engine = request.outputs[-1]
         folder = stack.enter_context(writing(engine, inputs=request.inputs, overwrite=request.overwrite))
-        source = read_source(request.model)
-        profiles = profiles_for(source, request.profiles)
-        progress(f"Opening {request.backend}")
-        opened, device = _library(request.backend, request.device)
-        targets = resolve_targets(opened, request.targets, device)
-        check_kind(opened, request)
-        check_fp8(source.file, targets)
+        plan = _plan(request, progress)
+        opened, source = plan.opened, plan.source
         if request.plugin.register is not None:
             request.plugin.register()
         stack.enter_context(loaded_plugin(opened, request.plugin.library))
         started = time.perf_counter()
-        nodes, op_types = _served(opened, request, source)
+        nodes, op_types = _served(plan)
         progress("Parsing")
         network = parse(opened, source, request.plugin.kind, op_types)
         checks = demand(check_network(opened, network.definition, source, nodes))
         cache, notes = None, []
-        if request.timing_cache is not None and opened.has("timing_cache"):
-            cache = stage(opened, network.builder, request.timing_cache, folder)
-        elif request.timing_cache is not None:
-            notes = [f"{opened.library.name} times kernels when the engine runs; the timing cache is not used"]
+        if request.timing_cache is not None:
+            if opened.has("timing_cache"):
+                cache = stage(opened, network.builder, request.timing_cache, folder)
+            else:
+                notes.append(f"{opened.library.name} times kernels when the engine runs; the timing cache is not used")
         progress("Building")
         staged = folder / request.output.name
         with staged.open("wb") as stream:
-            stream.write(build(opened, network, request, targets, profiles, progress, cache))
+            stream.write(build(opened, network, request, plan.targets, plan.options.profiles, progress, cache))
         seconds = time.perf_counter() - started
         progress("Checking the engine")
-        options = request.options(profiles)
-        foreign = why_never_opened(options) or _not_for_here(targets, device)
         checks += demand(check_kept(staged, request))
-        aot = request.plugin.kind == "aot"
-        checks += demand(_inspect(opened, staged, source, nodes, foreign, aot))
-        facts = _facts(request, options, opened, source, device, targets, nodes, staged, checks, seconds)
+        checks += demand(_inspect(plan, staged, nodes))
+        facts = _facts(plan, staged, nodes, checks, seconds)
         described = sidecar_path(staged)
         described.write_text(sealed(facts.to_json()), encoding="utf-8")
         if compare is not None:
             progress("Comparing the engine with the ONNX file")
-            facts.checks += demand([_parity(compare, request, source, staged, foreign)])
+            facts.checks += demand([_parity(plan, staged, compare)])
             described.write_text(sealed(facts.to_json()), encoding="utf-8")
         publish_together({described: sidecar_path(request.output), staged: request.output}, folder)
         if cache is not None and cache.is_file():
             assert request.timing_cache is not None
             notes += extend(network.builder, request.timing_cache, cache.read_bytes())
     return BuildReport(request.output, facts, notes)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is known of a build before TensorRT parses the file.
+
+    Args:
+        request: what to build.
+        source: the ONNX file.
+        options: the record of the request, with the sizes of the inputs.
+        opened: the library.
+        device: the GPU here; None without one.
+        targets: compute capabilities of the GPUs to build for.
+    """
+
+    request: BuildRequest
+    source: Source
+    options: BuildOptions
+    opened: TensorRTLibrary
+    device: Device | None
+    targets: Sequence[int]
+
+    def why_not_here(self) -> str:
+        """Return why the engine is not opened on this machine; "" if it is."""
+        never = why_never_opened(self.options)
+        if never:
+            return never
+        if self.device is None:
+            return "no GPU here"
+        return "" if self.device.capability in self.targets else f"the GPU here is {self.device.describe()}"
+
+
+def _plan(request: BuildRequest, progress: Callable[[str], None]) -> _Plan:
+    """Read the file, open the library, and refuse what it cannot build; raises what `build_engine` raises."""
+    source = read_source(request.model)
+    options = request.options(profiles_for(source, request.profiles))
+    progress(f"Opening {request.backend}")
+    opened, device = _library(request.backend, request.device)
+    targets = resolve_targets(opened, request.targets, device)
+    check_kind(opened, request)
+    check_fp8(source.file, targets)
+    return _Plan(request, source, options, opened, device, targets)
 
 
 def plan_targets(backend: str, wanted: Sequence[str], gpu: int = 0) -> list[int]:
@@ -179,16 +214,17 @@ def _started(gpu: int) -> Device:
     return device
 
 
-def _served(opened: TensorRTLibrary, request: BuildRequest, source: Source) -> tuple[list[str], list[str]]:
+def _served(plan: _Plan) -> tuple[list[str], list[str]]:
     """Return the names of the attention nodes that plugins compute, and their op types.
 
     Raises:
         UsageError: a plugin was asked for, and computes none of the file's nodes.
     """
-    if request.plugin.kind == "none":
+    plugin, source = plan.request.plugin, plan.source
+    if plugin.kind == "none":
         return [], []
     # Ahead-of-time plugins are found by TensorRT's Python package, not in the registry of libraries.
-    known = request.plugin.op_types or registered_op_types(opened)
+    known = plugin.op_types or registered_op_types(plan.opened)
     nodes = source.nodes(known)
     if not nodes:
         there = ", ".join(sorted({node.op_type for node in source.facts.windowed})) or "none"
@@ -200,15 +236,9 @@ def _served(opened: TensorRTLibrary, request: BuildRequest, source: Source) -> t
     return nodes, list(known)
 
 
-def _inspect(
-    opened: TensorRTLibrary,
-    staged: Path,
-    source: Source,
-    nodes: Sequence[str],
-    foreign: str,
-    ahead_of_time: bool,
-) -> list[CheckRecord]:
+def _inspect(plan: _Plan, staged: Path, nodes: Sequence[str]) -> list[CheckRecord]:
     """Open the engine and check its layers, if the GPU here is one it was built for."""
+    foreign = plan.why_not_here()
     if foreign:
         detail = f"{foreign}; the network above is what was serialised"
         return [CheckRecord(name="engine inspector", status="skipped", detail=detail)]
@@ -218,40 +248,27 @@ def _inspect(
     try:
         engine = engine_from_path(str(staged))
     except PolygraphyException as error:
-        raise BuildFailed("The engine that was just built does not open.", why=opened.messages.reason(error)) from error
-    return check_engine(engine, opened, source, nodes, ahead_of_time=ahead_of_time)
+        why = plan.opened.messages.reason(error)
+        raise BuildFailed("The engine that was just built does not open.", why=why) from error
+    ahead_of_time = plan.request.plugin.kind == "aot"
+    return check_engine(engine, plan.opened, plan.source, nodes, ahead_of_time=ahead_of_time)
 
 
-def _not_for_here(targets: Sequence[int], device: Device | None) -> str:
-    """Return why the engine does not run here; "" if it does."""
-    if device is None:
-        return "no GPU here"
-    return "" if device.capability in targets else f"the GPU here is {device.describe()}"
-
-
-def _parity(compare: Compare, request: BuildRequest, source: Source, staged: Path, foreign: str) -> CheckRecord:
+def _parity(plan: _Plan, staged: Path, compare: Compare) -> CheckRecord:
     """Compare the engine with its file, or record that this was skipped and how to do it."""
-    if not foreign:
-        library = request.plugin.library
-        where = f"cuda:{request.device}" if request.device else "auto"
-        return compare(staged, source.path, None if library is None else library.path, where)
-    later = f"on the device: localattn parity {request.output.name} --against {source.path.name}"
-    return CheckRecord(name="parity", status="skipped", detail=f"{foreign}: the engine did not run; {later}")
+    request, model = plan.request, plan.source.path
+    foreign = plan.why_not_here()
+    if foreign:
+        later = f"on the device: localattn parity {request.output.name} --against {model.name}"
+        return CheckRecord(name=PARITY, status="skipped", detail=f"{foreign}: the engine did not run; {later}")
+    library = request.plugin.library
+    where = f"cuda:{request.device}" if request.device else "auto"
+    return compare(staged, model, None if library is None else library.path, where)
 
 
-def _facts(
-    request: BuildRequest,
-    options: BuildOptions,
-    opened: TensorRTLibrary,
-    source: Source,
-    device: Device | None,
-    targets: Sequence[int],
-    nodes: Sequence[str],
-    staged: Path,
-    checks: list[CheckRecord],
-    seconds: float,
-) -> EngineFacts:
-    choice = request.plugin
+def _facts(plan: _Plan, staged: Path, nodes: Sequence[str], checks: list[CheckRecord], seconds: float) -> EngineFacts:
+    """Return the facts of the engine, which go to a file beside it."""
+    choice, source, device = plan.request.plugin, plan.source, plan.device
     plugin = None
     if choice.kind != "none":
         plugin = PluginFacts(kind=choice.kind, layers=list(nodes))
@@ -259,16 +276,16 @@ def _facts(
             plugin.kernels = list(choice.kernels)
             plugin.path, plugin.sha256 = str(choice.library.path.resolve()), choice.library.sha256
     return EngineFacts(
-        backend=request.backend,
-        library_version=opened.version,
-        targets=[f"sm_{target}" for target in targets],
+        backend=plan.request.backend,
+        library_version=plan.opened.version,
+        targets=[f"sm_{target}" for target in plan.targets],
         platform=platform_name(),
         device="" if device is None else device.name,
         dtype=source.dtype,
         inputs=source.facts.inputs,
         outputs=source.facts.outputs,
         plugin=plugin,
-        options=options,
+        options=plan.options,
         onnx_name=source.path.name,
         onnx_sha256=source.file.sha256,
         engine_sha256=sha256(staged),

@@ -86,8 +86,8 @@ def _network_types(opened: TensorRTLibrary, network: Any, layers: Sequence[Any],
         return _failed(
             name, f"{types[foreign[0]]} layers compute in {foreign[0]}, which the {source.dtype} file has not"
         )
-    kinds = ", ".join(f"{count} {kind}" for kind, count in types.most_common() if kind in SHORT_NAME)
-    return _passed(name, f"strongly typed; layers: {kinds}", **dict(types))
+    counts = ", ".join(f"{count} {kind}" for kind, count in types.most_common() if kind in SHORT_NAME)
+    return _passed(name, f"strongly typed; layers: {counts}", **types)
 
 
 def _allowed(source: Source) -> set[str]:
@@ -100,7 +100,11 @@ def _network_products(opened: TensorRTLibrary, layers: Sequence[Any], source: So
     name = "products of network"
     wanted = source.weighted_products
     kinds = {getattr(opened.trt.LayerType, kind) for kind in ("MATRIX_MULTIPLY", "CONVOLUTION")}
-    found = {x.name: element(x.get_output(0).dtype) for x in layers if x.type in kinds and x.name in wanted}
+    found = {
+        layer.name: element(layer.get_output(0).dtype)
+        for layer in layers
+        if layer.type in kinds and layer.name in wanted
+    }
     changed = sorted(node for node, kind in found.items() if kind != wanted[node])
     if changed:
         node = changed[0]

@@ -51,8 +51,8 @@ def parse(opened: TensorRTLibrary, source: Source, plugin_kind: str, op_types: S
     parser = trt.OnnxParser(definition, opened.logger)
     content = source.file.content
     if plugin_kind != "none":
-        first, fp8 = opened.has("plugin_before_function"), plugin_kind == "library"
-        content = source.for_plugins(op_types, prefers_plugins=first, fp8=fp8)
+        prefers_plugins = opened.has("plugin_before_function")
+        content = source.for_plugins(op_types, prefers_plugins=prefers_plugins, fp8=plugin_kind == "library")
     if isinstance(content, bytes):
         understood = parser.parse(content, str(source.path))
     else:
@@ -199,16 +199,19 @@ def _configuration(
         shapes.add(facts.input, min=facts.min, opt=facts.opt, max=facts.max)
     if numbered:
         common["profiles"] = [numbered[number] for number in sorted(numbered)]
-    kind: Any = CreateConfig
     if opened.is_rtx:
         from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
 
-        kind, common["compute_capabilities"] = CreateConfigRTX, [divmod(target, 10) for target in targets]
+        capabilities = [divmod(target, 10) for target in targets]
+        configuration = CreateConfigRTX(compute_capabilities=capabilities, **common)
+    else:
+        configuration = CreateConfig(**common)
 
     def adjusted(builder: Any, network: Any, config: Any) -> None:
-        if opened.is_rtx:  # TF32 rounds factors of fp32 products to 10 bits: the engine would miss its tolerance
+        if opened.is_rtx:
+            # TF32 rounds the factors of fp32 products to 10 bits: an fp32 engine would miss its own tolerance.
             config.clear_flag(trt.BuilderFlag.TF32)
         if request.embed_plugin and request.plugin.library is not None:
             config.plugins_to_serialize = [request.plugin.library.image]
 
-    return PostprocessConfig(kind(**common), adjusted)
+    return PostprocessConfig(configuration, adjusted)

@@ -100,12 +100,17 @@ class BuildRequest:
 
     def options(self, profiles: Sequence[ProfileFacts]) -> BuildOptions:
         """Return the record of these options, with the sizes that the engine will take."""
-        same = BuildOptions.model_fields.keys() - {"plugin", "timing_cache", "profiles"}
         return BuildOptions(
             plugin=self.plugin.asked,
+            builder_optimization_level=self.builder_optimization_level,
+            workspace=self.workspace,
             timing_cache=None if self.timing_cache is None else str(self.timing_cache),
             profiles=list(profiles),
-            **{name: getattr(self, name) for name in same},
+            version_compatible=self.version_compatible,
+            hardware_compatible=self.hardware_compatible,
+            refit=self.refit,
+            strip_weights=self.strip_weights,
+            embed_plugin=self.embed_plugin,
         )
 
 

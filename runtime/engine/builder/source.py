@@ -47,12 +47,11 @@ class Source:
 
     @property
     def dtype(self) -> str:
-        """Element type of the file: "fp32", "fp16" or "bf16"; of its inputs where it has no weights."""
-        found = self.facts.weight_dtype or next(
-            (x.dtype for x in self.facts.outputs if x.dtype in SHORT_NAME), "float32"
-        )
+        """Element type of the file: "fp32", "fp16" or "bf16"; of its outputs where it has no weights."""
         if self.facts.sidecar is not None and self.facts.sidecar_matches:
             return self.facts.sidecar.dtype
+        of_outputs = (spec.dtype for spec in self.facts.outputs if spec.dtype in SHORT_NAME)
+        found = self.facts.weight_dtype or next(of_outputs, "float32")
         return SHORT_NAME.get(found, found)
 
     def largest(self) -> dict[str, int]:

@@ -45,14 +45,16 @@ def check_kind(opened: TensorRTLibrary, request: BuildRequest) -> None:
 
 def options(opened: TensorRTLibrary, request: BuildRequest) -> dict[str, Any]:
     """Return the options of Polygraphy's configuration for the kind of engine."""
-    level = request.hardware_compatible
-    settings = {
+    switches = {
         "version_compatible": request.version_compatible,
-        "hardware_compatibility_level": level and getattr(opened.trt.HardwareCompatibilityLevel, LEVELS[level]),
         "refittable": request.refit,
         "strip_plan": request.strip_weights,
     }
-    return {name: value for name, value in settings.items() if value}
+    settings: dict[str, Any] = {name: True for name, asked in switches.items() if asked}
+    if request.hardware_compatible is not None:
+        level = LEVELS[request.hardware_compatible]
+        settings["hardware_compatibility_level"] = getattr(opened.trt.HardwareCompatibilityLevel, level)
+    return settings
 
 
 def check_kept(engine: Path, request: BuildRequest) -> list[CheckRecord]:

@@ -127,25 +127,27 @@ def view_of(array: Any, stream: int, device: int) -> GpuView:
             if kind not in (dlpack.CUDA, dlpack.CUDA_MANAGED) or number != device:
                 raise NotTaken(f"it lies on DLPack's device {kind}:{number}, not on cuda:{device}")
             capsule = array.__dlpack__(stream=stream)
-            address, shape, dtype, contiguous = dlpack.take(capsule)
+            found = dlpack.take(capsule)
             keep: Any = (array, capsule)
         elif hasattr(array, "__cuda_array_interface__"):
-            address, shape, dtype, contiguous = _by_interface(array.__cuda_array_interface__)
+            found = _by_interface(array.__cuda_array_interface__)
             keep = array
         else:
             raise NotTaken(f"a {type(array).__name__} is no array: it has neither DLPack nor __cuda_array_interface__")
-    except (ValueError, TypeError, KeyError, BufferError) as error:
+    except (ValueError, TypeError, KeyError, BufferError, RuntimeError) as error:
+        # The errors of other libraries: older releases of PyTorch raise RuntimeError for an array with a gradient.
         raise NotTaken(f"its {type(array).__name__} cannot be shared: {error}") from error
-    if not contiguous:
+    if not found.is_contiguous:
         raise NotTaken("it is not contiguous")
-    return GpuView(address, shape, dtype, keep)
+    return GpuView(found.address, found.shape, found.dtype, keep)
 
 
-def _by_interface(facts: Any) -> tuple[int, tuple[int, ...], str, bool]:
+def _by_interface(facts: Any) -> dlpack.Found:
     """Read `__cuda_array_interface__`, and wait for the stream it names."""
     from polygraphy import cuda
 
-    shape, kind = tuple(int(size) for size in facts["shape"]), np.dtype(facts["typestr"])
+    shape = tuple(int(size) for size in facts["shape"])
+    kind = np.dtype(facts["typestr"])
     if not kind.isnative:
         raise ValueError(f"its elements are {facts['typestr']}")
     strides = facts.get("strides")
@@ -153,4 +155,4 @@ def _by_interface(facts: Any) -> tuple[int, tuple[int, ...], str, bool]:
     writer = facts.get("stream")
     if writer is not None:
         cuda.wrapper().stream_synchronize(writer)
-    return int(facts["data"][0]), shape, kind.name, contiguous
+    return dlpack.Found(int(facts["data"][0]), shape, kind.name, contiguous)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 # DLDeviceType.
 CUDA, CUDA_MANAGED = 2, 13
@@ -91,8 +91,24 @@ def give(owner: object, address: int, shape: tuple[int, ...], dtype: str, device
     return _new(place, _NAME, _DESTROY)
 
 
-def take(capsule: Any) -> tuple[int, tuple[int, ...], str, bool]:
-    """Return address, shape, element type and whether it is contiguous; the capsule keeps the memory.
+class Found(NamedTuple):
+    """An array in GPU memory, as the library that owns it describes it.
+
+    Attributes:
+        address: of its first element.
+        shape: of the array.
+        dtype: numpy's name of its elements, or "bfloat16".
+        is_contiguous: whether its elements lie one after the other, in the order of its axes.
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: str
+    is_contiguous: bool
+
+
+def take(capsule: Any) -> Found:
+    """Look at the tensor in a capsule, which keeps the memory.
 
     Raises:
         ValueError: it is no such capsule, was taken already, or its elements have no name here.
@@ -105,8 +121,12 @@ def take(capsule: Any) -> tuple[int, tuple[int, ...], str, bool]:
     kind, bits = _CODES.get(tensor.dtype.code), tensor.dtype.bits
     if kind is None or tensor.dtype.lanes != 1:
         raise ValueError(f"its elements have the unknown code {tensor.dtype.code}")
-    contiguous = not tensor.strides or are_contiguous(tensor.strides[: tensor.ndim], shape, 1)
-    return (tensor.data or 0) + tensor.byte_offset, shape, kind if kind == "bool" else f"{kind}{bits}", contiguous
+    return Found(
+        address=(tensor.data or 0) + tensor.byte_offset,
+        shape=shape,
+        dtype=kind if kind == "bool" else f"{kind}{bits}",
+        is_contiguous=not tensor.strides or are_contiguous(tensor.strides[: tensor.ndim], shape, 1),
+    )
 
 
 def are_contiguous(strides: Sequence[int], shape: tuple[int, ...], step: int) -> bool:

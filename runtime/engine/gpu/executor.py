@@ -60,25 +60,29 @@ class _Context:
         if not native:
             raise Refused("It makes no execution context.")
         self._native, self._stream = native, stream
-        self._profile, self._shapes = 0, Shapes()
+        self._profile = 0
+        self._shapes: Shapes = ()
         self._addresses: dict[str, int] = {}
 
     def resize(self, profile: int, shapes: Shapes) -> None:
+        """Set profile and shapes of inputs where they are others than before; raises `Refused`."""
         if profile != self._profile:
             if not self._native.set_optimization_profile_async(profile, self._stream.ptr):
                 raise Refused(f"It does not take profile {profile}.")
-            self._profile, self._shapes = profile, Shapes()
+            self._profile, self._shapes = profile, ()
         if shapes != self._shapes:
-            self._shapes = Shapes()
+            self._shapes = ()  # whatever is refused now, the next call sets all of them again
             for name, shape in shapes:
                 if not self._native.set_input_shape(name, shape):
                     raise Refused(f"It does not take the shape {list(shape)} for {name}.")
             self._shapes = shapes
 
     def shape_of(self, name: str) -> tuple[int, ...]:
+        """Return the shape of an input or output for the shapes that were set."""
         return tuple(self._native.get_tensor_shape(name))
 
     def prepare(self, call: Call) -> None:
+        """Set whatever the call has otherwise than the one before; raises `Refused`."""
         self.resize(call.profile, call.shapes)
         for name, address in call.addresses:
             if self._addresses.get(name) != address:
@@ -87,6 +91,7 @@ class _Context:
                 self._addresses[name] = address
 
     def enqueue(self) -> bool:
+        """Give one execution to the stream; return whether TensorRT took it."""
         return bool(self._native.execute_async_v3(self._stream.ptr))
 
     def can_be_recorded(self) -> bool:
@@ -155,7 +160,8 @@ class Executor:
         found = self._recorded.get(call)
         if found is not None:
             self._recorded.move_to_end(call)
-            found[1].launch(self._stream.ptr)
+            _, graph = found
+            graph.launch(self._stream.ptr)
             return
         if self.cuda_graph and call in self._seen:
             self._run_and_record(call)
@@ -174,7 +180,8 @@ class Executor:
         """Run a call in a context of its own, and record that."""
         while len(self._recorded) >= _MOST_GRAPHS:
             self._stream.synchronize()
-            self._recorded.popitem(last=False)[1][1].free()
+            _, (_, oldest) = self._recorded.popitem(last=False)
+            oldest.free()
         try:
             context = self._context()
         except Refused as error:

@@ -144,6 +144,20 @@ def test_too_little_memory_is_told(bench: Bench, room: int) -> None:
     assert open_step(bench.path).position == 0
 
 
+def test_a_prefill_engine_without_memory_leaves_nothing_behind(bench: Bench) -> None:
+    """It is opened again with every prompt: each time it would keep an execution context."""
+    generator = Generator.open(bench.write())
+    tokens, room = tokens_of(1, CHUNK + 1), bench.gpu.room
+    bench.gpu.room = 1  # for one of tokens, position and logits
+    for _ in range(2):
+        with pytest.raises(MissingDependency, match="does not start on Orin"):
+            generator.prefill(tokens)
+        assert not bench.engines["model_step.prefill.engine"].contexts
+    bench.gpu.room = room
+    expected = step_model.expected_logits(tokens, VOCABULARY)
+    np.testing.assert_allclose(generator.prefill(tokens), expected[:, -1], rtol=1e-5, atol=1e-5)
+
+
 def test_without_its_prefill_engine_it_reads_token_by_token(bench: Bench) -> None:
     bench.write()
     bench.path.with_name("model_step.prefill.engine").unlink()

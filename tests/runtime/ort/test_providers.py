@@ -134,6 +134,27 @@ def test_values_the_engine_refuses_are_a_usage_error_and_no_log(embed, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_run_that_fails_on_its_provider_is_not_done_on_another(capfd, monkeypatch):
+    """onnxruntime's own sessions go on with the providers they fall back to, and print that."""
+    from onnxruntime.capi._pybind_state import EPFail
+
+    session = onnxruntime_session.open_bytes(model_bytes(RELU), "cpu")
+    native = session._open._sess
+
+    class Failing:
+        def __getattr__(self, name):
+            return getattr(native, name)
+
+        def run(self, *_):
+            raise EPFail("the GPU is lost")
+
+    monkeypatch.setattr(session._open, "_sess", Failing())
+    with pytest.raises(UsageError, match="did not run") as caught:
+        session.run({"x": np.zeros(4, np.float32)})
+    assert caught.value.why == "the GPU is lost"
+    assert capfd.readouterr() == ("", "")
+
+
 def bodiless_model() -> bytes:
     """A valid attention node without its function."""
     text = """<ir_version: 10, opset_import: ["" : 20, "localattn" : 1]>

@@ -15,14 +15,18 @@ MODULE = ""
 # Variables, and functions that are called, in each file → class; `trt` is the module everywhere.
 OBJECTS = {
     "runtime/engine/layers.py": {"engine": "ICudaEngine", "create_engine_inspector": "EngineInspector"},
-    "runtime/engine/step_session.py": {"_context": "IExecutionContext", "engine": "ICudaEngine"},
+    "runtime/engine/gpu/executor.py": {
+        "engine": "ICudaEngine",
+        "kinds": "ExecutionContextAllocationStrategy",
+        "native": "IExecutionContext",
+        "_native": "IExecutionContext",
+    },
     "runtime/engine/library.py": {},
     "runtime/engine/plugins.py": {"registry": "IPluginRegistry", "get_plugin_registry": "IPluginRegistry"},
     "runtime/engine/builder/checks.py": {
         "network": "INetworkDefinition",
         "kinds": "NetworkDefinitionCreationFlag",
         "layer": "ILayer",
-        "x": "ILayer",
         "get_output": "ITensor",
         "tensor": "ITensor",
     },
@@ -54,25 +58,13 @@ OBJECTS = {
         "field": "PluginField",
     },
 }
-# What Polygraphy's runner asks of an engine and its context: they can be made on a machine with a GPU only.
-MORE = {
-    "ICudaEngine": {
-        "create_execution_context", "get_tensor_dtype", "get_tensor_format", "get_tensor_mode", "get_tensor_name",
-        "is_shape_inference_io", "num_io_tensors",
-    },
-    "IExecutionContext": {
-        "execute_async_v3", "get_tensor_address", "get_tensor_shape", "set_input_shape", "set_output_allocator",
-        "set_tensor_address",
-    },
-    "IOutputAllocator": {"__init__"},
-}  # fmt: skip
-# Of classes of ours whose objects go by the same names: EngineLayer, and the engine of a step file.
-OURS = {"ILayer": {"computes", "is_plugin", "types"}, "ICudaEngine": {"run"}}
+# Of a class of ours whose objects go by the same name: `EngineLayer`.
+OURS = {"ILayer": {"computes", "is_plugin", "types"}}
 
 
 def used() -> dict[str, set[str]]:
     """Class → names of it that the package uses; "" is the module itself."""
-    found = {kind: set(names) for kind, names in MORE.items()}
+    found: dict[str, set[str]] = {}
     for file, objects in OBJECTS.items():
         for kind, name in _names(file, objects | {"trt": MODULE}):
             found.setdefault(kind, set()).add(name)

@@ -106,6 +106,13 @@ def test_sizes_of_arrays_may_change(bench: Bench, tmp_path: Path) -> None:
         np.testing.assert_array_equal(result.numpy(), expected(given))
 
 
+class WithGradient(Foreign):
+    """As a tensor of PyTorch before release 2.7."""
+
+    def __dlpack__(self, stream: int | None = None) -> Any:
+        raise RuntimeError("Can't export tensors that require gradient, use tensor.detach()")
+
+
 @needs_rtx
 def test_arrays_that_cannot_be_used_are_refused(bench: Bench, tmp_path: Path) -> None:
     session = opened(tmp_path, ("batch", "n"))
@@ -118,6 +125,7 @@ def test_arrays_that_cannot_be_used_are_refused(bench: Bench, tmp_path: Path) ->
         r"lies on DLPack's device 1:0": torch.zeros(2, 3),
         "it is not contiguous": turned,
         "a list is no array": [[1.0]],
+        "use tensor.detach()": WithGradient(bench.gpu, given["x"]),
         "dtype float64": Foreign(bench.gpu, given["x"].astype(np.float64)),
         r"with batch = 3": Foreign(bench.gpu, np.zeros((2, 3), np.float32)),
         "its Interface cannot be shared": Interface(bench.gpu, given["x"], typestr="|V2x"),
