@@ -78,6 +78,10 @@ class Comparison(Figures):
         """Return the largest `|a - e| - (atol + rtol·|e|)`; above 0 that part of the tolerance is exceeded."""
         return excess(self.frontier, tolerance.atol or 0.0, tolerance.rtol or 0.0)
 
+    def severity(self, tolerance: Tolerance) -> tuple[bool, float]:
+        """Return what puts comparisons in order, the worst last: those with NaN or Inf, then by their excess."""
+        return self.not_finite > 0, self.excess(tolerance)
+
     def figures(self) -> dict[str, float | int | str]:
         """Return the figures for reports and the sidecar; infinity becomes a string, because JSON has none."""
         values = {name: getattr(self, name) for name in _SHOWN}
@@ -150,12 +154,19 @@ def compare_arrays(
     )
 
 
+def largest_error(comparisons: Sequence[Comparison]) -> str:
+    """Describe the largest error, and how many NaN and Inf there are: the errors do not count them."""
+    not_finite = sum(comparison.not_finite for comparison in comparisons)
+    spoilt = f", {not_finite} NaN or Inf" if not_finite else ""
+    return f"max error {max(comparison.max_abs for comparison in comparisons):.1e}{spoilt}"
+
+
 def merged(comparisons: Sequence[Comparison], tolerance: Tolerance) -> Comparison:
     """Merge the comparisons of one output on several sets of inputs into one, with this tolerance.
 
     It has the worst index of all parts, and no spread: its parts may be of different lengths.
     """
-    worst = max(comparisons, key=lambda part: (part.not_finite > 0, part.excess(tolerance)))
+    worst = max(comparisons, key=lambda part: part.severity(tolerance))
     totals = {name: sum(getattr(part, name) for part in comparisons) for name in _TOTALS}
     parts = [part.distribution for part in comparisons if part.distribution is not None]
     texts = [part.pooled for part in comparisons if part.pooled is not None]
