@@ -138,9 +138,13 @@ class ParityReport(Report):
 
     @property
     def passed(self) -> bool:
-        """Whether every output, over all sets of inputs, is within its tolerance, and so are the golden outputs."""
+        """Whether every output, over all sets of inputs, is within its tolerance, and so are the golden outputs.
+
+        False where nothing was compared.
+        """
         golden = self.golden is None or self.golden.status != "failed"
-        return golden and all(comparison.passed for comparison in self.overall().values())
+        outputs = self.overall().values()
+        return golden and bool(outputs) and all(comparison.passed for comparison in outputs)
 
     @property
     def with_golden(self) -> Named:
