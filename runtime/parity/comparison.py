@@ -22,6 +22,11 @@ from ...core.tolerance import BASELINE_FACTOR, LARGEST_FACTOR, Baseline, Toleran
 from .distribution import HIDDEN_STATES, LOGITS, Distribution, Pooled, compare_distributions, compare_pooled
 from .spread import SequenceAxis, SpreadSums
 
+# Figures of `Figures` that add up over parts, and those that reports show.
+_SUMS = ("error_squares", "actual_squares", "expected_squares", "products")
+_TOTALS = ("count", "finite", *_SUMS, "not_finite", "expected_not_finite")
+_SHOWN = ("max_abs", "max_rel", "rms", "relative_rms", "relative_max", "cosine")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Figures):
@@ -114,6 +119,7 @@ def compare_arrays(
         tolerance: the criterion.
         rows: True where a row counts, over the leading dimensions of the arrays (`[batch, n]` for
             outputs `[batch, n, dim]`); None counts all.
+        sequence: the axis along which errors are recorded; None records none.
 
     Raises:
         CheckFailed: the shapes differ or nothing is left to compare: a comparison of nothing would
@@ -133,9 +139,8 @@ def compare_arrays(
             fix="Use longer inputs, or a mask that keeps some rows.",
         )
     spread = None if sequence is None else SpreadSums(actual.shape, sequence, tolerance)
-    found = measure(
-        actual, expected, tolerance.atol or 0.0, tolerance.rtol or 0.0, keep, None if spread is None else spread.add
-    )
+    watch = None if spread is None else spread.add
+    found = measure(actual, expected, tolerance.atol or 0.0, tolerance.rtol or 0.0, keep, watch)
     distribution = pooled = None
     if tolerance.divergence is not None:  # the figures of rounded weights
         if name == LOGITS and actual.ndim:
@@ -185,12 +190,6 @@ def merged(comparisons: Sequence[Comparison], tolerance: Tolerance) -> Compariso
         distribution=sum(parts[1:], parts[0]) if parts else None,
         pooled=sum(texts[1:], texts[0]) if texts else None,
     )
-
-
-# Figures of `Figures` that add up over parts, and those that reports show.
-_SUMS = ("error_squares", "actual_squares", "expected_squares", "products")
-_TOTALS = ("count", "finite", *_SUMS, "not_finite", "expected_not_finite")
-_SHOWN = ("max_abs", "max_rel", "rms", "relative_rms", "relative_max", "cosine")
 
 
 def _elements_that_count(name: str, shape: tuple[int, ...], rows: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
