@@ -174,4 +174,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     print_table({"output": False, "inputs": False, **dict.fromkeys(figures, True), "": False}, cells)
 
 
-_FIGURES = ("max_abs", "max_rel", "rms", "cosine", "divergence", "agreement", "pooled_cosine", "not_finite")
+_FIGURES = (
+    *("max_abs", "max_rel", "rms", "cosine", "divergence", "agreement", "pooled_cosine"),
+    *("not_finite", "expected_not_finite"),
+)

@@ -34,6 +34,7 @@ _FIGURES = (
     "pooled_cosine",
     "least_pooled_cosine",
     "not_finite",
+    "expected_not_finite",
     "worst_index",
 )
 _WORST = 8
@@ -58,7 +59,8 @@ def parity_page(document: Document) -> Page:
 
 def _lead(file: Document) -> str:
     worst = max(file["comparisons"], key=lambda row: float(row["max_abs"]))
-    not_finite = sum(row.get("not_finite", 0) for row in file["comparisons"])
+    counts = ("not_finite", "expected_not_finite")
+    not_finite = sum(row.get(name, 0) for row in file["comparisons"] for name in counts)
     spoilt = f", and {not_finite:,} values are NaN or Inf" if not_finite else ""
     relation = "are equal" if file["passed"] else "are NOT equal"
     within = Tolerance.from_dict(file["tolerance"]).describe()

@@ -85,10 +85,13 @@ class Comparison(Figures):
 
     def severity(self, tolerance: Tolerance) -> tuple[bool, float]:
         """Return what puts comparisons in order, the worst last: those with NaN or Inf, then by their excess."""
-        return self.not_finite > 0, self.excess(tolerance)
+        return self.not_finite + self.expected_not_finite > 0, self.excess(tolerance)
 
     def figures(self) -> dict[str, float | int | str]:
-        """Return the figures for reports and the sidecar; infinity becomes a string, because JSON has none."""
+        """Return the figures for reports and the sidecar; infinity becomes a string, because JSON has none.
+
+        `expected_not_finite` is among them only where the reference has NaN or Inf, and nothing can be equal to it.
+        """
         values = {name: getattr(self, name) for name in _SHOWN}
         for part in self._uses:
             values |= part.figures()
@@ -97,6 +100,7 @@ class Comparison(Figures):
         return {
             **shown,
             "not_finite": self.not_finite,
+            **({"expected_not_finite": self.expected_not_finite} if self.expected_not_finite else {}),
             "worst_index": format_shape(self.worst_index),
             **{name: bound for name, bound in bounds.items() if bound is not None},
         }
@@ -161,9 +165,11 @@ def compare_arrays(
 
 def largest_error(comparisons: Sequence[Comparison]) -> str:
     """Describe the largest error, and how many NaN and Inf there are: the errors do not count them."""
-    not_finite = sum(comparison.not_finite for comparison in comparisons)
-    spoilt = f", {not_finite} NaN or Inf" if not_finite else ""
-    return f"max error {max(comparison.max_abs for comparison in comparisons):.1e}{spoilt}"
+    text = f"max error {max(comparison.max_abs for comparison in comparisons):.1e}"
+    found = sum(comparison.not_finite for comparison in comparisons)
+    expected = sum(comparison.expected_not_finite for comparison in comparisons)
+    text += f", {found} NaN or Inf" if found else ""
+    return text + (f", {expected} NaN or Inf in the reference" if expected else "")
 
 
 def merged(comparisons: Sequence[Comparison], tolerance: Tolerance) -> Comparison:

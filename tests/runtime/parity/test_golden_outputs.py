@@ -124,6 +124,9 @@ def test_a_result_with_nan_is_the_worst() -> None:
     far, nan = (compare_arrays("y", x, expected, tolerance) for x in (expected + 1, spoilt))
     assert far.excess(tolerance) > nan.excess(tolerance)
     assert worst_of([("far", far), ("nan", nan)], tolerance)[0] == "nan"
+    reference = compare_arrays("y", expected, spoilt, tolerance)
+    assert worst_of([("far", far), ("reference", reference)], tolerance)[0] == "reference"
+    assert reference.figures()["expected_not_finite"] == 1 and "expected_not_finite" not in nan.figures()
     report = ParityReport("fp32", "cpu", Path("m.onnx"), Path("r.onnx"), tolerance, [])
     report.take("far", {"x": np.zeros(1)}, {}, [far])
     report.take("nan", {"x": np.ones(1)}, {}, [nan])
