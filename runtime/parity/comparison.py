@@ -169,7 +169,7 @@ def largest_error(comparisons: Sequence[Comparison]) -> str:
     found = sum(comparison.not_finite for comparison in comparisons)
     expected = sum(comparison.expected_not_finite for comparison in comparisons)
     text += f", {found} NaN or Inf" if found else ""
-    return text + (f", {expected} NaN or Inf in the reference" if expected else "")
+    return text + (f", {expected} NaN or Inf expected" if expected else "")
 
 
 def merged(comparisons: Sequence[Comparison], tolerance: Tolerance) -> Comparison:

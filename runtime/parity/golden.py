@@ -168,8 +168,8 @@ def kept_rows(mask: NDArray[Any] | None, shape: tuple[int, ...]) -> NDArray[np.b
 def _positions(array: NDArray[Any]) -> int:
     """Return how many positions an array holds: `[…, N, D]`, or of tokens and masks `[B, N]`; 0 for any other."""
     if array.ndim > 2:
-        return array.shape[-2]
-    return array.shape[1] if array.ndim == 2 and array.dtype.kind in "biu" else 0
+        return int(array.shape[-2])
+    return int(array.shape[1]) if array.ndim == 2 and array.dtype.kind in "biu" else 0
 
 
 def _check_numbers(path: Path, name: str, array: NDArray[Any]) -> None:

@@ -117,7 +117,6 @@ def same_tables(kind: str, document: dict[str, Any], text: str, page: str) -> li
     return rows
 
 
-@pytest.mark.parametrize("good", [True, False])
 def two_outputs(path: Path, names: tuple[str, str]) -> Path:
     """Write a file with weights of 8 bits, whose logits have figures that its other output lacks."""
     helper, generator = onnx.helper, np.random.default_rng(0)
@@ -149,6 +148,7 @@ def test_outputs_with_different_figures_share_a_table(tmp_path: Path, names: tup
     assert "divergence" in page and "–" not in logits and hidden.count(" – |") == 2
 
 
+@pytest.mark.parametrize("good", [True, False])
 def test_parity_says_the_same_three_times(pair: tuple[Path, Path], faulty: Path, localattn: Run, good: bool) -> None:
     model, checkpoint = (pair[0] if good else faulty), pair[1]
     document, text, page = renderings(
