@@ -10,7 +10,7 @@ import typer
 from ..core.errors import UsageError
 from ..core.limits import MOST_SEEDS, is_size
 from ..core.storage.file_kinds import NPZ
-from ..reports.figures import comparison_figure
+from ..reports.figures import comparison_figure, figures_of
 from .parts.console import RuntimeOption, number_option, print_notes, progress, say, seed_option, warn
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
@@ -166,7 +166,7 @@ def _print_reports(reports: list[ParityReport]) -> None:
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
-    figures = [name for name in _FIGURES if name in rows[0]]
+    figures = figures_of(rows, _FIGURES)
     cells = []
     for row in rows:
         verdict = "ok" if row["passed"] else ("FAILED", "red")
@@ -174,4 +174,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     print_table({"output": False, "inputs": False, **dict.fromkeys(figures, True), "": False}, cells)
 
 
-_FIGURES = ("max_abs", "max_rel", "rms", "cosine", "divergence", "agreement", "pooled_cosine", "not_finite")
+_FIGURES = (
+    *("max_abs", "max_rel", "rms", "cosine", "divergence", "agreement", "pooled_cosine"),
+    *("not_finite", "expected_not_finite"),
+)

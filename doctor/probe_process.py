@@ -49,8 +49,18 @@ def package(name: str) -> dict[str, Any]:
         if error.name == name:
             raise Missing(f"No module named {name!r}.") from error
         raise
-    more = _MORE.get(name, lambda _: {})
-    return {"version": str(getattr(module, "__version__", "")), **more(module)}
+    facts: dict[str, Any] = {"version": str(getattr(module, "__version__", ""))}
+    if name in _MORE:
+        facts |= _MORE[name](module)
+    return facts
+
+
+def _torch(torch: Any) -> dict[str, Any]:
+    return {"detail": "with CUDA" if torch.cuda.is_available() else "CPU only"}
+
+
+def _onnxruntime(ort: Any) -> dict[str, Any]:
+    return {"items": list(ort.get_available_providers())}
 
 
 def _builder(trt: Any) -> dict[str, Any]:
@@ -61,9 +71,10 @@ def _builder(trt: Any) -> dict[str, Any]:
     return {}
 
 
+# By package: what else to tell of it, from the imported module.
 _MORE: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "torch": lambda torch: {"detail": "with CUDA" if torch.cuda.is_available() else "CPU only"},
-    "onnxruntime": lambda ort: {"items": list(ort.get_available_providers())},
+    "torch": _torch,
+    "onnxruntime": _onnxruntime,
     "tensorrt": _builder,
     "tensorrt_rtx": _builder,
 }
@@ -196,7 +207,14 @@ def kernels(image: str, path: str, *wanted: str) -> dict[str, Any]:
     return {"status": status, "detail": path, "items": lines}
 
 
-_PROBES: tuple[Callable[..., dict[str, Any]], ...] = (package, provider, driver, library, kernels)
+# By the first argument of this script.
+_PROBES: dict[str, Callable[..., dict[str, Any]]] = {
+    "package": package,
+    "provider": provider,
+    "driver": driver,
+    "library": library,
+    "kernels": kernels,
+}
 
 
 def main() -> None:
@@ -206,8 +224,7 @@ def main() -> None:
     kind, *arguments = sys.argv[1:]
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            look = next(probe for probe in _PROBES if probe.__name__ == kind)
-            found = {"status": "ok", **look(*arguments)}
+            found = {"status": "ok", **_PROBES[kind](*arguments)}
     except Missing as error:
         found = {"status": "missing", "detail": str(error)}
     except Exception as error:

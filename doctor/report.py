@@ -15,10 +15,16 @@ SIGNS = {"ok": "✓", "limited": "!", "missing": "-", "broken": "✗"}
 def as_dict(findings: Sequence[Finding], verdicts: Sequence[Verdict]) -> dict[str, Any]:
     """Return findings and verdicts as JSON types."""
     return {
-        "findings": [asdict(finding) for finding in findings],
+        "findings": [{**asdict(finding), "items": list(finding.items)} for finding in findings],
         "commands": [
-            {"command": v.ability.command, "does": v.ability.does, "able": v.able, "lacks": v.lacks, "add": v.add}
-            for v in verdicts
+            {
+                "command": verdict.ability.command,
+                "does": verdict.ability.does,
+                "able": verdict.able,
+                "lacks": list(verdict.lacks),
+                "add": list(verdict.add),
+            }
+            for verdict in verdicts
         ],
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -37,8 +37,15 @@ def cosine(value: float | int | str, passed: bool) -> str:
     return f"1 - {1 - value:.1e}"
 
 
+def figures_of(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
+    """Return which of these figures the rows of comparisons have; some outputs have more than others."""
+    return [name for name in names if any(name in row for row in rows)]
+
+
 def comparison_figure(row: Mapping[str, Any], name: str) -> str:
-    """Write one figure of a comparison's row."""
+    """Write one figure of a comparison's row; a dash where its output has no such figure."""
+    if name not in row:
+        return "–"
     return cosine(row[name], bool(row["passed"])) if name.endswith("cosine") else figure(row[name])
 
 

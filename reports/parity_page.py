@@ -9,7 +9,7 @@ from typing import Any
 
 from ..core.documents.error_spread import ErrorSpread
 from ..core.tolerance import BASELINE_FACTOR, LARGEST_FACTOR, Tolerance
-from .figures import comparison_figure, digits, figure, percent
+from .figures import comparison_figure, digits, figure, figures_of, percent
 from .model_sections import (
     Document,
     checks_table,
@@ -24,8 +24,18 @@ from .svg.errors import error_histogram, error_positions
 from .table import Column, Mark, Table, numbers, texts
 
 _FIGURES = (
-    *("max_abs", "max_rel", "rms", "relative_rms", "cosine", "divergence", "agreement"),
-    *("pooled_cosine", "least_pooled_cosine", "not_finite", "worst_index"),
+    "max_abs",
+    "max_rel",
+    "rms",
+    "relative_rms",
+    "cosine",
+    "divergence",
+    "agreement",
+    "pooled_cosine",
+    "least_pooled_cosine",
+    "not_finite",
+    "expected_not_finite",
+    "worst_index",
 )
 _WORST = 8
 _REFERENCES = {"file": "other file's outputs, in float64", "golden": "golden outputs"}
@@ -49,6 +59,9 @@ def parity_page(document: Document) -> Page:
 
 def _lead(file: Document) -> str:
     worst = max(file["comparisons"], key=lambda row: float(row["max_abs"]))
+    counts = ("not_finite", "expected_not_finite")
+    not_finite = sum(row.get(name, 0) for row in file["comparisons"] for name in counts)
+    spoilt = f", and {not_finite:,} values are NaN or Inf" if not_finite else ""
     relation = "are equal" if file["passed"] else "are NOT equal"
     within = Tolerance.from_dict(file["tolerance"]).describe()
     source, against = reference_of(file), PurePath(file["against"]).name
@@ -60,7 +73,7 @@ def _lead(file: Document) -> str:
         reference = f"what your own model computed, {against},"
     return (
         f"{PurePath(file['model']).name} and {reference} {relation} within {within}; "
-        f"the largest error is {figure(worst['max_abs'])}.{proof}"
+        f"the largest error is {figure(worst['max_abs'])}{spoilt}.{proof}"
     )
 
 
@@ -97,7 +110,7 @@ def _sections(file: Document, before: str) -> list[Section]:
 
 
 def _comparisons(rows: Sequence[Document], against: Document) -> Table:
-    figures = [name for name in _FIGURES if name in rows[0]]
+    figures = figures_of(rows, _FIGURES)
     columns = (*texts("output", "inputs", "result"), *(Column(name, name != "worst_index") for name in figures))
     cells = []
     for row in rows:

@@ -74,22 +74,23 @@ def _middle(row: BenchRow) -> tuple[str, float]:
 def _latency(report: BenchReport) -> Section:
     drawn = []
     for row in report.rows:
-        (name, value), (high_name, high) = _middle(row), list(row.latency.percentiles.items())[-1]
-        drawn.append(Bar(row.label, value, row.latency.min, high, f"{digits(value, 'ms')}"))
-    caption = f"{name} a call; the thin line goes from the fastest call to {high_name}."
+        name, value = _middle(row)
+        highest = list(row.latency.percentiles)[-1]
+        drawn.append(Bar(row.label, value, row.latency.min, row.latency.percentiles[highest], digits(value, "ms")))
+    caption = f"{name} a call; the thin line goes from the fastest call to {highest}."
     series = [Series(row.label, tuple(enumerate(row.rounds_ms, 1))) for row in report.rows[:COLOURS]]
     rounds = lines(series, "Median of each round", "round", "ms a call")
     charts = [Chart(bars(drawn, "Latency", "ms"), caption), Chart(rounds, _ROUNDS)]
-    charts += [
-        Chart(
-            histogram(h.edges, h.counts, f"Calls of {row.label}", "ms a call", index % COLOURS),
-            f"{row.label}: {row.calls:,} calls"
-            + (f", of which the slowest {h.beyond:,} lie beyond the right edge." if h.beyond else "."),
-        )
-        for index, row in enumerate(report.rows)
-        for h in (row.histogram,)
-    ]
+    charts += [_calls(row, index % COLOURS) for index, row in enumerate(report.rows)]
     return Section("Latency and throughput", charts=lambda: charts, tables=(replace(latency_table(report), title=""),))
+
+
+def _calls(row: BenchRow, colour: int) -> Chart:
+    """Draw how long the calls of a candidate took."""
+    found = row.histogram
+    drawing = histogram(found.edges, found.counts, f"Calls of {row.label}", "ms a call", colour)
+    beyond = f", of which the slowest {found.beyond:,} lie beyond the right edge" if found.beyond else ""
+    return Chart(drawing, f"{row.label}: {row.calls:,} calls{beyond}.")
 
 
 _ROUNDS = "Median of each round. Lines that move together show the machine, one that moves alone the candidate."
@@ -118,15 +119,10 @@ def _cost(report: BenchReport) -> Section:
 
 
 def _profile(profile: Profile) -> Section:
-    charts = tuple(
-        Chart(
-            bars(
-                [Bar(s.name, 100 * s.share, text=f"{100 * s.share:.1f} %") for s in shares[:10]], title, "%", colour=0
-            ),
-            f"{title}: share of the time of all nodes.",
-        )
-        for title, shares in (("By kind of module", profile.patterns), ("By operator", profile.operators))
-    )
+    charts = []
+    for title, shares in (("By kind of module", profile.patterns), ("By operator", profile.operators)):
+        drawn = [Bar(part.name, 100 * part.share, text=f"{100 * part.share:.1f} %") for part in shares[:10]]
+        charts.append(Chart(bars(drawn, title, "%", colour=0), f"{title}: share of the time of all nodes."))
     return Section(
         f"Profile of {profile.label}", (profile_text(profile),), lambda: charts, tuple(profile_tables(profile))
     )

@@ -144,6 +144,8 @@ class _Rows:
         if not np.array_equal(np.isfinite(joined), np.isfinite(alone)):
             return f"output {name!r} is not finite in other places than alone"
         finite = np.isfinite(joined)
+        if not np.array_equal(joined[~finite], alone[~finite], equal_nan=True):
+            return f"output {name!r} is infinite with another sign than alone"
         limits = tolerance.atol or 0.0, tolerance.rtol or 0.0
         figures = closeness.measure(joined[finite], alone[finite], *limits)
         if finite.any() and not closeness.accepts(figures, *limits, tolerance.cosine):

@@ -39,7 +39,7 @@ class BaselineMeter:
 
     Args:
         module: the module; its error as it was measured before; or a text that says why neither is there.
-        dtype: "fp16" or "bf16".
+        dtype: "fp16" or "bf16"; an error that was measured in another type is not used.
 
     Attributes:
         known: the error that was measured before; None if the module is measured.
@@ -47,11 +47,18 @@ class BaselineMeter:
     """
 
     def __init__(self, module: UntouchedModule | Baseline | str, dtype: str) -> None:
-        self.known = module if isinstance(module, Baseline) else None
+        self.known = module if isinstance(module, Baseline) and module.dtype == dtype else None
         self.why_none = module if isinstance(module, str) else ""
+        if isinstance(module, Baseline) and module.dtype != dtype:
+            self.why_none = f"the untouched module's own error is known in {module.dtype}, and not in {dtype}"
         self._module, self._dtype, self._table = module, dtype, tolerance_for(dtype)
         self._found: list[Comparison] = []
         self._positions = self._departing = 0
+
+    @property
+    def measures(self) -> bool:
+        """Whether there is a module to run, and nothing has shown yet that it is of no use."""
+        return isinstance(self._module, UntouchedModule) and not self.why_none
 
     def take(self, reference: Runner, inputs: Arrays, expected: Arrays) -> None:
         """Run the module on inputs for which the reference gave these outputs.
@@ -68,11 +75,15 @@ class BaselineMeter:
             self.why_none = f"{self._module.source} does not run here ({type(error).__name__}: {first})"
             return
         fp32 = tolerance_for("fp32")
-        for name, wanted in expected.items():
+        for name in (name for name in expected if name in exact):  # a module may return its first output alone
+            wanted = expected[name]
+            counted = reference.counted(inputs, wanted.shape)
             with np.errstate(invalid="ignore"):
                 off = np.abs(take_sample(exact[name], sample) - wanted)
-                same = np.asarray((off <= fp32.allowed(np.abs(wanted))).all(-1))
-            counted = reference.counted(inputs, wanted.shape)
+                within = off <= fp32.allowed(np.abs(wanted))
+            # The axes that count positions: those of `counted`, which are all where a position has a single score.
+            axes = within.ndim - 1 if counted is None else counted.ndim
+            same = np.asarray(within.all(axis=tuple(range(axes, within.ndim))))
             same = same if counted is None else same & counted
             positions = same.size if counted is None else int(counted.sum())
             self._positions += positions

@@ -6,28 +6,26 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...core.documents.proof import GOLDEN_CHECK, proven_by_golden
+from ...core.documents.sidecar import CheckRecord
 from ...core.documents.window_view import WindowView
 from ...core.errors import CheckFailed, UsageError
 from ...core.geometry import WindowGeometry
 from ...core.tolerance import Baseline, Tolerance, coarsest, tolerance_for
 from ..session import Arrays
 from .baseline import BaselineMeter, UntouchedModule, beside, table_alone
-from .comparison import Comparison, compare_arrays
+from .comparison import Comparison, compare_arrays, largest_error
 from .golden import Golden, GoldenRunner, GoldenSample, check_type, kept_rows, key_mask
 from .inputs import InputSets
 from .report import ParityReport, ParityRequest, Reference, not_finite, overall
 from .runner import FileRunner, Runner, Sample, take_sample
 from .shared_inputs import shared_specs
 from .spread import SequenceAxis
-
-if TYPE_CHECKING:
-    from ...core.documents.sidecar import CheckRecord
 
 _LENGTHS = "Record the model on sequences of such a length."
 _log = logging.getLogger(__name__)
@@ -91,8 +89,8 @@ def compare(
 
 
 def worst_of(comparisons: Sequence[tuple[str, Comparison]], tolerance: Tolerance) -> tuple[str, Comparison]:
-    """Return the worst comparison with the name of its inputs: furthest beyond a tolerance, or nearest to it."""
-    return max(comparisons, key=lambda named: named[1].excess(tolerance))
+    """Return the worst comparison with the name of its inputs: one with NaN, else the furthest beyond a tolerance."""
+    return max(comparisons, key=lambda named: named[1].severity(tolerance))
 
 
 def _windows_in_words(name: str, whose: str, windows: Sequence[WindowView]) -> dict[str, Any]:
@@ -178,14 +176,11 @@ def golden_record(
         windows: of the model's layers; the record notes those that the sequences are too short to prove.
         meter: of the unmodified module in half precision, after the last sample.
     """
-    from ...core.documents.sidecar import CheckRecord
-
     if meter is not None:
         tolerance = beside(tolerance, meter.result())
     outputs = overall(found, tolerance).values()
-    worst = max(outputs, key=lambda output: (not output.passed, output.excess(tolerance)))
-    spoilt = f", {worst.not_finite} NaN or Inf" if worst.not_finite else ""
-    error = f"max error {worst.max_abs:.1e}{spoilt}"
+    worst = max(outputs, key=lambda output: (not output.passed, output.severity(tolerance)))
+    error = largest_error([worst])
     if not all(output.passed for output in outputs):
         where, _ = worst_of([part for part in found if part[1].name == worst.name], tolerance)
         detail = f"output {worst.name!r} of {where}: {error}, beyond {tolerance.describe()}"
@@ -233,10 +228,13 @@ def compare_models(
     specs = shared_specs(candidate.inputs, reference.inputs, (candidate.name, reference.name))
     sets = InputSets(request, specs, (candidate, reference), _geometries(windows))
     views = [view if sets.length is None else replace(view, length=sets.length) for view in windows]
-    report = new_report(request, candidate, described, views, [*notes, *sets.notes], unproven)
+    extra = [name for name in candidate.outputs if name not in reference.outputs]
+    alone = [f"output {name!r} is in {candidate.name} only" for name in extra]
+    report = new_report(request, candidate, described, views, [*notes, *alone, *sets.notes], unproven)
     tolerance = report.tolerance
     meter = BaselineMeter(baseline, report.dtype) if tolerance.takes_baseline else None
-    take_golden(request, candidate, report, progress, baseline)
+    if request.golden is not None:
+        take_golden(Golden.read(request.golden), request, candidate, report, progress, baseline)
     refusal = ""
     for inputs in sets:
         refused = reference.refuses(inputs.arrays)
@@ -255,11 +253,12 @@ def compare_models(
             for found in comparisons:
                 verdict = "equal" if found.passed else "NOT equal"
                 _log.info("%s%s, %s: max error %.3g, %s", inputs.name, mode.mode, found.name, found.max_abs, verdict)
-        if meter is not None and meter.known is None and expected is not None:
+        if meter is not None and meter.measures and expected is not None:
             progress(f"Measuring the untouched module in {report.dtype}: {inputs.name}")
             meter.take(reference, inputs.arrays, expected)
-    if all(name in report.golden_names for name, _ in report.comparisons):
-        raise UsageError("Nothing could be compared.", why=f"{refusal}.", fix="Give inputs of other lengths.")
+    if not report.with_reference:
+        why = f"{refusal}." if refusal else "There are no inputs."
+        raise UsageError("Nothing could be compared.", why=why, fix="Give inputs of other lengths.")
     if meter is not None:
         report.tolerance = beside(tolerance, meter.result())
         if meter.why_none:
@@ -270,10 +269,14 @@ def compare_models(
             _windows_in_words(candidate.name, "the file", candidate.windows),
             _windows_in_words(reference.name, "the reference", others),
         ]
-    if request.keep_reference:
-        whole = reference.unsampled().run(report.inputs)
-        report.outputs = report.outputs | {f"{name}.reference": x for name, x in whole.items()}
+    if request.keep_reference and report.outputs.keys() <= set(candidate.outputs):  # golden outputs are there already
+        report.outputs = report.outputs | _called_reference(reference.unsampled().run(report.inputs))
     return report
+
+
+def _called_reference(outputs: Arrays) -> Arrays:
+    """Return outputs under the names that they are saved with beside the candidate's."""
+    return {f"{name}.reference": array for name, array in outputs.items()}
 
 
 def new_report(
@@ -306,21 +309,19 @@ def _geometries(windows: Sequence[WindowView]) -> list[WindowGeometry]:
 
 
 def take_golden(
+    golden: Golden,
     request: ParityRequest,
     candidate: FileRunner,
     report: ParityReport,
     progress: Callable[[str], None],
     baseline: UntouchedModule | Baseline | str,
 ) -> None:
-    """Compare with the golden outputs of a request, if it has any, and add the results to the report.
+    """Compare with golden outputs, and begin a report with the results.
 
     Raises:
-        UsageError: the golden file cannot be read, or does not fit the model.
+        UsageError: the golden file does not fit the model.
         CheckFailed: an output has another shape than the golden one.
     """
-    if request.golden is None:
-        return
-    golden = Golden.read(request.golden)
     precision = golden.coarsened(candidate.precision)
     tolerance = tolerance_for(precision, request.atol, request.rtol)
     meter = BaselineMeter(baseline, precision) if tolerance.takes_baseline else None
@@ -330,9 +331,13 @@ def take_golden(
     of_checkpoint = facts is not None and not facts.layers
     pairs = compare_golden(candidate, golden, tolerance, skip_masked=of_checkpoint, progress=progress, meter=meter)
     for sample, compared in pairs:
-        report.take(sample.name, sample.inputs, compared.outputs, compared.comparisons)
+        outputs = compared.outputs
+        if request.keep_reference:
+            outputs = outputs | _called_reference(sample.outputs)
+        report.take(sample.name, sample.inputs, outputs, compared.comparisons)
         found += [(sample.name, comparison) for comparison in compared.comparisons]
     report.golden = golden_record(found, golden, tolerance, _geometries(report.windows), meter)
-    report.golden_names = frozenset(name for name, _ in found)
+    report.golden_count = len(found)
+    report.golden_tolerance = tolerance if meter is None else beside(tolerance, meter.result())
     if proven_by_golden([report.golden]):
         report.unproven = []

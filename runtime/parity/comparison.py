@@ -22,6 +22,11 @@ from ...core.tolerance import BASELINE_FACTOR, LARGEST_FACTOR, Baseline, Toleran
 from .distribution import HIDDEN_STATES, LOGITS, Distribution, Pooled, compare_distributions, compare_pooled
 from .spread import SequenceAxis, SpreadSums
 
+# Figures of `Figures` that add up over parts, and those that reports show.
+_SUMS = ("error_squares", "actual_squares", "expected_squares", "products")
+_TOTALS = ("count", "finite", *_SUMS, "not_finite", "expected_not_finite")
+_SHOWN = ("max_abs", "max_rel", "rms", "relative_rms", "relative_max", "cosine")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Figures):
@@ -78,8 +83,15 @@ class Comparison(Figures):
         """Return the largest `|a - e| - (atol + rtol·|e|)`; above 0 that part of the tolerance is exceeded."""
         return excess(self.frontier, tolerance.atol or 0.0, tolerance.rtol or 0.0)
 
+    def severity(self, tolerance: Tolerance) -> tuple[bool, float]:
+        """Return what puts comparisons in order, the worst last: those with NaN or Inf, then by their excess."""
+        return self.not_finite + self.expected_not_finite > 0, self.excess(tolerance)
+
     def figures(self) -> dict[str, float | int | str]:
-        """Return the figures for reports and the sidecar; infinity becomes a string, because JSON has none."""
+        """Return the figures for reports and the sidecar; infinity becomes a string, because JSON has none.
+
+        `expected_not_finite` is among them only where the reference has NaN or Inf, and nothing can be equal to it.
+        """
         values = {name: getattr(self, name) for name in _SHOWN}
         for part in self._uses:
             values |= part.figures()
@@ -88,6 +100,7 @@ class Comparison(Figures):
         return {
             **shown,
             "not_finite": self.not_finite,
+            **({"expected_not_finite": self.expected_not_finite} if self.expected_not_finite else {}),
             "worst_index": format_shape(self.worst_index),
             **{name: bound for name, bound in bounds.items() if bound is not None},
         }
@@ -110,6 +123,7 @@ def compare_arrays(
         tolerance: the criterion.
         rows: True where a row counts, over the leading dimensions of the arrays (`[batch, n]` for
             outputs `[batch, n, dim]`); None counts all.
+        sequence: the axis along which errors are recorded; None records none.
 
     Raises:
         CheckFailed: the shapes differ or nothing is left to compare: a comparison of nothing would
@@ -129,9 +143,8 @@ def compare_arrays(
             fix="Use longer inputs, or a mask that keeps some rows.",
         )
     spread = None if sequence is None else SpreadSums(actual.shape, sequence, tolerance)
-    found = measure(
-        actual, expected, tolerance.atol or 0.0, tolerance.rtol or 0.0, keep, None if spread is None else spread.add
-    )
+    watch = None if spread is None else spread.add
+    found = measure(actual, expected, tolerance.atol or 0.0, tolerance.rtol or 0.0, keep, watch)
     distribution = pooled = None
     if tolerance.divergence is not None:  # the figures of rounded weights
         if name == LOGITS and actual.ndim:
@@ -150,12 +163,21 @@ def compare_arrays(
     )
 
 
+def largest_error(comparisons: Sequence[Comparison]) -> str:
+    """Describe the largest error, and how many NaN and Inf there are: the errors do not count them."""
+    text = f"max error {max(comparison.max_abs for comparison in comparisons):.1e}"
+    found = sum(comparison.not_finite for comparison in comparisons)
+    expected = sum(comparison.expected_not_finite for comparison in comparisons)
+    text += f", {found} NaN or Inf" if found else ""
+    return text + (f", {expected} NaN or Inf expected" if expected else "")
+
+
 def merged(comparisons: Sequence[Comparison], tolerance: Tolerance) -> Comparison:
     """Merge the comparisons of one output on several sets of inputs into one, with this tolerance.
 
     It has the worst index of all parts, and no spread: its parts may be of different lengths.
     """
-    worst = max(comparisons, key=lambda part: (part.not_finite > 0, part.excess(tolerance)))
+    worst = max(comparisons, key=lambda part: part.severity(tolerance))
     totals = {name: sum(getattr(part, name) for part in comparisons) for name in _TOTALS}
     parts = [part.distribution for part in comparisons if part.distribution is not None]
     texts = [part.pooled for part in comparisons if part.pooled is not None]
@@ -174,12 +196,6 @@ def merged(comparisons: Sequence[Comparison], tolerance: Tolerance) -> Compariso
         distribution=sum(parts[1:], parts[0]) if parts else None,
         pooled=sum(texts[1:], texts[0]) if texts else None,
     )
-
-
-# Figures of `Figures` that add up over parts, and those that reports show.
-_SUMS = ("error_squares", "actual_squares", "expected_squares", "products")
-_TOTALS = ("count", "finite", *_SUMS, "not_finite", "expected_not_finite")
-_SHOWN = ("max_abs", "max_rel", "rms", "relative_rms", "relative_max", "cosine")
 
 
 def _elements_that_count(name: str, shape: tuple[int, ...], rows: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:

@@ -14,13 +14,15 @@ from pathlib import Path
 
 from ...core.documents.engine_facts import ENGINE_SUFFIX, read_engine_facts
 from ...core.documents.proof import proven_by_golden
-from ...core.documents.sidecar import PARITY, CheckRecord, Sidecar
+from ...core.documents.sidecar import PARITY, CheckRecord, Sidecar, read_sidecar
 from ...core.error_texts import argument
 from ...core.errors import CheckFailed, LocalAttnError, MissingDependency, UsageError
 from ...core.progress import timed_steps
 from ...core.tolerance import Baseline, coarsest
 from ...onnx_graph.windows import windows_of_sidecar
 from .compare import compare_models, new_report, take_golden, worst_of
+from .comparison import largest_error
+from .golden import Golden
 from .report import ParityReport, ParityRequest, Reference, altered
 from .runner import FileRunner, open_runner
 
@@ -56,7 +58,6 @@ def run_file_parity(request: ParityRequest, progress: Callable[[str], None] = la
         *altered(candidate.file),
         *doubts,
         *candidate.notes,
-        *(f"output {x!r} is in {candidate.name} only" for x in candidate.outputs if x not in reference.outputs),
         *(f"{reference.name}: {line}" for line in reference.notes),
     ]
     described = Reference("file", reference.precision, reference.backend, reference.provider, checked)
@@ -101,15 +102,17 @@ def run_golden_parity(request: ParityRequest, progress: Callable[[str], None] = 
             )
     progress(f"Loading {request.model.name}")
     candidate = open_runner(request.model, request.provider, request.plugin, runtime=request.runtime)
+    golden = Golden.read(request.against)
     report = new_report(
         request,
         candidate,
-        Reference("golden"),
+        Reference("golden", golden.precision),
         windows_of_sidecar(candidate.sidecar),
         [*altered(candidate.file), *candidate.notes],
         _unproven_arguments(candidate),
     )
-    take_golden(request, candidate, report, progress, _recorded_baseline(candidate.precision, candidate))
+    take_golden(golden, request, candidate, report, progress, _recorded_baseline(report.dtype, candidate))
+    report.tolerance = report.golden_tolerance or report.tolerance
     return report
 
 
@@ -137,7 +140,7 @@ def check_built_engine(engine: Path, model: Path, library: Path | None = None, p
         return CheckRecord(name=PARITY, status="skipped", detail=f"{model.name} and the engine did not both run: {why}")
     where, worst = worst_of(report.comparisons, report.tolerance)
     detail = (
-        f"max error {max(comparison.max_abs for _, comparison in report.comparisons):.1e} against {model.name} in "
+        f"{largest_error([comparison for _, comparison in report.comparisons])} against {model.name} in "
         f"{report.reference.backend} on the CPU ({report.tolerance.describe()}), worst at {where}"
     )
     return CheckRecord(
@@ -166,8 +169,6 @@ def _open_reference(request: ParityRequest) -> FileRunner:
     try:
         return open_runner(path, "cpu", "none", prefill=False)
     except MissingDependency as error:
-        from ...core.documents.sidecar import read_sidecar
-
         sidecar = read_sidecar(path)
         if sidecar is None or sidecar.function_body:
             raise
@@ -182,18 +183,20 @@ def _record(reference: FileRunner) -> tuple[str | None, list[str]]:
     """Return the result of the reference's own export check, or a note why none is known."""
     name, facts = reference.path.name, reference.engine or reference.sidecar
     making, made = ("export", "exported") if reference.engine is None else ("build", "built")
-    found = next((check for check in facts.checks if check.name == PARITY), None) if facts is not None else None
+    found = None if facts is None else next((check for check in facts.checks if check.name == PARITY), None)
     if facts is None:
-        why = "no sidecar lies beside it"
+        doubt = "no sidecar lies beside it"
     elif found is None:
-        why = "its sidecar has no record of a comparison with a reference"
+        doubt = "its sidecar has no record of a comparison with a reference"
     elif found.status != "passed":
-        why = f"its {making}'s comparison is called {found.status}: {found.detail}"
+        doubt = f"its {making}'s comparison is called {found.status}: {found.detail}"
     elif isinstance(facts, Sidecar) and not facts.model_sha256:
-        why = "its sidecar does not say for which file it was written"
-    elif not (why := "; ".join(altered(reference.file))):
-        return f"{name} was checked when it was {made}: {found.detail}", []
-    return None, [f"that {name} itself is right is not proven here: {why}"]
+        doubt = "its sidecar does not say for which file it was written"
+    else:
+        doubt = "; ".join(altered(reference.file))
+    if doubt or found is None:
+        return None, [f"that {name} itself is right is not proven here: {doubt}"]
+    return f"{name} was checked when it was {made}: {found.detail}", []
 
 
 def _origin(candidate: FileRunner, reference: FileRunner) -> list[str]:

@@ -113,18 +113,23 @@ class Golden:
         """Return why the samples do not show how long the windows are; "" where they do, or where there are none.
 
         A query sees at most the keys of its own window and of those around it. Where a sequence has no more, every
-        longer window gives the same outputs.
+        longer window gives the same outputs. Layers that see all keys have no end to be shown.
         """
-        keys = max((window.keys_per_window for window in windows), default=0)
-        longest = max((x.shape[-2] for sample in self.samples for x in sample.values() if x.ndim > 2), default=0)
-        if longest > keys:
+        keys = max((window.keys_per_window for window in windows if not window.sees_all), default=0)
+        longest = max((_positions(x) for sample in self.samples for x in sample.values()), default=0)
+        if not keys or longest > keys:
             return ""
         return f"sequences of {longest} do not show where a window of {keys} keys ends, which longer ones would"
 
+    @property
+    def precision(self) -> str | None:
+        """ "fp16" where an array was recorded as float16, which chooses the tolerance of finer files; else None."""
+        half = any(x.dtype == np.float16 for sample in self.samples for x in sample.values())
+        return "fp16" if half else None
+
     def coarsened(self, precision: str) -> str:
         """Return the entry of `core.tolerance` to use: the coarser of the file's and the recording's precision."""
-        half = any(x.dtype == np.float16 for sample in self.samples for x in sample.values())
-        return coarsest([precision, "fp16"]) if half else precision
+        return coarsest([precision, self.precision or precision])
 
 
 class GoldenRunner(Runner):
@@ -158,6 +163,13 @@ def kept_rows(mask: NDArray[Any] | None, shape: tuple[int, ...]) -> NDArray[np.b
     if len(shape) == 4 and (shape[0], shape[2]) == mask.shape:
         return np.broadcast_to(mask[:, None, :], shape[:3])
     return None
+
+
+def _positions(array: NDArray[Any]) -> int:
+    """Return how many positions an array holds: `[…, N, D]`, or of tokens and masks `[B, N]`; 0 for any other."""
+    if array.ndim > 2:
+        return int(array.shape[-2])
+    return int(array.shape[1]) if array.ndim == 2 and array.dtype.kind in "biu" else 0
 
 
 def _check_numbers(path: Path, name: str, array: NDArray[Any]) -> None:

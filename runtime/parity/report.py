@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ...core.documents.error_spread import ErrorSpread
 from ...core.documents.proof import likely, not_proven
 from ...core.documents.report import Report
+from ...core.documents.sidecar import PARITY, CheckRecord, Sidecar
 from ...core.documents.window_view import WindowView
 from ...core.errors import CheckFailed
 from ...core.tolerance import Tolerance
@@ -20,12 +21,11 @@ from ...onnx_graph.onnx_file import OnnxFile
 from ..inputs.arrays import save_arrays
 from ..session import check_file
 from .baseline import both_errors
-from .comparison import Comparison, merged
-
-if TYPE_CHECKING:
-    from ...core.documents.sidecar import CheckRecord, Sidecar
+from .comparison import Comparison, largest_error, merged
 
 Arrays = dict[str, NDArray[Any]]
+# Comparisons, each with the name of its inputs.
+Named = Sequence[tuple[str, Comparison]]
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,8 @@ class ParityReport(Report):
         inputs: the inputs of the worst comparison.
         outputs: the file's outputs on them, and the reference's as `NAME.reference`.
         golden: what the check against golden outputs found; None without any.
-        golden_names: names of the inputs that came with golden outputs.
+        golden_count: how many comparisons, the first ones, are with golden outputs.
+        golden_tolerance: the criterion of these; None without any.
         unproven: arguments that the weights do not determine, and that no golden outputs proved.
         saved: files of arrays that were written.
     """
@@ -129,20 +130,38 @@ class ParityReport(Report):
     inputs: Arrays = field(default_factory=dict)
     outputs: Arrays = field(default_factory=dict)
     golden: CheckRecord | None = None
-    golden_names: frozenset[str] = frozenset()
+    golden_count: int = 0
+    golden_tolerance: Tolerance | None = None
     unproven: list[str] = field(default_factory=list)
     saved: list[Path] = field(default_factory=list)
     compared_windows: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
-        """Whether every output, over all sets of inputs, is within its tolerance, and so are the golden outputs."""
+        """Whether every output, over all sets of inputs, is within its tolerance, and so are the golden outputs.
+
+        False where nothing was compared.
+        """
         golden = self.golden is None or self.golden.status != "failed"
-        return golden and all(comparison.passed for comparison in self.overall().values())
+        outputs = self.overall().values()
+        return golden and bool(outputs) and all(comparison.passed for comparison in outputs)
+
+    @property
+    def with_golden(self) -> Named:
+        """The comparisons with golden outputs, which have a criterion of their own."""
+        return self.comparisons[: self.golden_count]
+
+    @property
+    def with_reference(self) -> Named:
+        """The comparisons with the reference; none where golden outputs alone were compared."""
+        return self.comparisons[self.golden_count :]
 
     def overall(self) -> dict[str, Comparison]:
-        """Return the comparison of each output over all sets of inputs."""
-        return overall(self.comparisons, self.tolerance)
+        """Return the comparison of each output over all sets of inputs.
+
+        Golden outputs are left out where there is another reference: their check stands beside it.
+        """
+        return overall(self.with_reference or self.with_golden, self.tolerance)
 
     @property
     def files(self) -> list[Path]:
@@ -152,18 +171,15 @@ class ParityReport(Report):
     @property
     def checks(self) -> list[CheckRecord]:
         """The check against golden outputs, if any, then the one against the reference."""
-        from ...core.documents.sidecar import CheckRecord
-
         golden = [] if self.golden is None else [self.golden]
-        compared = [(name, comparison) for name, comparison in self.comparisons if name not in self.golden_names]
-        if not compared:
+        if not self.with_reference:
             return golden
-        found = overall(compared, self.tolerance).values()
-        worst = max(found, key=lambda comparison: comparison.excess(self.tolerance))
+        found = self.overall().values()
+        worst = max(found, key=lambda comparison: comparison.severity(self.tolerance))
         passed = all(comparison.passed for comparison in found)
-        detail = f"max error {worst.max_abs:.1e} against {self.against} ({self.tolerance.describe()})"
+        detail = f"{largest_error([worst])} against {self.against} ({self.tolerance.describe()})"
         record = CheckRecord(
-            name="parity", status="passed" if passed else "failed", detail=detail, figures=worst.figures()
+            name=PARITY, status="passed" if passed else "failed", detail=detail, figures=worst.figures()
         )
         return [*golden, record]
 
@@ -180,9 +196,9 @@ class ParityReport(Report):
 
     def take(self, name: str, inputs: Arrays, outputs: Arrays, comparisons: Sequence[Comparison]) -> None:
         """Add the result of one set of inputs; the file's inputs and outputs are kept if it is the worst so far."""
-        before = [known.excess(self.tolerance) for _, known in self.comparisons]
+        before = [known.severity(known.tolerance) for _, known in self.comparisons]
         self.comparisons += [(name, comparison) for comparison in comparisons]
-        worst = max(comparison.excess(self.tolerance) for comparison in comparisons)
+        worst = max(comparison.severity(comparison.tolerance) for comparison in comparisons)
         if not before or worst > max(before):
             self.inputs, self.outputs = inputs, outputs
 
@@ -195,9 +211,11 @@ class ParityReport(Report):
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row for each output and set of inputs."""
+        passed = verdicts(self.with_golden, self.golden_tolerance or self.tolerance)
+        passed += verdicts(self.with_reference, self.tolerance)
         return [
-            {"output": c.name, "inputs": source, "passed": passed, **c.figures()}
-            for (source, c), passed in zip(self.comparisons, verdicts(self.comparisons, self.tolerance), strict=True)
+            {"output": c.name, "inputs": source, "passed": verdict, **c.figures()}
+            for (source, c), verdict in zip(self.comparisons, passed, strict=True)
         ]
 
     def spreads(self) -> dict[str, ErrorSpread]:
@@ -244,7 +262,7 @@ class ParityReport(Report):
                 self.saved.append(path)
 
 
-def overall(found: Sequence[tuple[str, Comparison]], tolerance: Tolerance) -> dict[str, Comparison]:
+def overall(found: Named, tolerance: Tolerance) -> dict[str, Comparison]:
     """Merge comparisons on several sets of inputs into one for each output, with this tolerance."""
     by_output: dict[str, list[Comparison]] = {}
     for _, comparison in found:
@@ -252,7 +270,7 @@ def overall(found: Sequence[tuple[str, Comparison]], tolerance: Tolerance) -> di
     return {name: merged(parts, tolerance) for name, parts in by_output.items()}
 
 
-def verdicts(found: Sequence[tuple[str, Comparison]], tolerance: Tolerance) -> list[bool]:
+def verdicts(found: Named, tolerance: Tolerance) -> list[bool]:
     """Return whether each comparison passes.
 
     If an output fails over all sets of inputs, its sets pass or fail alone; if each would pass alone, all fail.

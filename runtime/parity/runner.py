@@ -232,11 +232,12 @@ class SessionRunner(FileRunner):
         return low, high
 
     def sequence_axis(self, output: str) -> int | None:
-        """Return the last axis but one, unless only an earlier axis has the size of the sequence."""
+        """Return the last axis but one, unless only an earlier one or, of two, the last has the sequence's size."""
         if self.sidecar is None:
             return None
         shape = next((spec.shape for spec in self._results if spec.name == output), ())
-        counts = [axis for axis in range(-len(shape), -1) if shape[axis] in (self.sidecar.seq_len, *SEQUENCE_AXES)]
+        end = 0 if len(shape) == 2 else -1  # [batch, n]: a score a position
+        counts = [axis for axis in range(-len(shape), end) if shape[axis] in (self.sidecar.seq_len, *SEQUENCE_AXES)]
         return counts[0] if counts and -2 not in counts else -2
 
 

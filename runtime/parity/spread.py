@@ -53,7 +53,13 @@ class SpreadSums:
         self._beyond = np.zeros(stretches, dtype=np.int64)
 
     def add(self, where: Places, size: Floats, error: Floats | None) -> None:
-        """Add the finite errors at these flat positions, or with None positions at which the result is NaN or Inf."""
+        """Add the errors of some elements.
+
+        Args:
+            where: their flat positions.
+            size: magnitudes of the expected values.
+            error: all finite; None where the result is NaN or Inf, which is out of tolerance.
+        """
         stretch = where // self._inner % self._length // self._width
         if error is None:
             self._beyond += np.bincount(stretch, minlength=self._beyond.size)

@@ -21,7 +21,7 @@ from localattn.cli import command_line
 from localattn.doctor import install_hints, probe_process, run_probes
 from localattn.doctor.abilities import ABILITIES, Ability, judge
 from localattn.doctor.probes import PROBES, Finding, Probe, driver_command, gpu_runtime_command
-from localattn.doctor.report import as_markdown
+from localattn.doctor.report import as_dict, as_markdown
 
 from ..conftest import Finished
 
@@ -249,6 +249,8 @@ def test_alternatives_and_repeats() -> None:
     there = [Finding("b", "B", "engines", "", "ok"), *missing]
     assert judge(there[:1] + missing[2:], abilities)[0].lacks == ("C",)
     text = as_markdown([Finding("a", "A|B", "engines", "x\ny", "broken", detail="p|q")], [one])
+    shown = as_dict([Finding("a", "A", "engines", "", "ok", items=("x", "y"))], [one])
+    assert json.loads(json.dumps(shown)) == shown, "JSON types alone"
     assert "A\\|B" in text
     assert "p\\|q" in text
     assert text.count("add a") == 1

@@ -117,6 +117,37 @@ def same_tables(kind: str, document: dict[str, Any], text: str, page: str) -> li
     return rows
 
 
+def two_outputs(path: Path, names: tuple[str, str]) -> Path:
+    """Write a file with weights of 8 bits, whose logits have figures that its other output lacks."""
+    helper, generator = onnx.helper, np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array(generator.integers(-99, 99, (16, 5)).astype(np.int8), "q"),
+        numpy_helper.from_array(np.float32(0.02), "scale"),
+    ]
+    nodes = [
+        helper.make_node("DequantizeLinear", ["q", "scale"], ["w"]),
+        helper.make_node("MatMul", ["x", "w"], ["logits"]),
+        helper.make_node("Neg", ["logits"], ["hidden"]),
+    ]
+    x = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 9, 16])
+    outputs = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 9, 5]) for name in names]
+    graph = helper.make_graph(nodes, "two", [x], outputs, weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.mark.parametrize("names", [("logits", "hidden"), ("hidden", "logits")])
+def test_outputs_with_different_figures_share_a_table(tmp_path: Path, names: tuple[str, str], localattn: Run) -> None:
+    arguments = (two_outputs(tmp_path / "m.onnx", names), "--against", two_outputs(tmp_path / "n.onnx", names))
+    shown = localattn("parity", *arguments, "--seeds", 1)
+    assert shown.code == 0 and "divergence" in shown.out, shown.err
+    assert localattn("parity", *arguments, "--seeds", 1, "-o", tmp_path / "page.md").code == 0
+    page = (tmp_path / "page.md").read_text()
+    (logits,) = (line for line in page.splitlines() if line.startswith("| logits |"))
+    (hidden,) = (line for line in page.splitlines() if line.startswith("| hidden |"))
+    assert "divergence" in page and "–" not in logits and hidden.count(" – |") == 2
+
+
 @pytest.mark.parametrize("good", [True, False])
 def test_parity_says_the_same_three_times(pair: tuple[Path, Path], faulty: Path, localattn: Run, good: bool) -> None:
     model, checkpoint = (pair[0] if good else faulty), pair[1]

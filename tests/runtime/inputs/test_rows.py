@@ -47,6 +47,7 @@ WRONG: dict[str, Run] = {
     "order": lambda x: {"y": x["x"] + np.arange(len(x["x"]), dtype=np.float32)[:, None, None]},
     "fewer rows": lambda x: {"y": x["x"][:1]},
     "nothing": lambda x: {"y": np.zeros_like(x["x"])},
+    "sign of infinity": lambda x: {"y": np.where(x["mask"][..., None], x["x"], np.inf if len(x["x"]) > 1 else -np.inf)},
 }
 
 

@@ -168,7 +168,7 @@ def test_the_tolerance_table_is_the_documented_one():
     }  # fmt: skip
     figures = {name: (t.relative_rms, t.divergence, t.agreement) for name, t in TOLERANCES.items()}
     eight_bits = dict.fromkeys(("int8", "int8-qdq", "fp8"), (0.14, 0.1, 0.7))
-    full = {"fp32": (1e-2, None, None), "fp16": (None, None, None), "bf16": (None, None, None)}
+    full = {"fp32": (1e-2, None, None), "fp16": (0.1, None, None), "bf16": (0.1, None, None)}
     assert figures == full | eight_bits | {"int4": (0.17, 0.15, 0.6)}
 
 
@@ -178,6 +178,10 @@ def test_outputs_below_the_absolute_tolerance_do_not_pass_unseen():
     assert not compare_arrays("out", 1.5 * expected, expected, FP32).passed
     assert not compare_arrays("out", np.zeros_like(expected), expected, FP32).passed
     assert compare_arrays("out", expected.astype(np.float32), expected, FP32).passed
+    small = 500 * expected  # the components of normalised embeddings, for example
+    for dtype in ("fp16", "bf16"):
+        assert not compare_arrays("out", 1.5 * small, small, tolerance_for(dtype)).passed, "of a wrong scale"
+        assert compare_arrays("out", small.astype(np.float16), small, tolerance_for(dtype)).passed
     own = tolerance_for("fp32", atol=1e-4)  # what the user sets stands alone
     assert compare_arrays("out", np.zeros_like(expected), expected, own).passed
 

@@ -201,6 +201,8 @@ def test_outputs_are_matched_by_name(folder: Path, localattn: Command) -> None:
     finished = localattn("parity", more, "--against", folder / "model.onnx", "--seeds", 1)
     assert finished.code == 0 and "output 'negated' is in more.onnx only" in finished.err
     assert localattn("parity", folder / "model.onnx", "--against", more).code == 1
+    finished = localattn("parity", more, "--against", folder / "model.pt", "--seeds", 1)
+    assert finished.code == 0 and "output 'negated' is in more.onnx only" in finished.err
 
 
 def test_a_judge_that_nothing_proves_is_called_so(folder: Path, localattn: Command) -> None:

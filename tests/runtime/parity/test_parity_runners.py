@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from localattn.core.documents.sidecar import read_sidecar
+from localattn.core.documents.sidecar import Sidecar, read_sidecar
 from localattn.core.errors import CheckFailed, UsageError
+from localattn.core.tensors import TensorSpec
 from localattn.core.tolerance import Tolerance, tolerance_for
 from localattn.exporter.export import ExportRequest, export, open_request
 from localattn.exporter.models.family import ShapeRequest
@@ -88,6 +90,27 @@ def test_every_runner_equals_the_reference(
         other["tokens"][:, length // 2] = (other["tokens"][:, length // 2] + 1) % TINY["num_tokens"]
         assert compare(runner, reference, other, TOLERANCE).comparisons[0].passed
         assert not compare(runner, reference, other, TOLERANCE, expected=expected).comparisons[0].passed
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [
+        (("batch", "seq", 16), -2),
+        (("batch", 2, "seq", 16), -2),
+        (("seq", "batch", 64), -3),
+        ((2, 64, 64), -2),
+        (("batch", "seq"), -1),
+        ((1, 64), -1),
+        ((64, 64), -2),
+        (("batch", 3), -2),
+    ],
+    ids=str,
+)
+def test_the_sequence_is_found_by_its_size(shape: tuple[int | str, ...], axis: int) -> None:
+    session: Any = SimpleNamespace(backend="", provider="cpu", plugin=None, notes=(), inputs=[])
+    session.output = TensorSpec("out", "float32", shape)
+    runner = SessionRunner(session, facts=Sidecar.model_construct(seq_len=64, batch=1, kwargs={}))
+    assert runner.sequence_axis("out") == axis
 
 
 def test_a_batch_is_taken_as_it_comes(folder: Path, reference: ReferenceRunner) -> None:
