@@ -196,9 +196,8 @@ def _print(report: BenchReport) -> None:
 
 
 def _print_table(table: Table) -> None:
-    columns = {column.name: column.number for column in table.columns}
     # Piped output is not cut to some terminal's width.
-    print_table(columns, table.rows, table.title, None if sys.stdout.isatty() else 160, overflow="fold")
+    print_table(table, width=None if sys.stdout.isatty() else 160, overflow="fold")
     for line in table.notes:
         say(line)
     say("")

@@ -9,6 +9,7 @@ import typer
 
 from ..core.storage.mistaken import check_exists
 from ..reports.figures import figure
+from ..reports.table import Table, numbers, texts
 from .parts.console import number_option, print_notes, progress, say, seed_option
 from .parts.paths import INPUT, ForceOption
 from .parts.plugins.options import PluginLibraryOption, plugin_asked
@@ -105,13 +106,13 @@ def _label(row: Measured) -> str:
 
 
 def _print_rows(rows: Sequence[Measured]) -> None:
-    columns = {"module": False, "what": False, **dict.fromkeys(_FIGURES, True), "": False}
+    columns = (*texts("module", "what"), *numbers(*_FIGURES), *texts(""))
     cells = []
     for row in rows:
         figures = row.comparison.figures()
-        verdict = "ok" if row.passed else ("WRONG", "red")
+        verdict = "ok" if row.passed else "WRONG"
         cells.append((row.path or "(the model)", row.role, *(figure(figures[name]) for name in _FIGURES), verdict))
-    print_table(columns, cells)
+    print_table(Table("", columns, tuple(cells), marks=tuple("" if row.passed else "bad" for row in rows)))
 
 
 _FIGURES = ("max_abs", "relative_rms", "not_finite")

@@ -197,9 +197,15 @@ def verify(
 ) -> None:
     """Check every file of a bundle, then run its samples and compare. Exit codes 0, 1, 2, 3."""
     if server is not None:
-        here = {"--provider": provider != "auto", "--threads": threads is not None, "--files-only": files_only}
-        for option in (name for name, given in {**here, "--run-libraries": run_libraries}.items() if given):
-            raise typer.BadParameter("it does not go with --server, which runs nothing here", param_hint=option)
+        given = {
+            "--provider": provider != "auto",
+            "--threads": threads is not None,
+            "--files-only": files_only,
+            "--run-libraries": run_libraries,
+        }
+        refused = [option for option, is_given in given.items() if is_given]
+        if refused:
+            raise typer.BadParameter("it does not go with --server, which runs nothing here", param_hint=refused[0])
     with progress() as step:
         step("Checking the bundle")
         from ..runtime.bundle.device.results import report_lines

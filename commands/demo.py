@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -44,12 +46,15 @@ def demo(
 
     The model is a byte-level LocalTransformer trained on Python's standard library.
     """
+    if not prompt:
+        raise typer.BadParameter("it is empty, and the model goes on from something", param_hint="--prompt")
+    begin = os.fsencode(prompt)
     with progress() as step:
         step("Loading PyTorch")
         from ..demo.run import run_demo, write_on
 
         result = run_demo(output, rows, step, dtype=dtype, overwrite=force)
-        text = write_on(result.session, prompt.encode(), length, seed, temperature)
+        text = write_on(result.session, begin, length, seed, temperature)
     model = result.report.path
     if output_format == "json":
         document = {
@@ -58,7 +63,7 @@ def demo(
             "checks": [check.model_dump() for check in result.report.sidecar.checks],
             "bits_per_byte": result.bits_per_byte,
             "bits_per_byte_in_pytorch": result.stated,
-            "text": prompt + bytes(text).decode(errors="replace"),
+            "text": (begin + bytes(text)).decode("utf-8", "replace"),
         }
         print_json(document)
         return
@@ -70,8 +75,8 @@ def demo(
     )
     say("It goes on from your prompt, byte by byte, in onnxruntime:\n")
     say(styled(prompt, bold=True), end="")
-    for byte in text:
-        say(bytes([byte]).decode("latin-1"), end="")
+    for piece in codecs.iterdecode((bytes([byte]) for byte in text), "utf-8", "replace"):
+        say(piece, end="")
     say("\n")
     say_kernels(lambda: has_nodes(model), result.session, "auto")
     suggest("localattn", "inspect", model)

@@ -216,12 +216,19 @@ def export(
     given = {name for name, found in sources.items() if found is not None and found.name == "COMMANDLINE"}
     if factory is not None or (allow_pickle and source is not None):
         refuse_options(given, CHECKPOINT_ONLY | ({"weights"} if checkpoint is not None else set()), "your own module")
-        asked = {name: values[name] for name in MODULE_ONLY} | {"weights": source}
         with progress() as step:
             step("Loading PyTorch")
-            common |= {"dynamic": axes}
             written, outcome = export_users_module(
-                common, step, **asked, factory=factory, allow_pickle=allow_pickle, output=output, dry_run=dry_run
+                common | {"dynamic": axes},
+                step,
+                factory=factory,
+                factory_args=factory_args,
+                weights=source,
+                module_input=module_input,
+                load_inputs=load_inputs,
+                allow_pickle=allow_pickle,
+                output=output,
+                dry_run=dry_run,
             )
         print_module(written, outcome, as_json=output_format == "json")
         if output_format != "json":

@@ -136,12 +136,7 @@ def generate(
         warn(f"{generator.session.missing_prefill} is not beside {model.name}: the prompt is read token by token.")
     for line in generator.session.notes:
         warn(f"{line}.")
-    limit = max_tokens
-    if limit is None:
-        room = generator.room(len(ids))
-        said = None if folder is None else folder.most_tokens(len(ids))
-        limit = DEFAULT_TOKENS if said is None else said
-        limit = limit if room is None else min(limit, max(room, 1))
+    limit = _default_limit(generator, folder, len(ids)) if max_tokens is None else max_tokens
     settings |= {"seed": seed, "stop": () if folder is None else folder.stop}
     shown = echo and output_format == "console"
     run = _Run(generator, ids, None if limit < 0 else limit, settings, shown, tokenizer)
@@ -156,6 +151,18 @@ def generate(
         suggest("localattn", "bench", model)
     if run.finish == "interrupted":
         raise typer.Exit(INTERRUPTED)
+
+
+def _default_limit(generator: Generator, folder: FolderDefaults | None, prompt: int) -> int:
+    """Return how many tokens to generate after a prompt of so many, where the command line does not say.
+
+    As many as the folder says, else `DEFAULT_TOKENS`, but no more than the model has positions; at least 1, so that a
+    prompt that fills them is refused and not answered by nothing.
+    """
+    said = None if folder is None else folder.most_tokens(prompt)
+    limit = DEFAULT_TOKENS if said is None else said
+    room = generator.room(prompt)
+    return limit if room is None else min(limit, max(room, 1))
 
 
 def _prepare(generator: Generator) -> None:
@@ -228,8 +235,9 @@ class _Run:
         self.prefill_seconds += ready - begin
         writer = writer_for(bytes_model=self.is_text, tokenizer=self.tokenizer) if live else None
         try:
-            for token in self.prompt if writer and self.echo else ():
-                writer.write(token)  # type: ignore[union-attr]
+            if writer and self.echo:
+                for token in self.prompt:
+                    writer.write(token)
             for tokens in stream:
                 self.calls += 1
                 for row, token in zip(rows, tokens.tolist(), strict=False):
@@ -348,14 +356,16 @@ def _read_prompt(
         UsageError: several sources, none, a file that cannot be read, or text for a model that has no bytes.
     """
     sources = {"--prompt": text, "--prompt-file": file, "--prompt-ids": ids}
-    given = [name for name, value in sources.items() if value is not None]
+    given = [flag for flag, value in sources.items() if value is not None]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} were given.", why="There is one prompt.", fix="Keep one of them.")
     if ids is not None:
         return _numbers(ids)
     raw = _read_bytes(file) if text is None else os.fsencode(text)
-    if is_text or vocabulary == BYTES:
-        return raw if is_text else list(raw)
+    if is_text:
+        return raw
+    if vocabulary == BYTES:
+        return list(raw)
     if text is not None:
         raise UsageError(
             "The prompt is text, and the model does not read bytes.",
@@ -366,7 +376,11 @@ def _read_prompt(
 
 
 def _read_bytes(file: Path | None) -> bytes:
-    """Read the bytes of a file, or of stdin."""
+    """Read the bytes of a file, or of stdin where there is none.
+
+    Raises:
+        UsageError: the file cannot be read, stdin is a terminal, or there are too many bytes.
+    """
     from ..core.storage.reading import read_plain
 
     if file is not None:

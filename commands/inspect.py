@@ -72,12 +72,14 @@ def inspect(
         from ..exporter.checkpoint.describe import describe_checkpoint
 
         description = describe_checkpoint(file, config)
-        following: tuple[object, ...] = ("localattn", "export", file, *(() if config is None else ("--config", config)))
+        following: list[object] = ["localattn", "export", file]
         if description["needed"] and not write_config:
-            lacking = (
-                ("--write-config",) if description["template"] else ("--config", config or file.with_suffix(".json"))
+            following = ["localattn", "inspect", file]
+            following += (
+                ["--write-config"] if description["template"] else ["--config", config or file.with_suffix(".json")]
             )
-            following = ("localattn", "inspect", file, *lacking)
+        elif config is not None:
+            following += ["--config", config]
         show(destination, "checkpoint", description, lambda: _print_checkpoint(description, write_config), following)
         if write_config:
             _write_config(description, file)

@@ -79,9 +79,10 @@ def run(
         "saved_outputs": None if save_outputs is None else str(save_outputs),
         "milliseconds": milliseconds,
     }
-    for kind, array in [*(("input", x) for x in report["inputs"]), *(("output", x) for x in report["outputs"])]:
-        if not array["finite"]:
-            warn(f"{kind} {array['name']!r} holds NaN or Inf.")
+    for kind in ("input", "output"):
+        for array in report[f"{kind}s"]:
+            if not array["finite"]:
+                warn(f"{kind} {array['name']!r} holds NaN or Inf.")
     if output_format == "json":
         say(json.dumps(report, allow_nan=False))
         return

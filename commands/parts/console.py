@@ -101,7 +101,7 @@ ProviderOption = Annotated[
 ]
 ThreadsOption = Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", callback=_set_quiet, help="No progress.")]
-_MESSAGES = (("verbose", VerboseOption), ("quiet", QuietOption))
+_MESSAGES = {"verbose": VerboseOption, "quiet": QuietOption}
 
 
 def with_messages(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,12 +109,15 @@ def with_messages(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def run(**options: Any) -> Any:
-        return command(**{name: value for name, value in options.items() if name not in dict(_MESSAGES)})
+        return command(**{name: value for name, value in options.items() if name not in _MESSAGES})
 
     own = inspect.signature(command, eval_str=True)
-    added = [inspect.Parameter(x, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=y) for x, y in _MESSAGES]
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=option)
+        for name, option in _MESSAGES.items()
+    ]
     run.__signature__ = own.replace(parameters=[*own.parameters.values(), *added])  # type: ignore[attr-defined]
-    run.__annotations__ = {**command.__annotations__, **dict(_MESSAGES)}
+    run.__annotations__ = {**command.__annotations__, **_MESSAGES}
     return run
 
 
@@ -169,7 +172,7 @@ def show_log(verbosity: int = 0) -> None:
     log = logging.getLogger("localattn")
     if not any(isinstance(handler, _OnStderr) for handler in log.handlers):
         log.addHandler(_OnStderr())
-    log.setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)])
+    log.setLevel({0: logging.WARNING, 1: logging.INFO}.get(verbosity, logging.DEBUG))
 
 
 def print_json(document: Any) -> None:
@@ -184,12 +187,17 @@ def print_error(error: LocalAttnError) -> None:
 
 def print_fault(error: Exception) -> None:
     """Print an unexpected error in two lines on stderr; the traceback under -v."""
-    first = (str(error).splitlines() or [""])[0]
     advice = "This is a fault of localattn. Run again with -v and report what it prints."
-    _print_failure(error, f"{type(error).__name__}: {first}", advice)
+    _print_failure(error, f"{type(error).__name__}: {first_line(error)}", advice)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an exception's text; "" where it has none."""
+    return (str(error).splitlines() or [""])[0]
 
 
 def _print_failure(error: Exception, what: str, *lines: str) -> None:
+    """Print the first line in red and the others below it; before them the traceback under -v."""
     if Verbosity.verbose:
         traceback.print_exception(error)
     _remark(f"Error: {_printable(what)}", fg="red", bold=True)
@@ -276,8 +284,8 @@ def print_warnings(report: Report) -> None:
 
 def export_document(report: ExportReport) -> dict[str, Any]:
     """Return the document that `--format json` prints for an export."""
-    said = {"notes": report.notes, "warnings": report.warnings}
-    return {"model": str(report.path), **said, **report.sidecar.to_dict()}
+    remarks = {"notes": report.notes, "warnings": report.warnings}
+    return {"model": str(report.path), **remarks, **report.sidecar.to_dict()}
 
 
 def bytes_text(size: int) -> str:
