@@ -11,7 +11,8 @@ import typer
 
 from ..core.errors import UsageError
 from ..core.limits import LARGEST_SIZE, LONGEST_SECONDS, MOST_ITERATIONS, MOST_ROUNDS
-from .parts.console import finite, progress, say, seed_option, size_option, suggest, warn
+from .parts.console import progress, say, suggest, warn
+from .parts.options import finite, seed_option, size_option
 from .parts.paths import INPUT, ForceOption
 from .parts.plugins.kernels_in_use import has_nodes, say_kernels
 from .parts.plugins.options import PluginUse, library_hint, plugin_asked

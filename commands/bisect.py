@@ -10,7 +10,8 @@ import typer
 from ..core.storage.mistaken import check_exists
 from ..reports.figures import figure
 from ..reports.table import Table, numbers, texts
-from .parts.console import number_option, print_notes, progress, say, seed_option
+from .parts.console import print_notes, progress, say
+from .parts.options import number_option, seed_option
 from .parts.paths import INPUT, ForceOption
 from .parts.plugins.options import PluginLibraryOption, plugin_asked
 from .parts.report_output import OutputOption, ReportFormatOption, choose, show

@@ -12,19 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ..core.storage.file_kinds import BUNDLE
-from .parts.console import (
-    FormatOption,
-    ThreadsOption,
-    bytes_text,
-    number_option,
-    print_json,
-    print_notes,
-    progress,
-    say,
-    seed_option,
-    size_option,
-    suggest,
-)
+from .parts.console import bytes_text, print_json, print_notes, progress, say, suggest
+from .parts.options import FormatOption, ThreadsOption, number_option, seed_option, size_option
 from .parts.paths import INPUT, OutputPath
 from .parts.terminal.help import Group
 

@@ -11,18 +11,8 @@ import typer
 
 from ..core.storage.file_kinds import FOLDER
 from .export import DtypeOption
-from .parts.console import (
-    FormatOption,
-    bytes_text,
-    finite,
-    print_checks,
-    print_json,
-    progress,
-    say,
-    seed_option,
-    styled,
-    suggest,
-)
+from .parts.console import bytes_text, print_checks, print_json, progress, say, styled, suggest
+from .parts.options import FormatOption, finite, seed_option
 from .parts.paths import ForceOption, OutputPath
 from .parts.plugins.kernels_in_use import has_nodes, say_kernels
 

@@ -13,20 +13,10 @@ from ..core.storage.file_kinds import ONNX
 from ..core.versions import DEFAULT_OPSET, OPSETS
 from .api.exporting import Mode, check_options, export_request
 from .api.exporting import export as export_checkpoint
-from .parts.console import (
-    FormatOption,
-    export_document,
-    number_option,
-    print_exported,
-    print_json,
-    print_notes,
-    progress,
-    say,
-    size_option,
-    suggest,
-)
+from .parts.console import export_document, print_exported, print_json, print_notes, progress, say, suggest
 from .parts.export_module import export_users_module, parse_axes, print_module, refuse_options
 from .parts.export_steps import print_step_files, print_step_plan
+from .parts.options import FormatOption, number_option, size_option
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.terminal.help import Hint
 from .parts.terminal.panels import MODULE

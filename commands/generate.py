@@ -16,20 +16,16 @@ import typer
 
 from ..core.errors import LocalAttnError, MissingDependency, UsageError
 from ..core.limits import LARGEST_SIZE
-from .parts.console import (
+from .parts.console import note, print_json, say, suggest, warn
+from .parts.options import (
     FormatOption,
     ProviderOption,
     RuntimeOption,
     ThreadsOption,
     finite,
-    note,
     number_option,
-    print_json,
-    say,
     seed_option,
     size_option,
-    suggest,
-    warn,
 )
 from .parts.paths import INPUT
 from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked

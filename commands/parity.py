@@ -12,7 +12,8 @@ from ..core.limits import MOST_SEEDS, is_size
 from ..core.storage.file_kinds import NPZ
 from ..reports.figures import comparison_figure
 from ..reports.table import Table, numbers, texts
-from .parts.console import RuntimeOption, number_option, print_notes, progress, say, seed_option, warn
+from .parts.console import print_notes, progress, say, warn
+from .parts.options import RuntimeOption, number_option, seed_option
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
 from .parts.report_output import OutputOption, ReportFormatOption, choose, show

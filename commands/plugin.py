@@ -11,7 +11,8 @@ import typer
 from ..core.errors import MissingDependency, UsageError
 from ..core.limits import MOST_JOBS
 from ..core.storage.file_kinds import LIBRARY, REWRITTEN
-from .parts.console import FormatOption, bytes_text, note, print_json, progress, say, suggest
+from .parts.console import bytes_text, note, print_json, progress, say, suggest
+from .parts.options import FormatOption
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.plugins import plugin_cpu
 from .parts.plugins.newest import newest

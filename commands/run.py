@@ -12,7 +12,8 @@ import typer
 
 from ..core.limits import MOST_ITERATIONS
 from ..core.storage.file_kinds import NPZ
-from .parts.console import FormatOption, ProviderOption, RuntimeOption, ThreadsOption, say, seed_option, suggest, warn
+from .parts.console import say, suggest, warn
+from .parts.options import FormatOption, ProviderOption, RuntimeOption, ThreadsOption, seed_option
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.plugins.kernels_in_use import has_nodes, say_kernels
 from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked

@@ -6,19 +6,17 @@ import functools
 import inspect
 import json
 import logging
-import math
 import re
 import shlex
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ...core.documents.report import SIGNS
-from ...core.limits import LARGEST_SEED, LARGEST_SIZE
 from ...reports import figures
 from .flags import in_flags
 from .terminal.controls import harmless
@@ -32,9 +30,6 @@ if TYPE_CHECKING:
     from ...core.errors import LocalAttnError
     from ...exporter.export import ExportReport
     from ...onnx_graph.facts import OnnxFacts
-
-# How a result is printed.
-Format = Literal["console", "json"]
 
 
 class Verbosity:
@@ -55,29 +50,6 @@ def _set_quiet(value: bool) -> bool:
     return value
 
 
-def finite(value: float | None) -> float | None:
-    """Refuse NaN and infinity as the value of an option that is a number: ranges let them pass."""
-    if value is not None and not math.isfinite(value):
-        raise typer.BadParameter(f"{value} is not a finite number.")
-    return value
-
-
-def number_option(help_text: str) -> Any:
-    """Declare an option that is a finite number of 0 or more."""
-    return typer.Option(min=0, callback=finite, help=help_text)
-
-
-def size_option(help_text: str, least: int | None = None) -> Any:
-    """Declare an option that is a size or a count; without `least`, what uses it says what it must be."""
-    return typer.Option(min=least, max=LARGEST_SIZE, help=help_text)
-
-
-def seed_option(help_text: str) -> Any:
-    """Declare an option that is a seed of random numbers."""
-    return typer.Option(min=0, max=LARGEST_SEED, help=help_text)
-
-
-FormatOption = Annotated[Format, typer.Option("--format", help="console, or json: nothing but JSON on stdout.")]
 VerboseOption = Annotated[
     int,
     typer.Option(
@@ -89,17 +61,6 @@ VerboseOption = Annotated[
         help="Show tracebacks and what is decided; -vv: details.",
     ),
 ]
-RuntimeOption = Annotated[
-    str,
-    typer.Option(help="What runs ONNX files: auto (onnxruntime) or openvino, in fp32; openvino:bf16 is faster."),
-]
-ProviderOption = Annotated[
-    str,
-    typer.Option(
-        help="Where to run: auto (the best that starts), cpu, cuda or tensorrt; cuda:1 for an engine on GPU 1."
-    ),
-]
-ThreadsOption = Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", callback=_set_quiet, help="No progress.")]
 _MESSAGES = {"verbose": VerboseOption, "quiet": QuietOption}
 
