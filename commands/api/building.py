@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 from ...core.error_texts import argument
 from ...core.errors import UsageError
-from .build_plugin import PluginKind, choose_plugin
+from .build_plugin import PluginKind, check_plugin, choose_plugin
 from .paths import as_path
 
 if TYPE_CHECKING:
@@ -79,13 +79,13 @@ def build(
     from ...runtime.parity.files import check_built_engine
 
     progress("Reading the model")
-    if plugin not in get_args(PluginKind):
-        raise UsageError(f"Unknown plugin {plugin!r}.", fix=f"Known: {', '.join(get_args(PluginKind))}.")
+    library = as_path(plugin_library)
+    check_plugin(plugin, library)
     model = Path(model)
     profiles = _profiles(min_shapes, opt_shapes, max_shapes)
     file, targets = OnnxFile.read(model), tuple(name for name in target if name.strip())
     capabilities = plan_targets(backend, targets, device)
-    choice, notes = choose_plugin(plugin, as_path(plugin_library), file, backend, capabilities, progress)
+    choice, notes = choose_plugin(plugin, library, file, backend, capabilities, progress)
     request = BuildRequest(
         model=file,
         output=model.with_suffix(".engine") if output is None else Path(output),
