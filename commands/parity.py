@@ -12,7 +12,7 @@ from ..core.limits import MOST_SEEDS, is_size
 from ..core.storage.file_kinds import NPZ
 from ..reports.figures import comparison_figure
 from ..reports.table import Table, numbers, texts
-from .parts.console import print_notes, progress, say, warn
+from .parts.console import print_notes, progress, say, suggest, warn
 from .parts.options import RuntimeOption, number_option, seed_option
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
@@ -127,10 +127,11 @@ def parity(
     passed = all(report.passed for report in reports)
     files = [report.to_dict() for report in reports]
     document = files[0] if len(files) == 1 else {"passed": passed, "files": files}
-    following = _next(models[0], against, passed)
-    show(destination, "parity", document, lambda: _print_reports(reports), following)
+    show(destination, "parity", document, lambda: _print_reports(reports))
     for line in dict.fromkeys(line for report in reports for line in report.warnings):
         warn(line)
+    if destination.shows_console:
+        suggest(*_next(models[0], against, passed))
     if not passed:
         raise typer.Exit(1)
 

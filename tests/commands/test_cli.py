@@ -63,6 +63,8 @@ def test_export_parity_run_inspect(tiny: Path, localattn: Command) -> None:
     assert inspected.code == 0
     assert "causal exact, window 4, 1 back, 0 forward" in inspected.out
     assert "✓ parity" in inspected.out
+    in_capitals = model.rename(model.with_name("M.ONNX"))
+    assert "causal exact, window 4" in localattn("inspect", in_capitals).out
 
 
 def test_export_json_is_only_json(tiny: Path, localattn: Command) -> None:
