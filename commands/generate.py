@@ -194,10 +194,9 @@ class _Run:
     finish: str = "length"
     prefill_seconds: float = 0.0
     generate_seconds: float = 0.0
-    calls: int = 0
 
     @property
-    def is_text(self) -> bool:
+    def is_bytes(self) -> bool:
         """Whether the tokens are bytes."""
         return self.generator.vocabulary == BYTES
 
@@ -229,13 +228,12 @@ class _Run:
         stream = self.generator.generate(self.prompt, self.max_tokens, first_row=first, **self.settings)
         ready = time.perf_counter()
         self.prefill_seconds += ready - begin
-        writer = writer_for(bytes_model=self.is_text, tokenizer=self.tokenizer) if live else None
+        writer = writer_for(bytes_model=self.is_bytes, tokenizer=self.tokenizer) if live else None
         try:
             if writer and self.echo:
                 for token in self.prompt:
                     writer.write(token)
             for tokens in stream:
-                self.calls += 1
                 for row, token in zip(rows, tokens.tolist(), strict=False):
                     if not self._ended(row):
                         row.append(token)
@@ -254,7 +252,7 @@ class _Run:
     def _show(self, row: Sequence[int]) -> None:
         from .parts.token_output import writer_for
 
-        writer = writer_for(bytes_model=self.is_text, tokenizer=self.tokenizer)
+        writer = writer_for(bytes_model=self.is_bytes, tokenizer=self.tokenizer)
         for token in [*(self.prompt if self.echo else ()), *self.shown(row)]:
             writer.write(token)
         writer.end()
@@ -267,7 +265,7 @@ class _Run:
         texts = None
         if self.tokenizer is not None:
             texts = [self.tokenizer.decode(self.shown(row)) for row in self.rows]
-        elif self.is_text:
+        elif self.is_bytes:
             texts = [bytes(row).decode("utf-8", "replace") for row in self.rows]
         return {
             "backend": session.backend,
