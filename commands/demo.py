@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ..core.storage.file_kinds import FOLDER
-from .export import DtypeOption
+from .export import Dtype
 from .parts.console import bytes_text, print_checks, print_json, progress, say, styled, suggest
 from .parts.options import FormatOption, finite, seed_option
 from .parts.paths import ForceOption, OutputPath
@@ -26,7 +26,7 @@ def demo(
     temperature: Annotated[
         float, typer.Option(min=0.01, callback=finite, help="Lower is safer, higher is bolder.")
     ] = 0.5,
-    dtype: DtypeOption = "fp32",
+    dtype: Annotated[Dtype, typer.Option(help="Element type of the file.")] = "fp32",
     rows: Annotated[int, typer.Option(min=1, max=64, help="Rows of held-out text to measure, of 64.")] = 64,
     seed: Annotated[int, seed_option("Seed of the sampling.")] = 0,
     force: ForceOption = False,

@@ -35,6 +35,8 @@ MODULE_ONLY = {"weights", "factory_args", "module_input", "load_inputs"}
 # Options of both that are called as arguments of `localattn.export`.
 BOTH = ("opset", "standard_ops", "golden", "allow_quadratic", "allow_wide_integers", "atol", "rtol", "max_seq_len")
 
+# Element type of the file.
+Dtype = Literal["fp32", "fp16", "bf16"]
 # Element type of the weights of linear layers, where it differs from the file's.
 WeightDtype = Literal["int8", "int4", "fp8", "int8-qdq"]
 # What a Hugging Face model is for.
@@ -44,11 +46,6 @@ Task = Literal["feature-extraction", "fill-mask", "text-classification", "token-
 def _weight_dtype_hint(text: str) -> str:
     """Return a hint for a type of the weights alone, which has an option of its own."""
     return f"For weights in {text}: --weight-dtype {text}" if text in get_args(WeightDtype) else ""
-
-
-DtypeOption = Annotated[
-    Literal["fp32", "fp16", "bf16"], typer.Option(help="Element type of the file."), Hint(_weight_dtype_hint)
-]
 
 
 def export(
@@ -106,7 +103,7 @@ def export(
         int | None,
         size_option("Most positions of a step file of a Hugging Face model. (Default: 4096, or what it has.)"),
     ] = None,
-    dtype: DtypeOption = "fp32",
+    dtype: Annotated[Dtype, typer.Option(help="Element type of the file."), Hint(_weight_dtype_hint)] = "fp32",
     weight_dtype: Annotated[
         WeightDtype | None,
         typer.Option(
