@@ -34,7 +34,7 @@ import typer
 
 from .commands.api.packages import missing_package
 from .commands.parts import completion, streams
-from .commands.parts.console import print_error, print_fault, show_log, with_messages
+from .commands.parts.console import first_line, print_error, print_fault, show_log, with_messages
 from .commands.parts.paths import checked
 from .commands.parts.terminal.help import Command, Group
 from .core.errors import ExitCode, LocalAttnError, MissingDependency
@@ -171,7 +171,7 @@ def _known(error: Exception) -> LocalAttnError | None:
     if isinstance(error, ModuleNotFoundError):
         return missing_package(error)
     if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
-        what, why = "There is not enough memory.", "".join(str(error).splitlines()[:1])[:300]
+        what, why = "There is not enough memory.", first_line(error)[:300]
         fix = "Check that the sizes are what they should be; else free memory, or use a machine with more."
     elif isinstance(error, OSError):
         what = f"The system refused: {error.strerror or error}."

@@ -237,7 +237,7 @@ def parse_arguments() -> argparse.Namespace:
         ("decoder", "a Hugging Face decoder, token by token, beside other ways", run_decoder, [decoder]),
         ("getting-started", "the ten commands of docs/getting-started.md", run_getting_started, []),
         ("serving", "a real Triton server: requests and tokens a second", run_serving, [serving]),
-        ("plot", "draw node.png, decoder.png and peers.png of docs/images again", run_plot, []),
+        ("plot", "draw node.png, decoder.png, hugging_face.png and peers.png of docs/images again", run_plot, []),
         ("all", "everything", run_all, [node, sets, peers, of_model, export, generate, precision, startup, timed]),
     ):
         command = commands.add_parser(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from .cases.node import OURS, ratio
@@ -25,13 +26,13 @@ def print_node(result: dict[str, Any]) -> None:
         )
         if size["others_cpu"] is not None:
             title += f", others took {size['others_cpu']:.0%} of the processors"
-        table = _table(
+        table = new_table(
             title, "candidate", "median ms", "p10–p90", "× limit", *(f"{name} takes" for name in OURS), "peak MiB"
         )
         for name, entry in size["candidates"].items():
             label = result["labels"][name]
             if "skipped" in entry:
-                table.add_row(label, "skipped:", entry["skipped"][:40])
+                table.add_row(label, "skipped:", escape(entry["skipped"][:40]))
                 continue
             table.add_row(
                 label,
@@ -78,12 +79,12 @@ def _print_candidates(
     result: dict[str, Any], size: str, columns: Sequence[str], figures: Callable[[dict[str, Any]], tuple[str, ...]]
 ) -> None:
     """One row a candidate and size of `hugging_face.candidates`; without figures, why there are none."""
-    table = _table(result["model"], "candidate", size, *columns)
+    table = new_table(result["model"], "candidate", size, *columns)
     for row in result["sizes"]:
         for name, label in result["labels"].items():
             entry = row["candidates"].get(name, {"skipped": "not measured"})
             why_not = entry.get("skipped") or entry.get("failed")
-            cells = figures(entry) if "peak_mib" in entry else (why_not,)
+            cells = figures(entry) if "peak_mib" in entry else (escape(str(why_not)),)
             table.add_row(label, f"{row[size]:,}", *cells)
         table.add_section()
     console.print(table)
@@ -93,7 +94,7 @@ def _print_candidates(
 def print_export(result: dict[str, Any]) -> None:
     """One row a step."""
     title = f"Export of {result['checkpoint']} ({result['class_name']})"
-    table = _table(title, "step", "seconds", "peak MiB", "after imports / weights")
+    table = new_table(title, "step", "seconds", "peak MiB", "after imports / weights")
     for step, seconds in result["seconds"].items():
         memory = result["steps"][step]
         table.add_row(step, f"{seconds:.2f}", f"{memory['peak_mib']:.0f}", f"{memory['peak_over_weights']:.2f}")
@@ -111,7 +112,7 @@ def print_export(result: dict[str, Any]) -> None:
 
 def print_generate(result: dict[str, Any]) -> None:
     """One row a candidate and context."""
-    table = _table(
+    table = new_table(
         f"A token of {result['checkpoint']}; limit {result['limit']['median_ms']:.3f} ms",
         "candidate",
         "context",
@@ -146,7 +147,7 @@ def print_generate(result: dict[str, Any]) -> None:
 def print_model(result: dict[str, Any]) -> None:
     """Where one run's time goes, then the calls."""
     ways = result["parts_ms"]
-    table = _table(f"{result['checkpoint']}, {result['seq_len']} tokens, one run by operator, ms", "part", *ways)
+    table = new_table(f"{result['checkpoint']}, {result['seq_len']} tokens, one run by operator, ms", "part", *ways)
     for name, part in (("linear layers", "linear"), ("streams' products", "streams"), ("attention nodes", "attention")):
         table.add_row(name, *(_ms(parts[part]) for parts in ways.values()))
     table.add_section()
@@ -155,12 +156,12 @@ def print_model(result: dict[str, Any]) -> None:
     table.add_section()
     table.add_row("all", *(_ms(parts["total"]) for parts in ways.values()))
     console.print(table)
-    calls = _table("Calls", "candidate", "median ms", "p10–p90")
+    calls = new_table("Calls", "candidate", "median ms", "p10–p90")
     for name, entry in result["candidates"].items():
         calls.add_row(name, f"{entry['median_ms']:.1f}", f"{entry['p10_ms']:.1f}–{entry['p90_ms']:.1f}")
     console.print(calls)
     for name, reason in result.get("failed", {}).items():
-        console.print(f"[red]failed[/]  {name}: {reason}")
+        console.print(f"[red]failed[/]  {name}: {escape(reason)}")
     print_targets(result)
 
 
@@ -170,7 +171,7 @@ def _ms(value: float) -> str:
 
 def print_startup(result: dict[str, Any]) -> None:
     """One row a command."""
-    table = _table(f"Start-up, {result['samples']} samples", "command", "median ms", "p10–p90")
+    table = new_table(f"Start-up, {result['samples']} samples", "command", "median ms", "p10–p90")
     for name, entry in result["commands"].items():
         table.add_row(name, f"{entry['median_ms']:.0f}", f"{entry['p10_ms']:.0f}–{entry['p90_ms']:.0f}")
     console.print(table)
@@ -180,9 +181,9 @@ def print_startup(result: dict[str, Any]) -> None:
 
 def print_getting_started(result: dict[str, Any]) -> None:
     """One row a command."""
-    table = _table("From git clone to a checked bundle", "command", "seconds")
+    table = new_table("From git clone to a checked bundle", "command", "seconds")
     for entry in result["commands"]:
-        table.add_row(entry["command"], f"{entry['seconds']:.1f}")
+        table.add_row(escape(entry["command"]), f"{entry['seconds']:.1f}")
     table.add_section()
     table.add_row("all", f"{result['seconds']:.1f}")
     console.print(table)
@@ -198,7 +199,8 @@ def print_targets(result: dict[str, Any]) -> None:
         console.print(f"{verdict}  {target['what']}: {target['value']:.3f}, at most {target['limit']:.3f}")
 
 
-def _table(title: str, *columns: str) -> Table:
+def new_table(title: str, *columns: str) -> Table:
+    """Make a table whose first column is of texts, the others of numbers."""
     table = Table(title=title, title_justify="left")
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index else "left", no_wrap=True)

@@ -11,7 +11,8 @@ import typer
 
 from ..core.errors import UsageError
 from ..core.limits import LARGEST_SIZE, LONGEST_SECONDS, MOST_ITERATIONS, MOST_ROUNDS
-from .parts.console import finite, progress, say, seed_option, size_option, suggest, warn
+from .parts.console import progress, say, suggest, warn
+from .parts.options import finite, seed_option, size_option
 from .parts.paths import INPUT, ForceOption
 from .parts.plugins.kernels_in_use import has_nodes, say_kernels
 from .parts.plugins.options import PluginUse, library_hint, plugin_asked
@@ -196,9 +197,8 @@ def _print(report: BenchReport) -> None:
 
 
 def _print_table(table: Table) -> None:
-    columns = {column.name: column.number for column in table.columns}
     # Piped output is not cut to some terminal's width.
-    print_table(columns, table.rows, table.title, None if sys.stdout.isatty() else 160, overflow="fold")
+    print_table(table, width=None if sys.stdout.isatty() else 160, overflow="fold")
     for line in table.notes:
         say(line)
     say("")

@@ -9,7 +9,9 @@ import typer
 
 from ..core.storage.mistaken import check_exists
 from ..reports.figures import figure
-from .parts.console import number_option, print_notes, progress, say, seed_option
+from ..reports.table import Table, numbers, texts
+from .parts.console import print_notes, progress, say
+from .parts.options import number_option, seed_option
 from .parts.paths import INPUT, ForceOption
 from .parts.plugins.options import PluginLibraryOption, plugin_asked
 from .parts.report_output import OutputOption, ReportFormatOption, choose, show
@@ -105,13 +107,13 @@ def _label(row: Measured) -> str:
 
 
 def _print_rows(rows: Sequence[Measured]) -> None:
-    columns = {"module": False, "what": False, **dict.fromkeys(_FIGURES, True), "": False}
+    columns = (*texts("module", "what"), *numbers(*_FIGURES), *texts(""))
     cells = []
     for row in rows:
         figures = row.comparison.figures()
-        verdict = "ok" if row.passed else ("WRONG", "red")
+        verdict = "ok" if row.passed else "WRONG"
         cells.append((row.path or "(the model)", row.role, *(figure(figures[name]) for name in _FIGURES), verdict))
-    print_table(columns, cells)
+    print_table(Table("", columns, tuple(cells), marks=tuple("" if row.passed else "bad" for row in rows)))
 
 
 _FIGURES = ("max_abs", "relative_rms", "not_finite")

@@ -11,17 +11,8 @@ from ..core.errors import UsageError
 from ..core.limits import LARGEST_WORKSPACE_MIB, is_size
 from ..core.storage.file_kinds import ENGINE, TIMING_CACHE
 from .api.build_plugin import PluginKind
-from .parts.console import (
-    FormatOption,
-    bytes_text,
-    print_checks,
-    print_json,
-    print_notes,
-    print_signature,
-    progress,
-    say,
-    suggest,
-)
+from .parts.console import bytes_text, print_checks, print_json, print_notes, print_signature, progress, say, suggest
+from .parts.options import FormatOption
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.plugins.options import EngineBackend, PluginLibraryOption
 

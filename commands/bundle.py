@@ -12,19 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ..core.storage.file_kinds import BUNDLE
-from .parts.console import (
-    FormatOption,
-    ThreadsOption,
-    bytes_text,
-    number_option,
-    print_json,
-    print_notes,
-    progress,
-    say,
-    seed_option,
-    size_option,
-    suggest,
-)
+from .parts.console import bytes_text, print_json, print_notes, progress, say, suggest
+from .parts.options import FormatOption, ThreadsOption, number_option, seed_option, size_option
 from .parts.paths import INPUT, OutputPath
 from .parts.terminal.help import Group
 
@@ -197,9 +186,15 @@ def verify(
 ) -> None:
     """Check every file of a bundle, then run its samples and compare. Exit codes 0, 1, 2, 3."""
     if server is not None:
-        here = {"--provider": provider != "auto", "--threads": threads is not None, "--files-only": files_only}
-        for option in (name for name, given in {**here, "--run-libraries": run_libraries}.items() if given):
-            raise typer.BadParameter("it does not go with --server, which runs nothing here", param_hint=option)
+        given = {
+            "--provider": provider != "auto",
+            "--threads": threads is not None,
+            "--files-only": files_only,
+            "--run-libraries": run_libraries,
+        }
+        refused = [option for option, is_given in given.items() if is_given]
+        if refused:
+            raise typer.BadParameter("it does not go with --server, which runs nothing here", param_hint=refused[0])
     with progress() as step:
         step("Checking the bundle")
         from ..runtime.bundle.device.results import report_lines

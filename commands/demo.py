@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..core.storage.file_kinds import FOLDER
-from .export import DtypeOption
-from .parts.console import (
-    FormatOption,
-    bytes_text,
-    finite,
-    print_checks,
-    print_json,
-    progress,
-    say,
-    seed_option,
-    styled,
-    suggest,
-)
+from .export import Dtype
+from .parts.console import bytes_text, print_checks, print_json, progress, say, styled, suggest
+from .parts.options import FormatOption, finite, seed_option
 from .parts.paths import ForceOption, OutputPath
 from .parts.plugins.kernels_in_use import has_nodes, say_kernels
 
@@ -34,7 +26,7 @@ def demo(
     temperature: Annotated[
         float, typer.Option(min=0.01, callback=finite, help="Lower is safer, higher is bolder.")
     ] = 0.5,
-    dtype: DtypeOption = "fp32",
+    dtype: Annotated[Dtype, typer.Option(help="Element type of the file.")] = "fp32",
     rows: Annotated[int, typer.Option(min=1, max=64, help="Rows of held-out text to measure, of 64.")] = 64,
     seed: Annotated[int, seed_option("Seed of the sampling.")] = 0,
     force: ForceOption = False,
@@ -44,12 +36,15 @@ def demo(
 
     The model is a byte-level LocalTransformer trained on Python's standard library.
     """
+    if not prompt:
+        raise typer.BadParameter("it is empty, and the model goes on from something", param_hint="--prompt")
+    begin = os.fsencode(prompt)
     with progress() as step:
         step("Loading PyTorch")
         from ..demo.run import run_demo, write_on
 
         result = run_demo(output, rows, step, dtype=dtype, overwrite=force)
-        text = write_on(result.session, prompt.encode(), length, seed, temperature)
+        text = write_on(result.session, begin, length, seed, temperature)
     model = result.report.path
     if output_format == "json":
         document = {
@@ -58,7 +53,7 @@ def demo(
             "checks": [check.model_dump() for check in result.report.sidecar.checks],
             "bits_per_byte": result.bits_per_byte,
             "bits_per_byte_in_pytorch": result.stated,
-            "text": prompt + bytes(text).decode(errors="replace"),
+            "text": (begin + bytes(text)).decode("utf-8", "replace"),
         }
         print_json(document)
         return
@@ -70,8 +65,8 @@ def demo(
     )
     say("It goes on from your prompt, byte by byte, in onnxruntime:\n")
     say(styled(prompt, bold=True), end="")
-    for byte in text:
-        say(bytes([byte]).decode("latin-1"), end="")
+    for piece in codecs.iterdecode((bytes([byte]) for byte in text), "utf-8", "replace"):
+        say(piece, end="")
     say("\n")
     say_kernels(lambda: has_nodes(model), result.session, "auto")
     suggest("localattn", "inspect", model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -59,7 +59,7 @@ def _wanted(require: str, commands: Sequence[str]) -> dict[str, list[str]]:
         UsageError: a name that is neither.
     """
     wanted = {}
-    for name in filter(None, map(str.strip, require.split(","))):
+    for name in [part.strip() for part in require.split(",") if part.strip()]:
         wanted[name] = [command for command in commands if name in (command, command.split()[0])]
         if not wanted[name]:
             known = ", ".join(dict.fromkeys(command.split()[0] for command in commands))
@@ -114,8 +114,9 @@ def _safely(look: Callable[[], Looked]) -> Callable[[], Looked]:
 
 
 def _told(error: LocalAttnError) -> Looked:
+    """Turn an error into what a look finds."""
     detail = " ".join(line for line in (error.what, error.why) if line)
-    return "missing" if isinstance(error, MissingDependency) else "broken", "", detail, ()
+    return ("missing" if isinstance(error, MissingDependency) else "broken"), "", detail, ()
 
 
 def _headers() -> Looked:
@@ -143,23 +144,27 @@ def _library() -> Looked:
 
 
 def _kernels_probe() -> Probe:
-    """Make the probe that loads kernels of the newest plugin library onto the GPU: machine code of it, or PTX?"""
+    """Make the probe that loads kernels of the newest plugin library onto the GPU, from machine code or from PTX."""
     from ..core.storage.library_store import TENSORRT_PLUGIN
     from ..doctor.probes import Probe
     from ..plugins.library.facts import parse_facts
 
-    def named(library: Library) -> list[str]:
-        # One head size an element type shows it: all of them are compiled for the same GPUs.
-        kernels = parse_facts(library.facts, library.path).kernels
-        sizes = {x.dtype: x.head_dim for x in kernels if x.op_type in _PLAIN and not x.has_shared_qk}
-        return [f"{dtype}:{head_dim}" for dtype, head_dim in sizes.items()]
+    def some_kernels(library: Library) -> list[str]:
+        """Name one head size for each element type: all sizes are compiled for the same GPUs."""
+        head_dims = {
+            kernel.dtype: kernel.head_dim
+            for kernel in parse_facts(library.facts, library.path).kernels
+            if kernel.op_type == _PLAIN and not kernel.has_shared_qk
+        }
+        return [f"{dtype}:{head_dim}" for dtype, head_dim in head_dims.items()]
 
     def absent() -> Looked:
         return "missing", "", "There is no plugin library of this release in your cache.", ()
 
+    ask, look = _load_in_child("kernels", TENSORRT_PLUGIN, absent, some_kernels)
     title, serves = "Plugin kernels on this GPU", "machine code of this GPU, or PTX"
     add = f"{TENSORRT_PLUGIN.how_to_build} --target sm_XX, for the compute capability X.X that the driver shows"
-    return Probe("kernels", title, "plugin", serves, add=add, **_loading("kernels", TENSORRT_PLUGIN, absent, named))
+    return Probe("kernels", title, "plugin", serves, ask, look, add=add)
 
 
 def _cpu_library_probe() -> Probe:
@@ -175,20 +180,21 @@ def _cpu_library_probe() -> Probe:
         why = "Those here are of another release, or for another processor." if found else _NONE
         return "missing", "", f"{why} ONNX functions compute the attention. To add them: {command}", found
 
+    ask, look = _load_in_child("library", CPU_KERNELS, absent, lambda library: [])
     title, serves = "Compiled CPU kernels", "faster attention on the CPU"
-    return Probe("cpu-library", title, "engines", serves, add=command, **_loading("library", CPU_KERNELS, absent))
+    return Probe("cpu-library", title, "engines", serves, ask, look, add=command)
 
 
-def _loading(
-    probe: str, kind: LibraryKind, absent: Callable[[], Looked], named: Callable[[Library], list[str]] = lambda _: []
-) -> dict[str, Any]:
-    """Return how to look at the newest library of a kind: a child loads it; `absent` tells that there is none.
+def _load_in_child(
+    name: str, kind: LibraryKind, absent: Callable[[], Looked], arguments: Callable[[Library], list[str]]
+) -> tuple[tuple[str, ...], Callable[[], Looked] | None]:
+    """Let a child process load the newest library of a kind; return `ask` and `look` of the probe, one of them empty.
 
     Args:
-        probe: the child's probe.
-        kind: the kind.
-        absent: what to find where there is none.
-        named: further arguments of the child, of the library.
+        name: what the child is asked to do, the first word of its arguments.
+        kind: the kind of library.
+        absent: tells that there is none.
+        arguments: returns further arguments of the child for a library.
     """
     from ..core.storage.library_image import for_child
     from ..core.storage.library_store import find
@@ -196,15 +202,15 @@ def _loading(
     try:
         library = find(kind)
         if library is None:
-            return {"look": _safely(absent)}
-        return {"ask": (probe, for_child(library.image), str(library.path), *named(library))}
+            return (), _safely(absent)
+        return (name, for_child(library.image), str(library.path), *arguments(library)), None
     except LocalAttnError as error:
-        told = _told(error)
-        return {"look": lambda: told}
+        found = _told(error)
+        return (), lambda: found
 
 
 _NONE = "There is none installed or in your cache; one built with --output is used when it is named."
-_PLAIN = ("WindowedAttention",)  # the op type without mask and bias
+_PLAIN = "WindowedAttention"  # the op type without mask and bias
 
 _AREAS = {
     "system": "This machine",

@@ -13,20 +13,10 @@ from ..core.storage.file_kinds import ONNX
 from ..core.versions import DEFAULT_OPSET, OPSETS
 from .api.exporting import Mode, check_options, export_request
 from .api.exporting import export as export_checkpoint
-from .parts.console import (
-    FormatOption,
-    export_document,
-    number_option,
-    print_exported,
-    print_json,
-    print_notes,
-    progress,
-    say,
-    size_option,
-    suggest,
-)
+from .parts.console import export_document, print_exported, print_json, print_notes, progress, say, suggest
 from .parts.export_module import export_users_module, parse_axes, print_module, refuse_options
 from .parts.export_steps import print_step_files, print_step_plan
+from .parts.options import FormatOption, number_option, size_option
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.terminal.help import Hint
 from .parts.terminal.panels import MODULE
@@ -45,6 +35,8 @@ MODULE_ONLY = {"weights", "factory_args", "module_input", "load_inputs"}
 # Options of both that are called as arguments of `localattn.export`.
 BOTH = ("opset", "standard_ops", "golden", "allow_quadratic", "allow_wide_integers", "atol", "rtol", "max_seq_len")
 
+# Element type of the file.
+Dtype = Literal["fp32", "fp16", "bf16"]
 # Element type of the weights of linear layers, where it differs from the file's.
 WeightDtype = Literal["int8", "int4", "fp8", "int8-qdq"]
 # What a Hugging Face model is for.
@@ -54,11 +46,6 @@ Task = Literal["feature-extraction", "fill-mask", "text-classification", "token-
 def _weight_dtype_hint(text: str) -> str:
     """Return a hint for a type of the weights alone, which has an option of its own."""
     return f"For weights in {text}: --weight-dtype {text}" if text in get_args(WeightDtype) else ""
-
-
-DtypeOption = Annotated[
-    Literal["fp32", "fp16", "bf16"], typer.Option(help="Element type of the file."), Hint(_weight_dtype_hint)
-]
 
 
 def export(
@@ -116,7 +103,7 @@ def export(
         int | None,
         size_option("Most positions of a step file of a Hugging Face model. (Default: 4096, or what it has.)"),
     ] = None,
-    dtype: DtypeOption = "fp32",
+    dtype: Annotated[Dtype, typer.Option(help="Element type of the file."), Hint(_weight_dtype_hint)] = "fp32",
     weight_dtype: Annotated[
         WeightDtype | None,
         typer.Option(
@@ -216,12 +203,19 @@ def export(
     given = {name for name, found in sources.items() if found is not None and found.name == "COMMANDLINE"}
     if factory is not None or (allow_pickle and source is not None):
         refuse_options(given, CHECKPOINT_ONLY | ({"weights"} if checkpoint is not None else set()), "your own module")
-        asked = {name: values[name] for name in MODULE_ONLY} | {"weights": source}
         with progress() as step:
             step("Loading PyTorch")
-            common |= {"dynamic": axes}
             written, outcome = export_users_module(
-                common, step, **asked, factory=factory, allow_pickle=allow_pickle, output=output, dry_run=dry_run
+                common | {"dynamic": axes},
+                step,
+                factory=factory,
+                factory_args=factory_args,
+                weights=source,
+                module_input=module_input,
+                load_inputs=load_inputs,
+                allow_pickle=allow_pickle,
+                output=output,
+                dry_run=dry_run,
             )
         print_module(written, outcome, as_json=output_format == "json")
         if output_format != "json":

@@ -16,20 +16,16 @@ import typer
 
 from ..core.errors import LocalAttnError, MissingDependency, UsageError
 from ..core.limits import LARGEST_SIZE
-from .parts.console import (
+from .parts.console import note, print_json, say, suggest, warn
+from .parts.options import (
     FormatOption,
     ProviderOption,
     RuntimeOption,
     ThreadsOption,
     finite,
-    note,
     number_option,
-    print_json,
-    say,
     seed_option,
     size_option,
-    suggest,
-    warn,
 )
 from .parts.paths import INPUT
 from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
@@ -136,12 +132,7 @@ def generate(
         warn(f"{generator.session.missing_prefill} is not beside {model.name}: the prompt is read token by token.")
     for line in generator.session.notes:
         warn(f"{line}.")
-    limit = max_tokens
-    if limit is None:
-        room = generator.room(len(ids))
-        said = None if folder is None else folder.most_tokens(len(ids))
-        limit = DEFAULT_TOKENS if said is None else said
-        limit = limit if room is None else min(limit, max(room, 1))
+    limit = _default_limit(generator, folder, len(ids)) if max_tokens is None else max_tokens
     settings |= {"seed": seed, "stop": () if folder is None else folder.stop}
     shown = echo and output_format == "console"
     run = _Run(generator, ids, None if limit < 0 else limit, settings, shown, tokenizer)
@@ -156,6 +147,18 @@ def generate(
         suggest("localattn", "bench", model)
     if run.finish == "interrupted":
         raise typer.Exit(INTERRUPTED)
+
+
+def _default_limit(generator: Generator, folder: FolderDefaults | None, prompt: int) -> int:
+    """Return how many tokens to generate after a prompt of so many, where the command line does not say.
+
+    As many as the folder says, else `DEFAULT_TOKENS`, but no more than the model has positions; at least 1, so that a
+    prompt that fills them is refused and not answered by nothing.
+    """
+    said = None if folder is None else folder.most_tokens(prompt)
+    limit = DEFAULT_TOKENS if said is None else said
+    room = generator.room(prompt)
+    return limit if room is None else min(limit, max(room, 1))
 
 
 def _prepare(generator: Generator) -> None:
@@ -191,10 +194,9 @@ class _Run:
     finish: str = "length"
     prefill_seconds: float = 0.0
     generate_seconds: float = 0.0
-    calls: int = 0
 
     @property
-    def is_text(self) -> bool:
+    def is_bytes(self) -> bool:
         """Whether the tokens are bytes."""
         return self.generator.vocabulary == BYTES
 
@@ -226,12 +228,12 @@ class _Run:
         stream = self.generator.generate(self.prompt, self.max_tokens, first_row=first, **self.settings)
         ready = time.perf_counter()
         self.prefill_seconds += ready - begin
-        writer = writer_for(bytes_model=self.is_text, tokenizer=self.tokenizer) if live else None
+        writer = writer_for(bytes_model=self.is_bytes, tokenizer=self.tokenizer) if live else None
         try:
-            for token in self.prompt if writer and self.echo else ():
-                writer.write(token)  # type: ignore[union-attr]
+            if writer and self.echo:
+                for token in self.prompt:
+                    writer.write(token)
             for tokens in stream:
-                self.calls += 1
                 for row, token in zip(rows, tokens.tolist(), strict=False):
                     if not self._ended(row):
                         row.append(token)
@@ -250,7 +252,7 @@ class _Run:
     def _show(self, row: Sequence[int]) -> None:
         from .parts.token_output import writer_for
 
-        writer = writer_for(bytes_model=self.is_text, tokenizer=self.tokenizer)
+        writer = writer_for(bytes_model=self.is_bytes, tokenizer=self.tokenizer)
         for token in [*(self.prompt if self.echo else ()), *self.shown(row)]:
             writer.write(token)
         writer.end()
@@ -263,7 +265,7 @@ class _Run:
         texts = None
         if self.tokenizer is not None:
             texts = [self.tokenizer.decode(self.shown(row)) for row in self.rows]
-        elif self.is_text:
+        elif self.is_bytes:
             texts = [bytes(row).decode("utf-8", "replace") for row in self.rows]
         return {
             "backend": session.backend,
@@ -348,14 +350,16 @@ def _read_prompt(
         UsageError: several sources, none, a file that cannot be read, or text for a model that has no bytes.
     """
     sources = {"--prompt": text, "--prompt-file": file, "--prompt-ids": ids}
-    given = [name for name, value in sources.items() if value is not None]
+    given = [flag for flag, value in sources.items() if value is not None]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} were given.", why="There is one prompt.", fix="Keep one of them.")
     if ids is not None:
         return _numbers(ids)
     raw = _read_bytes(file) if text is None else os.fsencode(text)
-    if is_text or vocabulary == BYTES:
-        return raw if is_text else list(raw)
+    if is_text:
+        return raw
+    if vocabulary == BYTES:
+        return list(raw)
     if text is not None:
         raise UsageError(
             "The prompt is text, and the model does not read bytes.",
@@ -366,7 +370,11 @@ def _read_prompt(
 
 
 def _read_bytes(file: Path | None) -> bytes:
-    """Read the bytes of a file, or of stdin."""
+    """Read the bytes of a file, or of stdin where there is none.
+
+    Raises:
+        UsageError: the file cannot be read, stdin is a terminal, or there are too many bytes.
+    """
     from ..core.storage.reading import read_plain
 
     if file is not None:

@@ -49,9 +49,10 @@ def inspect(
     what it was built by and for, its plugin, its checks, and its layers where there is a GPU to open it.
     """
     destination = choose(output_format, output, force)
-    if write_config and file.suffix in (".engine", ".onnx"):
+    suffix = file.suffix.lower()
+    if write_config and suffix in (".engine", ".onnx"):
         raise typer.BadParameter("it goes with a checkpoint", param_hint="--write-config")
-    if file.suffix == ".engine":
+    if suffix == ".engine":
         from ..onnx_graph.windows import windows_of_sidecar
         from ..runtime.engine.inspect import inspect_engine
 
@@ -59,7 +60,7 @@ def inspect(
         windows = [view.to_dict() for view in windows_of_sidecar(report.facts.model)]
         document = {**report.to_dict(), "windows": windows}
         show(destination, "engine", document, lambda: _print_engine(report), ("localattn", "run", file))
-    elif file.suffix == ".onnx":
+    elif suffix == ".onnx":
         from ..onnx_graph.facts import inspect_onnx
         from ..onnx_graph.windows import windows_of_file
 
@@ -72,12 +73,14 @@ def inspect(
         from ..exporter.checkpoint.describe import describe_checkpoint
 
         description = describe_checkpoint(file, config)
-        following: tuple[object, ...] = ("localattn", "export", file, *(() if config is None else ("--config", config)))
+        following: list[object] = ["localattn", "export", file]
         if description["needed"] and not write_config:
-            lacking = (
-                ("--write-config",) if description["template"] else ("--config", config or file.with_suffix(".json"))
+            following = ["localattn", "inspect", file]
+            following += (
+                ["--write-config"] if description["template"] else ["--config", config or file.with_suffix(".json")]
             )
-            following = ("localattn", "inspect", file, *lacking)
+        elif config is not None:
+            following += ["--config", config]
         show(destination, "checkpoint", description, lambda: _print_checkpoint(description, write_config), following)
         if write_config:
             _write_config(description, file)

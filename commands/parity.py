@@ -11,7 +11,9 @@ from ..core.errors import UsageError
 from ..core.limits import MOST_SEEDS, is_size
 from ..core.storage.file_kinds import NPZ
 from ..reports.figures import comparison_figure, figures_of
-from .parts.console import RuntimeOption, number_option, print_notes, progress, say, seed_option, warn
+from ..reports.table import Table, numbers, texts
+from .parts.console import print_notes, progress, say, suggest, warn
+from .parts.options import RuntimeOption, number_option, seed_option
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
 from .parts.report_output import OutputOption, ReportFormatOption, choose, show
@@ -21,12 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..runtime.parity.report import ParityReport
-
-# Options that are called as arguments of `localattn.parity`.
-_COMPARED = (
-    *("against", "golden", "config", "causal", "atol", "rtol", "provider", "runtime"),
-    *("save_inputs", "save_outputs"),
-)
 
 
 def parity(
@@ -92,7 +88,6 @@ def parity(
     reference is your own model, as localattn.record recorded it. Exit code 0 if every output of every file is within
     the tolerance, 1 if not.
     """
-    values = dict(locals())  # before anything else has a name here
     if len(models) > 1 and (save_inputs is not None or save_outputs is not None):
         raise UsageError(
             "--save-inputs and --save-outputs take the arrays of one file.",
@@ -100,23 +95,43 @@ def parity(
             fix="Compare them one after another.",
         )
     destination = choose(output_format, output, force)
-    options: dict[str, Any] = {name: values[name] for name in _COMPARED}
-    options |= {"seeds": range(seed, seed + seeds), "inputs": load_inputs, "seq_len": _lengths(seq_len)}
-    options |= {"plugin": plugin_asked(plugin, plugin_library), "overwrite": force}
+    lengths, asked = _lengths(seq_len), plugin_asked(plugin, plugin_library)
     if against is None and golden is None:
         raise typer.BadParameter("give --against, or --golden, or both", param_hint="--against")
     with progress() as step:
         from .api.comparing import parity as compare
 
-        reports = [compare(model, **options, progress=step) for model in models]
+        reports = [
+            compare(
+                model,
+                against,
+                golden=golden,
+                config=config,
+                seeds=range(seed, seed + seeds),
+                inputs=load_inputs,
+                seq_len=lengths,
+                causal=causal,
+                atol=atol,
+                rtol=rtol,
+                provider=provider,
+                plugin=asked,
+                runtime=runtime,
+                save_inputs=save_inputs,
+                save_outputs=save_outputs,
+                overwrite=force,
+                progress=step,
+            )
+            for model in models
+        ]
     print_notes(dict.fromkeys(line for report in reports for line in report.notes))
     passed = all(report.passed for report in reports)
     files = [report.to_dict() for report in reports]
     document = files[0] if len(files) == 1 else {"passed": passed, "files": files}
-    following = _next(models[0], against, passed)
-    show(destination, "parity", document, lambda: _print_reports(reports), following)
+    show(destination, "parity", document, lambda: _print_reports(reports))
     for line in dict.fromkeys(line for report in reports for line in report.warnings):
         warn(line)
+    if destination.shows_console:
+        suggest(*_next(models[0], against, passed))
     if not passed:
         raise typer.Exit(1)
 
@@ -167,11 +182,12 @@ def _print_reports(reports: list[ParityReport]) -> None:
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
     figures = figures_of(rows, _FIGURES)
+    columns = (*texts("output", "inputs"), *numbers(*figures), *texts(""))
     cells = []
     for row in rows:
-        verdict = "ok" if row["passed"] else ("FAILED", "red")
+        verdict = "ok" if row["passed"] else "FAILED"
         cells.append((row["output"], row["inputs"], *(comparison_figure(row, name) for name in figures), verdict))
-    print_table({"output": False, "inputs": False, **dict.fromkeys(figures, True), "": False}, cells)
+    print_table(Table("", columns, tuple(cells), marks=tuple("" if row["passed"] else "bad" for row in rows)))
 
 
 _FIGURES = (

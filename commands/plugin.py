@@ -11,14 +11,17 @@ import typer
 from ..core.errors import MissingDependency, UsageError
 from ..core.limits import MOST_JOBS
 from ..core.storage.file_kinds import LIBRARY, REWRITTEN
-from .parts.console import FormatOption, bytes_text, note, print_json, progress, say, suggest
+from .parts.console import bytes_text, note, print_json, progress, say, suggest
+from .parts.options import FormatOption
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.plugins import plugin_cpu
+from .parts.plugins.newest import newest
 from .parts.plugins.options import Backend, Fp32Products
 from .parts.terminal.help import Group
 
 if TYPE_CHECKING:
     from ..core.storage.library_store import Library
+    from ..plugins.kernel.compile import AnySpec
     from ..plugins.library.facts import Arch, LibraryFacts
     from ..plugins.library.registry import Backend as RegistryBackend
     from ..plugins.library.registry import RegistryFacts
@@ -76,7 +79,7 @@ def build(
     from ..plugins.kernel.targets import target as target_called
     from ..plugins.library.build import build_library, up_to_date
     from ..plugins.library.headers import find_cuda_headers, find_tensorrt_headers
-    from ..plugins.library.selection import default_targets, every_kernel, needed_by, without_kernel
+    from ..plugins.library.selection import default_targets, every_kernel
 
     if backend == "onnxruntime":
         chosen = {"Models": models, "--target": target, "--dtype": dtype, "--head-dim": head_dim, "--jobs": jobs}
@@ -100,11 +103,7 @@ def build(
     chosen_arch = _arch(arch)
     targets = [target_called(name) for name in _split(target)] or default_targets(chosen_arch)
     if models:
-        specs = list(dict.fromkeys(spec for model in models for spec in needed_by(model, fp32_products)))
-        if not specs:
-            reasons = {why for model in models for why in without_kernel(model).values()}
-            why = ["None of their nodes is an attention node that a kernel computes", *sorted(reasons)]
-            raise UsageError("These models need no plugin.", why=f"{'; '.join(why)}.")
+        specs = _needed_by(models, fp32_products)
     else:
         specs = every_kernel(_split(dtype), _numbers(head_dim), fp32_products)
     path = output or prepare_cache(chosen_arch) / _file_name(models)
@@ -157,7 +156,7 @@ def path(
             why="onnxruntime is given its library by name: nothing has to register it.",
             fix="Leave out --companion.",
         )
-    library = plugin_cpu.newest(CPU_KERNELS if backend == "onnxruntime" else TENSORRT_PLUGIN, chosen_arch)
+    library = newest(CPU_KERNELS if backend == "onnxruntime" else TENSORRT_PLUGIN, chosen_arch)
     found, sha256 = _companion(library) if companion else (library.path, library.sha256)
     if output_format == "json":
         print_json({"path": str(found), "sha256": sha256})
@@ -213,7 +212,7 @@ def check(
     if backend == "onnxruntime" or named_for_cpu:
         plugin_cpu.check(library, as_json=output_format == "json")
         return
-    found = plugin_cpu.newest(TENSORRT_PLUGIN, host_arch()) if library is None else read_named(TENSORRT_PLUGIN, library)
+    found = newest(TENSORRT_PLUGIN, host_arch()) if library is None else read_named(TENSORRT_PLUGIN, library)
     backends = [known for known in BACKENDS if backend is None or known == backend]
     for chosen in backends:
         _prepare(chosen)
@@ -252,6 +251,22 @@ def rewrite(
         say(f"  kept    {name}: no kernel computes it: {why}; its function definition stands in its place")
     say("Before onnxruntime opens it, load the plugin library into TensorRT in the same process:")
     say("  tensorrt.get_plugin_registry().load_library(PATH), with the PATH that `localattn plugin path` prints")
+
+
+def _needed_by(models: list[Path], fp32_products: Fp32Products) -> list[AnySpec]:
+    """Return the kernels that the models need together.
+
+    Raises:
+        UsageError: they need none.
+    """
+    from ..plugins.library.selection import needed_by, without_kernel
+
+    specs = list(dict.fromkeys(spec for model in models for spec in needed_by(model, fp32_products)))
+    if not specs:
+        reasons = {why for model in models for why in without_kernel(model).values()}
+        why = ["None of their nodes is an attention node that a kernel computes", *sorted(reasons)]
+        raise UsageError("These models need no plugin.", why=f"{'; '.join(why)}.")
+    return specs
 
 
 def _file_name(models: list[Path]) -> str:

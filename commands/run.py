@@ -12,7 +12,8 @@ import typer
 
 from ..core.limits import MOST_ITERATIONS
 from ..core.storage.file_kinds import NPZ
-from .parts.console import FormatOption, ProviderOption, RuntimeOption, ThreadsOption, say, seed_option, suggest, warn
+from .parts.console import say, suggest, warn
+from .parts.options import FormatOption, ProviderOption, RuntimeOption, ThreadsOption, seed_option
 from .parts.paths import INPUT, ForceOption, OutputPath
 from .parts.plugins.kernels_in_use import has_nodes, say_kernels
 from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
@@ -79,9 +80,10 @@ def run(
         "saved_outputs": None if save_outputs is None else str(save_outputs),
         "milliseconds": milliseconds,
     }
-    for kind, array in [*(("input", x) for x in report["inputs"]), *(("output", x) for x in report["outputs"])]:
-        if not array["finite"]:
-            warn(f"{kind} {array['name']!r} holds NaN or Inf.")
+    for kind in ("input", "output"):
+        for array in report[f"{kind}s"]:
+            if not array["finite"]:
+                warn(f"{kind} {array['name']!r} holds NaN or Inf.")
     if output_format == "json":
         say(json.dumps(report, allow_nan=False))
         return

@@ -56,7 +56,7 @@ def run_demo(
 
 
 def bits_per_byte(session: Session, rows: np.ndarray) -> float:  # type: ignore[type-arg]
-    """Mean of `-log2 p(next byte)` over all but the last position of every row `[R, N]` uint8."""
+    """Return the mean of `-log2 p(next byte)` over all but the last position of every row `[R, N]` uint8."""
     losses = []
     for row in rows.astype(np.int64):
         logits = session.run({"tokens": row[None]})["logits"][0].astype(np.float64)
@@ -67,10 +67,10 @@ def bits_per_byte(session: Session, rows: np.ndarray) -> float:  # type: ignore[
 
 
 def write_on(session: Session, prompt: bytes, count: int, seed: int, temperature: float) -> Iterator[int]:
-    """`count` bytes that the model writes after `prompt`, one at a time.
+    """Yield `count` bytes that the model writes after `prompt`, which is not empty, one at a time.
 
-    The file's length is fixed: a causal model does not see what stands after a position, so the text
-    is padded with zeros, and only its last `N` bytes count.
+    The file's length is fixed: a causal model does not see what stands after a position, so the text is padded with
+    zeros, and only its last `N` bytes count.
     """
     generator = np.random.default_rng(seed)
     length = int(session.inputs[0].shape[1])

@@ -23,7 +23,7 @@ from localattn.exporter.source.source_model import SourceModel
 from localattn.runtime.inputs.arrays import random_inputs
 from localattn.runtime.session import load
 
-from ..report import _table, console
+from ..report import console, new_table
 
 Tokens = NDArray[np.int64]
 Run = Callable[[Tokens], NDArray[Any]]
@@ -138,7 +138,7 @@ def print_precision(result: dict[str, Any]) -> None:
     for kind, count in result["rows"].items():
         title = f"{result['checkpoint']}, {count} × {result['seq_len']} tokens, {kind}; logits up to "
         title += f"{result['largest_logit'][kind]}"
-        table = _table(title, "precision", "MB", "rms", "max", "share", "1 - cosine", "same next token")
+        table = new_table(title, "precision", "MB", "rms", "max", "share", "1 - cosine", "same next token")
         for entry in result["precisions"]:
             size, figures = entry["file_bytes"], entry[kind]
             table.add_row(

@@ -41,7 +41,7 @@ def measure(only: Sequence[str], tell: Callable[[str], None]) -> dict[str, Any]:
     """The whole benchmark as it is stored.
 
     Args:
-        only: instruction sets; the others keep their rows. None: all.
+        only: instruction sets; the others keep their rows. Empty: all.
         tell: told each step.
     """
     library()

@@ -126,7 +126,7 @@ def print_peers(result: Row) -> None:
             table.add_row(*(f"[bold green]{text}[/]" if i == fastest else text for i, text in enumerate(cells)))
         console.print(table)
     for line in _legend(result):
-        console.print(line, soft_wrap=True)
+        console.print(line, soft_wrap=True, markup=False)
     for line in behind(result):
         console.print(f"[red]slower[/]  {line}")
     print_targets(result)

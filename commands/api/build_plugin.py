@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
+from ...core.error_texts import argument
 from ...core.errors import LocalAttnError, MissingDependency, UsageError
 
 if TYPE_CHECKING:
@@ -18,6 +19,20 @@ if TYPE_CHECKING:
 
 # What computes the attention node.
 PluginKind = Literal["auto", "library", "aot", "none"]
+
+
+def check_plugin(kind: str, library: Path | None) -> None:
+    """Refuse an unknown kind of plugin, and a library beside a kind that takes none.
+
+    Raises:
+        UsageError: one of these.
+    """
+    if kind not in get_args(PluginKind):
+        raise UsageError(f"Unknown plugin {kind!r}.", fix=f"Known: {', '.join(get_args(PluginKind))}.")
+    if library is not None and kind not in ("auto", "library"):
+        raise UsageError(
+            f"{argument('plugin', kind)} takes no {argument('plugin_library')}.", fix="Leave one of them out."
+        )
 
 
 def choose_plugin(
@@ -34,7 +49,7 @@ def choose_plugin(
     builds one, else leaves the node to its ONNX function and says why.
 
     Args:
-        kind: what was asked for.
+        kind: what was asked for, as `check_plugin` accepts it.
         library: the library that was named.
         model: the ONNX file.
         backend: "tensorrt" or "tensorrt-rtx".
@@ -42,7 +57,7 @@ def choose_plugin(
         progress: called with each step.
 
     Raises:
-        UsageError: options that contradict each other, or a library that lacks a kernel.
+        UsageError: a library that lacks a kernel, or a model that no plugin serves.
         MissingDependency: a plugin was asked for, and what makes it is missing.
         BuildFailed: a plugin was asked for, and could not be built.
     """
@@ -51,8 +66,6 @@ def choose_plugin(
     from ...runtime.engine.builder.request import PluginChoice
     from ...runtime.engine.builder.source import check_fp8
 
-    if library is not None and kind not in ("auto", "library"):
-        raise UsageError(f"--plugin {kind} takes no --plugin-library.", fix="Leave one of them out.")
     if kind == "none":
         return PluginChoice(), []
     check_fp8(model, capabilities)  # before a library is built
@@ -69,7 +82,7 @@ def choose_plugin(
     if found is None:
         unserved = "has no attention node that a plugin serves"
         if kind == "library":
-            fix = "Build it with --plugin none, or auto."
+            fix = f"Build it with {argument('plugin', 'none')}, or {argument('plugin', 'auto')}."
             raise UsageError(f"{model.name} {unserved}.", why="; ".join(left), fix=fix)
         return PluginChoice(asked="auto"), [*left, f"the model {unserved}"]
     kernels = tuple(KernelName(**asdict(spec)) for spec in specs)
@@ -145,12 +158,14 @@ def _inside_engine(backend: str, capabilities: Sequence[int]) -> PluginChoice:
         raise UsageError(
             f"{backend} cannot put the kernels into the engine.",
             why="Ahead-of-time plugins are a part of tensorrt only.",
-            fix="Use --plugin library.",
+            fix=f"Use {argument('plugin', 'library')}.",
         )
     reason = why_not()
     if reason:
         raise MissingDependency(
-            "The kernels cannot be put into the engine.", why=f"{reason}.", fix="Use --plugin library."
+            "The kernels cannot be put into the engine.",
+            why=f"{reason}.",
+            fix=f"Use {argument('plugin', 'library')}.",
         )
     gpu = target(f"sm_{capabilities[0]}")
     served = tuple(node.op_type for node in SERVED)

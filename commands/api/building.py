@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 from ...core.error_texts import argument
 from ...core.errors import UsageError
-from .build_plugin import PluginKind, choose_plugin
+from .build_plugin import PluginKind, check_plugin, choose_plugin
+from .paths import as_path
 
 if TYPE_CHECKING:
     from ...core.documents.engine_facts import ProfileFacts
@@ -72,31 +73,42 @@ def build(
         MissingDependency: the library, its driver or a GPU is not there.
         BuildFailed: the build failed, or the engine is not what was asked for.
     """
-    given = dict(locals())  # before anything else has a name here
     from ...onnx_graph.onnx_file import OnnxFile
     from ...runtime.engine.builder.build import build_engine, plan_targets
     from ...runtime.engine.builder.request import BuildRequest
     from ...runtime.parity.files import check_built_engine
 
     progress("Reading the model")
-    if plugin not in get_args(PluginKind):
-        raise UsageError(f"Unknown plugin {plugin!r}.", fix=f"Known: {', '.join(get_args(PluginKind))}.")
+    library = as_path(plugin_library)
+    check_plugin(plugin, library)
     model = Path(model)
     profiles = _profiles(min_shapes, opt_shapes, max_shapes)
     file, targets = OnnxFile.read(model), tuple(name for name in target if name.strip())
-    library = None if plugin_library is None else Path(plugin_library)
     capabilities = plan_targets(backend, targets, device)
     choice, notes = choose_plugin(plugin, library, file, backend, capabilities, progress)
-    given |= {"model": file, "targets": targets, "plugin": choice, "profiles": profiles}
-    given["output"] = model.with_suffix(".engine") if output is None else Path(output)
-    given["timing_cache"] = None if timing_cache is None else Path(timing_cache)
-    given["workspace"] = None if workspace is None else workspace << 20
-    request = BuildRequest(**{field.name: given[field.name] for field in fields(BuildRequest)})
+    request = BuildRequest(
+        model=file,
+        output=model.with_suffix(".engine") if output is None else Path(output),
+        backend=backend,
+        targets=targets,
+        device=device,
+        plugin=choice,
+        timing_cache=as_path(timing_cache),
+        workspace=None if workspace is None else workspace << 20,  # from MiB to bytes
+        builder_optimization_level=builder_optimization_level,
+        profiles=profiles,
+        version_compatible=version_compatible,
+        hardware_compatible=hardware_compatible,
+        refit=refit,
+        strip_weights=strip_weights,
+        embed_plugin=embed_plugin,
+        overwrite=overwrite,
+    )
     report = build_engine(request, progress, check_built_engine)
     return replace(report, notes=[*notes, *report.notes])
 
 
-def _profiles(*given: Profiles | None) -> list[ProfileFacts]:
+def _profiles(low: Profiles | None, opt: Profiles | None, high: Profiles | None) -> list[ProfileFacts]:
     """Join the three arguments for dynamic axes.
 
     Raises:
@@ -104,19 +116,18 @@ def _profiles(*given: Profiles | None) -> list[ProfileFacts]:
     """
     from ...core.documents.engine_facts import ProfileFacts
 
-    smallest, best, largest = map(_listed, given)
-    inputs = [[set(profile) for profile in profiles] for profiles in (smallest, best, largest)]
-    if not inputs[0] == inputs[1] == inputs[2]:
-        names = [argument(name) for name in ("min_shapes", "opt_shapes", "max_shapes")]
+    smallest, best, largest = _listed(low), _listed(opt), _listed(high)
+    names = [[profile.keys() for profile in profiles] for profiles in (smallest, best, largest)]
+    if not names[0] == names[1] == names[2]:
         raise UsageError(
-            f"{names[0]}, {names[1]} and {names[2]} go together.",
+            f"{argument('min_shapes')}, {argument('opt_shapes')} and {argument('max_shapes')} go together.",
             why="Each must have the same profiles, and name the same inputs in each.",
             fix="For example the sizes 1x1, 1x512 and 1x1024 of an input.",
         )
     return [
-        ProfileFacts(profile=number, input=name, min=tuple(low[name]), opt=tuple(opt[name]), max=tuple(high[name]))
-        for number, (low, opt, high) in enumerate(zip(smallest, best, largest, strict=True))
-        for name in low
+        ProfileFacts(profile=number, input=name, min=tuple(sizes), opt=tuple(fastest[name]), max=tuple(most[name]))
+        for number, (least, fastest, most) in enumerate(zip(smallest, best, largest, strict=True))
+        for name, sizes in least.items()
     ]
 
 

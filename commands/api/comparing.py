@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from ...core.error_texts import argument
 from ...core.errors import MissingDependency, UsageError
 from ...core.storage.mistaken import check_exists
 from .packages import missing_package
+from .paths import as_path
 
 if TYPE_CHECKING:
     from ...runtime.parity.report import ParityReport, ParityRequest
@@ -67,7 +67,6 @@ def parity(
         CheckFailed: an output is missing or has another shape than the reference's.
         MissingDependency: a package, or the provider asked for, is not there.
     """
-    given = dict(locals())  # before anything else has a name here
     from ...runtime.parity.report import ParityRequest
 
     reference = golden if against is None else against
@@ -75,13 +74,24 @@ def parity(
         raise UsageError(
             "There is nothing to compare with.", fix=f"Give {argument('against')}, or {argument('golden')}, or both."
         )
-    for name in ("golden", "config", "inputs", "save_inputs", "save_outputs"):
-        given[name] = None if given[name] is None else Path(given[name])
-    given |= {"model": Path(model), "against": Path(reference), "seeds": tuple(seeds), "plugin": str(plugin)}
-    given |= {"lengths": tuple(seq_len), "keep_reference": save_outputs is not None}
-    request = ParityRequest(**{field.name: given[field.name] for field in fields(ParityRequest)})
+    request = ParityRequest(
+        model=Path(model),
+        against=Path(reference),
+        golden=as_path(golden),
+        config=as_path(config),
+        seeds=tuple(seeds),
+        inputs=as_path(inputs),
+        lengths=tuple(seq_len),
+        atol=atol,
+        rtol=rtol,
+        provider=provider,
+        plugin=str(plugin),
+        runtime=runtime,
+        causal=causal,
+        keep_reference=save_outputs is not None,
+    )
     report = _comparison(request, progress)(request, progress)
-    report.save(given["save_inputs"], given["save_outputs"], overwrite=overwrite)
+    report.save(as_path(save_inputs), as_path(save_outputs), overwrite=overwrite)
     return report
 
 

@@ -12,6 +12,7 @@ from ...core.errors import UsageError
 from ...core.storage.mistaken import check_exists
 from ...core.versions import DEFAULT_OPSET
 from .packages import packages_named
+from .paths import as_path
 
 if TYPE_CHECKING:
     from torch import nn
@@ -193,8 +194,8 @@ def export_request(
     request = ExportRequest(
         checkpoint=checkpoint,
         output=_default_output(checkpoint, suffix) if output is None else Path(output),
-        config=_path(config),
-        golden=_path(golden),
+        config=as_path(config),
+        golden=as_path(golden),
         shapes=ShapeRequest(**shapes),
         dynamic=None if dynamic is None else tuple(dynamic),
         weights=weight_dtype,
@@ -262,14 +263,10 @@ def export_module(
         ExportFailed: PyTorch's exporter gave up.
         CheckFailed: a check found a fault; nothing was written.
     """
-    given = dict(locals()) | {"golden": _path(golden), "dynamic": tuple(dynamic)}  # before others have names here
+    given = dict(locals()) | {"golden": as_path(golden), "dynamic": tuple(dynamic)}  # before others have names here
     with packages_named():
         from ...exporter.user_module.export_module import ModuleOptions
         from ...exporter.user_module.export_module import export_module as run
 
     options = ModuleOptions(**{field.name: given[field.name] for field in fields(ModuleOptions) if field.name in given})
     return run(module, inputs, output, options, origin=origin, progress=progress)
-
-
-def _path(path: str | Path | None) -> Path | None:
-    return None if path is None else Path(path)

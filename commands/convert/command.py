@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...core.storage.file_kinds import ONNX
-from ..parts.console import FormatOption, bytes_text, print_checks, print_json, progress, say
+from ..parts.console import bytes_text, print_checks, print_json, progress, say
+from ..parts.options import FormatOption
 from ..parts.paths import INPUT, ForceOption, OutputPath
 
 if TYPE_CHECKING:

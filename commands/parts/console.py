@@ -6,19 +6,17 @@ import functools
 import inspect
 import json
 import logging
-import math
 import re
 import shlex
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ...core.documents.report import SIGNS
-from ...core.limits import LARGEST_SEED, LARGEST_SIZE
 from ...reports import figures
 from .flags import in_flags
 from .terminal.controls import harmless
@@ -32,9 +30,6 @@ if TYPE_CHECKING:
     from ...core.errors import LocalAttnError
     from ...exporter.export import ExportReport
     from ...onnx_graph.facts import OnnxFacts
-
-# How a result is printed.
-Format = Literal["console", "json"]
 
 
 class Verbosity:
@@ -55,29 +50,6 @@ def _set_quiet(value: bool) -> bool:
     return value
 
 
-def finite(value: float | None) -> float | None:
-    """Refuse NaN and infinity as the value of an option that is a number: ranges let them pass."""
-    if value is not None and not math.isfinite(value):
-        raise typer.BadParameter(f"{value} is not a finite number.")
-    return value
-
-
-def number_option(help_text: str) -> Any:
-    """Declare an option that is a finite number of 0 or more."""
-    return typer.Option(min=0, callback=finite, help=help_text)
-
-
-def size_option(help_text: str, least: int | None = None) -> Any:
-    """Declare an option that is a size or a count; without `least`, what uses it says what it must be."""
-    return typer.Option(min=least, max=LARGEST_SIZE, help=help_text)
-
-
-def seed_option(help_text: str) -> Any:
-    """Declare an option that is a seed of random numbers."""
-    return typer.Option(min=0, max=LARGEST_SEED, help=help_text)
-
-
-FormatOption = Annotated[Format, typer.Option("--format", help="console, or json: nothing but JSON on stdout.")]
 VerboseOption = Annotated[
     int,
     typer.Option(
@@ -89,19 +61,8 @@ VerboseOption = Annotated[
         help="Show tracebacks and what is decided; -vv: details.",
     ),
 ]
-RuntimeOption = Annotated[
-    str,
-    typer.Option(help="What runs ONNX files: auto (onnxruntime) or openvino, in fp32; openvino:bf16 is faster."),
-]
-ProviderOption = Annotated[
-    str,
-    typer.Option(
-        help="Where to run: auto (the best that starts), cpu, cuda or tensorrt; cuda:1 for an engine on GPU 1."
-    ),
-]
-ThreadsOption = Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", callback=_set_quiet, help="No progress.")]
-_MESSAGES = (("verbose", VerboseOption), ("quiet", QuietOption))
+_MESSAGES = {"verbose": VerboseOption, "quiet": QuietOption}
 
 
 def with_messages(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,12 +70,15 @@ def with_messages(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def run(**options: Any) -> Any:
-        return command(**{name: value for name, value in options.items() if name not in dict(_MESSAGES)})
+        return command(**{name: value for name, value in options.items() if name not in _MESSAGES})
 
     own = inspect.signature(command, eval_str=True)
-    added = [inspect.Parameter(x, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=y) for x, y in _MESSAGES]
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=option)
+        for name, option in _MESSAGES.items()
+    ]
     run.__signature__ = own.replace(parameters=[*own.parameters.values(), *added])  # type: ignore[attr-defined]
-    run.__annotations__ = {**command.__annotations__, **dict(_MESSAGES)}
+    run.__annotations__ = {**command.__annotations__, **_MESSAGES}
     return run
 
 
@@ -169,7 +133,7 @@ def show_log(verbosity: int = 0) -> None:
     log = logging.getLogger("localattn")
     if not any(isinstance(handler, _OnStderr) for handler in log.handlers):
         log.addHandler(_OnStderr())
-    log.setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)])
+    log.setLevel({0: logging.WARNING, 1: logging.INFO}.get(verbosity, logging.DEBUG))
 
 
 def print_json(document: Any) -> None:
@@ -184,12 +148,17 @@ def print_error(error: LocalAttnError) -> None:
 
 def print_fault(error: Exception) -> None:
     """Print an unexpected error in two lines on stderr; the traceback under -v."""
-    first = (str(error).splitlines() or [""])[0]
     advice = "This is a fault of localattn. Run again with -v and report what it prints."
-    _print_failure(error, f"{type(error).__name__}: {first}", advice)
+    _print_failure(error, f"{type(error).__name__}: {first_line(error)}", advice)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an exception's text; "" where it has none."""
+    return (str(error).splitlines() or [""])[0]
 
 
 def _print_failure(error: Exception, what: str, *lines: str) -> None:
+    """Print the first line in red and the others below it; before them the traceback under -v."""
     if Verbosity.verbose:
         traceback.print_exception(error)
     _remark(f"Error: {_printable(what)}", fg="red", bold=True)
@@ -276,8 +245,8 @@ def print_warnings(report: Report) -> None:
 
 def export_document(report: ExportReport) -> dict[str, Any]:
     """Return the document that `--format json` prints for an export."""
-    said = {"notes": report.notes, "warnings": report.warnings}
-    return {"model": str(report.path), **said, **report.sidecar.to_dict()}
+    remarks = {"notes": report.notes, "warnings": report.warnings}
+    return {"model": str(report.path), **remarks, **report.sidecar.to_dict()}
 
 
 def bytes_text(size: int) -> str:

@@ -51,7 +51,9 @@ def export_users_module(
     output: Path | None,
     dry_run: bool,
 ) -> tuple[Path, ExportReport | ReplacementReport]:
-    """Make the module and export it, or with `dry_run` only replace its layers; return the file's path, and the report.
+    """Make the module and export it, or with `dry_run` only replace its layers.
+
+    Return the path of the file, and the report.
 
     Args:
         options: arguments of `localattn.export_module`.
@@ -85,13 +87,19 @@ def export_users_module(
     else:
         assert weights is not None
         module, origin = module_from_pickle(weights)
-    inputs: Inputs = module_input or [] if load_inputs is None else load_arrays(load_inputs)
+    inputs: Inputs = load_arrays(load_inputs) if load_inputs is not None else module_input or []
     if output is None:
-        function = (factory or "model").rpartition(":")[2]
-        output = Path(f"{function}.onnx") if weights is None else weights.with_suffix(".onnx")
+        output = _named_after(weights, factory)
     if dry_run:
         return output, plan_module(module, inputs, output, ModuleOptions(**options), origin)
     return output, export_module(module, inputs, output, **options, origin=origin, progress=step)
+
+
+def _named_after(weights: Path | None, factory: str | None) -> Path:
+    """Return the file to write where none is named: beside the weights, else called as the function."""
+    if weights is not None:
+        return weights.with_suffix(".onnx")
+    return Path(f"{(factory or 'model').rpartition(':')[2]}.onnx")
 
 
 def print_module(output: Path, outcome: ExportReport | ReplacementReport, *, as_json: bool) -> None:

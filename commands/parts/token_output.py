@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import itertools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,10 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenWriter:
-    """Writer of the tokens of one sequence, each at once; control characters on a terminal are shown as U+FFFD.
+    """Writer of the tokens of one sequence, each as soon as it is known.
+
+    Bytes go out as they are; on a terminal, control characters in a text are shown as U+FFFD.
 
     Args:
-        add: returns what a token adds; text has a character when its last byte has arrived.
+        add: returns what a token adds; a text gets a character when its last byte has arrived.
         rest: returns what is still held back when the sequence is over, or was interrupted.
         ends_line: whether a line end follows the last token.
     """
@@ -32,7 +33,7 @@ class TokenWriter:
         _show(self.add(token))
 
     def end(self) -> None:
-        """Write what is still held back."""
+        """Write what is still held back, and the line end."""
         _show(self.rest())
         _show("\n" if self.ends_line else "")
 
@@ -44,17 +45,39 @@ def writer_for(*, bytes_model: bool, tokenizer: FolderTokenizer | None = None) -
         from ...runtime.generation.tokenizer import TextStream
 
         stream = TextStream(tokenizer)
-        return TokenWriter(stream.add, stream.end, terminal)
-    if not bytes_model:  # numbers, as `--prompt-ids` reads them
-        separators = itertools.chain([""], itertools.repeat(","))
-        return TokenWriter(lambda token: f"{next(separators)}{token}", str, True)
-    if not terminal:  # the output is the model's bytes and no other
-        return TokenWriter(lambda token: bytes([token]), bytes, False)
+        return TokenWriter(stream.add, stream.end, ends_line=terminal)
+    if not bytes_model:
+        return _numbers()
+    return _decoded_bytes() if terminal else _raw_bytes()
+
+
+def _numbers() -> TokenWriter:
+    """Write tokens as numbers with commas between them, as `--prompt-ids` reads them."""
+    separator = ""
+
+    def add(token: int) -> str:
+        nonlocal separator
+        text, separator = f"{separator}{token}", ","
+        return text
+
+    return TokenWriter(add, rest=lambda: "", ends_line=True)
+
+
+def _raw_bytes() -> TokenWriter:
+    """Write the model's bytes, and no other."""
+    return TokenWriter(lambda token: bytes([token]), rest=lambda: b"", ends_line=False)
+
+
+def _decoded_bytes() -> TokenWriter:
+    """Write the text that the model's bytes are in UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    return TokenWriter(lambda token: decoder.decode(bytes([token])), lambda: decoder.decode(b"", final=True), True)
+    return TokenWriter(
+        lambda token: decoder.decode(bytes([token])), rest=lambda: decoder.decode(b"", final=True), ends_line=True
+    )
 
 
 def _show(shown: str | bytes) -> None:
+    """Write a text or bytes to stdout at once."""
     if isinstance(shown, str) and sys.stdout.isatty():
         sys.stdout.write(printable(shown))
         sys.stdout.flush()

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.tensors import INTEGER_MASKS
 from ..inputs.vocabulary import check_tokens
@@ -203,7 +204,7 @@ class Generator:
         sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
         sampler = Sampler(sampling, seed, range(first_row, first_row + self.batch))
         if max_tokens is not None and max_tokens < 0:
-            raise UsageError(f"max_tokens is {max_tokens}.", why="It counts tokens.")
+            raise UsageError(f"{argument('max_tokens')} is {max_tokens}.", why="It counts tokens.")
         length = np.shape(prompt)[-1] if np.ndim(prompt) else 0
         room = self.room(length)
         if room is not None and max_tokens is not None and max_tokens > room:

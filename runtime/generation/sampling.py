@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.error_texts import argument
 from ...core.errors import CheckFailed, UsageError
 
 Probabilities = NDArray[np.float64]
@@ -53,7 +54,7 @@ class Sampling:
             ("repetition_penalty", 0 < self.repetition_penalty < np.inf, "", "Take 1 (none), or 1.1."),
         ):
             if not fits:
-                raise UsageError(f"{name} is {getattr(self, name)}.", why=why, fix=fix)
+                raise UsageError(f"{argument(name)} is {getattr(self, name)}.", why=why, fix=fix)
 
     def penalised(self, logits: NDArray[Any], seen: NDArray[np.bool_]) -> NDArray[Any]:
         """Return logits after the penalty for tokens that were seen, bool of the same shape."""
@@ -112,7 +113,7 @@ class Sampler:
 
     def __init__(self, sampling: Sampling, seed: int, rows: range) -> None:
         if seed < 0:
-            raise UsageError(f"seed is {seed}.", why="Seeds are not negative.")
+            raise UsageError(f"{argument('seed')} is {seed}.", why="Seeds are not negative.")
         self.sampling = sampling
         streams = (np.random.SeedSequence(seed, spawn_key=(row,)) for row in rows)
         self._generators = [np.random.Generator(np.random.PCG64(stream)) for stream in streams]

@@ -6,8 +6,9 @@ import json
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,8 @@ def test_export_parity_run_inspect(tiny: Path, localattn: Command) -> None:
     assert inspected.code == 0
     assert "causal exact, window 4, 1 back, 0 forward" in inspected.out
     assert "✓ parity" in inspected.out
+    in_capitals = model.rename(model.with_name("M.ONNX"))
+    assert "causal exact, window 4" in localattn("inspect", in_capitals).out
 
 
 def test_export_json_is_only_json(tiny: Path, localattn: Command) -> None:
@@ -216,6 +219,30 @@ def test_demo(tmp_path: Path, localattn: Command) -> None:
     assert abs(document["bits_per_byte"] - document["bits_per_byte_in_pytorch"]) < 0.3
     assert len(document["text"]) > len("import os\n\n\ndef ")
     assert (tmp_path / "pybytes.onnx.json").exists()
+
+
+def test_the_demo_takes_any_prompt_and_shows_utf_8(
+    tmp_path: Path, localattn: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever bytes a shell passes; what the model writes is decoded as a whole, not byte by byte."""
+    model, prompts = tmp_path / "demo.onnx", []
+    model.touch()
+
+    def write_on(_session: object, prompt: bytes, *_: object) -> Iterator[int]:
+        prompts.append(prompt)
+        yield from "é\xff".encode("latin-1") if prompt == b"latin" else "é!".encode()
+
+    report = SimpleNamespace(path=model, sidecar=SimpleNamespace(checks=[]))
+    session = SimpleNamespace(plugin="kernels.so")
+    made = SimpleNamespace(report=report, session=session, bits_per_byte=1.0, stated=1.0, rows=1)
+    monkeypatch.setattr("localattn.demo.run.run_demo", lambda *_, **__: made)
+    monkeypatch.setattr("localattn.demo.run.write_on", write_on)
+    shown = localattn("demo", "-o", tmp_path / "demo", "--prompt", "x = ")
+    assert shown.code == 0 and "\n\nx = é!\n" in shown.out, shown
+    assert "latin��\n" in localattn("demo", "-o", tmp_path / "demo", "--prompt", "latin").out
+    no_text = localattn("demo", "-o", tmp_path / "demo", "--prompt", "a\udcff", "--format", "json")
+    assert no_text.code == 0 and json.loads(no_text.out)["text"] == "a�é!" and prompts[-1] == b"a\xff"
+    assert_clear_error(localattn("demo", "-o", tmp_path / "demo", "--prompt", ""), 2, "--prompt", "empty")
 
 
 def test_demo_model_reaches_what_its_trainer_measured(tmp_path: Path) -> None:

@@ -19,6 +19,10 @@ REFUSED = {
     "a chunk of whole sequences": (["export", "folder", "--chunk", "8"], "--chunk goes with --mode step"),
     "a missing reference": (["parity", "model.onnx", "--against", "missing.pt"], "Cannot read missing.pt."),
     "nothing to bisect": (["bisect", "model.onnx", "--against", "missing.pt"], "Cannot read missing.pt."),
+    "a plugin for none": (
+        ["build", "model.onnx", "--plugin", "none", "--plugin-library", "x.so"],
+        "--plugin none takes no --plugin-library.",
+    ),
     "nothing to inspect": (["inspect", "missing.pt"], "Cannot read missing.pt."),
 }
 COMMAND = """

@@ -123,7 +123,7 @@ def test_positions_end_by_themselves_or_with_an_error(tmp_path, localattn):
         (["--prompt-ids", ""], "cannot be consumed"),
         (["--prompt-ids", "99"], "outside the vocabulary"),
         (["--prompt-file", "no/such/file"], "Cannot read no/such/file"),
-        (["--prompt-ids", "1", "--top-p", "0"], "top_p is 0"),
+        (["--prompt-ids", "1", "--top-p", "0"], "--top-p is 0"),
         (["--prompt-ids", "1", "--provider", "abacus"], "no provider 'abacus'"),
     ],
 )

@@ -121,13 +121,13 @@ def test_a_chat_goes_through_the_template(model: Path, localattn) -> None:
     [
         (["--prompt-ids", "1,2", "--chat"], "--chat"),
         (["--prompt", "a", "--system", "b"], "--system"),
-        (["--prompt", "a", "--repetition-penalty", "0"], "repetition_penalty"),
+        (["--prompt", "a", "--repetition-penalty", "0"], "--repetition-penalty is 0"),
         (["--prompt", "a", "--temperature", "nan"], "--temperature"),
     ],
 )
 def test_wrong_options_are_said(model: Path, localattn, options: list[str], says: str) -> None:
     done = localattn("generate", model, *options)
-    assert done.code == 2 and says in done.err.replace("--repetition-penalty", "repetition_penalty"), done.err
+    assert done.code == 2 and says in done.err, done.err
 
 
 def test_a_prompt_that_is_no_text_and_a_folder_that_is_not_the_models(model: Path, localattn, tmp_path: Path) -> None:

@@ -119,6 +119,11 @@ def test_near_misses_are_named(line: str, said: str, localattn: Command, monkeyp
     assert ended.code == 2 and said in ended.err and "Value error" not in ended.err, ended.err
 
 
+def test_the_demo_names_no_option_that_it_lacks(localattn: Command) -> None:
+    ended = localattn("demo", "--dtype", "int8")
+    assert ended.code == 2 and "'bf16'" in ended.err and "--weight-dtype" not in ended.err
+
+
 def test_weights_are_a_file_whatever_it_is_called(tmp_path: Path, localattn: Command) -> None:
     ended = localattn("export", "--factory", "f.py:make", "--weights", tmp_path / "int8", "--input", "x:float32:[1,4]")
     assert ended.code == 2 and "--weight-dtype" not in ended.err

@@ -367,3 +367,31 @@ def test_a_decoder_is_held_against_peers_of_its_precision_and_against_what_it_re
     assert found["int4, a token after 8192 / the fastest peer's"] == 1.5
     assert found["localattn, int4: a token after 1024 / its bytes at the measured rate"] == 2.0
     assert [name for name in found if "memory" in name] == ["memory after 8192 / PyTorch's"]
+
+
+def test_a_decoder_that_does_not_run_is_a_row_like_others(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for made in ("model/config.json", "llama/model.gguf"):
+        (tmp_path / made).parent.mkdir()
+        (tmp_path / made).touch()
+    np.save(tmp_path / "ours-1024.npy", np.zeros(3))
+    for variable in (decoder.LLAMA, decoder.LLAMA_SOURCE):
+        monkeypatch.setenv(variable, "somewhere")
+    monkeypatch.setattr(decoder, "measured", lambda *words, **options: {"failed": "there is no node"})
+    document = decoder.measure(decoder.SHAPES["gemma3"], tmp_path, [1024], ["llama"], lambda step: None)
+    assert document["sizes"] == [{"context": 1024, "candidates": {"llama": {"failed": "there is no node"}}}]
+
+
+def test_reasons_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    from localattn.benchmarks import report as tables
+
+    reason = "[enforce fail at alloc.cpp] no [/tmp/m.onnx]"
+    sizes = [{"length": 1024, "candidates": {"ours": {"failed": reason}}}]
+    tables.print_hugging_face({"model": "a model", "labels": {"ours": "localattn"}, "sizes": sizes})
+    peers = (
+        run._setting() | machine.facts() | {"targets": [], "cells": [row(Cell("non-causal", 64, 1024, "fp32", False))]}
+    )
+    peers["cells"][0]["candidates"]["gqa"] = {"skipped": reason}
+    report.print_peers(peers)
+    assert capsys.readouterr().out.count(reason) == 2

@@ -76,5 +76,5 @@ class Terminal:
 
 def following(shown: str) -> str:
     """The command that the last line of a result says to type next."""
-    (line,) = re.findall(r"^Next: (.*?)\r?$", shown, re.MULTILINE)
+    (line,) = re.findall(r"^Next: (.*?)\s*\Z", shown, re.MULTILINE)
     return str(line)

@@ -7,12 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....core.errors import MissingDependency, UsageError
+from ....core.errors import UsageError
 from ..console import bytes_text, note, print_json, progress, say, suggest
+from .newest import newest
 
 if TYPE_CHECKING:
     from ....core.machine.processor import Arch
-    from ....core.storage.library_store import Library, LibraryKind
     from ....plugins.cpu.facts import CpuLibraryFacts
 
 BACKEND = "onnxruntime"
@@ -71,26 +71,6 @@ def check(library: Path | None, *, as_json: bool) -> None:
         for op_type, dtypes in checked.kernels.items():
             say(f"  {op_type}  ran in {', '.join(dtypes)}")
         suggest("localattn", "doctor")
-
-
-def newest(kind: LibraryKind, arch: Arch) -> Library:
-    """Return the library of a kind in the cache that was built last for a processor.
-
-    Raises:
-        MissingDependency: there is none.
-        CheckFailed: others can write it, or it was changed after it was built.
-    """
-    from ....core.storage.library_store import CPU_KERNELS, find
-    from ....plugins.library.facts import find_library
-
-    library = find(kind, arch=arch, this_release=False) if kind is CPU_KERNELS else find_library(arch)
-    if library is None:
-        raise MissingDependency(
-            f"There is no {'library of CPU kernels' if kind is CPU_KERNELS else kind.title} for {arch} in your cache.",
-            why="None was built without --output, or it was removed.",
-            fix=f"Build one with: {kind.how_to_build} --arch {arch}",
-        )
-    return library
 
 
 def document(facts: CpuLibraryFacts) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Literal
+
+from ....reports.table import Table
 
 # The colours of `console.styled`; then control characters of both sets (C0 without tab and line feed, C1), and those
 # that change the direction of writing.
@@ -17,30 +18,23 @@ def harmless(text: str) -> str:
     return _STEERING.sub(lambda found: found[0] if len(found[0]) > 1 else ascii(found[0])[1:-1], text)
 
 
-def print_table(
-    columns: Mapping[str, bool],
-    rows: Iterable[Sequence[str | tuple[str, str]]],
-    title: str | None = None,
-    width: int | None = 120,
-    **column_style: Any,
-) -> None:
-    """Print a table whose cells show their texts as they are: brackets in a name are no markup of Rich's.
+def print_table(table: Table, *, width: int | None = 120, overflow: Literal["ellipsis", "fold"] = "ellipsis") -> None:
+    """Print a table, without its notes; its cells show their texts as they are: brackets are no markup of Rich's.
 
     Args:
-        columns: their names, and whether they are numbers, aligned to the right.
-        rows: texts; or a text and its style.
-        title: the line above it.
-        width: its characters; None for the terminal's.
-        column_style: of all columns, as Rich's `add_column` takes it.
+        table: with its verdicts in the last column; those of rows that are marked as bad are red.
+        width: most characters of a line; None for the terminal's width.
+        overflow: whether a text that is too wide is cut, or goes on in the next line.
     """
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    from rich import console, text
+    from rich.table import Table as RichTable
 
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for name, is_number in columns.items():
-        table.add_column(Text(name), justify="right" if is_number else "left", **column_style)
-    for row in rows:
-        cells = ((cell, "") if isinstance(cell, str) else cell for cell in row)
-        table.add_row(*(Text(harmless(text), style) for text, style in cells))
-    Console(width=width).print(table)
+    shown = RichTable(title=table.title or None, title_justify="left", box=None, pad_edge=False)
+    for column in table.columns:
+        shown.add_column(text.Text(column.name), justify="right" if column.number else "left", overflow=overflow)
+    for row, mark in zip(table.rows, table.marks or [""] * len(table.rows), strict=True):
+        cells = [text.Text(harmless(cell)) for cell in row]
+        if mark == "bad":
+            cells[-1].stylize("red")
+        shown.add_row(*cells)
+    console.Console(width=width).print(shown)

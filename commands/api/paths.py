@@ -1,0 +1,10 @@
+"""Turn the paths that callers of the package give into `Path`, where they may also give none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def as_path(path: str | Path | None) -> Path | None:
+    """Return the path; None stays None."""
+    return None if path is None else Path(path)

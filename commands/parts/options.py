@@ -1,0 +1,48 @@
+"""Declare the options that several commands share."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+import typer
+
+from ...core.limits import LARGEST_SEED, LARGEST_SIZE
+
+# How a result is printed.
+Format = Literal["console", "json"]
+
+FormatOption = Annotated[Format, typer.Option("--format", help="console, or json: nothing but JSON on stdout.")]
+RuntimeOption = Annotated[
+    str,
+    typer.Option(help="What runs ONNX files: auto (onnxruntime) or openvino, in fp32; openvino:bf16 is faster."),
+]
+ProviderOption = Annotated[
+    str,
+    typer.Option(
+        help="Where to run: auto (the best that starts), cpu, cuda or tensorrt; cuda:1 for an engine on GPU 1."
+    ),
+]
+ThreadsOption = Annotated[int | None, typer.Option(min=1, help="CPU threads for one operator.")]
+
+
+def finite(value: float | None) -> float | None:
+    """Refuse NaN and infinity as the value of an option that is a number: ranges let them pass."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number.")
+    return value
+
+
+def number_option(help_text: str) -> Any:
+    """Declare an option that is a finite number of 0 or more."""
+    return typer.Option(min=0, callback=finite, help=help_text)
+
+
+def size_option(help_text: str, least: int | None = None) -> Any:
+    """Declare an option that is a size or a count; without `least`, what uses it says what it must be."""
+    return typer.Option(min=least, max=LARGEST_SIZE, help=help_text)
+
+
+def seed_option(help_text: str) -> Any:
+    """Declare an option that is a seed of random numbers."""
+    return typer.Option(min=0, max=LARGEST_SEED, help=help_text)
