@@ -39,7 +39,7 @@ def windowed_attention(
     sequence_first: bool,
     xpos_scale_base: float,
 ) -> Tensor:
-    """Compute the attention of every query to its visible keys; shapes and meaning as in `core.node`.
+    """Compute the attention of every query to its visible keys; shapes and meaning as in `core.nodes.attention`.
 
     Args:
         query: `[B, N, H, D]` if `sequence_first`, else `[B, H, N, D]`; key and value alike.
@@ -107,7 +107,7 @@ def _reference(
 
 
 def xpos_factor(head_dim: int, distance: Tensor, base: float) -> Tensor:
-    """Return `ζ_c^(distance / base)`, fp64 `[len(distance), head_dim]`; formula in `core.node.NodeAttributes`.
+    """Return `ζ_c^(distance / base)`, fp64 `[len(distance), head_dim]`, a formula of `core.nodes.attention`.
 
     Raises:
         UsageError: `head_dim` is odd or below 2.
