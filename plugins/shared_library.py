@@ -70,7 +70,7 @@ def compile_library(
 
 
 def newest_glibc(library: Path) -> str:
-    """The newest GLIBC_x.y that the library names, "2.34"; it needs at least this C library."""
+    """Return the newest GLIBC_x.y that the library names, "2.34"; it needs at least this C library."""
     found = {
         tuple(map(int, match.split(b"."))) for match in re.findall(rb"\0GLIBC_([\d.]+)(?=\0)", library.read_bytes())
     }

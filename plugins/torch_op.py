@@ -128,6 +128,7 @@ def _(query: Tensor, *_rest: object, **_options: object) -> Tensor:
 def _on_gpu(
     query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, attn_bias: Tensor | None, *options: Any
 ) -> Tensor:
+    """Compute the operator by the kernel, or by the reference where no kernel does."""
     *window, scale, shared_qk, sequence_first, xpos_scale_base = options  # the operator's, after its tensors
     perm = SEQUENCE_FIRST if sequence_first else HEADS_FIRST
     attributes = NodeAttributes(WindowGeometry(*window), scale, shared_qk, perm, xpos_scale_base=xpos_scale_base)

@@ -88,7 +88,7 @@ def build_into_cache() -> CpuLibraryFacts:
 
 
 def up_to_date(library: Path, arch: Arch) -> CpuLibraryFacts | None:
-    """The facts of a library in the cache if building it again would give the same, else None."""
+    """Return the facts of a library in the cache if building it again would give the same, else None."""
     try:
         stored = next((found for found in candidates(CPU_KERNELS) if found.path == library), None)
         facts = None if stored is None else parse_facts(stored.read().facts, library)

@@ -183,10 +183,6 @@ def _random(element: Any, *shape: int, seed: int = 0) -> NDArray[Any]:
     return np.random.default_rng(seed).standard_normal(shape).astype(element)
 
 
-def _streams() -> NDArray[Any]:
-    return _random(np.float32, _BATCH, _LENGTH, _STREAMS, _HEAD_DIM)
-
-
 def _per_token(weights: NDArray[Any]) -> NDArray[Any]:
     """Repeat the same weights for every token."""
     repeated: NDArray[Any] = np.broadcast_to(weights, (_BATCH, _LENGTH, *weights.shape)).copy()
@@ -233,8 +229,9 @@ _SHIFT = np.roll(np.eye(_STREAMS, dtype=np.float32), 1, axis=1)
 
 def _writing() -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Return streams, β, a branch's output, and what that output adds to each stream."""
+    streams = _random(np.float32, _BATCH, _LENGTH, _STREAMS, _HEAD_DIM)
     output = _random(np.float32, _BATCH, _LENGTH, _HEAD_DIM, seed=2)
-    return _streams(), _per_token(_BETA), output, _BETA * output[:, :, None]
+    return streams, _per_token(_BETA), output, _BETA * output[:, :, None]
 
 
 def _mix_streams(_element: Any) -> InAndOut:

@@ -282,7 +282,7 @@ def pack_ring_scalars(
 
 
 def why_ring_unsupported(*, batch: int, heads: int, kv_heads: int, tokens: int, slots: int) -> str:
-    """Why no compiled kernel computes a node of this size; empty if one does."""
+    """Return why no compiled kernel computes a node of this size; empty if one does."""
     if kv_heads < 1 or heads % kv_heads:
         return f"{heads} heads of queries cannot share {kv_heads} of keys"
     if batch * kv_heads > MAX_BATCH_HEADS:

@@ -345,6 +345,7 @@ def multiplied(spec: KernelSpec, fp32_products: Fp32Products) -> KernelSpec:
 
 
 def _in_full_set(spec: KernelSpec) -> bool:
+    """Return whether models are likely to have it: of what is rare one thing at most, with the head sizes it has."""
     rare = [sizes for option, sizes in RARE_HEAD_DIMS.items() if getattr(spec, option)]
     return len(rare) < 2 and all(spec.head_dim in sizes for sizes in rare)
 
@@ -367,12 +368,12 @@ class Tile:
 
 
 def grid(tile: Tile, length: int, batch_heads: int) -> tuple[int, int, int]:
-    """The launch grid for `B·H` sequences of `length` tokens."""
+    """Return the launch grid for `B·H` sequences of `length` tokens."""
     return (-(-length // tile.block_queries), batch_heads, 1)
 
 
 def pack_flags(attributes: KernelAttributes) -> int:
-    """The argument `flags`."""
+    """Return the argument `flags`."""
     return (
         CAUSAL_FLAG * attributes.geometry.causal
         + EXACT_FLAG * attributes.geometry.exact_windowsize
@@ -414,7 +415,7 @@ def pack_scalars(attributes: KernelAttributes, length: int, heads: int, kv_heads
 def why_unsupported(
     attributes: KernelAttributes, *, batch: int, heads: int, length: int, kv_heads: int | None = None
 ) -> str:
-    """Why no compiled kernel computes this node at this size; empty if one does.
+    """Return why no compiled kernel computes this node at this size; empty if one does.
 
     The element type and the head size are `KernelSpec`'s to judge.
     """

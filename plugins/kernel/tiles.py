@@ -117,7 +117,7 @@ OPT_IN_SHARED_BYTES: dict[MatrixUnit, int] = {"mma": 99 << 10, "wgmma": 227 << 1
 
 
 def tile_for(spec: KernelSpec | AftSpec | RingSpec | JoinSpec, target: Target, *, opt_in: bool = True) -> Tile:
-    """The tile this kernel is compiled with for this target.
+    """Return the tile this kernel is compiled with for this target.
 
     Args:
         spec: the kernel.

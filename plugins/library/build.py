@@ -127,7 +127,7 @@ def build_library(
 
 
 def up_to_date(library: Path, specs: Sequence[AnySpec], targets: Sequence[Target], arch: Arch) -> LibraryFacts | None:
-    """The facts of a library in the cache if building it again would give the same, else None."""
+    """Return the facts of a library in the cache if building it again would give the same, else None."""
     try:
         stored = next((found for found in candidates(TENSORRT_PLUGIN) if found.path == library), None)
         facts = None if stored is None else parse_facts(stored.read().facts, library)
@@ -149,6 +149,7 @@ def up_to_date(library: Path, specs: Sequence[AnySpec], targets: Sequence[Target
 def _compile_kernels(
     specs: Sequence[AnySpec], targets: Sequence[Target], jobs: int | None, progress: Callable[[str], None]
 ) -> list[CompiledKernel]:
+    """Compile what a library for these targets needs of these kernels, and tell of each."""
     wanted = to_compile(specs, targets)
     total, done = len(wanted), 0
 
