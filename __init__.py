@@ -60,14 +60,14 @@ __all__ = [
 ]
 
 
-def _fingerprint(builder: str) -> str:
-    found: str = import_module(f".plugins.{builder}.fingerprint", __name__).fingerprint()
+def _fingerprint(kind: str) -> str:
+    found: str = import_module(".plugins.fingerprints", __name__).fingerprint(kind)
     return found
 
 
 # `core` may not import the packages above it, so they register the digest of what each kind of library is built from.
-for _kind, _builder in (("kernels", "cpu"), ("plugin", "library")):
-    register_fingerprint(_kind, partial(_fingerprint, _builder))
+for _kind in ("kernels", "plugin"):
+    register_fingerprint(_kind, partial(_fingerprint, _kind))
 
 # Public name → the module that defines it.
 _PUBLIC = {

@@ -107,9 +107,9 @@ def zig_compiler(arch: Arch, system: System = "linux") -> Compiler:
 
 
 def _ask(command: tuple[str, ...], option: str) -> str:
-    """Return the first line that the compiler prints for an option; empty if it fails."""
+    """Return the first line that the compiler prints for an option; empty if it fails, or does not end."""
     try:
-        finished = subprocess.run([*command, option], capture_output=True, text=True, timeout=60)
-    except OSError:
+        finished = subprocess.run([*command, option], capture_output=True, text=True, errors="replace", timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
         return ""
     return finished.stdout.strip().splitlines()[0] if finished.returncode == 0 and finished.stdout.strip() else ""

@@ -59,6 +59,7 @@ def grouped_attention(
 
 
 def _attributes(geometry: WindowGeometry, scale: float, softcap: float, sequence_first: bool) -> GroupedAttributes:
+    """Return the operator's arguments as the attributes of a node."""
     return GroupedAttributes(geometry, scale, softcap, SEQUENCE_FIRST if sequence_first else HEADS_FIRST)
 
 
@@ -112,6 +113,7 @@ def _(query: Tensor, *_rest: object, **_options: object) -> Tensor:
 def _on_gpu(
     query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, sinks: Tensor | None, *options: Any
 ) -> Tensor:
+    """Compute the operator by the kernel, or by the reference where no kernel does."""
     *window, scale, softcap, sequence_first = options  # the operator's, after its tensors
     attributes = _attributes(WindowGeometry(*window), scale, softcap, sequence_first)
     # No kernel has both: no known model does.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -60,7 +59,7 @@ def compile_library(
     linking = (option.format(name=name) for option in _LINKING[system])
     command = [*compiler.command, *_FLAGS, *compiler.runtime, *linking, "-I.", *files, "-o", str(output), *options]
     _log.info("%s", " ".join(command))
-    finished = subprocess.run(command, cwd=sources, capture_output=True, text=True)
+    finished = subprocess.run(command, cwd=sources, capture_output=True, text=True, errors="replace")
     if finished.returncode:
         lines = finished.stderr.splitlines()
         first = next((line for line in lines if "error" in line), lines[0] if lines else "")
@@ -71,7 +70,7 @@ def compile_library(
 
 
 def newest_glibc(library: Path) -> str:
-    """The newest GLIBC_x.y that the library names, "2.34"; it needs at least this C library."""
+    """Return the newest GLIBC_x.y that the library names, "2.34"; it needs at least this C library."""
     found = {
         tuple(map(int, match.split(b"."))) for match in re.findall(rb"\0GLIBC_([\d.]+)(?=\0)", library.read_bytes())
     }
@@ -90,11 +89,3 @@ def time_of_build() -> str:
     given = os.environ.get("SOURCE_DATE_EPOCH", "")
     moment = datetime.fromtimestamp(int(given), timezone.utc) if given.isdecimal() else datetime.now(timezone.utc)
     return moment.isoformat(timespec="seconds")
-
-
-def digest_of(sources: Iterable[Path]) -> str:
-    """Hash files by name and content: what a library is made from, to tell those of other releases apart."""
-    digest = hashlib.sha256()
-    for path in sources:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()

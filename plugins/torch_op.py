@@ -39,7 +39,7 @@ def windowed_attention(
     sequence_first: bool,
     xpos_scale_base: float,
 ) -> Tensor:
-    """Compute the attention of every query to its visible keys; shapes and meaning as in `core.node`.
+    """Compute the attention of every query to its visible keys; shapes and meaning as in `core.nodes.attention`.
 
     Args:
         query: `[B, N, H, D]` if `sequence_first`, else `[B, H, N, D]`; key and value alike.
@@ -107,7 +107,7 @@ def _reference(
 
 
 def xpos_factor(head_dim: int, distance: Tensor, base: float) -> Tensor:
-    """Return `ζ_c^(distance / base)`, fp64 `[len(distance), head_dim]`; formula in `core.node.NodeAttributes`.
+    """Return `ζ_c^(distance / base)`, fp64 `[len(distance), head_dim]`, a formula of `core.nodes.attention`.
 
     Raises:
         UsageError: `head_dim` is odd or below 2.
@@ -128,6 +128,7 @@ def _(query: Tensor, *_rest: object, **_options: object) -> Tensor:
 def _on_gpu(
     query: Tensor, key: Tensor, value: Tensor, key_mask: Tensor | None, attn_bias: Tensor | None, *options: Any
 ) -> Tensor:
+    """Compute the operator by the kernel, or by the reference where no kernel does."""
     *window, scale, shared_qk, sequence_first, xpos_scale_base = options  # the operator's, after its tensors
     perm = SEQUENCE_FIRST if sequence_first else HEADS_FIRST
     attributes = NodeAttributes(WindowGeometry(*window), scale, shared_qk, perm, xpos_scale_base=xpos_scale_base)

@@ -9,8 +9,7 @@ from localattn.core.machine.processor import ARCHITECTURES, Arch
 from localattn.core.storage.library_store import CPU_KERNELS
 from localattn.core.storage.publishing import sidecar_path
 from localattn.plugins.compilers import System, zig_compiler
-from localattn.plugins.cpu.build import OPTIONS, build_library
-from localattn.plugins.cpu.fingerprint import SOURCES
+from localattn.plugins.cpu.build import OPTIONS, SOURCES, build_library
 from localattn.plugins.shared_library import compile_library
 
 from .compiled_in import parts

@@ -134,12 +134,13 @@ def _build(specs: list[AnySpec], targets: list[Target], progress: Callable[[str]
 
     from ...core.storage.library_store import TENSORRT_PLUGIN, StoredLibrary, prepare_cache
     from ...plugins.kernel.targets import TARGETS
-    from ...plugins.library.build import build_library, fingerprint
+    from ...plugins.library.build import build_library
     from ...plugins.library.facts import host_arch
 
     arch = host_arch()
     own = [target for target in targets if target.name in TARGETS] or [next(iter(TARGETS.values()))]
-    content = "\n".join([fingerprint(), *(spec.name for spec in specs), *(target.name for target in own)])
+    names = (*(spec.name for spec in specs), *(target.name for target in own))
+    content = "\n".join((TENSORRT_PLUGIN.fingerprint(), *names))
     name = f"liblocalattn_plugin-{hashlib.sha256(content.encode()).hexdigest()[:12]}.so"
     path = prepare_cache(arch) / name
     facts = build_library(path, specs=specs, targets=own, arch=arch, overwrite=True, progress=progress)

@@ -27,7 +27,6 @@ from .availability import why_not
 # The types of the node's attributes as the ONNX parser passes them: numpy arrays. They are written out because
 # `tensorrt.plugin` before TensorRT 11.3 does not know numpy 2.5's NDArray.
 _INTEGERS, _FLOATS = np.ndarray[tuple[Any, ...], np.dtype[np.int32]], np.ndarray[tuple[Any, ...], np.dtype[np.float32]]
-_WINDOW: dict[str, Any] = dict.fromkeys(("window_size", "look_backward", "look_forward"), _INTEGERS)
 _DTYPES = {"HALF": "fp16", "BF16": "bf16", "FLOAT": "fp32"}  # names of tensorrt.DataType
 
 _registered: list[Target] = []
@@ -66,19 +65,21 @@ def register_plugins(target: Target) -> None:
 
 def attributes_of(variant: KernelNode) -> dict[str, Any]:
     """Return the attributes that an op type's kernel needs, by name, with the types TensorRT passes."""
-    grouped = isinstance(variant, GroupedVariant)
-    sees_all = isinstance(variant, GroupedVariant) and variant.sees_all
-    softcap = isinstance(variant, GroupedVariant) and variant.has_softcap
-    return {
-        **({} if sees_all else _WINDOW),
-        "causal": _INTEGERS,
-        **({} if sees_all else {"exact_windowsize": _INTEGERS}),
-        "scale": _FLOATS,
-        **({} if grouped else {"shared_qk": _INTEGERS}),
-        "perm": _INTEGERS,
-        **({"softcap": _FLOATS} if softcap else {}),
-        **({"xpos_scale_base": _FLOATS} if variant.has_xpos else {}),
+    windowed = not (isinstance(variant, GroupedVariant) and variant.sees_all)
+    present = {
+        "window_size": windowed,
+        "look_backward": windowed,
+        "look_forward": windowed,
+        "causal": True,
+        "exact_windowsize": windowed,
+        "scale": True,
+        "shared_qk": not isinstance(variant, GroupedVariant),
+        "perm": True,
+        "softcap": isinstance(variant, GroupedVariant) and variant.has_softcap,
+        "xpos_scale_base": variant.has_xpos,
     }
+    floats = ("scale", "softcap", "xpos_scale_base")
+    return {name: _FLOATS if name in floats else _INTEGERS for name, there in present.items() if there}
 
 
 def _register(trtp: Any, variant: KernelNode, target: Target) -> None:
@@ -89,9 +90,11 @@ def _register(trtp: Any, variant: KernelNode, target: Target) -> None:
     kernels: dict[KernelSpec, CompiledKernel] = {}
 
     def description(*tensors: Any, **attributes: Any) -> Any:
+        """Describe the output."""
         return tensors[0].like()
 
     def implementation(*arguments: Any) -> Any:
+        """Compile the kernel for a node and say how it is launched."""
         # Inputs, attributes, outputs and the tactic all come by position here; a description gets attributes by name.
         given = dict(zip(declared, arguments[inputs : inputs + len(declared)], strict=True))
         query, key = arguments[:2]

@@ -18,10 +18,10 @@ from ...core.storage.publishing import publish_together, sidecar_path
 from ..compilers import Compiler, find_compiler
 from ..shared_library import compile_library, newest_glibc, package_version, time_of_build
 from .facts import CpuLibraryFacts, parse_facts
-from .fingerprint import SOURCES, fingerprint
 
 _log = logging.getLogger(__name__)
 
+SOURCES = Path(__file__).parent / "source"
 # One file is compiled for several instruction sets, chosen when it runs; so nothing here names a processor.
 OPTIONS = ("-O3",)
 
@@ -60,7 +60,7 @@ def build_library(
             arch=arch,
             sha256=sha256(staged),
             bytes=staged.stat().st_size,
-            fingerprint=fingerprint(),
+            fingerprint=CPU_KERNELS.fingerprint(),
             compiler=compiler.version,
             glibc=newest_glibc(staged),
             created=time_of_build(),
@@ -68,7 +68,7 @@ def build_library(
             path=output,
         )
         staged_facts = sidecar_path(staged)
-        staged_facts.write_text(facts.to_json())
+        staged_facts.write_text(facts.to_json(), encoding="utf-8")
         publish_together({staged_facts: sidecar_path(output), staged: output}, staged.parent)
     keep(CPU_KERNELS, output, facts.to_dict())
     return facts
@@ -88,10 +88,10 @@ def build_into_cache() -> CpuLibraryFacts:
 
 
 def up_to_date(library: Path, arch: Arch) -> CpuLibraryFacts | None:
-    """The facts of a library in the cache if building it again would give the same, else None."""
+    """Return the facts of a library in the cache if building it again would give the same, else None."""
     try:
         stored = next((found for found in candidates(CPU_KERNELS) if found.path == library), None)
         facts = None if stored is None else parse_facts(stored.read().facts, library)
     except LocalAttnError:  # whatever is wrong with it, it is not up to date
         return None
-    return facts if facts and facts.arch == arch and facts.fingerprint == fingerprint() else None
+    return facts if facts and facts.arch == arch and facts.fingerprint == CPU_KERNELS.fingerprint() else None

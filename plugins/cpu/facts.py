@@ -1,4 +1,7 @@
-"""The JSON file beside a library of kernels for onnxruntime."""
+"""The JSON file beside a library of kernels for onnxruntime.
+
+It is read and written without pydantic: `setup.py` builds the library where no dependency of the package is installed.
+"""
 
 from __future__ import annotations
 

@@ -19,6 +19,8 @@ from ...core.nodes.step import STEP_VARIANT_BY_OP_TYPE, StepAttributes, ring_slo
 from ...core.storage.cpu_library import KERNELS
 
 Arrays = dict[str, NDArray[Any]]
+# Inputs and outputs of a fused node, in order.
+InAndOut = tuple[list[NDArray[Any]], list[NDArray[Any]]]
 
 _BATCH, _LENGTH, _HEADS, _HEAD_DIM, _STREAMS = 1, 24, 2, 8, 4
 _WINDOW = NodeAttributes(WindowGeometry(8, 1, 0, causal=True), _HEAD_DIM**-0.5)
@@ -181,17 +183,13 @@ def _random(element: Any, *shape: int, seed: int = 0) -> NDArray[Any]:
     return np.random.default_rng(seed).standard_normal(shape).astype(element)
 
 
-def _streams() -> NDArray[Any]:
-    return _random(np.float32, _BATCH, _LENGTH, _STREAMS, _HEAD_DIM)
-
-
 def _per_token(weights: NDArray[Any]) -> NDArray[Any]:
     """Repeat the same weights for every token."""
     repeated: NDArray[Any] = np.broadcast_to(weights, (_BATCH, _LENGTH, *weights.shape)).copy()
     return repeated
 
 
-def _read_streams(_: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+def _read_streams(_element: Any) -> InAndOut:
     """Make streams where stream `s` has one number, at index `s`.
 
     Their products with the matrix, divided by their norm, are row `s` of the matrix.
@@ -206,18 +204,18 @@ def _read_streams(_: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
     return [streams, weight, gain, constant], [read, mix, beta]
 
 
-def _read_and_norm(_: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+def _read_and_norm(element: Any) -> InAndOut:
     """Make the same streams; what is read is scaled by 2 and shifted by 3 after its LayerNorm."""
-    inputs, (read, *weights) = _read_streams(_)
+    inputs, (read, *weights) = _read_streams(element)
     spread = np.sqrt(read.var(axis=-1, keepdims=True) + NORM_EPSILON)
     normal = 2 * (read - read.mean(axis=-1, keepdims=True)) / spread + 3
     scale, shift = (np.full(_HEAD_DIM, value, np.float32) for value in (2, 3))
     return [*inputs, scale, shift], [normal, *weights]
 
 
-def _mix_and_read(_: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+def _mix_and_read(element: Any) -> InAndOut:
     """Make streams that are, once moved on by one and without a branch's output, those of `_read_and_norm`."""
-    (streams, *reading), outputs = _read_and_norm(_)
+    (streams, *reading), outputs = _read_and_norm(element)
     before = np.roll(streams, -1, axis=2)
     nothing = np.zeros((_BATCH, _LENGTH, _HEAD_DIM), np.float32)
     return [before, _per_token(_SHIFT), _per_token(_BETA), nothing, *reading], [streams, *outputs]
@@ -231,32 +229,33 @@ _SHIFT = np.roll(np.eye(_STREAMS, dtype=np.float32), 1, axis=1)
 
 def _writing() -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Return streams, β, a branch's output, and what that output adds to each stream."""
+    streams = _random(np.float32, _BATCH, _LENGTH, _STREAMS, _HEAD_DIM)
     output = _random(np.float32, _BATCH, _LENGTH, _HEAD_DIM, seed=2)
-    return _streams(), _per_token(_BETA), output, _BETA * output[:, :, None]
+    return streams, _per_token(_BETA), output, _BETA * output[:, :, None]
 
 
-def _mix_streams(_: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+def _mix_streams(_element: Any) -> InAndOut:
     streams, beta, output, added = _writing()
     return [streams, _per_token(_SHIFT), beta, output], [np.roll(streams, 1, axis=2) + added]
 
 
-def _add_to_streams(_: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+def _add_to_streams(_element: Any) -> InAndOut:
     streams, beta, output, added = _writing()
     return [streams, beta, output], [streams + added]
 
 
-def _begin_streams(_: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+def _begin_streams(_element: Any) -> InAndOut:
     streams, beta, output, added = _writing()
     x = streams[:, :, 0]
     return [x, _per_token(_BETA), beta, output], [_BETA * x[:, :, None] + added]
 
 
-def _end_streams(_: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+def _end_streams(_element: Any) -> InAndOut:
     streams, beta, output, added = _writing()
     return [streams, _per_token(_SHIFT), beta, output], [(streams + added).sum(axis=2)]
 
 
-def _rotate(element: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+def _rotate(element: Any) -> InAndOut:
     """Rotate by a quarter turn, alternately forwards and backwards: the halves swap, and one changes its sign."""
     x = _random(element, _BATCH, _LENGTH, _HEADS, _HEAD_DIM)
     table = np.zeros((_LENGTH, 1, 2, _HEAD_DIM // 2), element)
@@ -266,7 +265,7 @@ def _rotate(element: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
     return [x, table, signs], [np.concatenate((-second * turn, first * turn), axis=-1)]
 
 
-def _rotate_pairs(element: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+def _rotate_pairs(element: Any) -> InAndOut:
     """Rotate by the same quarter turns: neighbours swap, and one changes its sign."""
     (x, table, signs), _ = _rotate(element)
     turn = signs[:, :, 1, :1]
@@ -275,17 +274,17 @@ def _rotate_pairs(element: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]
     return [x, *(part.swapaxes(-1, -2).copy() for part in (table, signs))], [turned.reshape(x.shape)]
 
 
-def _gated(at_1: float) -> Callable[[Any], tuple[list[NDArray[Any]], list[NDArray[Any]]]]:
+def _gated(at_1: float) -> Callable[[Any], InAndOut]:
     """Make the inputs of a gate that is 1 everywhere, of an activation that is `at_1` there."""
 
-    def made(element: Any) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+    def made(element: Any) -> InAndOut:
         value = _random(element, _BATCH, _LENGTH, _HEAD_DIM)
         return [value, np.ones_like(value)], [value.astype(np.float64) * at_1]
 
     return made
 
 
-_FUSED: Mapping[str, Callable[[Any], tuple[list[NDArray[Any]], list[NDArray[Any]]]]] = {
+_FUSED: Mapping[str, Callable[[Any], InAndOut]] = {
     "ReadStreams": _read_streams,
     "ReadStreamsNorm": _read_and_norm,
     "MixStreams": _mix_streams,

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ...core.nodes.aft import AftVariant
-from .spec import Flags, Tile
+from .spec import Arguments, Flags, Tile
 
 # Keys of the tile are channels here.
 TILE = Tile(32, 32, 4, 1)
@@ -29,7 +29,7 @@ SCALARS = ("length", "batch", "dim", "reach")
 
 
 @dataclass(frozen=True)
-class AftSpec:
+class AftSpec(Arguments):
     """One compiled kernel of an AFT-local node.
 
     Args:
@@ -64,11 +64,6 @@ class AftSpec:
     def inputs(self) -> tuple[str, ...]:
         """Names of the tensors it reads, in order."""
         return self.variant.input_names
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """Names of the arguments in order."""
-        return (*self.inputs, *SCALARS, "output")
 
     @property
     def flags(self) -> Flags:

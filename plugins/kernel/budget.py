@@ -40,7 +40,7 @@ def entry_name(kernel: CompiledKernel) -> str:
 
 
 def figures(kernel: CompiledKernel) -> dict[str, Any]:
-    """A kernel's entry in the table."""
+    """Return a kernel's entry in the table."""
     tile = kernel.tile
     return {
         "tile": [tile.block_queries, tile.block_keys, tile.warps, tile.stages],
@@ -57,7 +57,7 @@ def largest_shared_bytes(kernel: CompiledKernel) -> int:
 
 
 def beyond_limits(kernel: CompiledKernel) -> str:
-    """Which limit a kernel breaks; empty if none."""
+    """Return which limit a kernel breaks, in words; empty if none."""
     broken = []
     if kernel.spills:
         broken.append(f"spills {kernel.spills} bytes")
@@ -68,7 +68,7 @@ def beyond_limits(kernel: CompiledKernel) -> str:
 
 
 def read_table() -> dict[str, Any]:
-    """`{"triton": version, "kernels": {target: {kernel: figures}}}`."""
+    """Read `{"triton": version, "kernels": {target: {kernel: figures}}}`."""
     table: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
     return table
 

@@ -124,7 +124,11 @@ def compile_tiles(
 
 
 def _triton() -> Any:
-    """The Triton package, able to compile."""
+    """Import the Triton package, and return it.
+
+    Raises:
+        MissingDependency: it is not installed, or was imported as interpreter.
+    """
     try:
         import triton
     except ImportError as error:
@@ -142,21 +146,32 @@ def _triton() -> Any:
     return triton
 
 
+def _source_of(spec: AnySpec) -> Any:
+    """Import the Triton function that a kernel is compiled from."""
+    if isinstance(spec, AftSpec):
+        from .aft_local import aft_local
+
+        return aft_local
+    if isinstance(spec, RingSpec):
+        from .ring_attention import ring_attention
+
+        return ring_attention
+    if isinstance(spec, JoinSpec):
+        from .ring_attention import join
+
+        return join
+    from .windowed_attention import windowed_attention
+
+    return windowed_attention
+
+
 def _to_ptx(spec: AnySpec, target: Target, tile: Tile) -> tuple[str, str, int, int]:
-    """Triton's PTX, its entry name, bytes of shared memory and threads a block."""
+    """Compile to PTX, and return it with its entry name, bytes of shared memory and threads a block."""
     triton = _triton()
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    if isinstance(spec, AftSpec):
-        from .aft_local import aft_local as kernel
-    elif isinstance(spec, RingSpec):
-        from .ring_attention import ring_attention as kernel
-    elif isinstance(spec, JoinSpec):
-        from .ring_attention import join as kernel
-    else:
-        from .windowed_attention import windowed_attention as kernel
-
+    kernel = _source_of(spec)
     pointer = f"*{ELEMENT_TYPES[spec.dtype].triton}"
     constants = spec.constants(tile)
     types = dict.fromkeys(spec.arguments, pointer) | dict.fromkeys(spec.scalars, "i32")
@@ -195,7 +210,7 @@ def _to_ptx(spec: AnySpec, target: Target, tile: Tile) -> tuple[str, str, int, i
 
 
 def _own_parameters_only(ptx: str, entry: str, arguments: int) -> str:
-    """The PTX without the parameters that Triton appends after the kernel's own."""
+    """Take out of the PTX the parameters that Triton appends after the kernel's own."""
     begin = ptx.index(f".entry {entry}(")
     end = ptx.index("\n)", begin)
     head, parameters, body = ptx[:begin], ptx[begin:end], ptx[end:]
@@ -208,7 +223,7 @@ def _own_parameters_only(ptx: str, entry: str, arguments: int) -> str:
 
 
 def assemble(ptx: str, target: Target) -> tuple[bytes, int, int]:
-    """Machine code of a PTX text for a target, registers and bytes of spills a thread.
+    """Return the machine code of a PTX text for a target, and registers and bytes of spills a thread.
 
     Raises:
         MissingDependency: Triton is not installed.

@@ -28,7 +28,7 @@ def launch(
     tile: Tile | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Windowed attention; shapes and meaning as in `core.nodes.attention` and `core.nodes.grouped`.
+    """Compute windowed attention; shapes and meaning as in `core.nodes.attention` and `core.nodes.grouped`.
 
     Args:
         query: fp16, bf16, fp32 or fp8 (E4M3) in the layout of `attributes.perm`; copied if not contiguous.
@@ -87,7 +87,7 @@ def spec_of(
     attributes: KernelAttributes,
     sinks: Tensor | None = None,
 ) -> KernelSpec:
-    """The kernel that serves a node with these inputs.
+    """Return the kernel that serves a node with these inputs.
 
     Raises:
         UsageError: no kernel has this element type or head size.
@@ -106,7 +106,7 @@ def spec_of(
 
 
 def device_target(device: torch.device) -> Target:
-    """The target a device belongs to; tensors on the CPU count as sm_80.
+    """Return the target a device belongs to; tensors on the CPU count as sm_80.
 
     A capability that is not in the table belongs to the next lower one.
 

@@ -41,7 +41,7 @@ from typing import Any, ClassVar, Literal
 from ...core.errors import UsageError
 from ...core.nodes.gpu import RINGS, RINGS_BY_OP_TYPE, WIDEST_FP32_RING_HEAD
 from ...core.nodes.step import StepAttributes, StepVariant
-from .spec import FULL_SET_TYPES, MAX_BATCH_HEADS, Flags, Tile, check_type_and_width, float_bits
+from .spec import FULL_SET_TYPES, MAX_BATCH_HEADS, Arguments, Flags, Tile, check_type_and_width, float_bits
 
 SCALARS = ("tokens", "slots", "kv_heads", "group", "biases", "span", "splits", "scale_bits", "softcap_bits")
 SHARED, BY_HEAD, BY_SEQUENCE = range(3)
@@ -57,7 +57,7 @@ _INT32_END = 2**31
 
 
 @dataclass(frozen=True)
-class RingSpec:
+class RingSpec(Arguments):
     """One compiled kernel of a step or chunk node.
 
     Args:
@@ -73,6 +73,7 @@ class RingSpec:
     """
 
     scalars: ClassVar[tuple[str, ...]] = SCALARS
+    outputs: ClassVar[tuple[str, ...]] = ("parts", "output", "next_key", "next_value")
 
     node: Literal["step", "chunk"]
     dtype: str
@@ -113,8 +114,14 @@ class RingSpec:
     @property
     def op_types(self) -> tuple[str, ...]:
         """The op types of the nodes it serves."""
-        own = (self.chunked, self.has_xpos, self.has_softcap, self.has_sinks)
-        return tuple(v.op_type for v in RINGS if (v.chunked, v.has_xpos, v.has_softcap, v.has_sinks) == own)
+        return tuple(
+            node.op_type
+            for node in RINGS
+            if node.chunked == self.chunked
+            and node.has_xpos == self.has_xpos
+            and node.has_softcap == self.has_softcap
+            and node.has_sinks == self.has_sinks
+        )
 
     @property
     def name(self) -> str:
@@ -128,16 +135,13 @@ class RingSpec:
         return RINGS_BY_OP_TYPE[self.op_types[0]].input_names
 
     @property
-    def arguments(self) -> tuple[str, ...]:
-        """Names of the arguments in order."""
-        return (*self.inputs, *SCALARS, "parts", "output", "next_key", "next_value")
-
-    @property
     def pointers(self) -> dict[str, str]:
         """Element types of the tensors that have not the query's, as Triton names them."""
-        stored = dict.fromkeys(("key", "value", "key_cache", "value_cache", "next_key", "next_value"), self.cache_dtype)
-        tables = dict.fromkeys(("score_bias", "query_scale", "key_scale", "parts"), "fp32")
-        return {name: t for name, t in {**stored, **tables, "write_index": "i64"}.items() if name in self.arguments}
+        keys_and_values = ("key", "value", "key_cache", "value_cache", "next_key", "next_value")
+        types = dict.fromkeys(keys_and_values, self.cache_dtype)
+        types |= dict.fromkeys(("score_bias", "query_scale", "key_scale", "parts"), "fp32")
+        types["write_index"] = "i64"
+        return {name: type_ for name, type_ in types.items() if name in self.arguments}
 
     @property
     def flags(self) -> Flags:
@@ -160,7 +164,7 @@ class RingSpec:
 
 
 @dataclass(frozen=True)
-class JoinSpec:
+class JoinSpec(Arguments):
     """The kernel that joins the splits of a step or chunk node, of any head size and number of rows.
 
     Args:
@@ -168,7 +172,6 @@ class JoinSpec:
     """
 
     scalars: ClassVar[tuple[str, ...]] = ("rows", "splits", "dim")
-    inputs: ClassVar[tuple[str, ...]] = ("parts",)
 
     dtype: str
     node: str = field(default="join", init=False)
@@ -185,9 +188,9 @@ class JoinSpec:
         return f"localattn_join_{self.dtype}"
 
     @property
-    def arguments(self) -> tuple[str, ...]:
-        """Names of the arguments in order."""
-        return (*self.inputs, *self.scalars, "output")
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the tensors it reads, in order."""
+        return ("parts",)
 
     @property
     def pointers(self) -> dict[str, str]:
@@ -223,14 +226,17 @@ def ring_set(dtypes: Iterable[str] = (), head_dims: Iterable[int] = ()) -> list[
     Raises:
         UsageError: an element type or head size without a kernel.
     """
-    asked, types = tuple(head_dims), tuple(dtypes) or FULL_SET_TYPES
+    asked = tuple(head_dims)
     found: dict[RingSpec | JoinSpec, None] = {}
-    for dtype in types:
-        for head_dim in (asked or RING_HEAD_DIMS) if dtype in FULL_SET_TYPES else ():
+    for dtype in tuple(dtypes) or FULL_SET_TYPES:
+        if dtype not in FULL_SET_TYPES:
+            continue
+        for head_dim in asked or RING_HEAD_DIMS:
+            if dtype == "fp32" and head_dim > WIDEST_FP32_RING_HEAD:
+                continue
             for variant in RINGS:
                 rare = variant.has_xpos or variant.has_softcap or variant.has_sinks
-                there = dtype != "fp32" or head_dim <= WIDEST_FP32_RING_HEAD
-                if there and (asked or not rare) and not (variant.has_xpos and head_dim % 2):
+                if (asked or not rare) and not (variant.has_xpos and head_dim % 2):
                     found |= dict.fromkeys(ring_specs_for(variant, dtype, head_dim))
     return list(found)
 
@@ -276,7 +282,7 @@ def pack_ring_scalars(
 
 
 def why_ring_unsupported(*, batch: int, heads: int, kv_heads: int, tokens: int, slots: int) -> str:
-    """Why no compiled kernel computes a node of this size; empty if one does."""
+    """Return why no compiled kernel computes a node of this size; empty if one does."""
     if kv_heads < 1 or heads % kv_heads:
         return f"{heads} heads of queries cannot share {kv_heads} of keys"
     if batch * kv_heads > MAX_BATCH_HEADS:

@@ -22,21 +22,13 @@ import triton
 import triton.language as tl
 
 from .ring import SCALARS, JoinSpec
+from .tf32 import rounded
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 # Where a running maximum starts: below every biased score.
 _LOWEST = tl.constexpr(-3e38)
 # Biases of hidden keys lie below, all others above: OUTSIDE_SCORE is -2e30, LOWEST_BIAS -1e30.
 _SEEN = tl.constexpr(-1.5e30)
-# Half of TF32's last bit, and the bits of fp32 that TF32 has: products cut the others off.
-_HALF_A_BIT = tl.constexpr(0x1000)
-_TF32_BITS = tl.constexpr(-0x2000)
-
-
-@triton.jit
-def _rounded(x):
-    """fp32 numbers with TF32's digits."""
-    return ((x.to(tl.int32, bitcast=True) + _HALF_A_BIT) & _TF32_BITS).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -125,7 +117,7 @@ def ring_attention(
         if CHUNKED:
             q *= tl.load(query_scale + token[:, None] * HEAD_DIM + d[None, :], mask=inside, other=0.0)
         if AS_TF32:
-            q = _rounded(q)
+            q = rounded(q)
     scale = scale_bits.to(tl.float32, bitcast=True)
     cap = softcap_bits.to(tl.float32, bitcast=True)
     factor = scale * _LOG2E
@@ -187,7 +179,7 @@ def ring_attention(
             scales = key_scale + s.to(tl.int64)[:, None] * HEAD_DIM + d[None, :]
             k = k.to(tl.float32) * tl.load(scales, mask=wanted, other=0.0)
             if AS_TF32:
-                k = _rounded(k)
+                k = rounded(k)
         x = tl.dot(q, tl.trans(k.to(FACTOR)), input_precision="tf32" if AS_TF32 else "ieee") * factor
         if HAS_SOFTCAP:
             x = cap - 2.0 * cap / (1.0 + tl.math.exp2(x))

@@ -53,9 +53,6 @@ SCALARS = (
     *("scale_bits", "softcap_bits", "xpos_base_bits"),
 )
 
-# Mask, bias, xpos, softcap, sinks.
-Options = tuple[bool, bool, bool, bool, bool]
-
 # How factors of fp32 are multiplied: exactly, as three products of TF32 (about fp32's digits, on tensor cores), or as
 # one (the digits of fp16).
 Fp32Products = Literal["ieee", "tf32x3", "tf32"]
@@ -89,8 +86,18 @@ FP8_HEAD_DIMS = (64, 128)
 _PADDED_FP8_HEAD = 32
 
 
+class Options(NamedTuple):
+    """What an op type of attention says of its kernel: which optional inputs and computations there are."""
+
+    mask: bool
+    bias: bool
+    xpos: bool
+    softcap: bool
+    sinks: bool
+
+
 class Flags(NamedTuple):
-    """The options by which the library tells its kernels apart, in its order."""
+    """The options by which the library tells its kernels apart, in its order; those of `Options` come first."""
 
     mask: bool = False
     bias: bool = False
@@ -105,8 +112,25 @@ class Flags(NamedTuple):
     joins: bool = False
 
 
+class Arguments:
+    """The arguments of a kernel: tensors that it reads, int32 numbers, tensors that it writes."""
+
+    scalars: ClassVar[tuple[str, ...]]
+    outputs: ClassVar[tuple[str, ...]] = ("output",)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the tensors it reads, in order."""
+        raise NotImplementedError
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Names of the arguments in order."""
+        return (*self.inputs, *self.scalars, *self.outputs)
+
+
 @dataclass(frozen=True)
-class KernelSpec:
+class KernelSpec(Arguments):
     """One compiled kernel.
 
     Args:
@@ -182,26 +206,25 @@ class KernelSpec:
 
     @property
     def options(self) -> Options:
-        """What the op type tells: mask, bias, xpos, softcap, sinks."""
-        return self.has_mask, self.has_bias, self.has_xpos, self.has_softcap, self.has_sinks
+        """What the op type tells."""
+        return Options(self.has_mask, self.has_bias, self.has_xpos, self.has_softcap, self.has_sinks)
 
     @property
     def name(self) -> str:
         """Name of the compiled kernel: a C identifier, unique among specs."""
-        options = zip(("_mask", "_bias", "_xpos", "_softcap", "_sinks"), self.options, strict=True)
-        last = "_shared_qk" * self.has_shared_qk + f"_{self.fp32_products}" * (self.fp32_products != "ieee")
-        return f"localattn_{self.dtype}_d{self.head_dim}" + "".join(name for name, there in options if there) + last
+        parts = ["localattn", self.dtype, f"d{self.head_dim}"]
+        parts += [option for option, there in self.options._asdict().items() if there]
+        if self.has_shared_qk:
+            parts.append("shared_qk")
+        if self.fp32_products != "ieee":
+            parts.append(self.fp32_products)
+        return "_".join(parts)
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the tensors it reads, in order."""
         optional = (("key_mask", self.has_mask), ("attn_bias", self.has_bias), ("sinks", self.has_sinks))
         return ("query", "key", "value", *(name for name, present in optional if present))
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """Names of the arguments in order."""
-        return (*self.inputs, *SCALARS, "output")
 
     @property
     def flags(self) -> Flags:
@@ -250,7 +273,7 @@ def check_type_and_width(dtype: str, head_dim: int, known: Collection[str] = ELE
 
 def _fp8_takes(head_dim: int, options: Options, *, shared_qk: bool) -> bool:
     """Return whether there is a kernel of fp8 with these options: none but a mask."""
-    return head_dim <= WIDEST_FP8_HEAD and not (shared_qk or any(options[1:]))
+    return head_dim <= WIDEST_FP8_HEAD and not shared_qk and not any(options._replace(mask=False))
 
 
 def _fp32_products(dtype: str, head_dim: int) -> tuple[Fp32Products, ...]:
@@ -262,8 +285,13 @@ def _fp32_products(dtype: str, head_dim: int) -> tuple[Fp32Products, ...]:
 
 def options_of(node: KernelNode) -> Options:
     """Return `KernelSpec.options` of the kernels that serve an op type."""
-    softcap, sinks = getattr(node, "has_softcap", False), getattr(node, "has_sinks", False)
-    return node.has_mask, node.has_bias, node.has_xpos, softcap, sinks
+    return Options(
+        node.has_mask,
+        node.has_bias,
+        node.has_xpos,
+        softcap=getattr(node, "has_softcap", False),
+        sinks=getattr(node, "has_sinks", False),
+    )
 
 
 def spec_for(node: KernelNode, dtype: str, head_dim: int, *, shared_qk: bool = False) -> KernelSpec:
@@ -303,8 +331,8 @@ def full_set(
         for head_dim in (asked or (FP8_HEAD_DIMS if dtype == "fp8" else HEAD_DIMS))
         for options in OPTIONS
         for shared_qk in (False, True)
-        if not (options[2] and head_dim % 2)  # xpos scales channels in pairs
-        if not (shared_qk and any(options[3:]))  # grouped nodes have none
+        if not (options.xpos and head_dim % 2)  # xpos scales channels in pairs
+        if not (shared_qk and (options.softcap or options.sinks))  # only grouped nodes have these
         if dtype != "fp8" or _fp8_takes(head_dim, options, shared_qk=shared_qk)
     ]
     return [multiplied(spec, fp32_products) for spec in every if asked or _in_full_set(spec)]
@@ -317,6 +345,7 @@ def multiplied(spec: KernelSpec, fp32_products: Fp32Products) -> KernelSpec:
 
 
 def _in_full_set(spec: KernelSpec) -> bool:
+    """Return whether models are likely to have it: of what is rare one thing at most, with the head sizes it has."""
     rare = [sizes for option, sizes in RARE_HEAD_DIMS.items() if getattr(spec, option)]
     return len(rare) < 2 and all(spec.head_dim in sizes for sizes in rare)
 
@@ -339,12 +368,12 @@ class Tile:
 
 
 def grid(tile: Tile, length: int, batch_heads: int) -> tuple[int, int, int]:
-    """The launch grid for `B·H` sequences of `length` tokens."""
+    """Return the launch grid for `B·H` sequences of `length` tokens."""
     return (-(-length // tile.block_queries), batch_heads, 1)
 
 
 def pack_flags(attributes: KernelAttributes) -> int:
-    """The argument `flags`."""
+    """Return the argument `flags`."""
     return (
         CAUSAL_FLAG * attributes.geometry.causal
         + EXACT_FLAG * attributes.geometry.exact_windowsize
@@ -386,7 +415,7 @@ def pack_scalars(attributes: KernelAttributes, length: int, heads: int, kv_heads
 def why_unsupported(
     attributes: KernelAttributes, *, batch: int, heads: int, length: int, kv_heads: int | None = None
 ) -> str:
-    """Why no compiled kernel computes this node at this size; empty if one does.
+    """Return why no compiled kernel computes this node at this size; empty if one does.
 
     The element type and the head size are `KernelSpec`'s to judge.
     """

@@ -68,7 +68,7 @@ REFUSED = {
 
 
 def target(name: str) -> Target:
-    """The target called `sm_87`, or `87`, or `8.7`.
+    """Return the target called `sm_87`, or `87`, or `8.7`.
 
     Raises:
         UsageError: none is called so, or the kernel does not run there.

@@ -45,7 +45,6 @@ _FP32 = {
 }
 _FP32_BIAS = _FP32 | dict.fromkeys((16, 32, 64), Tile(32, 16, 4, 2))
 
-# (matrix unit, bytes an element, has a bias) → padded head size → tile
 # xpos scales keys in registers and lays them out anew for the product, as fp32.
 _XPOS = {
     16: Tile(64, 32, 4, 2),
@@ -66,6 +65,7 @@ _TF32X3 = dict.fromkeys((16, 32, 64), Tile(32, 32, 4, 2)) | {128: Tile(16, 16, 4
 _FP8 = {32: Tile(64, 64, 4, 3), 64: Tile(64, 64, 4, 3), 128: Tile(128, 64, 8, 2)}
 _TCGEN05_FP8 = {32: Tile(64, 64, 4, 2), 64: Tile(64, 64, 4, 2), 128: Tile(64, 64, 4, 1)}
 
+# (matrix unit, bytes an element, has a bias) → padded head size → tile
 TABLE: dict[tuple[MatrixUnit, int, bool], dict[int, Tile]] = {
     ("mma", 2, False): _MMA,
     ("wgmma", 2, False): _WGMMA,
@@ -117,7 +117,7 @@ OPT_IN_SHARED_BYTES: dict[MatrixUnit, int] = {"mma": 99 << 10, "wgmma": 227 << 1
 
 
 def tile_for(spec: KernelSpec | AftSpec | RingSpec | JoinSpec, target: Target, *, opt_in: bool = True) -> Tile:
-    """The tile this kernel is compiled with for this target.
+    """Return the tile this kernel is compiled with for this target.
 
     Args:
         spec: the kernel.

@@ -8,13 +8,13 @@ query's `lo` and the first query's `hi` are seen by all: their tiles need no com
 that need one and over those that do not; the softmax runs online (Milakov & Gimelshein, arXiv 1805.02867), so that
 their order is free. The arguments are described in `spec`.
 
-Numerics: scores, softmax sums and the output are accumulated in fp32, fp32 inputs are not rounded to
-TF32 unless that was asked for (`KernelSpec.fp32_products`). The running
-maximum starts at a finite value below every score, so that a row without keys divides zeros by one and nothing is
-ever `inf - inf`. The exponent `unit·x - unit·max` is one multiply-add: it rounds the second product and not the first,
-so the largest score's own exponent is not 0 but up to 2⁻²⁴ of it. Rows beyond `_EXACT_UP_TO`, where this would be no
-small number, take the power of two below `unit` instead: then both products are exact, and scores of that size that
-differ do so by so much that only the largest counts, under either factor.
+Numerics: scores, softmax sums and the output are accumulated in fp32; fp32 inputs are not rounded to TF32 unless that
+was asked for (`KernelSpec.fp32_products`). The running maximum starts at a finite value below every score, so that a
+row without keys divides zeros by one and nothing is ever `inf - inf`. The exponent `unit·x - unit·max` is one
+multiply-add: it rounds the second product and not the first, so the largest score's own exponent is not 0 but up to
+2⁻²⁴ of it. Rows beyond `_EXACT_UP_TO`, where this would be no small number, take the power of two below `unit` instead:
+then both products are exact, and scores of that size that differ do so by so much that only the largest counts, under
+either factor.
 
 What only some kernels have:
 
@@ -40,6 +40,7 @@ import triton.language as tl
 
 from ...core.nodes.attention import LOWEST_BIAS, SELF_SCORE
 from .spec import CAUSAL_FLAG, EXACT_FLAG, SCALARS, SEQUENCE_FIRST_FLAG
+from .tf32 import rounded
 
 _CAUSAL = tl.constexpr(CAUSAL_FLAG)
 _EXACT = tl.constexpr(EXACT_FLAG)
@@ -59,9 +60,6 @@ _FP8_WEIGHTS = tl.constexpr(8.0)
 _FP8_EXACT_UP_TO = tl.constexpr(2.0**24)
 # The bits of an fp32 number's exponent.
 _POWER_OF_TWO = tl.constexpr(0x7F800000)
-# Half of TF32's last bit, and the bits of fp32 that TF32 has: products cut the others off.
-_HALF_A_BIT = tl.constexpr(0x1000)
-_TF32_BITS = tl.constexpr(-0x2000)
 # The largest exponent of a sink's weight beside the row's own: with it, everything else vanishes.
 _LARGEST_SINK = tl.constexpr(126.0)
 
@@ -114,7 +112,7 @@ def _decayed(x, distance, rates, ROUNDED: tl.constexpr):
     """Rows scaled by `2^(rate·distance)` in fp32, rounded to TF32 if their product is one."""
     scaled = x.to(tl.float32) * tl.math.exp2(distance.to(tl.float32)[:, None] * rates[None, :])
     if ROUNDED:
-        scaled = ((scaled.to(tl.int32, bitcast=True) + _HALF_A_BIT) & _TF32_BITS).to(tl.float32, bitcast=True)
+        scaled = rounded(scaled)
     return scaled
 
 

@@ -26,7 +26,6 @@ from ..kernel.targets import OLDEST_OF_FP8, Target
 from ..shared_library import compile_library, newest_glibc, package_version, time_of_build
 from .embed import images_of, kernel_facts, to_compile, write_sources
 from .facts import Arch, CompanionFacts, LibraryFacts, companion_path, parse_facts
-from .fingerprint import fingerprint as fingerprint
 from .headers import find_cuda_headers, find_tensorrt_headers
 
 _log = logging.getLogger(__name__)
@@ -105,7 +104,7 @@ def build_library(
             kernels=kernel_facts(images),
             sha256=sha256(staged),
             bytes=staged.stat().st_size,
-            fingerprint=fingerprint(),
+            fingerprint=TENSORRT_PLUGIN.fingerprint(),
             tensorrt_headers=tensorrt.version,
             compiler=compiler.version,
             glibc=newest_glibc(staged),
@@ -120,7 +119,7 @@ def build_library(
             created=time_of_build(),
         )
         staged_facts = sidecar_path(staged)
-        staged_facts.write_text(facts.to_json())
+        staged_facts.write_text(facts.to_json(), encoding="utf-8")
         places = {staged_companion: companion, staged_facts: sidecar_path(output), staged: output}
         publish_together(places, staged.parent)
     keep(TENSORRT_PLUGIN, output, facts.model_dump(mode="json"))
@@ -128,7 +127,7 @@ def build_library(
 
 
 def up_to_date(library: Path, specs: Sequence[AnySpec], targets: Sequence[Target], arch: Arch) -> LibraryFacts | None:
-    """The facts of a library in the cache if building it again would give the same, else None."""
+    """Return the facts of a library in the cache if building it again would give the same, else None."""
     try:
         stored = next((found for found in candidates(TENSORRT_PLUGIN) if found.path == library), None)
         facts = None if stored is None else parse_facts(stored.read().facts, library)
@@ -139,7 +138,7 @@ def up_to_date(library: Path, specs: Sequence[AnySpec], targets: Sequence[Target
     same = (
         facts.arch == arch
         and facts.has_companion()
-        and facts.fingerprint == fingerprint()
+        and facts.fingerprint == TENSORRT_PLUGIN.fingerprint()
         and facts.targets == [target.name for target in dict.fromkeys(targets)]
         and all(any(kernel.is_of(spec) for spec in specs) for kernel in facts.kernels)
         and not any(facts.missing([spec], [each for each in targets if runs_on(spec, each)]) for spec in specs)
@@ -150,6 +149,7 @@ def up_to_date(library: Path, specs: Sequence[AnySpec], targets: Sequence[Target
 def _compile_kernels(
     specs: Sequence[AnySpec], targets: Sequence[Target], jobs: int | None, progress: Callable[[str], None]
 ) -> list[CompiledKernel]:
+    """Compile what a library for these targets needs of these kernels, and tell of each."""
     wanted = to_compile(specs, targets)
     total, done = len(wanted), 0
 

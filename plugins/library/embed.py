@@ -33,7 +33,7 @@ class Image:
 
 
 def to_compile(specs: Sequence[AnySpec], asked: Sequence[Target]) -> list[tuple[AnySpec, Target, Tile]]:
-    """The kernels to compile, target by target: each for the targets asked for that it runs on, and once for PTX."""
+    """List the kernels to compile, target by target: each for those of `asked` that it runs on, and once for PTX."""
     own = {spec: [target for target in dict.fromkeys(asked) if runs_on(spec, target)] for spec in specs}
     for spec, there in own.items():
         if not any(target.portable_ptx for target in there):
@@ -43,7 +43,7 @@ def to_compile(specs: Sequence[AnySpec], asked: Sequence[Target]) -> list[tuple[
 
 
 def images_of(kernels: Sequence[CompiledKernel], asked: Sequence[Target]) -> list[Image]:
-    """What to embed of compiled kernels."""
+    """Choose what to embed of compiled kernels."""
     portable = [kernel for kernel in kernels if kernel.target.portable_ptx]
     oldest: dict[AnySpec, CompiledKernel] = {}
     for kernel in sorted(portable, key=lambda kernel: -kernel.target.capability):
@@ -83,7 +83,7 @@ def write_sources(images: Sequence[Image], version: str, folder: Path) -> None:
 
 
 def kernel_facts(images: Sequence[Image]) -> list[KernelFacts]:
-    """What was embedded, one entry a kernel."""
+    """List what was embedded, one entry a kernel."""
     by_spec: dict[AnySpec, KernelFacts] = {}
     for image in images:
         spec = image.kernel.spec

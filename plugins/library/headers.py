@@ -145,8 +145,7 @@ def _places(
 
 def tensorrt_version(folder: Path) -> tuple[int, ...]:
     """Return the release that `NvInferVersion.h` states, as `(10, 14, 1)`; empty if it states none."""
-    path = folder / "NvInferVersion.h"
-    text = path.read_text(errors="replace") if path.is_file() else ""
+    text = _text_of(folder / "NvInferVersion.h")
     defined: dict[str, str] = dict(re.findall(r"^#define\s+(\w+)\s+(\w+)", text, re.MULTILINE))
     numbers = []
     for part in ("MAJOR", "MINOR", "PATCH"):
@@ -161,13 +160,13 @@ def tensorrt_version(folder: Path) -> tuple[int, ...]:
 def cuda_version(folder: Path) -> str:
     """Return the CUDA release of a folder's headers, as "13.0"; "unknown" if they do not state it."""
     for name in (CUDA_HEADER, "cuda.h"):
-        path = folder / name
-        found = (
-            re.search(r"define\s+CUD(?:ART|A)_VERSION\s+(\d+)", path.read_text(errors="replace"))
-            if path.is_file()
-            else None
-        )
+        found = re.search(r"define\s+CUD(?:ART|A)_VERSION\s+(\d+)", _text_of(folder / name))
         if found:
             number = int(found[1])
             return f"{number // 1000}.{number % 1000 // 10}"
     return "unknown"
+
+
+def _text_of(header: Path) -> str:
+    """Read a header; one that is missing is empty."""
+    return header.read_text(errors="replace") if header.is_file() else ""

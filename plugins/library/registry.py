@@ -68,7 +68,7 @@ def why_not(backend: Backend) -> str:
     return ""
 
 
-def load_into_registry(library: Library, backends: Sequence[Backend] = ("tensorrt", "tensorrt-rtx")) -> RegistryFacts:
+def load_into_registry(library: Library, backends: Sequence[Backend] = BACKENDS) -> RegistryFacts:
     """Load a library into a plugin registry, list what it adds, and unload it.
 
     The registry is that of the first of these backends that can be imported.
@@ -111,6 +111,7 @@ def _import(backend: Backend) -> Any:
 
 
 def _look(trt: Any, backend: Backend, library: Library) -> RegistryFacts:
+    """Load the library into the registry of the module `trt`, list what it adds, and unload it."""
     logger = trt.Logger(trt.Logger.WARNING)
     trt.Builder(logger)  # gives the process, and so the library, this logger
     registry = trt.get_plugin_registry()

@@ -19,10 +19,10 @@ from localattn.core.extras import as_installed
 from localattn.core.geometry import WindowGeometry
 from localattn.core.nodes.attention import VARIANTS, NodeAttributes, NodeVariant
 from localattn.core.nodes.gpu import SERVED, SERVED_OP_TYPES
+from localattn.core.storage.library_store import LibraryKind
 from localattn.onnx_graph.tensorrt_provider import rewrite_for_provider
 from localattn.plugins.kernel.spec import full_set
 from localattn.plugins.kernel.targets import TARGETS
-from localattn.plugins.library import fingerprint
 from localattn.plugins.library.build import up_to_date
 from localattn.plugins.library.facts import find_library, host_arch
 from localattn.plugins.library.selection import default_targets, needed_by
@@ -98,7 +98,7 @@ def test_from_model_to_library_and_back(localattn: Call, model: Path, own_cache:
     assert find_library(host_arch(), specs, [TARGETS["sm_80"]]) is None
     assert find_library(host_arch(), full_set(["fp16"], [64]), [gpu]) is None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fingerprint, "fingerprint", lambda: "another release")
+        patch.setattr(LibraryKind, "fingerprint", lambda _: "another release")
         assert find_library(host_arch(), specs, [gpu]) is None
 
     path.write_bytes(path.read_bytes() + b"!")

@@ -18,7 +18,6 @@ import localattn as package
 from localattn.core.machine.processor import host_arch
 from localattn.core.storage.library_store import CPU_KERNELS
 from localattn.plugins.cpu.facts import CpuLibraryFacts
-from localattn.plugins.cpu.fingerprint import fingerprint
 
 # Loading it appends its word to the file that LOCALATTN_TEST_MARKER names: its constructor runs before anything else.
 SOURCE = """
@@ -50,7 +49,7 @@ def compile_marker(folder: Path, word: str) -> Path:
 def facts_of(library: Path) -> CpuLibraryFacts:
     """Make facts as this release writes them for such a library; anybody can write them."""
     digest = hashlib.sha256(library.read_bytes()).hexdigest()
-    return replace(FACTS, sha256=digest, bytes=library.stat().st_size, fingerprint=fingerprint())
+    return replace(FACTS, sha256=digest, bytes=library.stat().st_size, fingerprint=CPU_KERNELS.fingerprint())
 
 
 def put_beside(library: Path, place: Path) -> None:

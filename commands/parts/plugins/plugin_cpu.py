@@ -80,7 +80,7 @@ def document(facts: CpuLibraryFacts) -> dict[str, Any]:
 
 def print_library(facts: CpuLibraryFacts) -> None:
     """Print what is in a library, for people."""
-    from ....plugins.cpu.fingerprint import fingerprint
+    from ....core.storage.library_store import CPU_KERNELS
 
     say(f"{facts.path}  {facts.arch}, {bytes_text(facts.bytes)}, for onnxruntime on the CPU")
     by_dtypes: dict[str, list[str]] = {}
@@ -90,5 +90,5 @@ def print_library(facts: CpuLibraryFacts) -> None:
         say(f"  kernels {', '.join(op_types)}: {names}; every size")
     say(f"  built   {facts.created}, {facts.compiler}, glibc ≥ {facts.glibc}")
     say(f"  sha256  {facts.sha256}")
-    if facts.fingerprint != fingerprint():
+    if facts.fingerprint != CPU_KERNELS.fingerprint():
         say("  OLD     made from other sources than this release's: sessions do not take it by themselves")

@@ -28,8 +28,8 @@ struct Aft {
   bool causal;
   float* states;  // aft_floats(call)
 
-  int64_t width() const { return (dim + kAftChannels - 1) / kAftChannels * kAftChannels; }
-  int64_t blocks() const { return (length + kAftBlock - 1) / kAftBlock; }
+  int64_t width() const { return align(dim, kAftChannels); }
+  int64_t blocks() const { return divide_up(length, kAftBlock); }
   // Largest logit, and the sums of values and weights below it, of the keys before block `at` (ahead: from it on).
   float* state(int64_t at, bool ahead, int64_t sequence) const {
     return states + (((ahead ? blocks() + 1 : 0) + at) * batch + sequence) * 3 * width();

@@ -160,7 +160,7 @@ inline Vector careful_mean(const MeanChannels& channels, const MeanTile& tile, i
     return j >= biases.first && j < biases.end ? key + biases.from[j - biases.first] : key;
   };
   MeanState sums = channels.state(tile.low / kAftBlock, false);
-  if (!call.causal) sums = merged(sums, channels.state((tile.high + kAftBlock - 1) / kAftBlock, true));
+  if (!call.causal) sums = merged(sums, channels.state(divide_up(tile.high, kAftBlock), true));
   MeanState own{sums.top, Vector{}, Vector{}};
   for (int64_t j = tile.low; j < end; ++j) {
     if (!channels.hidden(j)) own.top = larger(logit(j), own.top);
@@ -195,17 +195,18 @@ inline bool any_lane(Integers wrong) {
   return any != 0;
 }
 
-// Rows of a tile for kMeanVectors vectors of channels. `keys` holds, for every key of the tile, its weights e^(k - M)
-// and the values times these; `ahead` the sums of what lies ahead of each group of rows.
-inline void mean_rows(const Aft& call, const MeanTile& tile, int64_t sequence, int64_t first, float* keys,
-                      float* ahead) {
-  constexpr int kRow = 2 * kMeanVectors * kLanes;
+// kMeanVectors vectors of channels of one sequence. Their sums are of weights, then of values times weights.
+constexpr int kSums = 2 * kMeanVectors;
+constexpr int kSumsFloats = kSums * kLanes;
+
+// For every key of the tile, its weights e^(k - M) and the values times these, into `keys`; the sums of the keys before
+// the tile, and of those behind it.
+LOCALATTN_INLINE void lay_keys(const Aft& call, const MeanTile& tile, int64_t sequence, int64_t first, float* keys,
+                               Vector* before, Vector* behind) {
   const MeanState none{splat(kBelowScores), Vector{}, Vector{}};
-  const auto channels_of = [&](int v) { return mean_channels(call, sequence, first + v * kLanes); };
-  Vector before[2 * kMeanVectors], behind[2 * kMeanVectors];
   for (int v = 0; v < kMeanVectors; ++v) {
-    const MeanChannels channels = channels_of(v);
-    const int64_t ahead_at = (tile.high + kAftBlock - 1) / kAftBlock;
+    const MeanChannels channels = mean_channels(call, sequence, first + v * kLanes);
+    const int64_t ahead_at = divide_up(tile.high, kAftBlock);
     MeanState far = load_state(call.state(tile.low / kAftBlock, false, sequence) + first + v * kLanes, call.width());
     MeanState later = none;
     if (!call.causal) later = load_state(call.state(ahead_at, true, sequence) + first + v * kLanes, call.width());
@@ -214,7 +215,7 @@ inline void mean_rows(const Aft& call, const MeanTile& tile, int64_t sequence, i
       if (!channels.hidden(j)) top = larger(channels.load_row(call.key, j), top);
     }
     for (int64_t j = tile.low; j < tile.high; ++j) {
-      float* to = keys + (j - tile.low) * kRow + v * kLanes;
+      float* to = keys + (j - tile.low) * kSumsFloats + v * kLanes;
       const bool hidden = channels.hidden(j);
       const Vector weight = hidden ? Vector{} : exp_of(channels.load_row(call.key, j) - top);
       store(to, weight);
@@ -226,26 +227,54 @@ inline void mean_rows(const Aft& call, const MeanTile& tile, int64_t sequence, i
     behind[v] = later.den * y;
     behind[kMeanVectors + v] = later.num * y;
   }
-  const auto add_keys = [&](Vector* sums, int64_t low, int64_t high) {
-    for (int64_t j = low; j < high; ++j) {
-      for (int i = 0; i < 2 * kMeanVectors; ++i) sums[i] += load(keys + (j - tile.low) * kRow + i * kLanes);
-    }
-  };
-  const int64_t groups = (tile.end - tile.first + kMeanRows - 1) / kMeanRows;
-  if (!call.causal) {
-    int64_t high = tile.high;
-    for (int64_t group = groups - 1; group >= 0; --group) {
-      const int64_t end = tile.group_high(call, tile.first + group * kMeanRows);
-      add_keys(behind, end, high);
-      high = end;
-      for (int i = 0; i < 2 * kMeanVectors; ++i) store(ahead + group * kRow + i * kLanes, behind[i]);
-    }
+}
+
+// Adds keys [low, high) of the tile to the sums.
+LOCALATTN_INLINE void add_keys(const MeanTile& tile, const float* keys, int64_t low, int64_t high, Vector* sums) {
+  for (int64_t j = low; j < high; ++j) {
+    for (int i = 0; i < kSums; ++i) sums[i] += load(keys + (j - tile.low) * kSumsFloats + i * kLanes);
   }
+}
+
+// The sums of what lies ahead of each group of rows, from the last group to the first.
+LOCALATTN_INLINE void sum_ahead(const Aft& call, const MeanTile& tile, const float* keys, int64_t groups,
+                                Vector* behind, float* ahead) {
+  int64_t high = tile.high;
+  for (int64_t group = groups - 1; group >= 0; --group) {
+    const int64_t end = tile.group_high(call, tile.first + group * kMeanRows);
+    add_keys(tile, keys, end, high, behind);
+    high = end;
+    for (int i = 0; i < kSums; ++i) store(ahead + group * kSumsFloats + i * kLanes, behind[i]);
+  }
+}
+
+// The means of `count` rows from `row` on, of one vector of channels, whose sums are in their column `v`.
+LOCALATTN_INLINE void store_means(const MeanChannels& channels, const MeanTile& tile, int64_t row, int64_t count, int v,
+                                  const Vector (*den)[kMeanVectors], const Vector (*num)[kMeanVectors]) {
+  if (channels.count == 0) return;
+  Integers wrong = {};
+  for (int i = 0; i < count; ++i) {
+    wrong |= ~((den[i][v] > kSoundSum) & (num[i][v] * 0.0f == 0.0f));
+  }
+  if (any_lane(wrong)) {
+    for (int i = 0; i < count; ++i) store_mean(channels, row + i, careful_mean(channels, tile, row + i));
+  } else {
+    for (int i = 0; i < count; ++i) store_mean(channels, row + i, num[i][v] / den[i][v]);
+  }
+}
+
+// Rows of a tile. `keys` and `ahead` are memory for what `lay_keys` and `sum_ahead` write.
+inline void mean_rows(const Aft& call, const MeanTile& tile, int64_t sequence, int64_t first, float* keys,
+                      float* ahead) {
+  Vector before[kSums], behind[kSums];
+  lay_keys(call, tile, sequence, first, keys, before, behind);
+  const int64_t groups = divide_up(tile.end - tile.first, kMeanRows);
+  if (!call.causal) sum_ahead(call, tile, keys, groups, behind, ahead);
   int64_t added = tile.low;
   for (int64_t group = 0; group < groups; ++group) {
     const int64_t row = tile.first + group * kMeanRows;
     const int64_t low = tile.group_low(call, row), high = tile.group_high(call, row);
-    add_keys(before, added, low);
+    add_keys(tile, keys, added, low, before);
     added = low;
     const float* weights = tile.weights + group * kMeanRows * tile.stride;
     const float* outside = tile.outside + group * kMeanRows;
@@ -253,8 +282,8 @@ inline void mean_rows(const Aft& call, const MeanTile& tile, int64_t sequence, i
     for (int v = 0; v < kMeanVectors; ++v) {
       Vector far_den = before[v], far_num = before[kMeanVectors + v];
       if (!call.causal) {
-        far_den += load(ahead + group * kRow + v * kLanes);
-        far_num += load(ahead + group * kRow + (kMeanVectors + v) * kLanes);
+        far_den += load(ahead + group * kSumsFloats + v * kLanes);
+        far_num += load(ahead + group * kSumsFloats + (kMeanVectors + v) * kLanes);
       }
       LOCALATTN_UNROLL
       for (int i = 0; i < kMeanRows; ++i) {
@@ -263,7 +292,7 @@ inline void mean_rows(const Aft& call, const MeanTile& tile, int64_t sequence, i
       }
     }
     for (int64_t j = low; j < high; ++j) {
-      const float* at = keys + (j - tile.low) * kRow;
+      const float* at = keys + (j - tile.low) * kSumsFloats;
       LOCALATTN_UNROLL
       for (int i = 0; i < kMeanRows; ++i) {
         const Vector weight = splat(weights[i * tile.stride + (j - low)]);
@@ -276,17 +305,7 @@ inline void mean_rows(const Aft& call, const MeanTile& tile, int64_t sequence, i
     }
     const int64_t count = least(kMeanRows, tile.end - row);
     for (int v = 0; v < kMeanVectors; ++v) {
-      const MeanChannels channels = channels_of(v);
-      if (channels.count == 0) continue;
-      Integers wrong = {};
-      for (int i = 0; i < count; ++i) {
-        wrong |= ~((den[i][v] > kSoundSum) & (num[i][v] * 0.0f == 0.0f));
-      }
-      if (any_lane(wrong)) {
-        for (int i = 0; i < count; ++i) store_mean(channels, row + i, careful_mean(channels, tile, row + i));
-      } else {
-        for (int i = 0; i < count; ++i) store_mean(channels, row + i, num[i][v] / den[i][v]);
-      }
+      store_means(mean_channels(call, sequence, first + v * kLanes), tile, row, count, v, den, num);
     }
   }
 }
@@ -298,11 +317,10 @@ bool aft_mean(const Aft& call, const AftPart& part) {
   tile.low = most(tile.first - call.reach, 0) / kAftBlock * kAftBlock;
   tile.high = call.causal ? tile.end : least(align(tile.end + call.reach, kAftBlock), call.length);
   const int64_t rows = align(tile.end - tile.first, kMeanRows), span = tile.high - tile.low;
-  constexpr int64_t kRow = 2 * kMeanVectors * kLanes;
   // Rows of weights end with room for a whole vector.
   tile.stride = align(least(2 * call.reach + kMeanRows, span) + kLanes, kMostLanes);
-  const int64_t weights = rows * tile.stride, outside = align(rows, kMostLanes), keys = span * kRow;
-  const Scratch scratch(static_cast<size_t>(weights + outside + keys + rows / kMeanRows * kRow));
+  const int64_t weights = rows * tile.stride, outside = align(rows, kMostLanes), keys = span * kSumsFloats;
+  const Scratch scratch(static_cast<size_t>(weights + outside + keys + rows / kMeanRows * kSumsFloats));
   if (!scratch.data()) return false;
   tile.weights = scratch.data();
   tile.outside = tile.weights + weights;

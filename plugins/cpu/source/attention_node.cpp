@@ -47,14 +47,12 @@ AttentionNode::AttentionNode(const OrtApi* api, const Signature& signature, cons
     : Node(api), signature_(signature) {
   window_ = window_of(api, signature, info);
   if (!signature.is_grouped) shared_qk_ = integer(api, signature, info, "shared_qk", 0, 1) != 0;
-  scale_ = number_attribute(api, signature.op_type.c_str(), info, "scale");
-  if (signature.has_softcap) {
-    softcap_ = number_attribute(api, signature.op_type.c_str(), info, "softcap");
-    if (softcap_ <= 0) refuse(signature.op_type, ": attribute softcap is ", softcap_, "; it must be above 0");
-  }
+  const char* op = signature.op_type.c_str();
+  scale_ = number_attribute(api, op, info, "scale");
+  if (signature.has_softcap) softcap_ = softcap_attribute(api, op, info);
   if (signature.has_xpos) {
-    xpos_scale_base_ = number_attribute(api, signature.op_type.c_str(), info, "xpos_scale_base");
-    if (xpos_scale_base_ == 0) refuse(signature.op_type, ": attribute xpos_scale_base is 0");
+    xpos_scale_base_ = number_attribute(api, op, info, "xpos_scale_base");
+    if (xpos_scale_base_ == 0) refuse(op, ": attribute xpos_scale_base is 0");
   }
   heads_first_ = is_heads_first(api, signature, info);
 }

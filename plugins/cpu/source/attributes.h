@@ -24,6 +24,12 @@ inline float number_attribute(const OrtApi* api, const char* op, const OrtKernel
   return value;
 }
 
+inline float softcap_attribute(const OrtApi* api, const char* op, const OrtKernelInfo* info) {
+  const float softcap = number_attribute(api, op, info, "softcap");
+  if (softcap <= 0) refuse(op, ": attribute softcap is ", softcap, "; it must be above 0");
+  return softcap;
+}
+
 inline std::vector<float> as_floats(const Tensor& tensor, Element element) {
   std::vector<float> floats(static_cast<size_t>(elements(tensor.dims)));
   for (size_t i = 0; i < floats.size(); ++i) {

@@ -155,7 +155,7 @@ template <int kVectors, typename Number>
 void begin_tile(const Call& call, const Rows& rows, Tile& tile) {
   constexpr int kRows = kVectors * kLanes;
   const Number* queries = static_cast<const Number*>(call.query) + rows.origin(call) + tile.first * call.layout.row;
-  const float factor = call.softcap > 0 ? call.scale / call.softcap : call.scale * kLog2e;
+  const float factor = query_factor(call);
   for (int64_t c = 0; c < call.head_dim; c += kLanes) {
     const int64_t channels = least(kLanes, call.head_dim - c);
     for (int v = 0; v < kVectors; ++v) {

@@ -4,14 +4,9 @@
 #pragma once
 
 #include "attention.h"
+#include "tasks.h"
 
 namespace localattn {
-
-// Rows or elements [first, end) of a call.
-struct Range {
-  int64_t first;
-  int64_t end;
-};
 
 // A row is a token: its `streams` residual streams, `dim` wide, side by side.
 struct ReadStreams {

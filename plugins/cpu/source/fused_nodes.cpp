@@ -6,28 +6,14 @@
 
 #include "instructions.h"
 #include "scratch.h"
-#include "tasks.h"
 
 namespace localattn {
 namespace {
 
-// So many elements are worth a task of their own.
-constexpr int64_t kSmallestTask = 16384;
 // Neither are there more streams, nor are they wider; products of these stay within 64 bits.
 constexpr int64_t kMost = int64_t{1} << 20;
 // Numbers of a matrix that a node keeps from one call to the next.
 constexpr int64_t kMostKept = int64_t{1} << 16;
-
-// Hands `rows` of so many elements each to the session's threads.
-void for_all(const OrtApi* api, const OrtKernelContext* context, const char* op, int64_t rows, int64_t elements,
-             const std::function<bool(Range)>& run) {
-  if (rows <= 0 || elements <= 0) return;
-  const int64_t least = std::max(kSmallestTask / elements, int64_t{1});
-  const int64_t wanted = std::min(kTasksPerThread * processors(), divide_up(rows, least));
-  const int64_t size = divide_up(rows, wanted);
-  run_on_threads(api, context, op, divide_up(rows, size),
-                 [&](int64_t task) { return run({task * size, std::min((task + 1) * size, rows)}); });
-}
 
 // The first input: tokens [B, N, ...] with so many dimensions.
 Tensor tokens(const OrtApi* api, const OrtKernelContext* context, const char* op, size_t rank) {
@@ -174,7 +160,7 @@ void ReadStreamsNode::compute(OrtKernelContext* context) const {
   call.count = count;
   call.dim = dim;
   call.width = columns->width();
-  for_all(api(), context, op_type_, given.count, count * dim, [&](Range rows) {
+  share_out(api(), context, op_type_, given.count, count * dim, [&](Range rows) {
     return mixes_ ? instructions().write_and_read_streams(writing, call, rows)
                   : instructions().read_streams(call, rows);
   });
@@ -186,8 +172,8 @@ void WriteStreamsNode::compute(OrtKernelContext* context) const {
   const StreamTokens given = stream_tokens(api(), context, op_type_, begins ? 3 : 4, !begins && !ends);
   const WriteStreams call = writing_of(api(), context, op_type_, given, writing_);
   if (call.to == 0) return;
-  for_all(api(), context, op_type_, given.count, std::max(call.from, call.to) * call.dim,
-          [&](Range rows) { return instructions().write_streams(call, rows); });
+  share_out(api(), context, op_type_, given.count, std::max(call.from, call.to) * call.dim,
+            [&](Range rows) { return instructions().write_streams(call, rows); });
 }
 
 void RotateNode::compute(OrtKernelContext* context) const {
@@ -217,8 +203,8 @@ void RotateNode::compute(OrtKernelContext* context) const {
   call.rows_a_position = heads_first ? 1 : x.dims[2];
   call.rows_a_sequence = own ? x.dims[1] * x.dims[2] : 0;
   call.pairs = pairs_;
-  for_all(api(), context, op_type_, x.dims[0] * x.dims[1] * x.dims[2], x.dims[3],
-          [&](Range rows) { return instructions().rotate(call, rows); });
+  share_out(api(), context, op_type_, x.dims[0] * x.dims[1] * x.dims[2], x.dims[3],
+            [&](Range rows) { return instructions().rotate(call, rows); });
 }
 
 void GatedNode::compute(OrtKernelContext* context) const {
@@ -230,8 +216,8 @@ void GatedNode::compute(OrtKernelContext* context) const {
   call.output = output(api(), context, 0, value.dims);
   call.element = element_;
   call.activation = activation_;
-  for_all(api(), context, op_type_, elements(value.dims), 1,
-          [&](Range elements) { return instructions().gated(call, elements); });
+  share_out(api(), context, op_type_, elements(value.dims), 1,
+            [&](Range elements) { return instructions().gated(call, elements); });
 }
 
 }  // namespace localattn

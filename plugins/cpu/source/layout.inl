@@ -14,6 +14,12 @@ constexpr float kLog2e = 1.44269504088896340736f;
 constexpr float kBelowScores = -3e38f;  // where a running maximum starts
 constexpr float kHidden = -__builtin_inff();
 
+// What queries are multiplied by: scores then are in units of log 2, or of the cap.
+template <typename AnyCall>
+inline float query_factor(const AnyCall& call) {
+  return call.softcap > 0 ? call.scale / call.softcap : call.scale * kLog2e;
+}
+
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
@@ -69,7 +75,7 @@ struct Plan {
   int64_t decay;    // for xpos
 
   Plan(const Call& call, int64_t span, int64_t rows, int64_t tiles) {
-    panels = (call.head_dim + kDepth - 1) / kDepth;
+    panels = divide_up(call.head_dim, kDepth);
     width = align(call.head_dim, 16);
     const int64_t fitting = kBlockFloats / (panels * kDepth + width) / kSmallestBlock * kSmallestBlock;
     block_rows = least(most(fitting, kFewestRows), kLargestBlock);

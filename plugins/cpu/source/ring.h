@@ -3,7 +3,6 @@
 #pragma once
 
 #include "fused.h"
-#include "tasks.h"
 
 namespace localattn {
 

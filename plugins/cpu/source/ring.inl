@@ -23,7 +23,7 @@ struct Run {
 // A row of queries: in units of log 2, or of the cap; zeros up to a multiple of kLanes.
 template <typename Number>
 inline void scaled_query(const Ring& call, const Number* query, float* to) {
-  const float factor = call.softcap > 0 ? call.scale / call.softcap : call.scale * kLog2e;
+  const float factor = query_factor(call);
   for (int64_t c = 0; c < call.dim; c += kLanes)
     store(to + c, load_some(query + c, least(kLanes, call.dim - c)) * factor);
 }
@@ -516,7 +516,7 @@ inline void begin_ring_tile(const Ring& call, int64_t sequence, int64_t head, in
                             int64_t width) {
   const Number* queries =
       static_cast<const Number*>(call.query) + (sequence * call.heads + head) * call.rows * call.dim;
-  const float factor = call.softcap > 0 ? call.scale / call.softcap : call.scale * kLog2e;
+  const float factor = query_factor(call);
   for (int64_t c = 0; c < call.dim; c += kLanes) {
     const int64_t some = least(kLanes, call.dim - c);
     for (int v = 0; v < kWide; ++v) {

@@ -14,8 +14,6 @@ namespace {
 
 // Neither are there more tokens, slots or channels; products of two of these stay within 64 bits.
 constexpr int64_t kMost = int64_t{1} << 31;
-// So many numbers are worth a task of their own.
-constexpr int64_t kSmallestTask = 16384;
 
 // The biases are those of all, of every head, or of every sequence.
 void take_biases(const char* op, const Tensor& bias, Ring& call) {
@@ -30,11 +28,12 @@ void take_biases(const char* op, const Tensor& bias, Ring& call) {
 // Refuses coordinates outside of the caches, and those that are not a head's own.
 void check_index(const char* op, const Ring& call) {
   if (call.chunked) {
+    const bool in_place = call.key_cache == call.next_key || call.value_cache == call.next_value;
     for (int64_t slot = 0; slot < call.slots; ++slot) {
       const int64_t from = call.write_index[slot];
       if (from < 0 || from >= call.keys())
         refuse(op, ": write_index holds ", from, "; it must lie in [0, ", call.keys(), ")");
-      if (from < call.slots && from != slot && call.key_cache == call.next_key)
+      if (from < call.slots && from != slot && in_place)
         refuse(op, ": write_index moves key ", from, " within a ring that is input and output at once");
     }
     return;
@@ -60,13 +59,13 @@ void write_ring(const Ring& call, int64_t at, const void* ring, const void* give
   }
 }
 
-// Hands `count` parts of so many numbers each to the session's threads.
-void share_out(const OrtApi* api, const OrtKernelContext* context, const char* op, int64_t count, int64_t numbers,
-               const std::function<bool(Range)>& run) {
-  const int64_t fewest = std::min(std::max(kSmallestTask / numbers, int64_t{1}), count);
-  const int64_t size = std::max(divide_up(count, kTasksPerThread * processors()), fewest);
-  run_on_threads(api, context, op, divide_up(count, size),
-                 [&](int64_t task) { return run({task * size, std::min((task + 1) * size, count)}); });
+// Both rings of all heads, after a chunk has read them.
+void write_rings(const OrtApi* api, const OrtKernelContext* context, const char* op, const Ring& call) {
+  run_on_threads(api, context, op, call.batch * call.kv_heads, [&](int64_t at) {
+    write_ring(call, at, call.key_cache, call.key, call.next_key);
+    write_ring(call, at, call.value_cache, call.value, call.next_value);
+    return true;
+  });
 }
 
 // A step: the pieces of all rings, and then what becomes of them.
@@ -83,15 +82,36 @@ void attend_to_pieces(const OrtApi* api, const OrtKernelContext* context, const 
             [&](Range range) { return instructions().ring_merge(call, pieces, range); });
 }
 
+// A chunk: tiles of queries, which share the keys of their group.
+void attend_in_tiles(const OrtApi* api, const OrtKernelContext* context, const char* op, const Ring& call) {
+  const int64_t rows = instructions().ring_rows, tiles = divide_up(call.rows, rows);
+  if (tiles == 0) return;
+  const int64_t heads = call.batch * call.kv_heads;
+  const Memory memory(static_cast<size_t>(call.biases() * tiles * call.keys() * rows));
+  if (memory.data() == nullptr) throw std::bad_alloc();
+  std::vector<uint8_t> seen(static_cast<size_t>(call.biases() * tiles * call.keys()));
+  const RingBiases biases{memory.data(), seen.data(), tiles};
+  run_on_threads(api, context, op, call.biases() * tiles, [&](int64_t task) {
+    instructions().ring_biases(call, biases, {task, task + 1});
+    return true;
+  });
+  // A group's tiles are cut only where there are fewer groups than threads.
+  const int64_t all = call.group() * tiles, parts = std::min(all, divide_up(2 * processors(), heads));
+  const int64_t size = divide_up(all, parts), each = divide_up(all, size);
+  run_on_threads(api, context, op, heads * each, [&](int64_t task) {
+    const int64_t at = task / each, first = task % each * size;
+    const Range own{first, std::min(first + size, all)};
+    return instructions().ring_chunk(call, biases, {at / call.kv_heads, at % call.kv_heads, own});
+  });
+}
+
 }  // namespace
 
 RingNode::RingNode(const OrtApi* api, const RingSignature& signature, const OrtKernelInfo* info)
     : Node(api), signature_(signature) {
   const char* op = signature_.op_type.c_str();
   scale_ = number_attribute(api, op, info, "scale");
-  if (!signature.has_softcap) return;
-  softcap_ = number_attribute(api, op, info, "softcap");
-  if (softcap_ <= 0) refuse(op, ": attribute softcap is ", softcap_, "; it must be above 0");
+  if (signature.has_softcap) softcap_ = softcap_attribute(api, op, info);
 }
 
 void RingNode::compute(OrtKernelContext* context) const {
@@ -152,37 +172,14 @@ void RingNode::compute(OrtKernelContext* context) const {
   call.output = output(api(), context, 0, query.dims);
   call.next_key = output(api(), context, 1, ring);
   call.next_value = output(api(), context, 2, ring);
-  const int64_t heads = call.batch * call.kv_heads;
-  if (heads == 0 || call.dim == 0 || call.heads == 0) return;
+  if (call.batch == 0 || call.kv_heads == 0 || call.dim == 0 || call.heads == 0) return;
   check_index(op, call);
-  if (!call.chunked) {
+  if (call.chunked) {
+    attend_in_tiles(api(), context, op, call);
+    write_rings(api(), context, op, call);
+  } else {
     attend_to_pieces(api(), context, op, call);
-    return;
   }
-  const int64_t rows = instructions().ring_rows, tiles = divide_up(call.rows, rows);
-  if (tiles != 0) {
-    const Memory memory(static_cast<size_t>(call.biases() * tiles * call.keys() * rows));
-    if (memory.data() == nullptr) throw std::bad_alloc();
-    std::vector<uint8_t> seen(static_cast<size_t>(call.biases() * tiles * call.keys()));
-    const RingBiases biases{memory.data(), seen.data(), tiles};
-    run_on_threads(api(), context, op, call.biases() * tiles, [&](int64_t task) {
-      instructions().ring_biases(call, biases, {task, task + 1});
-      return true;
-    });
-    // Tiles of a group share its keys; they are cut only where there are fewer groups than threads.
-    const int64_t all = call.group() * tiles, parts = std::min(all, divide_up(2 * processors(), heads));
-    const int64_t size = divide_up(all, parts), each = divide_up(all, size);
-    run_on_threads(api(), context, op, heads * each, [&](int64_t task) {
-      const int64_t at = task / each, first = task % each * size;
-      return instructions().ring_chunk(call, biases,
-                                       {at / call.kv_heads, at % call.kv_heads, {first, std::min(first + size, all)}});
-    });
-  }
-  run_on_threads(api(), context, op, heads, [&](int64_t at) {
-    write_ring(call, at, call.key_cache, call.key, call.next_key);
-    write_ring(call, at, call.value_cache, call.value, call.next_value);
-    return true;
-  });
 }
 
 }  // namespace localattn

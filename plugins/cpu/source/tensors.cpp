@@ -89,4 +89,14 @@ void run_on_threads(const OrtApi* api, const OrtKernelContext* context, const ch
   if (work.failed) throw std::runtime_error(std::string(op) + ": out of memory");
 }
 
+void share_out(const OrtApi* api, const OrtKernelContext* context, const char* op, int64_t count, int64_t numbers,
+               const std::function<bool(Range)>& run) {
+  if (count <= 0 || numbers <= 0) return;
+  const int64_t fewest = std::max(kSmallestTask / numbers, int64_t{1});  // parts of a task
+  const int64_t tasks = std::min(kTasksPerThread * processors(), divide_up(count, fewest));
+  const int64_t size = divide_up(count, tasks);
+  run_on_threads(api, context, op, divide_up(count, size),
+                 [&](int64_t task) { return run({task * size, std::min((task + 1) * size, count)}); });
+}
+
 }  // namespace localattn

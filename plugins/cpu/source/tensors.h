@@ -8,6 +8,7 @@
 
 #include "onnxruntime_c.h"
 #include "status.h"
+#include "tasks.h"
 
 namespace localattn {
 
@@ -46,6 +47,10 @@ int64_t processors();
 // memory; no exception may pass through onnxruntime's threads.
 void run_on_threads(const OrtApi* api, const OrtKernelContext* context, const char* op, int64_t tasks,
                     const std::function<bool(int64_t)>& run);
+
+// Calls run([first, end)) on the session's threads, for `count` parts of so many numbers each.
+void share_out(const OrtApi* api, const OrtKernelContext* context, const char* op, int64_t count, int64_t numbers,
+               const std::function<bool(Range)>& run);
 
 // The kernel of a node: made once from its attributes, then called. Both throw what status.h turns into a status.
 class Node {

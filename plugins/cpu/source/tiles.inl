@@ -306,7 +306,7 @@ bool attend(const Call& call, const Rows& task, const Block& block, Tile& tile, 
   Reach reach[kVectors];
   for (int v = 0; v < kVectors; ++v) reach[v] = {first[v * kLanes], end[v * kLanes + kLanes - 1]};
   Number* const output = static_cast<Number*>(call.output) + task.origin(call) + tile.first * call.layout.row;
-  const int64_t steps = (rows + kStep - 1) / kStep;
+  const int64_t steps = divide_up(rows, kStep);
   const int64_t step = align(divide_up(rows, steps), kGroup);
   Ahead ahead = ahead_of<Number>(call, task, tile, block.end, kRows, rows / kGroup + steps * (kRows / kValueRows));
   for (int64_t at = first[0]; at < end[kRows - 1]; at += step) {
@@ -361,7 +361,7 @@ bool attend_rows_by(const Call& call, const Rows& rows, int64_t most_floats) {
   constexpr int kRows = kVectors * kLanes;
   const Interval span{visible_interval(call.window, rows.first, call.length).first,
                       visible_interval(call.window, rows.end - 1, call.length).end};
-  const int64_t tiles = (rows.end - rows.first + kRows - 1) / kRows;
+  const int64_t tiles = divide_up(rows.end - rows.first, kRows);
   const Plan plan(call, span.end - span.first, kRows, tiles);
   if (plan.floats() > most_floats) return false;
   const Scratch memory(static_cast<size_t>(plan.floats()));

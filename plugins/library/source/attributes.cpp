@@ -77,33 +77,43 @@ bool readFloat(nvinfer1::PluginFieldCollection const& fields, char const* name, 
   return true;
 }
 
+bool readSoftcap(nvinfer1::PluginFieldCollection const& fields, float& value, std::string& why) {
+  if (!readFloat(fields, "softcap", value, why)) {
+    return false;
+  }
+  if (value <= 0) {
+    why = "attribute softcap is " + std::to_string(value) + "; it must be above 0";
+    return false;
+  }
+  return true;
+}
+
 std::vector<OpType> const& opTypes() {
-  // Mask, bias, xpos, softcap, sinks, shared_qk, AFT-local, causal; grouped; sees all keys.
   static std::vector<OpType> const all{
-      {"WindowedAttention", {false, false, false, false, false, false, false, false}, false, false},
-      {"WindowedAttentionMask", {true, false, false, false, false, false, false, false}, false, false},
-      {"WindowedAttentionBias", {false, true, false, false, false, false, false, false}, false, false},
-      {"WindowedAttentionMaskBias", {true, true, false, false, false, false, false, false}, false, false},
-      {"WindowedAttentionXpos", {false, false, true, false, false, false, false, false}, false, false},
-      {"WindowedAttentionMaskXpos", {true, false, true, false, false, false, false, false}, false, false},
-      {"WindowedAttentionBiasXpos", {false, true, true, false, false, false, false, false}, false, false},
-      {"WindowedAttentionMaskBiasXpos", {true, true, true, false, false, false, false, false}, false, false},
-      {"GroupedWindowedAttention", {false, false, false, false, false, false, false, false}, true, false},
-      {"GroupedWindowedAttentionMask", {true, false, false, false, false, false, false, false}, true, false},
-      {"GroupedWindowedAttentionSoftcap", {false, false, false, true, false, false, false, false}, true, false},
-      {"GroupedWindowedAttentionMaskSoftcap", {true, false, false, true, false, false, false, false}, true, false},
-      {"GroupedWindowedAttentionSinks", {false, false, false, false, true, false, false, false}, true, false},
-      {"GroupedWindowedAttentionMaskSinks", {true, false, false, false, true, false, false, false}, true, false},
-      {"GlobalAttention", {false, false, false, false, false, false, false, false}, true, true},
-      {"GlobalAttentionMask", {true, false, false, false, false, false, false, false}, true, true},
-      {"GlobalAttentionSoftcap", {false, false, false, true, false, false, false, false}, true, true},
-      {"GlobalAttentionMaskSoftcap", {true, false, false, true, false, false, false, false}, true, true},
-      {"GlobalAttentionSinks", {false, false, false, false, true, false, false, false}, true, true},
-      {"GlobalAttentionMaskSinks", {true, false, false, false, true, false, false, false}, true, true},
-      {"AFTLocal", {false, false, false, false, false, false, true, false}, false, false},
-      {"AFTLocalMask", {true, false, false, false, false, false, true, false}, false, false},
-      {"AFTLocalCausal", {false, false, false, false, false, false, true, true}, false, false},
-      {"AFTLocalCausalMask", {true, false, false, false, false, false, true, true}, false, false},
+      {"WindowedAttention", Family::kWINDOWED, optionsOf(0)},
+      {"WindowedAttentionMask", Family::kWINDOWED, optionsOf(kWITH_MASK)},
+      {"WindowedAttentionBias", Family::kWINDOWED, optionsOf(kWITH_BIAS)},
+      {"WindowedAttentionMaskBias", Family::kWINDOWED, optionsOf(kWITH_MASK | kWITH_BIAS)},
+      {"WindowedAttentionXpos", Family::kWINDOWED, optionsOf(kWITH_XPOS)},
+      {"WindowedAttentionMaskXpos", Family::kWINDOWED, optionsOf(kWITH_MASK | kWITH_XPOS)},
+      {"WindowedAttentionBiasXpos", Family::kWINDOWED, optionsOf(kWITH_BIAS | kWITH_XPOS)},
+      {"WindowedAttentionMaskBiasXpos", Family::kWINDOWED, optionsOf(kWITH_MASK | kWITH_BIAS | kWITH_XPOS)},
+      {"GroupedWindowedAttention", Family::kGROUPED, optionsOf(0)},
+      {"GroupedWindowedAttentionMask", Family::kGROUPED, optionsOf(kWITH_MASK)},
+      {"GroupedWindowedAttentionSoftcap", Family::kGROUPED, optionsOf(kWITH_SOFTCAP)},
+      {"GroupedWindowedAttentionMaskSoftcap", Family::kGROUPED, optionsOf(kWITH_MASK | kWITH_SOFTCAP)},
+      {"GroupedWindowedAttentionSinks", Family::kGROUPED, optionsOf(kWITH_SINKS)},
+      {"GroupedWindowedAttentionMaskSinks", Family::kGROUPED, optionsOf(kWITH_MASK | kWITH_SINKS)},
+      {"GlobalAttention", Family::kGLOBAL, optionsOf(0)},
+      {"GlobalAttentionMask", Family::kGLOBAL, optionsOf(kWITH_MASK)},
+      {"GlobalAttentionSoftcap", Family::kGLOBAL, optionsOf(kWITH_SOFTCAP)},
+      {"GlobalAttentionMaskSoftcap", Family::kGLOBAL, optionsOf(kWITH_MASK | kWITH_SOFTCAP)},
+      {"GlobalAttentionSinks", Family::kGLOBAL, optionsOf(kWITH_SINKS)},
+      {"GlobalAttentionMaskSinks", Family::kGLOBAL, optionsOf(kWITH_MASK | kWITH_SINKS)},
+      {"AFTLocal", Family::kAFT, optionsOf(kOF_AFT)},
+      {"AFTLocalMask", Family::kAFT, optionsOf(kWITH_MASK | kOF_AFT)},
+      {"AFTLocalCausal", Family::kAFT, optionsOf(kOF_AFT | kCAUSAL_AFT)},
+      {"AFTLocalCausalMask", Family::kAFT, optionsOf(kWITH_MASK | kOF_AFT | kCAUSAL_AFT)},
   };
   return all;
 }
@@ -113,20 +123,16 @@ bool Attributes::read(OpType const& opType, nvinfer1::PluginFieldCollection cons
     return true;  // it has none
   }
   constexpr int32_t kMOST = std::numeric_limits<int32_t>::max();
-  bool const windowed = opType.seesAll || (readIntegers(fields, "window_size", 1, 1, kMOST, &windowSize, why) &&
-                                           readIntegers(fields, "look_backward", 1, 0, kMOST, &lookBackward, why) &&
-                                           readIntegers(fields, "look_forward", 1, 0, kMOST, &lookForward, why));
+  bool const windowed = opType.seesAll() || (readIntegers(fields, "window_size", 1, 1, kMOST, &windowSize, why) &&
+                                             readIntegers(fields, "look_backward", 1, 0, kMOST, &lookBackward, why) &&
+                                             readIntegers(fields, "look_forward", 1, 0, kMOST, &lookForward, why));
   if (!windowed || !readIntegers(fields, "causal", 1, 0, 1, &causal, why) ||
-      (!opType.seesAll && !readIntegers(fields, "exact_windowsize", 1, 0, 1, &exactWindowsize, why)) ||
+      (!opType.seesAll() && !readIntegers(fields, "exact_windowsize", 1, 0, 1, &exactWindowsize, why)) ||
       !readFloat(fields, "scale", scale, why) ||
-      (!opType.grouped && !readIntegers(fields, "shared_qk", 1, 0, 1, &sharedQk, why)) ||
+      (!opType.grouped() && !readIntegers(fields, "shared_qk", 1, 0, 1, &sharedQk, why)) ||
       !readIntegers(fields, "perm", 4, 0, 3, perm.data(), why) ||
-      (opType.options.softcap && !readFloat(fields, "softcap", softcap, why)) ||
+      (opType.options.softcap && !readSoftcap(fields, softcap, why)) ||
       (opType.options.xpos && !readFloat(fields, "xpos_scale_base", xposScaleBase, why))) {
-    return false;
-  }
-  if (opType.options.softcap && softcap <= 0) {
-    why = "attribute softcap is " + std::to_string(softcap) + "; it must be above 0";
     return false;
   }
   if (opType.options.xpos && xposScaleBase < kSMALLEST_XPOS_BASE) {
@@ -145,6 +151,11 @@ bool Attributes::read(OpType const& opType, nvinfer1::PluginFieldCollection cons
     why = "the window has " + std::to_string(keysPerWindow()) + " keys; positions are 32 bits wide";
     return false;
   }
+  if (opType.options.bias && keysPerWindow() * windowSize > kMOST) {
+    why = "attn_bias has " + std::to_string(keysPerWindow() * windowSize) +
+          " numbers a head; their positions are 32 bits wide";
+    return false;
+  }
   return true;
 }
 
@@ -156,17 +167,17 @@ std::vector<PluginField> Attributes::fields(OpType const& opType) const {
   auto const integer = [&](char const* name, int32_t const* value, int32_t count = 1) {
     all.emplace_back(name, value, PluginFieldType::kINT32, count);
   };
-  if (!opType.seesAll) {
+  if (!opType.seesAll()) {
     integer("window_size", &windowSize);
     integer("look_backward", &lookBackward);
     integer("look_forward", &lookForward);
   }
   integer("causal", &causal);
-  if (!opType.seesAll) {
+  if (!opType.seesAll()) {
     integer("exact_windowsize", &exactWindowsize);
   }
   all.emplace_back("scale", &scale, PluginFieldType::kFLOAT32, 1);
-  if (!opType.grouped) {
+  if (!opType.grouped()) {
     integer("shared_qk", &sharedQk);
   }
   integer("perm", perm.data(), 4);

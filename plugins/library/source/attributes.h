@@ -12,14 +12,19 @@
 
 namespace localattn {
 
-// One op type, with the options of its kernels but shared_qk, which an attribute tells. Those of grouped nodes have no
-// shared_qk; those that see all keys have no window.
+// Nodes of core/nodes/attention.py, of core/nodes/grouped.py with a window or without, and of core/nodes/aft.py.
+enum class Family : int32_t { kWINDOWED, kGROUPED, kGLOBAL, kAFT };
+
+// One op type, with the options of its kernels but shared_qk, which an attribute tells.
 struct OpType {
   char const* name;
+  Family family;
   Options options;
-  bool grouped;
-  bool seesAll;
 
+  // Heads share heads of keys, and there is no shared_qk.
+  bool grouped() const { return family == Family::kGROUPED || seesAll(); }
+  // There is no window.
+  bool seesAll() const { return family == Family::kGLOBAL; }
   int32_t inputs() const { return options.inputs(); }
   // Dimensions of the first input; which input tells the sizes that the first does not; which one is the mask.
   int32_t rank() const { return options.aft ? 3 : 4; }
@@ -32,6 +37,8 @@ std::vector<OpType> const& opTypes();
 
 // Reads a finite float from the fields; false, with the reason in `why`, if there is none.
 bool readFloat(nvinfer1::PluginFieldCollection const& fields, char const* name, float& value, std::string& why);
+// The same of the softcap, which must be above 0.
+bool readSoftcap(nvinfer1::PluginFieldCollection const& fields, float& value, std::string& why);
 
 // Bits of the kernel's argument `flags`.
 constexpr int32_t kCAUSAL = 1;

@@ -12,6 +12,12 @@ char const* elementName(Element element) {
   return "?";
 }
 
+Options optionsOf(int32_t bits) {
+  auto const has = [bits](int32_t bit) { return (bits & bit) != 0; };
+  return {has(kWITH_MASK), has(kWITH_BIAS),  has(kWITH_XPOS), has(kWITH_SOFTCAP), has(kWITH_SINKS), has(kSHARED_QK),
+          has(kOF_AFT),    has(kCAUSAL_AFT), has(kOF_RING),   has(kCHUNKED),      has(kJOINS)};
+}
+
 Kernel const* chooseKernel(KernelKey const& key, int32_t capability, int32_t rank) {
   for (size_t i = 0; i < kKERNEL_COUNT; ++i) {
     Kernel const& kernel = kKERNELS[i];
@@ -57,9 +63,10 @@ std::string describeKey(KernelKey const& key) {
     return std::string(elementName(key.element)) + ", joining splits of steps";
   }
   char const* const node = !has.ring ? "" : has.chunked ? ", chunk" : ", step";
-  return std::string(elementName(key.element)) + node + ", head size " + std::to_string(key.headDim) +
-         (has.mask ? ", key mask" : "") + (has.bias ? ", additive bias" : "") + (has.xpos ? ", xpos" : "") +
-         (has.softcap ? ", softcap" : "") + (has.sinks ? ", sinks" : "") + (has.sharedQk ? ", shared_qk" : "");
+  std::string const headSize = key.headDim < 0 ? "any head size" : "head size " + std::to_string(key.headDim);
+  return std::string(elementName(key.element)) + node + ", " + headSize + (has.mask ? ", key mask" : "") +
+         (has.bias ? ", additive bias" : "") + (has.xpos ? ", xpos" : "") + (has.softcap ? ", softcap" : "") +
+         (has.sinks ? ", sinks" : "") + (has.sharedQk ? ", shared_qk" : "");
 }
 
 std::string howToBuild(KernelKey const& key, int32_t capability) {
@@ -70,7 +77,8 @@ std::string howToBuild(KernelKey const& key, int32_t capability) {
   if (key.options.aft || key.options.joins) {
     return command;
   }
-  return command + " --dtype " + elementName(key.element) + " --head-dim " + std::to_string(key.headDim);
+  command += std::string(" --dtype ") + elementName(key.element);
+  return key.headDim < 0 ? command : command + " --head-dim " + std::to_string(key.headDim);
 }
 
 }  // namespace localattn

@@ -35,6 +35,23 @@ struct Options {
   int32_t inputs() const { return (aft ? 4 : 3) + (mask ? 1 : 0) + (bias ? 1 : 0) + (sinks ? 1 : 0); }
 };
 
+// The options as a number, added: in the tables of op types, and where others ask for a kernel (report.h).
+enum OptionBit : int32_t {
+  kWITH_MASK = 1 << 0,
+  kWITH_BIAS = 1 << 1,
+  kWITH_XPOS = 1 << 2,
+  kWITH_SOFTCAP = 1 << 3,
+  kWITH_SINKS = 1 << 4,
+  kSHARED_QK = 1 << 5,
+  kOF_AFT = 1 << 6,
+  kCAUSAL_AFT = 1 << 7,
+  kOF_RING = 1 << 8,
+  kCHUNKED = 1 << 9,
+  kJOINS = 1 << 10,
+};
+
+Options optionsOf(int32_t bits);
+
 // What a kernel was compiled for.
 struct KernelKey {
   Element element;

@@ -19,8 +19,6 @@ constexpr int kJIT_ERROR_LOG = 5;
 constexpr int kJIT_ERROR_LOG_SIZE = 6;
 // More shared memory than this a kernel has to ask for.
 constexpr int32_t kFREE_SHARED_BYTES = 48 * 1024;
-// Of the launch grid's second axis.
-constexpr int64_t kMAX_BATCH_HEADS = 65535;
 // What the kernels' loads assume of every tensor's address, in bytes.
 constexpr uintptr_t kALIGNMENT = 16;
 
@@ -247,9 +245,9 @@ std::string describe(Loaded const& loaded) {
 }
 
 std::string whyTooLarge(Attributes const& attributes, Sizes const& sizes) {
-  if (sizes.batch > 0 && sizes.heads > 0 && sizes.batch > kMAX_BATCH_HEADS / sizes.heads) {
+  if (sizes.batch > 0 && sizes.heads > 0 && sizes.batch > kMOST_GROUPS / sizes.heads) {
     return "batch times heads is " + std::to_string(sizes.batch * sizes.heads) + ", above " +
-           std::to_string(kMAX_BATCH_HEADS);
+           std::to_string(kMOST_GROUPS);
   }
   int64_t const most = std::numeric_limits<int32_t>::max();
   if (attributes.seesAll()) {

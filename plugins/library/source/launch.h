@@ -13,6 +13,8 @@
 
 namespace localattn {
 
+// Of the launch grid's second axis: batch times heads.
+constexpr int64_t kMOST_GROUPS = 65535;
 // Channels of a program of AFT-local's kernel.
 constexpr int64_t kAFT_CHANNELS = 32;
 

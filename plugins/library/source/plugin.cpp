@@ -83,14 +83,14 @@ std::string WindowedAttention::whyUnfit(std::vector<Dims> const& shapes) const {
   int64_t const length = query.d[lengthAxis];
   int64_t const heads = query.d[3 - lengthAxis];
   // Grouped nodes have fewer heads of keys and values, in equal groups.
-  bool const shared = mOpType.grouped && shapes[1].nbDims == 4;
+  bool const shared = mOpType.grouped() && shapes[1].nbDims == 4;
   int64_t const kvHeads = shared ? shapes[1].d[3 - lengthAxis] : heads;
   std::vector<int64_t> same(query.d, query.d + 4);
   same[3 - lengthAxis] = kvHeads;
   for (int32_t i = 1; i < 3; ++i) {
     if (!fits(shapes[i], same)) {
       return std::string(kNAMES[i]) + " is " + shapeText(shapes[i]) + " and query " + shapeText(query) +
-             "; they must be equal" + (mOpType.grouped ? " but for the heads, and key and value alike" : "");
+             "; they must be equal" + (mOpType.grouped() ? " but for the heads, and key and value alike" : "");
     }
   }
   if (kvHeads == 0 || (kvHeads > 0 && heads > 0 && heads % kvHeads != 0)) {

@@ -50,11 +50,7 @@ __attribute__((visibility("default"))) int32_t localattn_load_kernel_with(int32_
                                                                           int32_t options, char* text,
                                                                           size_t capacity) noexcept {
   try {
-    auto const has = [options](int32_t bit) { return (options >> bit & 1) != 0; };
-    localattn::KernelKey const key{
-        static_cast<localattn::Element>(element),
-        headDim,
-        {has(0), has(1), has(2), has(3), has(4), has(5), has(6), has(7), has(8), has(9), has(10)}};
+    localattn::KernelKey const key{static_cast<localattn::Element>(element), headDim, localattn::optionsOf(options)};
     localattn::Loaded loaded;
     std::string why;
     bool const good = localattn::load(key, nullptr, loaded, why);

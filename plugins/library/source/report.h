@@ -20,8 +20,7 @@ int32_t localattn_registrations() noexcept;
 size_t localattn_loaded_kernels(char* text, size_t capacity) noexcept;
 
 // Loads one kernel into the current CUDA context: 0 if it is there, with its line in `text`, else with the reason.
-// `element`: 0 fp16, 1 bf16, 2 fp32. `options`: 1 mask, 2 bias, 4 xpos, 8 softcap, 16 sinks, 32 shared_qk; 64
-// AFT-local, with 128 causal; added.
+// `element` is a number of `Element`; `options` are some of `OptionBit` (kernels.h), added.
 int32_t localattn_load_kernel_with(int32_t element, int32_t headDim, int32_t options, char* text,
                                    size_t capacity) noexcept;
 }

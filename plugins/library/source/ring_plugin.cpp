@@ -22,8 +22,6 @@ using nvinfer1::PluginTensorDesc;
 constexpr int32_t kKEY_CACHE = 3;
 constexpr int32_t kBIAS = 5;
 constexpr int32_t kINDEX = 6;
-// Of the launch grid's second axis.
-constexpr int64_t kMAX_GROUPS = 65535;
 
 size_t sizeOf(DataType type) {
   switch (type) {
@@ -42,47 +40,58 @@ size_t bytesOf(PluginTensorDesc const& desc) {
   return bytes;
 }
 
-// Of what joins the splits of a call.
-KernelKey joinsKeyOf(Element element) {
-  Options joins{};
-  joins.ring = joins.joins = true;
-  return {element, 0, joins};
+// Whose the biases are, as the kernel is told: 0 those of all, 1 of every head of keys, 2 of every sequence.
+int64_t biasesOf(Dims const& bias) {
+  switch (bias.nbDims) {
+    case 3: return 1;
+    case 4: return 2;
+    default: return 0;
+  }
 }
+
+// Of what joins the splits of a call.
+KernelKey joinsKeyOf(Element element) { return {element, 0, optionsOf(kOF_RING | kJOINS)}; }
 
 }  // namespace
 
+std::vector<char const*> RingOpType::inputNames() const {
+  std::vector<char const*> names{"query", "key", "value", "key_cache", "value_cache", "score_bias", "write_index"};
+  if (options.xpos && options.chunked) {
+    names.push_back("query_scale");
+  }
+  if (options.xpos) {
+    names.push_back("key_scale");
+  }
+  if (options.sinks) {
+    names.push_back("sinks");
+  }
+  return names;
+}
+
 std::vector<RingOpType> const& ringOpTypes() {
-  // Chunk, grouped, xpos, softcap, sinks.
   static std::vector<RingOpType> const all{
-      {"WindowedAttentionStep", false, false, false, false, false},
-      {"WindowedAttentionStepXpos", false, false, true, false, false},
-      {"WindowedAttentionChunk", true, false, false, false, false},
-      {"WindowedAttentionChunkXpos", true, false, true, false, false},
-      {"GroupedWindowedAttentionStep", false, true, false, false, false},
-      {"GroupedWindowedAttentionStepSoftcap", false, true, false, true, false},
-      {"GroupedWindowedAttentionStepSinks", false, true, false, false, true},
-      {"GroupedWindowedAttentionChunk", true, true, false, false, false},
-      {"GroupedWindowedAttentionChunkSoftcap", true, true, false, true, false},
-      {"GroupedWindowedAttentionChunkSinks", true, true, false, false, true},
+      {"WindowedAttentionStep", false, optionsOf(kOF_RING)},
+      {"WindowedAttentionStepXpos", false, optionsOf(kOF_RING | kWITH_XPOS)},
+      {"WindowedAttentionChunk", false, optionsOf(kOF_RING | kCHUNKED)},
+      {"WindowedAttentionChunkXpos", false, optionsOf(kOF_RING | kCHUNKED | kWITH_XPOS)},
+      {"GroupedWindowedAttentionStep", true, optionsOf(kOF_RING)},
+      {"GroupedWindowedAttentionStepSoftcap", true, optionsOf(kOF_RING | kWITH_SOFTCAP)},
+      {"GroupedWindowedAttentionStepSinks", true, optionsOf(kOF_RING | kWITH_SINKS)},
+      {"GroupedWindowedAttentionChunk", true, optionsOf(kOF_RING | kCHUNKED)},
+      {"GroupedWindowedAttentionChunkSoftcap", true, optionsOf(kOF_RING | kCHUNKED | kWITH_SOFTCAP)},
+      {"GroupedWindowedAttentionChunkSinks", true, optionsOf(kOF_RING | kCHUNKED | kWITH_SINKS)},
   };
   return all;
 }
 
 bool RingAttributes::read(RingOpType const& opType, nvinfer1::PluginFieldCollection const& given, std::string& why) {
-  if (!readFloat(given, "scale", scale, why) || (opType.softcap && !readFloat(given, "softcap", softcap, why))) {
-    return false;
-  }
-  if (opType.softcap && softcap <= 0) {
-    why = "attribute softcap is " + std::to_string(softcap) + "; it must be above 0";
-    return false;
-  }
-  return true;
+  return readFloat(given, "scale", scale, why) && (!opType.options.softcap || readSoftcap(given, softcap, why));
 }
 
 std::vector<PluginField> RingAttributes::fields(RingOpType const& opType) const {
   std::vector<PluginField> all;
   all.emplace_back("scale", &scale, PluginFieldType::kFLOAT32, 1);
-  if (opType.softcap) {
+  if (opType.options.softcap) {
     all.emplace_back("softcap", &softcap, PluginFieldType::kFLOAT32, 1);
   }
   return all;
@@ -95,7 +104,7 @@ RingAttention::RingAttention(RingOpType const& opType, RingAttributes const& att
   char text[96];
   std::snprintf(text, sizeof(text), ", scale %.9g", static_cast<double>(mAttributes.scale));
   std::string description = std::string(opType.name) + text;
-  if (opType.softcap) {
+  if (opType.options.softcap) {
     std::snprintf(text, sizeof(text), ", softcap %.9g", static_cast<double>(mAttributes.softcap));
     description += text;
   }
@@ -106,7 +115,7 @@ Plugin* RingAttention::copy() const { return new RingAttention(mOpType, mAttribu
 
 DataType RingAttention::typeAt(int32_t pos, DataType first) const {
   int32_t const inputs = mOpType.inputs();
-  bool const isSinks = mOpType.sinks && pos == inputs - 1;
+  bool const isSinks = mOpType.options.sinks && pos == inputs - 1;
   if (pos == 0 || pos == inputs || isSinks) {
     return first;
   }
@@ -131,8 +140,6 @@ size_t RingAttention::getWorkspaceSize(DynamicPluginTensorDesc const* in, int32_
 
 bool RingAttention::run(PluginTensorDesc const* descriptions, void const* const* inputs, void* const* outputs,
                         void* workspace, Stream stream, std::string& why) const {
-  static char const* const kNAMES[] = {"query",       "key",        "value",      "key_cache",
-                                       "value_cache", "score_bias", "write_index"};
   RingSizes const sizes = sizesOf(descriptions[0].dims, descriptions[kKEY_CACHE].dims);
   if (sizes.groups() == 0 || sizes.tokens == 0 || sizes.heads == 0) {
     return true;
@@ -145,17 +152,12 @@ bool RingAttention::run(PluginTensorDesc const* descriptions, void const* const*
   auto const callOf = [&](Kernel const& kernel) {
     plan = planOf(sizes, kernel.blockQueries);
     Call call{{}, {}, {}, plan.blocks, sizes.groups()};
-    for (int32_t i = 0; i < mOpType.inputs(); ++i) {
-      bool const isSinks = mOpType.sinks && i == mOpType.inputs() - 1;
-      char const* const name = i <= kINDEX ? kNAMES[i] : isSinks ? "sinks" : "scales";
-      call.inputs.push_back({name, bytesOf(descriptions[i]), inputs[i]});
+    std::vector<char const*> const names = mOpType.inputNames();
+    for (size_t i = 0; i < names.size(); ++i) {
+      call.inputs.push_back({names[i], bytesOf(descriptions[i]), inputs[i]});
     }
-    int32_t const biasAxes = descriptions[kBIAS].dims.nbDims;
     for (int64_t size : {sizes.tokens, sizes.slots, sizes.kvHeads, sizes.heads / sizes.kvHeads,
-                         int64_t{biasAxes == 3   ? 1
-                                 : biasAxes == 4 ? 2
-                                                 : 0},
-                         plan.span, plan.splits}) {
+                         biasesOf(descriptions[kBIAS].dims), plan.span, plan.splits}) {
       call.scalars.push_back(static_cast<int32_t>(size));
     }
     call.scalars.push_back(bitsOf(mAttributes.scale));
@@ -187,17 +189,39 @@ std::vector<KernelKey> RingAttention::kernelsOf(Element element, Dims const& fir
 }
 
 KernelKey RingAttention::keyOf(Element element, Dims const& query) const {
-  Options options{};
-  options.xpos = mOpType.xpos;
-  options.softcap = mOpType.softcap;
-  options.sinks = mOpType.sinks;
-  options.ring = true;
-  options.chunked = mOpType.chunked;
-  return {element, query.nbDims == 4 ? static_cast<int32_t>(query.d[3]) : -1, options};
+  return {element, query.nbDims == 4 ? static_cast<int32_t>(query.d[3]) : -1, mOpType.options};
 }
 
 RingSizes RingAttention::sizesOf(Dims const& query, Dims const& cache) const {
-  return {query.d[0], query.d[1], cache.d[1], query.d[2], cache.d[2], query.d[3], mOpType.chunked};
+  return {query.d[0], query.d[1], cache.d[1], query.d[2], cache.d[2], query.d[3], mOpType.options.chunked};
+}
+
+std::vector<std::vector<int64_t>> RingAttention::shapesOf(RingSizes const& sizes, int64_t keys,
+                                                          int32_t biasAxes) const {
+  std::vector<int64_t> const given{sizes.batch, sizes.kvHeads, sizes.tokens, sizes.headDim};
+  std::vector<int64_t> const ring{sizes.batch, sizes.kvHeads, sizes.slots, sizes.headDim};
+  std::vector<int64_t> bias{sizes.tokens, keys};
+  if (biasAxes == 3 && !mOpType.grouped) {
+    bias = {sizes.heads, sizes.tokens, keys};
+  } else if (biasAxes == 4 && mOpType.grouped) {
+    bias = {sizes.batch, 1, sizes.tokens, keys};
+  }
+  std::vector<int64_t> index{sizes.batch, sizes.kvHeads, 1, 3};
+  if (mOpType.options.chunked) {
+    index = {sizes.slots};
+  }
+  std::vector<std::vector<int64_t>> shapes{
+      {sizes.batch, sizes.heads, sizes.tokens, sizes.headDim}, given, given, ring, ring, bias, index};
+  if (mOpType.options.xpos && mOpType.options.chunked) {
+    shapes.push_back({sizes.tokens, sizes.headDim});
+  }
+  if (mOpType.options.xpos) {
+    shapes.push_back({keys, sizes.headDim});
+  }
+  if (mOpType.options.sinks) {
+    shapes.push_back({sizes.heads});
+  }
+  return shapes;
 }
 
 std::string RingAttention::whyBeyond(std::vector<Dims> const& largest) const { return whyUnfit(largest); }
@@ -217,48 +241,22 @@ std::string RingAttention::whyUnfit(std::vector<Dims> const& shapes) const {
   if (!mOpType.grouped && known && sizes.heads != sizes.kvHeads) {
     return "query is " + shapeText(query) + " and key_cache " + shapeText(cache) + "; they must have the same heads";
   }
-  if (!mOpType.chunked && sizes.tokens > 1) {
+  if (!mOpType.options.chunked && sizes.tokens > 1) {
     return "query is " + shapeText(query) + "; a step has one token";
   }
-  std::vector<int64_t> const given{sizes.batch, sizes.kvHeads, sizes.tokens, sizes.headDim};
-  std::vector<int64_t> const ring{sizes.batch, sizes.kvHeads, sizes.slots, sizes.headDim};
-  int64_t const keys = known ? sizes.keys() : -1;
-  std::vector<int64_t> bias{sizes.tokens, keys};
-  if (shapes[kBIAS].nbDims == 3 && !mOpType.grouped) {
-    bias = {sizes.heads, sizes.tokens, keys};
-  } else if (shapes[kBIAS].nbDims == 4 && mOpType.grouped) {
-    bias = {sizes.batch, 1, sizes.tokens, keys};
-  }
-  std::vector<int64_t> const index =
-      mOpType.chunked ? std::vector<int64_t>{sizes.slots} : std::vector<int64_t>{sizes.batch, sizes.kvHeads, 1, 3};
-  std::vector<std::pair<char const*, std::vector<int64_t>>> wanted{
-      {"query", {sizes.batch, sizes.heads, sizes.tokens, sizes.headDim}},
-      {"key", given},
-      {"value", given},
-      {"key_cache", ring},
-      {"value_cache", ring},
-      {"score_bias", bias},
-      {"write_index", index}};
-  if (mOpType.xpos && mOpType.chunked) {
-    wanted.push_back({"query_scale", {sizes.tokens, sizes.headDim}});
-  }
-  if (mOpType.xpos) {
-    wanted.push_back({"key_scale", {keys, sizes.headDim}});
-  }
-  if (mOpType.sinks) {
-    wanted.push_back({"sinks", {sizes.heads}});
-  }
+  std::vector<std::vector<int64_t>> const wanted = shapesOf(sizes, known ? sizes.keys() : -1, shapes[kBIAS].nbDims);
   for (size_t i = 0; i < wanted.size(); ++i) {
-    if (!fits(shapes[i], wanted[i].second)) {
-      return std::string(wanted[i].first) + " is " + shapeText(shapes[i]) + ", which does not fit query " +
+    if (!fits(shapes[i], wanted[i])) {
+      return std::string(mOpType.inputNames()[i]) + " is " + shapeText(shapes[i]) + ", which does not fit query " +
              shapeText(query) + " and key_cache " + shapeText(cache);
     }
   }
-  if (sizes.batch > 0 && known && sizes.batch > kMAX_GROUPS / sizes.kvHeads) {
-    return "batch times heads of keys is " + std::to_string(sizes.groups()) + ", above " + std::to_string(kMAX_GROUPS);
+  if (sizes.batch > 0 && known && sizes.batch > kMOST_GROUPS / sizes.kvHeads) {
+    return "batch times heads of keys is " + std::to_string(sizes.groups()) + ", above " + std::to_string(kMOST_GROUPS);
   }
   int64_t const most = std::numeric_limits<int32_t>::max();
-  if (known && (sizes.slots + sizes.tokens) > (most - 64) / std::max(sizes.tokens, sizes.heads / sizes.kvHeads)) {
+  int64_t const factor = known ? std::max({sizes.tokens, sizes.heads / sizes.kvHeads, int64_t{1}}) : 1;
+  if (known && sizes.slots + sizes.tokens > (most - 64) / factor) {
     return std::to_string(sizes.tokens) + " tokens and " + std::to_string(sizes.slots) +
            " slots overflow 32-bit positions";
   }

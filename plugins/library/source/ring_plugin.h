@@ -14,14 +14,13 @@ namespace localattn {
 
 struct RingOpType {
   char const* name;
-  bool chunked;
   bool grouped;
-  bool xpos;
-  bool softcap;
-  bool sinks;
+  Options options;
 
-  // query, key, value, two caches, biases and places; then scales and sinks.
-  int32_t inputs() const { return 7 + (xpos ? (chunked ? 2 : 1) : 0) + (sinks ? 1 : 0); }
+  // Of keys, and of a chunk's queries.
+  int32_t scales() const { return !options.xpos ? 0 : options.chunked ? 2 : 1; }
+  int32_t inputs() const { return 7 + scales() + (options.sinks ? 1 : 0); }
+  std::vector<char const*> inputNames() const;
 };
 
 // Every op type that the kernels compute.
@@ -56,6 +55,8 @@ class RingAttention final : public Plugin {
 
   KernelKey keyOf(Element element, nvinfer1::Dims const& query) const;
   RingSizes sizesOf(nvinfer1::Dims const& query, nvinfer1::Dims const& cache) const;
+  // The shapes that the inputs must have, in order; `keys` are those attended to, -1 if not known.
+  std::vector<std::vector<int64_t>> shapesOf(RingSizes const& sizes, int64_t keys, int32_t biasAxes) const;
 
   RingOpType const& mOpType;
   RingAttributes mAttributes;

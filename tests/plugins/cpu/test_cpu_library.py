@@ -17,7 +17,6 @@ import pytest
 from localattn.core.errors import CheckFailed, MissingDependency, UsageError
 from localattn.core.machine.processor import ARCHITECTURES, Arch, host_arch
 from localattn.core.storage.library_store import CPU_KERNELS, candidates, find, prepare_cache, read_facts, read_named
-from localattn.plugins.cpu import fingerprint
 from localattn.plugins.cpu.build import up_to_date
 from localattn.plugins.cpu.check import check_library
 from localattn.plugins.cpu.facts import parse_facts
@@ -158,7 +157,7 @@ def test_from_build_to_check(localattn: Call, own_cache: Path, tmp_path: Path) -
     answer = json.loads(localattn("plugin", "check", there, "--format", "json").out)
     assert answer["backend"] == "onnxruntime" and answer["kernels"] == EVERY_KERNEL
 
-    with mock.patch.object(fingerprint, "fingerprint", lambda: "another release"):
+    with mock.patch.object(type(CPU_KERNELS), "fingerprint", lambda _: "another release"):
         assert find(CPU_KERNELS) is None, "sessions take this release's only"
         assert "OLD" in localattn("plugin", "list").out
     altered = there.read_bytes() + b"!"

@@ -154,23 +154,45 @@ def test_places_outside_of_the_ring_are_refused(rows: int) -> None:
             run(case, arrays, library())
 
 
-def test_one_buffer_may_be_cache_and_next_cache() -> None:
-    """A step writes one row of it."""
+def run_in_place(case: Case, arrays: dict[str, Any], in_place: tuple[str, ...]) -> list[Any]:
+    """The outputs of the library's kernel, where these caches are input and output at once."""
     import onnxruntime as ort
 
-    case = Case(1, 30, batch=2)
-    arrays = case.inputs()
-    expected = case.expected(arrays)
     options = ort.SessionOptions()
+    options.log_severity_level = 4
     options.register_custom_ops_library(library())
     session = ort.InferenceSession(case.model(arrays, function=False), options, providers=["CPUExecutionProvider"])
     values = {name: ort.OrtValue.ortvalue_from_numpy(array.copy()) for name, array in arrays.items()}
-    output = ort.OrtValue.ortvalue_from_numpy(np.zeros_like(arrays["query"]))
+    outputs = [
+        values[name] if name in in_place else ort.OrtValue.ortvalue_from_numpy(np.zeros_like(arrays[name]))
+        for name in ("query", "key_cache", "value_cache")
+    ]
     binding = session.io_binding()
     for name, value in values.items():
         binding.bind_ortvalue_input(name, value)
-    for name, value in zip(OUTPUTS, (output, values["key_cache"], values["value_cache"]), strict=True):
+    for name, value in zip(OUTPUTS, outputs, strict=True):
         binding.bind_ortvalue_output(name, value)
     session.run_with_iobinding(binding)
-    found = [x.numpy() for x in (output, values["key_cache"], values["value_cache"])]
-    close(case, found, expected)
+    return [value.numpy().copy() for value in outputs]  # it lies in the values
+
+
+IN_PLACE = [("key_cache", "value_cache"), ("key_cache",), ("value_cache",)]
+
+
+@pytest.mark.parametrize("in_place", IN_PLACE, ids="+".join)
+def test_one_buffer_may_be_cache_and_next_cache(in_place: tuple[str, ...]) -> None:
+    """A step writes one row of it."""
+    case = Case(1, 30, batch=2)
+    arrays = case.inputs()
+    close(case, run_in_place(case, arrays, in_place), case.expected(arrays))
+
+
+@pytest.mark.parametrize("in_place", IN_PLACE, ids="+".join)
+def test_a_chunk_moves_no_key_within_one_buffer(in_place: tuple[str, ...]) -> None:
+    """What a slot holds would be gone before another takes it."""
+    case = Case(4, 30)
+    arrays = case.inputs()
+    arrays["write_index"] = np.roll(np.arange(arrays["write_index"].size), 1)
+    close(case, run(case, arrays, library()), case.expected(arrays))
+    with pytest.raises(Exception, match="moves key 8 within a ring that is input and output at once"):
+        run_in_place(case, arrays, in_place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,22 @@ def test_compiler_for_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "apt-get install g++-aarch64-linux-gnu" in raised.value.fix
     put_compiler(tmp_path, "aarch64-linux-gnu-g++", "aarch64-linux-gnu")
     assert compilers.find_compiler("aarch64").command == ("aarch64-linux-gnu-g++",)
+
+
+def test_a_compiler_that_hangs_or_writes_no_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_zig(monkeypatch)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    latin = put_compiler(tmp_path, "g++", "x86_64-linux-gnu")
+    latin.write_bytes(latin.read_bytes().replace(b"1.2", b"1.2 \xa9"))
+    assert compilers.find_compiler("x86_64").version == "g++ 1.2 \N{REPLACEMENT CHARACTER}"
+
+    def hang(command: list[str], **_: object) -> None:
+        raise subprocess.TimeoutExpired(command, 60)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    with pytest.raises(MissingDependency) as raised:
+        compilers.find_compiler("x86_64")
+    assert "g++ is for an unknown machine" in raised.value.why
 
 
 def test_zigs_compiler_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

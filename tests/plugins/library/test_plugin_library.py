@@ -325,6 +325,11 @@ def test_missing_kernel_is_named_with_the_command(tmp_path: Path) -> None:
     assert driven.shown["supported"][0] is False
     assert "no kernel for bf16, head size 64, key mask in this plugin library" in driven.messages
     assert "localattn plugin build --dtype bf16 --head-dim 64" in driven.messages
+    # While an engine is built, the head size may not be known yet.
+    driven = drive(tmp_path, "WindowedAttentionMask", dtype="bf16", shape=(BATCH, LENGTH, HEADS, -1))
+    assert driven.shown["supported"][0] is False
+    assert "no kernel for bf16, any head size, key mask in this plugin library" in driven.messages
+    assert "localattn plugin build --dtype bf16\n" in driven.messages
 
 
 @pytest.mark.parametrize(
@@ -349,6 +354,7 @@ def test_shapes_that_do_not_fit_are_refused(shape: tuple[int, ...], message: str
         ("GlobalAttentionSoftcap", 1, {"softcap": "0.0f"}, "attribute softcap is 0.000000; it must be above 0"),
         ("GlobalAttentionSoftcap", 1, {"softcap": ""}, "attribute softcap is missing"),
         ("WindowedAttentionXpos", 3, {"xpos_scale_base": "0.5f"}, "attribute xpos_scale_base is 0.500000; the kernels"),
+        ("WindowedAttentionBias", 3, {"window_size": "65536"}, "attn_bias has 8589934592 numbers a head"),
     ],
 )
 def test_what_only_some_op_types_refuse(

@@ -93,6 +93,16 @@ def test_shapes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         assert re.search(f"GroupedWindowedAttentionStep: .*{why}", driven.messages), driven.messages
 
 
+def test_an_empty_call_launches_nothing(tmp_path: Path) -> None:
+    """Neither heads nor tokens: what positions are counted in must not be divided by."""
+    arrays = CHUNK.inputs()
+    none: dict[str, tuple[int, ...]] = dict.fromkeys(("key", "value"), (1, 2, 0, HEAD_DIM))
+    none |= {"query": (1, 0, 0, HEAD_DIM), "score_bias": (0, arrays["key_cache"].shape[2]), "sinks": (0,)}
+    driven = driven_by(tmp_path, CHUNK, arrays, **none)
+    assert driven.shown["configure"] == 0 and driven.shown["shape_change"] == 0
+    assert driven.shown["enqueue"] == [0, 0] and not driven.launches
+
+
 def test_types_are_those_of_a_file_and_what_has_no_kernel_is_named(tmp_path: Path) -> None:
     arrays = SPLIT.inputs()
     arrays["key_cache"] = arrays["key_cache"].astype(np.float32)
