@@ -381,7 +381,9 @@ def _read_bytes(file: Path | None) -> bytes:
         try:
             raw = read_plain(file, MOST_PROMPT_BYTES)
         except OSError as error:
-            raise UsageError(f"Cannot read {file}.", why=error.strerror or str(error)) from error
+            raise UsageError(
+                f"Cannot read {file}.", why=f"{error.strerror or error}.", fix="Check the path."
+            ) from error
     elif sys.stdin.isatty():
         raise UsageError(
             "There is no prompt.",

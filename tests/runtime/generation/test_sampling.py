@@ -135,5 +135,5 @@ def test_wrong_settings_are_refused(arguments):
 
 
 def test_a_negative_seed_is_refused():
-    with pytest.raises(UsageError, match="seed is -1"):
+    with pytest.raises(UsageError, match="`seed` is -1"):
         Sampler(Sampling(), -1, range(1))
