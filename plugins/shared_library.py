@@ -42,10 +42,10 @@ def compile_library(
     fix: str,
     system: System = "linux",
 ) -> None:
-    """Compile every source of a folder into one library.
+    """Compile every source of a folder and the folders in it into one library.
 
     Args:
-        sources: the folder, with an `exports.map`.
+        sources: the folder, with an `exports.map`; its sources include each other by paths from here.
         compiler: for the processor asked for.
         output: the library to write.
         name: the name it carries ("liblocalattn_plugin.so").
@@ -56,7 +56,7 @@ def compile_library(
     Raises:
         BuildFailed: the compiler did not make it.
     """
-    files = sorted(path.name for path in sources.iterdir() if path.suffix in (".cpp", ".S"))
+    files = [path.relative_to(sources).as_posix() for path in files_of(sources) if path.suffix in (".cpp", ".S")]
     linking = (option.format(name=name) for option in _LINKING[system])
     command = [*compiler.command, *_FLAGS, *compiler.runtime, *linking, "-I.", *files, "-o", str(output), *options]
     _log.info("%s", " ".join(command))
@@ -90,6 +90,11 @@ def time_of_build() -> str:
     given = os.environ.get("SOURCE_DATE_EPOCH", "")
     moment = datetime.fromtimestamp(int(given), timezone.utc) if given.isdecimal() else datetime.now(timezone.utc)
     return moment.isoformat(timespec="seconds")
+
+
+def files_of(sources: Path) -> list[Path]:
+    """List the files of a folder of sources and of the folders in it, in an order that only their paths decide."""
+    return sorted(path for path in sources.rglob("*") if path.is_file())
 
 
 def digest_of(sources: Iterable[Path]) -> str:
