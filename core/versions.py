@@ -11,8 +11,8 @@ OPSETS = range(18, 25)
 DEFAULT_OPSET = 20
 # The newest IR that TensorRT 10.3 and onnxruntime 1.18 still read; it has all that is used here.
 IR_VERSION = 10
-# The oldest onnxruntime whose interface the library of compiled kernels uses (`plugins/cpu/source/onnxruntime_c.h`),
-# and the IR and the opset that it reads.
+# The oldest onnxruntime whose interface the library of compiled kernels uses
+# (`plugins/cpu/source/onnxruntime/onnxruntime_c.h`), and the IR and the opset that it reads.
 OLDEST_ONNXRUNTIME, OLDEST_IR_VERSION, OLDEST_OPSET = "1.17", 9, 20
 
 

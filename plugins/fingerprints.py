@@ -9,9 +9,9 @@ from pathlib import Path
 _HERE = Path(__file__).parent
 # By the names of `core.storage.library_store.KINDS`: the sources of a library, and the code that compiles them.
 _MADE_FROM = {
-    "kernels": ("cpu/source/*", "cpu/build.py", "shared_library.py"),
+    "kernels": ("cpu/source/**/*", "cpu/build.py", "shared_library.py"),
     "plugin": (
-        *("library/source/*", "library/companion/*", "kernel/*.py"),
+        *("library/source/**/*", "library/companion/*", "kernel/*.py"),
         *("library/build.py", "library/embed.py", "shared_library.py"),
     ),
 }
@@ -23,5 +23,6 @@ def fingerprint(kind: str) -> str:
     digest = hashlib.sha256()
     for pattern in _MADE_FROM[kind]:
         for path in sorted(_HERE.glob(pattern)):
-            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+            if path.is_file():
+                digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

@@ -41,10 +41,10 @@ def compile_library(
     fix: str,
     system: System = "linux",
 ) -> None:
-    """Compile every source of a folder into one library.
+    """Compile every source of a folder and the folders in it into one library.
 
     Args:
-        sources: the folder, with an `exports.map`.
+        sources: the folder, with an `exports.map`; its sources include each other by paths from here.
         compiler: for the processor asked for.
         output: the library to write.
         name: the name it carries ("liblocalattn_plugin.so").
@@ -55,7 +55,8 @@ def compile_library(
     Raises:
         BuildFailed: the compiler did not make it.
     """
-    files = sorted(path.name for path in sources.iterdir() if path.suffix in (".cpp", ".S"))
+    every = sorted(sources.rglob("*"))
+    files = [path.relative_to(sources).as_posix() for path in every if path.suffix in (".cpp", ".S")]
     linking = (option.format(name=name) for option in _LINKING[system])
     command = [*compiler.command, *_FLAGS, *compiler.runtime, *linking, "-I.", *files, "-o", str(output), *options]
     _log.info("%s", " ".join(command))

@@ -74,7 +74,7 @@ def write_sources(images: Sequence[Image], version: str, folder: Path) -> None:
     (folder / "images.S").write_text("\n".join(assembly))
     (folder / "table.cpp").write_text(
         "// Written by the build.\n"
-        '#include "kernels.h"\n\n' + "\n".join(declarations) + "\n\nnamespace localattn {\n\n"
+        '#include "kernels/kernels.h"\n\n' + "\n".join(declarations) + "\n\nnamespace localattn {\n\n"
         "extern Kernel const kKERNELS[] = {\n" + "\n".join(rows) + "\n};\n"
         f"extern size_t const kKERNEL_COUNT = {len(images)};\n"
         f'extern char const kVERSION[] = "{version}";\n\n'

@@ -41,6 +41,7 @@ ALLOWED = {
 # Most rooms and most arrows among them.
 LIMITS = {"exporter": (14, 35), "runtime": (10, 20)}
 MOST_FILES = 12
+CODE = {".py", ".cpp", ".h", ".inl", ".js", ".mjs", ".css", ".html"}
 HEAVY = (
     "torch",
     "onnxruntime",
@@ -163,11 +164,13 @@ def test_a_newcomer_sees_the_rooms_at_a_glance(folder: str) -> None:
 
 def test_no_folder_is_crowded() -> None:
     listed = [
-        *SOURCES,
-        *(path for name in ("tests", "benchmarks") for path in (ROOT / name).rglob("*.py")),
+        path
+        for name in (*ALLOWED, "tests", "benchmarks", "release")
+        for path in (ROOT / name).rglob("*")
+        if path.suffix in CODE and path.name not in ("__init__.py", "conftest.py")
     ]
-    loose = Counter(path.parent.relative_to(ROOT) for path in listed if path.name not in ("__init__.py", "conftest.py"))
-    assert loose
+    loose = Counter(path.parent.relative_to(ROOT) for path in listed)
+    assert {path.suffix for path in listed} == CODE
     assert {str(folder): count for folder, count in loose.items() if count > MOST_FILES} == {}
 
 

@@ -2,7 +2,7 @@
 
 What the providers decide while a session opens is theirs and real: which nodes they take, what is copied between them
 and the CPU, whether a CUDA graph may be recorded, what goes to TensorRT. Buffers lie in this machine's memory
-(`tests/support/native/sources/memory_as_gpu.cpp`); every other function they import answers 0.
+(`native/memory_as_gpu.cpp`); every other function they import answers 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pytest
 
 from localattn.plugins.library.facts import host_arch
 
-from ..support.native.plugin_build import SOURCES, compiler, folder
+from ..support.native.plugin_build import compiler, folder, source_file
 from .tensorrt_releases.releases import unpacked
 
 PROVIDERS = ("libonnxruntime_providers_cuda.so", "libonnxruntime_providers_tensorrt.so")
@@ -80,7 +80,7 @@ def _library(name: str, symbols: set[str]) -> Path:
     """One library with these functions, all of the version that bears its name."""
     place = folder() / "cuda"
     place.mkdir(exist_ok=True)
-    real = SOURCES / "memory_as_gpu.cpp" if name.startswith("libcudart") else None
+    real = source_file("memory_as_gpu.cpp") if name.startswith("libcudart") else None
     written = set(re.findall(r"(\w+)\([^)]*\) \{", real.read_text())) if real else set()
     source, versions = place / f"{name}.cpp", place / f"{name}.map"
     source.write_text("".join(_function(symbol) for symbol in sorted(symbols - written)))

@@ -5,10 +5,10 @@
 #include <new>
 #include <string>
 
-#include "aft_node.h"
-#include "attention_node.h"
-#include "fused_nodes.h"
-#include "ring_node.h"
+#include "nodes/aft_node.h"
+#include "nodes/attention_node.h"
+#include "nodes/fused_nodes.h"
+#include "nodes/ring_node.h"
 
 #if defined(_WIN32)
 #define EXPORTED extern "C" __declspec(dllexport)

@@ -1,6 +1,6 @@
 #include "report.h"
 
-#include "launch.h"
+#include "kernels/launch.h"
 
 #include <atomic>
 #include <cstring>

@@ -100,6 +100,6 @@ def test_doctor_loads_kernels(capability: int, status: str, said: str) -> None:
 def test_elements_have_the_numbers_of_the_library() -> None:
     import localattn
 
-    header = Path(localattn.__path__[0], "plugins/library/source/kernels.h").read_text()
+    header = Path(localattn.__path__[0], "plugins/library/source/kernels/kernels.h").read_text()
     numbers = ", ".join(f"k{dtype.upper()} = {number}" for dtype, number in ELEMENTS.items())
     assert f"enum class Element : int32_t {{ {numbers} }};" in header

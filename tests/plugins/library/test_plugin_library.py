@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import localattn
 from localattn.core.errors import CheckFailed
 from localattn.core.nodes.attention import SEQUENCE_FIRST
 from localattn.core.storage.library_store import TENSORRT_PLUGIN, read_facts, read_named
@@ -24,7 +25,6 @@ from ...support.native.plugin_build import (
     FP8,
     HEAD_DIM,
     RINGS,
-    SOURCES,
     compiler,
     library,
     program,
@@ -396,9 +396,9 @@ def test_compiles_with_other_releases(headers: str, arch: Arch, tmp_path: Path) 
         pytest.skip("LOCALATTN_TEST_TENSORRT_HEADERS lists include folders of further TensorRT releases, with ':'")
     from localattn.plugins.library.headers import find_cuda_headers
 
-    sources = sorted((SOURCES.parents[1] / "plugins/library/source").glob("*.cpp"))
+    folder = Path(localattn.__path__[0], "plugins/library/source")
     command = [*compiler(arch).command, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter"]
     command += ["-Wno-deprecated-declarations", "-fsyntax-only", "-isystem", headers]
-    command += ["-isystem", str(find_cuda_headers(arch).folder), *map(str, sources)]
+    command += ["-isystem", str(find_cuda_headers(arch).folder), f"-I{folder}", *map(str, folder.rglob("*.cpp"))]
     finished = subprocess.run(command, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr

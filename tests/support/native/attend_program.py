@@ -1,6 +1,6 @@
 """Calls of the CPU kernel: cases, the C++ program that runs them, and the check against the dense float64 reference.
 
-The program is `tests/support/native/sources/attend.cpp`.
+The program is `tests/support/native/sources/kernels/attend.cpp`.
 """
 
 from __future__ import annotations

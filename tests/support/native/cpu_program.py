@@ -1,4 +1,4 @@
-"""C++ programs of `plugin_sources` that are linked with the CPU kernels, without onnxruntime.
+"""C++ programs of `sources/` that are linked with the CPU kernels, without onnxruntime.
 
 They are called with files of cases: the same way natively, under sanitizers, emulated, and with a fault put into the
 sources.
@@ -24,21 +24,21 @@ import localattn
 from localattn.plugins.library.facts import Arch, host_arch
 
 from ..run_folder import once
-from .plugin_build import SOURCES as TEST_SOURCES
-from .plugin_build import compiler, emulator, folder
+from .plugin_build import compiler, emulator, folder, source_file
 
 KERNEL_SOURCES = Path(localattn.__file__).parent / "plugins" / "cpu" / "source"
 INSTRUCTION_SETS = {"x86_64": ("avx512", "avx2", "baseline"), "aarch64": ("neon", "baseline")}[host_arch()]
 ELEMENTS = ("fp32", "fp16")
 NUMPY: dict[str, Any] = {"fp32": np.float32, "fp16": np.float16}
 # What speaks with onnxruntime.
-_NODES = {"aft_node.cpp", "attention_node.cpp", "fused_nodes.cpp", "operators.cpp", "ring_node.cpp", "tensors.cpp"}
+_NODES = {"nodes", "onnxruntime", "operators.cpp"}
 
 
 @cache
 def program(source: str, arch: Arch, *flags: str, sources: Path = KERNEL_SOURCES) -> Path:
     """One C++ file with the kernels of `sources`."""
-    files = [TEST_SOURCES / source, *(file for file in sorted(sources.glob("*.cpp")) if file.name not in _NODES)]
+    kernels = [file for file in sorted(sources.rglob("*.cpp")) if file.relative_to(sources).parts[0] not in _NODES]
+    files = [source_file(source), *kernels]
     options = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-pthread", *flags]
     objects = [_object(file, arch, *options, f"-I{sources}") for file in files]
     command = [*compiler(arch).command, *options, "-static-libstdc++", *map(str, objects)]
@@ -70,7 +70,7 @@ def tool(source: str) -> Path:
     """One C++ file that runs other programs here."""
     output = folder() / Path(source).stem
     command = [*compiler(host_arch()).command, "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror"]
-    subprocess.run([*command, TEST_SOURCES / source, "-o", output], check=True)
+    subprocess.run([*command, source_file(source), "-o", output], check=True)
     return output
 
 
@@ -86,15 +86,16 @@ def mutated(folder: Path, file: str, right: str, wrong: str) -> Path:
     """A copy of the kernels' sources in which one line says something else."""
     copy = folder / "source"
     shutil.copytree(KERNEL_SOURCES, copy)
-    text = (copy / file).read_text()
+    (changed,) = copy.rglob(file)
+    text = changed.read_text()
     assert text.count(right) == 1, (file, right)
-    (copy / file).write_text(text.replace(right, wrong))
+    changed.write_text(text.replace(right, wrong))
     return copy
 
 
 @dataclass(frozen=True)
 class Program:
-    """A program, and what it shall run with. A class for each file of `plugin_sources`, its `source`."""
+    """A program, and what it shall run with. A class for each file of `sources/`, its `source`."""
 
     source: ClassVar[str]
 

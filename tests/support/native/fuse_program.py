@@ -1,6 +1,6 @@
 """Calls of the fused CPU kernels: cases, the C++ program that runs them, and the check against `fused_reference`.
 
-The program is `tests/support/native/sources/fuse.cpp`.
+The program is `tests/support/native/sources/kernels/fuse.cpp`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small plugin libraries, built once a run, and C++ programs of `plugin_sources` for either processor."""
+"""Small plugin libraries, built once a run, and C++ programs of `sources/` for either processor."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ from localattn.plugins.library.headers import find_cuda_headers, find_tensorrt_h
 
 from ..run_folder import once
 
-SOURCES = Path(__file__).parents[3] / "tests" / "support" / "native" / "sources"
+_TESTS = Path(__file__).parents[2]
+_SOURCES = (_TESTS / "support" / "native" / "sources", _TESTS / "simulators" / "native")
 DTYPE, HEAD_DIM = "fp16", 64
 # What the libraries of the tests have of steps and chunks.
 RINGS = (
@@ -76,6 +77,12 @@ def without_zig(monkeypatch: pytest.MonkeyPatch) -> None:
 
     known = SimpleNamespace(version=version, PackageNotFoundError=metadata.PackageNotFoundError)
     monkeypatch.setattr(compilers, "metadata", known)
+
+
+def source_file(name: str) -> Path:
+    """The C++ file of this name: a program of the tests, or a stand-in of `tests/simulators/native`."""
+    (file,) = (file for folder in _SOURCES for file in folder.rglob(name))
+    return file
 
 
 def failing_compiler(folder: Path, source: str) -> Path:
@@ -159,7 +166,7 @@ def program(arch: Arch, source: str, *flags: str) -> Path:
 
     def make(place: Path) -> None:
         output = str(place / name)
-        subprocess.run([*command, "-o", output, str(SOURCES / source), "-ldl", "-pthread"], check=True)
+        subprocess.run([*command, "-o", output, str(source_file(source)), "-ldl", "-pthread"], check=True)
 
     return once(f"{arch}/{source}{zlib.crc32(repr(flags).encode())}", make) / name
 

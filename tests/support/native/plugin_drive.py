@@ -1,5 +1,5 @@
-"""A plugin library driven as TensorRT drives it, by the program `tests/support/native/sources/drive.cpp`, on a stand-in
-for CUDA."""
+"""A plugin library driven as TensorRT drives it, by `tests/support/native/sources/hosts/drive.cpp`, on a stand-in for
+CUDA."""
 
 from __future__ import annotations
 
