@@ -108,7 +108,7 @@ def _print_model(facts: OnnxFacts) -> None:
     counts = sorted(facts.nodes.items(), key=lambda item: (-item[1], item[0]))
     say(f"  nodes   {sum(facts.nodes.values())}: {', '.join(f'{name} {count}' for name, count in counts[:8])} …")
     for function in facts.functions:
-        say(f"  body    {function.domain}::{function.name} in {function.nodes} standard operators")
+        say(f"  defines {function.domain}::{function.name} in {function.nodes} standard operators")
     plain = bool(facts.sidecar and facts.sidecar_matches and facts.sidecar.standard_ops)
     none = "No attention nodes: the attention is in standard operators." if plain else "No attention windows."
     say("Attention windows:" if facts.windowed else none)

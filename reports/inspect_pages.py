@@ -165,7 +165,7 @@ def _graph(document: Document) -> Section:
         ("Operator sets", ", ".join(f"{domain} {number}" for domain, number in document["opsets"].items())),
         *((f"Weights, {name}", size(count)) for name, count in document["weight_bytes"].items()),
         *(("Weights in", name) for name in document["external_data"]),
-        *((f"Body of {f['domain']}::{f['name']}", f"{f['nodes']} standard operators") for f in document["functions"]),
+        *((f"Function {f['domain']}::{f['name']}", f"{f['nodes']} standard operators") for f in document["functions"]),
     ]
     operators = Table("Operators", (*texts("operator"), *numbers("nodes")), tuple(rows))
     text = f"{sum(document['nodes'].values()):,} nodes; what stands in function definitions is not counted."

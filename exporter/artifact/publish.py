@@ -154,7 +154,7 @@ def finish_export(
         for model in models.values():
             _drop_attention_functions(model)
         data = save()
-        bare = {"name": "onnx checker, no body", "detail": "checked above with the body attached"}
+        bare = {"name": "onnx checker, no functions", "detail": "checked above with the functions"}
         for staged, records in zip(models, checks, strict=True):
             records.append(check_model(staged).model_copy(update=bare))
     progress("Writing")

@@ -67,11 +67,11 @@ class NodeProbe:
     @property
     def for_one_length(self) -> bool:
         """Whether the ONNX function computes the blocks in parts, which fit the node's own length only."""
-        return any(node.op_type == "Split" for body in self._bodies for node in body.node)
+        return any(node.op_type == "Split" for function in self._functions for node in function.node)
 
     @property
-    def _bodies(self) -> list[onnx.FunctionProto]:
-        return [body for body in self.model.functions if (body.domain, body.name) == (DOMAIN, self.node.op_type)]
+    def _functions(self) -> list[onnx.FunctionProto]:
+        return [x for x in self.model.functions if (x.domain, x.name) == (DOMAIN, self.node.op_type)]
 
     def inputs(self, head_dim: int | None = None) -> list[TensorSpec]:
         """List the node's inputs for a batch of one and one head; a grouped node has two for its queries."""
@@ -100,7 +100,7 @@ class NodeProbe:
         out = onnx.helper.make_tensor_value_info("out", _ELEMENT[self.dtype], inputs[0].shape)
         graph = onnx.helper.make_graph([node], "probe", values, [out])
         return onnx.helper.make_model(
-            graph, opset_imports=self.model.opset_import, functions=self._bodies, ir_version=self.model.ir_version
+            graph, opset_imports=self.model.opset_import, functions=self._functions, ir_version=self.model.ir_version
         )
 
     def session(self, inputs: Sequence[TensorSpec]) -> Session:

@@ -32,7 +32,7 @@ import onnx_ir as ir
 
 from ...core.nodes.attention import LOWEST_BIAS, OUTSIDE_SCORE, SELF_SCORE, VARIANT_BY_OP_TYPE, NodeVariant
 from ...core.nodes.grouped import GroupedVariant
-from .attention_facts import BodyFacts, Part, facts_of
+from .attention_facts import FunctionFacts, Part, facts_of
 from .function_parts import attribute, define, integers, real
 
 # Above `OUTSIDE_SCORE`: if all visible keys of a row are masked, its weights spread over those keys alone, whose
@@ -134,7 +134,7 @@ def _xpos_scale(op: Any, span: Span, head_dim: Any, offset: Any, sign: float) ->
     return op.Pow(zeta, op.Div(distance, attribute(op, "xpos_scale_base")))
 
 
-def heads_first(op: Any, x: Any, facts: BodyFacts) -> Any:
+def heads_first(op: Any, x: Any, facts: FunctionFacts) -> Any:
     """Transpose a tensor in the node's layout to `[B, H, N, D]`, or back."""
     return x if facts.heads_first else op.Transpose(x, perm=ir.RefAttr("perm", "perm", ir.AttributeType.INTS))
 
@@ -155,7 +155,7 @@ def _with_zero_row(op: Any, x: Any) -> Any:
     return op.Concat(op.Reshape(x, op.Concat(integers(op, -1), width, axis=0)), zeros, axis=0)
 
 
-def _body(variant: NodeVariant, facts: BodyFacts) -> Any:
+def _body(variant: NodeVariant, facts: FunctionFacts) -> Any:
     """Return the Python function that traces the ONNX function of one op type."""
 
     def trace(op: Any, query: Any, key: Any, value: Any, *optional: Any) -> Any:
@@ -203,7 +203,7 @@ def cut(
         op: the builder.
         span: the sizes of the block.
         query: all queries, `[…, blocks, block, D]`, or `[…, rows, D]`.
-        parts: `BodyFacts.parts`.
+        parts: `FunctionFacts.parts`.
         axis: the axis of the blocks, or of the rows.
         rows: rows of a block, if the queries are laid out by rows.
     """
@@ -239,7 +239,7 @@ def softmax(op: Any, scores: Any) -> Any:
 
 
 def lay_out(
-    op: Any, span: Span, key: Any, value: Any, mask: Any, facts: BodyFacts, given: Any = None, key_scale: Any = None
+    op: Any, span: Span, key: Any, value: Any, mask: Any, facts: FunctionFacts, given: Any = None, key_scale: Any = None
 ) -> _WholeSequence | _OwnSpans:
     """Arrange keys and values for the blocks of queries, in the way that saves most under these facts.
 
@@ -347,7 +347,7 @@ def build_attention(op_type: str, opset: int, nodes: Sequence[ir.Node]) -> ir.Fu
     return attention_function(variant, opset, shared_facts(variant, nodes))
 
 
-def shared_facts(variant: NodeVariant | GroupedVariant, nodes: Sequence[ir.Node]) -> BodyFacts:
+def shared_facts(variant: NodeVariant | GroupedVariant, nodes: Sequence[ir.Node]) -> FunctionFacts:
     """Return the facts that hold for all nodes of an op type."""
     facts = (
         facts_of(variant, {name: x.value for name, x in node.attributes.items()}, *_sizes_of(node)) for node in nodes
@@ -364,7 +364,7 @@ def _sizes_of(node: ir.Node) -> tuple[int | None, int | None]:
     return length if isinstance(length, int) else None, sequences
 
 
-def attention_function(variant: NodeVariant, opset: int, facts: BodyFacts | None = None) -> ir.Function:
+def attention_function(variant: NodeVariant, opset: int, facts: FunctionFacts | None = None) -> ir.Function:
     """Build the model-local ONNX function of one op type.
 
     Args:
@@ -372,5 +372,5 @@ def attention_function(variant: NodeVariant, opset: int, facts: BodyFacts | None
         opset: opset of the function; it must be the model's.
         facts: facts that hold for every node of that type; by default none, and the function serves all nodes.
     """
-    body = _body(variant, facts or BodyFacts())
+    body = _body(variant, facts or FunctionFacts())
     return define(body, variant.op_type, variant.input_names, variant.attribute_names, opset)

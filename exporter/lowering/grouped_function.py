@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from ...core.nodes.attention import OUTSIDE_SCORE
 from ...core.nodes.grouped import GROUPED_BY_OP_TYPE, GroupedVariant
-from .attention_facts import BodyFacts
+from .attention_facts import FunctionFacts
 from .attention_function import (
     Span,
     cut,
@@ -42,7 +42,7 @@ _BLOCKS = 3
 class _Sizes:
     """Sizes of a node's inputs as tensors of the graph, and the facts of all nodes."""
 
-    def __init__(self, op: Any, query: Any, key: Any, facts: BodyFacts) -> None:
+    def __init__(self, op: Any, query: Any, key: Any, facts: FunctionFacts) -> None:
         self.facts = facts
         self.length = op.Squeeze(op.Shape(query, start=2, end=3), integers(op, 0))
         self.heads, self.kv_heads = op.Shape(query, start=1, end=2), op.Shape(key, start=1, end=2)
@@ -104,7 +104,7 @@ def share_beside_sinks(op: Any, scores: Any, weights: Any, sinks: Any) -> Any:
     return op.Sigmoid(op.Sub(op.Sub(top, op.Log(most)), sinks))
 
 
-def _body(variant: GroupedVariant, facts: BodyFacts) -> Any:
+def _body(variant: GroupedVariant, facts: FunctionFacts) -> Any:
     """Return the Python function that traces the ONNX function of one op type."""
 
     def trace(op: Any, query: Any, key: Any, value: Any, *optional: Any) -> Any:
@@ -197,9 +197,9 @@ def build_grouped(op_type: str, opset: int, nodes: Sequence[ir.Node]) -> ir.Func
     return grouped_function(variant, opset, shared_facts(variant, nodes))
 
 
-def grouped_function(variant: GroupedVariant, opset: int, facts: BodyFacts | None = None) -> ir.Function:
+def grouped_function(variant: GroupedVariant, opset: int, facts: FunctionFacts | None = None) -> ir.Function:
     """Build the model-local ONNX function of one op type; the arguments are those of `attention_function`."""
-    body = _body(variant, facts or BodyFacts())
+    body = _body(variant, facts or FunctionFacts())
     function = define(body, variant.op_type, variant.input_names, variant.attribute_names, opset)
     for node in function.all_nodes():
         node.metadata_props.clear()  # the builder notes that it could not infer a Scan's shapes

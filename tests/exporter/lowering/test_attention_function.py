@@ -26,7 +26,7 @@ from localattn.core.nodes.attention import (
     choose_query_block,
 )
 from localattn.exporter.lowering import attention_facts
-from localattn.exporter.lowering.attention_facts import MOST_PARTS, BodyFacts, Part, facts_of
+from localattn.exporter.lowering.attention_facts import MOST_PARTS, FunctionFacts, Part, facts_of
 from localattn.exporter.lowering.attention_function import attention_function
 from localattn.exporter.models.local_attention import reference as float64_reference
 from localattn.exporter.models.local_attention.arguments import LocalAttentionArgs
@@ -300,8 +300,10 @@ def test_long_sequences_have_few_parts_and_short_ones_none() -> None:
 
 def test_what_two_nodes_share() -> None:
     parts = (Part(2, True),)
-    assert BodyFacts(aligned=True, parts=parts) & BodyFacts(aligned=True, whole=True) == BodyFacts(aligned=True)
-    assert BodyFacts(parts=parts) & BodyFacts(parts=parts) == BodyFacts(parts=parts)
+    assert FunctionFacts(aligned=True, parts=parts) & FunctionFacts(aligned=True, whole=True) == FunctionFacts(
+        aligned=True
+    )
+    assert FunctionFacts(parts=parts) & FunctionFacts(parts=parts) == FunctionFacts(parts=parts)
 
 
 def test_reference_evaluator_agrees() -> None:
