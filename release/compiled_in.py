@@ -74,12 +74,20 @@ def parts_for_gpus(arch: Arch) -> list[Part]:
         Part("triton", triton, "MIT", licence.read_binary(), package, inside),
         Part("libdevice", device.name.split(".")[1], _CUDA, _EULA.encode(), package, inside),
         Part(
-            *("tensorrt-headers", tensorrt.version, "Apache-2.0", _notice(tensorrt.folder / TENSORRT_HEADER)),
-            *(f"pkg:github/NVIDIA/TensorRT@{tensorrt.version}", inside),
+            name="tensorrt-headers",
+            version=tensorrt.version,
+            licence="Apache-2.0",
+            text=_notice(tensorrt.folder / TENSORRT_HEADER),
+            purl=f"pkg:github/NVIDIA/TensorRT@{tensorrt.version}",
+            inside=inside,
         ),
         Part(
-            *("cuda-headers", cuda.version, _CUDA, _notice(cuda.folder / CUDA_HEADER)),
-            *(f"pkg:generic/nvidia/cuda-runtime-headers@{cuda.version}", inside),
+            name="cuda-headers",
+            version=cuda.version,
+            licence=_CUDA,
+            text=_notice(cuda.folder / CUDA_HEADER),
+            purl=f"pkg:generic/nvidia/cuda-runtime-headers@{cuda.version}",
+            inside=inside,
         ),
     ]
 

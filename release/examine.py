@@ -9,6 +9,9 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+_SHT_DYNAMIC, _SHT_DYNSYM, _DT_NEEDED = 6, 11, 1  # elf.h
+_LC_LOAD_DYLIB, _LC_DYLD_INFO_ONLY, _LC_DYLD_EXPORTS_TRIE = 0xC, 0x80000022, 0x80000033  # mach-o/loader.h
+
 
 @dataclass(frozen=True)
 class Examined:
@@ -45,14 +48,15 @@ def _elf(data: bytes) -> Examined:
     (sections_at,) = struct.unpack_from("<Q", data, 40)
     size, count = struct.unpack_from("<HH", data, 58)
     sections = [struct.unpack_from("<IIQQQQII", data, sections_at + i * size) for i in range(count)]
-    exports, needs = set(), set()
+    exports: set[str] = set()
+    needs: set[str] = set()
     for _, kind, _, _, at, length, link, _ in sections:
-        if kind not in (6, 11):  # SHT_DYNAMIC, SHT_DYNSYM
+        if kind not in (_SHT_DYNAMIC, _SHT_DYNSYM):
             continue
-        strings = sections[link][4]
-        if kind == 6:
+        strings = sections[link][4]  # where the names of this section lie
+        if kind == _SHT_DYNAMIC:
             entries = struct.iter_unpack("<qQ", data[at : at + length])
-            needs |= {_text(data, strings + value) for tag, value in entries if tag == 1}  # DT_NEEDED
+            needs |= {_text(data, strings + value) for tag, value in entries if tag == _DT_NEEDED}
         else:
             symbols = struct.iter_unpack("<IBBHQQ", data[at : at + length])
             exports |= {_text(data, strings + name) for name, _, _, section, _, _ in symbols if name and section}
@@ -65,11 +69,11 @@ def _mach_o(data: bytes) -> Examined:
     needs, at = set(), 32
     for _ in range(count):
         command, size = struct.unpack_from("<II", data, at)
-        if command == 0xC:  # LC_LOAD_DYLIB
+        if command == _LC_LOAD_DYLIB:
             needs.add(_text(data, at + struct.unpack_from("<I", data, at + 8)[0]))
-        elif command == 0x80000022:  # LC_DYLD_INFO_ONLY
+        elif command == _LC_DYLD_INFO_ONLY:
             exports |= _trie(data, *struct.unpack_from("<II", data, at + 40))
-        elif command == 0x80000033:  # LC_DYLD_EXPORTS_TRIE
+        elif command == _LC_DYLD_EXPORTS_TRIE:
             exports |= _trie(data, *struct.unpack_from("<II", data, at + 8))
         at += size
     return Examined({0x01000007: "x86_64", 0x0100000C: "aarch64"}[machine], frozenset(exports), frozenset(needs))
@@ -110,7 +114,7 @@ def _pe(data: bytes) -> Examined:
     table = [struct.unpack_from("<8xIIII", data, header + 24 + optional + 40 * i) for i in range(count)]
 
     def offset(address: int) -> int:
-        """Where in the file lies what will be at an address."""
+        """Return where in the file lies what will be at an address."""
         for length, start, _, at in table:
             if start <= address < start + length:
                 return int(at + address - start)

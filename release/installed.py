@@ -48,8 +48,11 @@ class Environment:
         """Run one of its programs and return what it prints; NotRight if it fails."""
         scratch = self.folder / "scratch"
         scratch.mkdir(exist_ok=True)
-        kept = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_", "HTTP"))}
-        kept |= {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith(("PIP_", "SSL_", "HTTP")) or name.lower().endswith("_proxy")
+        }
         path = os.pathsep.join(map(str, (self.folder / "bin", *self.programs)))
         environment = {**kept, "PATH": path, "HOME": str(scratch)}
         command = [str(self.folder / "bin" / program), *map(str, arguments)]
@@ -72,10 +75,8 @@ def check_kernels(environment: Environment) -> dict[str, Any]:
     """
     checked = environment.document("plugin", "check", "--backend", "onnxruntime")
     demo = environment.document("demo", "--rows", 2, "--length", 8, "--force")
-    timed = environment.document(
-        *("bench", "localattn-demo/pybytes.onnx", "--plugin", "none,auto", "--threads", 1),
-        *("--iterations", 20, "--rounds", 3, "--duration", 0),
-    )
+    few = ("--iterations", 20, "--rounds", 3, "--duration", 0)
+    timed = environment.document("bench", "localattn-demo/pybytes.onnx", "--plugin", "none,auto", "--threads", 1, *few)
     run = environment.document("run", "localattn-demo/pybytes.onnx")
     if not (run["plugin"] and Path(run["plugin"]).resolve().is_relative_to(environment.folder.resolve())):
         raise NotRight(f"The kernels of the package are not used: {run['plugin']}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
 import re
 import shutil
 import subprocess
@@ -15,6 +14,8 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
 import pytest
+
+from localattn.release.installed import Environment
 
 from .test_architecture import ALLOWED
 
@@ -110,23 +111,14 @@ def test_building_warns_of_nothing_that_is_left_out(built: Built) -> None:
 @pytest.mark.slow
 def test_an_installed_wheel_runs_the_demo(built: Built, tmp_path: Path) -> None:
     """In a new environment with this one's other packages on its path, but not this source tree."""
-    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    install = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(built.wheel)]
-    subprocess.run(install, check=True)
-    asked = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
-    packages = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
-    # A path in a .pth is searched after the environment's own packages, and the .pth files in it are not read.
+    environment = Environment.create(tmp_path / "venv")
+    environment.install("--no-deps", "--no-index", str(built.wheel))
     others = {importlib.util.find_spec(name).origin for name in ("numpy", "torch")}  # type: ignore[union-attr]
-    lines = sorted({str(Path(str(origin)).parents[1]) for origin in others})
-    (packages / "others.pth").write_text("\n".join(lines) + "\n")
+    environment.lend(sorted({Path(str(origin)).parents[1] for origin in others}))
 
-    where = [python, "-c", "import localattn; print(localattn.__file__, localattn.__version__)"]
-    found = subprocess.run(where, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.split()
-    assert Path(found[0]).is_relative_to(tmp_path) and found[1] == VERSION
+    path, version = environment.run("python", "-c", "import localattn as l; print(l.__file__, l.__version__)").split()
+    assert Path(path).is_relative_to(tmp_path) and version == VERSION
 
-    demo = [python.with_name("localattn"), "demo", "--rows", "2", "--length", "8", "--format", "json"]
-    ended = subprocess.run(demo, cwd=tmp_path, capture_output=True, text=True, check=True)
-    result = json.loads(ended.stdout)
-    assert all(check["status"] == "passed" for check in result["checks"]) and len(result["checks"]) == 5
-    assert (tmp_path / "localattn-demo" / "pybytes.onnx").is_file()
+    result = environment.document("demo", "--rows", 2, "--length", 8)
+    assert all(check["status"] == "passed" for check in result["checks"]) and len(result["checks"]) == 6
+    assert list(tmp_path.rglob("localattn-demo/pybytes.onnx"))
