@@ -90,12 +90,7 @@ _PUBLIC = {
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         # Reading it takes longer than importing this package.
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            return version("localattn")
-        except PackageNotFoundError:  # a source tree on the path that was never installed
-            return "0+unknown"
+        return import_module(".core.versions", __name__).package_version()
     if name == "errors":
         return import_module(".core.errors", __name__)
     if name in _PUBLIC:

@@ -25,3 +25,8 @@ def installed(packages: Iterable[str]) -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def package_version() -> str:
+    """Return this package's release; "0+unknown" for a source tree on the path that was never installed."""
+    return installed(["localattn"]).get("localattn", "0+unknown")

@@ -78,13 +78,6 @@ def newest_glibc(library: Path) -> str:
     return ".".join(map(str, max(found))) if found else ""
 
 
-def package_version() -> str:
-    """Return this package's release."""
-    from .. import __version__
-
-    return __version__
-
-
 def time_of_build() -> str:
     """Return the time now, ISO 8601; the one in `SOURCE_DATE_EPOCH` if it is set, so that builds can be repeated."""
     given = os.environ.get("SOURCE_DATE_EPOCH", "")

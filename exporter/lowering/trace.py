@@ -15,7 +15,6 @@ from onnx_ir.passes.common import (
     RemoveUnusedNodesPass,
 )
 
-from ... import __version__
 from ...core.dtypes import IO_NAME
 from ...core.error_texts import argument
 from ...core.errors import ExportFailed, LocalAttnError, UsageError
@@ -24,7 +23,7 @@ from ...core.nodes.attention import DOMAIN, VARIANT_BY_OP_TYPE
 from ...core.nodes.grouped import GROUPED_BY_OP_TYPE
 from ...core.nodes.step import STEP_VARIANT_BY_OP_TYPE
 from ...core.tensors import TensorSpec
-from ...core.versions import DEFAULT_OPSET, IR_VERSION, OPSETS
+from ...core.versions import DEFAULT_OPSET, IR_VERSION, OPSETS, package_version
 from ...onnx_graph.fusing import fuse, streams
 from ...onnx_graph.standard_ops.names import MODULE
 from ..models.family import TORCH_DTYPE
@@ -257,7 +256,7 @@ def _finish(model: ir.Model) -> ir.Model:
     for value in (*model.graph.inputs, *model.graph.outputs):
         value.metadata_props.clear()
     model.ir_version = IR_VERSION
-    model.producer_name, model.producer_version = "localattn", __version__
+    model.producer_name, model.producer_version = "localattn", package_version()
     model.metadata_props.clear()
     return model
 

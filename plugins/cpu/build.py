@@ -15,8 +15,9 @@ from ...core.storage.files import sha256
 from ...core.storage.library_store import CPU_KERNELS, candidates, keep, prepare_cache
 from ...core.storage.outputs import Output, writing
 from ...core.storage.publishing import publish_together, sidecar_path
+from ...core.versions import package_version
 from ..compilers import Compiler, find_compiler
-from ..shared_library import compile_library, newest_glibc, package_version, time_of_build
+from ..shared_library import compile_library, newest_glibc, time_of_build
 from .facts import CpuLibraryFacts, parse_facts
 
 _log = logging.getLogger(__name__)

@@ -20,10 +20,11 @@ from ...core.storage.files import sha256
 from ...core.storage.library_store import TENSORRT_PLUGIN, candidates, keep
 from ...core.storage.outputs import Output, writing
 from ...core.storage.publishing import publish_together, sidecar_path
+from ...core.versions import package_version
 from ..compilers import Compiler, find_compiler
 from ..kernel.compile import AnySpec, CompiledKernel, compile_tiles, runs_on
 from ..kernel.targets import OLDEST_OF_FP8, Target
-from ..shared_library import compile_library, newest_glibc, package_version, time_of_build
+from ..shared_library import compile_library, newest_glibc, time_of_build
 from .embed import images_of, kernel_facts, to_compile, write_sources
 from .facts import Arch, CompanionFacts, LibraryFacts, companion_path, parse_facts
 from .headers import find_cuda_headers, find_tensorrt_headers

@@ -20,6 +20,7 @@ from ...core.storage.file_kinds import BUNDLE, TAR
 from ...core.storage.outputs import Output, writing
 from ...core.tensors import TensorSpec
 from ...core.tolerance import tolerance_for
+from ...core.versions import package_version
 from ..inputs.arrays import save_arrays
 from . import device
 from .archive import write_tar
@@ -304,13 +305,11 @@ class _Layout:
 
     def manifest(self) -> dict[str, Any]:
         """Return the manifest of the files written so far, in a fixed order."""
-        from ... import __version__
-
         return {
             "format": "localattn-bundle",
             "format_version": 1,
             "name": self.name,
-            "localattn": __version__,
+            "localattn": package_version(),
             "models": self._models,
             "samples": self._samples,
             "files": self.files.listed(),
