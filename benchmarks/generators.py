@@ -45,7 +45,7 @@ class Files:
 
     @classmethod
     def in_folder(cls, folder: Path) -> Files:
-        """By their names in a folder made by `benchmarks.generate.prepare`."""
+        """By their names in a folder made by `benchmarks.cases.generate.prepare`."""
         return cls(folder / "model.pt", folder / "step.onnx")
 
     def full(self, length: int) -> Path:

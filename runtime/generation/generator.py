@@ -185,7 +185,7 @@ class Generator:
         Args:
             prompt: as for `prefill`.
             max_tokens: the most tokens to yield; None continues until the model has no position left, if ever.
-            temperature: as in `runtime.sampling.Sampling`; 0 is greedy.
+            temperature: as in `runtime.generation.sampling.Sampling`; 0 is greedy.
             top_k: the same.
             top_p: the same.
             repetition_penalty: the same; the prompt counts.

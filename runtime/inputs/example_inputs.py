@@ -49,13 +49,13 @@ def draw_call(
 
     Args:
         specs: what the file takes.
-        seed: see `runtime.arrays.random_inputs`.
+        seed: see `runtime.inputs.arrays.random_inputs`.
         facts: its sidecar, for the vocabulary and the caches; None without one.
         sizes: of the dynamic axes, by name; None: those of its export, from the sidecar.
         token_limit: the vocabulary where the sidecar does not state it.
 
     Raises:
-        UsageError: they cannot be drawn; see `runtime.arrays.random_inputs`.
+        UsageError: they cannot be drawn; see `runtime.inputs.arrays.random_inputs`.
     """
     if sizes is None and facts is not None:
         sizes = named_sizes(facts.batch, facts.seq_len)

@@ -1,4 +1,4 @@
-"""The fused nodes in numpy: what `core.fused_node` says of them, in float64, and random inputs of their shapes."""
+"""The fused nodes in numpy: what `core.nodes.fused` says of them, in float64, and random inputs of their shapes."""
 
 from __future__ import annotations
 
