@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from localattn.core.error_texts import named_line
 from localattn.core.errors import LocalAttnError
 from localattn.exporter.export import ExportRequest, open_request
 from localattn.exporter.export import export as run_export
@@ -106,7 +107,7 @@ def _prepare(candidates: dict[str, Callable[[], Run]], failed: dict[str, str]) -
             run = prepare()
             run()
         except Exception as error:  # an engine's or PyTorch's own: a finding, which must not hide the others
-            failed[name] = f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0][:160]}"
+            failed[name] = named_line(error, 160)
         else:
             ready[name] = lambda run=run: run  # type: ignore[misc]
     return ready

@@ -15,6 +15,8 @@ from functools import partial
 import numpy as np
 import torch
 
+from localattn.core.error_texts import named_line
+
 from ..candidates import HEAD_DIM, HEADS, THREADS
 from ..cases.memory import leave_some_memory
 from ..clock import interleave
@@ -140,8 +142,7 @@ def _prepare(cell: Cell, *, thorough: bool) -> tuple[dict[str, Run], Row]:
             except Exception as error:  # a peer's own failure is a finding, and ours must not hide
                 if name == "node":
                     raise
-                lines = str(error).strip().splitlines() or ["no message"]
-                reason = f"{type(error).__name__}: {lines[0][:160]}"
+                reason = named_line(error, 160)
             else:
                 expected = output if expected is None else expected
                 difference = float(np.abs(output - expected).max())

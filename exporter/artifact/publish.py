@@ -168,8 +168,8 @@ def finish_export(
 
 def _drop_attention_functions(model: ir.Model) -> None:
     """Remove the ONNX functions of the attention nodes in place; no plugin computes the nodes of other functions."""
-    for identifier, body in list(model.functions.items()):
-        if body.domain == DOMAIN and body.name not in AFT_VARIANT_BY_OP_TYPE:
+    for identifier, function in list(model.functions.items()):
+        if function.domain == DOMAIN and function.name not in AFT_VARIANT_BY_OP_TYPE:
             del model.functions[identifier]
 
 
