@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .. import inlining
-from ..graph_values import graphs_of, put_back, rename_inputs, set_nodes, take_weights, types_of
+from ..graph_values import put_back, rename_inputs, set_nodes, take_weights, types_of
+from ..judgement import graphs_of
 
 # Results of these operators are among their inputs, or negatives of them: exact in any element type. Results of control
 # flow are those of its subgraphs, which are rounded inside.

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from ...core.nodes.attention import DOMAIN
-from ..graph_values import element_types, graphs_of, put_back, set_nodes, take_weights, types_of
+from ..graph_values import element_types, put_back, set_nodes, take_weights, types_of
+from ..judgement import graphs_of
 
 _PRODUCTS = ("Gemm", "MatMul")
 

@@ -222,8 +222,8 @@ class _Layout:
         roles = {part.path: "model", **dict.fromkeys(part.data, "data")}
         for source in part.files:
             place = f"{self._home}/{source.name}"
-            if source == part.path and isinstance(part.file.content, bytes):
-                self.files.add(place, part.file.content, "model")
+            if source == part.path and part.file.original is not None:
+                self.files.add(place, part.file.original, "model")
             else:
                 self.files.take(source, place, roles.get(source, "sidecar"))
         part.file.check_same()

@@ -14,6 +14,7 @@ from ...core.error_texts import argument
 from ...core.errors import MissingDependency, UsageError
 from ...core.tensors import TensorSpec
 from ...onnx_graph.facts import inspect_onnx
+from ...onnx_graph.library_errors import refused_as
 from ...onnx_graph.onnx_file import OnnxFile
 from ..session import RUNTIMES, Arrays, Session
 from .prepare import readable
@@ -109,15 +110,9 @@ def open_file(
     if threads is not None and device == "CPU":
         options["INFERENCE_NUM_THREADS"] = threads
     facts = inspect_onnx(file)
-    given = readable(file)
-    try:
+    what = f"OpenVINO {_BACKEND.require().__version__.split('-')[0]} cannot load {file.name}."
+    with readable(file) as given, refused_as(what, f"Run it in onnxruntime: leave {argument('runtime')} out.", _reason):
         compiled = core.compile_model(core.read_model(given), device, options)
-    except Exception as error:
-        raise UsageError(
-            f"OpenVINO {_BACKEND.require().__version__.split('-')[0]} cannot load {file.name}.",
-            why=_reason(error),
-            fix=f"Run it in onnxruntime: leave {argument('runtime')} out.",
-        ) from error
     file.check_same()
     _log.info("%s runs on %s, %s", file.name, device, options)
     return OpenVinoSession(compiled, _numpy(facts.inputs), _numpy(facts.outputs), file.name)
@@ -156,7 +151,7 @@ def _numpy(specs: list[TensorSpec]) -> list[TensorSpec]:
     return [replace(spec, dtype="float32") if spec.dtype == "bfloat16" else spec for spec in specs]
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """Return OpenVINO's message in one line of limited length, without the places in its source."""
     lines = [line.strip() for line in str(error).splitlines()]
     said = " ".join(line for line in lines if line and not line.startswith(("Exception from", "Check '")))

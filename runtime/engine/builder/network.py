@@ -53,10 +53,9 @@ def parse(opened: TensorRTLibrary, source: Source, plugin_kind: str, op_types: S
     if plugin_kind != "none":
         prefers_plugins = opened.has("plugin_before_function")
         content = source.for_plugins(op_types, prefers_plugins=prefers_plugins, fp8=plugin_kind == "library")
-    if isinstance(content, bytes):
-        understood = parser.parse(content, str(source.path))
-    else:
-        understood = parser.parse_from_file(content)
+    # External data is looked for beside this path; the file itself is not read.
+    place = source.path if source.file.folder is None else source.file.folder / source.path.name
+    understood = parser.parse(content, str(place))
     source.file.check_same()
     if not understood or parser.num_errors:
         said = opened.messages.errors
