@@ -39,7 +39,7 @@ class OpenVinoSession(Session):
         source: the file's name, for errors.
 
     Attributes:
-        request: OpenVINO's `InferRequest`.
+        request: OpenVINO's `InferRequest` of callers that fill its tensors themselves; `run` takes one for each thread.
     """
 
     backend = "openvino"
@@ -48,20 +48,29 @@ class OpenVinoSession(Session):
         self.inputs, self.outputs, self._source = inputs, outputs, source
         self.provider = "+".join(name.lower() for name in compiled.get_property("EXECUTION_DEVICES"))
         self.notes = (f"computes in {_precision(compiled)}",)
+        self._compiled = compiled
         self.request = compiled.create_infer_request()
+        self._idle = [self.request]  # a request computes for one caller at a time
 
     def _execute(self, inputs: Arrays) -> Arrays:
-        self.infer(inputs)
-        return {spec.name: np.array(self.request.get_tensor(spec.name).data) for spec in self.outputs}
+        try:
+            request = self._idle.pop()
+        except IndexError:  # every request computes for another thread
+            request = self._compiled.create_infer_request()
+        try:
+            self.infer(inputs, request)
+            return {spec.name: np.array(request.get_tensor(spec.name).data) for spec in self.outputs}
+        finally:
+            self._idle.append(request)
 
-    def infer(self, inputs: Mapping[str, Any] | None = None) -> None:
-        """Run once, on these inputs or on the tensors that the request already holds.
+    def infer(self, inputs: Mapping[str, Any] | None = None, request: Any = None) -> None:
+        """Run once, on these inputs or on the tensors that the request already holds; by default `self.request`.
 
         Raises:
             UsageError: OpenVINO refuses their values.
         """
         try:
-            self.request.infer(inputs, share_inputs=True)
+            (request or self.request).infer(inputs, share_inputs=True)
         except Exception as error:
             raise UsageError(
                 f"{self._source} did not run on these inputs.",
