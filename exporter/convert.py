@@ -23,6 +23,7 @@ from ..onnx_graph import block_weights
 from ..onnx_graph.onnx_file import OnnxFile
 from ..onnx_graph.standard_ops import rewrite
 from ..runtime.generation.step_file import prefill_path
+from ..runtime.parity.comparison import unproven_outputs
 from ..runtime.parity.files import run_file_parity
 from ..runtime.parity.report import ParityRequest
 from .artifact.form import EXTERNAL_DATA_FROM
@@ -30,7 +31,7 @@ from .artifact.publish import companion_path, demand, held_tensors, package_vers
 from .artifact.shared_weights import share_weights
 from .checks.checked_file import ConvertedFile
 from .checks.options import CheckOptions
-from .checks.outcome import failed, passed
+from .checks.outcome import failed, not_proven, passed
 from .checks.table import names_of, run_checks
 
 
@@ -198,4 +199,8 @@ class _ConvertedFile(ConvertedFile):
         worst = max(comparison.figures()["max_abs"] for _, comparison in report.comparisons)
         difference = "equal bit for bit" if worst == 0 else f"max difference {worst:.1e}"
         detail = f"{difference} to {self._source.name} in onnxruntime, {len(report.comparisons)} comparison(s)"
-        return passed(detail, max_abs=worst) if report.passed else failed(detail, max_abs=worst)
+        if not report.passed:
+            return failed(detail, max_abs=worst)
+        nothing, why = unproven_outputs(report.overall().values(), report.tolerance)
+        detail += f"; {why}" if why else ""
+        return not_proven(detail, max_abs=worst) if nothing else passed(detail, max_abs=worst)
