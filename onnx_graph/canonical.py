@@ -30,11 +30,28 @@ def canonical(content: bytes) -> Any:
     if not model.HasField("graph") or not model.ir_version:
         # An empty file, and some others, parse as an empty message.
         raise ValueError("It holds no graph.")
-    try:
-        _normalise(model)
-    except UnicodeDecodeError as error:
-        raise ValueError("Its names are not in UTF-8.") from error
+    if any(isinstance(name, bytes) for name in _names(model)):  # what protobuf gives for other bytes
+        raise ValueError("Its names are not in UTF-8.")
+    _normalise(model)
     return model
+
+
+def _names(model: Any) -> Iterator[Any]:
+    """Yield the names that say how a model's parts belong together."""
+    for body in (model.graph, *model.functions):
+        if body is not model.graph:
+            yield from (body.name, body.domain, body.overload, *body.input, *body.output)
+        for graph in all_graphs(body):
+            if graph is not body or body is model.graph:
+                yield from (value.name for value in (*graph.input, *graph.output))
+            for node in graph.node:
+                yield from (node.name, node.op_type, node.domain, node.overload, *node.input, *node.output)
+                yield from (attribute.name for attribute in node.attribute)
+    for tensor in judgement.tensors_of(model):
+        yield tensor.name
+        yield from (text for entry in tensor.external_data for text in (entry.key, entry.value))
+    for body in (model, *model.functions):
+        yield from (entry.domain for entry in body.opset_import)
 
 
 def _normalise(model: Any) -> None:

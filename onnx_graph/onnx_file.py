@@ -241,6 +241,35 @@ class OnnxFile:
                 location.value = places[location.value]
         return model
 
+    def parse_without_weights(self) -> Any:
+        """Return a new `onnx.ModelProto` as `parse`, but large weights of a large file stay there."""
+        return _copy(self.model)
+
+    def map_data(self, location: str) -> Any:
+        """Map a file of external data, or this file, as an array of bytes.
+
+        Raises:
+            UsageError: it cannot be read.
+        """
+        import numpy as np
+
+        assert self.path is not None
+        try:
+            if location == self.path.name and self._descriptor >= 0:
+                with open(self._descriptor, "rb", closefd=False) as stream:
+                    return np.memmap(stream, np.uint8, "r")
+            with open_plain(self.path.parent / location) as stream:
+                return np.memmap(stream, np.uint8, "r")
+        except (OSError, ValueError) as error:  # ValueError: an empty file
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> UsageError:
+        return UsageError(
+            f"{self.name} cannot be loaded.",
+            why=f"Its external data cannot be read: {getattr(error, 'strerror', None) or error}.",
+            fix="Copy the data file together with the model.",
+        )
+
     def read_weights(self, model: Any) -> Any:
         """Bring all external data into a model that `parse` gave, in place, and return it.
 
@@ -282,11 +311,7 @@ class OnnxFile:
         try:
             data = self.data_of(tensor)
         except OSError as error:
-            raise UsageError(
-                f"{self.name} cannot be loaded.",
-                why=f"Its external data cannot be read: {error.strerror or error}.",
-                fix="Copy the data file together with the model.",
-            ) from error
+            raise self._unreadable(error) from error
         tensor.ClearField("external_data")
         tensor.ClearField("data_location")
         tensor.raw_data = data
@@ -325,8 +350,6 @@ class OnnxFile:
             return judgement.judge(self.model, self.size, self.data_size)
         except Refused as error:
             raise UsageError(f"{self.name} cannot be loaded.", why=error.why, fix=error.fix) from error
-        except UnicodeDecodeError as error:
-            raise _no_model(self.name, "Its names are not in UTF-8.") from error
 
     def data_size(self, location: str) -> int | None:
         """Return how many bytes the file of external data has that the model calls so; None where there is none."""

@@ -21,6 +21,7 @@ from ...core.storage.outputs import Output, writing
 from ...core.tensors import TensorSpec
 from ...core.tolerance import tolerance_for
 from ...core.versions import package_version
+from ...onnx_graph import judgement, wire_model
 from ..inputs.arrays import save_arrays
 from . import device
 from .archive import write_tar
@@ -319,7 +320,7 @@ class _Layout:
 
     def _take_scripts(self) -> None:
         """Take along what checks the bundle on a device."""
-        shared = (Path(module.__file__ or "") for module in (closeness, library_image))
+        shared = (Path(module.__file__ or "") for module in (closeness, library_image, judgement, wire_model))
         for source in (*sorted(Path(device.__file__).parent.glob("*.py")), *shared):
             if source.name != "__init__.py":
                 self.files.take(source, source.name, "script")
