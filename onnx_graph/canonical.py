@@ -88,7 +88,7 @@ def _import_once(body: Any) -> None:
         if versions.setdefault(entry.domain, entry.version) != entry.version:
             raise ValueError(f"It imports the operators of {entry.domain or 'ONNX'!r} in two versions.")
     if len(versions) < len(body.opset_import):
-        kept = [entry for entry in _first(body.opset_import)]
+        kept = list(_first(body.opset_import))
         del body.opset_import[:]
         body.opset_import.extend(kept)
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .graph_values import put_back, take_weights
+from .library_errors import refused_as
 
 
 def no_calls(domain: str, op_type: str) -> bool:
@@ -35,6 +36,7 @@ def apply(model: Any, keep: Callable[[str, str], bool] = no_calls) -> Any:
     if len(kept) == len(model.functions):
         return model
     weights = take_weights(model)
-    plain = onnx.inliner.inline_selected_functions(model, kept, exclude=True)
+    with refused_as("The functions of the model cannot be inlined.", "Export the model again."):
+        plain = onnx.inliner.inline_selected_functions(model, kept, exclude=True)
     put_back(plain, weights)
     return plain

@@ -453,9 +453,8 @@ def check_tensor(tensor: Any, sizes: Sizes) -> None:
         found = len(getattr(tensor, values))
         if values != _TYPED.get(kind, "int32_data") or found not in _entries(kind, count):
             raise Refused(f"{shape}, and holds {found} numbers.", _COPY_FIX)
-    elif kind == _TEXT or len(tensor.raw_data) not in _raw_sizes(kind, count):
-        if count or len(tensor.raw_data):
-            raise Refused(f"{shape}, and holds {len(tensor.raw_data)} bytes.", _COPY_FIX)
+    elif (kind == _TEXT or len(tensor.raw_data) not in _raw_sizes(kind, count)) and (count or len(tensor.raw_data)):
+        raise Refused(f"{shape}, and holds {len(tensor.raw_data)} bytes.", _COPY_FIX)
 
 
 def _entries(kind: int, count: int) -> set[int]:

@@ -9,13 +9,17 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from ..core.errors import LocalAttnError, MissingDependency, UsageError
 
-_NO_MEMORY = re.compile(r"std::bad_alloc|bad allocation|vector::(_M_default_append|reserve)|[Cc]ould not allocate|length_error")
+_NO_MEMORY = re.compile(
+    r"std::bad_alloc|bad allocation|vector::(_M_default_append|reserve)|[Cc]ould not allocate|length_error"
+)
 # A Rust panic, by the name of its class: it derives from BaseException alone.
 _PANIC = "PanicException"
 _LONGEST = 300
+_NOT_VALID = "Export the model again; this file was not made by an exporter."
 
 
 @contextlib.contextmanager
@@ -50,6 +54,18 @@ def refused_as(
         if _NO_MEMORY.search(str(error)):
             raise out_of_memory(what) from error
         raise of(what, why=(reason or first_line)(error), fix=fix) from error
+
+
+def infer_shapes(model: Any, **options: Any) -> Any:
+    """Return the model with the shapes that onnx infers.
+
+    Raises:
+        UsageError: onnx cannot, because the model is not valid.
+    """
+    import onnx
+
+    with refused_as("The shapes of the model cannot be inferred.", _NOT_VALID):
+        return onnx.shape_inference.infer_shapes(model, **options)
 
 
 def out_of_memory(what: str) -> MissingDependency:

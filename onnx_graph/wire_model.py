@@ -150,11 +150,11 @@ class Message:
             raise AttributeError(name)
         return _default(kind)
 
-    def HasField(self, name: str) -> bool:  # noqa: N802 - protobuf's name
+    def HasField(self, name: str) -> bool:
         """Return whether a field that can be there once is there."""
         return name in self._present
 
-    def ByteSize(self) -> int:  # noqa: N802 - protobuf's name
+    def ByteSize(self) -> int:
         """Return its size in the file."""
         return self._size
 
@@ -305,7 +305,7 @@ def _varint(data: Data, at: int, end: int) -> tuple[int, int]:
     raise ValueError("a number too long")
 
 
-# Messages that lead to weights, by the number of the field; "Graphs" are the attributes of nodes that hold graphs alone.
+# Messages that lead to weights, by the number of the field; "Graphs" is an attribute of which only graphs count.
 _LEADS = {
     "Model": {7: "Graph", 25: "Function"},
     "Graph": {1: "Node", 5: "Tensor"},
@@ -357,7 +357,9 @@ class _Cutter:
 
     def _is_constant(self, start: int, end: int) -> bool:
         """Return whether a node is a Constant: tensors in attributes of others are read where they are."""
-        found = (self._data[value:stop] for number, wire, value, stop, _ in fields(self._data, start, end) if number == 4)
+        found = (
+            self._data[value:stop] for number, wire, value, stop, _ in fields(self._data, start, end) if number == 4
+        )
         return [*found][-1:] == [b"Constant"]
 
     def _tensor(self, start: int, end: int) -> list[bytes]:

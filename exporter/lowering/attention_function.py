@@ -38,8 +38,8 @@ from .function_parts import attribute, define, integers, real
 # The bias of a masked key: far below `LOWEST_BIAS`, so that a masked key has no weight beside a kept one whatever the
 # kept one's bias is. Finite, so that no row becomes NaN.
 MASKED_SCORE = -1e34
-# The bias of a key outside the window or the sequence, far below a masked one whatever that one's bias is: if all visible
-# keys of a row are masked, its weights spread over those keys alone, whose values are zero. Two of them can be added.
+# The bias of a key outside the window or the sequence, far below a masked one whatever that one's bias is: if all
+# visible keys of a row are masked, its weights spread over those keys alone, whose values are zero. Two can be added.
 HIDDEN_SCORE = -1e37
 # How far below a row's largest score the others may lie: e^-75 is nothing beside 1 in fp32, and a normal number even
 # after the division by a row's sum.

@@ -1,4 +1,4 @@
-"""Hostile models are refused by onnx's own reading and by that of a bundle's script alike, and sound ones by neither."""
+"""Hostile models are refused by onnx's own reading and by that of a bundle's script alike, sound ones by neither."""
 
 from __future__ import annotations
 
@@ -115,9 +115,7 @@ def hub(folder: Path) -> Path:
     snapshot.mkdir(parents=True)
     numbers = np.arange(40_000, dtype=np.float32).reshape(-1, 4)
     weights = [onnx.numpy_helper.from_array(numbers, "w"), onnx.numpy_helper.from_array(np.array([1, 4]), "s")]
-    made = onnx.load_from_string(
-        model([node("Reshape", ["x", "s"], ["r"]), node("Add", ["r", "w"], ["y"])], weights)
-    )
+    made = onnx.load_from_string(model([node("Reshape", ["x", "s"], ["r"]), node("Add", ["r", "w"], ["y"])], weights))
     made.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 10_000
     onnx.save_model(made, blobs / "aa", save_as_external_data=True, location="model.onnx_data", size_threshold=0)
     (blobs / "model.onnx_data").rename(blobs / "bb")
