@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -48,6 +49,7 @@ class OpenVinoSession(Session):
         self.inputs, self.outputs, self._source = inputs, outputs, source
         self.provider = "+".join(name.lower() for name in compiled.get_property("EXECUTION_DEVICES"))
         self.notes = (f"computes in {_precision(compiled)}",)
+        _fill_tables()
         self._compiled = compiled
         self.request = compiled.create_infer_request()
         self._idle = [self.request]  # a request computes for one caller at a time
@@ -77,6 +79,23 @@ class OpenVinoSession(Session):
                 why=_reason(error),
                 fix="Check that the values fit the model: tokens below its vocabulary size, enough memory.",
             ) from error
+
+
+# One thread at a time fills OpenVINO's tables.
+_filling = threading.Lock()
+
+
+def _fill_tables() -> None:
+    """Have OpenVINO's Python binding make its tables of element types, before several threads ask for them.
+
+    In 2026.4.1 the first two threads that do wait for each other forever: one holds a table's lock and waits for the
+    interpreter, the other the interpreter's.
+    """
+    with _filling:
+        openvino = _BACKEND.require()
+        tensor = openvino.Tensor(np.zeros(1, np.float32), shared_memory=True)
+        tensor.get_element_type().to_dtype()
+        _ = tensor.data
 
 
 def _precision(compiled: Any) -> str:
