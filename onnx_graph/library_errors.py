@@ -13,9 +13,7 @@ from typing import Any
 
 from ..core.errors import LocalAttnError, MissingDependency, UsageError
 
-_NO_MEMORY = re.compile(
-    r"std::bad_alloc|bad allocation|vector::(_M_default_append|reserve)|[Cc]ould not allocate|length_error"
-)
+_NO_MEMORY = re.compile(r"std::bad_alloc|bad allocation|[Cc]ould not allocate|[Cc]annot allocate memory")
 # A Rust panic, by the name of its class: it derives from BaseException alone.
 _PANIC = "PanicException"
 _LONGEST = 300

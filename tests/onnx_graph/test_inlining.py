@@ -15,9 +15,8 @@ import pytest
 
 from localattn.core.errors import MissingDependency, UsageError
 from localattn.exporter.export import ExportRequest, export
-from localattn.onnx_graph import inlining
+from localattn.onnx_graph import inlining, onnx_file
 from localattn.onnx_graph.graph_values import element_types
-from localattn.onnx_graph import onnx_file
 from localattn.onnx_graph.onnx_file import TOO_LARGE, OnnxFile
 from localattn.runtime import load
 from localattn.runtime.bench.tuned import open_tuned
