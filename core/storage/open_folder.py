@@ -104,8 +104,7 @@ class OpenFolder:
 
     def link(self, name: str, to: OpenFolder, new: str) -> None:
         """Give a file another name, in another folder, which must not be taken."""
-        at = {} if self.descriptor is None else {"src_dir_fd": self.descriptor, "dst_dir_fd": to.descriptor}
-        os.link(self._at(name), to._at(new), **at)
+        os.link(self._at(name), to._at(new), src_dir_fd=self.descriptor, dst_dir_fd=to.descriptor)
 
     def remove_file(self, name: str) -> None:
         """Remove a file, a link or whatever is no folder."""

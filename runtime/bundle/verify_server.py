@@ -177,7 +177,8 @@ class _Served:
         apart = axis > 0 and rows > 1 and (not shape or shape[0] != rows)
         pieces = _pieces(first.shape[axis], step.chunk, samples, many=not shape or shape[axis] < 0)
         # Each call of the file has as many outputs; a piece may be as long as several calls.
-        most = max((expected[step.logits_output].size for _, _, expected in samples.values()), default=0)
+        given = (expected.get(step.logits_output) for _, _, expected in samples.values())
+        most = max((array.size for array in given if array is not None), default=0)
         answers = [self._sent(stream, step, pieces, row, most) for row in (range(rows) if apart else (None,))]
         for position, (sample, _, expected) in samples.items():
             wanted = {name: array for name, array in expected.items() if name == step.logits_output}
