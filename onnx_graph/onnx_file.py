@@ -221,29 +221,36 @@ class OnnxFile:
             folder = Path(os.path.commonpath([*(path.parent for path in real.values()), target]))
         return folder, {name: path.relative_to(folder).as_posix() for name, path in real.items()}
 
+    def parse_without_weights(self) -> Any:
+        """Return a new `onnx.ModelProto` as `parse`, but large weights of a large file stay there.
+
+        Small external data is brought into it: the shape inference of onnx and onnxruntime reads no other file.
+
+        Raises:
+            UsageError: no ONNX model, or its small external data cannot be read.
+        """
+        model = _copy(self.model)
+        for tensor in judgement.tensors_of(model):
+            if tensor.data_location == tensor.EXTERNAL and self.path is not None:
+                location = next(entry.value for entry in tensor.external_data if entry.key == "location")
+                small = (judgement.claimed_bytes(tensor) or 0) < LARGE_TENSOR
+                if small and (self.path.parent / location).is_file():
+                    self._bring(tensor)
+        return model
+
     def for_engines(self) -> Any:
-        """Return a new `onnx.ModelProto` as engines get it: small external data is in it, links are followed.
+        """Return a new `onnx.ModelProto` as engines get it: as `parse_without_weights`, links followed.
 
         Raises:
             UsageError: no ONNX model, or its external data leads out of its folder.
         """
         folder, places = self._places
-        model = _copy(self.model)
-        if folder is None:
-            return model
-        for tensor in judgement.tensors_of(model):
-            if tensor.data_location != tensor.EXTERNAL:
-                continue
-            [location] = [entry for entry in tensor.external_data if entry.key == "location"]
-            if (judgement.claimed_bytes(tensor) or 0) < LARGE_TENSOR and (folder / places[location.value]).is_file():
-                self._bring(tensor)  # onnxruntime's shape inference reads no other file
-            else:
-                location.value = places[location.value]
+        model = self.parse_without_weights()
+        for tensor in judgement.tensors_of(model) if folder is not None else ():
+            for entry in tensor.external_data:
+                if entry.key == "location":
+                    entry.value = places[entry.value]
         return model
-
-    def parse_without_weights(self) -> Any:
-        """Return a new `onnx.ModelProto` as `parse`, but large weights of a large file stay there."""
-        return _copy(self.model)
 
     def map_data(self, location: str) -> Any:
         """Map a file of external data, or this file, as an array of bytes.

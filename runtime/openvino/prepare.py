@@ -72,7 +72,7 @@ def _point(tensor: Any, mapped: dict[str, Any], file: OnnxFile) -> None:
 
 
 def _prepared(file: OnnxFile) -> Any:
-    """Return the model in operators that OpenVINO reads, as `OnnxFile.for_engines`.
+    """Return the model in operators that OpenVINO reads, as `OnnxFile.parse_without_weights`.
 
     Raises:
         UsageError: it needs wider integers than OpenVINO has, or its copy is too large.
