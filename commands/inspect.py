@@ -157,7 +157,7 @@ def _window(attributes: dict[str, Any]) -> str:
 
 
 def _print_sidecar(facts: OnnxFacts) -> None:
-    from ..core.documents.proof import not_proven
+    from ..core.documents.proof import no_window, not_proven
 
     if facts.sidecar is None:
         say("No sidecar: nothing is known of its checkpoint or its checks.")
@@ -166,9 +166,12 @@ def _print_sidecar(facts: OnnxFacts) -> None:
         say("The sidecar was NOT written for this file: its SHA-256 differs. What it says is void.")
         return
     sidecar = facts.sidecar
-    say(f"Exported {sidecar.created} from {sidecar.checkpoint_name} as {sidecar.title}. Checks then:")
+    say(f"Exported {sidecar.created} from {sidecar.checkpoint_name} as {sidecar.title}.")
+    say("Checks of the export, as the sidecar states them; whoever can write the sidecar can forge them, and")
+    say("localattn parity compares the file anew:")
     print_checks(sidecar.checks)
-    for line in not_proven(sidecar.unproven, str(facts.path)):
+    lines = no_window(sidecar.windows, sidecar.checks, str(facts.path))
+    for line in (*lines, *not_proven(sidecar.unproven, str(facts.path))):
         warn(line)
 
 

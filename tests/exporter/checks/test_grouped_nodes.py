@@ -36,7 +36,7 @@ each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.variant
 
 
 def memory(case: GroupedCase, model: onnx.ModelProto) -> str:
-    return check_layer_memory(model, {case.length}, "length" if case.dynamic else "", lambda _: None).status
+    return check_layer_memory(model, {case.length}, ["length"] if case.dynamic else [], lambda _: None).status
 
 
 @each_case
