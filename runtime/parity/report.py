@@ -147,6 +147,13 @@ class ParityReport(Report):
         return golden and bool(outputs) and all(comparison.passed for comparison in outputs)
 
     @property
+    def verdict(self) -> str:
+        """The result in words: equal, NOT equal, or equal where that proves nothing."""
+        if not self.passed:
+            return "NOT equal"
+        return "equal" if any(check.status == "passed" for check in self.checks) else "equal, which proves nothing,"
+
+    @property
     def with_golden(self) -> Named:
         """The comparisons with golden outputs, which have a criterion of their own."""
         return self.comparisons[: self.golden_count]
@@ -185,7 +192,7 @@ class ParityReport(Report):
 
     def headline(self) -> str:
         """Return the result as one line: equal, or not equal."""
-        return f"{self.model} and {self.against} are {'equal' if self.passed else 'NOT equal'}"
+        return f"{self.model} and {self.against} are {self.verdict.rstrip(',')}"
 
     @property
     def warnings(self) -> list[str]:
