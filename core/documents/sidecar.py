@@ -42,6 +42,10 @@ _Facts = TypeVar("_Facts", bound=BaseModel)
 PARITY = "parity"
 
 
+# The four outcomes of a check.
+Outcome = Literal["passed", "failed", "not proven", "skipped"]
+
+
 class WindowFacts(Facts):
     """The window of one windowed attention node."""
 
@@ -80,7 +84,7 @@ class CheckRecord(Facts):
     """
 
     name: str
-    status: Literal["passed", "failed", "not proven", "skipped"]
+    status: Outcome
     detail: str = ""
     figures: dict[str, float | int | str] = Field(default_factory=dict)
     baseline: Baseline | None = None

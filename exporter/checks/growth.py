@@ -73,11 +73,11 @@ def _same_tensors(graph: onnx.GraphProto, other: onnx.GraphProto) -> Iterator[tu
     it, and so are tensors of subgraphs.
     """
     kinds, others = ([(x.domain, x.op_type) for x in g.node] for g in (graph, other))
-    if kinds == others:
-        blocks = [(0, 0, len(kinds))]
-    else:
-        blocks = [tuple(block) for block in SequenceMatcher(None, kinds, others, autojunk=False).get_matching_blocks()]
-    paired = set()
+    blocks = [(0, 0, len(kinds))]
+    if kinds != others:
+        found = SequenceMatcher(None, kinds, others, autojunk=False).get_matching_blocks()
+        blocks = [(block.a, block.b, block.size) for block in found]
+    paired = set[str]()
     for here, there, count in blocks:
         for a, b in zip(graph.node[here : here + count], other.node[there : there + count], strict=True):
             paired |= set(a.output)

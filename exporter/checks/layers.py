@@ -171,9 +171,9 @@ def check_growth(
         return passed(detail, tensors=len(shapes))
     if lengths:
         return found
-    sizes = {x for value in model.graph.input for x in sizes_of(value) if isinstance(x, int) and x > 1}
-    square = [name for name, shape in shapes.items() if _is_square(shape, sizes)]
-    scores = _scores(model, square, shapes, sizes)
+    given = {x for value in model.graph.input for x in sizes_of(value) if isinstance(x, int) and x > 1}
+    square = [name for name, shape in shapes.items() if _is_square(shape, given)]
+    scores = _scores(model, square, shapes, given)
     if scores:
         return failed(_square(scores))
     why = f"the module takes {', '.join(fixed) or 'its inputs'} at one size only, so growth cannot be measured"

@@ -386,12 +386,12 @@ class ModuleJob:
         groups: dict[tuple[object, int], list[set[int]]] = {}
         for place, x in enumerate(given):
             for axis, (size, name) in enumerate(zip(x.shape, x.axes, strict=True)):
-                if size > 1:
+                if size > 1:  # an axis of one number is no sequence
                     groups.setdefault((name or axis, size), [set() for _ in given])[place].add(axis)
         for (_, size), chosen in groups.items():
             first = next(place for place, axes in enumerate(chosen) if axes)
-            axis = f"axis {min(chosen[first])} of {given[first].name}"
-            yield self._grown(axis, size, chosen) or axis
+            named = f"axis {min(chosen[first])} of {given[first].name}"
+            yield self._grown(named, size, chosen) or named
 
     def _grown(self, axis: str, size: int, chosen: Sequence[set[int]]) -> Growth | None:
         """Trace the module with these axes at another size; None if it takes no other that is tried."""

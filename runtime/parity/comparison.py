@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ...core.closeness import Figures, Frontier, excess, extend_frontier, measure, proves_nothing
 from ...core.documents.error_spread import ErrorSpread
+from ...core.documents.sidecar import Outcome
 from ...core.errors import CheckFailed
 from ...core.tensors import format_shape
 from ...core.tolerance import BASELINE_FACTOR, LARGEST_FACTOR, Baseline, Tolerance
@@ -197,6 +198,18 @@ def unproven_outputs(outputs: Iterable[Comparison], tolerance: Tolerance) -> tup
     listed = "; ".join(f"{name!r}: {why}" for name, why in list(found.items())[:3])
     more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
     return len(found) == len(given), f"nothing is proven about output {listed}{more}"
+
+
+def outcome_of(passed: bool, nothing: bool) -> Outcome:
+    """Return the outcome of a check that compared outputs.
+
+    Args:
+        passed: every output is within the tolerance.
+        nothing: that proves nothing about any output.
+    """
+    if not passed:
+        return "failed"
+    return "not proven" if nothing else "passed"
 
 
 def merged(comparisons: Sequence[Comparison], tolerance: Tolerance) -> Comparison:

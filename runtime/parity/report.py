@@ -21,7 +21,7 @@ from ...onnx_graph.onnx_file import OnnxFile
 from ..inputs.arrays import save_arrays
 from ..session import check_file
 from .baseline import both_errors
-from .comparison import Comparison, largest_error, merged, unproven_outputs
+from .comparison import Comparison, largest_error, merged, outcome_of, unproven_outputs
 
 Arrays = dict[str, NDArray[Any]]
 # Comparisons, each with the name of its inputs.
@@ -187,7 +187,7 @@ class ParityReport(Report):
         nothing, why = unproven_outputs(found, self.tolerance)
         detail = f"{largest_error([worst])} against {self.against} ({self.tolerance.describe()})"
         detail += f"; {why}" if passed and why else ""
-        status = "failed" if not passed else "not proven" if nothing else "passed"
+        status = outcome_of(passed, nothing)
         return [*golden, CheckRecord(name=PARITY, status=status, detail=detail, figures=worst.figures())]
 
     def headline(self) -> str:
