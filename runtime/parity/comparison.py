@@ -9,19 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...core.closeness import Figures, Frontier, excess, extend_frontier, measure, proves_nothing
 from ...core.documents.error_spread import ErrorSpread
-from ...core.documents.sidecar import Outcome
 from ...core.errors import CheckFailed
 from ...core.tensors import format_shape
 from ...core.tolerance import BASELINE_FACTOR, LARGEST_FACTOR, Baseline, Tolerance
 from .distribution import HIDDEN_STATES, LOGITS, Distribution, Pooled, compare_distributions, compare_pooled
 from .spread import SequenceAxis, SpreadSums
+
+if TYPE_CHECKING:
+    from ...core.documents.sidecar import Outcome
 
 # Figures of `Figures` that add up over parts, and those that reports show.
 _SUMS = ("error_squares", "actual_squares", "expected_squares", "products")
