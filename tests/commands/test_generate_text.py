@@ -134,13 +134,97 @@ def test_a_prompt_that_is_no_text_and_a_folder_that_is_not_the_models(model: Pat
     (tmp_path / "prompt.bin").write_bytes(b"\xff\xfe")
     done = localattn("generate", model, "--prompt-file", tmp_path / "prompt.bin")
     assert done.code == 2 and "not UTF-8" in done.err
-    other = tmp_path / "other"
-    other.mkdir()
-    small = step_model.write(other, vocabulary=23)
-    tokenizer_folder.write(other)
-    done = localattn("generate", small, "--prompt-ids", "1,2", "--max-tokens", 3)
-    assert done.code == 0 and "is not used: it has 260 tokens, and the model 23" in done.err
-    assert done.out.count(",") == 2
+
+
+def test_a_tokenizer_may_have_more_tokens_than_the_model(tmp_path: Path, localattn) -> None:
+    """As Gemma 3's text models: only a token that occurs and has no row is an error."""
+    model = step_model.write(tmp_path, vocabulary=258)  # without the last two, <user> and <end>
+    tokenizer_folder.write(tmp_path, {"do_sample": False})
+    done = localattn("generate", model, "--prompt", "ab", "--max-tokens", 5, "--format", "json")
+    assert done.code == 0 and not done.err, done.err
+    assert json.loads(done.out)["tokens"] == [greedy(model, [BOS, 97, 98], 5)]
+    refused = localattn("generate", model, "--prompt", "a<user>b")
+    assert refused.code == 2 and "258 ('<user>')" in refused.err and "no tokenizer.json" not in refused.err
+    chat = localattn("generate", model, "--prompt", "a", "--chat")
+    assert chat.code == 2 and "'<user>'" in chat.err
+
+
+def test_a_tokenizer_may_have_fewer_tokens_than_the_model(tmp_path: Path, localattn) -> None:
+    model = step_model.write(tmp_path, vocabulary=VOCABULARY + 100)
+    tokenizer_folder.write(tmp_path, {"do_sample": True, "temperature": 1000.0, "top_k": 0})
+    done = localattn("generate", model, "--prompt", "ab", "--max-tokens", 60, "--format", "json")
+    assert done.code == 0, done.err
+    assert max(json.loads(done.out)["tokens"][0]) >= VOCABULARY, "a token without a name came, and reads as nothing"
+
+
+def test_generation_config_counts_without_a_tokenizer(model: Path, localattn) -> None:
+    (model.parent / "tokenizer.json").unlink()
+    prompt = [BOS, 97]
+    free = greedy(model, prompt, 20)
+    end = next(n for n, token in enumerate(free) if n > 1 and token not in free[:n])
+    settings = {"do_sample": False, "eos_token_id": free[end], "max_new_tokens": 15, "stop_strings": "x"}
+    (model.parent / "generation_config.json").write_text(json.dumps(settings))
+    done = localattn("generate", model, "--prompt-ids", "256,97", "--format", "json")
+    document = json.loads(done.out)
+    assert document["tokens"] == [free[: end + 1]] and document["finish"] == "stop"
+    assert "stop_strings is not applied" in done.err and done.err.count("Warning") == 1
+
+
+def test_an_empty_prompt_begins_with_the_token_that_begins_texts(model: Path, localattn) -> None:
+    file = model.parent / "tokenizer.json"
+    document = json.loads(file.read_text())
+    file.write_text(json.dumps(document | {"post_processor": None}))  # it does not add the token itself
+    done = localattn("generate", model, "--prompt", "", "--max-tokens", 6, "--format", "json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert found["prompt"] == [BOS] and found["tokens"] == [greedy(model, [BOS], 6)]
+    (model.parent / "tokenizer_config.json").write_text("{}")
+    refused = localattn("generate", model, "--prompt", "")
+    assert refused.code == 2 and "Give a prompt" in refused.err
+    (model.parent / "generation_config.json").write_text('{"bos_token_id": 7}')
+    done = localattn("generate", model, "--prompt-ids", "", "--max-tokens", 1, "--format", "json")
+    assert json.loads(done.out)["prompt"] == [7]
+
+
+def test_strings_and_time_end_a_text(model: Path, localattn) -> None:
+    def run(**settings: object) -> dict[str, object]:
+        (model.parent / "generation_config.json").write_text(json.dumps({"do_sample": False, **settings}))
+        done = localattn("generate", model, "--prompt", "ab", "--max-tokens", 40, "--format", "json")
+        assert done.code == 0, done.err
+        document = json.loads(done.out)
+        return {**document, "tokens": document["tokens"][0]}
+
+    free = greedy(model, [BOS, 97, 98], 40)
+    letters = [chr(token) if token < 128 else "\0" for token in free]
+    place = next(n for n in range(4, 39) if "\0" not in letters[n : n + 2])
+    wanted = "".join(letters[place : place + 2])
+    first = next(n for n in range(39) if "".join(letters[n : n + 2]) == wanted) + 2
+    found = run(stop_strings=[wanted])
+    assert found["tokens"] == free[:first] and found["finish"] == "stop"
+    assert found["text"][0].endswith(wanted), "the string stays in the text, as in transformers"
+    start = next(x for x in "ghijklmnopqrstuvwxyz" if greedy(model, [BOS, ord(x)], 1)[0] < 128)
+    (model.parent / "generation_config.json").write_text(
+        json.dumps({"stop_strings": start + chr(greedy(model, [BOS, ord(start)], 1)[0])})
+    )
+    done = localattn("generate", model, "--prompt", start, "--no-do-sample", "--format", "json")
+    assert len(json.loads(done.out)["tokens"][0]) == 1, "it may begin in the prompt"
+    late = run(max_time=0)
+    assert len(late["tokens"]) == 1 and late["finish"] == "time"
+
+
+def test_what_is_not_applied_is_named_once_each(model: Path, localattn) -> None:
+    settings = {
+        **{"num_beams": 3, "guidance_scale": 1.5, "num_return_sequences": 2, "length_penalty": 2.0, "use_cache": False},
+        **{"my_field\u001b": 1, "other": [], "num_beam_groups": 1, "renormalize_logits": True, "pad_token_id": -1},
+    }
+    (model.parent / "generation_config.json").write_text(json.dumps(settings))
+    done = localattn("generate", model, "--prompt", "ab", "--max-tokens", 2)
+    assert done.code == 0, done.err
+    lines = [line for line in done.err.splitlines() if line.startswith("Warning")]
+    assert len(lines) == 4 and "\x1b" not in done.err
+    for name, says in (("num_beams is 3", "beam search"), ("guidance_scale", "twice"), ("my_field", "other")):
+        assert any(name in line and says in line for line in lines), lines
+    assert any("num_return_sequences" in line and "--batch" in line for line in lines)
 
 
 @pytest.mark.slow
