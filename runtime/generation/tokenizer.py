@@ -22,7 +22,6 @@ from typing import IO, Any
 
 from ...core.errors import LocalAttnError, MissingDependency, UsageError
 from ...core.storage.reading import read_plain
-from .tokenizer_process import SECONDS
 
 TOKENIZER = "tokenizer.json"
 # The largest known ones, with 262,144 tokens, have 33 MB.
@@ -30,6 +29,10 @@ _MOST_BYTES = 128 << 20
 # Memory of the process: what a file and a text need here, several times over. A file with 262,144 tokens and 12 MB took
 # 230 MB to open, and each further character of a text 90 bytes.
 _MEMORY, _FOR_A_BYTE_OF_FILE, _FOR_A_BYTE_OF_TEXT, _MOST_MEMORY = 1 << 30, 24, 256, 8 << 30
+# Seconds of its work, for any request and for the bytes in it. There 12 MB took 2.3 s to open, a text of 1 MB 2.7 s.
+_SECONDS, _BYTES_A_SECOND = 10, 100_000
+# What a pipe takes whole or not at all (POSIX says 512, Linux and macOS have more).
+_WHOLE = 512
 # What a decoder writes for bytes that are no whole character.
 _UNFINISHED = "�"
 # A character of UTF-8 has four bytes at most; more tokens without a whole one are no text, and are shown as they are.
@@ -75,7 +78,7 @@ class _Process:
         self._poll = select.poll() if hasattr(select, "poll") else None
         if self._poll is not None:
             self._poll.register(self._descriptor, select.POLLIN | select.POLLHUP)
-        self._unread, self._number = bytearray(), 0
+        self._unread, self._number, self._interrupted = bytearray(), 0, False
         self._closer = weakref.finalize(self, _end, self._process, self._errors)
 
     def ask(self, request: str, length: int = 0, **arguments: Any) -> Any:
@@ -83,20 +86,22 @@ class _Process:
 
         Args:
             request: its name.
-            length: bytes of the text in it.
+            length: bytes of the text or file in it.
             arguments: its arguments.
 
         Raises:
             UsageError: the tokenizer failed, or went beyond its limits.
             MissingDependency: this machine or user has not enough memory, or not the package.
         """
-        memory = min(self._memory + _FOR_A_BYTE_OF_TEXT * length, max(_MOST_MEMORY, self._memory))
-        document = {"ask": request, "memory": memory, **arguments}
+        extra = 0 if request == "open" else _FOR_A_BYTE_OF_TEXT * length  # the file counts already
+        memory = min(self._memory + extra, max(_MOST_MEMORY, self._memory))
+        seconds = _SECONDS + length / _BYTES_A_SECOND
+        document = {"ask": request, "memory": memory, "seconds": seconds, **arguments}
         with self._lock:
             self._check_owner()
             reply = self._exchange(document)
         if reply is None:
-            raise self._ended(request, memory)
+            raise self._ended(request, memory, seconds)
         if "error" in reply or "memory" in reply:
             raise self._failed(request, reply.get("error") or f"It needs more than {memory >> 20} MiB.")
         return reply
@@ -112,7 +117,7 @@ class _Process:
         with self._lock:
             reply = self._exchange({"path": [] if hidden else [entry for entry in sys.path if entry]})
         if reply is None:
-            raise self._ended("begin", self._memory)
+            raise self._ended("open", self._memory, _SECONDS)
         if reply.get("missing"):
             raise MissingDependency(
                 f"{self.path} needs the package tokenizers.",
@@ -144,7 +149,9 @@ class _Process:
         except (OSError, ValueError):  # its end is closed, or ours
             return None
         except BaseException:
-            self._process.kill()
+            if len(body) + _FRAME.size > _WHOLE:
+                self._interrupted = True
+                self._process.kill()
             raise
         while (reply := self._read()) is not None:
             if reply.pop("number") == self._number:
@@ -169,9 +176,11 @@ class _Process:
                 return None
             self._unread += new
 
-    def _ended(self, request: str, memory: int) -> LocalAttnError:
+    def _ended(self, request: str, memory: int, seconds: float) -> LocalAttnError:
         """Return the error for a process that ended: out of memory, out of time, or by a fault of its code."""
         code = self._process.wait()
+        if self._interrupted:
+            return UsageError(f"{self.path} was interrupted.", why="A text was sent in part.", fix="Open it again.")
         self._errors.seek(0)
         said = self._errors.read(1 << 16).decode("utf-8", "replace")
         if "memory allocation of" in said or "MemoryError" in said or code == -9:
@@ -182,14 +191,15 @@ class _Process:
                     fix="Free memory, or raise the limits of this user; else copy the original file again.",
                 )
             return self._failed(request, f"It needs more than {memory >> 20} MiB.")
-        if code == -getattr(signal, "SIGALRM", 0) or "Timeout" in said:
-            return self._failed(request, f"It takes more than {SECONDS.get(request, SECONDS['encode'])} seconds.")
+        if code == -getattr(signal, "SIGPROF", 0) or "Timeout" in said:
+            return self._failed(request, f"It takes more than {seconds:.0f} seconds.")
         return self._failed(request, f"The process that runs it ended with {code}.")
 
     def _failed(self, request: str, why: str) -> UsageError:
         what = "cannot be read" if request == "open" else "cannot be used for this text"
         reason = " ".join(why.split())[:300].rstrip(".")
-        return UsageError(f"{self.path} {what}.", why=f"{reason}.", fix=_COPY)
+        fix = _COPY if request == "open" else "Give another text, or copy the original file again."
+        return UsageError(f"{self.path} {what}.", why=f"{reason}.", fix=fix)
 
 
 def _less_allowed(memory: int) -> bool:
@@ -325,7 +335,7 @@ class OpeningTokenizer:
     def _open(self) -> None:
         try:
             self._process.begin()
-            self._size = int(self._process.ask("open", text=self._text)["size"])
+            self._size = int(self._process.ask("open", len(self._text), text=self._text)["size"])
         except LocalAttnError as error:
             self._error = error
 

@@ -15,11 +15,11 @@ import sys
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
-# Seconds to open a tokenizer and for one request, and the most characters and tokens of an answer.
-SECONDS = {"open": 120, "encode": 60}
-OTHER_SECONDS = 20
+# The most characters and tokens of an answer.
 MOST_CHARACTERS = 64 << 20
 MOST_TOKENS = 16 << 20
+# How many times longer replacements may make a text, as far as they say so: the limits would take seconds to find out.
+MOST_GROWTH = 1024
 _FRAME = struct.Struct("<Q")
 # What stands before a token whose text is looked for, because decoders treat a first token differently.
 _BEFORE = "abcdef"
@@ -57,8 +57,11 @@ class Service:
         self._tokenizer = Tokenizer.from_str(text)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        decoder = self._tokenizer.decoder
-        kinds = set() if decoder is None else set(_types(json.loads(decoder.__getstate__())))
+        steps = (self._tokenizer.normalizer, self._tokenizer.decoder)
+        normalizer, decoder = ({} if step is None else json.loads(step.__getstate__()) for step in steps)
+        if max(growth(normalizer), growth(decoder)) > MOST_GROWTH:
+            raise ValueError(f"its replacements may make a text over {MOST_GROWTH} times longer")
+        kinds = set(_types(decoder))
         self._mode = next((kind for kind in ("ByteFallback", "ByteLevel") if kind in kinds), None)
         return {"size": int(self._tokenizer.get_vocab_size(with_added_tokens=True))}
 
@@ -106,6 +109,18 @@ class Service:
         return {"bytes": list(rest[:MOST_CHARACTERS].encode("utf-8", "surrogatepass"))}
 
 
+def growth(step: dict[str, Any]) -> int:
+    """Return how many times longer a normalizer or decoder may make a text, by its replacements one after the other."""
+    found = 1
+    for inner in (*step.get("normalizers", ()), *step.get("decoders", ())):
+        found = min(found * growth(inner), MOST_GROWTH + 1)
+    if step.get("type") == "Replace":
+        content, pattern = step.get("content", ""), step.get("pattern", {}).get("String")
+        # A regular expression may match the place between two characters.
+        found = len(content) + 1 if pattern is None else max(1, -(-len(content) // max(1, len(pattern))))
+    return found
+
+
 def _types(step: Any) -> list[str]:
     """Return the types in a decoder's state, whatever nests there."""
     found, left = [], [step]
@@ -139,13 +154,14 @@ def limit_memory(most: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
-def set_alarm(seconds: int) -> None:
-    """End this process after so many seconds; 0 takes that back.
+def set_alarm(seconds: float) -> None:
+    """End this process after so many seconds of its own work; 0 takes that back.
 
-    Rust code does not return to Python before it is done: the system's alarm ends it, or a thread of C.
+    Rust code does not return to Python before it is done: the system ends it, or where it has no such timer, a thread
+    of C, which counts all seconds.
     """
-    if hasattr(signal, "alarm"):
-        signal.alarm(seconds)
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_PROF, seconds)
     elif seconds:
         faulthandler.dump_traceback_later(seconds, exit=True)
     else:
@@ -167,15 +183,16 @@ def main() -> None:
     service = Service()
     while (request := read(requests)) is not None:
         limit_memory(request.pop("memory"))
-        asked, number = request.pop("ask"), request.pop("number")
+        asked, number, seconds = request.pop("ask"), request.pop("number"), request.pop("seconds")
         answer: Callable[..., dict[str, Any]] = getattr(service, asked)
-        set_alarm(SECONDS.get(asked, OTHER_SECONDS))
+        set_alarm(seconds)
         try:
             reply = answer(**request)
         except MemoryError:
             reply = {"memory": True}
         except BaseException as error:  # a panic of the Rust code is no Exception
-            reply = {"error": f"{type(error).__name__}: {error}"[:500]}
+            name = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+            reply = {"error": f"{name}{error}"[:500]}
         set_alarm(0)
         write(replies, {**reply, "number": number})
 
