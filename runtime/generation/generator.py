@@ -86,7 +86,7 @@ class Generator:
 
     @property
     def logits(self) -> NDArray[Any]:
-        """Scores of the next token, `[B, V]`, in a buffer that the next call overwrites.
+        """Scores of the next token, `[B, V]`; while `generate` runs, in a buffer that the next token overwrites.
 
         Raises:
             UsageError: nothing was consumed yet.
@@ -114,6 +114,12 @@ class Generator:
             UsageError: no token, one outside the vocabulary, or more than the model has positions for; or a mask that
                 the file does not take or that has another shape.
         """
+        with self.session.own_text():
+            self._logits = self._consumed(ids, mask).copy()
+        return self._logits
+
+    def _consumed(self, ids: ArrayLike, mask: ArrayLike | None = None) -> NDArray[Any]:
+        """Consume tokens as `prefill` does, and return the logits in the session's buffer."""
         tokens = np.asarray(ids)
         if tokens.ndim == 1:
             tokens = np.broadcast_to(tokens, (self.batch, len(tokens)))
@@ -124,9 +130,8 @@ class Generator:
                 fix="Give a prompt, even a single token: the model needs something to go on from.",
             )
         self._check_tokens(tokens)
-        output = self.session.consume({self._input: tokens.astype(np.int64), **self._hiding(tokens, mask)})
-        self._logits = output[:, -1]
-        return self._logits
+        output = self.session.consume({self._input: tokens.astype(np.int64), **self._hiding(tokens, mask)}, shared=True)
+        return output[:, -1]
 
     def _hiding(self, tokens: NDArray[Any], mask: ArrayLike | None) -> dict[str, NDArray[Any]]:
         """Return the mask of tokens `[B, T]` by the name of its input; empty if the file takes none."""
@@ -155,13 +160,27 @@ class Generator:
         Raises:
             UsageError: as `prefill`.
         """
+        with self.session.own_text():
+            self._logits = self._stepped(ids).copy()
+        return self._logits
+
+    def _stepped(self, ids: ArrayLike) -> NDArray[Any]:
+        """Consume tokens as `step` does, and return the logits in the session's buffer."""
         tokens = np.asarray(ids)
         if tokens.size != self.batch or self.session.chunks[0] != 1:
-            return self.prefill(tokens.reshape(-1, 1))
+            return self._consumed(tokens.reshape(-1, 1))
         self._check_tokens(tokens)
         column = tokens.reshape(self.batch, 1).astype(np.int64, copy=False)
-        self._logits = self.session.advance({self._input: column, **self._kept}, checked=True)[:, -1]
-        return self._logits
+        return self.session.advance({self._input: column, **self._kept}, checked=True, shared=True)[:, -1]
+
+    def begin(self, ids: ArrayLike, mask: ArrayLike | None = None) -> None:
+        """Begin a text with a prompt, as `reset` and `prefill` do; `logits` are those of the session's buffer."""
+        self.reset()
+        self._logits = self._consumed(ids, mask)
+
+    def go_on(self, ids: ArrayLike) -> None:
+        """Go on with a token, as `step` does; `logits` are those of the session's buffer."""
+        self._logits = self._stepped(ids)
 
     def room(self, prompt_length: int) -> int | None:
         """Return how many tokens can be generated after a prompt of this length; None: any number.
@@ -233,8 +252,7 @@ class Generator:
         rows = range(first_row, first_row + self.batch)
         sampler = Sampler(sampling, seed, rows, stop=stop, max_tokens=count)
         with self.session.taken_over():
-            self.reset()
-            self.prefill(prompt, mask)
+            self.begin(prompt, mask)
             sampler.see(np.asarray(prompt), self.vocabulary, mask)
             if stop_strings is not None:
                 stop_strings.begin(prompt, self.batch)
@@ -295,7 +313,7 @@ class TokenStream(Iterator[Tokens]):
                     fix="Open a generator for each text that is written at the same time.",
                 )
             if self._last is not None:
-                self._generator.step(self._last)
+                self._generator.go_on(self._last)
                 self._position = self._generator.position
             tokens = self._sampler.choose(self._generator.logits, self._ended)
         self._last = tokens

@@ -11,6 +11,7 @@ thread begins a new text by `reset`, or says that it goes on with this one by `t
 from __future__ import annotations
 
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -100,6 +101,8 @@ class StepSession(ABC):
         self.position = self.texts = 0
         self._lock = threading.RLock()
         self._owner: threading.Thread | None = None
+        # Threads whose text another one ended: they begin anew first, also when that one is over.
+        self._ousted: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._specs = {chunk: [self.resized(spec, chunk) for spec in self.inputs] for chunk in self.chunks}
 
     @property
@@ -143,15 +146,19 @@ class StepSession(ABC):
     def taken_over(self) -> Iterator[None]:
         """Take the text over as `take_over` does, and let no other thread call within."""
         with self._lock:
-            self._owner = threading.current_thread()
+            me, before = threading.current_thread(), self._owner
+            if before is not None and before is not me:
+                self._ousted.add(before)
+            self._ousted.discard(me)
+            self._owner = me
             yield
 
     @contextmanager
-    def _in_own_text(self) -> Iterator[None]:
-        """Let this thread call.
+    def own_text(self) -> Iterator[None]:
+        """Let this thread call, and no other one within.
 
         Raises:
-            UsageError: the text belongs to another one, which still runs.
+            UsageError: the text belongs to another one, which still runs, or which took this one's place.
         """
         self._check_owner()  # before the lock: nobody waits only to be refused
         with self._lock:
@@ -160,34 +167,38 @@ class StepSession(ABC):
             yield
 
     def _check_owner(self) -> None:
-        owner = self._owner
-        if owner is None or owner is threading.current_thread() or not owner.is_alive():
+        owner, me = self._owner, threading.current_thread()
+        if owner is None or owner is me or not (owner.is_alive() or me in self._ousted):
             return
         raise UsageError(
-            f"This session holds a text of another thread ({owner.name}).",
+            f"This session holds the text of another thread ({owner.name}).",
             why="Its caches are those of one text, and two threads would mix theirs.",
             fix="Open a session in each thread, or begin anew with reset; with take_over this thread goes on with the "
             "text.",
         )
 
-    def advance(self, inputs: Mapping[str, NDArray[Any]], *, checked: bool = False) -> NDArray[Any]:
+    def advance(
+        self, inputs: Mapping[str, NDArray[Any]], *, checked: bool = False, shared: bool = False
+    ) -> NDArray[Any]:
         """Consume the positions of one call.
 
         Args:
             inputs: one array for each of `self.inputs`, with one of `self.chunks` positions on `facts.sequence_axis`.
             checked: the inputs are known to fit in dtype and shape.
+            shared: return the session's own buffer, which the next call of any thread overwrites.
 
         Returns:
-            The output at these positions, in a buffer that the next call overwrites.
+            The output at these positions.
 
         Raises:
             UsageError: an input does not fit, the model has no position left, or the text is another thread's; nothing
                 is consumed.
         """
-        with self._in_own_text():
-            return self._call(self._execute, inputs, checked=checked)
+        with self.own_text():
+            output = self._call(self._execute, inputs, checked=checked)
+            return output if shared else output.copy()
 
-    def consume(self, inputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    def consume(self, inputs: Mapping[str, NDArray[Any]], *, shared: bool = False) -> NDArray[Any]:
         """Consume one or more positions: in chunks as long as they fit, then in smaller calls.
 
         Where a call may begin before position 0, all but the last position go in chunks, the first one filled up in
@@ -195,24 +206,26 @@ class StepSession(ABC):
 
         Args:
             inputs: as for `advance`, of any length.
+            shared: the same.
 
         Returns:
-            The output of the last call, in a buffer that the next call overwrites.
+            The output of the last call.
 
         Raises:
             UsageError: as `advance`; positions are counted before anything is consumed.
         """
         early = self.early_start and self.facts.early_start
-        with self._in_own_text():
+        with self.own_text():
             *before, last = self._pieces(inputs, None, int(early and self.position == 0))
             for piece in before:
                 self._call(self._skip, *piece)
-            return self._call(self._execute, *last)
+            output = self._call(self._execute, *last)
+            return output if shared else output.copy()
 
     def calls(
         self, inputs: Mapping[str, NDArray[Any]], largest: int | None = None, smallest_last: int = 0
     ) -> Iterator[NDArray[Any]]:
-        """Consume any number of positions as `consume` does, and yield the output of each call.
+        """Consume any number of positions as `consume` does, and yield the output of each call, in a shared buffer.
 
         Args:
             inputs: as for `consume`.
@@ -221,7 +234,7 @@ class StepSession(ABC):
                 that is not full may be filled up.
         """
         for piece in self._pieces(inputs, largest, smallest_last):
-            with self._in_own_text():
+            with self.own_text():
                 output = self._call(self._execute, *piece)
             yield output
 

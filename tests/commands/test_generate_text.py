@@ -250,3 +250,68 @@ def test_an_exported_decoder_writes_what_transformers_writes(weights: str | None
         exact = 60 if weights is None else 1
         assert document["tokens"][0][:exact] == wanted[0, ids.shape[1] :].tolist()[:exact]
         assert document["text"] is not None
+
+
+# Settings of generation_config.json; `first` stands for the token that a plain greedy text begins with.
+GRID = (
+    {"no_repeat_ngram_size": 2},
+    {"bad_words_ids": [["first"], [1, 2]]},
+    {"suppress_tokens": ["first", 500]},
+    {"begin_suppress_tokens": ["first"]},
+    {"min_new_tokens": 9, "eos_token_id": ["first", EOS]},
+    {"min_length": 12, "eos_token_id": ["first"]},
+    {"eos_token_id": ["first"]},
+    {"repetition_penalty": 1.5, "encoder_repetition_penalty": 1.2},
+    {"encoder_no_repeat_ngram_size": 1},
+    {"sequence_bias": [[["first"], -3.0], [["first", "first"], 2.0]]},
+    {"forced_eos_token_id": 7, "max_new_tokens": 6},
+    {"forced_bos_token_id": 9},
+    {"exponential_decay_length_penalty": [3, 2.0], "eos_token_id": EOS},
+    {"remove_invalid_values": True, "renormalize_logits": True, "max_length": 9},
+    {"temperature": 0.2, "top_k": 3, "min_p": 0.5},
+)
+
+
+@pytest.mark.slow
+def test_greedy_texts_are_those_of_generate(tmp_path: Path, localattn) -> None:
+    """Token by token, up to the first place where the two likeliest are nearer to each other than the tolerance."""
+    import torch
+    import transformers
+
+    from localattn.exporter.export import ExportRequest
+    from localattn.exporter.step_export import StepRequest, export_steps
+
+    from ..support.models.hugging_face import CASES, build
+
+    model = build(next(case for case in CASES if case.name == "mistral"), vocab_size=VOCABULARY)
+    folder, output = tmp_path / "hub", tmp_path / "out" / "model_step.onnx"
+    model.save_pretrained(folder)
+    output.parent.mkdir()
+    export_steps(StepRequest(ExportRequest(folder, output)))
+    ids = torch.tensor([[5, 9, 100, 40, 9]])
+    plain = model.generate(ids, max_new_tokens=1, do_sample=False, pad_token_id=0, eos_token_id=None)
+    compared = changed = 0
+    usual = None
+    for settings in ({}, *GRID):
+        text = json.dumps({"do_sample": False, "pad_token_id": 0, "eos_token_id": None, **settings})
+        config = json.loads(text.replace('"first"', str(int(plain[0, -1]))))
+        (output.parent / "generation_config.json").write_text(json.dumps(config))
+        limit = [] if {"max_new_tokens", "max_length"} & settings.keys() else ["--max-tokens", 24]
+        done = localattn("generate", output, "--prompt-ids", "5,9,100,40,9", "--format", "json", *limit)
+        assert done.code == 0, done.err
+        config |= {"max_new_tokens": 24} if limit else {}
+        wanted = model.generate(
+            ids,
+            generation_config=transformers.GenerationConfig(**config),
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        tokens = wanted.sequences[0, ids.shape[1] :].tolist()
+        best = [score[0].topk(2).values.tolist() for score in wanted.scores]
+        sure = next((n for n, (one, two) in enumerate(best) if one - two < 1e-3), len(tokens))
+        got = json.loads(done.out)["tokens"][0]
+        assert got[:sure] == tokens[:sure] and (sure < len(tokens) or len(got) == len(tokens)), settings
+        compared += sure
+        usual = usual or got
+        changed += got != usual
+    assert compared > 100 and changed > 8, "the settings did nothing, or nothing was sure"
