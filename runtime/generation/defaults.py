@@ -200,7 +200,8 @@ def _bos(
 ) -> int | None:
     """Return the token that begins a text, from the first file that knows it."""
     for values in (generation, config):
-        if is_token(found := values.get("bos_token_id")):
+        found = values.get("bos_token_id")
+        if found is not None and is_token(found):
             return int(found)
     return tokenizer.token(special["bos_token"]) if tokenizer is not None and "bos_token" in special else None
 

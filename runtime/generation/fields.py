@@ -132,7 +132,7 @@ def _between(least: float, largest: float) -> Test:
 
 
 def _share(value: Any) -> bool:
-    return 0 < value <= 1
+    return bool(0 < value <= 1)
 
 
 _FACTOR = (_between(_LEAST_FACTOR, _LARGEST_FACTOR), f"from {_LEAST_FACTOR:g} to {_LARGEST_FACTOR:g}; 1 does nothing")

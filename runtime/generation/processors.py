@@ -7,7 +7,7 @@ naive forms that they are tested against are its classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -228,7 +228,7 @@ def _forced_eos(sampling: Sampling, text: Text, around: Surroundings) -> Process
     found = sampling.forced_eos_token_id
     if found is None or around.max_tokens is None:
         return None
-    tokens = [int(token) for token in found] if isinstance(found, list | tuple) else [int(found)]
+    tokens = [int(token) for token in found] if isinstance(found, Sequence) else [int(found)]
     _check_rows("forced_eos_token_id", tokens, around)
     last = text.prompt_length + around.max_tokens - 1
     return lambda text, scores: _only(scores, tokens) if len(text) == last else scores
@@ -312,13 +312,13 @@ _IN_ORDER: tuple[Callable[[Sampling, Text, Surroundings], Processor | None], ...
 
 def _forbidden(scores: Scores, tokens: Tokens) -> Scores:
     """Return scores in which some tokens never come; those outside the vocabulary never do."""
-    found = scores.copy()
+    found: Scores = scores.copy()
     found[tokens[(tokens >= 0) & (tokens < len(scores))]] = -np.inf
     return found
 
 
 def _only(scores: Scores, tokens: list[int]) -> Scores:
-    found = np.full_like(scores, -np.inf)
+    found: Scores = np.full_like(scores, -np.inf)
     found[tokens] = 0
     return found
 

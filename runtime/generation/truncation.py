@@ -81,7 +81,8 @@ def min_p(scores: Scores, share: float) -> Kept:
     Source: Nguyen et al., arXiv 2407.01082.
     """
     chances = probabilities(scores)
-    return chances >= share * chances.max()
+    keep: Kept = chances >= share * chances.max()
+    return keep
 
 
 def typical(scores: Scores, mass: float) -> Kept:
@@ -94,7 +95,7 @@ def typical(scores: Scores, mass: float) -> Kept:
         distance = np.abs(-np.log(chances) - _entropy(chances))
     order = np.argsort(distance, kind="stable")
     last = min(int((chances[order].cumsum() < mass).sum()), len(order) - 1)
-    keep = distance <= distance[order[last]]
+    keep: Kept = distance <= distance[order[last]]
     keep[order[0]] = True
     return keep
 
@@ -104,7 +105,8 @@ def epsilon(scores: Scores, least: float) -> Kept:
 
     Source: Hewitt et al., arXiv 2210.15191.
     """
-    return (probabilities(scores) >= least) | (scores >= scores.max())
+    keep: Kept = (probabilities(scores) >= least) | (scores >= scores.max())
+    return keep
 
 
 def eta(scores: Scores, least: float) -> Kept:
