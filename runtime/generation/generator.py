@@ -23,8 +23,8 @@ from ...core.errors import UsageError
 from ...core.tensors import INTEGER_MASKS
 from ..inputs.vocabulary import check_tokens
 from .fields import FIELDS
-from .processors import Tokens
-from .sampling import Sampler, Sampling
+from .sampler import Sampler
+from .sampling import Sampling, Tokens
 from .step_session import StepSession, open_step
 from .stop_strings import StopStrings
 

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...core.errors import UsageError
-
-if TYPE_CHECKING:
-    from .sampling import Sampling
+from .sampling import Sampling, Tokens
 
 Scores: TypeAlias = "NDArray[np.floating[Any]]"
-Tokens: TypeAlias = "NDArray[np.int64]"
 Processor: TypeAlias = "Callable[[Text, Scores], Scores]"
 
 

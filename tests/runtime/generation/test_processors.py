@@ -10,7 +10,8 @@ import pytest
 
 from localattn.core.errors import CheckFailed, UsageError
 from localattn.runtime.generation.fields import DRAWS, FIELDS, SCORES
-from localattn.runtime.generation.sampling import Sampler, Sampling
+from localattn.runtime.generation.sampler import Sampler
+from localattn.runtime.generation.sampling import Sampling
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.0")

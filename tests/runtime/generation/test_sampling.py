@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localattn.core.errors import CheckFailed, UsageError
-from localattn.runtime.generation.sampling import Sampler, Sampling
+from localattn.runtime.generation.sampler import Sampler
+from localattn.runtime.generation.sampling import Sampling
 
 logit_rows = st.lists(st.integers(-8, 8).map(lambda n: n / 2), min_size=1, max_size=40).map(np.array)
 

@@ -12,7 +12,8 @@ import pytest
 from localattn.core.errors import MissingDependency, UsageError
 from localattn.runtime.generation.chat import render_chat
 from localattn.runtime.generation.defaults import FolderDefaults, read_defaults
-from localattn.runtime.generation.sampling import Sampler, Sampling
+from localattn.runtime.generation.sampler import Sampler
+from localattn.runtime.generation.sampling import Sampling
 from localattn.runtime.generation.tokenizer import FolderTokenizer, TextStream
 
 from ...support import tokenizer_folder
