@@ -40,6 +40,7 @@ class Field:
         range: that range, as it follows "It must be".
         missing: why a value other than a neutral one is not applied.
         active: whether a value asks for what is missing.
+        neutral: a number that does nothing; None where every number does something.
     """
 
     name: str
@@ -50,6 +51,11 @@ class Field:
     range: str = ""
     missing: str = ""
     active: Test = lambda _: True
+    neutral: int | None = None
+
+    def asks(self, value: Any) -> bool:
+        """Return whether a value asks for anything."""
+        return value is not None and value is not False and (self.neutral is None or value != self.neutral)
 
     def wrong(self, value: Any, *, in_use: bool = True) -> str:
         """Return why a value cannot be used, as it follows the name; empty where it can, or is None.
@@ -164,13 +170,13 @@ _ROWS = (
         lambda value: len(value) > 0 and all(bias <= _LARGEST_BIAS for _, bias in value),
         f"a list of at least one, with biases up to {_LARGEST_BIAS:g}",
     ),
-    Field("encoder_repetition_penalty", "scores", *_NUMBER, *_FACTOR),
-    Field("repetition_penalty", "scores", *_NUMBER, *_FACTOR),
-    Field("no_repeat_ngram_size", "scores", *_WHOLE, *_COUNT),
-    Field("encoder_no_repeat_ngram_size", "scores", *_WHOLE, *_COUNT),
+    Field("encoder_repetition_penalty", "scores", *_NUMBER, *_FACTOR, neutral=1),
+    Field("repetition_penalty", "scores", *_NUMBER, *_FACTOR, neutral=1),
+    Field("no_repeat_ngram_size", "scores", *_WHOLE, *_COUNT, neutral=0),
+    Field("encoder_no_repeat_ngram_size", "scores", *_WHOLE, *_COUNT, neutral=0),
     Field("bad_words_ids", "scores", *_SEQUENCES, lambda value: len(value) > 0, "a list of at least one"),
-    Field("min_length", "scores", *_WHOLE, *_COUNT),
-    Field("min_new_tokens", "scores", *_WHOLE, *_COUNT),
+    Field("min_length", "scores", *_WHOLE, *_COUNT, neutral=0),
+    Field("min_new_tokens", "scores", *_WHOLE, *_COUNT, neutral=0),
     Field("forced_bos_token_id", "scores", *_TOKEN),
     Field("forced_eos_token_id", "scores", *_STOPS),
     Field("remove_invalid_values", "scores", *_FLAG),

@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from ...core.error_texts import argument
 from ...core.errors import UsageError
-from .fields import SCORES
 from .processors import Processor, Surroundings, Text, make
 from .sampling import Sampling, Tokens, check_finite
 
@@ -38,7 +37,7 @@ class Sampler:
     ) -> None:
         if seed < 0:
             raise UsageError(f"{argument('seed')} is {seed}.", why="Seeds are not negative.")
-        self.sampling = sampling
+        self.sampling, self._asked = sampling, sampling.asked
         streams = (np.random.SeedSequence(seed, spawn_key=(row,)) for row in rows)
         self._generators = [np.random.Generator(np.random.PCG64(stream)) for stream in streams]
         self._stop, self._max_tokens = frozenset(map(int, stop)), max_tokens
@@ -55,7 +54,7 @@ class Sampler:
         Raises:
             UsageError: a token that the settings name is outside the vocabulary.
         """
-        if not self.sampling.changes_scores:
+        if not self._asked:
             return
         around = Surroundings(vocabulary, self._stop, self._max_tokens)
         shape = (len(self._generators), np.shape(tokens)[-1])
@@ -80,7 +79,7 @@ class Sampler:
             CheckFailed: the model's logits are not finite.
             UsageError: the settings leave no token.
         """
-        if not self._rows and self.sampling.changes_scores:
+        if not self._rows and self._asked:
             self.see(np.zeros((len(logits), 0), np.int64), logits.shape[1])
         chosen = np.zeros(len(self._generators), np.int64)
         for row, generator in enumerate(self._generators):
@@ -108,10 +107,9 @@ class Sampler:
             for process in processors:
                 scores = process(text, scores)
         if not np.isfinite(scores.max()):
-            asked = [name for name in SCORES if getattr(self.sampling, name) not in (None, False, 0, 1)]
             raise UsageError(
                 "No token can be chosen: the settings forbid all of them, or their scores are infinite.",
-                why=f"Scores are changed by {', '.join(asked)}.",
+                why=f"Scores are changed by {', '.join(self._asked)}.",
                 fix="Take these back, in generation_config.json or as arguments.",
             )
         return scores

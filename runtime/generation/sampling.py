@@ -93,11 +93,9 @@ class Sampling:
                 raise UsageError(f"{known} is {shown(value)}.", why=wrong)
 
     @property
-    def changes_scores(self) -> bool:
-        """Whether anything but the draw is asked for, so that the text so far counts."""
-        return self.repetition_penalty != 1 or any(
-            getattr(self, name) not in (None, False) for name in SCORES if name != "repetition_penalty"
-        )
+    def asked(self) -> tuple[str, ...]:
+        """Arguments that change scores, and not only the draw: for them the text so far counts."""
+        return tuple(name for name in SCORES if FIELDS[name].asks(getattr(self, name)))
 
     def choose(self, logits: NDArray[Any], uniform: float) -> int:
         """Return the token for a number in [0, 1): the first whose cumulative probability exceeds it.
