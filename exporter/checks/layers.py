@@ -151,19 +151,18 @@ def check_growth(
         growths: for each axis the shapes at another size; its name where the module takes one size only.
     """
     shapes = all_shapes(model)
-    measured, fixed = list[Growth](), list[str]()
+    sequences, fixed = list[Growth](), list[str]()
     for growth in growths:
         if isinstance(growth, str):
             fixed.append(growth)
             continue
-        measured.append(growth)
+        # The first axis of an input may count sequences, and where lengths are known, others are none.
+        if growth.size not in lengths if lengths else growth.axis.startswith("axis 0 "):
+            continue
+        sequences.append(growth)
         faults = square_in(growth, model)
         if faults:
             return failed(f"{_square(faults)} (n = {growth.size}, {growth.axis})")
-    if lengths:
-        sequences = [growth for growth in measured if growth.size in lengths]
-    else:  # the first axis of an input may count sequences
-        sequences = [growth for growth in measured if not growth.axis.startswith("axis 0 ")]
     if sequences:
         most = max(per_position(growth, model) for growth in sequences)
         sizes = ", ".join(f"{growth.size} → {growth.other} for {growth.axis}" for growth in sequences)
