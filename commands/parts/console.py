@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import shlex
+import signal
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...core import at_work
 from ...core.documents.report import SIGNS
 from ...reports import figures
 from .flags import in_flags
@@ -32,15 +34,25 @@ if TYPE_CHECKING:
     from ...onnx_graph.facts import OnnxFacts
 
 
+class Stopped(SystemExit):
+    """The command was asked to end, by Ctrl-C or a signal; the code is 128 + the signal's number."""
+
+    code: int
+
+
 class Verbosity:
     """How much the command line prints; set by the options, read everywhere."""
 
     verbose = False
     quiet = False
+    # Whether the options are read and a command is at work.
+    running = False
 
 
 def _set_verbose(value: int) -> int:
     Verbosity.verbose = Verbosity.verbose or value > 0
+    if Verbosity.verbose:
+        at_work.is_verbose()
     show_log(value)
     return value
 
@@ -70,7 +82,13 @@ def with_messages(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def run(**options: Any) -> Any:
-        return command(**{name: value for name, value in options.items() if name not in _MESSAGES})
+        Verbosity.running = True
+        try:
+            return command(**{name: value for name, value in options.items() if name not in _MESSAGES})
+        except KeyboardInterrupt:  # Typer would make "Aborted." and exit code 1 of it
+            raise Stopped(128 + signal.SIGINT) from None
+        finally:
+            Verbosity.running = False
 
     own = inspect.signature(command, eval_str=True)
     added = [
@@ -144,6 +162,18 @@ def print_json(document: Any) -> None:
 def print_error(error: LocalAttnError) -> None:
     """Print what happened, why, and what to do: three lines on stderr; the traceback under -v."""
     _print_failure(error, *(in_flags(line) for line in (error.what, error.why, error.fix) if line))
+
+
+def print_stopped(written: Sequence[str], left: Sequence[str] = ()) -> None:
+    """Print that the command was stopped, and what it leaves.
+
+    Args:
+        written: outputs that are in their places.
+        left: temporary folders that cannot be removed.
+    """
+    _remark(f"Stopped; written before: {', '.join(written)}." if written else "Stopped; nothing was written.")
+    if left:
+        _remark(f"These temporary folders cannot be removed: {', '.join(left)}.")
 
 
 def print_fault(error: Exception) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO
 
+from ..at_work import removed_at_death, wrote
 from ..errors import UsageError
 from .reading import open_plain
 
@@ -105,7 +106,8 @@ def work_folder(target: Path, *, wait: bool = False) -> Iterator[Path]:
         raise write_error(target, error) from error
     token = _held.set({**_held.get(), key: folder})
     try:
-        yield folder
+        with removed_at_death(folder):
+            yield folder
     finally:
         _held.reset(token)
         shutil.rmtree(folder, ignore_errors=True)
@@ -207,6 +209,7 @@ def publish(staged: Path, target: Path) -> None:
     flush(staged)
     last_look.get()(target)
     staged.replace(target)
+    wrote(target)
     _log.info("wrote %s", target)
 
 

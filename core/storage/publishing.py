@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..at_work import wrote
 from ..error_texts import argument
 from ..errors import CheckFailed, UsageError
 from .files import flush, last_look, sha256, sha256_of, write_error
@@ -78,6 +79,7 @@ def publish_together(staged: Mapping[Path, Path], folder: Path) -> None:
         _finish_interrupted(main, names)
         batch = _batch_of(main)
         gathered.rename(batch)  # the moment of change
+        wrote(*staged.values())
         try:
             _move(batch, names)
         except (KeyboardInterrupt, SystemExit):  # a request to end that came after the change

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...core.at_work import wrote
 from ...core.errors import UsageError
 from ...core.storage.files import is_file, sha256, write_error
 from ...core.storage.reading import check_plain
@@ -62,6 +63,7 @@ def copy_companions(files: Sequence[Path], output: Path, folder: Path) -> list[P
         except OSError as error:
             raise write_error(place, error) from error
         copies.append(place)
+        wrote(place)
     return copies
 
 

@@ -60,7 +60,7 @@ _NONE_MEANS = {
     "look_forward": "0 if causal, else 1",
     "exact_windowsize": "true",
     "dim": "none",
-    "scale": "1 / √(channels of a head)",
+    "scale": "1 / sqrt(channels of a head)",
     "xpos_scale_base": "half a window",
 }
 _OPEN, _CLOSE = "<fill in: ", ">"

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ...core.at_work import wrote
 from ...core.error_texts import argument
 from ...core.errors import UsageError
 from ...core.storage.files import flush, sha256
@@ -137,10 +138,12 @@ def put_folder(folder: Path, target: Path) -> None:
     _flush(folder)
     if target.is_dir() and any(target.iterdir()):
         if _exchange(folder, target):
+            wrote(target)
             return  # the old bundle is in the temporary folder now and is removed with it
         # Without the exchange there is a moment with no bundle, but never one with half of it.
         target.rename(folder.parent / "old")
     folder.rename(target)
+    wrote(target)
 
 
 def _flush(folder: Path) -> None:
