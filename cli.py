@@ -25,6 +25,7 @@ if not __package__:  # `python cli.py` in a source tree: make the tree the packa
 import inspect
 import re
 import signal
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -42,6 +43,7 @@ from .commands.parts.console import (
     print_fault,
     print_stopped,
     show_log,
+    show_warning,
     with_messages,
 )
 from .commands.parts.paths import checked
@@ -125,7 +127,9 @@ def in_this_process() -> NoReturn:
     process.without_telemetry()
     show_log()
     try:
-        code = _run()
+        with warnings.catch_warnings():
+            warnings.showwarning = show_warning  # type: ignore[assignment]
+            code = _run()
         sys.stdout.flush()
     except streams.OutputLost as error:
         print_error(error)

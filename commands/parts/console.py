@@ -19,9 +19,9 @@ import typer
 
 from ...core import at_work
 from ...core.documents.report import SIGNS
+from ...core.spelling import spelled, steerless
 from ...reports import figures
 from .flags import in_flags
-from .terminal.controls import harmless
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,14 +100,26 @@ def with_messages(command: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def say(text: str, end: str = "\n") -> None:
-    """Print a line of the result on stdout; control characters in it are shown as escapes."""
-    print(harmless(text), end=end, flush=True)
+def say(text: str) -> None:
+    """Print one line of the result on stdout; whatever is not plainly visible in it is spelled out."""
+    print(spelled(text), flush=True)
 
 
-def styled(text: str, **style: Any) -> str:
-    """Style text for `say`, in colour or bold where stdout is a terminal; arguments as of `typer.style`."""
-    return typer.style(text, **style) if sys.stdout.isatty() else text
+def say_page(text: str) -> None:
+    """Print a page or a document on stdout, whose writer has spelled out what came from outside."""
+    print(steerless(text.rstrip("\n")), flush=True)
+
+
+def say_text(text: str, **style: Any) -> None:
+    """Print a part of a text that a model or the user wrote, without a line end; style as of `typer.style`."""
+    text = steerless(text) if sys.stdout.isatty() else text
+    print(typer.style(text, **style) if style and sys.stdout.isatty() else text, end="", flush=True)
+
+
+def say_outcome(sign: str, colour: str, text: str) -> None:
+    """Print a line of the result that begins with a sign, such as a check's tick: no other line has one."""
+    sign = typer.style(sign, fg=colour) if sys.stdout.isatty() else sign
+    print(f"  {sign} {spelled(text)}".rstrip(), flush=True)
 
 
 def note(text: str) -> None:
@@ -128,8 +140,17 @@ def warn(text: str) -> None:
 
 
 def _remark(text: str, **style: Any) -> None:
-    text = harmless(text)
+    text = spelled(text)
     print(typer.style(text, **style) if style and sys.stderr.isatty() else text, file=sys.stderr, flush=True)
+
+
+# How lines begin that others wrote: tracebacks, and what libraries print. None of our own does.
+FOREIGN = "| "
+
+
+def show_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+    """Show a warning of a library in one line, in place of `warnings.showwarning`."""
+    _remark(f"{FOREIGN}{category.__name__}: {' '.join(str(message).split())[:_LONGEST_LINE]}")
 
 
 class _OnStderr(logging.Handler):
@@ -156,7 +177,7 @@ def show_log(verbosity: int = 0) -> None:
 
 def print_json(document: Any) -> None:
     """Print the result as JSON and nothing else, on stdout."""
-    say(json.dumps(document, indent=2, allow_nan=False))
+    say_page(json.dumps(document, indent=2, allow_nan=False))
 
 
 def print_error(error: LocalAttnError) -> None:
@@ -190,20 +211,19 @@ def first_line(error: Exception) -> str:
 def _print_failure(error: Exception, what: str, *lines: str) -> None:
     """Print the first line in red and the others below it; before them the traceback under -v."""
     if Verbosity.verbose:
-        traceback.print_exception(error)
-    _remark(f"Error: {_printable(what)}", fg="red", bold=True)
+        for line in "".join(traceback.format_exception(error)).splitlines():
+            _remark(f"{FOREIGN}{line}")
+    _remark(f"Error: {_cut(what)}", fg="red", bold=True)
     for line in lines:
-        _remark(f"  {_printable(line)}")
+        _remark(f"  {_cut(line)}")
 
 
 # Most characters in a line of an error: enough to list the inputs of a model.
 _LONGEST_LINE = 2000
 
 
-def _printable(text: str) -> str:
-    """Write control characters of a text as escapes: a name in a file must not control the terminal."""
-    shown = text if len(text) <= _LONGEST_LINE else f"{text[: _LONGEST_LINE - 1]}…"
-    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in shown)
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_LINE else f"{text[: _LONGEST_LINE - 1]}…"
 
 
 @contextmanager
@@ -215,7 +235,7 @@ def progress() -> Iterator[Callable[[str], None]]:
         yield lambda _: None
         return
     with (on_terminal if sys.stderr.isatty() else as_lines)() as step:
-        yield step
+        yield lambda stage: step(spelled(stage))
 
 
 def suggest(*words: object) -> None:
@@ -239,7 +259,7 @@ def print_checks(checks: Sequence[CheckRecord]) -> None:
     for check in checks:
         sign, colour = SIGNS[check.status], _COLOURS[check.status]
         outcome = "" if check.status == "passed" else f"{check.status.upper()}: "
-        say(f"  {styled(sign, fg=colour)} {check.name:<{width}}  {outcome}{check.detail}")
+        say_outcome(sign, colour, f"{check.name:<{width}}  {outcome}{check.detail}")
 
 
 def print_signature(facts: Sidecar | EngineFacts | OnnxFacts) -> None:

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 
 from ...core.spelling import spelled
+from ..parts.console import FOREIGN
 
-MARK = "| "
 # Colours of a library's log say nothing here.
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _BREAK = re.compile(rb"[\r\n]+")
@@ -79,4 +79,4 @@ class NativeOutput:
                 self.kept.append(text)
             self._panic_lines = 0 if _PANIC_ENDS.search(text) else max(0, self._panic_lines - 1)
             return
-        self._show(f"{MARK}{text}")
+        self._show(f"{FOREIGN}{text}")

@@ -140,7 +140,7 @@ class _Supervisor:
         console.Verbosity.verbose = notes.verbose
         if notes.verbose:
             for line in (*self._libraries.kept, *(self._crash() if not by_itself else ())):
-                print(f"| {line}", file=sys.stderr)
+                print(f"{console.FOREIGN}{line}", file=sys.stderr)
         if by_itself:
             return os.WEXITSTATUS(status)
         self._restore_terminal()

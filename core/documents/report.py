@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..spelling import spelled
+
 if TYPE_CHECKING:
     from .sidecar import CheckRecord
 
@@ -45,7 +47,8 @@ class Report(ABC):
 
     def __str__(self) -> str:
         width = max((len(check.name) for check in self.checks), default=0)
-        lines = [self.headline()]
-        lines += [f"  {SIGNS[check.status]} {check.name:<{width}}  {check.detail}".rstrip() for check in self.checks]
-        lines += [f"Note: {line}" for line in self.notes]
-        return "\n".join([*lines, *(f"Warning: {line}" for line in self.warnings)])
+        lines = [spelled(self.headline())]
+        for check in self.checks:
+            lines.append(f"  {SIGNS[check.status]} {spelled(f'{check.name:<{width}}  {check.detail}')}".rstrip())
+        lines += [f"Note: {spelled(line)}" for line in self.notes]
+        return "\n".join([*lines, *(f"Warning: {spelled(line)}" for line in self.warnings)])

@@ -138,7 +138,7 @@ def placeholders(document: Mapping[str, Any]) -> dict[str, str]:
 
 def template_text(document: Mapping[str, Any]) -> str:
     """Write a configuration as the text of its file."""
-    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(document, indent=2) + "\n"
 
 
 def template_path(checkpoint: Path) -> Path:
