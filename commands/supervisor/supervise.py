@@ -12,6 +12,7 @@ user's, its descriptor 2 is a pipe to the parent.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import select
 import signal
@@ -71,6 +72,7 @@ def supervise() -> None:
     spared = descendants.children()
     descendants.adopt_orphans()
     parent = os.getpid()
+    gc.freeze()  # collecting what both share would copy it
     # A caller may have ignored SIGCHLD: then nobody could learn how the child ended.
     before = signal.signal(signal.SIGCHLD, lambda *_: None)
     try:

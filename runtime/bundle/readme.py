@@ -24,7 +24,8 @@ def readme_text(
     """
     blocks = [
         f"# {markdown_text(manifest['name'])}",
-        f"Made by localattn {markdown_text(manifest['localattn'])}. `manifest.json` has the SHA-256 and size of every file.",
+        f"Made by localattn {markdown_text(manifest['localattn'])}. "
+        "`manifest.json` has the SHA-256 and size of every file.",
         *_check(manifest),
         *_run(manifest),
         *_kernels(manifest),
@@ -76,13 +77,10 @@ def _check(manifest: Mapping[str, Any]) -> list[str]:
 def _run(manifest: Mapping[str, Any]) -> list[str]:
     blocks = ["## Run it"]
     for model in manifest["models"]:
-        blocks.append(
-            markdown_code(model["path"])
-            + (f" for {markdown_text(_made_for(model))}" if model["kind"] == "engine" else "")
-            + ":"
-        )
-        inputs = [f"- input {markdown_code(_spec(spec))}" for spec in model["inputs"]]
-        blocks.append(_lines(*inputs, *(f"- output {markdown_code(_spec(spec))}" for spec in model["outputs"])))
+        made_for = f" for {markdown_text(_made_for(model))}" if model["kind"] == "engine" else ""
+        blocks.append(f"{markdown_code(model['path'])}{made_for}:")
+        specs = [(kind, spec) for kind in ("input", "output") for spec in model[f"{kind}s"]]
+        blocks.append(_lines(*(f"- {kind} {markdown_code(_spec(spec))}" for kind, spec in specs)))
     samples = manifest["samples"]
     example = f" --load-inputs {quote(samples[0]['inputs'])}" if samples else ""
     first = quote(manifest["models"][0]["path"])
