@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from shlex import quote as quoted
 from typing import Any
@@ -49,6 +50,11 @@ def _code(*lines: str, language: str = "sh") -> str:
 def quote(word: str) -> str:
     """Quote a word for a shell, in a line of code; what cannot be seen is spelled out, and the word is another then."""
     return quoted(spelled(word))
+
+
+def _within_quotes(word: str) -> str:
+    """Write a word within a shell's double quotes."""
+    return re.sub(r'([$`"\\])', r"\\\1", spelled(word))
 
 
 def _paths(manifest: Mapping[str, Any], role: str) -> list[str]:
@@ -133,7 +139,10 @@ def _served(manifest: Mapping[str, Any], served: Sequence[str]) -> list[str]:
     plugins = _paths(manifest, "plugin")
     option = f" --backend-config={quote('tensorrt,plugins=' + ';'.join(plugins))}" if plugins else ""
     folders = {path.split("/")[1]: path.rpartition("/")[0] for path in sorted(set(_paths(manifest, "kernels")))}
-    start = [f'export LD_LIBRARY_PATH="$PWD/{folder}:$LD_LIBRARY_PATH"  # {arch}' for arch, folder in folders.items()]
+    start = [
+        f'export LD_LIBRARY_PATH="$PWD/{_within_quotes(folder)}:$LD_LIBRARY_PATH"  # {spelled(arch)}'
+        for arch, folder in folders.items()
+    ]
     name = served[0]
     return [
         "## Serve it with NVIDIA Triton Inference Server",
