@@ -113,8 +113,8 @@ def command_line(names: Sequence[str] = COMMANDS) -> typer.Typer:
 
 def main() -> None:
     """Run the command line and exit with its exit code; the work is done in a process of its own where that can be."""
-    if supervise.possible(sys.argv[1:]):
-        supervise.supervise()
+    if supervise.possible(sys.argv[1:]) and supervise.supervise():
+        supervise.run_and_end(in_this_process)
     in_this_process()
 
 

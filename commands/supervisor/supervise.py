@@ -18,7 +18,8 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -56,10 +57,11 @@ def possible(arguments: Sequence[str]) -> bool:
     return own_streams and not traced and threading.active_count() == 1
 
 
-def supervise() -> None:
-    """Fork; return in the child, which does the work. The parent never returns.
+def supervise() -> bool:
+    """Fork; return True in the child, which does the work with `run_and_end`. The parent never returns.
 
-    Signals are held in the child until `release_signals`. Where no process can be made, this one does the work.
+    Signals are held in the child until `release_signals`. Where no process can be made, return False: this one does
+    the work.
 
     Raises:
         SystemExit: in the parent, with the exit code of the command.
@@ -81,7 +83,7 @@ def supervise() -> None:
         signal.signal(signal.SIGCHLD, before)
         for descriptor in (output, libraries, trace):
             _close(descriptor)
-        return
+        return False
     if child:
         os.close(libraries)
         raise SystemExit(_Supervisor(child, memory, output, trace, spared).code())
@@ -93,6 +95,33 @@ def supervise() -> None:
     os.close(libraries)
     at_work.share(memory)
     _trace_crashes(trace)
+    return True
+
+
+def run_and_end(work: Callable[[], NoReturn]) -> NoReturn:
+    """Do the work in the child and end it: what called the command line goes on in the parent alone.
+
+    It ends as Python does, with threads waited for and exit functions run, but libraries are not taken apart.
+    """
+    import atexit
+    import ctypes
+
+    code = 1
+    try:
+        work()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(BaseException):
+            threading._shutdown()  # type: ignore[attr-defined]
+            atexit._run_exitfuncs()
+        with contextlib.suppress(BaseException):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            ctypes.CDLL(None).fflush(None)
+        os._exit(code)
 
 
 _held: set[signal.Signals] | None = None
