@@ -198,7 +198,11 @@ def _unwinding() -> Iterator[None]:
 def _known(error: Exception) -> LocalAttnError | None:
     """Return the error to show for an exception that ended a command; None for an unexpected one."""
     if isinstance(error, LocalAttnError):
-        return error
+        cause = error.__cause__
+        if cause is None or error.exit_code == ExitCode.MISSING or not _NO_MEMORY.search(str(cause)):
+            return error
+        fix = "Check that the sizes are what they should be; else free memory, or use a machine with more."
+        return MissingDependency(error.what, why=f"There is not enough memory. {error.why}", fix=fix)
     if isinstance(error, ModuleNotFoundError):
         return missing_package(error)
     if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
