@@ -21,7 +21,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...core import at_work
 from ..parts import console, streams
@@ -258,7 +258,7 @@ class _Supervisor:
             print(_SHOW_CURSOR, end="", file=sys.stderr, flush=True)
 
 
-def _terminal_settings() -> list[object] | None:
+def _terminal_settings() -> list[Any] | None:
     if not os.isatty(0):
         return None
     import termios

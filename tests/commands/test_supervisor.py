@@ -278,3 +278,18 @@ def test_existing_children_are_spared(folder: Path) -> None:
     finally:
         os.kill(sleeper, signal.SIGTERM)
         done.stdout.close()
+
+
+def test_what_called_it_goes_on_once(folder: Path) -> None:
+    """A program that catches the exit of `main` goes on in the parent alone, with the exit code."""
+    script = (
+        "import sys; from localattn import cli\n"
+        "sys.argv = ['localattn', 'run', 'm.onnx', '--plugin-library', 'dying.so']\n"
+        "for _ in range(2):\n"
+        "    try: cli.main()\n"
+        "    except SystemExit as ended: print('code', ended.code, flush=True)\n"
+    )
+    environment = {**os.environ, "LOCALATTN_TEST_DEATH": "segv"}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "code 2\ncode 2\n"
