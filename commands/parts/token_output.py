@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class TokenWriter:
     """Writer of the tokens of one sequence, each as soon as it is known.
 
-    Bytes go out as they are; on a terminal, control characters in a text are shown as U+FFFD.
+    Bytes go out as they are; on a terminal, what would steer it is shown as U+FFFD.
 
     Args:
         add: returns what a token adds; a text gets a character when its last byte has arrived.
