@@ -9,7 +9,7 @@ import typer
 
 from ..core.errors import UsageError
 from ..core.storage.mistaken import check_exists
-from .parts.console import bytes_text, note, print_checks, print_signature, say, warn
+from .parts.console import bytes_text, note, print_checks, print_signature, say, say_page, warn
 from .parts.flags import in_flags
 from .parts.paths import INPUT, ForceOption
 from .parts.plugins.options import PluginLibraryOption, PluginOption, plugin_asked
@@ -223,4 +223,4 @@ def _print_template(description: dict[str, Any]) -> None:
 
     if placeholders(description["template"]):
         say(f"To complete, and save as {description['save_as']} (--write-config writes it there):")
-        say(template_text(description["template"]), end="")
+        say_page(template_text(description["template"]))
