@@ -105,6 +105,8 @@ def _print_model(facts: OnnxFacts) -> None:
     say(f"  weights {bytes_text(facts.initializer_bytes)}, {facts.weight_dtype or 'none'}")
     for name in facts.external_data:
         say(f"  data    {name}{' MISSING' if name in facts.missing_external_data else ''}")
+    if facts.refused:
+        say(f"  REFUSED no engine may open this file: {facts.refused}")
     counts = sorted(facts.nodes.items(), key=lambda item: (-item[1], item[0]))
     say(f"  nodes   {sum(facts.nodes.values())}: {', '.join(f'{name} {count}' for name, count in counts[:8])} …")
     for function in facts.functions:

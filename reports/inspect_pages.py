@@ -33,6 +33,8 @@ def onnx_page(document: Document) -> Page:
     """Make the page of an exported file."""
     sidecar = document["sidecar"] if document["sidecar_matches"] else None
     warnings = [f"{name}, which holds weights, is missing." for name in document["missing_external_data"]]
+    if document["refused"]:
+        warnings.append(f"No engine may open this file: {document['refused']}")
     if document["sidecar"] is not None and sidecar is None:
         warnings.append("The sidecar was NOT written for this file: its SHA-256 differs. What it says is void.")
     checks = [] if sidecar is None else sidecar["checks"]

@@ -19,6 +19,7 @@ from ...core.nodes.attention import HEADS_FIRST, SEQUENCE_FIRST
 from ...core.progress import timed_steps
 from ...core.tensors import SEQUENCE
 from ...core.tolerance import tolerance_for
+from ...onnx_graph.library_errors import infer_shapes
 from ...onnx_graph.onnx_file import OnnxFile
 from ...runtime.inputs.arrays import load_arrays, random_inputs
 from ...runtime.parity.report import ParityRequest
@@ -71,7 +72,7 @@ def run_bisect(request: BisectRequest, progress: Callable[[str], None] = lambda 
     progress("Running the model in float64")
     document = file.parse()
     if not document.graph.value_info:  # a file in standard operators omits shapes that inference gives
-        document = onnx.shape_inference.infer_shapes(document, data_prop=True)
+        document = infer_shapes(document, data_prop=True)
     fix(document.graph, sizes)
     bisection = _Bisection(request, source, dtype, document, sizes.get(SEQUENCE, source.shapes.seq_len))
     recording = bisection.record(inputs)

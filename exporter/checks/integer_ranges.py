@@ -25,7 +25,7 @@ from onnx.external_data_helper import uses_external_data
 from onnx.reference import ReferenceEvaluator
 
 from ...core.limits import LARGEST_SIZE
-from ...onnx_graph.graph_values import graphs_of
+from ...onnx_graph.judgement import graphs_of
 
 Types = dict[str, onnx.TypeProto]
 
