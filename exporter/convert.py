@@ -50,6 +50,15 @@ class Converted:
     checks: list[CheckRecord]
     sidecar: Sidecar | None
 
+    @property
+    def passed(self) -> bool:
+        """Whether no check failed."""
+        return all(check.status != "failed" for check in self.checks)
+
+    def __bool__(self) -> bool:
+        """Return `passed`."""
+        return self.passed
+
 
 @dataclass
 class _Part:

@@ -172,7 +172,7 @@ class _StepFile(ExportedFile):
         sessions: dict[int, CheckedFile],
     ) -> None:
         super().__init__(path, asked, lambda step: progress(f"{step}, {path.name}"))
-        self._source, self._asked, self._golden, self._sessions = source, asked, golden, sessions
+        self._source, self._asked, self.golden, self._sessions = source, asked, golden, sessions
         sessions[source.chunk] = self
 
     @property
@@ -181,12 +181,10 @@ class _StepFile(ExportedFile):
         step = self._sessions.get(1)
         return None if step is None or step is self else step.session
 
-    def golden_outputs(self) -> CheckRecord | None:
-        if self._golden is None:
-            return None
+    def golden_outputs(self, golden: Golden) -> CheckRecord:
         asked, source = self._asked, self._source
         fed = step_runner(self.session, source, asked.dtype, self._then, 0)
-        return check_golden(fed, self._golden, asked.tolerance, asked.precision, source.source)
+        return check_golden(fed, golden, asked.tolerance, asked.precision, source.source)
 
     def parity(self) -> CheckRecord:
         asked = self._asked

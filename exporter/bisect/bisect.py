@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from ...core.at_work import temporary_folder
 from ...core.documents.engine_facts import read_model_facts
 from ...core.errors import UsageError
 from ...core.geometry import WindowGeometry
@@ -122,9 +121,9 @@ class _Bisection:
         self, inputs: Arrays, recording: Recording, boundaries: list[Boundary], notes: list[str]
     ) -> BisectReport:
         """Run the file and compare every boundary in order."""
-        with tempfile.TemporaryDirectory() as folder:
+        with temporary_folder() as folder:
             names = [boundary.value for boundary in boundaries]
-            session = open_marked(self.document, names, Path(folder), self.request)
+            session = open_marked(self.document, names, folder, self.request)
             runner = SessionRunner(session)
             measured = measure(runner, boundaries, inputs, self.tolerance)
             report = BisectReport(self.dtype, session.provider, measured, notes=notes)

@@ -121,7 +121,7 @@ def create_bundle(request: BundleRequest, progress: Progress = lambda _: None) -
         layout = _Layout(folder, request, models, plugins, engines, web)
         layout.write(progress)
         manifest = layout.manifest()
-        text = json.dumps(manifest, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        text = json.dumps(manifest, indent=1, allow_nan=False).encode() + b"\n"
         try:
             parse_manifest(text)  # refuse here what a device would refuse
         except Fault as fault:
