@@ -101,6 +101,7 @@ class ExportReport(Report):
         notes: what was assumed.
         companion: for a step file, the chunk file for prompts beside it.
         copied: files of the model's folder that were copied beside it.
+        doubts: what may be wrong in the model itself and no check of the file sees.
     """
 
     path: Path
@@ -108,6 +109,7 @@ class ExportReport(Report):
     notes: list[str]
     companion: ExportReport | None = field(default=None, kw_only=True)
     copied: list[Path] = field(default_factory=list, kw_only=True)
+    doubts: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def files(self) -> list[Path]:
@@ -124,7 +126,8 @@ class ExportReport(Report):
     @property
     def warnings(self) -> list[str]:
         """Warnings about arguments that no check proves."""
-        return not_proven(self.sidecar.unproven, str(self.path))
+        doubts = () if proven_by_golden(self.sidecar.checks) else self.doubts
+        return [*doubts, *not_proven(self.sidecar.unproven, str(self.path))]
 
     def headline(self) -> str:
         """Describe the file in one line."""
@@ -219,7 +222,7 @@ def export(
         )
         (sidecar,) = finish_export([part], folder, request, progress, mapped=request.checkpoint)
         copied = copy_companions(beside, request.output, folder)
-    return ExportReport(request.output, sidecar, opened.notes, copied=copied)
+    return ExportReport(request.output, sidecar, opened.notes, copied=copied, doubts=tuple(opened.warnings))
 
 
 def folder_companions(request: ExportRequest, source: SourceModel) -> list[Path]:

@@ -27,6 +27,7 @@ from ...core.storage.files import sha256
 from ...core.storage.mistaken import refuse_mistaken
 from ...core.storage.nesting import check_nesting
 from ...core.storage.reading import check_plain, open_plain
+from ...core.storage.unchanged import unchanged
 from .documents import read_json
 from .settings import ENTRIES as SETTINGS
 from .tensors import SAVE_STATE_DICT, conversions, foreign_numbers, not_finite, plain_tensor
@@ -76,6 +77,11 @@ def load_state(path: Path, roots: Collection[str] | None = None) -> LoadedCheckp
         UsageError: no such file, a folder, an empty, cut or foreign file, pickled objects, or no tensors.
         MissingDependency: safetensors is not installed.
     """
+    with unchanged([path]):
+        return _load_state(path, roots)
+
+
+def _load_state(path: Path, roots: Collection[str] | None) -> LoadedCheckpoint:
     kind = _sniffed(path)
     notes: list[str] = []
     if (kind == "safetensors") != (path.suffix.lower() == ".safetensors"):

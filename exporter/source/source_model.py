@@ -61,6 +61,7 @@ class SourceModel:
         mixes_residuals: which hyper-connections the weights were trained with.
         request: the requested shapes.
         not_in_weights: arguments that change the outputs and that no tensor shows.
+        original: loads upstream's own module from the user's files, where the reference is that; see `FolderContents`.
     """
 
     def __init__(
@@ -71,11 +72,12 @@ class SourceModel:
         mixes_residuals: bool,
         request: ShapeRequest,
         not_in_weights: Sequence[str] = (),
+        original: Callable[[], nn.Module] | None = None,
     ) -> None:
         self.class_name, self.args, self.state, self.not_in_weights = class_name, args, state, tuple(not_in_weights)
-        self.mixes_residuals = mixes_residuals
+        self.mixes_residuals, self.original = mixes_residuals, original
         self.family = CLASSES[class_name].family
-        self._float64 = Float64State(state)
+        self._float64 = Float64State(state, original)
         if (request.causal or request.full_mask) and not {"causal", "full_mask"} <= self.family.extra_inputs:
             raise UsageError(
                 f"{argument('causal')} and {argument('full_mask')} do not apply to {self.title}.",
@@ -88,10 +90,12 @@ class SourceModel:
             )
         self.shapes = replace(self.family.sizes(args, request), dynamic_length=request.dynamic_length)
 
-    def at(self, request: ShapeRequest) -> SourceModel:
-        """Return the same model at other shapes."""
-        other = SourceModel(self.class_name, self.args, self.state, self.mixes_residuals, request, self.not_in_weights)
-        other._float64 = self._float64  # so that a reference that is a module is built only once
+    def at(self, request: ShapeRequest, args: Arguments | None = None) -> SourceModel:
+        """Return the same model at other shapes, and with other arguments if they are given."""
+        given = (self.class_name, args or self.args, self.state, self.mixes_residuals)
+        other = SourceModel(*given, request, self.not_in_weights, self.original)
+        if args is None or args == self.args:
+            other._float64 = self._float64  # so that a reference that is a module is loaded only once
         return other
 
     def resized(self, **sizes: Any) -> SourceModel:
