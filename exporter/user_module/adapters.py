@@ -44,6 +44,6 @@ def refuse_adapters(module: object) -> None:
                 fix += "After model.load_adapter(folder), load it by PeftModel.from_pretrained(base, folder) instead."
             raise UsageError(
                 f"The {type(module).__name__} has {what}.",
-                why=f"{path or 'It'} is a {owner.__name__}; a file of plain layers would lose what it adds.",
+                why=f"{path or 'It'} is a {owner.__module__}.{owner.__qualname__}; a file of plain layers would lose what it adds.",
                 fix=fix,
             )

@@ -42,8 +42,11 @@ def named_tensors(result: object) -> dict[str, Tensor]:
 def _leaves(result: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], object]]:
     """Yield what is in tables and lists, each with the keys that lead there.
 
-    Tables are read as such, because releases of transformers before 5 register their outputs without names.
+    Tables are read as such, because releases of transformers before 5 register their outputs without names. Caches are
+    no outputs of a file.
     """
+    if type(result).__module__.partition(".")[0] == "transformers" and type(result).__name__.endswith("Cache"):
+        return
     if isinstance(result, Mapping):
         for key, value in result.items():
             yield from _leaves(value, (*path, MappingKey(key)))
@@ -53,7 +56,7 @@ def _leaves(result: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[
     else:
         try:
             found, _ = tree_flatten_with_path(result)
-        except ValueError:  # a class that is registered without names: a cache of such a release
+        except ValueError:  # a class that is registered without names
             return
         yield from (((*path, *keys), leaf) for keys, leaf in found)
 

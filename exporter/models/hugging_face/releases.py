@@ -46,6 +46,12 @@ def _halved_once(config: Mapping[str, Any]) -> bool:
     return bool(config.get("use_bidirectional_attention")) and isinstance(window, int) and window & (window - 1) != 0
 
 
+def _theta(config: Mapping[str, Any]) -> object:
+    """Return the base of the rotation that older releases wrote, in either place."""
+    table = config.get("rope_parameters")
+    return config.get("rope_theta", table.get("rope_theta") if isinstance(table, Mapping) else None)
+
+
 def _some_layers_full(config: Mapping[str, Any]) -> bool:
     limit = config.get("max_window_layers")
     return bool(config.get("use_sliding_window")) and isinstance(limit, int) and limit > 0
@@ -65,11 +71,12 @@ CHANGES = (
     ChangedMeaning(
         ("olmo3",),
         (4, 57),
-        (5, 0),
+        (5, 15),
         "rope_theta",
-        lambda config: config.get("rope_theta") not in (None, 500000, 500000.0),
-        "it was the base of every layer; releases from 5.0 on give the layers with a window the base 500000",
-        "Olmo3Config and Olmo3RotaryEmbedding of both releases",
+        lambda config: _theta(config) not in (None, 500000),
+        "it was the base of every layer's rotation; releases from 5.15 on take 500000 for layers with a window, and for "
+        "all layers where it stands in a flat rope_parameters",
+        "Olmo3Config of both releases",
     ),
     ChangedMeaning(
         ("qwen2", "qwen3"),
@@ -92,14 +99,18 @@ def changed_meanings(config: Mapping[str, Any]) -> list[str]:
         return []
     from transformers import __version__
 
+    old = f"transformers {shown(written)[1:-1]}"
     return [
-        f"config.json was written by transformers {shown(written)}, and {row.field} ({shown(config.get(row.field))}) "
-        f"has another meaning in {__version__}: {row.changed} ({row.source}). If the model was trained under "
-        f'{shown(written)}, record it there, localattn.record(model, inputs, "golden.npz"), and prove the file: '
-        "localattn parity FILE --golden golden.npz"
+        f"config.json was written by {old}, and {row.field}{_value(config, row.field)} has another meaning in "
+        f"{__version__}: {row.changed} ({row.source}). If the model was trained under {old}, record it there, "
+        'localattn.record(model, inputs, "golden.npz"), and prove the file: localattn parity FILE --golden golden.npz'
         for row in CHANGES
         if config.get("model_type") in row.types and row.since <= release < row.before and row.hit(config)
     ]
+
+
+def _value(config: Mapping[str, Any], field: str) -> str:
+    return f" ({shown(config[field])})" if field in config else ""
 
 
 def _release(written: object) -> Release | None:
