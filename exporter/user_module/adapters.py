@@ -42,8 +42,6 @@ def refuse_adapters(module: object) -> None:
                     f"Merge it into the base's layers: PeftModel.merge_and_unload() returns the plain model; {_SAVE}. "
                 )
                 fix += "After model.load_adapter(folder), load it by PeftModel.from_pretrained(base, folder) instead."
-            raise UsageError(
-                f"The {type(module).__name__} has {what}.",
-                why=f"{path or 'It'} is a {owner.__module__}.{owner.__qualname__}; a file of plain layers would lose what it adds.",
-                fix=fix,
-            )
+            kind = f"{owner.__module__}.{owner.__qualname__}"
+            why = f"{path or 'It'} is a {kind}; a file of plain layers would lose what it adds."
+            raise UsageError(f"The {type(module).__name__} has {what}.", why=why, fix=fix)

@@ -74,8 +74,8 @@ CHANGES = (
         (5, 15),
         "rope_theta",
         lambda config: _theta(config) not in (None, 500000),
-        "it was the base of every layer's rotation; releases from 5.15 on take 500000 for layers with a window, and for "
-        "all layers where it stands in a flat rope_parameters",
+        "it was the base of every layer's rotation; releases from 5.15 on take 500000 for layers with a window, and "
+        "for all layers where it stands in a flat rope_parameters",
         "Olmo3Config of both releases",
     ),
     ChangedMeaning(

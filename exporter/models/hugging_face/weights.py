@@ -195,11 +195,18 @@ def _is_plain(found: Collection[str], names: Collection[str]) -> bool:
 
 def _of_no_part(names: Collection[str], saved: type[PreTrainedModel], config: Any) -> list[str]:
     """List the tensors that the class which a folder was saved as does not have either."""
-    from .module import made_model
+    from transformers import PreTrainedModel
 
+    from .module import EAGER, made_model
+
+    if saved is PreTrainedModel:  # the folder does not say its class
+        return []
     try:
-        whole = made_model(saved, copy.deepcopy(config), "meta")
-    except Exception:  # no class is named, or it takes another configuration: no tensor can be told from a lost one
+        whole = made_model(saved, copy.deepcopy(config), "meta", EAGER)
+    except (
+        Exception
+    ):  # the class takes another configuration, and raises in its own way: nothing can be told from a lost one
+        _log.info("%s cannot be made from this configuration", saved.__name__, exc_info=True)
         return []
     known, modules = whole.state_dict().keys(), {path for path, _ in whole.named_modules()}
     prefix = f"{whole.base_model_prefix}."
