@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,14 @@ from ...core.storage.unchanged import unchanged
 from ..models.family import FolderContents, FolderForm, ShapeRequest
 from ..models.registry import CLASSES, detect_family, detect_folder, read_live
 from ..source.source_model import SourceModel
+from ..source.upstream_class import upstream_module
 from .config import RawConfig, adds_residual_only, load_config
 from .infer_config import Resolved, gather, infer_config
 from .load import LoadedCheckpoint, find_config, load_state
 from .tensors import check_finite
 
 _log = logging.getLogger(__name__)
+_HYPER_CONNECTIONS = "hyper-connections"
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,19 @@ class OpenedCheckpoint:
             not adds_residual_only(self.resolved.hyper_connections),
             request,
             self.not_in_weights,
-            self.original,
+            self.original or self._upstream(),
         )
+
+    def _upstream(self) -> Callable[[], nn.Module] | None:
+        """Return what loads the weights into the published class, where that computes what the model was trained as."""
+        resolved = self.resolved
+        try:
+            installed: str | None = version(_HYPER_CONNECTIONS)
+        except PackageNotFoundError:
+            installed = None
+        if adds_residual_only(resolved.hyper_connections) != adds_residual_only(installed):
+            return None  # the installed hyper-connections is of the other kind
+        return upstream_module(resolved.class_name, resolved.args, resolved.state)
 
 
 def open_checkpoint(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 import re
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -123,7 +124,9 @@ def _loaded(kind: Any, folder: Path, **options: Any) -> tuple[PreTrainedModel, d
     always["attn_implementation"] = "sdpa" if getattr(kind, "_supports_sdpa", False) else "eager"
     always["experts_implementation"] = "eager"
     try:
-        model, info = kind.from_pretrained(folder, **always, **options)
+        with warnings.catch_warnings():  # a distributed checkpoint is read by this process alone, as it should be
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            model, info = kind.from_pretrained(folder, **always, **options)
     except (TypeError, AttributeError, KeyError) as error:
         raise broken(folder.name, error) from error
     except Exception as error:  # the folder decides what goes wrong, and where

@@ -184,7 +184,7 @@ def test_a_file_that_may_not_be_read_is_told_so(name: str, mistral: Path, tmp_pa
             said.write_text(f"{type(error).__name__} {error}")
         os._exit(0)
     os.waitpid(child, 0)
-    assert said.read_text().startswith("UsageError Cannot read") and "Permission denied" in said.read_text()
+    assert said.read_text().startswith("UsageError") and "Permission denied" in said.read_text(), said.read_text()
 
 
 # --- Counts -----------------------------------------------------------------------------------------------------------
