@@ -301,7 +301,13 @@ def _retrace(request: ExportRequest, source: SourceModel, taken: Taken) -> tuple
 def model_facts(
     request: ExportRequest, opened: OpenedCheckpoint, source: SourceModel, checks: Sequence[CheckRecord]
 ) -> dict[str, Any]:
-    """Return what the sidecar of a whole-sequence file records about the model."""
+    """Return what the sidecar of a whole-sequence file records about the model.
+
+    Raises:
+        UsageError: the checkpoint changed since it was read, so that its SHA-256 is that of other weights.
+    """
+    if opened.loaded.files is not None:
+        opened.loaded.files.check()
     dynamic = request.dynamic or ()
     return {
         "class_name": source.class_name,

@@ -17,7 +17,7 @@ from ...core.errors import UsageError
 from ...core.storage.files import sha256
 from ...core.storage.mistaken import check_exists
 from ...core.storage.reading import check_plain
-from ...core.storage.unchanged import unchanged
+from ...core.storage.unchanged import Unchanged, unchanged
 from ..models.family import FolderContents, FolderForm, ShapeRequest
 from ..models.registry import CLASSES, detect_family, detect_folder, read_live
 from ..source.source_model import SourceModel
@@ -166,8 +166,8 @@ def open_live(module: nn.Module) -> OpenedCheckpoint | None:
     return _opened(read, "", Path(type(module).__name__))
 
 
-def _opened(read: FolderContents, digest: str, path: Path) -> OpenedCheckpoint:
-    loaded = LoadedCheckpoint(dict(read.state), digest, path, list(read.notes))
+def _opened(read: FolderContents, digest: str, path: Path, files: Unchanged | None = None) -> OpenedCheckpoint:
+    loaded = LoadedCheckpoint(dict(read.state), digest, path, list(read.notes), files=files)
     args = CLASSES[read.class_name].args(**read.arguments)
     resolved = Resolved(read.class_name, args, None, loaded.state)
     return OpenedCheckpoint(loaded, resolved, tuple(read.warnings), read.original)
@@ -186,8 +186,8 @@ def _open_folder(path: Path, form: FolderForm, given: Mapping[str, Any]) -> Open
         check_plain(file)
         if not file.is_file():
             raise UsageError(f"{path} has no {file.name}.", why="A model of its family has one.", fix="Copy all of it.")
-    with unchanged(files):
+    with unchanged(files) as state:
         read = form.read(path, given)
         _log.info("%s: %s with %d tensors", path, read.class_name, len(read.state))
         digest = hashlib.sha256("".join(sha256(file) for file in files).encode()).hexdigest()
-    return _opened(read, digest, path)
+    return _opened(read, digest, path, state)

@@ -174,6 +174,7 @@ def _read(folder: Path, given: Mapping[str, Any]) -> FolderContents:
     check_counts(raw, found, folder.name)
     with weights.told() as said:
         config = made_config(raw, folder.name)
+    _refuse_extra_files(config, folder.name)
     kind = choose_class(raw, config, task, folder.name, known.get("architecture"))
     args = describe(kind, raw, config, folder.name, found)
     # Sizes that the model does not have are refused before its weights are read.
@@ -195,6 +196,20 @@ def _read(folder: Path, given: Mapping[str, Any]) -> FolderContents:
     original = weights.original(kind, folder, state)
     doubts = changed_meanings(raw)
     return FolderContents(CLASS, args.model_dump(), weights.whole_state(model), notes, doubts, original)
+
+
+def _refuse_extra_files(config: PreTrainedConfig, where: str) -> None:
+    """Refuse a type of which transformers reads weights from files that no index lists.
+
+    Raises:
+        UsageError: it is one.
+    """
+    extra = list(getattr(type(config), "extra_files", ()))
+    if extra:
+        raise UsageError(
+            f"{where} is of the type {config.model_type}, which cannot be exported.",
+            why=f"It keeps weights in files of their own: {bounded(extra, 3)}.",
+        )
 
 
 def _saved(kind: type[PreTrainedModel], raw: Mapping[str, Any]) -> type[PreTrainedModel] | None:

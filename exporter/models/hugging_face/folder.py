@@ -27,6 +27,8 @@ _DISTRIBUTED = re.compile(r"shard-[0-9]{5}-model-[0-9]{5}-of-[0-9]{5}\.safetenso
 _MOST_BYTES = 64 << 20
 # Files of other kinds that hold weights.
 _OTHERS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack")
+# transformers reads it when it loads a decoder; it changes no output of the model.
+_GENERATION = "generation_config.json"
 ADAPTER = "adapter_config.json"
 SENTENCE_MODULES, _SENTENCE_CONFIG = "modules.json", "config_sentence_transformers.json"
 HOW_TO_MERGE = (
@@ -89,7 +91,7 @@ def files(folder: Path) -> list[Path]:
     if CONFIG not in names:
         raise _without_config(folder, names)
     found = [folder / CONFIG, *_weight_files(folder, names)]
-    for path in found:
+    for path in (*found, folder / _GENERATION):
         _check_readable(path)
     return found
 

@@ -82,6 +82,11 @@ def _fifo(name: str) -> Callable[[Path], None]:
     return make
 
 
+def _fifo_beside(folder: Path, name: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+
+
 def _fifo_shard(folder: Path) -> None:
     _index(folder, INDEX, "shard.safetensors")
     (folder / "model.safetensors").unlink()
@@ -122,6 +127,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "a FIFO as shard": (_fifo_shard, "pipe"),
     "a FIFO as distributed shard": (_fifo_beside_shards, "pipe"),
     "distributed shards beside other weights": (_twice, "weights twice"),
+    "a FIFO that transformers reads besides": (lambda f: _fifo_beside(f, "generation_config.json"), "pipe"),
     "a link to nothing": (_dangling, r"link to \.\./blobs/gone, which does not exist"),
 }
 
@@ -251,6 +257,25 @@ def test_weights_that_are_replaced_before_the_reference_reads_them_are_refused(m
     ids = torch.ones(1, 40, dtype=torch.int64).numpy()
     with pytest.raises(UsageError, match="changed while it was read"):
         source.reference({"input_ids": ids, "attention_mask": ids})
+
+
+def test_a_checkpoint_that_is_written_while_it_is_exported_is_refused(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from localattn.exporter import export as exporter
+
+    described = exporter.model_facts
+
+    def write_first(*given: Any) -> Any:
+        with tiny.open("r+b") as stream:
+            stream.seek(-1, os.SEEK_END)
+            stream.write(b"\0")
+        return described(*given)
+
+    monkeypatch.setattr(exporter, "model_facts", write_first)
+    with pytest.raises(UsageError, match="changed while it was read"):
+        exporter.export(exporter.ExportRequest(tiny, tmp_path / "model.onnx", quick=True))
+    assert not (tmp_path / "model.onnx").exists()
 
 
 def test_a_checkpoint_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
