@@ -166,6 +166,7 @@ def copied(model: PreTrainedModel) -> Callable[[], nn.Module]:
     """
 
     def copy_model() -> nn.Module:
-        return copy.deepcopy(model).to("cpu", torch.float32).eval().requires_grad_(False)
+        module: nn.Module = copy.deepcopy(model)
+        return module.to("cpu", torch.float32).eval().requires_grad_(False)
 
     return copy_model
