@@ -103,6 +103,7 @@ class ExportReport(Report):
         notes: what was assumed.
         companion: for a step file, the chunk file for prompts beside it.
         copied: files of the model's folder that were copied beside it.
+        doubts: what may be wrong in the model itself and no check of the file sees.
     """
 
     path: Path
@@ -110,6 +111,7 @@ class ExportReport(Report):
     notes: list[str]
     companion: ExportReport | None = field(default=None, kw_only=True)
     copied: list[Path] = field(default_factory=list, kw_only=True)
+    doubts: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def files(self) -> list[Path]:
@@ -125,9 +127,10 @@ class ExportReport(Report):
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about a window that was not found, and about arguments that no check proves."""
+        """Warnings about older releases, a window that was not found, and arguments that no check proves."""
         sidecar, model = self.sidecar, str(self.path)
-        return [*no_window(sidecar.windows, sidecar.checks, model), *not_proven(sidecar.unproven, model)]
+        doubts = () if proven_by_golden(sidecar.checks) else self.doubts
+        return [*doubts, *no_window(sidecar.windows, sidecar.checks, model), *not_proven(sidecar.unproven, model)]
 
     def headline(self) -> str:
         """Describe the file in one line."""
@@ -222,7 +225,7 @@ def export(
         )
         (sidecar,) = finish_export([part], folder, request, progress, mapped=request.checkpoint)
         copied = copy_companions(beside, request.output, folder)
-    return ExportReport(request.output, sidecar, opened.notes, copied=copied)
+    return ExportReport(request.output, sidecar, opened.notes, copied=copied, doubts=tuple(opened.warnings))
 
 
 def folder_companions(request: ExportRequest, source: SourceModel) -> list[Path]:
@@ -319,7 +322,13 @@ def _retrace(request: ExportRequest, source: SourceModel, taken: Taken) -> tuple
 def model_facts(
     request: ExportRequest, opened: OpenedCheckpoint, source: SourceModel, checks: Sequence[CheckRecord]
 ) -> dict[str, Any]:
-    """Return what the sidecar of a whole-sequence file records about the model."""
+    """Return what the sidecar of a whole-sequence file records about the model.
+
+    Raises:
+        UsageError: the checkpoint changed since it was read, so that its SHA-256 is that of other weights.
+    """
+    if opened.loaded.files is not None:
+        opened.loaded.files.check()
     dynamic = request.dynamic or ()
     return {
         "class_name": source.class_name,

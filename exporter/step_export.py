@@ -135,7 +135,7 @@ def export_steps(request: StepRequest, progress: Progress = lambda _: None) -> l
             parts.append(Part(path, form, checked=checked, describe=describe))
         sidecar, *others = finish_export(parts, folder, asked, progress)
         copied = copy_companions(beside, asked.output, folder)
-    reports = [ExportReport(asked.output, sidecar, opened.notes, copied=copied)]
+    reports = [ExportReport(asked.output, sidecar, opened.notes, copied=copied, doubts=tuple(opened.warnings))]
     return reports + [ExportReport(part.path, other, []) for part, other in zip(parts[1:], others, strict=True)]
 
 

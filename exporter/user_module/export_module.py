@@ -49,6 +49,7 @@ from ..export import ExportReport, ExportRequest, Progress, export, open_request
 from ..lowering import functions, trace
 from ..models.family import ShapeRequest
 from ..source.dynamic_axes import LARGEST_BATCH
+from .adapters import refuse_adapters
 from .dynamic_axes import check_dynamic_axes
 from .inputs import (
     Arrays,
@@ -146,6 +147,7 @@ def export_module(
     options, output = options or ModuleOptions(), Path(output)
     if torch.is_autocast_enabled("cpu"):
         raise refuse_autocast("export_module was called", torch.get_autocast_dtype("cpu"))
+    refuse_adapters(module)
     live = open_live(module)
     if live is not None:
         return export(_live_request(live, _listed(inputs), output, options), progress, live)
@@ -202,6 +204,7 @@ def plan_module(
     Raises:
         UsageError: the module or the inputs cannot be used.
     """
+    refuse_adapters(module)
     live = open_live(module)
     if live is None:
         return ModuleJob(module, inputs, output, options, origin).replacement
