@@ -182,12 +182,16 @@ def _checks(part: _Part, progress: Callable[[str], None]) -> Iterator[CheckRecor
     yield check_model(part.staged)
     yield check_loads(part.staged)[0]
     progress(f"Comparing {part.path.name} with {part.source.name}")
-    report = run_file_parity(ParityRequest(part.staged, part.source, provider="cpu", plugin="none"))
+    asked = ParityRequest(
+        part.staged, part.source, provider="cpu", plugin="none", folder=part.source.parent, rounds=False
+    )
+    report = run_file_parity(asked)
     worst = max(comparison.figures()["max_abs"] for _, comparison in report.comparisons)
     difference = "equal bit for bit" if worst == 0 else f"max difference {worst:.1e}"
     yield CheckRecord(
         name=SAME,
         status="passed" if report.passed else "failed",
-        detail=f"{difference} to {part.source.name} in onnxruntime, {len(report.comparisons)} comparison(s)",
+        detail=f"{difference} to {part.source.name} in onnxruntime, {len(report.comparisons)} comparison(s): "
+        f"{report.judged_on}",
         figures={"max_abs": worst},
     )

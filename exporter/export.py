@@ -30,6 +30,7 @@ from .artifact.publish import Part, finish_export
 from .artifact.serialize import message, read_message
 from .checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
 from .checks.golden import first_checks, open_golden
+from .checks.judged import Judged, tokens_of
 from .checks.left_out import left_out
 from .checks.parity import check_parity
 from .checks.quadratic_memory import Shape, Taken, allowed, check_quadratic_memory, freest, graph_shapes
@@ -246,14 +247,18 @@ def _run_checks(
     session = yield from first_checks(path, golden, request.tolerance, request.precision, progress, source)
     tolerance, dtype, quick = request.tolerance(request.precision), request.dtype, request.quick
     first_run: dict[str, dict[str, Any]] = {}
+    judged = Judged.open(path, session, dtype, request.precision, tokens_of(request.checkpoint, source))
     if request.dynamic:
         progress("Checking, over a sweep of sizes")
-        yield check_sweep(session, source, dtype, request.dynamic, tolerance, quick=quick)
+        yield check_sweep(judged, source, dtype, request.dynamic, tolerance, quick=quick)
     else:
         progress("Checking: parity with the float64 reference")
         one_set = quick or source.shapes.seq_len > LONG_INPUT
         seeds = request.seeds or ((0,) if one_set else (0, 1))
-        yield check_parity(session, source, dtype, tolerance, seeds, first_run)
+        yield check_parity(judged, source, dtype, tolerance, seeds, first_run)
+    yield from judged.range_record()
+    del judged  # of a file in fp16 it holds a session of its own
+    session.wake()
     written = read_message(path)
     model = form.nodes or written
     if request.dynamic:

@@ -23,12 +23,14 @@ from ..core.storage.outputs import Output, check_outputs, writing
 from ..core.tensors import SEQUENCE
 from ..runtime.parity.golden import Golden
 from ..runtime.session import Session
+from ..runtime.text_inputs.tokens import Tokens
 from .artifact.companions import copy_companions
 from .artifact.form import written_form
 from .artifact.publish import Part, companion_path, finish_export
 from .artifact.serialize import read_message
 from .checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
 from .checks.golden import check_golden, open_golden
+from .checks.judged import Judged, tokens_of
 from .checks.loads import check_loads, check_model
 from .checks.quadratic_memory import allowed
 from .checks.steps import check_step_parity, step_runner
@@ -156,12 +158,14 @@ class _Checks:
         golden: golden outputs to compare with, if there are any.
         progress: called with the name of each step as it begins.
         step: the session of the step file once it is open; it continues where its companion's chunks end.
+        tokens: where the tokens of the checks come from, once they were read.
     """
 
     asked: ExportRequest
     golden: Golden | None
     progress: Progress
     step: Session | None = None
+    tokens: Tokens | None = None
 
     def run(self, source: StepSource, staged: Path) -> Iterator[CheckRecord]:
         """Run each check of a file, cheapest first."""
@@ -174,11 +178,20 @@ class _Checks:
             fed = step_runner(session, source, asked.dtype, self.step, 0)
             yield check_golden(fed, self.golden, asked.tolerance, asked.precision, source.source)
         self.progress(f"Checking: {staged.name} token by token against the float64 reference")
-        yield check_step_parity(session, source, asked.dtype, asked.tolerance(asked.precision), self.step)
+        judged = Judged.open(staged, session, asked.dtype, asked.precision, self._tokens(source))
+        judged.others = [] if self.step is None else [self.step]
+        yield check_step_parity(judged, source, asked.dtype, asked.tolerance(asked.precision), self.step)
+        yield from judged.range_record()
         if source.chunk == 1:
-            self.step = session
+            self.step = judged.session
         wide = check_wide_integers(read_message(staged), staged.parent, source.integer_limits(asked.dtype))
         yield allowed(wide, asked.allow_wide_integers)
+
+    def _tokens(self, source: StepSource) -> Tokens | None:
+        """Return where the tokens come from, read once for all files."""
+        if self.tokens is None:
+            self.tokens = tokens_of(self.asked.checkpoint, source.source)
+        return self.tokens
 
 
 def _facts(

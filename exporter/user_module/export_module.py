@@ -39,6 +39,7 @@ from ..artifact.serialize import message, read_message
 from ..checkpoint.open_checkpoint import OpenedCheckpoint, open_live
 from ..checkpoint.tensors import check_finite
 from ..checks.golden import first_checks, open_golden
+from ..checks.judged import Judged
 from ..checks.layers import check_layer_memory, check_layer_windows
 from ..checks.left_out import left_out
 from ..checks.parity import check_input_sets
@@ -327,7 +328,7 @@ class ModuleJob:
         progress("Checking: parity with the untouched module")
         tolerance = self.options.tolerance("fp32")
         sets = islice(self._input_sets(), 1 if self.options.quick else None)
-        yield check_input_sets(session, self.reference, sets, tolerance)
+        yield check_input_sets(Judged(session, path, "fp32"), self.reference, sets, tolerance)
         written = read_message(path)
         if self.options.dynamic:
             yield from self._joined_rows(session, written)
