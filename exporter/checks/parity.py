@@ -7,6 +7,7 @@ it runs so, so that the difference is the file's own error, else in fp32.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from ..models.inference import bounded
 from ..source.reference_runner import ReferenceRunner
 from ..source.source_model import SourceModel
 from ..source.untouched_module import untouched_module
-from .judged import MOST_WORK, Judged
+from .judged import MOST_TOKENS, MOST_WORK, Judged
 
 
 def check_parity(
@@ -39,8 +40,12 @@ def check_parity(
     tolerance: Tolerance,
     seeds: Sequence[int],
     first_run: dict[str, Arrays] | None = None,
+    *,
+    few: bool = False,
 ) -> CheckRecord:
     """Compare a file of fixed sizes with the float64 reference; the figures are over all inputs.
+
+    With `few` they are one row of tokens.
 
     `first_run` receives the first seed's "inputs" and "outputs", so that other checks need not run them again.
 
@@ -53,7 +58,7 @@ def check_parity(
     specs = source.inputs(dtype)
     found: list[tuple[str, Comparison]] = []
     sample: Sample = {}
-    sets = list(_static_sets(judged, source, specs, seeds))
+    sets = list(_static_sets(judged, source, specs, seeds, few=few))
     for inputs in sets:
         outputs, expected, comparisons = compare(candidate, reference, inputs.arrays, tolerance)
         judged.refuse_overflow(inputs.name, inputs.arrays)
@@ -74,28 +79,29 @@ def check_parity(
 
 
 def _static_sets(
-    judged: Judged, source: SourceModel, specs: Sequence[TensorSpec], seeds: Sequence[int]
+    judged: Judged, source: SourceModel, specs: Sequence[TensorSpec], seeds: Sequence[int], *, few: bool
 ) -> Iterator[InputSet]:
-    """Yield the inputs of a file of fixed sizes: random ones where they count, then rows as in use."""
+    """Yield the inputs of a file of fixed sizes: random ones where they count, then rows as in use; few: one row."""
 
     def drawn(seed: int) -> Arrays:
         return random_inputs(specs, seed, token_limit=source.token_limit)
 
     length, batch = source.shapes.seq_len, source.shapes.batch
-    work = max(1, sum(x.numel() for x in source.state.values()) * length * batch)
+    weights = max(1, sum(x.numel() for x in source.state.values()))
     rows = judged.rows(length, length, length, specs)
     if not rows:
         yield from (InputSet(f"seed {seed}", drawn(seed)) for seed in seeds)
         return
     assert judged.tokens is not None
-    if judged.takes_random:
+    if judged.takes_random and not few:
         yield InputSet(f"random tokens, seed {seeds[0]}", drawn(seeds[0]), random=True)
     whole = [_lengthened(row, place, length, judged.tokens) for place, row in enumerate(rows)]
     together = 1 if judged.judges_alone else batch
-    most = max(len(seeds), min(len(whole) // together, MOST_WORK // work)) * together
-    # Rows that begin in another way first, and those that are padded: they show what the others do not.
-    ordered = sorted(whole, key=lambda row: not (row.before or row.after or " first" in row.name or "chat" in row.name))
-    chosen = [whole[0], *(row for row in ordered if row is not whole[0])][:most]
+    fitting = min(MOST_WORK // weights, MOST_TOKENS) // (length * batch)
+    most = 1 if few else max(len(seeds), min(len(whole) // together, fitting))
+    # After the first row those that begin in another way and those that are padded, which show what others do not.
+    ordered = sorted(whole[1:], key=lambda row: not (row.opened or row.before or row.after))
+    chosen = [whole[0], *ordered][: most * together]
     for place in range(0, len(chosen), together):
         yield judged.set_of(chosen[place : place + together], specs, {})
 
@@ -106,7 +112,7 @@ def _lengthened(row: Row, place: int, length: int, tokens: Tokens) -> Row:
     kept = length if not padding else max(1, length * len(row.ids) // row.length)
     more = tokens.row(place, kept + len(row.ids))[: max(0, kept - len(row.ids))]
     ids = np.concatenate([row.ids, more])[:kept]
-    return Row(row.name, ids, (length - kept) * (row.before > 0), (length - kept) * (row.after > 0))
+    return replace(row, ids=ids, before=(length - kept) * (row.before > 0), after=(length - kept) * (row.after > 0))
 
 
 def baseline_meter(source: SourceModel, dtype: str, tolerance: Tolerance) -> BaselineMeter | None:

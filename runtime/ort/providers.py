@@ -247,8 +247,9 @@ def watching_fp16(file: OnnxFile, *, compiled: bool, rounds: bool) -> tuple[byte
     from ...onnx_graph import inlining
     from ...onnx_graph.precision import half_to_fp32
 
-    copy = half_to_fp32.watch(file.parse(), computes if compiled else inlining.no_calls, rounds=rounds)
-    if not copy.values:
+    model = file.parse()
+    copy = half_to_fp32.watch(model, computes if compiled else inlining.no_calls, rounds=rounds)
+    if copy.model is model:
         return None
     _log.info("pass half_to_fp32 applied to %s", file.name)
     return copy.model.SerializeToString(), copy.values

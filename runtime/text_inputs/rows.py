@@ -36,12 +36,14 @@ class Row:
         ids: its tokens.
         before: padding before them.
         after: padding after them.
+        opened: it begins otherwise than rows usually do.
     """
 
     name: str
     ids: Ids
     before: int = 0
     after: int = 0
+    opened: bool = False
 
     @property
     def length(self) -> int:
@@ -75,7 +77,7 @@ def rows_of_use(tokens: Tokens, longest: int, spans: int, most: int, *, pads: bo
         rows.append(Row(name, ids, gap if left else 0, 0 if left else gap))
     for place, opening in enumerate(tokens.openings):
         length = _whole(min(longest, max(_OPENED, len(opening.ids) + _SHORTEST)), multiple, longest)
-        rows.append(Row(opening.name, tokens.row(place, length, opening)))
+        rows.append(Row(opening.name, tokens.row(place, length, opening), opened=True))
     return rows
 
 

@@ -36,6 +36,8 @@ _MOST_OPENINGS = 8
 _PADDING, _INSIDE = "pad_token", ("mask_token", "sep_token")
 # A tokenizer more of whose tokens the model has no rows for belongs to another model.
 _MOST_BEYOND = 0.1
+# A tokenizer that knows no more than this of the text: the rest becomes its token for what is unknown.
+_MOST_ALIKE = 0.5
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,12 @@ class TextTokens(Tokens):
         """How many tokens of the text the model has no row for, and how many the text has."""
         whole = np.concatenate(self._all_pieces)
         return int((whole >= self.limit).sum()), whole.size
+
+    @property
+    def commonest(self) -> float:
+        """The share of the text's tokens that are the most frequent one."""
+        whole = np.concatenate(self._pieces)
+        return float(np.bincount(whole).max() / whole.size) if whole.size else 1.0
 
     def row(self, start: int, length: int, opening: Opening | None = None, pieces: int = 1) -> Ids:
         """Return a row of text with what the tokenizer adds; where it is cut, what the tokenizer adds last stays."""
@@ -327,9 +335,12 @@ def open_tokens(
             why = f"{TOKENIZER} is not used: {error.why or error.what}".rstrip(".")
             continue
         beyond, count = found.beyond
-        if beyond <= _MOST_BEYOND * count:
+        if beyond > _MOST_BEYOND * count:
+            why = f"{TOKENIZER} belongs to another model: {beyond:,} of {count:,} tokens have no row in this one"
+        elif found.commonest > _MOST_ALIKE:
+            why = f"{TOKENIZER} knows too few words: {found.commonest:.0%} of the text become one token"
+        else:
             return found
-        why = f"{TOKENIZER} belongs to another model: {beyond:,} of {count:,} tokens have no row in this one"
     if limit == _BYTES:
         return ByteTokens(part)
     if not special.ids:
