@@ -131,7 +131,7 @@ def export(
     checks: Annotated[
         Literal["all", "quick"],
         typer.Option(
-            help="all, or quick for trying things out on a large model: parity on one set of random inputs, no window "
+            help="all, or quick for trying things out on a large model: parity on one row, no window "
             "check and no quadratic-memory check."
         ),
     ] = "all",

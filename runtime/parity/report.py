@@ -36,8 +36,8 @@ class ParityRequest:
         model: the exported file.
         against: the weights it was exported from, or another exported file; the golden outputs if there is no other.
         config: of a checkpoint, its configuration; by default the sidecar's, else the one beside the checkpoint.
-        seeds: one set of random inputs each.
-        inputs: an .npz of inputs instead of random ones.
+        seeds: one set of inputs at the largest size each.
+        inputs: an .npz of inputs instead of text, or random ones.
         lengths: of the sequences, for a file that takes several; by default some around the window's multiples.
         atol: absolute tolerance instead of the dtype's.
         rtol: relative tolerance instead of the dtype's.
