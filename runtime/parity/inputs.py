@@ -137,6 +137,8 @@ class InputSets:
         # A sequence that fills the caches of step files again and again was fed before.
         longest = min(self.length, max(_FEW, 2 * chunk)) if self._steps else self.length
         alone = self._precision not in ("fp32", "fp16", "bf16")
+        if not (self._texts.opening or self._texts.openings or alone):
+            return  # nothing begins a sequence but what the sets above have too
         for row in rows_of_use(self._texts, longest, spans, _MOST_TOKENS, pads=masked, multiple=chunk):
             if row.length >= low:
                 sizes = {**batch, self._sequence: row.length}
