@@ -137,7 +137,6 @@ class Judged:
             measured = beyond_fp16([watching])
         refuse_overflow(sessions, self.path, inputs, measured)
 
-    def range_record(self) -> list[CheckRecord]:
-        """Return the record of fp16's range, where it was watched."""
-        record = range_record([self.session, *self.others], self.describe())
-        return [] if record is None else [record]
+    def range_record(self) -> CheckRecord | None:
+        """Return the record of fp16's range; None where it was not watched."""
+        return range_record([self.session, *self.others], self.describe())

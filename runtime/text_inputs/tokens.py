@@ -344,7 +344,7 @@ def open_tokens(
     if limit == _BYTES:
         return ByteTokens(part)
     if not special.ids:
-        special = next((found for x in folders if (found := of_folder(x, config)).ids), special)
+        special = next((stated for x in folders if (stated := of_folder(x, config)).ids), special)
     return DrawnTokens(limit, special, why)
 
 
