@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 class TokenWriter:
     """Writer of the tokens of one sequence, each as soon as it is known.
 
-    Bytes go out as they are; on a terminal, control characters in a text are shown as U+FFFD.
+    Bytes go out as they are; on a terminal, what would steer it is shown as U+FFFD.
 
     Args:
         add: returns what a token adds; a text gets a character when its last byte has arrived.
@@ -86,6 +87,10 @@ def _show(shown: str | bytes) -> None:
         sys.stdout.buffer.flush()
 
 
+# Control characters of both sets (C0 without tab and line feed, C1), and those that change the direction of writing.
+_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
 def printable(text: str) -> str:
-    """Replace the control characters of a text, except tab and line feed."""
-    return "".join(c if c in "\t\n" or not ("\x7f" <= c <= "\x9f" or c < " ") else "�" for c in text)
+    """Replace what would steer a terminal: control characters, except tab and line feed, and marks of direction."""
+    return _STEERING.sub("�", text)

@@ -255,3 +255,6 @@ def test_a_reader_that_leaves_ends_it(model):
 def test_printable_keeps_text_and_its_lines():
     assert printable("a\tb\nπ\x1b[31m\r\x07\x7f\x9b") == "a\tb\nπ�[31m����"
     assert np.array_equal(printable("é𝄞"), "é𝄞")
+    marks = [0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+    assert all(printable(f"a{chr(mark)}b") == "a�b" for mark in marks), "they turn what follows around"
+    assert printable("👩\u200d💻 नि\u200cक") == "👩\u200d💻 नि\u200cक", "joiners are part of the text"
