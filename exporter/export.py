@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.documents.proof import not_proven, proven_by_golden
+from ..core.documents.proof import no_window, not_proven, proven_by_golden
 from ..core.documents.report import Report
 from ..core.documents.sidecar import CheckRecord, Sidecar, sidecar_path
 from ..core.errors import UsageError
@@ -126,8 +126,9 @@ class ExportReport(Report):
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about arguments that no check proves."""
-        return not_proven(self.sidecar.unproven, str(self.path))
+        """Warnings about a window that was not found, and about arguments that no check proves."""
+        sidecar, model = self.sidecar, str(self.path)
+        return [*no_window(sidecar.windows, sidecar.checks, model), *not_proven(sidecar.unproven, model)]
 
     def headline(self) -> str:
         """Describe the file in one line."""
@@ -252,18 +253,14 @@ class _CheckpointFile(SequenceFile):
         progress: Progress,
     ) -> None:
         super().__init__(path, request, progress, form.nodes)
-        self._source, self._request, self._golden = source, request, golden
+        self._source, self._request, self.golden = source, request, golden
         self._tolerance = request.tolerance(request.precision)
         self._first_run: dict[str, dict[str, Any]] = {}
         self._judged: Judged | None = None
 
-    def golden_outputs(self) -> CheckRecord | None:
-        if self._golden is None:
-            return None
+    def golden_outputs(self, golden: Golden) -> CheckRecord:
         request = self._request
-        return check_golden(
-            SessionRunner(self.session), self._golden, request.tolerance, request.precision, self._source
-        )
+        return check_golden(SessionRunner(self.session), golden, request.tolerance, request.precision, self._source)
 
     def parity(self) -> CheckRecord:
         request, source = self._request, self._source
@@ -282,13 +279,9 @@ class _CheckpointFile(SequenceFile):
         self.session.wake()
         return record
 
-    def rows(self) -> CheckRecord | None:
-        request = self._request
-        if not request.dynamic:
-            return None
-        return rows_of_checkpoint(
-            self.session, self.model, self._source, request.dtype, request.dynamic, quick=request.quick
-        )
+    def rows(self) -> CheckRecord:
+        request, axes = self._request, self._request.dynamic or ()
+        return rows_of_checkpoint(self.session, self.model, self._source, request.dtype, axes, quick=request.quick)
 
     def window(self) -> CheckRecord:
         request = self._request

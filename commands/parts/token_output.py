@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import codecs
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from ...core.spelling import steerless
 
 if TYPE_CHECKING:
     from ...runtime.generation.tokenizer import FolderTokenizer
@@ -87,10 +88,6 @@ def _show(shown: str | bytes) -> None:
         sys.stdout.buffer.flush()
 
 
-# Control characters of both sets (C0 without tab and line feed, C1), and those that change the direction of writing.
-_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-
-
 def printable(text: str) -> str:
-    """Replace what would steer a terminal: control characters, except tab and line feed, and marks of direction."""
-    return _STEERING.sub("�", text)
+    """Replace what would steer a terminal: controls except tab and line feed, marks that change the direction."""
+    return steerless(text)
