@@ -256,7 +256,7 @@ class _CheckpointFile(SequenceFile):
         self._source, self._request, self.golden = source, request, golden
         self._tolerance = request.tolerance(request.precision)
         self._first_run: dict[str, dict[str, Any]] = {}
-        self._judged: Judged | None = None
+        self._range: CheckRecord | None = None
 
     def golden_outputs(self, golden: Golden) -> CheckRecord:
         request = self._request
@@ -264,9 +264,17 @@ class _CheckpointFile(SequenceFile):
 
     def parity(self) -> CheckRecord:
         request, source = self._request, self._source
-        judged = self._judged = Judged.open(
+        # Of a file in fp16 it holds a session of its own, which ends here.
+        judged = Judged.open(
             self.path, self.session, request.dtype, request.precision, tokens_of(request.checkpoint, source)
         )
+        record = self._compared(judged)
+        self._range = judged.range_record()
+        self.session.wake()
+        return record
+
+    def _compared(self, judged: Judged) -> CheckRecord:
+        request, source = self._request, self._source
         if request.dynamic:
             return check_sweep(judged, source, request.dtype, request.dynamic, self._tolerance, quick=request.quick)
         one_set = request.quick or source.shapes.seq_len > LONG_INPUT
@@ -274,10 +282,7 @@ class _CheckpointFile(SequenceFile):
         return check_parity(judged, source, request.dtype, self._tolerance, seeds, self._first_run, few=one_set)
 
     def halves(self) -> CheckRecord | None:
-        record = None if self._judged is None else self._judged.range_record()
-        self._judged = None  # of a file in fp16 it holds a session of its own
-        self.session.wake()
-        return record
+        return self._range
 
     def rows(self) -> CheckRecord:
         request, axes = self._request, self._request.dynamic or ()

@@ -90,7 +90,7 @@ CHECKS: tuple[Check, ...] = (
         where=lambda file: file.golden is not None,
     ),
     Check(PARITY, _of_kind(ExportedFile.parity), EXPORTS),
-    Check(FP16_RANGE, _of_kind(ExportedFile.halves), EXPORTS),
+    Check(FP16_RANGE, _of_kind(ExportedFile.halves), EXPORTS, where=lambda file: file.halves() is not None),
     Check(ROWS, _of_kind(SequenceFile.rows), SEQUENCES, where=_open_batch),
     Check(WINDOW_CHECK, _of_kind(SequenceFile.window), SEQUENCES, quick=False, of_nodes=True),
     Check(
