@@ -32,6 +32,7 @@ from .artifact.serialize import message
 from .checkpoint.open_checkpoint import OpenedCheckpoint, open_checkpoint
 from .checks.checked_file import SequenceFile
 from .checks.golden import check_golden, open_golden
+from .checks.judged import Judged, tokens_of
 from .checks.layers import check_layer_windows
 from .checks.parity import check_parity
 from .checks.quadratic_memory import Shape, Taken, check_quadratic_memory, freest, graph_shapes
@@ -258,6 +259,7 @@ class _CheckpointFile(SequenceFile):
         self._source, self._request, self.golden = source, request, golden
         self._tolerance = request.tolerance(request.precision)
         self._first_run: dict[str, dict[str, Any]] = {}
+        self._range: CheckRecord | None = None
 
     def golden_outputs(self, golden: Golden) -> CheckRecord:
         request = self._request
@@ -265,13 +267,25 @@ class _CheckpointFile(SequenceFile):
 
     def parity(self) -> CheckRecord:
         request, source = self._request, self._source
+        # Of a file in fp16 it holds a session of its own, which ends here.
+        judged = Judged.open(
+            self.path, self.session, request.dtype, request.precision, tokens_of(request.checkpoint, source)
+        )
+        record = self._compared(judged)
+        self._range = judged.range_record()
+        self.session.wake()
+        return record
+
+    def _compared(self, judged: Judged) -> CheckRecord:
+        request, source = self._request, self._source
         if request.dynamic:
-            return check_sweep(
-                self.session, source, request.dtype, request.dynamic, self._tolerance, quick=request.quick
-            )
+            return check_sweep(judged, source, request.dtype, request.dynamic, self._tolerance, quick=request.quick)
         one_set = request.quick or source.shapes.seq_len > LONG_INPUT
         seeds = request.seeds or ((0,) if one_set else (0, 1))
-        return check_parity(self.session, source, request.dtype, self._tolerance, seeds, self._first_run)
+        return check_parity(judged, source, request.dtype, self._tolerance, seeds, self._first_run, few=one_set)
+
+    def halves(self) -> CheckRecord | None:
+        return self._range
 
     def rows(self) -> CheckRecord:
         request, axes = self._request, self._request.dynamic or ()

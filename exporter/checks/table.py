@@ -14,6 +14,7 @@ from typing import Any
 from ...core.documents.proof import GOLDEN_CHECK, MEMORY_CHECK, WINDOW_CHECK
 from ...core.documents.sidecar import PARITY, CheckRecord
 from ...runtime.inputs.rows import ROWS, open_batch
+from ...runtime.parity.overflow import FP16_RANGE
 from .checked_file import CheckedFile, ConvertedFile, ExportedFile, Kind, SequenceFile
 from .loads import check_loads, check_model
 from .outcome import skipped
@@ -89,6 +90,7 @@ CHECKS: tuple[Check, ...] = (
         where=lambda file: file.golden is not None,
     ),
     Check(PARITY, _of_kind(ExportedFile.parity), EXPORTS),
+    Check(FP16_RANGE, _of_kind(ExportedFile.halves), EXPORTS, where=lambda file: file.halves() is not None),
     Check(ROWS, _of_kind(SequenceFile.rows), SEQUENCES, where=_open_batch),
     Check(WINDOW_CHECK, _of_kind(SequenceFile.window), SEQUENCES, quick=False, of_nodes=True),
     Check(

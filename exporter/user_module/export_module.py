@@ -40,6 +40,7 @@ from ..checkpoint.tensors import check_finite
 from ..checks.checked_file import SequenceFile
 from ..checks.golden import check_golden, open_golden
 from ..checks.growth import Growth
+from ..checks.judged import Judged
 from ..checks.layers import check_growth, check_layer_memory, check_layer_windows
 from ..checks.parity import check_input_sets
 from ..checks.quadratic_memory import Shape, Taken, freest, graph_shapes
@@ -469,7 +470,9 @@ class _ModuleFile(SequenceFile):
 
     def parity(self) -> CheckRecord:
         sets = islice(self._job.input_sets(), 1 if self.options.quick else None)
-        return check_input_sets(self.session, self._job.reference, sets, self.options.tolerance("fp32"))
+        return check_input_sets(
+            Judged(self.session, self.path, "fp32"), self._job.reference, sets, self.options.tolerance("fp32")
+        )
 
     def rows(self) -> CheckRecord:
         job, dynamic = self._job, self._job.options.dynamic

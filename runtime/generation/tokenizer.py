@@ -293,6 +293,11 @@ class FolderTokenizer:
         found: str | None = self._process.ask("name", token=token)["name"]
         return found
 
+    def special_tokens(self) -> list[str]:
+        """List the names of the tokens that were added as special ones."""
+        found: list[str] = self._process.ask("special")["names"]
+        return found
+
     def text_of(self, token: int) -> bytes:
         """Return what a token adds to a text, in UTF-8; special tokens are their names."""
         if token not in self._texts:

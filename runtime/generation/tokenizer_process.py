@@ -87,6 +87,12 @@ class Service:
         """Return the name of a token."""
         return {"name": self._tokenizer.id_to_token(token)}
 
+    def special(self) -> dict[str, Any]:
+        """Return the names of the tokens that were added as special ones."""
+        return {
+            "names": [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
+        }
+
     def text(self, token: int) -> dict[str, Any]:
         """Return what a token adds to a text, as numbers of bytes, special tokens too.
 

@@ -78,7 +78,7 @@ def _prepared(file: OnnxFile) -> Any:
         UsageError: it needs wider integers than OpenVINO has, or its copy is too large.
     """
     from ...onnx_graph import inlining
-    from ...onnx_graph.precision import bf16_to_fp32
+    from ...onnx_graph.precision import half_to_fp32
     from ...onnx_graph.standard_ops import scan_states
 
     model = file.parse_without_weights()
@@ -89,7 +89,7 @@ def _prepared(file: OnnxFile) -> Any:
             why=f"Its node {wide!r} computes with integers beyond 32 bits, which OpenVINO cuts off without an error.",
             fix="Export the model again with this release; or run the file in onnxruntime.",
         )
-    plain = scan_states.apply(inlining.apply(bf16_to_fp32.apply(model)))
+    plain = scan_states.apply(inlining.apply(half_to_fp32.apply(model)))
     _check_operators(plain, file)
     infer_shapes(plain, strict_mode=True)
     return plain
