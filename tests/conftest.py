@@ -9,6 +9,7 @@ import os
 import random
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -194,10 +195,14 @@ def localattn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
         )  # what `main` sets is not left to other tests
         capsys.readouterr()
         code = 0
-        try:
-            cli.main()
-        except SystemExit as exit_:
-            code = exit_.code if isinstance(exit_.code, int) else 1
+        with warnings.catch_warnings():
+            # Python hides these from users, pytest does not.
+            for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+                warnings.simplefilter("ignore", category)
+            try:
+                cli.main()
+            except SystemExit as exit_:
+                code = exit_.code if isinstance(exit_.code, int) else 1
         captured = capsys.readouterr()
         return Finished(code, captured.out, STAGE.sub("", captured.err), tuple(STAGE.findall(captured.err)))
 

@@ -31,7 +31,9 @@ _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
 
 def confine() -> None:
     """In a child before its program starts: bound its memory; root obeys permissions, as every other user does."""
-    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+    _, most = resource.getrlimit(resource.RLIMIT_AS)  # that of whoever started this, which may be lower
+    space = ADDRESS_SPACE if most == resource.RLIM_INFINITY else min(ADDRESS_SPACE, most)
+    resource.setrlimit(resource.RLIMIT_AS, (space, space))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if os.geteuid() == 0:
         for capability in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH):
