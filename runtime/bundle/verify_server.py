@@ -160,7 +160,7 @@ class _Served:
         samples: dict[int, tuple[str, Arrays, Arrays]] = {}
         for sample, inputs, expected in self._samples(model):
             at = inputs.get(step.position_input, np.empty(0)).reshape(-1)
-            if not len(at):
+            if not len(at) or at.dtype.kind not in "iu":
                 raise CheckFailed(f"{sample} has no {step.position_input}.", fix="Make the bundle again.")
             samples[int(at[0])] = sample, inputs, expected
         if path not in {entry["path"] for entry in self._manifest["files"]}:
@@ -170,9 +170,14 @@ class _Served:
                 fix="Make the bundle again, with samples that are drawn.",
             )
         stream = read_arrays(self._folder / path)
-        axis, first = step.sequence_axis, stream[step.token_input]
+        axis, shape = step.sequence_axis, self._shapes[step.token_input]
+        first = _first(stream, step, path)
+        if shape and len(shape) != first.ndim:
+            raise CheckFailed(
+                f"{self.name} takes {step.token_input} with {len(shape)} axes; the bundle's sequence has {first.ndim}.",
+                fix="Make the bundle again, or name another model of the server.",
+            )
         rows = first.shape[0] if axis else 1
-        shape = self._shapes[step.token_input]
         # A server that joins sequences takes one row a request, and the rows of the file are sequences of their own.
         apart = axis > 0 and rows > 1 and (not shape or shape[0] != rows)
         pieces = _pieces(first.shape[axis], step.chunk, samples, many=not shape or shape[axis] < 0)
@@ -237,6 +242,25 @@ class _Served:
         where = {"model": self._name, "provider": self._server.url, "sample": sample}
         where["tolerance"] = unusual_tolerance(model)
         return where | {"output": output, "dtype": dtype, "kernels": computed}
+
+
+def _first(stream: Arrays, step: StepFacts, path: str) -> NDArray[Any]:
+    """Return the tokens of a sequence, beside which its other arrays lie.
+
+    Raises:
+        CheckFailed: they are not there, or the arrays do not fit each other.
+    """
+    first, axis = stream.get(step.token_input), step.sequence_axis
+    why = ""
+    if first is None:
+        why = f"It has no {step.token_input}."
+    elif any(array.ndim <= axis or array.shape[: axis + 1] != first.shape[: axis + 1] for array in stream.values()):
+        why = "Its arrays have different numbers of rows or positions."
+    elif not first.size:
+        why = "It is empty."
+    if first is None or why:
+        raise CheckFailed(f"{path} is no sequence of this step file.", why=why, fix="Make the bundle again.")
+    return first
 
 
 def _pieces(length: int, chunk: int, positions: Mapping[int, object], *, many: bool) -> list[tuple[int, int]]:

@@ -17,7 +17,7 @@ ALLOWED = {int(code) for code in ExitCode} - {int(ExitCode.INTERNAL)}
 # Each kind of fault, and what the table of a campaign calls it.
 FAULTS = {
     "internal": "exit code 70",
-    "hang": "hangs over 60 s",
+    "hang": "hangs: over 60 s of processor time, or 300 s",
     "lost": "files lost, moved or changed",
     "foreign": "foreign code run",
     "left": "files left behind",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .case import Streams
-from .runner import SECONDS, confine
+from .runner import MOST_SECONDS, confine
 from .seeds import ROOT
 
 _CLONE_NEWUSER = 0x10000000
@@ -64,7 +64,7 @@ def run_process(arguments: list[str], folder: Path, environment: dict[str, str],
         for descriptor in opened:
             os.close(descriptor)
         killed = threading.Event()
-        timer = threading.Timer(SECONDS, lambda: (killed.set(), process.kill()))
+        timer = threading.Timer(MOST_SECONDS, lambda: (killed.set(), process.kill()))
         timer.start()
         _, status, usage = os.wait4(process.pid, 0)
         timer.cancel()

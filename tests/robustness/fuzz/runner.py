@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,8 @@ from typing import Any
 from .case import of_others, snapshot
 from .seeds import ROOT
 
-SECONDS = 60.0  # on a busy machine; cases take milliseconds
+SECONDS = 60.0  # of processor time in a worker; cases take milliseconds
+MOST_SECONDS = 300.0  # by the clock: of a case that only waits, also on a machine that does much else
 GROWTH = 1 << 30  # bytes of memory a case of a few kilobytes may take
 # What a process may map; enough for torch, and far below what a lying header asks for.
 ADDRESS_SPACE = 12 << 30
@@ -38,6 +40,12 @@ def confine() -> None:
     if os.geteuid() == 0:
         for capability in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH):
             ctypes.CDLL(None).prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+
+
+def _processor_seconds(process: int) -> float:
+    """Processor time of a process and of its children that have ended (proc(5), fields 14 to 17 of `stat`)."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
@@ -87,7 +95,7 @@ class Worker:
         request = {"arguments": arguments, "folder": str(folder), "environment": dict(variables)}
         process.stdin.write(json.dumps(request) + "\n")
         process.stdin.flush()
-        ready, _, _ = select.select([process.stdout], [], [], SECONDS)
+        ready = self._answered(process)
         line = process.stdout.readline() if ready else ""
         if line:
             return dict(json.loads(line))
@@ -98,6 +106,15 @@ class Worker:
         if not ready:
             return {"hang": " ".join(arguments)}
         return {"signal": signal.Signals(-code).name if code < 0 else f"exit {code}"}
+
+    def _answered(self, process: subprocess.Popen[str]) -> bool:
+        """Wait for the answer of a worker; return False when it has used all its time."""
+        assert process.stdout is not None
+        end, most = time.monotonic() + MOST_SECONDS, _processor_seconds(process.pid) + SECONDS
+        while time.monotonic() < end and _processor_seconds(process.pid) < most:
+            if select.select([process.stdout], [], [], 1.0)[0]:
+                return True
+        return False
 
     def strays(self) -> list[str]:
         """What commands left in the home and the temporary folder; they are empty again afterwards."""

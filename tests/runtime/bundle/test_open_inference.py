@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from localattn.runtime.bundle import bounded_http
 from localattn.runtime.bundle.create import BundleRequest, create_bundle
 from localattn.runtime.bundle.open_inference import Refused, Server
 from localattn.runtime.bundle.verify_server import verify_on_server
-from localattn.runtime.inputs.arrays import load_arrays, save_arrays
+from localattn.runtime.inputs.arrays import load_arrays
 
 from ...support.models.bundles import tiny_bundle, tiny_model  # noqa: F401
 from .test_triton import step_model  # noqa: F401
@@ -318,19 +318,79 @@ def test_a_model_whose_tokens_have_no_positions_is_none_of_a_step_file(step_bund
         verify_on_server(step_bundle, address, "model_step")
 
 
-def test_a_sample_beyond_the_sequence_fails(step_bundle: Path) -> None:
-    path, manifest = step_bundle / "samples/model_step.sequence.npz", step_bundle / "manifest.json"
-    whole = load_arrays(path)
-    path.unlink()
-    save_arrays(path, {name: array[:, :1] for name, array in whole.items()})
+def sealed(
+    bundle: Path, arrays: Mapping[str, Mapping[str, np.ndarray[Any, Any]]], sidecar: dict[str, object] | None = None
+) -> Path:
+    """The bundle with these arrays in place of its own, and with another description of the step, sealed again."""
+    for name, content in arrays.items():
+        np.savez(bundle / name, **content)
+    about = bundle / "model/model_step.onnx.json"
+    described = json.loads(about.read_text())
+    described["step"] |= sidecar or {}
+    about.write_text(json.dumps(described))
+    manifest = bundle / "manifest.json"
     listed = json.loads(manifest.read_text())
     for entry in listed["files"]:
-        if entry["path"] == "samples/model_step.sequence.npz":
-            entry |= {"size": path.stat().st_size, "sha256": sha256(path)}
+        path = bundle / entry["path"]
+        entry |= {"size": path.stat().st_size, "sha256": sha256(path)}
     manifest.write_text(json.dumps(listed))
+    return bundle
+
+
+SEQUENCE = "samples/model_step.sequence.npz"
+
+
+def test_a_sample_beyond_the_sequence_fails(step_bundle: Path) -> None:
+    sealed(step_bundle, {SEQUENCE: {name: x[:, :1] for name, x in load_arrays(step_bundle / SEQUENCE).items()}})
     with answering(FINE, taking("tokens", [1, 1]), b"HTTP/1.1 500 Odd\r\n\r\nout of order") as address:
         rows = verify_on_server(step_bundle, address, "model_step").report["rows"]
     assert ["begins there" in row["why"] for row in rows] == [False, True, True]
+
+
+FEW = np.ones((1, 3), np.int64)
+NO_SEQUENCES: dict[str, dict[str, np.ndarray[Any, Any]]] = {
+    "nothing": {},
+    "other names": {"x": FEW},
+    "no axis": {"tokens": np.array(3)},
+    "one axis": {"tokens": FEW[0]},
+    "more axes": {"tokens": FEW[..., None]},
+    "empty": {"tokens": FEW[:, :0]},
+    "no rows": {"tokens": FEW[:0]},
+    "another without axes": {"tokens": FEW, "x": np.array(3)},
+    "another of other length": {"tokens": FEW, "x": FEW[:, :2]},
+    "another of other rows": {"tokens": FEW, "x": np.ones((2, 3))},
+}
+
+
+@pytest.mark.parametrize("case", NO_SEQUENCES)
+def test_a_sequence_that_fits_no_step_file_is_one_error(case: str, step_bundle: Path) -> None:
+    sealed(step_bundle, {SEQUENCE: NO_SEQUENCES[case]})
+    with answering(FINE, taking("tokens", [1, 1])) as address, pytest.raises(CheckFailed, match="sequence"):
+        verify_on_server(step_bundle, address, "model_step")
+
+
+@pytest.mark.parametrize("axis", [0, 2, 1 << 40])
+def test_an_axis_that_is_not_there_is_one_error(axis: int, step_bundle: Path) -> None:
+    sealed(step_bundle, {}, {"sequence_axis": axis})
+    answers = [FINE, taking("tokens", [1, 1]), *[b"HTTP/1.1 500 Odd\r\n\r\nout of order"] * 9]
+    with answering(*answers) as address:
+        try:
+            report = verify_on_server(step_bundle, address, "model_step").report
+        except CheckFailed:
+            assert axis
+        else:
+            assert not axis and report["code"] == 1
+
+
+@pytest.mark.parametrize("position", [np.array(["here"]), np.array([np.nan]), np.array([1j]), np.empty(0, np.int64)])
+def test_a_position_that_is_no_number_is_one_error(position: np.ndarray[Any, Any], step_bundle: Path) -> None:
+    sample = "samples/model_step.0.inputs.npz"
+    sealed(step_bundle, {sample: {**load_arrays(step_bundle / sample), "position": position}})
+    with (
+        answering(FINE, taking("tokens", [1, 1])) as address,
+        pytest.raises(CheckFailed, match="no position|no sample"),
+    ):
+        verify_on_server(step_bundle, address, "model_step")
 
 
 def body(document: object) -> bytes:
