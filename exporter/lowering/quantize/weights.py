@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ....core.error_texts import argument
 from ....core.errors import UsageError
 from ....onnx_graph import block_weights
-from . import blocked_int4, dynamic_int8, scaled_rows
+from . import blocked, dynamic_int8, scaled_rows
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ _IN_INT8, _IN_FP8 = (partial(scaled_rows.quantize, kind=kind) for kind in (scale
 # A row for each value of `weight_dtype`; each has its tolerance in `core.tolerance`.
 WEIGHT_KINDS: Mapping[str, WeightKind] = {
     "int8": WeightKind(dynamic_int8.quantize, "dynamic int8 products", spans_tokens=True),
-    "int4": WeightKind(blocked_int4.quantize, "products of int4 matrices", standard_from=block_weights.OPSET),
+    "int4": WeightKind(blocked.quantize, "products of int4 matrices", standard_from=block_weights.OPSET),
     "int8-qdq": WeightKind(_IN_INT8, "products of rounded rows", dtypes=("fp32", "fp16")),
     "fp8": WeightKind(_IN_FP8, "products of rounded rows", opset_from=19, dtypes=("fp32", "fp16")),
 }

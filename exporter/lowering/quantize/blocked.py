@@ -1,0 +1,149 @@
+"""Store a traced model's linear layers in blocks of 4 bits, for onnxruntime's operator that multiplies by them.
+
+Each becomes `com.microsoft::MatMulNBits`. Its accuracy level of 4 lets the processor round activations to 8 bits, with
+a scale for every 32 numbers of one token, where it multiplies 8-bit integers fast; that error is a sixteenth of the
+weights' own (docs/numerics.md). No token has a say in the scales of another.
+
+With calibration, matrices are rounded for the inputs that they meet in use (`gptq`), and kinds of layers that cost most
+get 8 bits (`mixed_bits`). Without, each matrix is rounded by its own numbers.
+
+Embeddings, attention, norms, residual streams, and matrices too narrow to be worth it stay as they are.
+`onnx_graph.standard_ops` writes the same in standard operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ....onnx_graph.block_weights import DOMAIN, OP_TYPE, packed
+from ....onnx_graph.graph_values import add_constant, replace_node
+from ....onnx_graph.standard_ops.names import MODULE
+from .blocks import BLOCK, Blocks, round_in_blocks
+from .calibration import Calibration, kind_of
+from .gptq import round_for_inputs
+from .linear_layers import StoredMatrix, is_transposed, linear_layers, replace_layers
+from .mixed_bits import Rounded, choose
+
+# Products of 8-bit integers, summed in 32 bits: 0.19 of fp32's time a token, where exact products take 0.52.
+_ACCURACY = 4
+_NARROW, _WIDE = 4, 8
+
+
+@dataclass
+class Rounding:
+    """How a model's matrices are rounded: chosen on first use, and the same again afterwards.
+
+    Args:
+        calibration: inputs as in use; None rounds each matrix by its own numbers.
+        logits: the model's first output is a distribution over a vocabulary.
+
+    Attributes:
+        wide: names of the matrices that have 8 bits.
+        notes: what was chosen, and by which measurement.
+    """
+
+    calibration: Calibration | None = None
+    logits: bool = False
+    wide: frozenset[str] = frozenset()
+    notes: list[str] = field(default_factory=list)
+
+
+def quantize(model: ir.Model, rounding: Rounding | None = None) -> ir.Model:
+    """Store the model's linear layers in blocks, in place, and return the model.
+
+    Args:
+        model: traced, fp32, with or without ONNX functions.
+        rounding: how; by default each matrix by its own numbers. Its calibration is used once, and let go.
+
+    Raises:
+        ExportFailed: there is no linear layer, or a matrix holds NaN or infinity.
+    """
+    rounding = Rounding() if rounding is None else rounding
+    made: Mapping[str, Blocks] = {}
+    if rounding.calibration is not None:
+        made = _calibrated(model, rounding, rounding.calibration)
+        rounding.calibration = None
+    replace_layers(model, "blocks", partial(_stored, model, made, rounding.wide), _replace)
+    return model
+
+
+def _calibrated(model: ir.Model, rounding: Rounding, calibration: Calibration) -> dict[str, Blocks]:
+    """Round the matrices whose inputs the calibration shows, and choose the width of each."""
+    matrices: dict[str, NDArray[Any]] = {}
+    names: dict[str, str] = {}
+    for node in linear_layers(model):
+        name, numbers = _matrix(node)
+        path = node.metadata_props.get(MODULE, "")
+        layer = calibration.layers.get(path)
+        if layer is None or layer.in_features != len(numbers) or name in names or not np.isfinite(numbers).all():
+            continue
+        matrices[path], names[name] = numbers, path
+    four: dict[str, Blocks] = {}
+    for moments in calibration.moments(list(matrices)):
+        for path, second in moments.items():
+            four[path] = round_for_inputs(matrices[path].astype(np.float32, copy=False), second, _NARROW)
+    rounded = {
+        path: Rounded(blocks, round_in_blocks(matrices[path].astype(np.float32, copy=False), _WIDE))
+        for path, blocks in four.items()
+        if np.array_equal(calibration.layers[path].weight.detach().numpy().T, matrices[path])
+    }
+    alone, chosen = choose(calibration, rounded, logits=rounding.logits)
+    unit = "nats" if rounding.logits else "of the mean square"
+    rounding.notes.append(f"rounded for the inputs of {calibration.words}; 4 bits alone: {alone:.2g} {unit}")
+    kinds = {effect.kind for effect in chosen}
+    rounding.notes += [
+        f"8 bits for {effect.kind}: {effect.distance:.2g} {unit}, weights grow by {effect.growth:.1%}"
+        for effect in chosen
+    ]
+    paths = {path for path in rounded if kind_of(path) in kinds}
+    rounding.wide = frozenset(name for name, path in names.items() if path in paths)
+    return {name: rounded[path].eight if path in paths else four[path] for name, path in names.items() if path in four}
+
+
+def _matrix(node: ir.Node) -> tuple[str, NDArray[Any]]:
+    """Return the name and the numbers `[K, N]` of a linear layer's matrix, as `replace_layers` names it."""
+    matrix = node.inputs[1]
+    assert matrix is not None and matrix.const_value is not None
+    numbers = matrix.const_value.numpy()
+    turned = is_transposed(node)
+    return f"{matrix.name}{'.turned' if turned else ''}", numbers.T if turned else numbers
+
+
+def _stored(
+    model: ir.Model, made: Mapping[str, Blocks], wide: frozenset[str], name: str, matrix: NDArray[Any]
+) -> list[ir.Value]:
+    """Add the initializers of a matrix in blocks: levels, scales and zero points."""
+    blocks = made.get(name)
+    if blocks is None:
+        blocks = round_in_blocks(matrix.astype(np.float32, copy=False), _WIDE if name in wide else _NARROW)
+    fits = packed if blocks.bits == _NARROW else np.ascontiguousarray
+    # The scales in one dimension, as every release reads them.
+    parts = {
+        "levels": fits(blocks.levels), "scales": blocks.scales.reshape(-1), "zeros": fits(blocks.zeros).reshape(-1)
+    }  # fmt: skip
+    return [add_constant(model.graph, f"{name}.{part}", array) for part, array in parts.items()]
+
+
+def _replace(node: ir.Node, matrix: StoredMatrix) -> None:
+    """Put a product with a stored matrix in the place of a linear layer."""
+    levels = matrix.initializers[0].shape
+    assert levels is not None
+    replace_node(
+        node,
+        OP_TYPE,
+        [node.inputs[0], *matrix.initializers],
+        domain=DOMAIN,
+        name=node.name,
+        K=matrix.rows,
+        N=matrix.columns,
+        bits=int(levels[-1]) * 8 // BLOCK,
+        block_size=BLOCK,
+        accuracy_level=_ACCURACY,
+    )
