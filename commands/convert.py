@@ -9,7 +9,7 @@ import typer
 
 from ..core.storage.file_kinds import ONNX
 from .parts.console import bytes_text, print_checks, print_json, progress, say
-from .parts.options import FormatOption
+from .parts.options import ChecksOption, FormatOption
 from .parts.paths import INPUT, ForceOption, OutputPath
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def convert(
     standard_ops: Annotated[
         bool, typer.Option("--standard-ops", help="To standard operators alone, no functions.")
     ] = False,
+    checks: ChecksOption = "all",
     force: ForceOption = False,
     output_format: FormatOption = "console",
 ) -> None:
@@ -37,7 +38,7 @@ def convert(
     with progress() as step:
         from ..exporter.convert import to_standard_ops
 
-        written = to_standard_ops(model, output, overwrite=force, progress=step)
+        written = to_standard_ops(model, output, overwrite=force, quick=checks == "quick", progress=step)
     if output_format == "json":
         print_json({"model": str(output), "files": [_document(x) for x in written]})
         return
