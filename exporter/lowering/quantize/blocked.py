@@ -38,21 +38,53 @@ _NARROW, _WIDE = 4, 8
 
 @dataclass
 class Rounding:
-    """How a model's matrices are rounded: chosen on first use, and the same again afterwards.
+    """How the matrices of a model are rounded: measured for its first graph, and the same for every other.
 
     Args:
-        calibration: inputs as in use; None rounds each matrix by its own numbers.
+        calibration: the model and inputs as in use; None rounds each matrix by its own numbers.
         logits: the model's first output is a distribution over a vocabulary.
 
     Attributes:
-        wide: names of the matrices that have 8 bits.
         notes: what was chosen, and by which measurement.
     """
 
     calibration: Calibration | None = None
     logits: bool = False
-    wide: frozenset[str] = frozenset()
     notes: list[str] = field(default_factory=list)
+    _made: dict[str, Blocks] = field(default_factory=dict)
+
+    def blocks(self, matrices: Mapping[str, NDArray[Any]]) -> Mapping[str, Blocks]:
+        """Return the rounded matrices `[K, N]` of linear layers by path; the calibration is used once, and let go.
+
+        Layers that the calibration does not show are left out.
+        """
+        if self.calibration is not None:
+            calibration, self.calibration = self.calibration, None
+            self._made = self._measured(calibration, matrices)
+        return self._made
+
+    def _measured(self, calibration: Calibration, matrices: Mapping[str, NDArray[Any]]) -> dict[str, Blocks]:
+        known = {path: x for path, x in matrices.items() if _fits(calibration, path, x)}
+        four: dict[str, Blocks] = {}
+        for moments in calibration.moments(list(known)):
+            four |= {path: round_for_inputs(_floats(known[path]), second, _NARROW) for path, second in moments.items()}
+        rounded = {
+            path: Rounded(blocks, round_in_blocks(_floats(known[path]), _WIDE))
+            for path, blocks in four.items()
+            if np.array_equal(calibration.layers[path].weight.detach().numpy().T, known[path])
+        }
+        alone, chosen = choose(calibration, rounded, logits=self.logits)
+        unit = "nats" if self.logits else "of the mean square"
+        self.notes.append(
+            f"weights rounded on {calibration.words}; in 4 bits alone the outputs move {alone:.2g} {unit}"
+        )
+        self.notes += [
+            f"8 bits for {effect.kind}: {effect.distance:.2g} {unit}, {effect.growth:.1%} larger weights"
+            for effect in chosen
+        ]
+        kinds = {effect.kind for effect in chosen}
+        wide = {path: layer.eight for path, layer in rounded.items() if kind_of(path) in kinds}
+        return four | wide
 
 
 def quantize(model: ir.Model, rounding: Rounding | None = None) -> ir.Model:
@@ -60,51 +92,31 @@ def quantize(model: ir.Model, rounding: Rounding | None = None) -> ir.Model:
 
     Args:
         model: traced, fp32, with or without ONNX functions.
-        rounding: how; by default each matrix by its own numbers. Its calibration is used once, and let go.
+        rounding: how; by default each matrix by its own numbers.
 
     Raises:
         ExportFailed: there is no linear layer, or a matrix holds NaN or infinity.
     """
     rounding = Rounding() if rounding is None else rounding
-    made: Mapping[str, Blocks] = {}
-    if rounding.calibration is not None:
-        made = _calibrated(model, rounding, rounding.calibration)
-        rounding.calibration = None
-    replace_layers(model, "blocks", partial(_stored, model, made, rounding.wide), _replace)
-    return model
-
-
-def _calibrated(model: ir.Model, rounding: Rounding, calibration: Calibration) -> dict[str, Blocks]:
-    """Round the matrices whose inputs the calibration shows, and choose the width of each."""
-    matrices: dict[str, NDArray[Any]] = {}
-    names: dict[str, str] = {}
+    matrices, paths = {}, {}
     for node in linear_layers(model):
         name, numbers = _matrix(node)
         path = node.metadata_props.get(MODULE, "")
-        layer = calibration.layers.get(path)
-        if layer is None or layer.in_features != len(numbers) or name in names or not np.isfinite(numbers).all():
-            continue
-        matrices[path], names[name] = numbers, path
-    four: dict[str, Blocks] = {}
-    for moments in calibration.moments(list(matrices)):
-        for path, second in moments.items():
-            four[path] = round_for_inputs(matrices[path].astype(np.float32, copy=False), second, _NARROW)
-    rounded = {
-        path: Rounded(blocks, round_in_blocks(matrices[path].astype(np.float32, copy=False), _WIDE))
-        for path, blocks in four.items()
-        if np.array_equal(calibration.layers[path].weight.detach().numpy().T, matrices[path])
-    }
-    alone, chosen = choose(calibration, rounded, logits=rounding.logits)
-    unit = "nats" if rounding.logits else "of the mean square"
-    rounding.notes.append(f"rounded for the inputs of {calibration.words}; 4 bits alone: {alone:.2g} {unit}")
-    kinds = {effect.kind for effect in chosen}
-    rounding.notes += [
-        f"8 bits for {effect.kind}: {effect.distance:.2g} {unit}, weights grow by {effect.growth:.1%}"
-        for effect in chosen
-    ]
-    paths = {path for path in rounded if kind_of(path) in kinds}
-    rounding.wide = frozenset(name for name, path in names.items() if path in paths)
-    return {name: rounded[path].eight if path in paths else four[path] for name, path in names.items() if path in four}
+        if path and name not in paths and np.isfinite(numbers).all():
+            matrices[path], paths[name] = numbers, path
+    made = rounding.blocks(matrices)
+    blocks = {name: made[path] for name, path in paths.items() if path in made}
+    replace_layers(model, "blocks", partial(_stored, model, blocks), _replace)
+    return model
+
+
+def _fits(calibration: Calibration, path: str, matrix: NDArray[Any]) -> bool:
+    layer = calibration.layers.get(path)
+    return layer is not None and layer.in_features == len(matrix)
+
+
+def _floats(matrix: NDArray[Any]) -> NDArray[np.float32]:
+    return matrix.astype(np.float32, copy=False)
 
 
 def _matrix(node: ir.Node) -> tuple[str, NDArray[Any]]:
@@ -116,13 +128,9 @@ def _matrix(node: ir.Node) -> tuple[str, NDArray[Any]]:
     return f"{matrix.name}{'.turned' if turned else ''}", numbers.T if turned else numbers
 
 
-def _stored(
-    model: ir.Model, made: Mapping[str, Blocks], wide: frozenset[str], name: str, matrix: NDArray[Any]
-) -> list[ir.Value]:
+def _stored(model: ir.Model, made: Mapping[str, Blocks], name: str, matrix: NDArray[Any]) -> list[ir.Value]:
     """Add the initializers of a matrix in blocks: levels, scales and zero points."""
-    blocks = made.get(name)
-    if blocks is None:
-        blocks = round_in_blocks(matrix.astype(np.float32, copy=False), _WIDE if name in wide else _NARROW)
+    blocks = made[name] if name in made else round_in_blocks(_floats(matrix), _NARROW)
     fits = packed if blocks.bits == _NARROW else np.ascontiguousarray
     # The scales in one dimension, as every release reads them.
     parts = {
